@@ -21,7 +21,6 @@ import typer
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.errors import UserError, first_line, known_words
 from specbench_ss.options import PluginFile, options_problem, parse_options
-from specbench_ss.time_limit import exceptions_alone
 from specbench_ss.user_files import read_bytes
 
 if TYPE_CHECKING:
@@ -103,8 +102,7 @@ def load(group: Group, name: str) -> type[Any]:
 
 def _loaded(group: Group, point: EntryPoint) -> type[Any]:
     try:
-        with exceptions_alone():
-            return _checked(group, point)
+        return _checked(group, point)
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # a plugin's import may fail in any way
@@ -133,8 +131,7 @@ def load_commands(taken: Collection[str]) -> dict[str, Any]:
             _warn(f"command {point.name!r} of {point.value} is left out: there is one of that name already")
             continue
         try:
-            with exceptions_alone():
-                found = point.load()
+            found = point.load()
         except (Exception, SystemExit) as error:  # a plugin's import may fail in any way
             _warn(f"command {point.name!r} does not load: {first_line(error)}")
             continue

@@ -118,28 +118,12 @@ def scan(file: Path, read: Callable[[bytes], T], keep: Callable[[T], bool] = lam
 def cut(file: Path, read: Callable[[bytes], T], keep: Callable[[T], bool] = lambda _: True) -> list[T]:
     """Read the file as `scan` does, then cut it there: this removes what a killed process left half-written."""
     found, end = scan(file, read, keep)
-    _truncate(file, end)
+    truncate(file, end)
     return found
 
 
-def keep_lines(file: Path, keep: Callable[[int], bool]) -> None:
-    """Take out of a file the lines for which `keep`, asked with their numbers from 0, is false, and a half-written one.
-
-    The file is cut where only its end goes, and otherwise replaced whole.
-    """
-    end, gap, more = 0, False, False
-    for number, line in enumerate(lines(file)):
-        kept = keep(number)
-        gap, more = gap or not kept, more or (gap and kept)
-        end += 0 if gap else len(line)
-    if not more:
-        _truncate(file, end)
-        return
-    with replacing(file) as new:
-        new.writelines(line for number, line in enumerate(lines(file)) if keep(number))
-
-
-def _truncate(file: Path, size: int) -> None:
+def truncate(file: Path, size: int) -> None:
+    """Cut a file to a number of bytes; nothing is done where it is missing or not longer."""
     if file.exists() and file.stat().st_size > size:
         with open(file, "r+b") as f:
             f.truncate(size)

@@ -11,11 +11,10 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from specbench_ss.errors import UserError, error_text
+from specbench_ss.errors import UserError
 
 GRACE_S = 20.0  # for code outside Python to return once its time is over
 AGAIN_S = 1.0  # the alarm is repeated: somebody may have caught the first
@@ -31,8 +30,7 @@ def time_limit(seconds: float | None, last_words: Callable[[], str] = lambda: ""
     """End the block with TimeIsOver after so many seconds; None sets no limit.
 
     last_words: gives the line that is printed where the block cannot be interrupted and the process ends, with exit
-    code 2. Only the main thread can be interrupted: elsewhere UserError is raised at once. Limits do not nest: while
-    the block lasts no other alarm rings, and one that was set before goes on afterwards with the time that it has left.
+    code 2. Only the main thread can be interrupted: elsewhere UserError is raised at once. Limits do not nest.
     """
     if seconds is None:
         yield
@@ -40,7 +38,6 @@ def time_limit(seconds: float | None, last_words: Callable[[], str] = lambda: ""
     check_thread()
     over = threading.Timer(seconds + GRACE_S, _leave, (last_words,))
     over.daemon = True
-    started, others = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, 0)
     before = signal.signal(signal.SIGALRM, _interrupt)
     over.start()
     try:
@@ -53,21 +50,6 @@ def time_limit(seconds: float | None, last_words: Callable[[], str] = lambda: ""
         over.cancel()
         over.join()
         signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
-        _give_back(others, time.monotonic() - started)
-
-
-@contextlib.contextmanager
-def exceptions_alone() -> Iterator[None]:
-    """Within: what a plugin raises that is no Exception, such as GeneratorExit, becomes a RuntimeError.
-
-    Ctrl-C, SystemExit and a time that is over pass.
-    """
-    try:
-        yield
-    except (Exception, SystemExit, KeyboardInterrupt, TimeIsOver):
-        raise
-    except BaseException as error:
-        raise RuntimeError(error_text(error)).with_traceback(error.__traceback__) from error
 
 
 @contextlib.contextmanager
@@ -98,13 +80,6 @@ def _disarm() -> None:
         except TimeIsOver:
             continue
         return
-
-
-def _give_back(others: tuple[float, float], passed: float) -> None:
-    """Set the alarm that somebody else had set, (seconds left, interval), so much later."""
-    left, interval = others
-    if left > 0:
-        signal.setitimer(signal.ITIMER_REAL, max(left - passed, 1e-6), interval)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

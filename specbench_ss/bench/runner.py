@@ -37,8 +37,7 @@ from specbench_ss.engine.checks import check_unchanged, difference, own_logits
 from specbench_ss.engine.costs import drafter_shape, model_shape
 from specbench_ss.engine.decoder import Decoder, Generation, Offer, Step, references
 from specbench_ss.engine.engines import AUTO, EAGER
-from specbench_ss.engine.generate import decode as decode_once
-from specbench_ss.engine.generate import looked_into
+from specbench_ss.engine.generate import generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.timing import check_device
@@ -66,7 +65,7 @@ def run(
     run_dir: RunDir,
     events: Events,
     where: RunTarget,
-    decode: Decode = decode_once,
+    decode: Decode = generate,
 ) -> None:
     """Make every sample that is not yet committed, then judge sameness, question by question.
 
@@ -95,7 +94,7 @@ class LocalSession(Session):
         run_dir: Ledger,
         events: Events,
         where: RunTarget,
-        decode: Decode = decode_once,
+        decode: Decode = generate,
     ) -> None:
         super().__init__(config, data, list(decoders), run_dir, events, where.goal)
         self.suite = suite
@@ -203,7 +202,7 @@ class LocalSession(Session):
             return done
 
         for _ in tries(target, self.remembers[sample.method]):
-            done = looked_into(measured, lambda: self.answering.probe(asked))
+            done = measured()
         row.text = self.target.decode_text(done.tokens)
         row.fill(done)
         if self.config.temperature:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
-import time
 import warnings
 from functools import cache
 from importlib import import_module
@@ -16,9 +13,8 @@ from typer.core import TyperGroup
 
 from specbench_ss import __version__, registry
 from specbench_ss.cli.shared import literal
-from specbench_ss.errors import UserError, error_text, place_of
+from specbench_ss.errors import UserError
 
-LEFT_S = 2.0  # for threads to end after the command
 COMMANDS = {  # the line of each command in `ssbench --help`; its module in specbench_ss.cli has its name
     "run": "Decode a suite's questions with several methods, side by side, and say which one pays.",
     "tune": "Choose a method's options for this model and device by measured speed, and write them to a file.",
@@ -109,25 +105,8 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def console() -> NoReturn:
-    """Run the command line and exit, even if plugin threads are alive."""
-    code = 1
-    try:
-        code = main()
-    finally:
-        threading.Thread(target=_end, args=(code,), daemon=True).start()
-    sys.exit(code)
-
-
-def _end(code: int) -> None:
-    """End the process where threads keep it alive for LEFT_S seconds after the main thread, and name them."""
-    threading.main_thread().join()
-    time.sleep(LEFT_S)
-    left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()]
-    if left:
-        print(f"ssbench: these threads did not end and are left: {', '.join(left)}", file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    """Run the command line and exit."""
+    sys.exit(main())
 
 
 def main(args: list[str] | None = None) -> int:
@@ -144,10 +123,6 @@ def main(args: list[str] | None = None) -> int:
             return _fail(error.format_message(), error.exit_code)
         except (KeyboardInterrupt, typer.Abort):
             return _fail("interrupted", 130)
-        except (Exception, SystemExit):
-            raise
-        except BaseException as error:  # of a plugin: nothing here raises another kind
-            return _fail(f"{error_text(error)}{place_of(error, of_any=True)}")
     return code if isinstance(code, int) else 0
 
 

@@ -24,7 +24,7 @@ from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import first_line, place_of
-from specbench_ss.time_limit import TimeIsOver, exceptions_alone, time_limit
+from specbench_ss.time_limit import TimeIsOver, time_limit
 
 SPARE = 512  # rows more than max_rows() asks for: that more are written is noted, and is one law's business alone
 GOES_ON = 0.85  # chance that a forced path goes on to a child
@@ -163,8 +163,7 @@ def watch(watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sam
     cache = WatchedCache(target.n_layers, room + (watched.max_rows() or 0) + SPARE, joined=not target.divided)
     cache.grows = watched.max_rows() is None
     try:
-        with exceptions_alone():
-            generation = Session(watched, prompt, limits, sampling, cache).run()
+        generation = Session(watched, prompt, limits, sampling, cache).run()
     except (Exception, SystemExit) as error:
         raise Unanswered(watched.steps) from error
     return Trace(list(prompt), watched.steps, generation, cache.excess)
@@ -433,8 +432,7 @@ def _stuck(law: Law, subject: Subject, over: str) -> str:
 def attempt(law: Law, subject: Subject, case: Case) -> str:
     """Return what is wrong in this case, or '' for nothing. Any exception counts as wrong."""
     try:
-        with exceptions_alone():
-            return law.test(subject, case)
+        return law.test(subject, case)
     except (OutOfTime, Untested):
         raise
     except (Exception, SystemExit) as error:  # whatever a method may raise

@@ -14,7 +14,6 @@ from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.text import interval, number, times, title
 from specbench_ss.runs.environment import between_sessions, is_of_times
 from specbench_ss.runs.records import Row, Run
-from specbench_ss.runs.run_dir import losses
 from specbench_ss.stats import FEWEST
 
 OF_METHOD = 0.1  # of a method's samples: a share of disturbed ones with which its speed is marked
@@ -246,7 +245,7 @@ def worst_first(made: Sequence[Check]) -> list[Check]:
 def _finished(run: Run) -> Check:
     lacking = unfinished(run)
     if lacking:
-        going = run.manifest["status"] != "complete" and not losses(run) and run.samples > len(run.rows)
+        going = run.manifest["status"] != "complete" and run.samples > len(run.rows)
         share = len(run.rows) / run.samples if going else None
         return Check("incomplete", "wrong", f"The run is {lacking}.", made=share)
     return Check("incomplete", "ok", f"The run is complete: {len(run.rows):,} samples.")

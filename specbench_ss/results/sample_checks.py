@@ -13,7 +13,7 @@ import numpy as np
 from specbench_ss.engine.numerics import arithmetic
 from specbench_ss.results.text import percent
 from specbench_ss.runs.records import COUNTS, KILLED, Array, Row, Run, StepColumns, Steps
-from specbench_ss.runs.run_dir import losses
+from specbench_ss.runs.run_dir import unjudged as without_verdicts
 from specbench_ss.stats import Floats, Interval
 
 
@@ -264,10 +264,11 @@ def unsteady(found: Spread | None) -> list[str]:
 
 def unfinished(run: Run) -> str:
     """Return 'not complete (interrupted): 3 of 8 samples', or '' for a complete run, of which nothing is lost."""
-    status, made, said = run.manifest["status"], len(run.rows), losses(run)
-    if status != "complete" or made + len(run.lost) < run.samples:
-        what = {"complete": "samples are missing", KILLED: NOT_HELD}.get(status, status)
-        said = [what, *said]
+    status, made, said = run.manifest["status"], len(run.rows), list[str]()
+    if status != "complete" or made < run.samples:
+        said.append({"complete": "samples are missing", KILLED: NOT_HELD}.get(status, status))
+    if n := len(without_verdicts(run)):
+        said.append(f"{n:,} {'answer was' if n == 1 else 'answers were'} not compared with the reference's")
     return f"not complete ({'; '.join(said)}): {made:,} of {run.samples:,} samples" if said else ""
 
 

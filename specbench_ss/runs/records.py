@@ -220,10 +220,6 @@ MEASURED = (  # what every good sample has
     "draft_calls", "finish", "prefill_s", "decode_s", "wall_s", "token_ids",
 )  # fmt: skip
 SERVED = ("tokens", "prefill_tokens", "finish", "prefill_s", "decode_s", "wall_s", "text")  # and of a server
-COUNT_FIELDS = (  # what cannot be negative
-    "turn", "repeat", "index", "position", "prompt_tokens", "tokens", "prefill_tokens", "steps", "drafted", "verified",
-    "depth", "accepted", "overshoot", "draft_calls", "peak_memory_bytes",
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -339,8 +335,6 @@ class Row(OfSample):
         sample lacks a number.
         """
         row = _read_row(line)
-        if below := [name for name in COUNT_FIELDS if (getattr(row, name) or 0) < 0]:
-            raise ValueError(f"{below[0]} is negative")
         needed = SERVED if row.counted else MEASURED
         if row.ok and (lacking := [name for name in needed if getattr(row, name) is None]):
             raise ValueError(f"it lacks {lacking[0]}")
@@ -358,12 +352,6 @@ class StepRow(OfSample):
         """Return the step as flat, JSON-ready data."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "step"}
         return {**own, **asdict(self.step)}
-
-    @classmethod
-    def read(cls, line: bytes) -> StepRow:
-        """Return the step that was written as this line of JSON. Raises ValueError as `Row.read` does."""
-        place = _read_place(line)
-        return cls(*place.key, index=place.index, step=_read_step(line))
 
 
 PIT_BINS = 10  # of the histogram of PIT values
@@ -495,25 +483,16 @@ class JudgeVerdict(OfSample):
         return verdict
 
 
-@dataclass(slots=True)
-class _StepPlace(OfSample):
-    """What a line of steps.jsonl holds besides the step itself."""
-
-    index: int
-
-
 _read_row, _read_sameness = user_files.decoder(Row), user_files.decoder(Sameness)
 _read_judged = user_files.decoder(JudgeVerdict)
-_read_place, _read_step = user_files.decoder(_StepPlace), user_files.decoder(Step)
 
 
 @dataclass
 class Run:
     """A run directory as it was read: everything that is committed, whether the run is finished or not.
 
-    steps: in columns; a list of `StepRow` is put into columns. lost: samples that are in no other field, since steps of
-    theirs are missing. told: what else the directory lacks, a clause each. levels, requests: of served engines, the
-    suite sent with several requests in flight.
+    steps: in columns; a list of `StepRow` is put into columns. levels, requests: of served engines, the suite sent with
+    several requests in flight.
     """
 
     path: Path
@@ -522,8 +501,6 @@ class Run:
     steps: Steps
     sameness: list[Sameness] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
-    lost: list[Row] = field(default_factory=list)
-    told: tuple[str, ...] = ()
     judged: list[JudgeVerdict] = field(default_factory=list)
     levels: list[Level] = field(default_factory=list)
     requests: list[Row] = field(default_factory=list)

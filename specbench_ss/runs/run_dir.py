@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,7 @@ from specbench_ss.runs.records import (
     baseline_of,
 )
 from specbench_ss.runs.records import Level as Level
-from specbench_ss.runs.step_files import PARQUET, read_step_lines, stored_steps
+from specbench_ss.runs.step_files import PARQUET, StepLines, read_step_lines, stored_steps
 from specbench_ss.storage import in_use, lock
 from specbench_ss.suite import Message, Question
 
@@ -97,22 +97,6 @@ def _pending(run: Run) -> set[str]:
 def unjudged(run: Run) -> list[Row]:
     """Return those of a complete run: their verdicts are lost, where those of an unfinished run may still come."""
     return without_verdict(run) if run.manifest.get("status") == "complete" else []
-
-
-def losses(run: Run) -> list[str]:
-    """Say what is missing, a clause each: 'the steps of 2 samples are lost, first q-3 turn 1 of ss'."""
-    told = []
-    if run.lost:
-        first, n = run.lost[0], len(run.lost)
-        where = f"{first.question_id} turn {first.turn + 1} of {first.method}"
-        told.append(f"the steps of {_many(n, 'sample')} are lost, {'first ' if n > 1 else ''}{where}")
-    if n := len(unjudged(run)):
-        told.append(f"{_many(n, 'answer')} {'was' if n == 1 else 'were'} not compared with the reference's")
-    return [*told, *run.told]
-
-
-def _many(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 TELEMETRY, DRAFTS, TRACES = "telemetry.jsonl", "drafts.jsonl", "traces"
@@ -207,21 +191,18 @@ class SideFiles:
 READERS: dict[str, Any] = {TELEMETRY: user_files.decoder(Readings), DRAFTS: user_files.decoder(Drafts)}
 
 
-def recover(path: Path, done: Collection[Key]) -> None:
-    """Cut off what a killed process left half-written, and take out what is of samples that will be made (again).
-
-    done: the samples that are committed. Of the others, tries that a killed process made would be taken for tries of
-    the sample that is committed later. Raises UserError for a line that is damaged.
-    """
+def recover(path: Path) -> None:
+    """Cut off the half of a line that a killed process may have left. Raises UserError for a line that is damaged."""
     for name, read in READERS.items():
-        of_done = [one.key in done for one in storage.scan(path / name, read)[0]]
-        storage.keep_lines(path / name, of_done.__getitem__)
+        storage.cut(path / name, read)
 
 
 def read_telemetry(path: Path) -> list[Readings]:
-    """Return the readings of a run directory; of a try that was recorded twice, the later one."""
-    found: Iterable[Readings] = storage.scan(path / TELEMETRY, READERS[TELEMETRY])[0]
-    return list({(one.key, one.attempt): one for one in found}.values())
+    """Return the readings of a run directory; of a sample that was made again after a kill, the later tries."""
+    found: dict[Key, list[Readings]] = {}
+    for one in storage.scan(path / TELEMETRY, READERS[TELEMETRY])[0]:
+        found[one.key] = [*(found.get(one.key, ()) if one.attempt else ()), one]
+    return [one for tries in found.values() for one in tries]
 
 
 def read_drafts(path: Path) -> list[Drafts]:
@@ -247,10 +228,9 @@ def read_levels(path: Path) -> tuple[list[Level], list[Row]]:
 
 
 def recover_levels(path: Path) -> None:
-    """Take out what a killed process left: half of a line, and requests of a level that was not finished."""
-    whole = {level.key for level in storage.cut(path / LEVELS, _read_level)}
-    kept = [level_of(row) in whole for row in storage.scan(path / REQUESTS, Row.read)[0]]
-    storage.keep_lines(path / REQUESTS, kept.__getitem__)
+    """Cut off the half of a line that a killed process may have left; of requests made twice the later ones count."""
+    storage.cut(path / LEVELS, _read_level)
+    storage.cut(path / REQUESTS, Row.read)
 
 
 def append_level(path: Path, level: Level, rows: Sequence[Row]) -> None:
@@ -274,6 +254,9 @@ class _StoredQuestion(msgspec.Struct):
     references: tuple[tuple[str, ...], ...]
     metric: str | None
     history: tuple[Message, ...] = ()
+
+
+_read_questions = user_files.decoder(list[_StoredQuestion])
 
 
 class RunDir:
@@ -301,14 +284,12 @@ class RunDir:
             on_error.callback(os.close, held)
             if resuming:
                 manifest = same_run(path, manifest)
-                lacking = read_questions(path) is None
                 rows, judged = _recover(path, manifest)
                 for name in PARQUET:  # they are of what was there until now
                     (path / name).unlink(missing_ok=True)
             else:
                 storage.write_json(path / MANIFEST, manifest)
-                lacking = True
-            if lacking:
+            if not read_questions(path):
                 storage.write_json(path / QUESTIONS, [q.content() for q in questions])
             run_dir = cls(path, manifest, rows, judged, held)
             on_error.pop_all()
@@ -432,21 +413,15 @@ def read_run(path: Path) -> Run:
     if manifest["status"] == "running" and not in_use(path):
         manifest["status"] = KILLED
     rows = latest(storage.scan(path / ROWS, Row.read)[0])
-    steps = _steps(path, rows)
-    lost = _lost(rows, steps.keys)
-    gone = {row.key for row in lost}
-    there = {row.key for row in rows} - gone
+    there = {row.key for row in rows}
     verdicts = latest(storage.scan(path / SAMENESS, Sameness.read)[0])
-    questions = read_questions(path)
     return Run(
         path,
         manifest,
-        [row for row in rows if row.key not in gone],
-        steps,
-        [verdict for verdict in verdicts if verdict.key in there and held_against(verdict, manifest) in there],
-        questions or [],
-        lost,
-        () if questions is not None else (f"{QUESTIONS} is missing or cut",),
+        rows,
+        _steps(path, rows),
+        [verdict for verdict in verdicts if verdict.key in there],
+        read_questions(path),
         [verdict for verdict in storage.scan(path / JUDGE, JudgeVerdict.read)[0] if verdict.key in there],
         *read_levels(path),
     )
@@ -463,71 +438,56 @@ def judging(path: Path) -> Iterator[Callable[[JudgeVerdict], None]]:
 
 
 def _steps(path: Path, rows: Iterable[Row]) -> Steps:
-    """Return the steps of the samples that are whole."""
     stored = stored_steps(path, (path / ROWS, path / STEPS))
-    if stored is not None:
-        return stored
-    lines = read_step_lines(path / STEPS)
-    return lines.steps(lines.counted(_wanted(rows)))
+    return stored if stored is not None else _steps_of(path, read_step_lines(path / STEPS), rows)
 
 
-def _wanted(rows: Iterable[Row]) -> dict[Key, int]:
-    """Return how many steps each good sample has."""
-    return {row.key: row.steps or 0 for row in rows if row.ok}
+def _steps_of(path: Path, lines: StepLines, rows: Iterable[Row]) -> Steps:
+    """Return the steps of the good samples. Raises UserError where some are missing."""
+    try:
+        return lines.steps({row.key: row.steps or 0 for row in rows if row.ok})
+    except ValueError as error:
+        raise UserError(f"{path / STEPS} is damaged: {error}") from None
 
 
-def _lost(rows: Iterable[Row], whole: Iterable[Key]) -> list[Row]:
-    """Return the good samples that have steps and are not among those whose steps are whole."""
-    found = set(whole)
-    return [row for row in rows if row.ok and row.steps and row.key not in found]
+def read_questions(path: Path) -> list[Question]:
+    """Return the questions of a run directory; none where it was killed before they were written.
 
-
-def read_questions(path: Path) -> list[Question] | None:
-    """Return the questions of a run directory; None where they are missing, or are cut so that they are not JSON.
-
-    Raises UserError where they are something else than questions.
+    Raises UserError where they cannot be read.
     """
     file = path / QUESTIONS
     try:
-        content = user_files.parse(file.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
+        stored = _read_questions(file.read_bytes())
+    except FileNotFoundError:
+        return []
     except OSError as e:
         raise UserError(f"cannot read {file}: {os_reason(e)}") from e
-    try:
-        stored = user_files.convert(content, list[_StoredQuestion])
     except ValueError as e:
         raise UserError(f"{file} is damaged: {e}") from e
     return [Question(*msgspec.structs.astuple(question)) for question in stored]
 
 
-def latest(user_files: Iterable[Record]) -> list[Record]:
+def latest(records: Iterable[Record]) -> list[Record]:
     """Return the last record of each key, in the order in which the keys first appear."""
-    return list({record.key: record for record in user_files}.values())
+    return list({record.key: record for record in records}.values())
 
 
 def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[Row], list[Key]]:
-    """Take out of the files what is half-written or no longer whole.
+    """Cut off the half of a last line, and return the successful rows and the keys that have a verdict.
 
-    Returns the successful rows and the keys that have a verdict. Verdicts that only say that a sample failed do not
-    count: there may be a real one now.
+    Verdicts that only say that a sample failed do not count: there may be a real one now.
     """
-    made = storage.scan(path / ROWS, Row.read)[0]
-    verdicts = storage.scan(path / SAMENESS, Sameness.read)[0]
-    rows, lines = latest(made), read_step_lines(path / STEPS)
-    blocks = lines.counted(_wanted(rows))
-    gone = {row.key for row in _lost(rows, (block.key for block in blocks))}
-    good = [row for row in rows if row.ok and row.key not in gone]
-    done = {row.key for row in good}
-    kept = [v.key in done and held_against(v, manifest) in done for v in verdicts]
-    storage.keep_lines(path / SAMENESS, kept.__getitem__)
-    storage.keep_lines(path / ROWS, lambda number: made[number].key not in gone)
-    counted = lines.kept(blocks)
-    storage.keep_lines(path / STEPS, lambda number: bool(counted[number]))
-    recover(path, done)
+    rows = latest(storage.cut(path / ROWS, Row.read))
+    verdicts = latest(storage.cut(path / SAMENESS, Sameness.read))
+    lines = read_step_lines(path / STEPS)
+    _steps_of(path, lines, rows)
+    storage.truncate(path / STEPS, lines.end)
+    recover(path)
     recover_levels(path)
-    of_good = latest(verdict for verdict, keep in zip(verdicts, kept, strict=True) if keep)
-    return good, [verdict.key for verdict in of_good if verdict.reason not in FAILED]
+    good = [row for row in rows if row.ok]
+    done = {row.key for row in good}
+    kept = (v for v in verdicts if v.key in done and held_against(v, manifest) in done)
+    return good, [verdict.key for verdict in kept if verdict.reason not in FAILED]
 
 
 @contextlib.contextmanager

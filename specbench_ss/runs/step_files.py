@@ -66,26 +66,20 @@ class StepLines:
     blocks: list[Block]
     end: int
 
-    def counted(self, wanted: Mapping[Key, int]) -> list[Block]:
-        """Return the block of each sample that is whole, in the order of the file.
+    def steps(self, wanted: Mapping[Key, int]) -> Steps:
+        """Return the steps of these samples in the order of the file; of a sample with several blocks, the last one.
 
-        wanted: how many steps each sample has. Of a sample with several blocks the last one counts.
+        wanted: how many steps each sample has. Raises ValueError where some of them are missing.
         """
-        last = {block.key: block for block in self.blocks}
-        good = [b for b in last.values() if b.first == 0 and b.stop - b.start == wanted.get(b.key)]
-        return sorted(good, key=lambda block: block.start)
-
-    def steps(self, blocks: list[Block]) -> Steps:
-        """Return the steps of these blocks."""
-        counts = [block.stop - block.start for block in blocks]
-        columns = self.columns if sum(counts) == len(self.columns) else self.columns.take(_lines_of(blocks))
-        return Steps(tuple(block.key for block in blocks), starts_of(counts), columns)
-
-    def kept(self, blocks: list[Block]) -> bytes:
-        """Return a byte for each whole line: 1 for the lines of these blocks."""
-        kept = np.zeros(len(self.columns), dtype=bool)
-        kept[_lines_of(blocks)] = True
-        return kept.tobytes()
+        last = {block.key: block for block in self.blocks if block.key in wanted}
+        counts = {key: block.stop - block.start for key, block in last.items() if not block.first}
+        for key, count in wanted.items():
+            if count and counts.get(key) != count:
+                raise ValueError(f"it lacks steps of {key[0]} turn {key[1] + 1} of {key[2]}")
+        blocks = sorted((last[key] for key, count in wanted.items() if count), key=lambda block: block.start)
+        sizes = [counts[block.key] for block in blocks]
+        columns = self.columns if sum(sizes) == len(self.columns) else self.columns.take(_lines_of(blocks))
+        return Steps(tuple(block.key for block in blocks), starts_of(sizes), columns)
 
 
 def _lines_of(blocks: list[Block]) -> Array:

@@ -6,8 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ import transformers
 from huggingface_hub import constants, try_to_load_from_cache
 
 from specbench_ss import load_model, registry, user_files
-from specbench_ss.cli.main import main
 from specbench_ss.conformance import tiny_tokenizer
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
@@ -82,52 +79,6 @@ def test_yaml_that_is_nested_deeply(option: str, text: str, tmp_path: Path, caps
     (tmp_path / "deep.yaml").write_text(text)
     told = failing(["run", "--methods", "pld", option, str(tmp_path / "deep.yaml")], capsys)
     assert "nested too deeply" in told
-
-
-HOOKS = {  # where a plugin raises, and what is found in the last line
-    "propose": ("def propose(self, state): raise KIND('no luck')", 1),
-    "max_rows": ("def max_rows(self): raise KIND('no luck')", 1),
-    "described": ("def described(self): raise KIND('no luck')", 2),
-    "load": ("@classmethod\n    def load(cls, target, options): raise KIND('no luck')", 2),
-}
-
-
-@pytest.mark.parametrize("kind", ["GeneratorExit", "type('Mine', (BaseException,), {})"])
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_plugin_that_raises_what_is_no_exception(
-    kind: str, hook: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, exit_code = HOOKS[hook]
-    file = tmp_path / "odd.py"
-    file.write_text(
-        "from specbench_ss import Decoder, DraftTree\n"
-        "class Odd(Decoder):\n"
-        "    name, summary = 'odd', 'odd'\n"
-        "    def propose(self, state): return DraftTree.root_only(state.root)\n"
-        f"    {code.replace('KIND', kind)}\n"
-    )
-    words = ["run", "--methods", "odd", "--plugin", str(file), "--limit", "1", "--categories", "qa", "--warmup", "0"]
-    limits = ["--max-new-tokens", "4", "--telemetry", "0", "--record-drafts", "0", "--out", str(tmp_path / "run")]
-    assert main([*words, *limits]) == exit_code
-    assert ": no luck" in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize(("arguments", "code"), [(["methods"], 0), (["methods", "nothing"], 2)])
-def test_a_thread_that_does_not_end_does_not_keep_the_process(arguments: list[str], code: int, tmp_path: Path) -> None:
-    file = tmp_path / "threads.py"
-    file.write_text(
-        "import threading\n"
-        "from specbench_ss import Decoder, DraftTree\n"
-        "class Threads(Decoder):\n"
-        "    name, summary = 'threads', 'threads'\n"
-        "    def propose(self, state): return DraftTree.root_only(state.root)\n"
-        "threading.Thread(target=threading.Event().wait, name='endless').start()\n"
-    )
-    words = [sys.executable, "-m", "specbench_ss", *arguments, "--plugin", str(file)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert done.returncode == code
-    assert done.stderr.splitlines()[-1] == "ssbench: these threads did not end and are left: endless"
-    assert code or "threads" in done.stdout
 
 
 def test_half_of_a_surrogate_pair_in_a_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from specbench_ss import load_model, registry, run
-from specbench_ss.bench import timed_sample
 from specbench_ss.bench.timed_sample import Answering, OutOfMemory, Request, ran_out, told
 from specbench_ss.engine.batching import Together
 from specbench_ss.engine.decoder import Decoder, State
-from specbench_ss.engine.generate import Limits, decode
+from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
@@ -55,9 +54,9 @@ def test_a_method_without_memory_holds_nothing_afterwards_and_answers_again(
 ) -> None:
     target = tiny_target("llama", words=61)
     decoder = next(iter(registry.method_class(name).examples(target).values()))()
-    expected = decode(decoder, PROMPT, Limits(12), Sampling()).tokens
+    expected = generate(decoder, PROMPT, Limits(12), Sampling()).tokens
     greedy = Greedy(decoder, 2, torch.OutOfMemoryError(TORCHS))
-    answers = Answering(decode, target, None, tmp_path)
+    answers = Answering(generate, target, None, tmp_path)
     emptied: list[bool] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(held()))
@@ -97,9 +96,6 @@ def test_without_cuda_nothing_of_it_is_touched(monkeypatch: pytest.MonkeyPatch) 
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
         RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
-        RuntimeError("CUDA error: CUSPARSE_STATUS_INSUFFICIENT_RESOURCES when calling `cusparseCreate(handle)`"),
-        RuntimeError("HIP error: out of memory"),
-        RuntimeError("Triton Error [CUDA]: out of memory"),
     ],
 )
 def test_whatever_tells_that_memory_ran_out_is_told_alike(error: Exception) -> None:
@@ -110,7 +106,7 @@ def test_whatever_tells_that_memory_ran_out_is_told_alike(error: Exception) -> N
 def test_other_errors_are_told_as_they_are_and_nothing_is_dropped() -> None:
     target = tiny_target("llama", words=61)
     decoder = registry.method_class("ar").examples(target)["default"]()
-    decode(decoder, PROMPT, Limits(4), Sampling())
+    generate(decoder, PROMPT, Limits(4), Sampling())
     assert told(RuntimeError("out of luck"), decoder) == "RuntimeError: out of luck"
     assert told(UserError("mend it"), decoder) == "mend it"
     assert target._cache is not None
@@ -136,7 +132,7 @@ def test_other_errors_of_a_device_are_not_taken_for_it(error: Exception) -> None
 def test_a_sample_without_memory_is_a_failed_row_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, calls, probed = Medusa.propose, [0], list[Any]()
+    own, calls = Medusa.propose, [0]
 
     def propose(self: Medusa, state: State) -> DraftTree:
         calls[0] += 1
@@ -145,7 +141,6 @@ def test_a_sample_without_memory_is_a_failed_row_and_the_run_goes_on(
         return own(self, state)
 
     monkeypatch.setattr(Medusa, "propose", propose)
-    monkeypatch.setattr(timed_sample, "probe_drafts", lambda *rest: probed.append(rest))
     target = load_model("lab", dtype="float32")
     run(
         "medusa", model=target, warmup=0, limit=2, categories="qa", max_new_tokens=8, telemetry=0, record_drafts="0",
@@ -158,7 +153,6 @@ def test_a_sample_without_memory_is_a_failed_row_and_the_run_goes_on(
     assert (bad[0].error or "").startswith("out of memory on cpu (2.50 GiB more were wanted): fewer drafted nodes")
     assert "\n" not in (bad[0].error or "") and "CUDA out of memory" not in (bad[0].error or "")
     assert [row.reason for row in done.sameness if row.verdict == "not compared"] == ["the sample failed"]
-    assert not probed  # the request is not begun again to look for NaN: it would take the memory again
 
 
 def test_several_requests_without_memory_are_failed_rows_of_their_level(

@@ -8,7 +8,7 @@ import pytest
 
 from specbench_ss.conformance import tiny_target
 from specbench_ss.engine.decoder import Decoder, State
-from specbench_ss.engine.generate import Limits, decode
+from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.results.summary import OVERALL, disbelieved, summarise
@@ -92,5 +92,5 @@ def test_what_a_method_does_before_its_first_token_is_in_its_time(monkeypatch: p
     """On a clock that this work alone moves on."""
     clock: Any = type("clock", (), {"perf_counter": staticmethod(lambda: Asks.seconds)})
     monkeypatch.setattr("specbench_ss.engine.timing.time", clock)
-    made = decode(Asks(tiny_target("llama")), [3, 4], Limits(4), Sampling())
+    made = generate(Asks(tiny_target("llama")), [3, 4], Limits(4), Sampling())
     assert made.prefill_s == Asks.seconds > 0

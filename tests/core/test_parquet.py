@@ -89,7 +89,7 @@ def test_one_with_a_changed_byte_is_passed_over_or_says_the_same(path: Path, sha
 def test_a_run_that_is_not_complete_has_none(path: Path) -> None:
     for name in PARQUET:
         (path / name).unlink()
-    (path / STEPS).write_bytes((path / STEPS).read_bytes()[:-5])
+    (path / ROWS).write_bytes((path / ROWS).read_bytes()[:-5])
     assert not write_parquet(path) and not list(path.glob("*.parquet"))
 
 

@@ -9,7 +9,7 @@ import pytest
 from specbench_ss.bench.preflight import with_references
 from specbench_ss.conformance import tiny_target
 from specbench_ss.engine.decoder import Decoder, State, references
-from specbench_ss.engine.generate import Limits, decode
+from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import Verdict
@@ -133,13 +133,13 @@ class KeepsTwo(Plain):
 @pytest.mark.parametrize("kind", [Drafts, KeepsNone, KeepsTwo])
 def test_a_step_that_cannot_be_names_its_method(kind: type[Decoder]) -> None:
     with pytest.raises(ValueError, match=kind.name):
-        decode(kind(tiny_target("llama")), [3, 4], Limits(8), Sampling())
+        generate(kind(tiny_target("llama")), [3, 4], Limits(8), Sampling())
 
 
 def test_an_answer_of_an_own_model_is_held_to_its_own_logits() -> None:
     decoder = Own(tiny_target("llama"))
     row = make([("a", "m", [step(0.01)] * 8, 0.1, None, 0)]).rows[0]
-    row.token_ids = decode(decoder, [3, 4], Limits(8), Sampling()).tokens
+    row.token_ids = generate(decoder, [3, 4], Limits(8), Sampling()).tokens
     assert judge_alone(decoder, [3, 4], row, "why").reason == "why"
     row.token_ids = [(token + 1) % decoder.target.vocab_size for token in row.token_ids]
     assert judge_alone(decoder, [3, 4], row, "why").verdict == "mismatch"

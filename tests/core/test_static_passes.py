@@ -20,7 +20,7 @@ from specbench_ss.engine.checks import NotFinite
 from specbench_ss.engine.cuda_graphs import BLOCK, NO_ROOM, SOMETHING_ELSE, Buffers, Pass, Replay, StaticPasses, called
 from specbench_ss.engine.decoder import Decoder, Generation, State, _held_by
 from specbench_ss.engine.engines import replay_draft, replay_steps, use_engine
-from specbench_ss.engine.generate import Limits, decode
+from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Output, Target
@@ -68,8 +68,8 @@ class Seen:
 
         with monkeypatch.context() as patch:
             patch.setattr(decoder, "forward", watched)
-            self.answers = [decode(decoder, prompt, Limits(30), Sampling()).tokens for prompt in PROMPTS]
-            self.answers.append(decode(decoder, PROMPTS[0], Limits(12), Sampling(temperature=0.8)).tokens)
+            self.answers = [generate(decoder, prompt, Limits(30), Sampling()).tokens for prompt in PROMPTS]
+            self.answers.append(generate(decoder, PROMPTS[0], Limits(12), Sampling(temperature=0.8)).tokens)
 
 
 @pytest.mark.parametrize(("replay", "block"), [(called, BLOCK), (frozen, 64)], ids=["called", "frozen"])
@@ -146,7 +146,7 @@ def test_what_was_recorded_of_a_drafter_that_is_gone_goes_with_it() -> None:
     for name, shape in (("medusa", "tree"), ("eagle", "auto"), ("ss", "default"), ("dflash", "default")):
         examples = registry.method_class(name).examples(target)
         decoder = examples.get(shape, next(iter(examples.values())))()
-        decode(decoder, PROMPTS[0], Limits(12), Sampling())
+        generate(decoder, PROMPTS[0], Limits(12), Sampling())
         assert any(map(of_a_drafter, passes.kept)), name
         caches = [weakref.ref(one) for one in _held_by(decoder) if isinstance(one, Cache)]
         gone = weakref.ref(decoder)
@@ -185,7 +185,7 @@ def test_a_pass_is_made_once_for_all_steps_of_a_width_and_a_block_of_keys() -> N
     target.passes = StaticPasses(called, WIDTHS)
     decoder = registry.method_class("ar").examples(target)["default"]()
     for made, tried in ((1, 2), (1, 2), (1, 2)):  # it is proven twice
-        decode(decoder, PROMPTS[0], Limits(30), Sampling())
+        generate(decoder, PROMPTS[0], Limits(30), Sampling())
         assert (passes_of(target).made, passes_of(target).tried) == (made, tried)
 
 
@@ -234,7 +234,7 @@ def test_the_stand_in_for_a_graph_freezes_what_the_host_decides_and_forbids_look
 def test_what_cannot_be_recorded_is_made_operator_by_operator_and_not_tried_again() -> None:
     target, tried = tiny_target("llama", words=61), []
     decoder = registry.method_class("eagle").examples(target)["auto"]()
-    eager = decode(decoder, PROMPTS[0], Limits(12), Sampling()).tokens
+    eager = generate(decoder, PROMPTS[0], Limits(12), Sampling()).tokens
 
     def of_the_model_alone(one: Pass) -> Pass:
         tried.append(one)
@@ -244,7 +244,7 @@ def test_what_cannot_be_recorded_is_made_operator_by_operator_and_not_tried_agai
 
     target.passes = StaticPasses(of_the_model_alone, WIDTHS)
     for _ in range(2):
-        again = decode(decoder, PROMPTS[0], Limits(12), Sampling())
+        again = generate(decoder, PROMPTS[0], Limits(12), Sampling())
         assert again.tokens == eager
     assert set(target.passes.declined) == {"passes that cannot be recorded (RuntimeError: operation not supported)"}
     assert len(tried) == len(target.passes.refused) + target.passes.made
@@ -257,7 +257,7 @@ def test_a_drafts_passes_are_replayed_and_counted_with_those_of_its_target() -> 
     for shape in ("chain", "tree"):
         decoder: Any = registry.method_class("sd").examples(target)[shape]()
         before = passes.made
-        decode(decoder, PROMPTS[0], Limits(12), Sampling())
+        generate(decoder, PROMPTS[0], Limits(12), Sampling())
         draft = decoder.draft.model
         assert draft.passes is not passes and draft.passes.counts is passes.counts
         assert passes.made - before > len(passes.kept), "its own are counted beside the target's"
@@ -270,14 +270,14 @@ def test_a_drafts_passes_are_replayed_and_counted_with_those_of_its_target() -> 
 def test_a_pass_is_made_again_when_the_cache_takes_other_memory() -> None:
     target = tiny_target("llama", words=61)
     decoder = registry.method_class("ar").examples(target)["default"]()
-    eager = decode(decoder, PROMPTS[0], Limits(8), Sampling()).tokens
+    eager = generate(decoder, PROMPTS[0], Limits(8), Sampling()).tokens
     target.passes = StaticPasses(called, WIDTHS)
     for most, made in ((8, 1), (8, 1), (CONTEXT, 2), (8, 2)):  # a longer request takes a larger cache
-        assert decode(decoder, PROMPTS[0], Limits(most), Sampling()).tokens[:8] == eager
+        assert generate(decoder, PROMPTS[0], Limits(most), Sampling()).tokens[:8] == eager
         assert passes_of(target).made == made
     target.drop_cache()
     for made, tried in ((3, 6), (3, 6)):
-        assert decode(decoder, PROMPTS[0], Limits(8), Sampling()).tokens == eager
+        assert generate(decoder, PROMPTS[0], Limits(8), Sampling()).tokens == eager
         assert (passes_of(target).made, passes_of(target).tried) == (made, tried)
 
 
@@ -361,7 +361,7 @@ def test_streams_that_see_few_tokens_are_counted_step_by_step() -> None:
     target = tiny_target("llama", words=61)
     target.passes = StaticPasses(called)
     decoder = registry.method_class("ss").examples(target)["top-p"]()
-    steps = len(decode(decoder, PROMPTS[0], Limits(12), Sampling()).steps)
+    steps = len(generate(decoder, PROMPTS[0], Limits(12), Sampling()).steps)
     why = "streams that see few tokens (stream_attention_top_p)"
     assert passes_of(target).declined == {why: steps} and passes_of(target).made
 
@@ -408,12 +408,12 @@ def test_a_model_in_place_of_the_target_is_replayed_only_if_its_layers_can_be() 
     """Sliding windows are folded into the mask by what the host knows, which a replay does not hear of."""
     target, windows = tiny_target("llama", words=61), tiny_target("mistral-window", words=61)
     decoder = registry.method_class("ar").examples(windows)["default"]()
-    expected = decode(decoder, PROMPTS[1], Limits(30), Sampling()).tokens
+    expected = generate(decoder, PROMPTS[1], Limits(30), Sampling()).tokens
     replay_steps(target, called, "calls")
     with pytest.warns(UserWarning, match="made operator by operator: its layers have sliding windows"):
         other = target.with_model(windows.model, "")
     assert other.engine == "eager" and "replayed" not in other.computed
-    assert decode(type(decoder)(other, decoder.options), PROMPTS[1], Limits(30), Sampling()).tokens == expected
+    assert generate(type(decoder)(other, decoder.options), PROMPTS[1], Limits(30), Sampling()).tokens == expected
 
 
 def stale(one: Pass) -> Pass:
@@ -570,14 +570,14 @@ def test_numbers_that_are_not_finite_stay_in_no_later_request() -> None:
     target = tiny_target("llama", words=61)
     target.passes = StaticPasses(called, WIDTHS)
     decoder = registry.method_class("ar").examples(target)["default"]()
-    expected = decode(decoder, PROMPTS[0], Limits(8), Sampling()).tokens
+    expected = generate(decoder, PROMPTS[0], Limits(8), Sampling()).tokens
     assert target._cache is not None
     for layer in range(target.n_layers):
         for rows in target._cache.memory_of(layer):
             rows.fill_(torch.nan)
     with pytest.raises(NotFinite):
-        decode(decoder, PROMPTS[0], Limits(8), Sampling())
-    assert decode(decoder, PROMPTS[0], Limits(8), Sampling()).tokens == expected
+        generate(decoder, PROMPTS[0], Limits(8), Sampling())
+    assert generate(decoder, PROMPTS[0], Limits(8), Sampling()).tokens == expected
 
 
 @pytest.mark.parametrize("broken_off", [False, True])
@@ -603,7 +603,7 @@ def test_a_drafters_numbers_that_are_not_finite_stay_in_no_later_request(
         if broken_off:
             with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
                 patch.setattr(decoder, "begin", lambda state: 1 // 0)
-                decode(decoder, PROMPTS[0], Limits(8), Sampling())
+                generate(decoder, PROMPTS[0], Limits(8), Sampling())
             assert not any(cache.has(0) for cache in caches)
         decoder.forget()
         assert Seen(decoder, monkeypatch).drafted == expected, label

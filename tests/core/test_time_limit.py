@@ -103,26 +103,6 @@ def test_a_limit_that_is_kept_leaves_nothing_behind() -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_an_alarm_of_somebody_else_goes_on_afterwards() -> None:
-    rung: list[int] = []
-    before = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(number))
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 40.0, 7.0)
-        with pytest.raises(time_limit.TimeIsOver), time_limit.time_limit(0.05):
-            time.sleep(5)
-        left, interval = signal.getitimer(signal.ITIMER_REAL)
-        assert 0 < left <= 39.95 + 0.01 and interval == 7.0
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        with time_limit.time_limit(30.0):
-            time.sleep(0.1)
-            assert not rung  # it is late, and not lost
-        time.sleep(0.05)
-        assert rung == [signal.SIGALRM]
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def test_another_thread_cannot_set_a_limit() -> None:
     raised: list[BaseException] = []
 

@@ -9,7 +9,7 @@ import pytest
 from specbench_ss import registry
 from specbench_ss.engine import attention as attention_ways
 from specbench_ss.engine.attention import KERNEL, Heads
-from specbench_ss.engine.generate import Limits, decode
+from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.models.tiny import tiny_model
@@ -38,6 +38,6 @@ def test_heads_of_another_shape_than_the_models_are_measured_when_a_drafter_is_l
     decoder = registry.method_class(name).examples(target)[shape]()
     ahead = set(asked)
     asked.clear()
-    decode(decoder, [5, 9, 5, 9, 7, 8], Limits(8), Sampling())
+    generate(decoder, [5, 9, 5, 9, 7, 8], Limits(8), Sampling())
     assert {of.kv_heads for of, *_ in asked} == {1, 2}, "the drafter's heads and the model's attend"
     assert asked <= ahead

@@ -6,12 +6,9 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from lab.text import SPECBENCH_CATEGORIES
 from specbench_ss.engine.target import Target
-from specbench_ss.methods.rest.datastore import SEPARATOR
 from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import method_options
@@ -59,18 +56,8 @@ def lab_target() -> Target:
     return load_target("lab", dtype="float32", device="cpu")
 
 
-def test_a_datastore_for_a_category_holds_none_of_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {name: [np.full(9, 10 + i, np.int32)] * 3 for i, name in enumerate((*SPECBENCH_CATEGORIES, "sql"))}
-    monkeypatch.setitem(BENCH["datastores"].__globals__, "answers_by_category", lambda lab: known)
-    stores = BENCH["datastores"](Path())
-    for i, name in enumerate(SPECBENCH_CATEGORIES):
-        tokens = {int(t) for t in stores[BENCH["OTHERS"]][name].chunks[0].tokens}
-        assert tokens == {SEPARATOR, *range(10, 10 + len(known))} - {10 + i}
-    assert len({int(t) for t in stores[BENCH["SAME"]][""].chunks[0].tokens}) == 1 + len(known)
-
-
 def test_a_cell_is_measured_against_plain_decoding_and_summed(lab_target: Target) -> None:
-    (cell,) = (c for c in BENCH["cells"](lab_target, ["ss, pruned from 120"], None) if c.nodes == 4)
+    (cell,) = (c for c in BENCH["cells"](lab_target, ["ss, pruned from 120"]) if c.nodes == 4)
     lines = [BENCH["measured"](lab_target, cell, Question(f"q{i}", "qa", (text,))) for i, text in enumerate("ab")]
     assert all(line["same"] for line in lines)
     summed = BENCH["summed"](lines)

@@ -17,7 +17,7 @@ from specbench_ss import registry
 from specbench_ss.engine import cuda_graphs
 from specbench_ss.engine.cuda_graphs import Replay, StaticPasses, Tensors, called
 from specbench_ss.engine.decoder import Decoder, State, _held_by, models_of
-from specbench_ss.engine.generate import Limits, decode, taken
+from specbench_ss.engine.generate import Limits, generate, taken
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Output, Target
@@ -137,7 +137,7 @@ def test_the_same_request_again_is_made_over_the_same_memory(name: str) -> None:
         passes = decoder.target.passes = StaticPasses(called)
         seen = []
         for _ in range(3):
-            tokens = decode(decoder, PROMPT, Limits(24), Sampling()).tokens
+            tokens = generate(decoder, PROMPT, Limits(24), Sampling()).tokens
             seen.append((tokens, passes.tried, places(passes), memory_of(decoder)))
         assert seen[1] == seen[2], label
         assert seen[2][2], label
@@ -164,5 +164,5 @@ def test_every_step_of_a_request_has_the_same_rows(name: str) -> None:
     target = tiny_target("llama", words=61)
     for label, make in registry.method_class(name).examples(target).items():
         if (name, label) != ("ss", "threshold"):
-            steps = decode(make(), PROMPT, Limits(24), Sampling()).steps
+            steps = generate(make(), PROMPT, Limits(24), Sampling()).steps
             assert len({(step.nodes, step.verified) for step in steps}) == 1, label

@@ -15,7 +15,7 @@ import torch
 from specbench_ss import load_method, load_model
 from specbench_ss.engine.cpu_kernels import HeldWeights, holds_numbers
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.engine.generate import Limits, decode
+from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
@@ -109,7 +109,7 @@ def test_weights_that_cannot_be_read_again_take_no_lora(lora: Path) -> None:
 
 
 def answers(method: Decoder, prompts: list[list[int]]) -> list[list[int]]:
-    return [decode(method, prompt, Limits(40), Sampling()).tokens for prompt in prompts]
+    return [generate(method, prompt, Limits(40), Sampling()).tokens for prompt in prompts]
 
 
 @pytest.mark.parametrize("how", ["int8", "nf4"])

@@ -18,7 +18,7 @@ from specbench_ss import registry
 from specbench_ss.engine.batching import Answered, Asked, Together
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.device_map import Given
-from specbench_ss.engine.generate import Limits, decode
+from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
@@ -65,7 +65,7 @@ def whole(kind: str) -> Target:
 
 
 def answer(decoder: Decoder, sampling: Sampling = GREEDY) -> tuple[list[int], list[tuple[int, int]]]:
-    made = decode(decoder, PROMPT, Limits(16), sampling)
+    made = generate(decoder, PROMPT, Limits(16), sampling)
     return list(made.tokens), [(step.nodes, step.verified) for step in made.steps]
 
 
@@ -195,7 +195,7 @@ def test_torch_sees_no_mixed_devices(name: str, there: Sequence[int], monkeypatc
             model.model.layers[i].to("meta")
         shapes = list(registry.method_class(name).examples(Target(model, tiny_tokenizer(WORDS), "tiny")).values())
         for make in [*shapes[:1], *shapes[1 + (there == EVERY) :: 2]]:
-            assert len(decode(make(), PROMPT, Limits(6), GREEDY).tokens) > 0
+            assert len(generate(make(), PROMPT, Limits(6), GREEDY).tokens) > 0
 
 
 def test_a_full_gpu_is_named() -> None:

@@ -49,7 +49,7 @@ def test_there_is_a_page_that_says_what_is_lacking(make_run: MakeRun, harm: Call
     ("file", "text", "told"),
     [
         ("rows.jsonl", "", "none of the run's"),
-        ("steps.jsonl", "", "none of the run's"),
+        ("steps.jsonl", "", "damaged: it lacks steps of qa-0"),
         ("manifest.json", '{"format": 99}', "newer version of ssbench: its format is 99"),
         ("manifest.json", "{", "damaged"),
     ],
