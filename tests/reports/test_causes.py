@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from specbench_ss.reports.html.beside_published import order_in_words
+from specbench_ss.reports.html.health import order_in_words
 from specbench_ss.reports.html.report import page
 from specbench_ss.results.cost_model import waterfalls
 from specbench_ss.results.published import beside

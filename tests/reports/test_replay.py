@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from specbench_ss.reports.html import palette, replay
+from specbench_ss.reports import palette
+from specbench_ss.reports.html import samples as replay
 from specbench_ss.reports.html.report import page
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run

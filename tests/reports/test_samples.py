@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from specbench_ss.reports.html.page_parts import visible
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.reports.html.samples import MOST
-from specbench_ss.reports.html.visible_text import visible
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 

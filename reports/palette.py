@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from specbench_ss.options import REFERENCE
-from specbench_ss.reports.html import svg
 from specbench_ss.reports.html.page_parts import Cell
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -25,13 +24,27 @@ SYMBOLS = {  # around 0, five pixels to each side
     "flag": "M-5.2 -5.2H5.2L0 0L5.2 5.2H-5.2L0 0Z",
 }
 
+PLOTLY = {"triangle": "triangle-up", "plus": "cross", "flag": "hourglass"}  # Plotly's names of symbols, where others
+
 # Where a step's time goes: not methods, so another scale: one hue, from what stands out most on the page to the least.
-PARTS = {
-    "prefill": "light-dark(#3B4A63, #E4EAF5)",
-    "draft": "light-dark(#5B6F94, #BCC9E2)",
-    "verify": "light-dark(#8397BC, #93A6CC)",
-    "accept": "light-dark(#AFBEDA, #7388B3)",
-    "host": "light-dark(#D3DCEC, #5D7199)",
+PARTS = {  # on a light and on a dark page
+    "prefill": ("#3B4A63", "#E4EAF5"),
+    "draft": ("#5B6F94", "#BCC9E2"),
+    "verify": ("#8397BC", "#93A6CC"),
+    "accept": ("#AFBEDA", "#7388B3"),
+    "host": ("#D3DCEC", "#5D7199"),
+}
+LESS, MORE = "#4B3F9E", "#A3324A"  # time saved and added
+INK, MUTED, GRID, PAPER = "#1A1E24", "#56606C", "#E6E9EE", "#FFFFFF"  # of charts
+DARK = {  # what a chart's colours become on a dark page
+    **ON_DARK,
+    **dict(PARTS.values()),
+    LESS: "#A9A1F2",
+    MORE: "#F08BA0",
+    INK: "#E7EAEE",
+    MUTED: "#A3AEBB",
+    GRID: "#2C333D",
+    PAPER: "#1D222A",
 }
 
 
@@ -53,6 +66,11 @@ class Style:
     def shade(self) -> str:
         """Return its colour for style sheets, on a light and on a dark page."""
         return f"light-dark({self.colour}, {ON_DARK.get(self.colour, self.colour)})"
+
+    @property
+    def marker(self) -> str:
+        """Return Plotly's name of its symbol."""
+        return PLOTLY.get(self.symbol, self.symbol)
 
     @property
     def swatch(self) -> str:
@@ -86,5 +104,6 @@ def _turned(values: Sequence[str], by: int) -> Iterator[str]:
 
 
 def symbols() -> Markup:
-    """Return the shapes that swatches and marks refer to, to be put once into a page or picture."""
-    return svg.element("defs", *(svg.element("path", id=f"sy-{name}", d=path) for name, path in SYMBOLS.items()))
+    """Return the shapes that swatches refer to, to be put once into a page."""
+    paths = "".join(f'<path id="sy-{name}" d="{path}"/>' for name, path in SYMBOLS.items())
+    return Markup(f"<defs>{paths}</defs>")
