@@ -13,7 +13,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from specbench_ss.cli import shared
-from specbench_ss.cli.shared import interrupted, literal
+from specbench_ss.cli.main import literal
+from specbench_ss.cli.shared import interrupted
 from specbench_ss.errors import UserError
 from specbench_ss.options import MOST_SEED, Bounds, bounds_of, make_options
 from specbench_ss.storage import writing

@@ -15,6 +15,7 @@ from specbench_ss.reports.html import assets, machine, ranking, steps
 from specbench_ss.reports.html.page_parts import Table
 from specbench_ss.reports.html.report import page
 from specbench_ss.reports.palette import styles
+from specbench_ss.results.analysis import analyse
 from specbench_ss.results.cost_model import pairs
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.runs.run_dir import read_run
@@ -60,7 +61,7 @@ def test_shares_of_steps_are_of_the_samples_that_acceptance_is_of(make_run: Make
 
 def test_step_cost_is_the_same_on_the_first_screen_and_in_the_time_of_a_step(make_run: MakeRun) -> None:
     run = read_run(make_run())
-    made, ratio = page(run), {r.method: r.step_ratio or 0 for r in summarise(run) if r.category == OVERALL}
+    made, ratio = page(analyse(run)), {r.method: r.step_ratio or 0 for r in summarise(run) if r.category == OVERALL}
     table = made["steps"]
     at = [column.title for column in table.columns].index("step cost")
     costs = {cells[0].text: cells[at].text for cells in table.rows}
@@ -96,9 +97,9 @@ def test_the_timeline_shows_when_kernels_ran_as_long_as_the_request_took() -> No
 
 def test_the_page_says_how_a_timeline_is_recorded_where_none_was(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), questions=1))
-    assert "ssbench run --trace" in assets.render("report.html.jinja", [], page=page(run))
+    assert "ssbench run --trace" in assets.render("report.html.jinja", [], page=page(analyse(run)))
     run.manifest["traces"] = {"ss": trace(0.5, [1.0, 0.25])}
-    text = assets.render("report.html.jinja", [], page=page(run))
+    text = assets.render("report.html.jinja", [], page=page(analyse(run)))
     assert "ssbench run --trace" not in text and 'id="timeline"' in text
 
 
@@ -134,7 +135,7 @@ def test_the_docs_have_a_line_for_every_column_of_the_page(make_run: MakeRun) ->
     run.manifest["traces"] = {"ss": trace(0.5, [1.0, 0.25])}
     limits = {"read_bytes_per_s": 3e10, "flops_per_s": {"float32": 2e11}}
     run.manifest["machine"] = {"limits": limits, "shapes": dict.fromkeys(run.labels, SHAPE)}
-    found = {one.name: one for one in tables(page(run))}
+    found = {one.name: one for one in tables(page(analyse(run)))}
     assert {"why", "everything", "latency", "roofline", "timeline", "kinds", "machine-counted"} <= found.keys()
     titles = {c.title for name, one in found.items() if name not in ("matrix", "speedup") for c in one.columns}
     titles |= {one.title for one in (*machine.COUNTED, *machine.READ)}

@@ -99,7 +99,7 @@ def test_what_cannot_be_seen_stands_by_its_name(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2))
     run.manifest["model"]["name"] = "evil\u202emodel\x1b[31m"
     run.rows[0].text = "a\ud800b \u200ffamily: 👩\u200d👧"
-    page = Page(render("report.html.jinja", [], page=page_of(run)))
+    page = Page(render("report.html.jinja", [], page=page_of(analyse(run))))
     assert "evil⟨RIGHT-TO-LEFT OVERRIDE⟩model⟨ESC⟩[31m" in page.text
     assert "a⟨U+D800⟩b ⟨RIGHT-TO-LEFT MARK⟩family: 👩\u200d👧" in data_of(page)["texts"]
 
@@ -240,7 +240,7 @@ def shared(make_run: MakeRun) -> Path:
 
 
 def test_a_method_that_changes_the_model_is_shown_against_its_own_reference(shared: Path) -> None:
-    made = page_of(read_run(shared))
+    made = page_of(analyse(read_run(shared)))
     ranked = {row.label: row for row in made["ranking"]}
     assert set(ranked) == {"ar", "ss-shared"}, "the control is folded"
     assert [control.label for control in ranked["ss-shared"].controls] == ["ss-shared-ar"]
@@ -253,7 +253,7 @@ def test_a_method_that_changes_the_model_is_shown_against_its_own_reference(shar
 
 
 def test_its_answers_and_verdicts_name_that_reference_too(shared: Path) -> None:
-    made = page_of(read_run(shared))
+    made = page_of(analyse(read_run(shared)))
     packed = made["samples"]
     verdicts = {method["label"]: packed["verdicts"][method["verdict"][0]] for method in packed["methods"]}
     assert verdicts == {
@@ -276,18 +276,18 @@ def test_sampled_answers_promise_a_distribution_and_the_summary_says_so(make_run
     run = make_run(labels=("ar", "ss"), categories=("qa",), questions=5, temperature=0.7)
     text = Page(write(run)).text
     assert "promises the same distribution, not the same text" in text[: text.index("By task")]
-    made = page_of(read_run(run))
+    made = page_of(analyse(read_run(run)))
     assert ("sampled", "flat") in next(row for row in made["ranking"] if row.label == "ss").badges
     assert set(made["samples"]["verdicts"]) == {("reference", ""), ("sampled", "")}
-    assert not page_of(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5)))["promised"]
+    assert not page_of(analyse(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5))))["promised"]
 
 
 def test_warnings_of_the_run_are_among_the_checks_as_text(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=1))
-    titles = [notice.title for notice in page_of(run)["notices"]]
+    titles = [notice.title for notice in page_of(analyse(run))["notices"]]
     assert not any(" of the run: " in title for title in titles) and all(titles)
     run.manifest["warnings"] = ["ss: times had not settled after warm-up", "<script>alert(2)</script>"]
-    made = page_of(run)
+    made = page_of(analyse(run))
     notice = next(notice for notice in made["notices"] if notice.title.startswith("2 warnings of the run: "))
     assert (notice.level, list(notice.lines)) == ("warning", run.manifest["warnings"])
     source = render("report.html.jinja", [], page=made)

@@ -10,6 +10,7 @@ from specbench_ss.reports.html import health, ranking, speed
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.reports.html.speed import Cells
 from specbench_ss.reports.palette import styles
+from specbench_ss.results.analysis import analyse
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
@@ -41,25 +42,25 @@ def test_methods_are_ranked_by_speedup_and_void_ones_come_last(make_run: MakeRun
 
 def test_tau_over_cost_times_the_rest_is_the_speedup(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8))
-    row = next(r for r in page_of(run)["ranking"] if r.label == "ss")
+    row = next(r for r in page_of(analyse(run))["ranking"] if r.label == "ss")
     assert float(row.tau) / float(row.cost) * float(row.other) == pytest.approx(float(row.speedup[:-1]), rel=0.02)
 
 
 def test_what_is_wrong_with_a_method_is_its_first_badge(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8, failing=("ss",), verdict="mismatch"))
-    badges = next(row for row in page_of(run)["ranking"] if row.label == "ss").badges
+    badges = next(row for row in page_of(analyse(run))["ranking"] if row.label == "ss").badges
     assert [kind for _, kind in badges[:2]] == ["bad", "bad"]
     assert {text for text, kind in badges if kind == "bad"} >= {"1 failed", "differs: 7 mismatches of 7"}
 
 
 def test_the_matrix_says_how_many_questions_a_task_has(make_run: MakeRun) -> None:
     run = read_run(make_run(questions=4))
-    assert page_of(run)["of_a_task"] == "4"
+    assert page_of(analyse(run))["of_a_task"] == "4"
     gone = {q.id for q in run.questions if q.category == "qa"} - {"qa-0"}
     run.rows = [row for row in run.rows if row.question_id not in gone]
-    assert page_of(run)["of_a_task"] == "1 to 4"
+    assert page_of(analyse(run))["of_a_task"] == "1 to 4"
     run.rows = [row for row in run.rows if row.method == "ar"]
-    assert page_of(run)["of_a_task"] == ""
+    assert page_of(analyse(run))["of_a_task"] == ""
 
 
 def test_a_cell_of_the_matrix_tells_its_interval_and_is_tinted_only_where_it_is_sure(make_run: MakeRun) -> None:
@@ -126,10 +127,10 @@ def test_what_quality_is_of_each_task_is_said() -> None:
 
 
 def test_the_places_that_a_method_may_have_stand_below_its_place(make_run: MakeRun) -> None:
-    found = {row.label: row for row in page_of(read_run(make_run()))["ranking"]}
+    found = {row.label: row for row in page_of(analyse(read_run(make_run())))["ranking"]}
     assert {row.may_be for row in found.values()} == {""}, "ss and medusa are far apart"
     run = read_run(make_run(labels=("ar", "ar[n=1]", "ar[n=2]")))
-    found = {row.label: row for row in page_of(run)["ranking"]}
+    found = {row.label: row for row in page_of(analyse(run))["ranking"]}
     assert {label: row.may_be for label, row in found.items()} == {"ar": "", "ar[n=1]": "1–2", "ar[n=2]": "1–2"}
 
 
@@ -139,6 +140,6 @@ def test_nodes_and_training_of_each_method_stand_in_a_table(make_run: MakeRun) -
         "tokens": 1024, "steps": 8, "lr": 0.01, "own_answers": True, "parameters": 7
     }  # fmt: skip
     run.manifest["methods"][2]["learnt"] = {"searched": {"tokens": 12345, "made_of": "answers"}}
-    rows = {row[0].text: [cell.text for cell in row[1:]] for row in page_of(run)["budgets"].rows}
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in page_of(analyse(run))["budgets"].rows}
     assert rows["ss"][2:] == ["7", "1,024", "8", "0.01", "the model's own answers", ""]
     assert rows["medusa"][6] == "12,345 tokens are searched: answers" and rows["ar"][6] == "not recorded"
