@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from specbench_ss import __version__, registry
 from specbench_ss.errors import UserError
 
-COMMANDS = {  # the line of each command in `ssbench --help`; the module in specbench_ss.cli has its name, but for FUNCTIONS
+COMMANDS = {  # line in `ssbench --help`; the module in specbench_ss.cli has its name, but for FUNCTIONS
     "run": "Decode a suite's questions with several methods, side by side, and say which one pays.",
     "tune": "Choose a method's options for this model and device by measured speed, and write them to a file.",
     "methods": "List the decoding methods and their options.",
