@@ -1,6 +1,6 @@
 """Greedy or sampled decoding of many prompts side by side, by the target's own layers, for text to learn from.
 
-Nothing here is measured: methods decode one prompt at a time (`decoding/loop.py`).
+Nothing here is measured: methods decode one prompt at a time (`engine/generate.py`).
 """
 
 from __future__ import annotations
