@@ -9,7 +9,7 @@ from lab import applications, knowledge, lessons, mathematics, prose, tasks, tra
 from lab.example import Example, Generator, draw
 from specbench_ss.errors import UserError, did_you_mean
 from specbench_ss.suite import Question
-from specbench_ss.suites.questions import APP_CATEGORIES, SPECBENCH_CATEGORIES
+from specbench_ss.suites.base import APP_CATEGORIES, SPECBENCH_CATEGORIES
 
 __all__ = ["APP_CATEGORIES", "GENERATORS", "SPECBENCH_CATEGORIES", "questions"]
 
