@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from lab.base import SIZES
-from lab.lab_training import LabTraining, answers_in, drafter_budget, drafter_text, save_model, training_rows
 from lab.text import APP_WEIGHTS
+from lab.training import SIZES, LabTraining, answers_in, drafter_budget, drafter_text, save_model, training_rows
 from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.lora import save_lora
 from specbench_ss.methods.block_drafters.dflash import config_of as dflash_config

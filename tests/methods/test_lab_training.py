@@ -12,10 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from lab import cards, drafters
-from lab.base import SIZES, BaseSize, BaseTrainer, new_model, trapezoid
-from lab.lab_training import LabTraining, answers_by_category
 from lab.pipeline import STAGES, train
 from lab.text import APP_CATEGORIES, SPECBENCH_CATEGORIES
+from lab.training import SIZES, BaseSize, BaseTrainer, LabTraining, answers_by_category, new_model, trapezoid
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.errors import UserError

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from lab.lab_training import own_conversations
 from lab.text import conversations
+from lab.training import own_conversations
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
