@@ -132,4 +132,4 @@ class PngReport(Report):
 
         if path.suffix != ".png":
             raise UserError(f"cannot draw {path}: the name must end in .png")
-        write_plot(results.run, "ranking", path)
+        write_plot(results, "ranking", path)

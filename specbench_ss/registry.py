@@ -48,6 +48,7 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # what the command line can tell f
 METHODS = Group("specbench_ss.methods", "specbench_ss.engine.decoder:Decoder")
 SUITES = Group("specbench_ss.suites", "specbench_ss.suite:Suite")
 REPORTS = Group("specbench_ss.reports", "specbench_ss.results.report:Report")
+FIGURES = Group("specbench_ss.figures", "specbench_ss.results.report:Figures")
 EXPERIMENTS = Group("specbench_ss.experiments", "specbench_ss.results.report:Experiment")
 COMMANDS = "specbench_ss.commands"  # entry points of functions and of `typer.Typer` groups, which are no classes
 TRAINERS = Group("specbench_ss.trainers", "specbench_ss.training.trainer:Trainer")

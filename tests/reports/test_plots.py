@@ -12,7 +12,9 @@ from specbench_ss import UserError
 from specbench_ss.cli.main import main
 from specbench_ss.reports import charts
 from specbench_ss.reports.palette import styles
-from specbench_ss.reports.plot_command import KINDS, Kind, numbers_of, write_plot
+from specbench_ss.reports.plot_command import Kind, write_plot
+from specbench_ss.reports.run_figures import RunFigures
+from specbench_ss.results.analysis import analyse, load_run
 from specbench_ss.results.cost_model import Roof, machine_rows, pairs, points, waterfalls
 from specbench_ss.runs.run_dir import read_run
 from tests.cli import failing
@@ -49,13 +51,13 @@ def test_kaleido_is_asked_for_where_it_is_missing(
     assert "pip install -e '.[plot]'" in failing(["plot", str(make_run())], capsys)
 
 
-def test_the_command_offers_the_kinds_that_there_are() -> None:
-    assert get_args(Kind) == tuple(KINDS)
+def test_the_command_offers_the_figures_that_there_are() -> None:
+    assert {name for name in vars(RunFigures) if not name.startswith("_")} == {*get_args(Kind), "title", "contestants"}
 
 
 def test_the_ranking_shows_the_summary(make_run: MakeRun) -> None:
-    numbers = numbers_of(read_run(make_run(labels=("ar", "ss[k=1]", "ss", "medusa"))))
-    made = KINDS["ranking"](numbers)
+    numbers = RunFigures(load_run(make_run(labels=("ar", "ss[k=1]", "ss", "medusa"))))
+    made = numbers.ranking()
     assert list(made.layout.yaxis.ticktext) == [row.method for row in numbers.contestants]
     speeds = [trace.x[0] for trace in made.data]
     assert speeds == [row.speedup for row in numbers.contestants] == sorted(speeds, reverse=True)
@@ -77,8 +79,8 @@ def test_bars_of_a_waterfall_end_where_the_next_begins(make_run: MakeRun) -> Non
 
 
 def test_points_of_the_pareto_figure_are_tau_and_cost(make_run: MakeRun) -> None:
-    numbers = numbers_of(read_run(make_run()))
-    found = {trace.name: (trace.x[0], trace.y[0]) for trace in KINDS["pareto"](numbers).data}
+    numbers = RunFigures(load_run(make_run()))
+    found = {trace.name: (trace.x[0], trace.y[0]) for trace in numbers.pareto().data}
     for row in numbers.contestants:
         assert row.step_ratio
         assert found[row.method] == (pytest.approx(1 / row.step_ratio), row.tau)
@@ -88,12 +90,12 @@ def test_the_roofline_has_the_machines_limits(make_run: MakeRun) -> None:
     run = read_run(make_run())
     shapes = {label: {**SHAPE, "drafter": None if label == "ar" else DRAFTER} for label in run.labels}
     run.manifest["machine"] = {"limits": LIMITS, "shapes": shapes}
-    limit, *drawn = KINDS["roofline"](numbers_of(run)).data
+    limit, *drawn = analyse(run).plot.roofline().data
     assert max(limit.y) == pytest.approx(200)
     assert len(drawn) == 1 + 2 * 2, "plain decoding drafts nothing"
     run.manifest["machine"] = None
     with pytest.raises(UserError, match="limits"):
-        KINDS["roofline"](numbers_of(run))
+        analyse(run).plot.roofline()
     assert Roof(3e10, 2e11).at(1.0) == 3e10
 
 
@@ -112,10 +114,10 @@ def test_parts_of_the_roofline_add_up_to_the_counted_step(make_run: MakeRun) -> 
 
 def test_methods_are_chosen_by_name_and_baselines_of_changed_models_left_out(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss", "ar[x=1]"), references={"ss": "ar[x=1]"}))
-    assert [row.method for row in numbers_of(run).contestants] == ["ss"]
-    assert [row.method for row in numbers_of(run, ["ar[x=1]"]).rows] == ["ar[x=1]"]
+    assert [row.method for row in RunFigures(analyse(run)).contestants] == ["ss"]
+    assert [row.method for row in RunFigures(analyse(run), ["ar[x=1]"]).rows] == ["ar[x=1]"]
     with pytest.raises(UserError, match="no method 'sss'.*ss"):
-        numbers_of(run, ["sss"])
+        RunFigures(analyse(run), ["sss"])
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_an_axis_of_ratios_holds_its_values_and_has_a_tick_at_1(ends: tuple[floa
 
 def test_positions_behind_few_steps_are_not_drawn(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), questions=2))
-    row: Any = numbers_of(run).contestants[0]
+    row: Any = RunFigures(analyse(run)).contestants[0]
     from dataclasses import replace
 
     row = replace(row, acceptance_given=(0.8, 0.6, 0.2), acceptance_given_n=(200, charts.FEW, charts.FEW - 1))
@@ -163,4 +165,4 @@ def test_write_plot_refuses_a_run_without_samples(make_run: MakeRun, tmp_path: P
     run = read_run(make_run())
     run.rows = []
     with pytest.raises(UserError, match="nothing to draw"):
-        write_plot(run, "ranking", tmp_path / "a.html")
+        write_plot(analyse(run), "ranking", tmp_path / "a.html")
