@@ -46,21 +46,20 @@ from lab.training import (
 )
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, did_you_mean
-from specbench_ss.methods.medusa.joint_training import Medusa2Trainee, save_joint
+from specbench_ss.methods.medusa.train import Medusa2Trainee, save_joint
 from specbench_ss.methods.rest.build import build as build_datastore
 from specbench_ss.methods.space.model import save as save_space
-from specbench_ss.methods.space.training import SPACETrainee
-from specbench_ss.methods.ss.shared_training import SharedTrainee, save_shared
+from specbench_ss.methods.space.train import SPACETrainee
 from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods.ss.train import SharedTrainee, save_shared
 from specbench_ss.models.checkpoint import belongs_to
 from specbench_ss.models.devices import check_one_device, resolve_device
 from specbench_ss.models.load import load_target
 from specbench_ss.models.resolve import LAB
 from specbench_ss.storage import write_json
-from specbench_ss.training.guess_accuracy import mean_accuracies
-from specbench_ss.training.resumable import check_same
-from specbench_ss.training.side_by_side import Budget, TogetherTrainer
-from specbench_ss.training.text.lab_text import pack, render, special_ids
+from specbench_ss.training.data import pack, render, special_ids
+from specbench_ss.training.loop import Budget, TogetherTrainer, check_same
+from specbench_ss.training.session import mean_accuracies
 from specbench_ss.training.trainee import Trainee
 
 POLISH_SHARE = 0.33

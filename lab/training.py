@@ -25,11 +25,10 @@ from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.models.cpu_dtype import has_bfloat16
 from specbench_ss.models.load import hash_weights
 from specbench_ss.storage import ordinary_mode, replacing
+from specbench_ss.training.data import completion_mask, pack, render, special_ids, tokenize
+from specbench_ss.training.loop import Budget, DrafterText, Machine, Resumable, digest
 from specbench_ss.training.losses import weighted_loss
-from specbench_ss.training.resumable import Resumable, digest
-from specbench_ss.training.side_by_side import Budget, DrafterText, Machine
-from specbench_ss.training.text.answering import Answering, own_answers
-from specbench_ss.training.text.lab_text import completion_mask, pack, render, special_ids, tokenize
+from specbench_ss.training.self_distill import Answering, own_answers
 
 # The lab's byte-level BPE tokenizer: single digits, five special tokens, a chat template.
 

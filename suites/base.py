@@ -35,7 +35,7 @@ def read_data(data: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _hub_rows(text: str) -> Iterator[tuple[str, Row]]:
-    from specbench_ss.training.text.sources import HubSource
+    from specbench_ss.training.data import HubSource
 
     form = _FORM.fullmatch(text)
     if form is None:

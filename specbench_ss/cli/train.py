@@ -197,7 +197,7 @@ def _group() -> None:
 def _keep_memory(config: TrainConfig) -> None:
     """Train on a CPU without giving memory back: this process measures nothing."""
     from specbench_ss.models.devices import check_one_device, resolve_device
-    from specbench_ss.training.kept_memory import keep_freed_memory
+    from specbench_ss.training.distributed import keep_freed_memory
 
     check_one_device(config.device, "training")
     if resolve_device(config.device) == "cpu":

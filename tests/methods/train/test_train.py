@@ -27,7 +27,7 @@ from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
 from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
 from specbench_ss.models import checkpoint as drafter_folder
 from specbench_ss.models.load import load_target
-from specbench_ss.training.drafter_training import DrafterTraining, estimated_tau
+from specbench_ss.training.distributed import DrafterTraining, estimated_tau
 from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import SOME, WITHOUT_WINDOW, tiny_model

@@ -1,25 +1,22 @@
-"""Training Hydra heads on the frozen base: they learn its distributions (teacher loss, Hydra sec. 4), grounded.
-
-Grounded: a head reads the text's own tokens where decoding gives it drafted ones, which in training all are right.
-"""
+"""`ssbench train hydra`: sequential heads with a teacher loss (Hydra sec. 4)."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor
 
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.hydra.heads import HydraHeads, start
-from specbench_ss.training.batches import Anchors, Batch
-from specbench_ss.training.guess_accuracy import TOP, ranked
-from specbench_ss.training.losses import head_sums, mean_loss
-from specbench_ss.training.targets import Targets, told_targets
-from specbench_ss.training.trainee import BaseStates, Trainee
+from specbench_ss.training.losses import Targets, head_sums, mean_loss, targets_option, told_targets
+from specbench_ss.training.session import TOP, MeasurableHeads, MeasurableHeadsTrainer, ranked
+from specbench_ss.training.trainee import Anchors, BaseStates, Batch, Trainee
 
 
 class HydraTrainee(Trainee):
@@ -112,3 +109,42 @@ class HydraTrainee(Trainee):
         mask = None if documents is None else documents.masks((None,), x.dtype)[None]
         out: Tensor = layer(x, None, [mask], layer.rotary(places, t, x.dtype))
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class HydraTraining(MeasurableHeads):
+    """Options of `ssbench train hydra`; defaults make Hydra++ as published.
+
+    Raises UserError for values beyond their bounds.
+    """
+
+    owner: ClassVar[str] = "hydra"
+    layers: Annotated[int, Ge(1)] = field(default=4, metadata={"help": "Number of residual blocks of a head."})
+    prefix: bool = field(default=True, metadata={"help": "Put one more decoder layer before the heads (Hydra++)."})
+    own_unembed: bool = field(
+        default=True, metadata={"help": "Give every head an LM head of its own, or let all use the base's."}
+    )
+    targets: Targets = targets_option("distribution")
+
+
+class HydraTrainer(MeasurableHeadsTrainer):
+    """Heads, the prefix layer, and accuracies, of which `hydra` builds its tree."""
+
+    name = "hydra"
+    summary = "Hydra heads on the frozen base, teacher loss, with Hydra++'s prefix layer"
+    method = "hydra"
+    weights_file = "hydra_lm_head.safetensors"
+    Options = HydraTraining
+
+    def build(self, target: Target, lr: float) -> HydraTrainee:
+        """Heads that begin as the base's LM head."""
+
+        o = self.options
+        return HydraTrainee(target, o.heads, o.layers, o.prefix, o.own_unembed, lr, targets=o.targets)
+
+    def loaded(self, target: Target, weights: str) -> HydraTrainee:
+        """As `hydra` loads them."""
+        from specbench_ss.methods.hydra.decoding import Hydra
+
+        decoder = Hydra.load(target, Hydra.Options(weights=weights, tree="published"))
+        return HydraTrainee(target, decoder.heads, tap=decoder.tap)

@@ -1,4 +1,4 @@
-"""The README.md of a trained drafter: what it is, what it was trained on, and what was measured."""
+"""Model card of a trained drafter."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Any
 
 import torch
 
-from specbench_ss import __version__
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.models.checkpoint import HUB_ID
 from specbench_ss.options import value_text
 from specbench_ss.storage import write_text
-from specbench_ss.training.drafter_recipe import DrafterRecipe
-from specbench_ss.training.drafter_training import LOG, Trained
-from specbench_ss.training.side_by_side import Budget
-from specbench_ss.training.text.loading import TrainingText
-from specbench_ss.training.trainer import TrainConfig
+from specbench_ss.training.data import TrainingText
+from specbench_ss.training.distributed import LOG, Trained
+from specbench_ss.training.loop import Budget
+from specbench_ss.training.trainer import DrafterRecipe, TrainConfig
+from specbench_ss.version import __version__
 
 CARD = """# {title} for {base}
 

@@ -1,27 +1,33 @@
-"""Training DFlash's drafter on a frozen base: blocks at random anchors of the answers (DFlash sec. 4.2).
-
-The block of anchor t has its root at x_{t+1}; it sees the features up to position t, and all of its own places. The
-place k behind the root says what x_{t+1+k} is.
-"""
+"""`ssbench train dflash`: blocks at random anchors of the answers (DFlash sec. 4.2)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.engine.kv_cache import StreamCache
 from specbench_ss.engine.target import FINAL, Target
+from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import guess_sums, take_words
 from specbench_ss.methods._shared.drafter_network import Rotary
 from specbench_ss.methods.block_drafters.dflash import Drafter
-from specbench_ss.training.batches import Batch
-from specbench_ss.training.losses import mean_loss
-from specbench_ss.training.trainee import BaseStates, Trainee
+from specbench_ss.methods.block_drafters.options import MOST_BLOCK
+from specbench_ss.options import Bounded
+from specbench_ss.training.losses import Targets, mean_loss, targets_option
+from specbench_ss.training.session import DrafterTrainer
+from specbench_ss.training.trainee import BaseStates, Batch, Trainee
+
+if TYPE_CHECKING:
+    from specbench_ss.training.distributed import Trained
+
 
 AT_ONCE = 32  # blocks of a row that pass together: each one's rows are keys that the others do not see
 
@@ -117,3 +123,75 @@ class DFlashTrainee(Trainee):
             sums.append(checkpoint(guess_sums, drafter, self.target, *rows, self.soft, use_reentrant=False))
         total = torch.stack([a for a, _ in sums]), torch.stack([b for _, b in sums])
         return mean_loss(total, self.labels(batch.whole), [math.exp(-k / self.decay) for k in range(self.drafts)])
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashTraining(Bounded):
+    """Options of `ssbench train dflash`. Raises UserError for values beyond their bounds."""
+
+    owner: ClassVar[str] = "dflash"
+    layers: Annotated[int, Ge(1)] = field(default=5, metadata={"help": "Number of decoder layers of the drafter."})
+    block_size: Annotated[int, Ge(2), Le(MOST_BLOCK)] = field(
+        default=8, metadata={"help": "Places of a block: the root's, and one for each token that is drafted."}
+    )
+    decay: Annotated[float, Gt(0)] = field(
+        default=4.0, metadata={"help": "The k-th drafted token's loss has the weight exp(-(k - 1) / decay)."}
+    )
+    targets: Targets = targets_option("distribution", later=False)
+    draft_vocab: Annotated[int, Ge(0)] = field(
+        default=0, metadata={"help": "How many words it can draft: the most frequent ones of the text. 0: all."}
+    )
+    mask_token_id: Annotated[int, Ge(-1)] = field(
+        default=-1,
+        metadata={
+            "help": "Token that stands at drafted places. -1: the tokenizer's mask token, or else the last token whose "
+            "embedding is not zero."
+        },
+    )
+    sample_from_anchor: bool = field(
+        default=False,
+        metadata={"help": "Whether the root's place drafts a token, too. vLLM does not serve such a drafter."},
+    )
+    format: Literal["z-lab", "speculators"] = field(
+        default="z-lab",
+        metadata={"help": "Layout of the folder: as z-lab publishes drafters, or as speculators does, for vLLM."},
+    )
+
+
+class DFlashTrainer(DrafterTrainer):
+    """The drafter of `dflash`."""
+
+    name = "dflash"
+    summary = "DFlash's drafter of whole blocks on the frozen base"
+    method = "dflash"
+    lr = 6e-4
+    Options = DFlashTraining
+
+    @property
+    def ahead(self) -> int:
+        """A token a place."""
+        return int(self.options.block_size) - (not self.options.sample_from_anchor)
+
+    def build(self, target: Target, lr: float) -> Trainee:
+        """Fresh layers."""
+        from specbench_ss.methods.block_drafters.dflash import new_drafter
+
+        target.check_square(self.name)
+        o = self.options
+        if o.mask_token_id >= target.vocab_size:
+            raise UserError(
+                f"dflash: mask_token_id is {o.mask_token_id}, the model has tokens 0 to {target.vocab_size - 1}"
+            )
+        mask = None if o.mask_token_id < 0 else o.mask_token_id
+        drafter = new_drafter(target, o.layers, o.block_size, o.draft_vocab, mask, o.sample_from_anchor)
+        return DFlashTrainee(target, drafter, lr, o.decay, o.targets == "distribution")
+
+    def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
+        """In one of the published layouts."""
+        from specbench_ss.methods.block_drafters.dflash import config_of, speculators_config_of
+        from specbench_ss.models.checkpoint import write_checkpoint
+
+        trainee = training.trainee
+        assert isinstance(trainee, DFlashTrainee)
+        config = speculators_config_of if self.options.format == "speculators" else config_of
+        write_checkpoint(folder, trainee.module, {**config(trainee.module, training.target), **about})

@@ -1,16 +1,14 @@
-"""Training SPACE: semi-autoregressive fine-tuning (Yi et al. sec. 3.1) by LoRA, the mask's embedding with it.
-
-Published: half of the examples have their answer cut at a random place and k + 1 masks put there; all learn their next
-tokens. Here both losses are taken of every row: groups of masks stand behind many places of it at once, each as if it
-were alone, since none sees another, and no token sees a mask.
-"""
+"""`ssbench train space`: semi-autoregressive fine-tuning by LoRA with a mask embedding (SPACE sec. 3.1)."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
 from specbench_ss.engine.kv_cache import StreamCache
@@ -20,9 +18,13 @@ from specbench_ss.methods._shared.lora import lora_parameters, with_lora
 from specbench_ss.methods.space.masks import MaskToken
 from specbench_ss.methods.space.rows import MASKS
 from specbench_ss.methods.ss.layout import own_streams, stream_positions
-from specbench_ss.training.batches import Batch, Documents, additive
+from specbench_ss.options import Bounded
 from specbench_ss.training.losses import head_loss
-from specbench_ss.training.trainee import BaseStates, Trainee
+from specbench_ss.training.session import DrafterTrainer
+from specbench_ss.training.trainee import BaseStates, Batch, Documents, Trainee, additive
+
+if TYPE_CHECKING:
+    from specbench_ss.training.distributed import Trained
 
 
 class SPACETrainee(Trainee):
@@ -94,3 +96,50 @@ class SPACETrainee(Trainee):
         prefix = main.gather(1, at[..., None].expand(-1, -1, t)).repeat_interleave(self.mask.masks, 1)
         own = own_streams(a, self.mask.masks, at.device).expand(b, -1, -1)
         return torch.cat((F.pad(main, (0, own.shape[1])), torch.cat((prefix, own), 2)), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskOptions(Bounded):
+    """Options of `ssbench train space`. Raises UserError for values beyond their bounds."""
+
+    owner: ClassVar[str] = "space"
+    masks: Annotated[int, Ge(1)] = field(
+        default=5, metadata={"help": "Number of masks: how many tokens are drafted after the next one."}
+    )
+    lora_rank: Annotated[int, Ge(1)] = field(
+        default=32, metadata={"help": "Rank of the LoRA in every linear layer but the LM head."}
+    )
+    mask_share: Annotated[float, Gt(0), Lt(1)] = field(
+        default=0.5, metadata={"help": "Share of the loss that the masks have; next tokens have the rest."}
+    )
+    mask_lr: Annotated[float, Gt(0)] = field(
+        default=5e-3, metadata={"help": "Peak learning rate of the mask's embedding."}
+    )
+
+
+class SPACETrainer(DrafterTrainer):
+    """LoRA and the mask together."""
+
+    name = "space"
+    summary = "LoRA and a mask token that predicts how the text goes on; the model itself changes"
+    method = "space"
+    Options = MaskOptions
+
+    @property
+    def ahead(self) -> int:
+        """A token a mask."""
+        return int(self.options.masks)
+
+    def build(self, target: Target, lr: float) -> Trainee:
+        """Untrained LoRA; the mask is the padding token at first."""
+
+        o = self.options
+        return SPACETrainee(target, o.masks, o.lora_rank, lr, o.mask_lr, o.mask_share, target.config.pad_token_id or 0)
+
+    def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
+        """As `space` reads it."""
+        from specbench_ss.methods.space.model import save
+
+        trainee = training.trainee
+        assert isinstance(trainee, SPACETrainee)
+        save(folder, trainee.mask, trainee.tuned, about)
