@@ -18,7 +18,6 @@ from specbench_ss.bench import preflight as requests
 from specbench_ss.bench import ray as sharded
 from specbench_ss.bench import server_run as served
 from specbench_ss.bench.build_config import (
-    Access,
     access_of,
     as_options,
     check_fit,
@@ -52,7 +51,7 @@ from specbench_ss.options import (
     whole_number,
 )
 from specbench_ss.registry import load_plugin
-from specbench_ss.results.analysis import Results, load_run
+from specbench_ss.results.analysis import Results
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 
 
@@ -303,20 +302,11 @@ def run(
     optional = optional_methods(texts["methods"], wanted.methods) if texts["methods"] else frozenset()
     where = RunTarget(folder, bool(resume), optional, recording_of(given), longest, goal_of(given), workers_of(given))
     if endpoint:
-        _measure_served(wanted, where, access_of(given), _called(given))
-    elif where.workers is not None:
-        _measure_sharded(wanted, where, _called(given))
-    else:
-        measure(preflight.check(wanted, where, loaded), where, [_called(given)])
-    return load_run(folder)
-
-
-def _measure_served(config: RunConfig, where: RunTarget, access: Access, called: str) -> None:
-    served.measure(served.check(config, where), where, access, [called])
-
-
-def _measure_sharded(config: RunConfig, where: RunTarget, called: str) -> None:
-    sharded.measure(preflight.check(config, where), where, [called])
+        return served.measure(served.check(wanted, where), where, access_of(given), [_called(given)])
+    plan = preflight.check(wanted, where, loaded)
+    if where.workers is not None:
+        return sharded.measure(plan, where, [_called(given)])
+    return measure(plan, where, [_called(given)])
 
 
 def _loaded(given: dict[str, Any]) -> Target:

@@ -16,13 +16,14 @@ from specbench_ss import registry
 from specbench_ss.bench.draft_recording import samples_to_record
 from specbench_ss.bench.preflight import Plan, preset_notes
 from specbench_ss.bench.run_loop import Events, RunLoop, Silent
-from specbench_ss.bench.runner import Loaded, LocalSession, load, write_run_parquet
+from specbench_ss.bench.runner import Loaded, LocalSession, finished, load
 from specbench_ss.bench.schedule import Sample
 from specbench_ss.bench.timed_sample import frozen_heap
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.options import REFERENCE
 from specbench_ss.registry import load_plugin
+from specbench_ss.results.analysis import Results
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget, Workers
 from specbench_ss.runs.environment import changed_since
 from specbench_ss.runs.manifest import engine_of
@@ -554,7 +555,7 @@ def unwatched(ready: Ready) -> Iterator[Events]:
     yield Silent()
 
 
-def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch = unwatched) -> None:
+def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch = unwatched) -> Results:
     """Make the run that was checked, or go on with it, by where.workers. command: as of `benchmark.measure.measure`.
 
     Raises UserError as loading does, and where workers are lost again and again.
@@ -569,7 +570,7 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
         events = stack.enter_context(watch(Ready(plan, labels, manifest["model"], run_dir)))
         run_dir.update(recording=where.recording.as_dict())
         ShardedRun(config, data, labels, run_dir, events, where, pool).carry_out()
-        write_run_parquet(run_dir, events)
+        return finished(run_dir, events)
 
 
 def job_of(plan: Plan, where: RunTarget, command: Sequence[str]) -> Job:

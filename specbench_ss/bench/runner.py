@@ -46,7 +46,7 @@ from specbench_ss.models.devices import unseen_gpu
 from specbench_ss.models.limits import known_limits
 from specbench_ss.models.load import load_target
 from specbench_ss.options import REFERENCE, MethodSpec
-from specbench_ss.results.frames import write_parquet
+from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.runs import output_match
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.runs.manifest import manifest_for
@@ -277,17 +277,17 @@ def unwatched(ready: Ready) -> Iterator[Events]:
     yield Silent()
 
 
-def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch = unwatched) -> None:
+def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch = unwatched) -> Results:
     """Make the run that was checked, or go on with it. command: how it was asked for, for its manifest.
 
     watch: gives, once the run may start, who is told of its progress. Raises UserError as the loaders do.
     """
     given = plan.loaded if plan.config.concurrency else None  # a model by name is then loaded with engine eager
     with nullcontext() if given is None else set_aside(given):
-        _measure(plan, where, command, watch)
+        return _measure(plan, where, command, watch)
 
 
-def _measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch) -> None:
+def _measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch) -> Results:
     config, data = plan.config, plan.data
     loaded = load(plan)
     target, decoders = loaded.target, loaded.decoders
@@ -302,7 +302,7 @@ def _measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch)
         run(config, target, plan.suite, data, decoders, run_dir, events, where)
         if off := loaded.changed():
             run_dir.update(target_changed=off)
-        write_run_parquet(run_dir, events)
+        return finished(run_dir, events)
 
 
 def _check_batches(decoders: Mapping[str, Decoder]) -> None:
@@ -362,11 +362,17 @@ def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any
     return {"limits": None if limits is None else limits.as_dict(), "shapes": shapes}
 
 
-def write_run_parquet(run_dir: RunDir, events: Events) -> None:
-    """Write the run's Parquet files. Where that fails, the run is complete all the same, and a warning says so."""
-    if problem := write_parquet(run_dir.path):
+def finished(run_dir: RunDir, events: Events) -> Results:
+    """Return the results of a run, and write its Parquet files.
+
+    Where writing fails, the run is complete all the same, and a warning says so.
+    """
+    results = load_run(run_dir.path)
+    if problem := results.write_parquet():
         events.on_warning(problem)
         run_dir.keep_warning(problem)
+        results.manifest["warnings"] = run_dir.manifest["warnings"]
+    return results
 
 
 def _load(plan: Plan) -> Target:

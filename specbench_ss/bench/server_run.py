@@ -18,6 +18,7 @@ from specbench_ss.bench.build_config import Access
 from specbench_ss.bench.concurrency import Levels
 from specbench_ss.bench.preflight import check_ids, check_texts
 from specbench_ss.bench.run_loop import Events, Session, Silent
+from specbench_ss.bench.runner import finished
 from specbench_ss.bench.schedule import Sample, warm_messages
 from specbench_ss.bench.server_client import (
     HIDDEN,
@@ -33,7 +34,7 @@ from specbench_ss.bench.server_client import (
 from specbench_ss.bench.timed_sample import quiet_collector, warm_up
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, did_you_mean, error_text
-from specbench_ss.results.frames import write_parquet
+from specbench_ss.results.analysis import Results
 from specbench_ss.results.summary import counted
 from specbench_ss.runs.config import Endpoint, RunConfig, RunTarget
 from specbench_ss.runs.environment import busy
@@ -469,7 +470,7 @@ def check(config: RunConfig, where: RunTarget) -> Plan:
     return Plan(config, suite, data, samples)
 
 
-def measure(plan: Plan, where: RunTarget, access: Access, command: Sequence[str], watch: Watch = unwatched) -> None:
+def measure(plan: Plan, where: RunTarget, access: Access, command: Sequence[str], watch: Watch = unwatched) -> Results:
     """Make the run that was checked, or go on with it. command: how it was asked for, for its manifest.
 
     Raises UserError where a server does not answer a first short question.
@@ -482,9 +483,7 @@ def measure(plan: Plan, where: RunTarget, access: Access, command: Sequence[str]
         events = stack.enter_context(watch(Ready(plan, found, run_dir)))
         by_label = {server.label: server for server in servers}
         ServedSession(config, plan.suite, data, by_label, run_dir, events, where).carry_out()
-        if problem := write_parquet(run_dir.path):
-            events.on_warning(problem)
-            run_dir.keep_warning(problem)
+        return finished(run_dir, events)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 from specbench_ss.runs.environment import environment
 from specbench_ss.runs.manifest import MANIFEST, now, plain
 from specbench_ss.runs.records import Run
-from specbench_ss.runs.run_dir import check_place, read_run
+from specbench_ss.runs.run_dir import check_place
 
 ASKED = "asked.json"
 
@@ -150,9 +150,9 @@ def _bench(request: Request, where: RunTarget, recording: Recording) -> tuple[Be
     def measure(config: RunConfig, name: str) -> Run:
         folder = where.out / name
         resume = where.resume and (folder / MANIFEST).exists()
-        make_run(config, RunTarget(folder, resume, recording=recording))
+        done = make_run(config, RunTarget(folder, resume, recording=recording))
         runs.append(name)
-        return read_run(folder)
+        return done.run
 
     def target() -> Any:
         return load_target(

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -33,13 +32,12 @@ from specbench_ss.cli.shared import fail
 from specbench_ss.models.checkpoint import advice_text
 from specbench_ss.models.devices import device_class
 from specbench_ss.options import options_text
-from specbench_ss.results.analysis import analyse
+from specbench_ss.results.analysis import Results
 from specbench_ss.results.cost_model import machine_rows
 from specbench_ss.results.terminal import machine_lines, print_levels, print_tables
 from specbench_ss.results.text import counted, parameters
 from specbench_ss.runs.config import RunConfig, RunTarget, decoding
 from specbench_ss.runs.records import Row, Run
-from specbench_ss.runs.run_dir import read_run
 from specbench_ss.suite import SuiteData
 
 REDRAW_S = 0.5  # while a sample is being answered, redraw at most this often
@@ -191,13 +189,12 @@ def describe(config: RunConfig, where: RunTarget) -> None:
 
 def run(config: RunConfig, where: RunTarget, open_report: bool = False, fail_on: str | None = None) -> None:
     """Make the run, print its tables, and write its report. fail_on: findings that exit with code 1 after that."""
-    measure(config, where)
-    tell(where.out, open_report, fail_on)
+    tell(measure(config, where), open_report, fail_on)
 
 
-def measure(config: RunConfig, where: RunTarget) -> None:
+def measure(config: RunConfig, where: RunTarget) -> Results:
     """Make the run, or resume it, and show its progress. The user's mistakes are found before anything is measured."""
-    measuring.measure(checked(config, where), where, ["ssbench", *sys.argv[1:]], _shown)
+    return measuring.measure(checked(config, where), where, ["ssbench", *sys.argv[1:]], _shown)
 
 
 def checked(config: RunConfig, where: RunTarget) -> preflight.Plan:
@@ -255,12 +252,11 @@ def decoding_text(config: RunConfig, data: SuiteData) -> str:
     return f"{decoding(config.as_dict())}, at most {limit} tokens, seed {config.seed}"
 
 
-def tell(out: Path, open_report: bool, fail_on: str | None = None) -> None:
+def tell(results: Results, open_report: bool, fail_on: str | None = None) -> None:
     """Print the tables, write the report and print its path.
 
     Exit with code 1 where a method has no good sample, or where the run has one of the findings in `fail_on`.
     """
-    results = analyse(read_run(out))
     done = results.run
     for line in machine_lines(machine_rows(done), done.manifest):
         print(line)
@@ -310,8 +306,8 @@ def run_served(
     config: RunConfig, where: RunTarget, access: Access, open_report: bool = False, fail_on: str | None = None
 ) -> None:
     """Make the run, or resume it, print its tables, and write its report."""
-    serving.measure(serving.check(config, where), where, access, ["ssbench", *sys.argv[1:]], _shown_served)
-    tell(where.out, open_report, fail_on)
+    plan = serving.check(config, where)
+    tell(serving.measure(plan, where, access, ["ssbench", *sys.argv[1:]], _shown_served), open_report, fail_on)
 
 
 @contextmanager
@@ -334,8 +330,8 @@ def _shown_served(ready: serving.Ready) -> Iterator[Events]:
 
 def run_sharded(config: RunConfig, where: RunTarget, open_report: bool = False, fail_on: str | None = None) -> None:
     """Make the run, or resume it, print its tables, and write its report."""
-    sharding.measure(checked(config, where), where, ["ssbench", *sys.argv[1:]], _shown_workers)
-    tell(where.out, open_report, fail_on)
+    plan = checked(config, where)
+    tell(sharding.measure(plan, where, ["ssbench", *sys.argv[1:]], _shown_workers), open_report, fail_on)
 
 
 @contextmanager

@@ -244,6 +244,10 @@ class Results:
             return Results(self.run, quality_margin).summary()
         return frames.summary_of(self.rows, self.manifest["config"])
 
+    def write_parquet(self) -> str:
+        """Write the Parquet files of a complete run; return why they could not be written, or ''."""
+        return frames.write_parquet(self.run, self.rows)
+
 
 def analyse(run: Run, quality_margin: float = MARGIN) -> Results:
     """Return the results of a run. Raises UserError for what is no margin of quality."""

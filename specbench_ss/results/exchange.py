@@ -19,7 +19,7 @@ from specbench_ss.options import REFERENCE
 from specbench_ss.results import frames
 from specbench_ss.results.frames import write_frames
 from specbench_ss.results.ranking import output, quality, short_n
-from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paired
+from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paired, summarise
 from specbench_ss.results.terminal import ranked
 from specbench_ss.results.text import interval, number, table, times, title
 from specbench_ss.runs.records import Row, Run
@@ -167,7 +167,7 @@ def _json(value: Any) -> Any:
 
 def write_parquet(run: Run, folder: Path) -> list[str]:
     """Write the frames of a run as Parquet files."""
-    write_frames(run, folder)
+    write_frames(run, summarise(run), folder)
     return []
 
 

@@ -213,42 +213,43 @@ LISTS = {  # of `object` columns, what their lists hold; texts where nothing is 
 SAMPLES_AT_ONCE = 1000  # whose steps are put into a frame and written together
 
 
-def write_parquet(path: Path) -> str:
-    """Write the Parquet files of the complete run in a directory; return why they could not be written, or ''."""
-    return _whole_or_none(path, PARQUET, write_frames)
+def write_parquet(run: Run, rows: Sequence[SummaryRow]) -> str:
+    """Write the Parquet files of a complete run into its directory; return why they could not be written, or ''.
+
+    rows: the run's summary.
+    """
+    return "" if unfinished(run) else _whole_or_none(run, PARQUET, lambda: write_frames(run, rows, run.path))
 
 
 def rewrite_scores(path: Path) -> str:
     """Write the files that hold a judge's ratings again, where they are; return as `write_parquet` does."""
-    there = [name for name in (SAMPLES_PARQUET, SUMMARY_PARQUET) if (path / name).exists()]
-    return _whole_or_none(path, there, _write_scores) if there else ""
+    run, there = read_run(path), [name for name in (SAMPLES_PARQUET, SUMMARY_PARQUET) if (path / name).exists()]
+    if not there or unfinished(run):
+        return ""
+    return _whole_or_none(run, there, lambda: _write_scores(run, summarise(run), path))
 
 
-def _whole_or_none(path: Path, names: Sequence[str], write: Callable[[Run], None]) -> str:
-    """Write some of a complete run's files, or remove them where that fails, and say why."""
+def _whole_or_none(run: Run, names: Sequence[str], write: Callable[[], None]) -> str:
+    """Write some of a run's files, or remove them where that fails, and say why."""
     try:
-        run = read_run(path)
-        if not unfinished(run):
-            write(run)
+        write()
         return ""
     except Exception as error:  # a full disk, or whatever Arrow raises: the run itself is there, and whole
         for name in names:
             with contextlib.suppress(OSError):
-                (path / name).unlink(missing_ok=True)
-        return f"the Parquet files of {path} could not be written: {first_line(error)}"
+                (run.path / name).unlink(missing_ok=True)
+        return f"the Parquet files of {run.path} could not be written: {first_line(error)}"
 
 
-def _write_scores(run: Run, folder: Path | None = None) -> None:
-    folder = folder or run.path
+def _write_scores(run: Run, rows: Sequence[SummaryRow], folder: Path) -> None:
     _put(folder / SAMPLES_PARQUET, SAMPLES, [samples(run)])
-    _put(folder / SUMMARY_PARQUET, SUMMARY, [summary_of(summarise(run), run.manifest["config"])])
+    _put(folder / SUMMARY_PARQUET, SUMMARY, [summary_of(rows, run.manifest["config"])])
 
 
-def write_frames(run: Run, folder: Path | None = None) -> None:
-    """Write the four frames of a run into a folder, by default its own."""
-    folder = folder or run.path
+def write_frames(run: Run, rows: Sequence[SummaryRow], folder: Path) -> None:
+    """Write the four frames of a run into a folder. rows: its summary."""
     files = (run.path / ROWS, run.path / STEP_LINES)
-    _write_scores(run, folder)
+    _write_scores(run, rows, folder)
     _put(folder / SAMENESS_PARQUET, SAMENESS, [sameness(run)])
     _put(folder / STEPS_PARQUET, STEPS, _step_frames(run), {MADE_FROM: made_from(files), CHECKSUM: checksum(run.steps)})
 

@@ -13,6 +13,7 @@ import pytest
 
 from specbench_ss import Target, UserError, load_method, load_model, load_run, run
 from specbench_ss.cli.main import main
+from specbench_ss.results import summary
 from specbench_ss.runs.config import RunConfig
 from tests.tiny import tiny_model
 
@@ -36,6 +37,16 @@ def tiny() -> Target:
 def compared(frame: pd.DataFrame) -> pd.DataFrame:
     """Without what depends on time, or on what else the machine does."""
     return frame[[name for name in frame.columns if not (name.endswith(TIMES) or name.startswith(TIMES[1:]))]]
+
+
+def test_a_run_is_summarised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The terminal's tables, the report and the Parquet file of the summary have one summary."""
+    made: list[Any] = []
+    counted = summary._verdicts  # once in each summary
+    monkeypatch.setattr(summary, "_verdicts", lambda run: made.append(run) or counted(run))
+    options = ["--methods", "pld", "--categories", "qa", "--limit", "1", "--max-new-tokens", "6", "--device", "cpu"]
+    assert main(["run", *options, "--out", str(tmp_path / "run")]) == 0
+    assert len(made) == 1 and (tmp_path / "run" / "summary.parquet").exists()
 
 
 def test_a_run_is_silent_and_equals_that_of_the_command(
@@ -164,7 +175,7 @@ def test_every_option_of_the_command_is_one_of_the_function() -> None:
 
     from specbench_ss.cli.run import command as run_command
 
-    app = typer.Typer()
+    app = typer.Typer(add_completion=False)
     app.command()(run_command)
     command = typer.main.get_command(app)
     flags = {p.opts[0].lstrip("-").replace("-", "_") for p in command.params} - {"help"}

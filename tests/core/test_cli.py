@@ -21,6 +21,7 @@ from specbench_ss.cli import run_output
 from specbench_ss.cli.main import COMMANDS, main
 from specbench_ss.cli.run_output import Progress
 from specbench_ss.errors import UserError
+from specbench_ss.results.analysis import load_run
 from specbench_ss.runs.config import RECORDED, RunConfig, RunTarget
 from specbench_ss.runs.run_dir import MANIFEST, ROWS, read_run
 from tests.cli import failing
@@ -188,7 +189,7 @@ def test_default_out_has_only_plain_characters() -> None:
 
 def test_the_end_of_a_run_tells_everything(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     out = make_run(labels=("ar", "ss", "medusa", "ar[again=1]"), failing=("medusa",), verdict="near-tie", questions=8)
-    run_output.tell(out, open_report=False)
+    run_output.tell(load_run(out), open_report=False)
     told = capsys.readouterr().out
     assert [told.index(word) for word in ("By task", "math reasoning", "Overall")] == sorted(
         told.index(word) for word in ("By task", "math reasoning", "Overall")
@@ -210,7 +211,7 @@ def test_a_method_without_one_good_sample_is_told_and_exits_1(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as end:
-        run_output.tell(make_run(failing=("ss",), questions=1), open_report=False)
+        run_output.tell(load_run(make_run(failing=("ss",), questions=1)), open_report=False)
     told = capsys.readouterr()
     assert end.value.exit_code == 1
     assert told.err == "ssbench: every sample failed of ss: RuntimeError: out of luck\n"
@@ -265,7 +266,7 @@ def test_sessions_under_other_conditions_are_told_in_one_line_at_the_end(
     sessions = [{"started": "1", "environment": here}, {"started": "2", "environment": {**here, "threads": None}}]
     for told, given in ((False, sessions[:1]), (True, sessions)):
         (out / MANIFEST).write_text(json.dumps({**manifest, "sessions": given}))
-        run_output.tell(out, open_report=False)
+        run_output.tell(load_run(out), open_report=False)
         line = "! Not all sessions had the same threads: their times do not compare."
         assert (line in capsys.readouterr().out.splitlines()) == told
 

@@ -10,6 +10,7 @@ import typer
 from specbench_ss.cli import run_output
 from specbench_ss.cli.main import main
 from specbench_ss.cli.shared import NAMES
+from specbench_ss.results.analysis import load_run
 from specbench_ss.results.checks import FOUND
 from tests.cli import failing
 from tests.conftest import MakeRun
@@ -39,9 +40,9 @@ def test_the_report_fails_on_what_was_asked_for(
 
 def test_a_run_fails_after_everything_is_written(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(labels=("ar", "ss"), categories=("qa",), questions=5, verdict="mismatch")
-    run_output.tell(run, False)
+    run_output.tell(load_run(run), False)
     with pytest.raises(typer.Exit) as ended:
-        run_output.tell(run, False, "mismatch")
+        run_output.tell(load_run(run), False, "mismatch")
     assert ended.value.exit_code == 1 and (run / "report.html").is_file()
     assert capsys.readouterr().err == "ssbench: --fail-on: mismatch (ss: 5 of 5 answers against the reference)\n"
 

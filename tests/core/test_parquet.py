@@ -13,7 +13,6 @@ import pytest
 
 from specbench_ss.results import frames as parquet_files
 from specbench_ss.results.analysis import load_run
-from specbench_ss.results.frames import write_parquet
 from specbench_ss.runs import step_files
 from specbench_ss.runs.run_dir import ROWS, STEPS, read_run
 from specbench_ss.runs.step_files import PARQUET, STEPS_PARQUET, checksum
@@ -24,7 +23,7 @@ MakeRun = Callable[..., Path]
 @pytest.fixture
 def path(make_run: MakeRun) -> Path:
     made = make_run(questions=2, categories=("qa", "math"), failing=("medusa",))
-    assert not write_parquet(made)
+    assert not load_run(made).write_parquet()
     return made
 
 
@@ -90,7 +89,7 @@ def test_a_run_that_is_not_complete_has_none(path: Path) -> None:
     for name in PARQUET:
         (path / name).unlink()
     (path / ROWS).write_bytes((path / ROWS).read_bytes()[:-5])
-    assert not write_parquet(path) and not list(path.glob("*.parquet"))
+    assert not load_run(path).write_parquet() and not list(path.glob("*.parquet"))
 
 
 def test_what_cannot_be_written_is_a_sentence(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,13 +97,14 @@ def test_what_cannot_be_written_is_a_sentence(path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(parquet_files, "_put", full)
-    assert "could not be written" in write_parquet(path) and "No space left" in write_parquet(path)
+    problem = load_run(path).write_parquet()
+    assert "could not be written" in problem and "No space left" in problem
     assert not list(path.glob("*.parquet")) and not load_run(path).unfinished
 
 
 def test_half_a_surrogate_pair_does_not_stop_them(path: Path) -> None:
     rows = (path / ROWS).read_bytes()
     (path / ROWS).write_bytes(rows.replace(b'"text": "', b'"text": "\\ud800'))
-    assert not write_parquet(path)
+    assert not load_run(path).write_parquet()
     assert pq.read_table(path / "samples.parquet")["text"][0].as_py().startswith("\ufffd")
     assert load_run(path).samples["text"].dropna().iloc[0].startswith("\ud800")

@@ -28,9 +28,8 @@ from specbench_ss.options import MethodSpec
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.reports.summary_files import MarkdownReport
 from specbench_ss.results import ranking as verdict_text
-from specbench_ss.results.analysis import analyse
+from specbench_ss.results.analysis import analyse, load_run
 from specbench_ss.results.checks import checks
-from specbench_ss.results.frames import write_parquet
 from specbench_ss.results.quality import BIASED, ENOUGH, bound, pool, sampling_tests
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.results.terminal import print_tables
@@ -157,7 +156,7 @@ def test_the_report_and_the_table_show_the_test(tmp_path: Path) -> None:
     assert "biased (400)" in MarkdownReport().content(done, summarise(done)).decode()
     table = analyse(done).summary().query("category == 'overall' and method == 'greedy'").iloc[0]
     assert (table["bias"], table["bias_tokens"], table["comparison"]) == ("biased", 400, "void")
-    assert write_parquet(done.path) == ""
+    assert load_run(done.path).write_parquet() == ""
     assert pd.read_parquet(done.path / "sameness.parquet")["sampled_pit"].map(sum).sum() == 800
 
 

@@ -21,7 +21,6 @@ from specbench_ss.bench.judge import Judge as JudgingModel
 from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
 from specbench_ss.results.analysis import load_run
-from specbench_ss.results.frames import write_parquet
 from specbench_ss.results.summary import summarise
 from specbench_ss.runs.run_dir import JUDGE, read_run
 from tests.conftest import MakeRun
@@ -214,7 +213,7 @@ def test_answers_of_a_damaged_run_are_skipped_and_counted(
 
 
 def test_parquet_files_hold_the_ratings(run: Path, judge: Judge) -> None:
-    assert write_parquet(run) == ""
+    assert load_run(run).write_parquet() == ""
     steps = (run / "steps.parquet").read_bytes()
     ask(run, judge, "--yes")
     samples, summary = (pd.read_parquet(run / f"{name}.parquet") for name in ("samples", "summary"))
