@@ -10,18 +10,15 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from urllib.parse import urlsplit
 
 from specbench_ss import registry
-from specbench_ss.engine.numerics import DTYPES
 from specbench_ss.engine.sampling import COLDEST
 from specbench_ss.errors import UserError, did_you_mean, known_words
 from specbench_ss.models.devices import check_one_device, device_names
 from specbench_ss.models.load import template_text
-from specbench_ss.models.quantize import QUANTIZE
 from specbench_ss.options import (
-    MOST_SEED,
     REFERENCE,
     MethodSpec,
     encodable,
@@ -32,7 +29,7 @@ from specbench_ss.options import (
     value_text,
     whole_number,
 )
-from specbench_ss.runs.config import MOST_REPEATS, Endpoint, Engine, Goal, Recording, RunConfig, Workers
+from specbench_ss.runs.config import MOST_REPEATS, OPTIONS, Endpoint, Goal, Option, Recording, RunConfig, Workers
 from specbench_ss.runs.preset import Preset, read_preset
 
 
@@ -151,8 +148,8 @@ def workers_of(values: Mapping[str, Any]) -> Workers | None:
 
 
 LOCAL = (  # options that say something of a model in this process
-    "methods", "model", "set", "preset", "plugin", "top_k", "dtype", "device", "engine", "quantize",
-    "trust_remote_code", "chat_template", "telemetry", "remake_disturbed", "record_drafts", "trace", "batch_size",
+    "methods", "set", "preset", "plugin", *(name for name, option in OPTIONS.items() if option.local),
+    "trust_remote_code", *(field.name for field in fields(Recording)), "batch_size",
 )  # fmt: skip
 SERVED = ("label", "endpoint_model", "api_key_env", "concurrency", "endpoint_timeout")
 TIMEOUT_S = 120.0
@@ -288,17 +285,7 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-LEAST = {"limit": 0, "repeats": 1, "warmup": 0, "max_new_tokens": 1, "top_k": 0, "seed": 0}  # of whole numbers
-OPTIONAL = ("limit", "max_new_tokens", "chat_template")  # options that may be None
 FLOOR = 0.01  # half the width below which no interval is: `intervals.TIMING_FLOOR`, which is not imported here
-CHOICES = {
-    "dtype": DTYPES,
-    "history": ("reference", "own"),
-    "order": ("suite", "tasks"),
-    "engine": get_args(Engine),
-    "quantize": QUANTIZE,
-}
-TEXTS = ("suite", "model", "device", "chat_template")
 
 
 def as_options(content: Mapping[Any, Any], known: set[str], place: str | Path) -> dict[str, Any]:
@@ -319,7 +306,7 @@ def as_options(content: Mapping[Any, Any], known: set[str], place: str | Path) -
         elif name in ("stop", "plugin", "endpoint", "label", "endpoint_model", "api_key_env"):
             values[name] = [os.fspath(value)] if isinstance(value, (str, Path)) else _texts(value, place, name)
         else:
-            listed = isinstance(value, (list, tuple)) and name not in TEXTS
+            listed = isinstance(value, (list, tuple)) and not (name in OPTIONS and OPTIONS[name].kind == "text")
             values[name] = ",".join(map(str, value)) if listed else _plain_path(value)
     return values
 
@@ -435,28 +422,36 @@ def _share_of_drafts(value: Any) -> str:
 def _parts(name: str, text: Any) -> tuple[str, ...]:
     """'a, b' -> ('a', 'b'). Raises UserError for what is no text."""
     if not isinstance(text, str | None):
-        raise UserError(f"{_flag(name)} must be text, or a list of texts, not {text!r}")
+        raise UserError(f"{flag(name)} must be text, or a list of texts, not {text!r}")
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+DEFAULT = RunConfig(methods=())
+
+
+def _valid(name: str, value: Any, option: Option) -> Any:
+    """Return the value, a number as plain `int` or `float`. Raises UserError for one that its option cannot have."""
+    if option.kind == "number":
+        return plain_number(flag(name), value)
+    if option.kind == "whole":
+        number = whole_number(flag(name), value, option.least)
+        if option.most is not None and number > option.most:
+            raise UserError(f"{flag(name)} must be at most {option.most}, not {number}")
+        return number
+    if not isinstance(value, str):
+        raise UserError(f"{flag(name)} must be text, not {value!r}")
+    if option.choices and value not in option.choices:
+        raise UserError(f"{flag(name)}: there is no {value!r}{known_words(value, option.choices)}")
+    return value
 
 
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
     """The same values, numbers as plain `int` and `float`. Raises UserError for one that its option cannot have."""
     done = dict(values)
     device_names(done["device"])
-    for name in (*LEAST, *TEXTS):
-        if done[name] is None and name in OPTIONAL:
-            continue
-        if name in LEAST:
-            done[name] = whole_number(_flag(name), done[name], LEAST[name])
-        elif not isinstance(done[name], str):
-            raise UserError(f"{_flag(name)} must be text, not {done[name]!r}")
-    if done["seed"] > MOST_SEED:
-        raise UserError(f"--seed must be at most {MOST_SEED}, not {done['seed']}")
-    for name in ("temperature", "top_p"):
-        done[name] = plain_number(_flag(name), done[name])
-    for name, choices in CHOICES.items():
-        if done[name] not in choices:
-            raise UserError(f"{_flag(name)}: there is no {done[name]!r}{known_words(str(done[name]), choices)}")
+    for name, option in OPTIONS.items():
+        if done[name] is not None or getattr(DEFAULT, name) is not None:
+            done[name] = _valid(name, done[name], option)
     if not (math.isfinite(done["temperature"]) and done["temperature"] >= 0):
         raise UserError(f"--temperature must be a number of at least 0, not {done['temperature']:g}")
     if 0 < done["temperature"] < COLDEST:
@@ -471,11 +466,6 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
         if not encodable(text):
             raise UserError(f"--stop is not UTF-8 text: {ascii(text)}")
     return done
-
-
-def _flag(name: str) -> str:
-    """An option's name as on the command line."""
-    return f"--{name.replace('_', '-')}"
 
 
 def goal_of(values: Mapping[str, Any]) -> Goal | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from specbench_ss.options import MethodSpec, PluginFile
+from specbench_ss.engine.numerics import DTYPES
+from specbench_ss.models.quantize import QUANTIZE
+from specbench_ss.options import MOST_SEED, MethodSpec, PluginFile
 from specbench_ss.runs.preset import Preset
 
 
@@ -34,6 +36,26 @@ Engine = Literal["auto", "eager", "graph"]
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """What a field says of the option of its name: the kind of its values, their bounds, and where it may be used.
+
+    least, most: of whole numbers. choices: all values there are; () is any. local: it says something of a model in this
+    process, so it does not go with --endpoint.
+    """
+
+    kind: Literal["whole", "number", "text"]
+    least: int = 0
+    most: int | None = None
+    choices: tuple[str, ...] = ()
+    local: bool = False
+
+
+def option(default: Any, kind: Literal["whole", "number", "text"], **rest: Any) -> Any:
+    """Return a dataclass field that is an option of `ssbench run`, of its YAML files and of `run()`."""
+    return field(default=default, metadata={"option": Option(kind, **rest)})
+
+
+@dataclass(frozen=True, slots=True)
 class RunConfig:
     """Everything that decides what a run measures. It is stored in the run's manifest.
 
@@ -43,29 +65,29 @@ class RunConfig:
     """
 
     methods: tuple[MethodSpec, ...]
-    suite: str = "specbench"
-    model: str = "lab"
+    suite: str = option("specbench", "text")
+    model: str = option("lab", "text", local=True)
     categories: tuple[str, ...] = ()
-    limit: int | None = None
-    repeats: int = 1
-    warmup: int = 2
-    max_new_tokens: int | None = None
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    dtype: str = "auto"
-    device: str = "auto"
+    limit: int | None = option(None, "whole")
+    repeats: int = option(1, "whole", least=1)
+    warmup: int = option(2, "whole")
+    max_new_tokens: int | None = option(None, "whole", least=1)
+    temperature: float = option(0.0, "number")
+    top_p: float = option(1.0, "number")
+    top_k: int = option(0, "whole", local=True)
+    seed: int = option(0, "whole", most=MOST_SEED)
+    dtype: str = option("auto", "text", choices=DTYPES, local=True)
+    device: str = option("auto", "text", local=True)
     data: str | None = None
-    history: str = "reference"
+    history: str = option("reference", "text", choices=("reference", "own"))
     trust_remote_code: bool = False
-    chat_template: str | None = None  # a name or a file; None = the tokenizer's own
+    chat_template: str | None = option(None, "text", local=True)  # name or file; None = the tokenizer's own
     stop: tuple[str, ...] = ()  # texts that end an answer; they stay in it
     presets: tuple[Preset, ...] = ()  # files that some of the methods' options come from
     plugin: tuple[PluginFile, ...] = ()  # files that some of the methods are defined in
-    order: str = "suite"
-    engine: str = "auto"
-    quantize: str = "none"
+    order: str = option("suite", "text", choices=("suite", "tasks"))
+    engine: str = option("auto", "text", choices=get_args(Engine), local=True)
+    quantize: str = option("none", "text", choices=QUANTIZE, local=True)
     endpoints: tuple[Endpoint, ...] = ()  # servers that are measured in place of methods; the first is the baseline
     concurrency: tuple[int, ...] = ()  # requests in flight to a server, besides one
 
@@ -78,6 +100,9 @@ class RunConfig:
     def fingerprint(self) -> str:
         """Return a sha256 of everything that decides what a run measures."""
         return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
+
+
+OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(RunConfig) if "option" in f.metadata}
 
 
 @dataclass(frozen=True, slots=True)
