@@ -78,12 +78,6 @@ def test_a_method_without_memory_holds_nothing_afterwards_and_answers_again(
     assert answers.answer(asked(decoder)).tokens == expected
 
 
-def test_without_cuda_nothing_of_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = registry.method_class("ar").examples(tiny_target("llama", words=61))["default"]()
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: pytest.fail("there is no CUDA device in use"))
-    assert told(torch.OutOfMemoryError(TORCHS), decoder).startswith("out of memory on cpu")
-
-
 @pytest.mark.parametrize(
     "error",
     [

@@ -89,36 +89,6 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments,words",
-    [(["paper"], "NAME"), (["paper", "figur-99", "--dry-run"], "no experiment 'figur-99'"),
-     (["paper", "figure-99", "--resume"], "--out"), (["paper", "figure-99", "--limit", "few"], "--limit")],
-)  # fmt: skip
-def test_mistakes_are_one_line_and_exit_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert words in captured.err and captured.err.count("\n") == 1 and captured.out == ""
-
-
-def test_options_that_an_experiment_does_not_use_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(Made, "uses", ("seed",))
-    idle = ["--model", "nosuch", "--chat-template", "plain", "--set", "ss.k=1", "--limit", "3"]
-    arguments = ["paper", "figure-99", "--out", str(tmp_path / "out"), "--seed", "7"]
-    told = failing([*arguments, *idle], capsys)
-    assert "'figure-99' takes no --model, no --limit, no --chat-template, no --set: it would make no" in told
-    assert main(arguments) == 0
-
-
-def test_results_that_are_there_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "other").write_text("mine")
-    assert main(["paper", "figure-99", "--out", str(tmp_path)]) == 2
-    assert "is there already" in capsys.readouterr().err
-    assert main(["paper", "figure-99", "--out", str(tmp_path), "--resume"]) == 0
-    assert (tmp_path / "other").read_text() == "mine"
-
-
 class Broken(Made):
     """One that cannot run."""
 

@@ -19,7 +19,6 @@ from specbench_ss.errors import UserError
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.preset import Preset, check_writable, read_preset, write_preset
 from specbench_ss.suite import Question, SuiteData
-from tests.cli import failing
 
 HERE = {
     "model": "lab", "weights_hash": "a", "device": "cpu", "device_name": "EPYC", "dtype": "float32", "threads": 2,
@@ -48,40 +47,6 @@ def test_a_preset_may_be_written_by_hand(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("method: ss\noptions: {prune: off, k: 2}\n")
     assert read_preset(file).options == {"prune": "off", "k": "2"}
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("method: ss", "it lacks options"),
-        ("options: {k: 1}", "it lacks method"),
-        ("method: ss\noptions: {k: [1]}", "options.k is not a single value"),
-        ("method: ss\noptions: k=1", "options is not an object"),
-        ("preset: 2\nmethod: ss\noptions: {}", "its format is 2"),
-        ("- ss", "expected 'option: value' lines"),
-        ("method: [", "is not YAML"),
-        ("made: 2026-99-99", "is not YAML"),
-        ("method: medusa\noptions: {}", "is for method 'medusa', which is not part of this run"),
-    ],
-)
-def test_what_is_no_preset_of_this_run_is_one_line(
-    text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "p.yaml"
-    file.write_text(text)
-    told = failing(["run", "--methods", "ss", "--preset", str(file), "--dry-run"], capsys)
-    assert words in told and str(file) in told
-
-
-def test_options_that_the_method_does_not_have_are_told_with_their_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "p.yaml"
-    write_preset(file, {"method": "ss", "options": {"gama": 2}})
-    told = failing(["run", "--methods", "ss", "--preset", str(file), "--out", str(tmp_path / "run")], capsys)
-    assert "no option 'gama' (did you mean gamma?)" in told and f"(preset {file})" in told
-    assert not (tmp_path / "run").exists()
-    assert "cannot read nowhere.yaml" in failing(["run", "--methods", "ss", "--preset", "nowhere.yaml"], capsys)
 
 
 def test_set_and_brackets_win_over_a_preset() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,9 @@ from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, Shared
 from specbench_ss.models.checkpoint import Advice, read_advice
 from specbench_ss.models.load import outline_of
 from specbench_ss.models.resolve import LAB
-from specbench_ss.options import MethodSpec, describe_options
+from specbench_ss.options import MethodSpec
 from specbench_ss.registry import method_options
 from specbench_ss.runs.manifest import read_manifest
-from tests.cli import failing
 
 BY_DEVICE = {"k": 3, "n_draft": 8, "cpu": {"n_draft": 2, "gamma": 2, "prune": "off"}, "cuda": {"n_draft": 12}}
 SMOLLM2 = Path(LAB).parent / "drafters" / "smollm2"
@@ -77,20 +75,6 @@ def test_a_stated_value_that_means_all_or_none_is_kept(method: Any, stated: dict
     advice = read_advice({name: 2}, method.Options, method.advisable, method.name, "config.json")
     assert advice.settle(method_options(spec), "cpu") == (method.Options(**stated), {})
     assert advice.settle(method.Options(), "cpu")[1] == {name: 2}
-
-
-@pytest.mark.parametrize("method", [Medusa, Hydra, Eagle, Eagle2, SpeculativeStreaming, SharedStreaming])
-def test_the_default_of_an_advised_option_means_as_advised(method: Any) -> None:
-    helps = {option.name: option for option in describe_options(method.Options)}
-    for name in set(method.advisable) - {"parent"}:  # which is as root is
-        assert re.search(rf"{helps[name].default}: as the .*advises", helps[name].help), name
-
-
-def test_all_heads_that_are_stated_are_used(lab: Target, tmp_path: Path) -> None:
-    weights = str(folder(tmp_path / "medusa", {"heads": 2}, of="medusa"))
-    advised, stated = (Medusa.load(lab, MedusaOptions(weights=weights, **given)) for given in ({}, {"heads": 0}))
-    assert advised.advised == {"heads": 2} and advised.depth == 2
-    assert not stated.advised and stated.depth == stated.heads.count > 2
 
 
 @pytest.mark.parametrize(
@@ -172,12 +156,6 @@ def test_a_run_says_and_records_what_was_advised(tmp_path: Path, capsys: pytest.
         "k": 2, "n_draft": 2, "gamma": 2, "prune": "off",
     }  # fmt: skip
     assert method["resolved"]["n_draft"] == 2 and method["resolved"]["gamma"] == 2
-
-
-def test_a_run_with_advice_that_cannot_be_begins_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    weights = folder(tmp_path / "ss", {"tpu": {"k": 3}})
-    asked = ["run", "--methods", f"ss[weights={weights}]", "--limit", "1", "--out", str(tmp_path / "run")]
-    assert "no such device class" in failing(asked, capsys) and not (tmp_path / "run").exists()
 
 
 def test_the_lab_drafts_as_before(lab: Target) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from specbench_ss import load_model
-from specbench_ss.bench import build_config, preflight
+from specbench_ss.bench import preflight
 from specbench_ss.bench import ray as pools
 from specbench_ss.bench import ray as sharded
 from specbench_ss.bench import runner as local
@@ -25,7 +25,6 @@ from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import Goal, Recording, RunConfig, RunTarget, Workers
 from specbench_ss.runs.records import Row, Run
 from specbench_ss.runs.run_dir import read_drafts, read_run
-from tests.cli import failing
 from tests.sharded.fake_ray import FakeRay
 
 CONFIG = RunConfig(
@@ -223,18 +222,6 @@ def test_all_repeats_of_a_question_are_made_by_one_worker(by: Callable[..., Run]
     assert {sample.repeat for sample in asked[0].samples} == {0, 1}
 
 
-def test_what_a_worker_cannot_load_is_one_line(
-    by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def broken(plan: Any) -> Target:
-        raise UserError("no room for the model")
-
-    monkeypatch.setattr(local, "_load", broken)
-    with pytest.raises(UserError, match="^no room for the model$"):
-        by(FakeRay(), "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_workers_with_another_model_are_refused(
     by: Callable[..., Run], lab: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,26 +293,6 @@ def test_a_cluster_that_begins_no_worker_is_told(by: Callable[..., Run]) -> None
     ray.silent = True
     with pytest.raises(UserError, match="no worker of the Ray cluster began within 3600 s"):
         by(ray, "run")
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("--methods pld --workers 2", "--workers needs --executor ray"),
-        ("--methods pld --ray-address auto", "--ray-address needs --executor ray"),
-        ("--methods pld --executor ray --trace", "leave out --trace or --executor"),
-        ("--endpoint http://localhost:1/v1 --executor ray", "leave one out"),
-    ],
-)
-def test_a_mistake_is_one_line(line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said in failing(["run", *line.split(), "--out", str(tmp_path / "run")], capsys)
-    assert not (tmp_path / "run").exists()
-
-
-def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_config, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install -e '\.\[ray\]'"):
-        build_config.workers_of({"executor": "ray", "workers": 1, "ray_address": None})
 
 
 def test_manifests_of_runs_by_workers_are_read(by: Callable[..., Run], tmp_path: Path) -> None:

@@ -106,38 +106,6 @@ def test_a_busy_server_is_asked_again(site: Site, tmp_path: Path) -> None:
     assert site.requests == 3
 
 
-def test_a_server_that_stays_busy_is_given_up(site: Site, tmp_path: Path) -> None:
-    site.statuses = [503]
-    with pytest.raises(UserError, match="HTTP 503"):
-        fetch(site, tmp_path / "question.jsonl")
-    assert site.requests == ATTEMPTS
-
-
-def test_redirects_are_followed(site: Site, tmp_path: Path) -> None:
-    site.statuses = [302, 200]
-    assert fetch(site, tmp_path / "question.jsonl").read_bytes() == BODY
-
-
-def test_nobody_listens(site: Site, tmp_path: Path) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        port = server.server_address[1]
-    with pytest.raises(UserError, match="cannot reach http://127.0.0.1"):
-        download(f"http://127.0.0.1:{port}/x", SHA, tmp_path / "x", pause=0.001)
-
-
-@pytest.mark.parametrize("url", ["question.jsonl", "ftp://host/file", "http://host:port/x", ""])
-def test_what_is_no_url(url: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a URL to download from"):
-        download(url, SHA, tmp_path / "x", pause=0)
-
-
-def test_a_folder_that_cannot_be_made(site: Site, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write"):
-        fetch(site, tmp_path / "file" / "question.jsonl")
-    assert site.requests == 0
-
-
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path))
     assert cache_folder() == tmp_path

@@ -188,17 +188,6 @@ def test_other_conditions_are_another_judge(run: Path, judge: Judge) -> None:
         JudgingModel.at("m", "http://h:x", 5)
 
 
-def test_a_rating_of_a_replaced_answer_does_not_count(run: Path, judge: Judge) -> None:
-    ask(run, judge, "--yes")
-    lines = [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
-    lines[-1]["text"] = "made again"
-    (run / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    done = read_run(run)
-    assert len(done.judged) == 16 and done.rows[-1].key not in done.judged_scores and len(done.judged_scores) == 15
-    ask(run, judge, "--yes")
-    assert len(judge.requests) == 17 and len(read_run(run).judged_scores) == 16
-
-
 def test_answers_of_a_damaged_run_are_skipped_and_counted(
     run: Path, judge: Judge, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,15 +209,6 @@ def test_parquet_files_hold_the_ratings(run: Path, judge: Judge) -> None:
     samples, summary = (pd.read_parquet(run / f"{name}.parquet") for name in ("samples", "summary"))
     assert set(samples["judged"]) == {0.8} and summary["judged"].notna().all()
     assert (run / "steps.parquet").read_bytes() == steps
-
-
-def test_what_a_kill_cuts_off_is_made_again(run: Path, judge: Judge) -> None:
-    ask(run, judge, "--yes")
-    file = run / JUDGE
-    file.write_bytes(file.read_bytes()[:-20])
-    assert len(read_run(run).judged) == 15
-    ask(run, judge, "--yes")
-    assert len(judge.requests) == 17 and len(read_run(run).judged) == 16
 
 
 def test_the_judge_sees_what_the_method_saw(run: Path) -> None:
@@ -257,19 +237,6 @@ def test_mt_benchs_own_prompts() -> None:
     single = prompts.messages(Asked("writing", ("One?",), ("a",)))
     assert single is not None and single[0]["content"] == "You are a helpful assistant."
     assert prompts.messages(Asked("writing", ("1", "2", "3"), ("a", "b", "c"))) is None
-
-
-def test_prompts_that_are_none_are_named(tmp_path: Path) -> None:
-    file = tmp_path / "p.jsonl"
-    names = ("single-v1", "single-math-v1", "single-v1-multi-turn", "single-math-v1-multi-turn")
-    file.write_text(
-        "".join(json.dumps({"name": n, "system_prompt": "", "prompt_template": "{z}"}) + "\n" for n in names)
-    )
-    with pytest.raises(UserError, match="p.jsonl:1: cannot fill this prompt"):
-        FilePrompts(file).messages(Asked("writing", ("One?",), ("a",)))
-    file.write_text('{"name": "single-v1"}\n')
-    with pytest.raises(UserError, match="has no prompt 'single-math-v1'"):
-        FilePrompts(file)
 
 
 def test_ratings() -> None:

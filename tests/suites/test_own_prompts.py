@@ -111,33 +111,6 @@ def test_turns_are_answered_in_order(tmp_path: Path) -> None:
     assert spoken.turns == ("A?",) and spoken.history == (Message("system", "Be brief."),)
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"messages": []}, "'messages' holds no message of the user"),
-        ({"messages": [SYSTEM]}, "no message of the user"),
-        ({"messages": [ANSWER]}, "no message of the user"),
-        ({"messages": [ASKED, SAID, SAID]}, "'messages' ends with assistant, assistant"),
-        ({"messages": [ASKED, SYSTEM]}, "ends with user, system"),
-        ({"messages": [{"role": "user", "content": " "}]}, "last message is empty"),
-        ({"messages": [{"role": "tool", "content": "7"}, ASKED]}, r"messages\[0\] has role 'tool'"),
-        ({"messages": [ASKED, {"role": "wizard", "content": "7"}]}, r"messages\[1\] has role 'wizard'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "type 'image_url'"),
-        ({"messages": [ASKED], "turns": ["One?"]}, "both 'messages' and 'turns'"),
-        ({"messages": [ASKED], "prompt": "Other?"}, "both 'messages' and 'prompt'"),
-        ({"messages": SHOTS, "system": "Be brief."}, "both 'system' and a system message"),
-        ({"messages": [ASKED, SAID], "reference": ["Un."]}, "both 'reference' and an answer"),
-        ({"turns": []}, "'turns' must be"),
-        ({"turns": ["One?", " "]}, "'turns' must be"),
-        ({"turns": "One?"}, "'turns' must be"),
-        ({"text": "One?"}, "none of the known columns"),
-    ],
-)
-def test_a_row_that_cannot_be_kept_is_refused(row: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"own\.jsonl:2: .*{words}"):
-        load(tmp_path, {"prompt": "Hi"}, row)
-
-
 def test_what_is_not_read_is_named_once(tmp_path: Path) -> None:
     row = {"messages": [{**ASKED, "name": "Ann", "weight": 0}], "tools": [{"name": "sum"}], "score": None, "id": 1}
     assert load(tmp_path, row, {**row, "id": 2}).notes == (
