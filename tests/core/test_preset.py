@@ -115,14 +115,6 @@ def test_what_differs_between_there_and_here(then: dict[str, Any], said: str) ->
     assert changed(then, HERE) == said
 
 
-SAMPLED = HERE | {"decoding": "temperature 0.7, top-p 0.9"}
-
-
-def test_a_preset_was_made_greedily_and_says_so_where_tokens_are_sampled() -> None:
-    assert changed(HERE, SAMPLED) == "decoding greedy, here temperature 0.7, top-p 0.9"
-    assert changed({}, SAMPLED) == ""  # written by hand: nobody knows
-
-
 def test_weights_that_resolve_to_something_else_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     class Decoder:
         def described(self) -> dict[str, Any]:

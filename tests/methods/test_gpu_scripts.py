@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import re
@@ -19,11 +18,7 @@ import pytest
 import torch
 
 from specbench_ss import __version__, registry
-from specbench_ss.engine.cuda_graphs import StaticPasses
-from specbench_ss.engine.target import Target
 from specbench_ss.models.load import load_target
-from specbench_ss.models.tiny import tiny_target
-from specbench_ss.runs.records import Row, Sameness
 
 ROOT = Path(__file__).parents[2]
 GPU = ROOT / "benchmarks" / "gpu"
@@ -68,25 +63,12 @@ def names_in(file: Path) -> list[str]:
         return archive.getnames()
 
 
-def stages_of(text: str) -> list[str]:
-    known = re.search(r"^known=\((.*)\)$", text, re.MULTILINE)
-    assert known
-    return known[1].split()
-
-
 @pytest.mark.parametrize("script", sorted(GPU.glob("*.sh")), ids=lambda path: path.name)
 def test_scripts_can_be_read(script: Path) -> None:
     done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     if script.name not in ("preamble.sh", "wheels.sh"):  # which is for a machine with a network
         assert re.search(r"^\. benchmarks/gpu/preamble\.sh$", script.read_text(), re.MULTILINE)
-
-
-def test_the_page_names_every_stage_in_order() -> None:
-    stages = stages_of((GPU / "all.sh").read_text())
-    page = (GPU / "README.md").read_text()
-    assert re.findall(r"^\| `(\w+)` \|.*\|.*\|$", page, re.MULTILINE) == stages
-    assert "SmolLM2 is not among the stages" in page and "93 MB" in page and "64 MiB" in page
 
 
 def test_every_stage_asks_for_what_the_page_says(asked: dict[str, str], tmp_path: Path) -> None:
@@ -114,12 +96,6 @@ def test_every_stage_asks_for_what_the_page_says(asked: dict[str, str], tmp_path
     assert sum("doctor --calibrate" in line for line in made) == 1
 
 
-def test_cudnns_attention_is_the_last_choice_of_every_script() -> None:
-    command = ["bash", "-c", "GPU_READY=1 . benchmarks/gpu/preamble.sh; env"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in told.stdout.splitlines()
-
-
 def test_every_command_of_the_stages_ends_in_time() -> None:
     """Nothing that computes is started without a limit, and the limits of a stage are below ten minutes together."""
     text = (GPU / "all.sh").read_text()
@@ -141,15 +117,6 @@ def test_a_stage_that_fails_is_named_and_the_others_are_made(asked: dict[str, st
         ["benchmarks/gpu/sameness.py", "--device"], ["-m", "specbench_ss"],
     ]  # fmt: skip
     assert all_stages(asked, tmp_path / "out", "sameless").returncode == 2
-
-
-def test_what_was_measured_beside_generate_is_not_measured_again(asked: dict[str, str], tmp_path: Path) -> None:
-    out, made = tmp_path / "out", Path(asked["WORK"], "results", "generate")
-    all_stages(asked | {"FAILS": "--engine graph"}, out, "generate")
-    assert (made / "generate-eager.txt").exists() and not (made / "generate-graph.txt").exists()
-    all_stages(asked, out, "generate")
-    assert [re.search(r"--engine (\w+)", line)[1] for line in calls(asked)] == ["graph", "eager", "graph"]  # type: ignore[index]
-    assert (made / "generate-graph.txt").exists()
 
 
 def test_without_what_is_required_nothing_is_begun_and_one_line_is_told(asked: dict[str, str], tmp_path: Path) -> None:
@@ -181,13 +148,6 @@ def test_results_come_back_after_every_stage_and_can_be_begun_from(asked: dict[s
     assert not calls(asked) and (tmp_path / "fresh" / "results" / "generate" / "generate-graph.txt").exists()
 
 
-def test_a_call_has_an_end_within_which_all_stages_are(asked: dict[str, str], tmp_path: Path) -> None:
-    done = all_stages(asked | {"CALL": "3"}, tmp_path / "out", "roofline", "generate")
-    assert done.returncode == 1 and not calls(asked)
-    assert "no time is left in this call for: python3 benchmarks/vs_transformers.py" in done.stdout
-    assert (tmp_path / "out" / "generate.tar.gz").exists()
-
-
 # -- what travels ----------------------------------------------------------------------------------------------------
 
 
@@ -215,14 +175,6 @@ def test_the_checkout_is_known_to_python_without_an_installation(tmp_path: Path)
     assert {(p.group, p.name, p.value) for p in noted.entry_points} == {
         (group, name, value) for group, points in groups.items() for name, value in points.items()
     }
-
-
-def test_packages_that_are_missing_are_told_by_what_they_cost() -> None:
-    ready = runpy.run_path(str(GPU / "ready.py"))
-    missing, optional, old = ready["packages"]({"dependencies": ["torch>=99", "no-such>=1", "plotly>=7", "pytest>=1"]})
-    assert missing == ["no-such"] and optional in ([], ["plotly"]) and old[0].startswith("torch ")
-    assert "no-such; benchmarks/gpu/wheels.sh" in ready["problem"]("cpu", missing)
-    assert ready["problem"]("cpu", []) == ""
 
 
 # -- sameness.py -----------------------------------------------------------------------------------------------------
@@ -264,14 +216,6 @@ def test_replayed_and_not_replayed_answers_are_held_against_each_other(
     assert again[:3] == lines[:3]
 
 
-def test_a_method_that_falls_back_in_silence_is_bad(
-    sameness: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(StaticPasses, "run", lambda *_, **__: None)
-    assert sameness["main"]([*SMALL, "--methods", "ar", "--engines", "called"]) == 1
-    assert re.search(r"^BAD .*; 0 replays in \d+ steps", capsys.readouterr().out, re.MULTILINE)
-
-
 def test_a_method_that_fails_or_differs_is_bad_and_the_others_are_measured(
     sameness: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -294,17 +238,6 @@ def test_a_method_that_fails_or_differs_is_bad_and_the_others_are_measured(
     )
 
 
-def test_near_ties_are_harmless_in_every_format_and_counted(
-    sameness: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def tied(decoder: Any, prompt: Any, expected: Row, row: Row) -> Sameness:
-        return Sameness(*row.key, "near-tie", 1, 1e-6, 1e-6)
-
-    monkeypatch.setitem(sameness, "judge", tied)
-    assert sameness["main"]([*SMALL, "--methods", "ar", "--engines", "eager"]) == 0
-    assert "0 bad, 0 failed; 1 near-ties in float32" in capsys.readouterr().out
-
-
 def test_every_registered_method_is_named(sameness: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """By itself, without options: the default shape of `ss` and `sd` is what most runs have."""
     plain = [text for text in sameness["METHODS"] if "[" not in text]
@@ -317,74 +250,4 @@ def test_every_registered_method_is_named(sameness: dict[str, Any], monkeypatch:
         sameness["main"]([*SMALL, "--engines", "eager"])
 
 
-def test_an_engine_that_does_not_load_leaves_the_others(
-    sameness: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sameness["main"]([*SMALL, "--methods", "ar", "--engines", "graph", "eager"]) == 1
-    told = capsys.readouterr().out
-    assert "FAILED float32 graph: engine graph replays CUDA graphs" in told and "float32 eager  ar" in told
-
-
 # -- roofline.py and vs_transformers.py ------------------------------------------------------------------------------
-
-
-def test_a_step_without_memory_is_told_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = runpy.run_path(str(ROOT / "benchmarks" / "roofline.py"))
-    measured, told = bench["measured"], list[str]()
-
-    def scarce(decoder: Any, context: int, width: int, steps: int) -> Any:
-        if width == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. And more")
-        return measured(decoder, context, width, steps)
-
-    monkeypatch.setitem(bench["lines_of"].__globals__, "measured", scarce)
-    arguments = argparse.Namespace(contexts=[16], methods=["verify"], widths=[1, 2, 4], engine="eager", steps=1)
-    lines = list(bench["lines_of"](tiny_target("llama", words=61), "tiny", arguments, set(), told.append))
-    assert [line.width for line in lines] == [1, 4]
-    assert told == ["verify      2 rows     16 tokens: left out, out of memory on cpu (2.00 GiB more were wanted)"]
-
-
-def test_a_pruned_step_drafts_as_the_papers_do_and_verifies_what_is_kept() -> None:
-    bench = runpy.run_path(str(ROOT / "benchmarks" / "roofline.py"))
-    target = load_target("lab", dtype="float32", device="cpu")
-    decoder = bench["decoder_of"]("ss-pruned", target, 32)
-    begun, state = bench["session"](bench["Forced"](decoder), [5 + i % 40 for i in range(16)], 400)
-    with torch.inference_mode():
-        step = [begun.step(state) for _ in range(2)][-1]
-    assert (step.nodes, step.verified) == (120, 31)
-
-
-@pytest.fixture(scope="module")
-def beside() -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "benchmarks" / "vs_transformers.py"))
-
-
-def test_generate_over_a_static_cache_is_compiled_where_it_is_asked_for(
-    beside: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same tokens, by steps that went through what transformers compiles; here that is left as it is."""
-    target: Target = load_target("lab", dtype="float32", device="cpu")
-    case, steps = beside["compiled"](target), list[tuple[int, ...]]()
-
-    def call(config: Any) -> Any:
-        def counted(**inputs: Any) -> Any:
-            steps.append(tuple(inputs["input_ids"].shape))
-            return target.model(**inputs)
-
-        return counted
-
-    monkeypatch.setattr(target.model, "get_compiled_call", call)
-    prompt = target.encode_chat([{"role": "user", "content": "What is 3 + 4?"}])
-    for ours in (True, False):
-        tokens = beside["answer"](target, case if ours else beside["Case"]("ar", case.ours, {}), prompt, 8)[1]
-        assert tokens
-        assert steps == [(1, 1)] * (len(steps))
-        assert bool(steps) == ours
-        steps.clear()
-    assert not case.drafts and beside["same_steps"](target, case, prompt, 8) is None
-
-
-def test_only_a_case_that_drafts_has_steps_to_compare(beside: dict[str, Any]) -> None:
-    cases = beside["cases"](load_target("lab", dtype="float32", device="cpu"), "", [2])
-    assert [case.drafts for case in cases] == [False] + [True] * (len(cases) - 1)
-    assert {case.name.partition("[")[0] for case in cases} == {"ar", "sd", "pld"}
