@@ -30,7 +30,6 @@ from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
 from specbench_ss.training.batches import future_labels, pick_anchors
-from specbench_ss.training.side_by_side import Machine
 from specbench_ss.training.text.lab_text import completion_mask, pack, special_ids
 
 SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "user": 3, "assistant": 4}
@@ -128,30 +127,6 @@ def of_the_applications(out: Path) -> None:
     assert not talks & {talk.tobytes() for name in SPECBENCH_CATEGORIES for talk in known.get(name, ())}
 
 
-def test_drafters_of_another_base_are_refused(tmp_path: Path) -> None:
-    from specbench_ss.engine.target import Target
-    from specbench_ss.methods.ss.stream_config import StreamConfig
-    from specbench_ss.methods.ss.streams import Streams
-    from specbench_ss.models.checkpoint import write_checkpoint
-    from specbench_ss.models.load import hash_weights
-    from tests.tiny import tiny_model
-
-    target = Target(tiny_model("llama"))
-    target.weights_hash = hash_weights(target.model)
-    config = StreamConfig(gamma=2, n_msa_layers=2)
-    about = {"base_hash": target.weights_hash, "base_dtype": "torch.float32", "streams": config.as_dict()}
-    write_checkpoint(tmp_path, Streams(config, 32), about)
-    options = SSOptions(weights=str(tmp_path))
-    SpeculativeStreaming.load(target, options)
-    other = Target(tiny_model("llama", seed=1))
-    other.weights_hash = hash_weights(other.model)
-    with pytest.raises(UserError, match="trained for another base"):
-        SpeculativeStreaming.load(other, options)
-    (tmp_path / "model.safetensors").write_bytes(b"x" * 100)
-    with pytest.raises(UserError, match="cannot read weights"):
-        SpeculativeStreaming.load(target, options)
-
-
 def test_a_resumed_base_is_the_uninterrupted_one(tmp_path: Path) -> None:
     size = replace(SIZES["draft"], hidden=32, ffn=32, vocab=64, rows_per_step=2, row_length=16)
     rng = np.random.default_rng(0)
@@ -178,22 +153,6 @@ def test_a_resumed_base_is_the_uninterrupted_one(tmp_path: Path) -> None:
         BaseTrainer(new_model(deeper, SPECIAL, 0), deeper, rows, SPECIAL, "cpu", tmp_path / "cut")
     with pytest.raises(UserError, match="made with text"):
         BaseTrainer(new_model(size, SPECIAL, 0), size, rows[::-1], SPECIAL, "cpu", tmp_path / "cut")
-
-
-@pytest.mark.parametrize(("exact", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
-def test_a_machine_multiplies_in_the_dtype_that_it_says(exact: bool, dtype: torch.dtype) -> None:
-    one = torch.ones(2, 2)
-    with Machine(torch.device("cpu"), exact).autocast():
-        assert (one @ one).dtype == dtype
-
-
-def test_unknown_stage_and_size_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown stage 'bass'"):
-        train(tmp_path, stages=("bass",))
-    with pytest.raises(UserError, match="unknown size"):
-        train(tmp_path, size="xl")
-    with pytest.raises(UserError, match="run stage 'tokenizer' first"):
-        train(tmp_path, stages=("base",), device="cpu")
 
 
 def test_packing_loses_no_conversation_and_splits_none() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specbench_ss.bench.build_config import Access, address, in_flight
-from specbench_ss.bench.server_client import AnswerError, Counters, event, message_of, payloads
+from specbench_ss.bench.build_config import Access, address
+from specbench_ss.bench.server_client import AnswerError, Counters, event, payloads
 from specbench_ss.errors import UserError
 
 
@@ -21,11 +21,6 @@ def test_addresses_and_commands_are_written_down_without_secrets() -> None:
         with pytest.raises(UserError) as e:
             address(url)
         assert "word" not in str(e.value) and "secret" not in str(e.value)
-
-
-def test_one_in_flight_is_measured_in_any_case() -> None:
-    assert in_flight("1,2,4") == in_flight([4, 2]) == in_flight("4,2,2") == (2, 4) and in_flight(2) == (2,)
-    assert in_flight(None) == in_flight("1") == in_flight(()) == ()
 
 
 def test_a_stream_may_come_in_any_pieces() -> None:
@@ -57,19 +52,6 @@ def test_what_is_no_event_is_told(data: bytes) -> None:
     with pytest.raises(AnswerError) as e:
         event(data)
     assert str(e.value).isprintable()
-
-
-def test_what_a_server_says_is_one_printable_line() -> None:
-    assert message_of(b'{"error": {"message": "no\\n\\u001b[31mroom"}}') == "no ?[31mroom"
-    assert message_of(b'{"detail": [{"loc": 1}]}') == '[{"loc":1}]' and message_of(b"") == "nothing"
-    assert message_of(b'{"error": ' + b"[" * 200_000).startswith('{"error": [[[')
-    assert message_of(b"<!doctype html><html>x") == "a page of HTML" and len(message_of(b"x" * 9999)) < 200
-
-
-def test_counters_that_fall_are_not_measured() -> None:
-    before, after = Counters(4, 12, 5, 100), Counters(6, 18, 9, 130)
-    assert after.since(before) == Counters(2, 6, 4, 30) and before.since(after) is None
-    assert after.since(Counters(4, 12, 5)) == Counters(2, 6, 4, None)
 
 
 def test_counters_are_those_of_the_model_and_of_all_engines() -> None:

@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 pytest.importorskip("openai", reason="the package openai is not installed")
@@ -21,7 +20,6 @@ from specbench_ss.bench.judge import Judge as JudgingModel
 from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
 from specbench_ss.results.analysis import load_run
-from specbench_ss.results.frames import write_parquet
 from specbench_ss.results.summary import summarise
 from specbench_ss.runs.run_dir import JUDGE, read_run
 from tests.conftest import MakeRun
@@ -176,39 +174,6 @@ def test_two_judges_are_not_mixed(run: Path, judge: Judge) -> None:
     ask(run, judge, "--yes", "--methods", "ar", model="other")
     done = read_run(run)
     assert done.judge.startswith("other at ") and {key[2] for key in done.judged_scores} == {"ar"}
-
-
-def test_other_conditions_are_another_judge(run: Path, judge: Judge) -> None:
-    ask(run, judge, "--yes")
-    ask(run, judge, "--yes", "--methods", "ar", "--max-tokens", "77")
-    assert len(judge.requests) == 24 and {key[2] for key in read_run(run).judged_scores} == {"ar"}
-    named = JudgingModel.at("m", "https://user:secret@host.example:81/v1", 5)
-    assert named.host == "host.example:81"
-    with pytest.raises(UserError, match="--base-url http://h:x is not an address"):
-        JudgingModel.at("m", "http://h:x", 5)
-
-
-def test_answers_of_a_damaged_run_are_skipped_and_counted(
-    run: Path, judge: Judge, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
-    kept = [line for line in lines if (line["method"], line["turn"], line["question_id"]) != ("ar", 0, "math-0")]
-    assert len(kept) == 15
-    (run / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
-    assert ask(run, judge, "--yes") == 0
-    assert "skipped    2 answers" in capsys.readouterr().out and len(judge.requests) == 13
-    (run / "questions.json").unlink()
-    assert ask(run, judge, "--yes") == 0
-    assert "skipped    15 answers" in capsys.readouterr().out and len(judge.requests) == 13
-
-
-def test_parquet_files_hold_the_ratings(run: Path, judge: Judge) -> None:
-    assert write_parquet(run) == ""
-    steps = (run / "steps.parquet").read_bytes()
-    ask(run, judge, "--yes")
-    samples, summary = (pd.read_parquet(run / f"{name}.parquet") for name in ("samples", "summary"))
-    assert set(samples["judged"]) == {0.8} and summary["judged"].notna().all()
-    assert (run / "steps.parquet").read_bytes() == steps
 
 
 def test_the_judge_sees_what_the_method_saw(run: Path) -> None:
