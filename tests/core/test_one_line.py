@@ -17,8 +17,6 @@ from specbench_ss.errors import UserError
 from specbench_ss.models.resolve import LAB
 from tests.cli import failing
 
-RUN = ["run", "--methods", "pld", "--limit", "1"]
-
 
 def test_prompts_may_come_through_a_pipe(tmp_path: Path) -> None:
     reader, writer = os.pipe()
@@ -26,14 +24,6 @@ def test_prompts_may_come_through_a_pipe(tmp_path: Path) -> None:
     os.close(writer)
     assert [row for _, row in user_files.read_rows(Path(f"/dev/fd/{reader}"))] == [{"prompt": "Hi"}]
     os.close(reader)
-
-
-@pytest.mark.parametrize("option", ["--config", "--preset"])
-@pytest.mark.parametrize("text", ["methods: " + "[" * 3000, "{a: " * 3000, "- " * 3000])
-def test_yaml_that_is_nested_deeply(option: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "deep.yaml").write_text(text)
-    told = failing(["run", "--methods", "pld", option, str(tmp_path / "deep.yaml")], capsys)
-    assert "nested too deeply" in told
 
 
 @pytest.mark.parametrize("method", ["medusa", "hydra", "eagle"])
@@ -45,23 +35,6 @@ def test_trees_that_are_nested_or_deep(method: str, tmp_path: Path, capsys: pyte
     for file in (nested, deep):
         told = failing(["run", "--methods", method, "--set", f"{method}.tree={file}"], capsys)
         assert str(file) in told
-
-
-def test_a_plugin_that_exits_while_it_is_imported_or_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "exits.py"
-    file.write_text("raise SystemExit(3)")
-    assert f"plugin {file} does not load: SystemExit: 3" in failing([*RUN, "--plugin", str(file)], capsys)
-    file.write_text(
-        "from specbench_ss import Decoder, DraftTree\n"
-        "class Exits(Decoder):\n"
-        "    name, summary = 'exits', 'exits'\n"
-        "    def propose(self, state): return DraftTree.root_only(state.root)\n"
-        "    @classmethod\n"
-        "    def load(cls, target, options): raise SystemExit(3)\n"
-    )
-    out = tmp_path / "run"
-    words = ["run", "--methods", "exits", "--plugin", str(file), "--limit", "1", "--out", str(out)]
-    assert "method 'exits' does not load: SystemExit: 3" in failing(words, capsys)
 
 
 @pytest.mark.parametrize("method", ["dflash", "eagle", "eagle2", "eagle3", "hydra", "medusa", "medusa2", "peagle"])

@@ -14,7 +14,7 @@ from specbench_ss.cli.main import main
 from specbench_ss.engine.decoder import Decoder, State
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.options import MethodSpec, describe_options, options_text, parse_options
+from specbench_ss.options import MethodSpec, options_text, parse_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +77,10 @@ def test_every_kind_of_option_is_read() -> None:
     assert parse_options(Options, {"limit": "7"}, "m").limit == 7
 
 
-@pytest.mark.parametrize("text,value", [("on", True), ("TRUE", True), ("yes", True), ("off", False), ("False", False)])
-def test_switches(text: str, value: bool) -> None:
-    assert parse_options(Options, {"prune": text}, "m").prune is value
-
-
 def test_options_text_reads_back() -> None:
     options = Options(k=2, prune=False, weights=Path("w"))
     given = dict(part.split("=", 1) for part in options_text(options).split(", "))
     assert parse_options(Options, given, "m") == options
-
-
-def test_described_options() -> None:
-    first, *_, last = describe_options(Options)
-    assert (first.name, first.type, first.default, first.help) == ("k", "int", "4", "drafted tokens")
-    assert (last.name, last.type) == ("note", "text")
 
 
 def test_the_project_registers_its_own() -> None:
@@ -121,11 +110,6 @@ def test_wrong_base_class_is_refused(plugins: dict[str, str]) -> None:
     plugins["odd"] = f"{__name__}:NOT_A_METHOD"
     with pytest.raises(UserError, match="not a subclass of Decoder"):
         registry.method_class("odd")
-
-
-def test_listing_loads_nothing(plugins: dict[str, str]) -> None:
-    plugins["broken"] = "nowhere:Nothing"
-    assert registry.names(registry.METHODS) == ["broken", "plain"]
 
 
 @pytest.mark.parametrize("line", ["methods", "check plain", "run --methods ar --dry-run --limit 1", "train -h"])

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
-import pytest
-
-from specbench_ss import run, time_limit
+from specbench_ss import run
 from specbench_ss.cli.main import main
 from specbench_ss.runs.run_dir import read_run
 
@@ -88,13 +83,3 @@ def test_what_cannot_be_interrupted_ends_the_process_in_a_line() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (2, "\nssbench: it is stuck\n")
-
-
-def test_a_limit_that_is_kept_leaves_nothing_behind() -> None:
-    before, threads = signal.getsignal(signal.SIGALRM), threading.active_count()
-    with time_limit.time_limit(30.0):
-        pass
-    with pytest.raises(time_limit.TimeIsOver), time_limit.time_limit(0.05):
-        time.sleep(5)
-    assert signal.getsignal(signal.SIGALRM) is before and threading.active_count() == threads
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

@@ -66,13 +66,6 @@ def test_what_is_faster_is_written_and_named_last(tune: Any) -> None:
         assert words in told.out
 
 
-def test_noise_leaves_the_default_and_says_so(tune: Any) -> None:
-    preset, told = tune(book(ar=1.4, ss=1.0, ss_2=1.0))
-    assert preset.options == {}
-    assert "the default is best within noise (ss[k=2], which looked best" in told.out
-    assert told.out.splitlines()[-1] == f"no preset is needed; the measurements are in {preset.file}"
-
-
 @pytest.mark.parametrize("prompts", [0, 3])
 def test_a_leader_that_is_not_confirmed_is_a_candidate_and_the_default_is_kept(tune: Any, prompts: int) -> None:
     preset, told = tune(book(prompts, ar=1.4, ss=1.0, ss_2=0.8), interrupted=True)
@@ -86,17 +79,6 @@ def test_a_leader_that_is_not_confirmed_is_a_candidate_and_the_default_is_kept(t
     assert told.out.splitlines()[-1] == f"no preset is needed; the measurements are in {preset.file}"
     written = yaml.safe_load(Path(preset.file).read_text())
     assert written["candidate"] == "ss[k=2]" and written["verdict"].startswith(said)
-
-
-def test_interrupted_before_anything_is_measured_it_writes_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ss, out = MethodSpec("ss"), tmp_path / "p.yaml"
-    monkeypatch.setattr(tune_work, "tune", lambda *_: Tuned(ss, ss, ss, Book(), Book(), interrupted=True))
-    assert main(["tune", "ss", "--out", str(out), "--device", "cpu"]) == 130
-    told = capsys.readouterr()
-    assert told.out == "" and "interrupted; nothing was measured before that" in told.err
-    assert not out.exists()
 
 
 def test_a_suite_without_a_split_of_its_own_lends_its_last_questions_and_says_so(tmp_path: Path) -> None:

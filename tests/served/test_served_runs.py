@@ -122,18 +122,6 @@ def test_tau_is_what_the_counters_say(questions: Path, tmp_path: Path) -> None:
     assert "sglang:spec_accept_length" in told["gauge"] and told["drafting"] == "its counters in /metrics"
 
 
-def test_tau_is_what_a_server_tells_with_its_answers(questions: Path, tmp_path: Path) -> None:
-    """llama.cpp counts drafted and accepted tokens, and no drafts: what no draft brought is one a step."""
-    with serving(Behaviour()) as plain, serving(Behaviour(per_chunk=4, drafted=5, metrics="llama.cpp")) as drafting:
-        made = measured([plain, drafting], ["plain", "drafting"], questions, tmp_path / "run")
-    own = made.samples.query("method == 'drafting'")
-    assert set(own["drafted"]) == {10} and set(own["accepted"]) == {6} and own["drafts"].isna().all()
-    table = made.summary().query("category == 'overall'").set_index("method")
-    assert table.loc["drafting", "tau"] == pytest.approx(7 / (7 - 6))  # 8 tokens, the first one the prompt's
-    assert table.loc["drafting", "acceptance_rate"] == pytest.approx(0.6)
-    assert table["tau"].isna()["plain"]
-
-
 def test_without_usage_pieces_are_counted_and_the_results_say_so(questions: Path, tmp_path: Path) -> None:
     with serving(Behaviour(mode="strict")) as one, serving(Behaviour(usage=False)) as other:
         made = measured([one, other], ["strict", "silent"], questions, tmp_path / "run")

@@ -234,13 +234,6 @@ def test_the_cluster_is_shared_out(
     assert pools._share(FakeRay(lambda *_: False, *machines), Workers(wanted), on_gpu) == found
 
 
-def test_more_workers_than_the_cluster_has_room_for_are_refused() -> None:
-    with pytest.raises(UserError, match="--workers 3: .* has 2 processors and 0 GPUs on 1 machines"):
-        pools._share(FakeRay(), Workers(3), on_gpu=False)
-    with pytest.raises(UserError, match="needs a GPU and a processor of its own, and the Ray cluster has 9 processors"):
-        pools._share(FakeRay(lambda *_: False, (9, 1)), Workers(3), on_gpu=True)
-
-
 @pytest.mark.parametrize(
     ("device", "asked", "gpus", "said"),
     [("cuda:1", "cuda:1", 2, "say cuda"), ("cpu", "auto", 2, "has GPUs, and this machine has none")],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.storage import cache_folder, file_sha256
+from specbench_ss.storage import file_sha256
 from specbench_ss.suites.download import ATTEMPTS, download
 
 BODY = b'{"question_id": 1}\n' * 20_000
@@ -92,24 +91,7 @@ def test_a_truncated_body_is_retried_then_refused(site: Site, tmp_path: Path) ->
     assert site.requests == ATTEMPTS
 
 
-def test_a_missing_page_is_not_retried(site: Site, tmp_path: Path) -> None:
-    site.statuses = [404]
-    with pytest.raises(UserError, match="HTTP 404"):
-        fetch(site, tmp_path / "question.jsonl")
-    assert list(tmp_path.iterdir()) == []
-    assert site.requests == 1
-
-
 def test_a_busy_server_is_asked_again(site: Site, tmp_path: Path) -> None:
     site.statuses = [503, 503, 200]
     assert fetch(site, tmp_path / "question.jsonl").read_bytes() == BODY
     assert site.requests == 3
-
-
-def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
-    monkeypatch.delenv("SSBENCH_CACHE")
-    if sys.platform == "linux":
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-        assert cache_folder() == tmp_path / "xdg" / "ssbench"

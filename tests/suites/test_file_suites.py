@@ -19,7 +19,6 @@ from specbench_ss.suites.file_suite import FileSuite
 from specbench_ss.suites.gsm8k import GSM8K
 from specbench_ss.suites.humaneval import HumanEval
 from specbench_ss.suites.mtbench import MTBench
-from specbench_ss.suites.speedbench import MASKED
 
 SHARED = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
 REAL = ("mt_bench/question.jsonl", "gsm8k/train.jsonl")
@@ -133,14 +132,6 @@ def test_math_answers_come_from_answer_or_solution(tmp_path: Path) -> None:
     ]
     with pytest.raises(UserError, match=r"m.jsonl:1: 'solution' has no"):
         load("math", write(tmp_path / "m.jsonl", {"problem": "?", "solution": "none"}))
-
-
-def test_masked_questions_are_left_out_with_a_word(tmp_path: Path) -> None:
-    masked = {**SPEED, "question_id": "x", "turns": [MASKED + " USING SPECDEC_BENCH"]}
-    data = load("speedbench", write(tmp_path / "s.jsonl", SPEED, masked))
-    assert [q.id for q in data.questions] == ["ab12"] and data.notes[0].startswith("1 masked question")
-    with pytest.raises(UserError, match="holds only masked questions"):
-        load("speedbench", write(tmp_path / "s.jsonl", masked))
 
 
 def test_a_compressed_file_is_read(tmp_path: Path) -> None:

@@ -169,13 +169,6 @@ def test_a_reply_without_a_rating_is_no_score_and_is_asked_again(
     assert summarise(read_run(run))[0].judged == pytest.approx(0.8) and len(judge.requests) == 32
 
 
-def test_two_judges_are_not_mixed(run: Path, judge: Judge) -> None:
-    ask(run, judge, "--yes")
-    ask(run, judge, "--yes", "--methods", "ar", model="other")
-    done = read_run(run)
-    assert done.judge.startswith("other at ") and {key[2] for key in done.judged_scores} == {"ar"}
-
-
 def test_the_judge_sees_what_the_method_saw(run: Path) -> None:
     done = read_run(run)
     reference = next(r.text for r in done.rows if r.method == "ar" and r.turn == 0)

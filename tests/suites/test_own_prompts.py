@@ -106,15 +106,6 @@ def test_turns_are_answered_in_order(tmp_path: Path) -> None:
     assert spoken.turns == ("A?",) and spoken.history == (Message("system", "Be brief."),)
 
 
-def test_what_is_not_read_is_named_once(tmp_path: Path) -> None:
-    row = {"messages": [{**ASKED, "name": "Ann", "weight": 0}], "tools": [{"name": "sum"}], "score": None, "id": 1}
-    assert load(tmp_path, row, {**row, "id": 2}).notes == (
-        "columns that are not read: tools",
-        "keys of messages that are not read: name",
-    )
-    assert load(tmp_path, {"messages": SHOTS}).notes == ()
-
-
 # -- the model's template -----------------------------------------------------------------------------------------
 
 
@@ -151,13 +142,6 @@ def test_a_template_without_a_system_role_is_one_line(template: str, words: str,
 
 
 # -- where else a question is read --------------------------------------------------------------------------------
-
-
-def test_a_changed_history_is_a_changed_suite(tmp_path: Path) -> None:
-    one, other = (load(tmp_path, {"messages": [said, *SHOTS[1:]]}) for said in (SYSTEM, {**SYSTEM, "content": "No."}))
-    assert one.content_hash != other.content_hash and one.questions[0].mark != other.questions[0].mark
-    plain = load(tmp_path, {"messages": [ASKED]})
-    assert "history" not in plain.questions[0].content()  # other suites keep the hash that they had without one
 
 
 def test_a_warm_up_keeps_roles_and_asks_nothing_of_the_run(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from specbench_ss.errors import UserError
 from specbench_ss.suite import Question
 from specbench_ss.suites.scorers import METRICS, final_number, normal_sql, score, score_turn
 
@@ -83,12 +82,6 @@ def test_final_number(text: str, number: str) -> None:
     assert score("numeric", text, ["#### 99"]) == 0.0
 
 
-def test_without_a_number_nothing_is_right() -> None:
-    assert final_number("none") is None
-    assert score("numeric", "none", ["none"]) == 0.0
-    assert score("numeric", "1" * 400, ["1" * 399 + "2"]) == 0.0
-
-
 def test_squad_words() -> None:
     assert score("em", "The  Eiffel-Tower!", ["eiffeltower"]) == 1.0
     assert score("token_f1", "in the year 1999", ["1999"]) == pytest.approx(0.5)  # 3 words to 1, 1 in common
@@ -119,11 +112,6 @@ def test_translation_metrics_are_fractions_and_ordered() -> None:
         near, far = (score(metric, text, [reference]) for text in ("The cat is sitting on a mat.", "A dog runs."))
         assert 0.0 <= far < near < 1.0
     assert score("bleu", "the cat is here", ["the cat", "cat is here"]) > score("bleu", "the cat is here", ["the cat"])
-
-
-def test_unknown_metric() -> None:
-    with pytest.raises(UserError, match="did you mean rouge_l"):
-        score("rougel", "a", ["a"])
 
 
 def test_turns_are_scored_against_their_own_references() -> None:

@@ -100,14 +100,6 @@ def test_the_official_file() -> None:
 
 
 @needs_official
-def test_selecting_from_the_official_file_also_for_the_lab() -> None:
-    for lab in (False, True):
-        data = SpecBench().load(SuiteRequest(data=OFFICIAL, categories=("rag", "stem"), limit=2, lab=lab))
-        assert [question.id for question in data.questions] == ["141", "142", "481", "482"]
-        assert data.edition == "official"
-
-
-@needs_official
 def test_fetch_then_load(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = SpecBench()
     with pytest.raises(UserError, match="ssbench suites fetch specbench.*--data FILE") as caught:
