@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from specbench_ss import registry
-from specbench_ss.bench.build_config import method_specs
 from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
 from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Span
-from specbench_ss.runs.config import RunConfig
 from tests.cli import failing
 
 EVIL = "</script><script>alert(1)</script>"
@@ -125,20 +123,3 @@ def test_a_folder_is_gone_on_with_for_what_it_was_begun_for_alone(
     monkeypatch.setattr(Made, "name", "figure-99")
     (out / "asked.json").write_text("{")
     assert f"{out / 'asked.json'} is damaged: it is not JSON" in failing([*again, "--seed", "7"], capsys)
-
-
-def test_a_setting_that_no_run_takes_is_refused_by_one_and_left_out_by_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def configs(self: Experiment, request: Request) -> dict[str, RunConfig]:
-        return {"run": RunConfig(methods=method_specs("ss[gamma=2]", request.settings), suite="specbench")}
-
-    monkeypatch.setattr(Made, "configs", configs)
-    asked = ["paper", "figure-99", "--dry-run", "--out", str(tmp_path / "out")]
-    told = failing([*asked, "--set", "ss.gamma=3"], capsys)
-    assert "--set ss.gamma=3 makes no difference to figure-99, which sets this option itself" in told
-    assert main([*asked, "--set", "ss.k=2"]) == 0
-    assert "method     ss[k=2,gamma=2]" in capsys.readouterr().out
-    given = [f"--set={text}" for text in ("ss.gamma=3", "medusa.nodes=4", "ss.k=2")]
-    assert main(["paper", "all", "--out", str(tmp_path / "all"), *given]) == 0
-    assert json.loads((tmp_path / "all" / "figure-99" / "result.json").read_text())["request"]["settings"] == ["ss.k=2"]

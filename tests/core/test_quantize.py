@@ -13,11 +13,9 @@ from specbench_ss.engine.costs import model_shape
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
-from specbench_ss.errors import UserError
 from specbench_ss.models import load
 from specbench_ss.models import quantize as quantising
-from specbench_ss.models.quantize import PACKAGES, quantise
-from specbench_ss.models.tiny import tiny_model
+from specbench_ss.models.quantize import PACKAGES
 from tests.cli import failing
 from tests.quantised import needs, quantised_target, small_model
 
@@ -61,11 +59,6 @@ def test_bytes_are_those_that_are_held_and_numbers_those_that_they_stand_for(how
     as_is, quantised = (model_shape(target) for target in targets)
     assert quantised["matrix_parameters"] == as_is["matrix_parameters"]
     assert quantised["weight_bytes"] < as_is["weight_bytes"] * (0.6 if how == "int8" else 0.5)
-
-
-def test_nf4_leaves_rows_that_are_no_whole_blocks_as_they_are() -> None:
-    with pytest.raises(UserError, match="nf4: the model has no linear layer that could be held so"):
-        quantise(tiny_model("llama"), "nf4")
 
 
 def test_a_run_says_how_weights_were_held_and_others_say_nothing(

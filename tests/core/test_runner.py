@@ -269,14 +269,6 @@ def test_killed_while_a_failed_sample_is_made_again(tmp_path: Path) -> None:
     assert len(whole.steps_by_sample[bad.key]) == next(r.steps for r in whole.rows if r.key == bad.key)
 
 
-def test_stop_texts_end_every_request_the_warm_up_included(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, warmup=1, stop=("Q:", "\n"), max_new_tokens=7)
-    done = bench.run()
-    assert len(bench.limits) > len(done.rows)
-    assert set(bench.limits) == {Limits(7, FakeTarget.eos_ids, ("Q:", "\n"))}
-    assert done.manifest["config"]["stop"] == ["Q:", "\n"]
-
-
 SPOILT: dict[str, Callable[[Generation], Any]] = {
     "tokens and steps do not add up": lambda made: made.tokens.append(65),
     "calls below 0": lambda made: setattr(made, "draft_calls", -1),
@@ -457,22 +449,6 @@ def warm_prompts_of(target: Any, asked: list[Question]) -> list[str]:
     return [bytes(ids).decode().removeprefix("<u>") for ids in warm_prompts(target, asked, 99)]
 
 
-def test_a_broken_scorer_costs_the_quality_only(tmp_path: Path) -> None:
-    for i, value in enumerate((float("nan"), 7.0, None)):
-        bench = Bench(tmp_path / str(i))
-        bench.suite.score = lambda *_, v=value: v  # type: ignore[method-assign,misc]
-        assert {(r.status, r.quality) for r in bench.run().rows} == {("ok", None)}
-        assert bool(bench.events.warnings) == (value is not None)
-
-
-def test_any_other_end_is_written_down(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.events.on_sample = lambda row: (_ for _ in ()).throw(SystemExit(1))  # type: ignore[method-assign]
-    with pytest.raises(SystemExit):
-        bench.run()
-    assert read_run(tmp_path).manifest["status"] == "failed"
-
-
 def test_warm_up_goes_on_until_times_settle_and_is_bounded() -> None:
     made: list[tuple[str, int]] = []
     warned: list[str] = []
@@ -509,24 +485,6 @@ def test_a_method_that_fails_in_warm_up_is_dropped_with_its_line(tmp_path: Path,
     assert why and why.startswith("failed in warm-up: RuntimeError: out of luck (test_runner.py, line")
     assert sum("bad" in text for text in bench.events.warnings) == 1
     assert all(row.ok for row in done.rows if row.method != "bad")
-
-
-def test_a_dropped_method_stays_dropped_until_it_works(tmp_path: Path) -> None:
-    def fail(label: str, prompt: str) -> None:
-        if label == "bad":
-            raise RuntimeError("out of luck")
-
-    def bench() -> Bench:
-        return Bench(tmp_path, ("ar", "bad"), warmup=1)
-
-    broken = bench()
-    broken.before = fail
-    broken.run()
-    again = bench()
-    again.before = fail
-    assert {row.status for row in again.run(resume=True).rows if row.method == "bad"} == {"failed"}
-    assert [label for label, _, _ in again.calls if label == "bad"] == ["bad"]  # in warm-up
-    assert {row.status for row in bench().run(resume=True).rows} == {"ok"}
 
 
 def test_a_reference_that_fails_in_warm_up_ends_the_run(tmp_path: Path) -> None:

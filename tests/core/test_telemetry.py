@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +17,6 @@ from specbench_ss.bench import telemetry as disturbance
 from specbench_ss.bench import telemetry as telemetry_record
 from specbench_ss.bench.telemetry import GIVE_UP, Host, Nvml, Sampler, Seen, Tries, disturbed_by, sampler_for
 from specbench_ss.runs.config import Recording
-from specbench_ss.runs.run_dir import RunDir
 from tests.core.nvml_replay import replay
 from tests.core.test_runner import Bench
 
@@ -85,19 +84,6 @@ def test_energy_is_a_difference_and_means_weigh_time() -> None:
     assert (found["energy_j"], found["joules_per_token"]) == (60.0, 2.0)
     assert found["nvml_kernel_busy"] == pytest.approx(0.6)  # (1 * 0 + 3 * 0.8) / 4: the first is of the time before
     assert found["host_page_faults"] == 0 and found["nvml_power_w"] is None
-
-
-def test_a_counter_without_its_first_or_last_reading_says_nothing() -> None:
-    """A part of the sample would be taken for all of it."""
-    for missing in (0, 2):
-        seen = Seen()
-        for i in range(3):
-            seen.add(float(i), {} if i == missing else {"nvml_energy_j": 10.0 * i})
-        assert seen.growth("nvml_energy_j") is None and seen.summary(5)["joules_per_token"] is None
-    whole = Seen()
-    for i in range(3):
-        whole.add(float(i), {} if i == 1 else {"nvml_energy_j": 10.0 * i})
-    assert whole.growth("nvml_energy_j") == 20.0 and Seen().growth("a") is None
 
 
 PROCESSES = "nvmlDeviceGetComputeRunningProcesses_v3"
@@ -221,74 +207,6 @@ def test_a_lasting_disturbance_marks_samples_and_is_given_up(machine: StillHost,
     assert done.samples["remade"].tolist() == [2] * GIVE_UP + [0] * (len(done.samples) - GIVE_UP)
     assert done.samples["disturbed"].str.contains("other processes").all()
     assert any("not made again any more" in warning for warning in bench.events.warnings)
-
-
-class Failing(StillHost):
-    """A machine of which some readings fail."""
-
-    def __init__(self, *bad: int) -> None:
-        super().__init__()
-        self.bad = bad
-
-    def read(self, slow: bool = False) -> dict[str, Any]:
-        found = super().read(slow)
-        if self.read_times in self.bad or not self.bad:
-            raise OSError("the driver is gone")
-        return found
-
-
-def test_a_reading_that_fails_ends_neither_the_thread_nor_the_sample() -> None:
-    sampler = Sampler(Failing(1, 3), interval=0.01)
-    with sampler.watch() as seen:
-        while len(seen.times) < 5:
-            time.sleep(0.005)
-    assert sampler._thread.is_alive() and seen.problem == "OSError: the driver is gone"
-    assert [value is None for value in seen.columns["host_cpu_share"]][:5] == [True, False, True, False, False]
-    assert seen.growth("host_page_faults") is None
-    sampler.close()
-
-
-def of_telemetry(warnings: list[str]) -> list[str]:
-    """Without the word that this machine is busy."""
-    return [text for text in warnings if text.startswith("telemetry")]
-
-
-class FullDisk:
-    """A file of which only the first half of a line can be written."""
-
-    def __init__(self, file: Any) -> None:
-        self.file, self.half = file, False
-
-    def write(self, data: bytes) -> int:
-        if self.half:
-            raise OSError(28, "No space left on device")
-        self.half = True
-        return int(self.file.write(data[: len(data) // 2]))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
-
-
-def test_a_side_file_that_cannot_be_written_costs_no_sample(machine: StillHost, tmp_path: Path) -> None:
-    bench = Recorded(tmp_path)
-
-    def fill(row: Any) -> None:
-        if len(bench.events.rows) == 3:
-            files = run_dirs[0]._beside.files
-            files["telemetry.jsonl"] = cast(Any, FullDisk(files["telemetry.jsonl"]))
-        bench.events.rows.append(row)
-
-    run_dirs: list[RunDir] = []
-    opened = RunDir.__enter__
-    bench.events.on_sample = fill  # type: ignore[method-assign]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(RunDir, "__enter__", lambda self: (run_dirs.append(self), opened(self))[1])
-        done = bench.run()
-    assert done.manifest["status"] == "complete" and set(done.samples["status"]) == {"ok"}
-    (said,) = of_telemetry(bench.events.warnings)
-    assert said == "telemetry is incomplete: telemetry.jsonl could not be written any further: no space left on device"
-    whole = (tmp_path / "telemetry.jsonl").read_bytes()
-    assert len([json.loads(line) for line in whole.splitlines()]) == 4 and whole.endswith(b"\n")
 
 
 def test_tries_of_a_killed_session_are_none_of_the_sample_made_later(machine: StillHost, tmp_path: Path) -> None:

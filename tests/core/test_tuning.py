@@ -158,19 +158,6 @@ def test_both_halves_have_every_category_that_has_two_prompts(seed: int) -> None
         assert abs(sum(categories[i] == c for i in search) - sum(categories[i] == c for i in confirm)) <= 1
 
 
-def test_a_lead_that_was_luck_goes_back_to_the_default() -> None:
-    """Fast in the first race, and slow ever after."""
-
-    def pace(options: dict[str, str], prompt: int) -> float:
-        lucky = len(bench.asked) < 12
-        return 0.001 * ((0.7 if lucky else 3) if options.get("size") == "16" else 1)
-
-    bench = FakeBench(pace, noise=0.001, values={"size": ["16"], "depth": ["1", "2"]})
-    tuned = bench.tune()
-    assert any("m[size=16,depth=1]" in labels for _, labels in bench.races), "it has led"
-    assert tuned.leader == tuned.default
-
-
 def test_every_block_holds_the_default_and_each_configuration_once() -> None:
     bench = FakeBench(bowl)
     bench.tune()
@@ -217,20 +204,6 @@ def test_interrupted_it_gives_what_was_confirmed_so_far(after: int) -> None:
         ("faster", {"size": "16", "depth": "2"}, {"size": "16", "depth": "2"}),
     )
     assert (tuned.outcome == "nothing better") == (after == 1)
-
-
-def test_a_failing_configuration_is_out_and_named_and_the_others_go_on() -> None:
-    bench = FakeBench(bowl)
-
-    def fail(spec: MethodSpec) -> None:
-        if spec.options.get("size") == "16":
-            raise RuntimeError("out of memory")
-
-    bench.before = fail
-    tuned = bench.tune()
-    assert tuned.failed["m[size=16]"] == "RuntimeError: out of memory"
-    assert any("m[size=16] is left out" in text for text in bench.warnings)
-    assert tuned.chosen.options["depth"] == "2"
 
 
 def test_a_comparison_is_of_common_blocks_and_adds_up_blocks_of_one_prompt() -> None:

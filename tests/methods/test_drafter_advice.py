@@ -13,16 +13,12 @@ from specbench_ss import load_model
 from specbench_ss.cli.main import main
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.tree_advice import with_advice
-from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle, Eagle2, EagleOptions
+from specbench_ss.methods.eagle.decode import Eagle2
 from specbench_ss.methods.hydra.decoding import Hydra
 from specbench_ss.methods.medusa.decoding import Medusa
-from specbench_ss.methods.medusa.options import MedusaOptions
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
-from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
 from specbench_ss.models.checkpoint import Advice, read_advice
-from specbench_ss.models.load import outline_of
 from specbench_ss.models.resolve import LAB
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import method_options
@@ -114,27 +110,6 @@ def test_the_folder_of_ss_may_advise_streams_that_know_their_parent(tmp_path: Pa
     assert not named.streams.config.parent_rank
     base.device_type = "cuda"
     assert SpeculativeStreaming.load(base, SSOptions()).advised == {"n_draft": 4}
-
-
-def test_shared_streams_are_not_advised_what_is_part_of_their_model(tmp_path: Path, lab: Target) -> None:
-    weights = folder(tmp_path / "shared", {"k": 2, "gamma": 1}, of="ss-shared")
-    drafting = SharedStreaming.load(lab, SSOptions(weights=str(weights)))
-    assert drafting.advised == {"k": 2} and drafting.settings.gamma > 1
-    assert not SharedAutoregressive.load(lab, SharedAutoregressive.Options(weights=str(weights))).advised
-
-
-def test_methods_of_one_folder_take_their_own_options(tmp_path: Path) -> None:
-    config, base = {"advice": {"cpu": {"nodes": 2, "total_tokens": 3, "depth": 1}}}, outline_of("lab")
-
-    def taken(method: Any, options: Any) -> dict[str, Any]:
-        return with_advice(method, options, config, base, tmp_path, Eagle.tree_options)[1]
-
-    assert taken(Eagle, EagleOptions()) == {"nodes": 2}
-    assert taken(Eagle2, DynamicOptions(depth=4)) == {"total_tokens": 3}
-    assert taken(Eagle, EagleOptions(tree="published")) == {}  # a stated tree is drafted as it is
-    with pytest.raises(UserError, match="medusa: .*no option 'total_tokens'"):
-        taken_by_heads = {"advice": {"total_tokens": 3}}
-        with_advice(Medusa, MedusaOptions(), taken_by_heads, base, tmp_path)
 
 
 def test_a_run_says_and_records_what_was_advised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

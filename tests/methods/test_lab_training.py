@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from lab import cards, drafters
-from lab.base import SIZES, BaseSize, BaseTrainer, new_model, trapezoid
+from lab.base import SIZES, BaseSize, BaseTrainer, new_model
 from lab.lab_training import LabTraining, answers_by_category
 from lab.pipeline import STAGES, train
 from lab.text import APP_CATEGORIES, SPECBENCH_CATEGORIES
@@ -180,8 +180,3 @@ def test_anchor_labels_stay_inside_one_answer() -> None:
     assert labels == {
         3: [7, 8, 2, -100], 4: [8, 2, -100, -100], 9: [6, 5, 7, 2], 10: [5, 7, 2, -100], 11: [7, 2, -100, -100],
     }  # fmt: skip
-
-
-def test_the_schedule_rises_holds_and_falls() -> None:
-    factors = [trapezoid(s, 400, warmup=10) for s in range(400)]
-    assert factors[0] == 0.1 and factors[9] == factors[200] == 1.0 and 0 < factors[-1] < 0.02

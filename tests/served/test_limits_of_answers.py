@@ -11,8 +11,7 @@ import pytest
 
 from specbench_ss import run
 from specbench_ss.bench import server_run
-from specbench_ss.bench.server_client import Answer, AnswerError, Counters, Server, payloads
-from specbench_ss.bench.server_run import grown
+from specbench_ss.bench.server_client import Answer, AnswerError, Server, payloads
 from specbench_ss.errors import UserError
 from specbench_ss.time_limit import time_limit
 from tests.served.fake_server import Behaviour, Fake, serving
@@ -114,16 +113,6 @@ def test_an_impossible_count_of_tokens_is_an_error(counted: Any, settings: dict[
         asked(fake, **settings)
 
 
-def test_a_count_that_may_be_true_is_kept() -> None:
-    """End tokens and markers hold no text, and neither does a stop text that the server keeps to itself."""
-    with serving(Behaviour(mode="miscount", counted=9)) as fake:
-        assert asked(fake).tokens == 9
-    with serving(Behaviour(mode="miscount", counted=17, say="", tokens=0)) as fake:
-        with pytest.raises(AnswerError, match="17 tokens.* 0 bytes"):
-            asked(fake, max_tokens=64)
-        assert asked(fake, max_tokens=64, stop=["end", "\n"]).tokens == 17
-
-
 @pytest.mark.parametrize(
     ("timings", "said"),
     [
@@ -135,13 +124,6 @@ def test_a_count_that_may_be_true_is_kept() -> None:
 def test_an_impossible_count_of_drafts_is_an_error(timings: dict[str, Any], said: str) -> None:
     with serving(Behaviour(metrics="llama.cpp", timings=timings)) as fake, pytest.raises(AnswerError, match=said):
         asked(fake)
-
-
-def test_counters_that_cannot_be_are_not_taken() -> None:
-    before = Counters(0, 0, 0)
-    assert grown(before, Counters(4, 12, 8), tokens=12) == Counters(4, 12, 8)
-    assert grown(before, Counters(4, 12, 13), tokens=16) is None
-    assert grown(before, Counters(9, 90, 80), tokens=16) is None
 
 
 def test_a_line_may_have_one_mib_and_no_more() -> None:

@@ -12,7 +12,6 @@ from transformers import AutoConfig, AutoTokenizer
 
 from specbench_ss import registry
 from specbench_ss.bench.preflight import check_history, prompt_ids
-from specbench_ss.bench.schedule import warm_messages
 from specbench_ss.cli.main import main
 from specbench_ss.conversations import read_conversation
 from specbench_ss.engine.architectures import Outline
@@ -142,12 +141,6 @@ def test_a_template_without_a_system_role_is_one_line(template: str, words: str,
 
 
 # -- where else a question is read --------------------------------------------------------------------------------
-
-
-def test_a_warm_up_keeps_roles_and_asks_nothing_of_the_run(tmp_path: Path) -> None:
-    (warm,) = warm_messages(load(tmp_path, {"messages": SHOTS}).questions, 1)
-    assert [m["role"] for m in warm] == [m["role"] for m in SHOTS]
-    assert warm[0]["content"] == "French. in Answer" and warm[-1]["content"] != "Two?"
 
 
 def test_a_run_directory_keeps_the_history(tmp_path: Path) -> None:
