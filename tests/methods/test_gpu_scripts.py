@@ -140,6 +140,14 @@ def test_the_checkout_is_known_to_python_without_an_installation(tmp_path: Path)
     }
 
 
+def test_packages_that_are_missing_are_told_by_what_they_cost() -> None:
+    ready = runpy.run_path(str(GPU / "ready.py"))
+    missing, optional, old = ready["packages"]({"dependencies": ["torch>=99", "no-such>=1", "plotly>=7", "pytest>=1"]})
+    assert missing == ["no-such"] and optional in ([], ["plotly"]) and old[0].startswith("torch ")
+    assert "no-such; benchmarks/gpu/wheels.sh" in ready["problem"]("cpu", missing)
+    assert ready["problem"]("cpu", []) == ""
+
+
 # -- sameness.py -----------------------------------------------------------------------------------------------------
 
 
