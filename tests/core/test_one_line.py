@@ -1,4 +1,4 @@
-"""What ended in a traceback, a hang or many lines: one clear line, exit code 2, quickly."""
+"""Unusual input: pipes, nested trees, and models whose embeddings are projected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--plugin FILE.py: a method in one file, on every command that takes methods; what is wrong with it is one line."""
+"""--plugin FILE.py: a method in one file, on every command that takes methods."""
 
 from __future__ import annotations
 

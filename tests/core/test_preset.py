@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from lab import text
 from specbench_ss.bench.build_config import method_specs
 from specbench_ss.bench.preflight import changed, preset_notes
-from specbench_ss.cli import run_output
 from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
 from specbench_ss.runs.config import RunConfig
@@ -84,16 +82,6 @@ def test_a_run_applies_its_presets_and_its_manifest_says_so(tmp_path: Path, caps
     assert f"preset {file} was made for other conditions: device cuda, here cpu; dtype bfloat16, here float32" in told
     assert "decoding greedy, here temperature 0.7\n" in told
     assert f"preset {file} was chosen on 1 of these 1 questions" in told
-
-
-def test_a_run_is_not_resumed_with_another_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[RunConfig] = []
-    monkeypatch.setattr(run_output, "run", lambda config, where, open_report, fail_on=None: seen.append(config))
-    for n in (5, 6):
-        write_preset(tmp_path / "p.yaml", {"method": "ss", "options": {}, "measured": n})
-        assert main(["run", "--methods", "ss", "--preset", str(tmp_path / "p.yaml")]) == 0
-    assert seen[0].fingerprint != seen[1].fingerprint
-    assert replace(seen[0], presets=()).fingerprint == replace(seen[1], presets=()).fingerprint
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`--quantize`: weights of linear layers in fewer bits; what is computed with them, counted, recorded and refused."""
+"""`--quantize`: weights of linear layers in fewer bits; what is computed with them, counted and recorded."""
 
 from __future__ import annotations
 

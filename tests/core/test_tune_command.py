@@ -1,4 +1,4 @@
-"""`ssbench tune`: what it refuses, what it writes, what it says last. Sessions are made up; nothing is timed."""
+"""`ssbench tune`: what it writes, what it says last. Sessions are made up; nothing is timed."""
 
 from __future__ import annotations
 

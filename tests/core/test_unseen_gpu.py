@@ -55,14 +55,6 @@ def test_nothing_is_said_where_the_processor_is_asked_for_or_the_gpu_is_hidden(m
     assert not warned()
 
 
-@pytest.mark.parametrize("answers", [{"nvmlInitWithFlags": [[9]]}, {"nvmlDeviceGetCount_v2": [[0, 0]]}])
-def test_nothing_is_said_where_no_gpu_is_listed(
-    answers: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replay(monkeypatch, **answers)
-    assert not warned()
-
-
 @pytest.mark.parametrize(("device", "kept"), [("auto", [TOO_OLD]), ("cpu", [])])
 def test_a_run_keeps_it(device: str, kept: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(runner.LocalSession, "busy", lambda _: "")

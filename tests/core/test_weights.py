@@ -38,12 +38,6 @@ LAYOUTS = ("model.safetensors", "shards", "pytorch_model.bin")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_whole_files_pass(tmp_path: Path, layout: str) -> None:
-    folder(tmp_path, layout)
-    check_folder(tmp_path)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kept", [0, 7, -1])
 def test_a_file_cut_anywhere_is_named(tmp_path: Path, layout: str, kept: int) -> None:
     file = folder(tmp_path, layout)[-1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from specbench_ss.methods.ss.decoding import SpeculativeStreaming, SSOptions
 from specbench_ss.methods.ss.options import SharedAROptions
 from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
 from specbench_ss.methods.ss.streams import StreamConfig, Streams
-from specbench_ss.methods.ss.worth_tuning import worth_trying
 from specbench_ss.models.checkpoint import ANY, Advice
 from specbench_ss.options import MethodSpec
 from specbench_ss.tuning.session import DecoderBench
@@ -119,19 +117,6 @@ def test_what_the_user_has_settled_is_not_tuned(target: Target) -> None:
     found, default = bench(target, "ss", k="2")
     assert "k" not in found.options(default)
     assert all(spec.options["k"] == "2" for spec in found.around(default, "gamma"))
-
-
-def test_trees_worth_trying_stay_within_what_exists() -> None:
-    for gamma, k, n_draft, n_keep, pruned in product((1, 4), (1, 3), (0, 8), (5, 32), (True, False)):
-        found = worth_trying(4, gamma, k, n_draft, n_keep, pruned, chain=False)
-        full = sum(k**g for g in range(1, gamma + 1))
-        assert max(found["gamma"]) == 4
-        assert all(n < full for n in found["n_draft"])
-        nodes = 1 + (min(full, n_draft) if n_draft else full)
-        assert all(n < nodes for n in found.get("n_keep", ()))
-        assert ("n_keep" in found) <= pruned
-        assert ("prune" in found) == (nodes > n_keep)
-    assert list(worth_trying(4, 4, 1, 0, 32, True, chain=True)) == ["gamma"]
 
 
 def test_a_medusa_tree_of_ones_own_is_not_tuned(target: Target) -> None:

@@ -1,4 +1,4 @@
-"""What may be asked of servers: every mistake is one line, before any of them is contacted."""
+"""Addresses, streams and counters of servers, as they are read and written down."""
 
 from __future__ import annotations
 
