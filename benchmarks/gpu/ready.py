@@ -70,7 +70,7 @@ def problem(device: str, missing: list[str]) -> str:
         ours = importlib.import_module("specbench_ss")
         importlib.import_module("specbench_ss.models.load")
         with contextlib.redirect_stdout(io.StringIO()):
-            importlib.import_module("specbench_ss.cli").main(["suites"])
+            importlib.import_module("specbench_ss.cli.main").main(["suites"])
     except Exception as error:  # a broken installation fails in any way
         return f"cannot be imported here: {type(error).__name__}: {' '.join(str(error).split())}"
     if ROOT not in Path(str(ours.__file__)).resolve().parents:

@@ -16,7 +16,6 @@ from specbench_ss.engine.decoder import Decoder, State
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.errors import UserError
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.models.tiny import tiny_target
 from specbench_ss.runs.run_dir import read_run
@@ -78,12 +77,6 @@ def test_a_method_without_memory_holds_nothing_afterwards_and_answers_again(
     assert answers.answer(asked(decoder)).tokens == expected
 
 
-def test_without_cuda_nothing_of_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = registry.method_class("ar").examples(tiny_target("llama", words=61))["default"]()
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: pytest.fail("there is no CUDA device in use"))
-    assert told(torch.OutOfMemoryError(TORCHS), decoder).startswith("out of memory on cpu")
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -94,8 +87,6 @@ def test_without_cuda_nothing_of_it_is_touched(monkeypatch: pytest.MonkeyPatch) 
         torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
-        RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
     ],
 )
 def test_whatever_tells_that_memory_ran_out_is_told_alike(error: Exception) -> None:
@@ -103,23 +94,11 @@ def test_whatever_tells_that_memory_ran_out_is_told_alike(error: Exception) -> N
     assert told(error, decoder).startswith("out of memory on cpu: fewer drafted nodes")
 
 
-def test_other_errors_are_told_as_they_are_and_nothing_is_dropped() -> None:
-    target = tiny_target("llama", words=61)
-    decoder = registry.method_class("ar").examples(target)["default"]()
-    generate(decoder, PROMPT, Limits(4), Sampling())
-    assert told(RuntimeError("out of luck"), decoder) == "RuntimeError: out of luck"
-    assert told(UserError("mend it"), decoder) == "mend it"
-    assert target._cache is not None
-
-
 @pytest.mark.parametrize(
     "error",
     [
         RuntimeError("CUDA error: an illegal memory access was encountered"),
         RuntimeError("CUDA error: too many resources requested for launch"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_MAPPING_ERROR"),
         RuntimeError("out of resource: shared memory, Required: 147456, Hardware limit: 101376"),
         ValueError("CUDA error: out of memory"),
     ],

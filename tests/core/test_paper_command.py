@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from specbench_ss import registry
-from specbench_ss.bench.build_config import method_specs
 from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
 from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Span
-from specbench_ss.runs.config import RunConfig
 from tests.cli import failing
 
 EVIL = "</script><script>alert(1)</script>"
@@ -71,36 +69,6 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments,words",
-    [(["paper"], "NAME"), (["paper", "figur-99", "--dry-run"], "no experiment 'figur-99'"),
-     (["paper", "figure-99", "--resume"], "--out"), (["paper", "figure-99", "--limit", "few"], "--limit")],
-)  # fmt: skip
-def test_mistakes_are_one_line_and_exit_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert words in captured.err and captured.err.count("\n") == 1 and captured.out == ""
-
-
-def test_options_that_an_experiment_does_not_use_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(Made, "uses", ("seed",))
-    idle = ["--model", "nosuch", "--chat-template", "plain", "--set", "ss.k=1", "--limit", "3"]
-    arguments = ["paper", "figure-99", "--out", str(tmp_path / "out"), "--seed", "7"]
-    told = failing([*arguments, *idle], capsys)
-    assert "'figure-99' takes no --model, no --limit, no --chat-template, no --set: it would make no" in told
-    assert main(arguments) == 0
-
-
-def test_results_that_are_there_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "other").write_text("mine")
-    assert main(["paper", "figure-99", "--out", str(tmp_path)]) == 2
-    assert "is there already" in capsys.readouterr().err
-    assert main(["paper", "figure-99", "--out", str(tmp_path), "--resume"]) == 0
-    assert (tmp_path / "other").read_text() == "mine"
-
-
 class Broken(Made):
     """One that cannot run."""
 
@@ -155,40 +123,3 @@ def test_a_folder_is_gone_on_with_for_what_it_was_begun_for_alone(
     monkeypatch.setattr(Made, "name", "figure-99")
     (out / "asked.json").write_text("{")
     assert f"{out / 'asked.json'} is damaged: it is not JSON" in failing([*again, "--seed", "7"], capsys)
-
-
-def test_a_setting_that_no_run_takes_is_refused_by_one_and_left_out_by_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def configs(self: Experiment, request: Request) -> dict[str, RunConfig]:
-        return {"run": RunConfig(methods=method_specs("ss[gamma=2]", request.settings), suite="specbench")}
-
-    monkeypatch.setattr(Made, "configs", configs)
-    asked = ["paper", "figure-99", "--dry-run", "--out", str(tmp_path / "out")]
-    told = failing([*asked, "--set", "ss.gamma=3"], capsys)
-    assert "--set ss.gamma=3 makes no difference to figure-99, which sets this option itself" in told
-    assert main([*asked, "--set", "ss.k=2"]) == 0
-    assert "method     ss[k=2,gamma=2]" in capsys.readouterr().out
-    given = [f"--set={text}" for text in ("ss.gamma=3", "medusa.nodes=4", "ss.k=2")]
-    assert main(["paper", "all", "--out", str(tmp_path / "all"), *given]) == 0
-    assert json.loads((tmp_path / "all" / "figure-99" / "result.json").read_text())["request"]["settings"] == ["ss.k=2"]
-
-
-def test_what_cannot_be_held_against_a_result_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Made, "claims", lambda self, result: [][0])
-    assert main(["paper", "figure-99", "--out", str(tmp_path / "out")]) == 0
-    (claim,) = json.loads((tmp_path / "out" / "result.json").read_text())["claims"]
-    assert claim["holds"] is None and "could not be held against this result" in claim["found"]
-
-
-@pytest.mark.parametrize("wrong", [["--set", "medusa.typo=1"], ["--model", "no-such-model"]])
-def test_mistakes_of_all_are_found_before_anything_is_made(
-    wrong: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    failing(["paper", "all", "--out", str(tmp_path / "out"), *wrong], capsys)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_dry_run_of_all_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper", "all", "--out", str(tmp_path / "out"), "--dry-run"]) == 0
-    assert "figure-99" in capsys.readouterr().out and not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""--plugin FILE.py: a method in one file, on every command that takes methods; what is wrong with it is one line."""
+"""--plugin FILE.py: a method in one file, on every command that takes methods."""
 
 from __future__ import annotations
 
@@ -14,13 +14,9 @@ from specbench_ss import registry
 from specbench_ss.cli import run_output
 from specbench_ss.cli import tune as tune_work
 from specbench_ss.cli.main import main
-from specbench_ss.errors import UserError
-from specbench_ss.options import MethodSpec, PluginFile
-from specbench_ss.registry import load_plugin
+from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig, TuneConfig
-from specbench_ss.runs.manifest import MANIFEST, check_same_config
-from specbench_ss.runs.preset import read_preset, write_preset
-from specbench_ss.runs.run_dir import RunTarget
+from specbench_ss.runs.manifest import MANIFEST
 from tests.cli import failing
 
 BODY = """
@@ -96,13 +92,6 @@ def test_a_run_with_it_is_resumed_with_the_same_content_only(
     assert f"{begun} --plugin {moved} (" in failing([*RUN, *out, "--resume", "--plugin", str(moved)], capsys)
 
 
-def test_another_run_has_no_use_for_a_plugin() -> None:
-    plain, with_file = RunConfig(()), RunConfig((), plugin=(PluginFile("a.py", "f" * 64, ("a",)),))
-    with pytest.raises(UserError, match=r"was begun with no plugin file, not with --plugin a.py \(ffffffffffff\)$"):
-        check_same_config(Path("run"), plain.as_dict(), with_file.as_dict())
-    assert plain.fingerprint != with_file.fingerprint
-
-
 def test_it_may_stand_in_a_configuration_file(plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunConfig] = []
     monkeypatch.setattr(run_output, "run", lambda config, where, open_report, fail_on=None: asked.append(config))
@@ -113,82 +102,8 @@ def test_it_may_stand_in_a_configuration_file(plugin: Path, tmp_path: Path, monk
     assert [config.plugin[0].methods for config in asked] == [("nothing",)] * 2
 
 
-def test_a_preset_of_its_method_asks_for_it(plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "nothing.yaml"
-    made_of = {"file": str(plugin), "sha256": "f" * 64, "methods": ["nothing"]}
-    write_preset(file, {"method": "nothing", "options": {"k": 3}, "plugin": made_of})
-    assert read_preset(file).plugin == {"file": str(plugin), "sha256": "f" * 64}
-    asked = ["run", "--methods", "nothing", "--preset", str(file), "--dry-run", "--categories", "qa"]
-    told = failing(asked, capsys)
-    assert told.strip().endswith(f"is for method 'nothing' of {plugin}: give --plugin {plugin}")
-    assert main([*asked, "--plugin", str(plugin)]) == 0
-    assert "nothing[k=3]: k=3" in capsys.readouterr().out
-
-
 def test_tuning_takes_it(plugin: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[TuneConfig] = []
     monkeypatch.setattr(tune_work, "run", lambda config, out: asked.append(config))
     assert main(["tune", "nothing", "--plugin", str(plugin)]) == 0
     assert asked[0].method == MethodSpec("nothing") and asked[0].plugin[0].file == str(plugin)
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "no such file"),
-        ("x = 1\n", "defines no method: no subclass of specbench_ss.engine.decoder.Decoder"),
-        ("from specbench_ss.engine.decoder import Decoder\n", "defines no method"),
-        ("import nowhere\n", "does not load: ModuleNotFoundError: No module named 'nowhere'"),
-        ("def f(:\n", "does not load: SyntaxError"),
-        ("raise SystemExit(3)\n", "does not load: SystemExit: 3"),
-        (BODY.replace('name, summary = "nothing", "drafts nothing"', 'summary = "s"'), "Nothing: it has no name"),
-        (BODY.replace("propose", "suggest"), "Nothing: it is abstract: it lacks propose"),
-        (BODY.replace("@dataclass(frozen=True)\n", ""), "Nothing: its Options is no dataclass"),
-        (BODY.replace('"nothing"', '"ss"'), "there is a method 'ss' already (specbench_ss.methods.ss.decoding:"),
-        (BODY + "\nclass Two(Nothing):\n    pass\n", "Two: its name 'nothing' is that of another one in the file"),
-    ],
-)
-@pytest.mark.parametrize("command", [["methods"], ["check"], ["run", "--methods", "ar"], ["tune", "ss"]])
-def test_what_is_wrong_with_it_is_one_line(
-    content: str | None, said: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "p.py"
-    if content is not None:
-        file.write_text(content)
-    told = failing([*command, "--plugin", str(file)], capsys)
-    assert said in told and str(file) in told
-
-
-def test_several_methods_and_files(plugin: Path, tmp_path: Path) -> None:
-    base = BODY.replace("class Nothing", "class Base").replace('    name, summary = "nothing", "drafts nothing"\n', "")
-    base = base.replace("def propose", "def propose_later")
-    kinds = "".join(
-        f"\n\nclass K{i}(Base):\n    name, summary = 'k{i}', 's'\n\n    def propose(self, state):\n"
-        "        return DraftTree.root_only(state.root)\n"
-        for i in range(2)
-    )
-    two = tmp_path / "two.py"
-    two.write_text(base + kinds)
-    assert load_plugin(two).methods == ("k0", "k1")  # what they have in common is abstract, and no method
-    assert load_plugin(plugin).methods == load_plugin(plugin).methods == ("nothing",)
-    with pytest.raises(UserError, match="there is a method 'nothing' already"):
-        (tmp_path / "other.py").write_text(BODY + "# another\n")
-        load_plugin(tmp_path / "other.py")
-    assert RunTarget(tmp_path).resume is False
-
-
-def test_a_nameless_base_of_its_methods_is_none_itself(tmp_path: Path) -> None:
-    body = BODY.replace('    name, summary = "nothing", "drafts nothing"\n', "").replace("class Nothing", "class Base")
-    two = "".join(
-        f'\n\nclass {n.title()}(Base):\n    name, summary = "{n}", "drafts nothing"\n' for n in ("one", "two")
-    )
-    (tmp_path / "two.py").write_text(body + two)
-    assert load_plugin(tmp_path / "two.py").methods == ("one", "two")
-
-
-def test_a_file_with_one_that_will_not_do_registers_none(tmp_path: Path) -> None:
-    second = '\n\nclass Other(Nothing):\n    name, summary = "ar", "a name that is taken"\n'
-    (tmp_path / "half.py").write_text(BODY + second)
-    with pytest.raises(UserError, match="a method 'ar' already"):
-        load_plugin(tmp_path / "half.py")
-    assert "nothing" not in registry.names(registry.METHODS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ import pytest
 from lab import text
 from specbench_ss.bench.build_config import method_specs
 from specbench_ss.bench.preflight import changed, preset_notes
-from specbench_ss.cli import run_output
 from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.preset import Preset, check_writable, read_preset, write_preset
 from specbench_ss.suite import Question, SuiteData
-from tests.cli import failing
 
 HERE = {
     "model": "lab", "weights_hash": "a", "device": "cpu", "device_name": "EPYC", "dtype": "float32", "threads": 2,
@@ -48,40 +45,6 @@ def test_a_preset_may_be_written_by_hand(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("method: ss\noptions: {prune: off, k: 2}\n")
     assert read_preset(file).options == {"prune": "off", "k": "2"}
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("method: ss", "it lacks options"),
-        ("options: {k: 1}", "it lacks method"),
-        ("method: ss\noptions: {k: [1]}", "options.k is not a single value"),
-        ("method: ss\noptions: k=1", "options is not an object"),
-        ("preset: 2\nmethod: ss\noptions: {}", "its format is 2"),
-        ("- ss", "expected 'option: value' lines"),
-        ("method: [", "is not YAML"),
-        ("made: 2026-99-99", "is not YAML"),
-        ("method: medusa\noptions: {}", "is for method 'medusa', which is not part of this run"),
-    ],
-)
-def test_what_is_no_preset_of_this_run_is_one_line(
-    text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "p.yaml"
-    file.write_text(text)
-    told = failing(["run", "--methods", "ss", "--preset", str(file), "--dry-run"], capsys)
-    assert words in told and str(file) in told
-
-
-def test_options_that_the_method_does_not_have_are_told_with_their_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "p.yaml"
-    write_preset(file, {"method": "ss", "options": {"gama": 2}})
-    told = failing(["run", "--methods", "ss", "--preset", str(file), "--out", str(tmp_path / "run")], capsys)
-    assert "no option 'gama' (did you mean gamma?)" in told and f"(preset {file})" in told
-    assert not (tmp_path / "run").exists()
-    assert "cannot read nowhere.yaml" in failing(["run", "--methods", "ss", "--preset", "nowhere.yaml"], capsys)
 
 
 def test_set_and_brackets_win_over_a_preset() -> None:
@@ -121,16 +84,6 @@ def test_a_run_applies_its_presets_and_its_manifest_says_so(tmp_path: Path, caps
     assert f"preset {file} was chosen on 1 of these 1 questions" in told
 
 
-def test_a_run_is_not_resumed_with_another_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[RunConfig] = []
-    monkeypatch.setattr(run_output, "run", lambda config, where, open_report, fail_on=None: seen.append(config))
-    for n in (5, 6):
-        write_preset(tmp_path / "p.yaml", {"method": "ss", "options": {}, "measured": n})
-        assert main(["run", "--methods", "ss", "--preset", str(tmp_path / "p.yaml")]) == 0
-    assert seen[0].fingerprint != seen[1].fingerprint
-    assert replace(seen[0], presets=()).fingerprint == replace(seen[1], presets=()).fingerprint
-
-
 @pytest.mark.parametrize(
     ("then", "said"),
     [
@@ -148,14 +101,6 @@ def test_a_run_is_not_resumed_with_another_preset(tmp_path: Path, monkeypatch: p
 )
 def test_what_differs_between_there_and_here(then: dict[str, Any], said: str) -> None:
     assert changed(then, HERE) == said
-
-
-SAMPLED = HERE | {"decoding": "temperature 0.7, top-p 0.9"}
-
-
-def test_a_preset_was_made_greedily_and_says_so_where_tokens_are_sampled() -> None:
-    assert changed(HERE, SAMPLED) == "decoding greedy, here temperature 0.7, top-p 0.9"
-    assert changed({}, SAMPLED) == ""  # written by hand: nobody knows
 
 
 def test_weights_that_resolve_to_something_else_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from specbench_ss.engine.decoder import Decoder, State, references
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
@@ -105,35 +104,6 @@ def test_a_second_copy_of_the_reference_is_a_reference_before_and_after_loading(
 def test_any_other_reference_is_refused(kinds: tuple[type[Decoder], ...], keyword: str) -> None:
     with pytest.raises(UserError, match=keyword):
         references(of(*kinds))
-
-
-class Drafts(Plain):
-    name = "drafts"
-
-    def propose(self, state: State) -> DraftTree:
-        return DraftTree.chain(state.root, state.root)
-
-
-class KeepsNone(Plain):
-    name = "keeps-none"
-
-    def accept(self, state: State, tree: DraftTree, output: Any) -> Verdict:
-        kept = super().accept(state, tree, output)
-        return Verdict(kept.path, [], kept.next_token)
-
-
-class KeepsTwo(Plain):
-    name = "keeps-two"
-
-    def accept(self, state: State, tree: DraftTree, output: Any) -> Verdict:
-        kept = super().accept(state, tree, output)
-        return Verdict([0, 0], kept.tokens * 2, kept.next_token)
-
-
-@pytest.mark.parametrize("kind", [Drafts, KeepsNone, KeepsTwo])
-def test_a_step_that_cannot_be_names_its_method(kind: type[Decoder]) -> None:
-    with pytest.raises(ValueError, match=kind.name):
-        generate(kind(tiny_target("llama")), [3, 4], Limits(8), Sampling())
 
 
 def test_an_answer_of_an_own_model_is_held_to_its_own_logits() -> None:

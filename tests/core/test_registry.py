@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
@@ -14,7 +14,7 @@ from specbench_ss.cli.main import main
 from specbench_ss.engine.decoder import Decoder, State
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.options import MethodSpec, describe_options, options_text, parse_options
+from specbench_ss.options import MethodSpec, options_text, parse_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,48 +77,10 @@ def test_every_kind_of_option_is_read() -> None:
     assert parse_options(Options, {"limit": "7"}, "m").limit == 7
 
 
-@pytest.mark.parametrize("text,value", [("on", True), ("TRUE", True), ("yes", True), ("off", False), ("False", False)])
-def test_switches(text: str, value: bool) -> None:
-    assert parse_options(Options, {"prune": text}, "m").prune is value
-
-
 def test_options_text_reads_back() -> None:
     options = Options(k=2, prune=False, weights=Path("w"))
     given = dict(part.split("=", 1) for part in options_text(options).split(", "))
     assert parse_options(Options, given, "m") == options
-
-
-@pytest.mark.parametrize(
-    "given,words",
-    [
-        ({"kk": "1"}, "no option 'kk' (did you mean k?)"),
-        ({"k": "two"}, "option k='two' is not int"),
-        ({"k": "0"}, "k must be at least 1"),
-        ({"prune": "maybe"}, "is not on|off"),
-        ({"shape": "tall"}, "is not wide|deep"),
-        ({"limit": "many"}, "is not int or none"),
-    ],
-)
-def test_bad_options_are_one_line(given: dict[str, str], words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        parse_options(Options, given, "method 'm'")
-    assert words in str(caught.value)
-    assert str(caught.value).startswith("method 'm'")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["nan", "inf", "-Infinity", "1e999"])
-@pytest.mark.parametrize("kind", [float, float | None])
-def test_a_number_that_is_not_finite_is_refused(text: str, kind: Any) -> None:
-    options = make_dataclass("Options", [("x", kind, 0.0)], frozen=True)
-    with pytest.raises(UserError, match=f"^m: option x='{text}' is not a finite number"):
-        parse_options(options, {"x": text}, "m")
-
-
-def test_described_options() -> None:
-    first, *_, last = describe_options(Options)
-    assert (first.name, first.type, first.default, first.help) == ("k", "int", "4", "drafted tokens")
-    assert (last.name, last.type) == ("note", "text")
 
 
 def test_the_project_registers_its_own() -> None:
@@ -148,97 +110,6 @@ def test_wrong_base_class_is_refused(plugins: dict[str, str]) -> None:
     plugins["odd"] = f"{__name__}:NOT_A_METHOD"
     with pytest.raises(UserError, match="not a subclass of Decoder"):
         registry.method_class("odd")
-
-
-def test_listing_loads_nothing(plugins: dict[str, str]) -> None:
-    plugins["broken"] = "nowhere:Nothing"
-    assert registry.names(registry.METHODS) == ["broken", "plain"]
-
-
-class Abstract(Decoder):
-    name, summary = "abstract", "lacks propose"
-
-
-class Nameless(Plain):
-    name = None  # type: ignore[assignment]
-
-
-class Optionless(Plain):
-    name = "optionless"
-    Options = dict  # type: ignore[assignment]
-
-
-class Spaced(Plain):
-    name = "my method"
-
-
-class All(Plain):
-    name = registry.ALL
-
-
-@dataclass(frozen=True)
-class Needed:
-    k: int
-
-
-@dataclass(frozen=True)
-class Listed:
-    ks: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Refusing:
-    def __post_init__(self) -> None:
-        raise KeyError("never")
-
-
-class NeededOption(Plain):
-    name = "neededoption"
-    Options = Needed  # type: ignore[assignment]
-
-
-class ListedOption(Plain):
-    name = "listedoption"
-    Options = Listed  # type: ignore[assignment]
-
-
-class RefusingOptions(Plain):
-    name = "refusingoptions"
-    Options = Refusing  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize(("kind", "name"), [(Spaced, "my method"), (All, "all")])
-def test_a_name_that_the_command_line_cannot_tell_from_others_is_refused(kind: type[Decoder], name: str) -> None:
-    assert f"a method cannot be called {name!r}" in registry.method_problem(kind, name)
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("NeededOption", "its option k has no default"),
-        ("ListedOption", "its option ks is .*, which cannot be given as text"),
-        ("RefusingOptions", "its Options cannot be made: KeyError: 'never'"),
-        ("Abstract", "it is abstract: it lacks propose"),
-        ("Nameless", "it has no name"),
-        ("Optionless", "its Options is no dataclass"),
-        ("Plain", "its `name` is 'plain'"),
-    ],
-)
-def test_a_method_that_nothing_can_be_decoded_with_is_named_and_stops_nothing_else(
-    plugins: dict[str, str], kind: str, said: str
-) -> None:
-    plugins[kind.lower() if kind != "Plain" else "other"] = f"{__name__}:{kind}"
-    with pytest.warns(registry.PluginWarning, match=said):
-        assert registry.load_all(registry.METHODS) == {"plain": Plain}
-
-
-def test_a_plugin_that_ends_the_process_at_import_is_named(
-    plugins: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plugins["quits"] = "nowhere:Nothing"
-    monkeypatch.setattr(f"{__name__}._fail", lambda point: exit(3))
-    with pytest.warns(registry.PluginWarning, match="method 'quits' does not load: SystemExit: 3"):
-        assert registry.load_all(registry.METHODS) == {"plain": Plain}
 
 
 @pytest.mark.parametrize("line", ["methods", "check plain", "run --methods ar --dry-run --limit 1", "train -h"])

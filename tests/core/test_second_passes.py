@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch.autograd import DeviceType
 
-from specbench_ss import DraftTree, UserError, load_run, run
+from specbench_ss import DraftTree, load_run, run
 from specbench_ss.bench import draft_recording
-from specbench_ss.bench.build_config import recording_of
 from specbench_ss.bench.draft_recording import (
     draft_step,
     merged,
     places,
     samples_to_record,
-    summary,
     timeline,
-    trace_file,
 )
 from specbench_ss.bench.schedule import plan
-from specbench_ss.engine.decoder import Generation, Step
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.verify import verify_greedy
 from specbench_ss.suite import Question
@@ -51,12 +44,6 @@ def test_chosen_answers_are_first_turns_of_some_questions() -> None:
     half = samples_to_record(samples, "0.5", 0)
     assert len(half) == 10 and half == samples_to_record(samples, "0.5", 0) and not samples_to_record(samples, "0", 0)
     assert len(samples_to_record(samples, "1", 0)) == 20
-
-
-@pytest.mark.parametrize("share", ["second", "1.5", "-1", "nan", None])
-def test_a_share_that_is_none_is_told(share: Any) -> None:
-    with pytest.raises(UserError, match="--record-drafts is first, or a share"):
-        recording_of({"telemetry": 0.1, "remake_disturbed": None, "record_drafts": share, "trace": False})
 
 
 def test_kept_nodes_are_found_in_the_drafted_tree() -> None:
@@ -125,13 +112,6 @@ def test_a_trace_opens_and_adds_up(made: Path) -> None:
     assert machine.loc["ar", "trace_busy_share"] == traces["ar"]["busy_share"]
 
 
-def test_the_parts_of_every_step_add_up(made: Path) -> None:
-    """Draft, verify, accept and host are the whole step within 2 %."""
-    results = load_run(made)
-    assert (results.machine()["parts_residual"].abs() < 0.02).all()
-    assert results.machine()["bytes_per_step"].notna().all()
-
-
 def test_resuming_makes_only_what_is_missing(made: Path) -> None:
     before = (made / "drafts.jsonl").read_bytes()
     lines = before.splitlines(keepends=True)
@@ -140,89 +120,8 @@ def test_resuming_makes_only_what_is_missing(made: Path) -> None:
     assert (made / "drafts.jsonl").read_bytes() == before
 
 
-HOPELESS = """
-import torch
-from specbench_ss import Decoder, DraftTree, State
-
-class Hopeless(Decoder):
-    name, summary = "hopeless", "drafts what is never right"
-    asked = []
-
-    def propose(self, state: State) -> DraftTree:
-        Hopeless.asked.append(len(state.ids))
-        worst = int(self.target.next_logits(state.ids).argmin())
-        return DraftTree.chain(state.root, torch.tensor([worst]))
-"""
-
-
-def test_the_profiler_says_nothing_on_its_own(tmp_path: Path) -> None:
-    script = (
-        "import sys, torch, pathlib; from specbench_ss.bench.draft_recording import traced\n"
-        "traced(lambda: len(torch.ones(3) + 1), torch.device('cpu'), pathlib.Path(sys.argv[1], 'trace.json.gz'))"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-
-
-def test_an_answer_in_vain_is_recorded_and_traced_once(tmp_path: Path) -> None:
-    """What it is begun again for is no part of its drafts, its trace or its time."""
-    file, asked = tmp_path / "hopeless.py", list[tuple[str, int]]()
-    file.write_text(HOPELESS)
-
-    class Noted(draft_recording.Recorder):
-        def propose(self, state: Any) -> DraftTree:
-            asked.append((self.inner.name, len(state.ids)))
-            return super().propose(state)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(draft_recording, "Recorder", Noted)
-        run("hopeless", plugin=file, out=tmp_path / "run", device="cpu", trace=True, **(FEW | {"max_new_tokens": 6}))
-    results = load_run(tmp_path / "run")
-    own = [one for one in results.drafts if one.method == "hopeless"]
-    samples = results.samples.set_index(["method", "question_id"])
-    assert len(own) == 2 and set(results.samples["accepted"]) == {0}
-    steps = [samples.loc[("hopeless", one.question_id), "steps"] for one in own]
-    assert [len(one.steps) for one in own] == steps and sum(name == "hopeless" for name, _ in asked) == sum(steps)
-    assert results.manifest["traces"]["hopeless"]["tokens"] == 6
-    recorder: Any = SimpleNamespace(steps=[None] * 4)
-    with pytest.raises(RuntimeError, match="4 steps were recorded of an answer of 3"):
-        draft_recording.recorded(
-            samples_to_record(list(plan(QUESTIONS, ("ar",), 1, 0)), "first", 0)[0], recorder, answer_of(3), []
-        )
-
-
-def answer_of(steps: int) -> Generation:
-    return Generation([], 1, "length", 0.1, 1, [Step(0, 0, 0, 0, 1, 0.0, 0.01, 0.0, 0.0, 0.01)] * steps)
-
-
-def event(name: str, start: float, end: float, on: DeviceType = DeviceType.CPU, parent: Any = None) -> Any:
-    return SimpleNamespace(
-        name=name, time_range=SimpleNamespace(start=start, end=end), device_type=on, cpu_parent=parent
-    )
-
-
-def test_kernels_are_what_counts_where_there_are_any() -> None:
-    host = [event("aten::mm", 0, 90), event("cudaLaunchKernel", 1, 2), event("cudaLaunchKernel", 50, 51)]
-    device = [
-        event("gemm", 10, 30, DeviceType.CUDA),
-        event("gemm", 20, 40, DeviceType.CUDA),
-        event("add", 90, 110, DeviceType.CUDA),
-    ]
-    found = summary([*host, *device], tokens=2)
-    assert (found["what"], found["busy_share"], found["launches_per_token"]) == ("kernels", 0.5, 1.0)
-    assert found["gaps"] == {"number": 1, "mean_s": 50e-6, "longest_s": 50e-6}
-    assert summary(host, 1)["what"] == "operators"
-    assert summary([], 1) == {"what": "nothing", "tokens": 1}
-
-
 def test_a_timeline_keeps_the_covered_time() -> None:
     spans = merged([(0, 5), (4, 6), (8, 20)])
     assert spans == [(0, 6), (8, 20)]
     bins = timeline(spans, 10)
     assert sum(bins) * 2 == pytest.approx(18) and bins[3] == 0 and bins[0] == 1
-
-
-def test_trace_files_have_plain_and_different_names() -> None:
-    assert trace_file("ss[k=2,x=a/b]") == "ss-k-2-x-a-b.json.gz"
-    assert trace_file("a b", ["a-b.json.gz"]) == "a-b-1.json.gz"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ from specbench_ss.bench.preflight import limits, special_tokens
 from specbench_ss.engine.generate import Cutter, Limits
 from specbench_ss.errors import UserError
 from specbench_ss.models.resolve import find_folder
-from tests.cli import failing
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +56,3 @@ def test_the_targets_own_end_tokens_stay(target: Any) -> None:
 def test_a_special_token_among_other_text_is_refused(target: Any, text: str) -> None:
     with pytest.raises(UserError, match="holds the special token"):
         limits(target, 7, (text,))
-
-
-def test_a_run_refuses_it_before_anything_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "run"
-    what = ["--categories", "qa", "--limit", "1", "--device", "cpu", "--out", str(out)]
-    assert "'<|bos|>' among other" in failing(["run", "--methods", "ar", "--stop", "a<|bos|>", *what], capsys)
-    assert not out.exists()

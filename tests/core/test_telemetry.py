@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import pynvml
 import pytest
 import torch
 
@@ -19,7 +17,6 @@ from specbench_ss.bench import telemetry as disturbance
 from specbench_ss.bench import telemetry as telemetry_record
 from specbench_ss.bench.telemetry import GIVE_UP, Host, Nvml, Sampler, Seen, Tries, disturbed_by, sampler_for
 from specbench_ss.runs.config import Recording
-from specbench_ss.runs.run_dir import RunDir
 from tests.core.nvml_replay import replay
 from tests.core.test_runner import Bench
 
@@ -43,11 +40,6 @@ class StillHost:
     def read(self, slow: bool = False) -> dict[str, Any]:
         self.read_times += 1
         return {k: v for k, v in self.readings[min(self.read_times, len(self.readings)) - 1].items() if "core" not in k}
-
-
-class StillDevice(StillHost):
-    def close(self) -> None:
-        pass
 
 
 def device_seen(monkeypatch: pytest.MonkeyPatch, readings: int = 4, **changes: list[list[Any]]) -> Seen:
@@ -84,29 +76,6 @@ def test_nvml_answers_become_readings_in_units_of_their_names(monkeypatch: pytes
     assert library.calls["nvmlShutdown"] == 1 and library.calls["nvmlGpmSampleFree"] == 2
 
 
-def test_what_a_device_does_not_support_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = replay(monkeypatch, nvmlDeviceGetTotalEnergyConsumption=[[3]], nvmlDeviceGetPowerUsage=[])
-    device = Nvml()
-    for _ in range(3):
-        found = device.read()
-    assert "nvml_energy_j" not in found and "nvml_power_w" not in found and found["nvml_kernel_busy"] > 0
-    assert library.calls["nvmlDeviceGetTotalEnergyConsumption"] == 1
-
-
-@pytest.mark.parametrize("answer", [[], [[0, {"isSupportedDevice": 0}]], [[3]]])
-def test_without_gpm_the_rest_is_read(monkeypatch: pytest.MonkeyPatch, answer: list[list[Any]]) -> None:
-    replay(monkeypatch, nvmlGpmQueryDeviceSupport=answer)
-    found = Nvml().read()
-    assert "gpm_sm_active" not in found and "nvml_sm_mhz" in found
-
-
-def test_no_library_and_no_such_device_are_errors_that_the_sampler_can_catch(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = replay(monkeypatch, nvmlDeviceGetHandleByPciBusId_v2=[[6]])
-    with pytest.raises(pynvml.NVMLError):
-        Nvml("00000000:99:00.0")
-    assert library.calls["nvmlShutdown"] == 1
-
-
 def test_energy_is_a_difference_and_means_weigh_time() -> None:
     seen = Seen()
     for when, joules, busy in ((0.0, 50.0, 1.0), (1.0, 60.0, 0.0), (4.0, 110.0, 0.8)):
@@ -115,43 +84,6 @@ def test_energy_is_a_difference_and_means_weigh_time() -> None:
     assert (found["energy_j"], found["joules_per_token"]) == (60.0, 2.0)
     assert found["nvml_kernel_busy"] == pytest.approx(0.6)  # (1 * 0 + 3 * 0.8) / 4: the first is of the time before
     assert found["host_page_faults"] == 0 and found["nvml_power_w"] is None
-
-
-def test_a_column_that_begins_late_is_none_before() -> None:
-    seen = Seen()
-    seen.add(0.0, {"a": 1.0})
-    seen.add(1.0, {"a": 2.0, "b": 5.0})
-    seen.add(2.0, {"b": 6.0})
-    assert seen.columns == {"a": [1.0, 2.0, None], "b": [None, 5.0, 6.0]}
-    assert seen.mean("b") == pytest.approx(5.5)
-
-
-def test_a_counter_without_its_first_or_last_reading_says_nothing() -> None:
-    """A part of the sample would be taken for all of it."""
-    for missing in (0, 2):
-        seen = Seen()
-        for i in range(3):
-            seen.add(float(i), {} if i == missing else {"nvml_energy_j": 10.0 * i})
-        assert seen.growth("nvml_energy_j") is None and seen.summary(5)["joules_per_token"] is None
-    whole = Seen()
-    for i in range(3):
-        whole.add(float(i), {} if i == 1 else {"nvml_energy_j": 10.0 * i})
-    assert whole.growth("nvml_energy_j") == 20.0 and Seen().growth("a") is None
-
-
-def test_a_reading_that_is_not_finite_was_not_read() -> None:
-    seen = Seen()
-    for value in (1.0, float("nan"), float("inf"), 4.0):
-        seen.add(float(len(seen.times)), {"host_cpu_share": value}, [value])
-    assert seen.columns["host_cpu_share"] == [1.0, None, None, 4.0]
-    json.dumps(seen.as_columns() | seen.summary(3), allow_nan=False)
-
-
-def test_a_failure_of_once_does_not_end_a_reading_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = [[0, 5_000_000], [999], [0, 5_026_400]]
-    replay(monkeypatch, nvmlDeviceGetTotalEnergyConsumption=busy)
-    device = Nvml()
-    assert ["nvml_energy_j" in device.read() for _ in range(4)] == [True, False, True, True]
 
 
 PROCESSES = "nvmlDeviceGetComputeRunningProcesses_v3"
@@ -277,140 +209,6 @@ def test_a_lasting_disturbance_marks_samples_and_is_given_up(machine: StillHost,
     assert any("not made again any more" in warning for warning in bench.events.warnings)
 
 
-def test_a_method_that_remembers_is_never_made_again(machine: StillHost, tmp_path: Path) -> None:
-    machine.readings = [ALONE | {"host_foreign_share": 0.5}]
-    bench = Recorded(tmp_path)
-    bench.decoders["m"].remembers = True
-    samples = bench.run().samples
-    assert set(samples[samples["method"] == "m"]["remade"]) == {0}
-
-
-class Failing(StillHost):
-    """A machine of which some readings fail."""
-
-    def __init__(self, *bad: int) -> None:
-        super().__init__()
-        self.bad = bad
-
-    def read(self, slow: bool = False) -> dict[str, Any]:
-        found = super().read(slow)
-        if self.read_times in self.bad or not self.bad:
-            raise OSError("the driver is gone")
-        return found
-
-
-def test_a_reading_that_fails_ends_neither_the_thread_nor_the_sample() -> None:
-    sampler = Sampler(Failing(1, 3), interval=0.01)
-    with sampler.watch() as seen:
-        while len(seen.times) < 5:
-            time.sleep(0.005)
-    assert sampler._thread.is_alive() and seen.problem == "OSError: the driver is gone"
-    assert [value is None for value in seen.columns["host_cpu_share"]][:5] == [True, False, True, False, False]
-    assert seen.growth("host_page_faults") is None
-    sampler.close()
-
-
-def test_no_reading_is_added_to_a_sample_that_has_ended() -> None:
-    """The thread may have waited for the last reading to be made."""
-    sampler = Sampler(StillHost(), interval=0.01)
-    with sampler.watch() as seen:
-        assert sampler._reading.acquire()
-        time.sleep(0.05)  # the thread stands before the lock
-        sampler._running.clear()
-        sampler._reading.release()
-        time.sleep(0.05)
-        assert len(seen.times) == 1
-    assert len(seen.times) == 2
-    sampler.close()
-
-
-def test_failed_readings_are_told_once_and_cost_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry_record, "sampler_for", lambda *_: Sampler(Failing(), None, 5.0))
-    bench = Recorded(tmp_path)
-    done = bench.run()
-    assert set(done.samples["status"]) == {"ok"} and done.samples["disturbed"].isna().all()
-    (said,) = of_telemetry(bench.events.warnings)
-    assert said == "telemetry is incomplete, readings failed: OSError: the driver is gone"
-    assert said in done.manifest["warnings"]
-
-
-def of_telemetry(warnings: list[str]) -> list[str]:
-    """Without the word that this machine is busy."""
-    return [text for text in warnings if text.startswith("telemetry")]
-
-
-def test_a_try_that_fails_leaves_the_one_before_it(machine: StillHost, tmp_path: Path) -> None:
-    machine.readings = [ALONE, ALONE | {"host_foreign_share": 0.5}, ALONE]
-    bench = Recorded(tmp_path)
-
-    def fail(label: str, prompt: str) -> None:
-        if len(bench.calls) == 2:
-            raise RuntimeError("out of luck")
-
-    bench.before = fail
-    bench.answer = lambda label, prompt: f"answer {len(bench.calls)}"
-    bench.run()
-    rows = bench.events.rows
-    assert (rows[0].status, rows[0].text, rows[0].remade) == ("ok", "answer 1", 0)
-    assert rows[0].disturbed == "other processes took 50% of the processor"
-    assert len(rows) == 10 and {row.status for row in rows} == {"ok"}
-    assert any("failed when it was made again: RuntimeError: out of luck" in w for w in bench.events.warnings)
-
-
-def test_a_later_turn_does_not_continue_an_answer_that_failed(tmp_path: Path) -> None:
-    bench = Recorded(tmp_path)
-    honest = bench.events.on_sample
-
-    def spoil(row: Any) -> None:
-        honest(row)
-        if (row.question_id, row.turn, row.method) == ("a", 0, "ar"):
-            row.status = "failed"
-
-    bench.events.on_sample = spoil  # type: ignore[method-assign]
-    with contextlib.suppress(Exception):
-        bench.run()
-    later = [row for row in bench.events.rows if row.question_id == "a" and row.turn == 1]
-    assert later and all("it failed" in (row.error or "") for row in later)
-
-
-class FullDisk:
-    """A file of which only the first half of a line can be written."""
-
-    def __init__(self, file: Any) -> None:
-        self.file, self.half = file, False
-
-    def write(self, data: bytes) -> int:
-        if self.half:
-            raise OSError(28, "No space left on device")
-        self.half = True
-        return int(self.file.write(data[: len(data) // 2]))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
-
-
-def test_a_side_file_that_cannot_be_written_costs_no_sample(machine: StillHost, tmp_path: Path) -> None:
-    bench = Recorded(tmp_path)
-
-    def fill(row: Any) -> None:
-        if len(bench.events.rows) == 3:
-            files = run_dirs[0]._beside.files
-            files["telemetry.jsonl"] = cast(Any, FullDisk(files["telemetry.jsonl"]))
-        bench.events.rows.append(row)
-
-    run_dirs: list[RunDir] = []
-    opened = RunDir.__enter__
-    bench.events.on_sample = fill  # type: ignore[method-assign]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(RunDir, "__enter__", lambda self: (run_dirs.append(self), opened(self))[1])
-        done = bench.run()
-    assert done.manifest["status"] == "complete" and set(done.samples["status"]) == {"ok"}
-    (said,) = of_telemetry(bench.events.warnings)
-    assert said == "telemetry is incomplete: telemetry.jsonl could not be written any further: no space left on device"
-    whole = (tmp_path / "telemetry.jsonl").read_bytes()
-    assert len([json.loads(line) for line in whole.splitlines()]) == 4 and whole.endswith(b"\n")
-
-
 def test_tries_of_a_killed_session_are_none_of_the_sample_made_later(machine: StillHost, tmp_path: Path) -> None:
     busy = ALONE | {"host_foreign_share": 0.5}
     machine.readings = [ALONE, busy, ALONE, busy, ALONE]
@@ -433,39 +231,6 @@ def test_a_killed_line_of_telemetry_is_cut_by_resuming(machine: StillHost, tmp_p
     again = Recorded(tmp_path).run(resume=True)
     assert len(again.telemetry) == readings
     assert all(json.loads(line) for line in file.read_text().splitlines())
-
-
-def test_without_telemetry_there_is_no_file_and_no_field(tmp_path: Path) -> None:
-    bench = Recorded(tmp_path)
-    bench.recording = Recording()
-    done = bench.run()
-    assert not (tmp_path / "telemetry.jsonl").exists() and done.telemetry.empty
-    assert done.samples["disturbed"].isna().all() and done.samples["remade"].isna().all()
-
-
-def test_a_device_without_nvml_has_no_readings_of_it() -> None:
-    assert sampler_for(torch.device("cpu"), 0.0) is None
-    sampler = sampler_for(torch.device("cpu"), 1.0)
-    assert sampler is not None and sampler.device is None
-    sampler.close()
-
-
-@pytest.mark.parametrize("answers", [{"nvmlInitWithFlags": [[9]]}, {"nvmlDeviceGetHandleByPciBusId_v2": [[6]]}, None])
-def test_a_gpu_whose_nvml_fails_has_readings_of_the_processor_alone(
-    answers: dict[str, list[list[Any]]] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No driver to ask, another device than torch's, or torch that does not say where its own is."""
-    library = replay(monkeypatch, **(answers or {}))
-    place = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x17, pci_device_id=0) if answers else SimpleNamespace()
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: place)
-    sampler = sampler_for(torch.device("cuda:0"), 1.0)
-    assert sampler is not None and sampler.device is None
-    with sampler.watch() as seen:
-        pass
-    sampler.close()
-    assert not seen.problem and seen.columns["host_rss_bytes"]
-    assert not [name for name in seen.columns if name.startswith(("nvml_", "gpm_"))]
-    assert library.calls["nvmlDeviceGetUtilizationRates"] == 0
 
 
 def test_a_gpu_is_found_by_its_place_on_the_bus(monkeypatch: pytest.MonkeyPatch) -> None:

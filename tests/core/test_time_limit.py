@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
-import pytest
-
-from specbench_ss import run, time_limit
+from specbench_ss import run
 from specbench_ss.cli.main import main
-from specbench_ss.errors import UserError
 from specbench_ss.runs.run_dir import read_run
-from tests.cli import failing
 
 PLUGIN = """
 import ctypes, time
@@ -91,37 +83,3 @@ def test_what_cannot_be_interrupted_ends_the_process_in_a_line() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (2, "\nssbench: it is stuck\n")
-
-
-def test_a_limit_that_is_kept_leaves_nothing_behind() -> None:
-    before, threads = signal.getsignal(signal.SIGALRM), threading.active_count()
-    with time_limit.time_limit(30.0):
-        pass
-    with pytest.raises(time_limit.TimeIsOver), time_limit.time_limit(0.05):
-        time.sleep(5)
-    assert signal.getsignal(signal.SIGALRM) is before and threading.active_count() == threads
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-def test_another_thread_cannot_set_a_limit() -> None:
-    raised: list[BaseException] = []
-
-    def ask() -> None:
-        try:
-            with time_limit.time_limit(1.0):
-                pass
-        except UserError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join()
-    assert "main thread" in str(raised[0])
-
-
-def test_limits_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for given in ("0", "-1", "nan", "inf"):
-        assert "--timeout must be a number above 0" in failing(["run", "--methods", "ar", "--timeout", given], capsys)
-    with pytest.raises(UserError, match="timeout must be a number above 0"):
-        run("ar", timeout=0, out=tmp_path / "run")
-    assert json.dumps({"out": (tmp_path / "run").exists()}) == '{"out": false}'

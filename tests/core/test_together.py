@@ -35,22 +35,6 @@ def test_a_request_that_fails_leaves_the_others_alone() -> None:
         assert found[i].generation.tokens == generate(make(), asked[i].prompt, asked[i].limits, Sampling()).tokens
 
 
-def test_passes_are_shared_and_afterwards_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four requests of plain decoding pass the layers in as many rows; the target is then left as it was."""
-    decoder = made("llama", "ar", "default")()
-    target, rows = decoder.target, list[int]()
-    head, layers = target._head, target._layers
-
-    def seen(lo: int, hi: int, wanted: tuple[int, ...], x: torch.Tensor, *rest: object) -> object:
-        rows.append(x.shape[1])
-        return layers(lo, hi, wanted, x, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(target, "_layers", seen)
-    together(decoder, [Asked([5, 6, 7], Limits(6), Sampling()) for _ in range(4)], 4)
-    assert rows == [12, 4, 4, 4, 4, 4]  # four prompts of three tokens, then a token of each
-    assert target.passes is None and target._head is head
-
-
 @pytest.mark.parametrize(
     ("name", "shape"),
     [("eagle", "auto"), ("eagle3", "small"), ("peagle", "tree"), ("dflash", "chain"), ("hydra", "hydra++")],
@@ -118,10 +102,3 @@ def test_what_fails_within_a_shared_pass_fails_for_those_in_it_alone(monkeypatch
     found = together(decoder, [Asked(p, Limits(4), Sampling()) for p in ([5, 6, 7], [5, 6, 7, 8], [5, 9])], 2)
     assert [str(one.error) for one in found] == ["out of memory", "out of memory", "None"]
     assert found[2].generation is not None and len(found[2].generation.tokens) == 4
-
-
-def test_another_model_for_a_request_beside_is_refused() -> None:
-    decoder = made("llama", "ar", "default")()
-    decoder.beside = made("llama", "ar", "default")  # type: ignore[method-assign]
-    with pytest.raises(UserError, match="has a model of its own"):
-        Together(decoder, 2)

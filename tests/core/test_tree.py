@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from specbench_ss import DraftTree
-from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.tree import DeviceShape, told
-from specbench_ss.engine.verify import verify
 
 
 def test_a_tree_of_lists_is_that_of_tensors() -> None:
@@ -62,12 +60,6 @@ def test_nodes_chosen_on_the_device_make_the_tree_that_nodes_chosen_on_the_host_
     again = chosen.choose(torch.tensor([0, 1]))
     told(again.shape)  # and with it what these were chosen from
     assert isinstance(chosen.shape, DeviceShape) and not chosen.shape.unread()
-
-
-def test_a_choice_without_a_parent_is_refused_when_the_host_is_told() -> None:
-    tree = DraftTree.of([4, 5, 6, 7], [-1, 0, 1, 2]).choose(torch.tensor([0, 2]))
-    with pytest.raises(ValueError, match="node 1 has parent -1"):
-        verify(torch.zeros(2, 9), tree, Sampling(), torch.Generator())
 
 
 def test_a_grown_tree_is_seen_through_its_parents_alone() -> None:

@@ -1,9 +1,7 @@
-"""`ssbench tune`: what it refuses, what it writes, what it says last. Sessions are made up; nothing is timed."""
+"""`ssbench tune`: what it writes, what it says last. Sessions are made up; nothing is timed."""
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,57 +12,13 @@ import yaml
 from lab import text
 from specbench_ss.cli import tune as tune_work
 from specbench_ss.cli.main import main
-from specbench_ss.cli.tune import default_out
 from specbench_ss.models.load import outline_of
-from specbench_ss.models.resolve import LAB
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import TuneConfig
 from specbench_ss.runs.preset import read_preset
 from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.tuning.search import Book, Cost
 from specbench_ss.tuning.session import Tuned
-from tests.cli import failing
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["tune"], "METHOD"),
-        (["tune", "ar"], "nothing to tune: method 'ar'"),
-        (["tune", "sss"], "did you mean ss?"),
-        (["tune", "ss[gama=1]"], "did you mean gamma?"),
-        (["tune", "ss", "--budget", "0"], "--budget must be a number of seconds above 0"),
-        (["tune", "ss", "--budget", "nan"], "--budget"),
-        (["tune", "ss", "--model", "labb"], "did you mean lab?"),
-        (["tune", "ss[gamma=9]"], "ss: gamma must be 1 to 4 (as trained), not 9"),
-        (["tune", "ss", "--chat-template", "vicunja"], "did you mean vicuna?"),
-        (["tune", "ss", "--device", "cuda:99"], "not available"),
-        (["tune", "ss", "--engine", "graph", "--device", "cpu"], "it needs a CUDA device, not 'cpu'"),
-        (["tune", "ss", "--categories", "qaa"], "did you mean qa?"),
-        (["tune", "ss", "--data", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
-        (["tune", "ss", "--out", "nowhere/p.yaml"], "cannot write nowhere/p.yaml"),
-    ],
-)
-def test_mistakes_are_one_line_before_the_model_is_loaded(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specbench_ss.cli.tune.load_target", None)
-    assert words in failing(arguments, capsys)
-
-
-def test_template_and_room_are_checked_before_the_model_is_loaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specbench_ss.cli.tune.load_target", None)
-    data, model = tmp_path / "questions.jsonl", tmp_path / "model"
-    asked = [{"question_id": i, "category": "qa", "turns": ["word " * n]} for i, n in enumerate((3, 2000))]
-    data.write_text("\n".join(map(json.dumps, asked)))
-    assert "leaves no room in the context of 'lab', 1024" in failing(["tune", "ss", "--data", str(data)], capsys)
-    shutil.copytree(LAB / "base", model)
-    (model / "chat_template.jinja").unlink()
-    weights = f"ss[weights={LAB / 'ss'}]"
-    told = failing(["tune", weights, "--model", str(model), "--data", str(data)], capsys)
-    assert f"the tokenizer of {model} has no chat template" in told
 
 
 def book(prompts: int = 6, /, **seconds: float) -> Book:
@@ -112,13 +66,6 @@ def test_what_is_faster_is_written_and_named_last(tune: Any) -> None:
         assert words in told.out
 
 
-def test_noise_leaves_the_default_and_says_so(tune: Any) -> None:
-    preset, told = tune(book(ar=1.4, ss=1.0, ss_2=1.0))
-    assert preset.options == {}
-    assert "the default is best within noise (ss[k=2], which looked best" in told.out
-    assert told.out.splitlines()[-1] == f"no preset is needed; the measurements are in {preset.file}"
-
-
 @pytest.mark.parametrize("prompts", [0, 3])
 def test_a_leader_that_is_not_confirmed_is_a_candidate_and_the_default_is_kept(tune: Any, prompts: int) -> None:
     preset, told = tune(book(prompts, ar=1.4, ss=1.0, ss_2=0.8), interrupted=True)
@@ -132,21 +79,6 @@ def test_a_leader_that_is_not_confirmed_is_a_candidate_and_the_default_is_kept(t
     assert told.out.splitlines()[-1] == f"no preset is needed; the measurements are in {preset.file}"
     written = yaml.safe_load(Path(preset.file).read_text())
     assert written["candidate"] == "ss[k=2]" and written["verdict"].startswith(said)
-
-
-def test_interrupted_before_anything_is_measured_it_writes_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ss, out = MethodSpec("ss"), tmp_path / "p.yaml"
-    monkeypatch.setattr(tune_work, "tune", lambda *_: Tuned(ss, ss, ss, Book(), Book(), interrupted=True))
-    assert main(["tune", "ss", "--out", str(out), "--device", "cpu"]) == 130
-    told = capsys.readouterr()
-    assert told.out == "" and "interrupted; nothing was measured before that" in told.err
-    assert not out.exists()
-
-
-def test_default_out_has_only_plain_characters() -> None:
-    assert default_out("ss", "some org/My model: 7B", "cuda:0") == Path("ss-My-model-7B-cuda-0.yaml")
 
 
 def test_a_suite_without_a_split_of_its_own_lends_its_last_questions_and_says_so(tmp_path: Path) -> None:

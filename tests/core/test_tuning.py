@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 
 import pytest
 
-from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
 from specbench_ss.stats import FEWEST
 from specbench_ss.tuning.search import CUTS, FIRST_LOOK, Book, Cost
@@ -100,36 +99,12 @@ def test_the_fastest_combination_is_found_through_noise() -> None:
     assert covered >= 4
 
 
-def test_a_short_budget_names_what_it_did_not_try() -> None:
-    bench = FakeBench(flat, noise=0.01)
-    short = next(tuned for budget in range(2, 30) if (tuned := _tuned(budget)) is not None and tuned.untried)
-    assert set(short.untried) <= set(GRID) and "depth" in short.untried
-    assert "not tried, or not on enough prompts, for lack of time: " in sentence(short)
-    assert "depth" in sentence(short).partition("for lack of time")[2]
-    long = bench.tune(budget=600)
-    assert long.untried == {} and "not tried" not in sentence(long)
-
-
-def _tuned(budget: float) -> Tuned | None:
-    try:
-        return FakeBench(flat, noise=0.01).tune(budget=budget)
-    except UserError:  # too short to try anything
-        return None
-
-
 def test_what_makes_no_difference_is_left_at_the_default() -> None:
     """A/A: neither does the search see a leader in noise, nor does the confirmation believe one."""
     done = [FakeBench(flat, seed=seed).tune(seed=seed) for seed in range(20)]
     assert sum(tuned.chosen == tuned.default for tuned in done) >= 19
     assert sum(tuned.leader == tuned.default for tuned in done) >= 15  # a dozen comparisons each
     assert {tuned.outcome for tuned in done} <= {"not distinguishable", "nothing better", "faster", "slower"}
-
-
-def test_of_equally_fast_values_the_simplest_is_taken() -> None:
-    def pace(options: dict[str, str], prompt: int) -> float:
-        return 0.0005 if options.get("size") in ("4", "16", "32") else 0.001
-
-    assert FakeBench(pace, noise=0.01, values={"size": GRID["size"]}).tune().chosen.options == {"size": "4"}
 
 
 def test_the_winner_is_judged_on_prompts_that_did_not_choose_it() -> None:
@@ -160,25 +135,6 @@ def test_a_leader_is_always_confirmed_unless_interrupted(budget: float, ar_pace:
             assert tuned.over_default.prompts >= FEWEST
 
 
-def test_time_to_confirm_is_not_spent_on_warming_up_either() -> None:
-    for budget in (3.5, 4.0, 4.5, 5.0, 5.5, 6.0):
-        bench = FakeBench(bowl)
-        bench.warm_s = 0.06
-        tuned = bench.tune(budget=budget)
-        assert tuned.outcome != "not confirmed" and tuned.seconds < budget + 0.5
-        assert bench.warmed == {label for label, _ in bench.asked}, "nothing is warmed up that then has no time to race"
-
-
-@pytest.mark.parametrize("budget", [0.01, 0.8, 1.6])
-def test_where_there_is_no_time_to_confirm_nothing_races_and_a_budget_is_named_that_would_do(budget: float) -> None:
-    bench = FakeBench(bowl)
-    with pytest.raises(UserError, match=f"^--budget {budget} is too short .* at least ([0-9]+) s here$") as told:
-        bench.tune(budget=budget)
-    assert not bench.warmed - {"m", "ar"} and not bench.confirmed and bench.now <= budget + 1.5
-    named = int(str(told.value).split()[-3])
-    assert named > budget and FakeBench(bowl).tune(budget=named).search.labels()
-
-
 def test_what_is_not_confirmed_is_named_and_not_chosen() -> None:
     """The prompts that confirm turn out ten times as long as those that chose."""
     bench = FakeBench(
@@ -200,31 +156,6 @@ def test_both_halves_have_every_category_that_has_two_prompts(seed: int) -> None
     assert several <= {categories[i] for i in search} and several <= {categories[i] for i in confirm}
     for c in several:
         assert abs(sum(categories[i] == c for i in search) - sum(categories[i] == c for i in confirm)) <= 1
-
-
-def test_categories_of_one_prompt_fall_either_way_and_are_told() -> None:
-    categories = list("abcdefghijklm")
-    sides = [frozenset(halves(categories, seed)[0]) for seed in range(8)]
-    assert len(set(sides)) > 4 and {len(side) for side in sides} == {7}
-    bench = FakeBench(bowl)
-    tune(bench, MethodSpec("m"), [*categories, "m"], 9.0, 0, bench, lambda: bench.now)
-    assert any("12 of 13 categories have only one prompt" in text for text in bench.warnings)
-    bench = FakeBench(bowl)
-    bench.tune(budget=9.0)
-    assert not bench.warnings
-
-
-def test_a_lead_that_was_luck_goes_back_to_the_default() -> None:
-    """Fast in the first race, and slow ever after."""
-
-    def pace(options: dict[str, str], prompt: int) -> float:
-        lucky = len(bench.asked) < 12
-        return 0.001 * ((0.7 if lucky else 3) if options.get("size") == "16" else 1)
-
-    bench = FakeBench(pace, noise=0.001, values={"size": ["16"], "depth": ["1", "2"]})
-    tuned = bench.tune()
-    assert any("m[size=16,depth=1]" in labels for _, labels in bench.races), "it has led"
-    assert tuned.leader == tuned.default
 
 
 def test_every_block_holds_the_default_and_each_configuration_once() -> None:
@@ -255,13 +186,6 @@ def test_hopeless_ones_are_dropped_early_and_no_race_is_endless() -> None:
     assert answers["m"] <= CUTS[-1] + 1  # one to know the pace
 
 
-@pytest.mark.parametrize("budget", [3.5, 5.0, 10.0])
-def test_the_budget_is_kept_but_for_the_block_at_hand(budget: float) -> None:
-    bench = FakeBench(bowl)
-    tuned = bench.tune(budget=budget)
-    assert tuned.seconds == bench.now <= budget + 1.5
-
-
 @pytest.mark.parametrize("after", [1, 60, 150])
 def test_interrupted_it_gives_what_was_confirmed_so_far(after: int) -> None:
     bench = FakeBench(bowl, noise=0.01)
@@ -280,40 +204,6 @@ def test_interrupted_it_gives_what_was_confirmed_so_far(after: int) -> None:
         ("faster", {"size": "16", "depth": "2"}, {"size": "16", "depth": "2"}),
     )
     assert (tuned.outcome == "nothing better") == (after == 1)
-
-
-def test_a_failing_configuration_is_out_and_named_and_the_others_go_on() -> None:
-    bench = FakeBench(bowl)
-
-    def fail(spec: MethodSpec) -> None:
-        if spec.options.get("size") == "16":
-            raise RuntimeError("out of memory")
-
-    bench.before = fail
-    tuned = bench.tune()
-    assert tuned.failed["m[size=16]"] == "RuntimeError: out of memory"
-    assert any("m[size=16] is left out" in text for text in bench.warnings)
-    assert tuned.chosen.options["depth"] == "2"
-
-
-@pytest.mark.parametrize("name", ["m", "ar"])
-def test_nothing_compares_where_the_default_or_the_reference_fails(name: str) -> None:
-    bench = FakeBench(bowl)
-
-    def fail(spec: MethodSpec) -> None:
-        if spec.label == name:
-            raise RuntimeError("out of memory")
-
-    bench.before = fail
-    with pytest.raises(UserError, match=f"{name} fails, .*out of memory"):
-        bench.tune()
-
-
-def test_too_few_prompts_and_nothing_to_tune_are_told() -> None:
-    with pytest.raises(UserError, match="at least 8 prompts.* 7"):
-        FakeBench(bowl).tune(prompts=7)
-    with pytest.raises(UserError, match="nothing to tune"):
-        FakeBench(bowl, values={}).tune()
 
 
 def test_a_comparison_is_of_common_blocks_and_adds_up_blocks_of_one_prompt() -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from specbench_ss.bench import runner
-from specbench_ss.cli.main import main
 from specbench_ss.models import devices
 from specbench_ss.models.devices import resolve_device
 from tests.core.nvml_replay import replay
@@ -50,29 +49,10 @@ def test_auto_says_once_that_it_takes_the_processor() -> None:
     assert warned() == [TOO_OLD]
 
 
-def test_a_build_without_cuda_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert warned() == [TOLD.format("it is built without CUDA")]
-
-
 def test_nothing_is_said_where_the_processor_is_asked_for_or_the_gpu_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not warned("cpu")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert not warned()
-
-
-@pytest.mark.parametrize("answers", [{"nvmlInitWithFlags": [[9]]}, {"nvmlDeviceGetCount_v2": [[0, 0]]}])
-def test_nothing_is_said_where_no_gpu_is_listed(
-    answers: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replay(monkeypatch, **answers)
-    assert not warned()
-
-
-def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--methods", "ar", "--limit", "1", "--categories", "qa", "--dry-run"]) == 0
-    told = [line for line in capsys.readouterr().err.splitlines() if "the driver" in line]
-    assert told == [f"ssbench: warning: {TOO_OLD}"]
 
 
 @pytest.mark.parametrize(("device", "kept"), [("auto", [TOO_OLD]), ("cpu", [])])

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from specbench_ss.errors import UserError
-from specbench_ss.models import load as loading
 from specbench_ss.models import load as weight_hash
-from specbench_ss.models import resolve
-from specbench_ss.models.load import hash_weights, load_target
-from specbench_ss.models.resolve import check_folder, check_model
+from specbench_ss.models.load import hash_weights
+from specbench_ss.models.resolve import check_folder
 
 TENSORS = {"a": torch.arange(64.0), "b": torch.ones(3, 5)}
 
@@ -41,38 +38,7 @@ LAYOUTS = ("model.safetensors", "shards", "pytorch_model.bin")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_whole_files_pass(tmp_path: Path, layout: str) -> None:
-    folder(tmp_path, layout)
-    check_folder(tmp_path)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.bool])
-def test_weights_that_are_whole_numbers_are_named(tmp_path: Path, dtype: torch.dtype) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    tensors = {"a.weight": torch.ones(3, 5), "b.weight": torch.ones(3, 5).to(dtype)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    for check in (check_folder, lambda path: check_model(str(path))):
-        with pytest.raises(UserError, match=r"b\.weight .* whole numbers"):
-            check(tmp_path)
-    (tmp_path / "config.json").write_text('{"quantization_config": {}}')
-    check_folder(tmp_path)
-
-
-def test_masks_and_positions_may_be_whole_numbers(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    masks = {"a.bias": torch.ones(3, 5, dtype=torch.bool), "position_ids": torch.arange(5)}
-    save_file({"a.weight": torch.ones(3, 5), **masks}, tmp_path / "model.safetensors")
-    check_folder(tmp_path)
-
-
-def test_a_pickle_of_the_old_kind_passes(tmp_path: Path) -> None:
-    folder(tmp_path, "pytorch_model.bin")
-    torch.save(TENSORS, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-    check_folder(tmp_path)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kept", [0, 1, 7, 100, -1])
+@pytest.mark.parametrize("kept", [0, 7, -1])
 def test_a_file_cut_anywhere_is_named(tmp_path: Path, layout: str, kept: int) -> None:
     file = folder(tmp_path, layout)[-1]
     content = file.read_bytes()
@@ -88,54 +54,11 @@ def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
         check_folder(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"weight_map": 3}', "{}"])
-def test_a_damaged_index_is_named(tmp_path: Path, text: str) -> None:
-    folder(tmp_path, "shards")
-    (tmp_path / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(UserError, match=r"model\.safetensors\.index\.json"):
-        check_folder(tmp_path)
-
-
-def test_a_folder_without_a_model_says_what_it_lacks(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no config.json"):
-        check_model(str(tmp_path))
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="no weights"):
-        check_model(str(tmp_path))
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"cannot read .*config\.json"):
-        check_model(str(tmp_path))
-
-
-def test_an_adapter_is_left_to_the_loader(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text("{}")
-    check_folder(tmp_path)
-
-
-def test_a_damaged_download_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import transformers
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise OSError("something is wrong\nsomewhere")
-
-    file = folder(tmp_path, "model.safetensors")[0]
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: None)
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: None)
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
-    for module in (loading, resolve):
-        monkeypatch.setattr(module, "try_to_load_from_cache", lambda *_: str(tmp_path / "config.json"))
-    with pytest.raises(UserError, match="^cannot load model 'some/model': OSError: something is wrong$"):
-        load_target("some/model", device="cpu")
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(UserError, match=f"cannot read weight file {file}"):
-        load_target("some/model", device="cpu")
-
-
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1, 2, 7, 64, 1001])
+@pytest.mark.parametrize("size", [1, 7, 1001])
 def test_every_weight_counts(dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest change of any single weight, its sign, in whichever part it falls, and an exchange of two."""
     monkeypatch.setattr(weight_hash, "HASH_WORDS", 16)
@@ -165,16 +88,6 @@ def test_the_hash_is_of_values_not_of_how_they_lie() -> None:
     padded[1:] = layer.weight.data.reshape(-1)
     layer.weight.data = padded[1:].view(5, 6)  # begins in the middle of a word
     assert hash_weights(layer) == before
-
-
-def test_names_shapes_and_empty_parameters_count() -> None:
-    def module(name: str, *shape: int) -> torch.nn.Module:
-        made = torch.nn.Module()
-        made.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
-        return made
-
-    made = [module(*about) for about in (("a", 0, 2), ("a", 0, 3), ("a", 6, 1), ("a", 1, 6), ("b", 1, 6), ("a",))]
-    assert len({hash_weights(module) for module in made}) == len(made)
 
 
 def test_the_hash_is_pinned() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,24 +13,18 @@ from specbench_ss import load_model
 from specbench_ss.cli.main import main
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.tree_advice import with_advice
-from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle, Eagle2, EagleOptions
+from specbench_ss.methods.eagle.decode import Eagle2
 from specbench_ss.methods.hydra.decoding import Hydra
 from specbench_ss.methods.medusa.decoding import Medusa
-from specbench_ss.methods.medusa.options import MedusaOptions
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
-from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
 from specbench_ss.models.checkpoint import Advice, read_advice
-from specbench_ss.models.load import outline_of
 from specbench_ss.models.resolve import LAB
-from specbench_ss.options import MethodSpec, describe_options
+from specbench_ss.options import MethodSpec
 from specbench_ss.registry import method_options
 from specbench_ss.runs.manifest import read_manifest
-from tests.cli import failing
 
 BY_DEVICE = {"k": 3, "n_draft": 8, "cpu": {"n_draft": 2, "gamma": 2, "prune": "off"}, "cuda": {"n_draft": 12}}
-SMOLLM2 = Path(LAB).parent / "drafters" / "smollm2"
 
 
 @pytest.fixture(scope="module")
@@ -79,30 +72,12 @@ def test_a_stated_value_that_means_all_or_none_is_kept(method: Any, stated: dict
     assert advice.settle(method.Options(), "cpu")[1] == {name: 2}
 
 
-@pytest.mark.parametrize("method", [Medusa, Hydra, Eagle, Eagle2, SpeculativeStreaming, SharedStreaming])
-def test_the_default_of_an_advised_option_means_as_advised(method: Any) -> None:
-    helps = {option.name: option for option in describe_options(method.Options)}
-    for name in set(method.advisable) - {"parent"}:  # which is as root is
-        assert re.search(rf"{helps[name].default}: as the .*advises", helps[name].help), name
-
-
-def test_all_heads_that_are_stated_are_used(lab: Target, tmp_path: Path) -> None:
-    weights = str(folder(tmp_path / "medusa", {"heads": 2}, of="medusa"))
-    advised, stated = (Medusa.load(lab, MedusaOptions(weights=weights, **given)) for given in ({}, {"heads": 0}))
-    assert advised.advised == {"heads": 2} and advised.depth == 2
-    assert not stated.advised and stated.depth == stated.heads.count > 2
-
-
 @pytest.mark.parametrize(
     ("advice", "words"),
     [
-        ("much", "advice must be a mapping"),
         ({"gpu": {"k": 3}}, "advice for gpu: no such device class.*cpu, cuda"),
         ({"n_drafts": 3}, "advice: no option 'n_drafts'.*did you mean n_draft"),
-        ({"cpu": {"weights": "x"}}, "advice for cpu: no option 'weights'"),
-        ({"cpu": {"k": "many"}}, "advice for cpu: option k='many' is not int"),
         ({"cuda": {"k": -1}}, "advice for cuda: k must be at least 0"),
-        ({"cpu": {"prune": "perhaps"}}, "advice for cpu: option prune='perhaps'"),
     ],
 )
 def test_advice_that_cannot_be_is_one_line_with_its_file(advice: Any, words: str, tmp_path: Path, lab: Target) -> None:
@@ -137,27 +112,6 @@ def test_the_folder_of_ss_may_advise_streams_that_know_their_parent(tmp_path: Pa
     assert SpeculativeStreaming.load(base, SSOptions()).advised == {"n_draft": 4}
 
 
-def test_shared_streams_are_not_advised_what_is_part_of_their_model(tmp_path: Path, lab: Target) -> None:
-    weights = folder(tmp_path / "shared", {"k": 2, "gamma": 1}, of="ss-shared")
-    drafting = SharedStreaming.load(lab, SSOptions(weights=str(weights)))
-    assert drafting.advised == {"k": 2} and drafting.settings.gamma > 1
-    assert not SharedAutoregressive.load(lab, SharedAutoregressive.Options(weights=str(weights))).advised
-
-
-def test_methods_of_one_folder_take_their_own_options(tmp_path: Path) -> None:
-    config, base = {"advice": {"cpu": {"nodes": 2, "total_tokens": 3, "depth": 1}}}, outline_of("lab")
-
-    def taken(method: Any, options: Any) -> dict[str, Any]:
-        return with_advice(method, options, config, base, tmp_path, Eagle.tree_options)[1]
-
-    assert taken(Eagle, EagleOptions()) == {"nodes": 2}
-    assert taken(Eagle2, DynamicOptions(depth=4)) == {"total_tokens": 3}
-    assert taken(Eagle, EagleOptions(tree="published")) == {}  # a stated tree is drafted as it is
-    with pytest.raises(UserError, match="medusa: .*no option 'total_tokens'"):
-        taken_by_heads = {"advice": {"total_tokens": 3}}
-        with_advice(Medusa, MedusaOptions(), taken_by_heads, base, tmp_path)
-
-
 def test_a_run_says_and_records_what_was_advised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = folder(tmp_path / "ss", BY_DEVICE)
     prompts = tmp_path / "own.jsonl"
@@ -172,24 +126,3 @@ def test_a_run_says_and_records_what_was_advised(tmp_path: Path, capsys: pytest.
         "k": 2, "n_draft": 2, "gamma": 2, "prune": "off",
     }  # fmt: skip
     assert method["resolved"]["n_draft"] == 2 and method["resolved"]["gamma"] == 2
-
-
-def test_a_run_with_advice_that_cannot_be_begins_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    weights = folder(tmp_path / "ss", {"tpu": {"k": 3}})
-    asked = ["run", "--methods", f"ss[weights={weights}]", "--limit", "1", "--out", str(tmp_path / "run")]
-    assert "no such device class" in failing(asked, capsys) and not (tmp_path / "run").exists()
-
-
-def test_the_lab_drafts_as_before(lab: Target) -> None:
-    found = SpeculativeStreaming.load(lab, SSOptions())
-    assert (found.settings.k, found.settings.n_draft, found.settings.n_keep) == (3, 4, 16) and found.settings.prune
-    assert found.settings.gamma == found.streams.config.gamma and not found.streams.config.parent_rank
-
-
-def test_what_ships_for_a_real_model_is_advised_for_a_cpu() -> None:
-    def on(name: str, file: str = "config.json") -> Any:
-        return json.loads((SMOLLM2 / name / file).read_text())["advice"]["cpu"]
-
-    assert on("ss")["parent"] == "on" and on("ss-parent") == {"n_draft": 2, "gamma": 2, "prune": "off"}
-    assert on("medusa") == {"nodes": 2} and on("eagle")["nodes"] == on("eagle")["total_tokens"] - 1 == 2
-    assert on("rest", "datastore.json") == {"draft": 4}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import re
@@ -16,14 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from specbench_ss import __version__, registry
-from specbench_ss.engine.cuda_graphs import StaticPasses
-from specbench_ss.engine.target import Target
 from specbench_ss.models.load import load_target
-from specbench_ss.models.tiny import tiny_target
-from specbench_ss.runs.records import Row, Sameness
 
 ROOT = Path(__file__).parents[2]
 GPU = ROOT / "benchmarks" / "gpu"
@@ -68,25 +62,12 @@ def names_in(file: Path) -> list[str]:
         return archive.getnames()
 
 
-def stages_of(text: str) -> list[str]:
-    known = re.search(r"^known=\((.*)\)$", text, re.MULTILINE)
-    assert known
-    return known[1].split()
-
-
 @pytest.mark.parametrize("script", sorted(GPU.glob("*.sh")), ids=lambda path: path.name)
 def test_scripts_can_be_read(script: Path) -> None:
     done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     if script.name not in ("preamble.sh", "wheels.sh"):  # which is for a machine with a network
         assert re.search(r"^\. benchmarks/gpu/preamble\.sh$", script.read_text(), re.MULTILINE)
-
-
-def test_the_page_names_every_stage_in_order() -> None:
-    stages = stages_of((GPU / "all.sh").read_text())
-    page = (GPU / "README.md").read_text()
-    assert re.findall(r"^\| `(\w+)` \|.*\|.*\|$", page, re.MULTILINE) == stages
-    assert "SmolLM2 is not among the stages" in page and "93 MB" in page and "64 MiB" in page
 
 
 def test_every_stage_asks_for_what_the_page_says(asked: dict[str, str], tmp_path: Path) -> None:
@@ -114,24 +95,6 @@ def test_every_stage_asks_for_what_the_page_says(asked: dict[str, str], tmp_path
     assert sum("doctor --calibrate" in line for line in made) == 1
 
 
-def test_cudnns_attention_is_the_last_choice_of_every_script() -> None:
-    command = ["bash", "-c", "GPU_READY=1 . benchmarks/gpu/preamble.sh; env"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in told.stdout.splitlines()
-
-
-def test_every_command_of_the_stages_ends_in_time() -> None:
-    """Nothing that computes is started without a limit, and the limits of a stage are below ten minutes together."""
-    text = (GPU / "all.sh").read_text()
-    assert re.search(r"^limit=\$\{LIMIT:-540\}$", text, re.MULTILINE)
-    stages = text[text.index("calibrated()") :]
-    for line in (line.strip() for line in stages.splitlines()):
-        if "python3" in line or "bash benchmarks" in line:
-            assert re.match(r'limited ("\$limit"|"\$half"|\$\(\(limit / 2\)\)|\$\(\(half - 60\)\)) ', line), line
-        if "ssbench " in line and not line.startswith(("#", "pack()")):
-            assert re.search(r'ssbench (120|"\$limit"|"\$half"|\$\(\(limit / 2\)\)) ', line), line
-
-
 def test_a_stage_that_fails_is_named_and_the_others_are_made(asked: dict[str, str], tmp_path: Path) -> None:
     done = all_stages(asked | {"FAILS": "sameness.py"}, tmp_path / "out", "sameness", "batches", "larger")
     assert done.returncode == 1
@@ -141,26 +104,6 @@ def test_a_stage_that_fails_is_named_and_the_others_are_made(asked: dict[str, st
         ["benchmarks/gpu/sameness.py", "--device"], ["-m", "specbench_ss"],
     ]  # fmt: skip
     assert all_stages(asked, tmp_path / "out", "sameless").returncode == 2
-
-
-def test_what_was_measured_beside_generate_is_not_measured_again(asked: dict[str, str], tmp_path: Path) -> None:
-    out, made = tmp_path / "out", Path(asked["WORK"], "results", "generate")
-    all_stages(asked | {"FAILS": "--engine graph"}, out, "generate")
-    assert (made / "generate-eager.txt").exists() and not (made / "generate-graph.txt").exists()
-    all_stages(asked, out, "generate")
-    assert [re.search(r"--engine (\w+)", line)[1] for line in calls(asked)] == ["graph", "eager", "graph"]  # type: ignore[index]
-    assert (made / "generate-graph.txt").exists()
-
-
-def test_without_what_is_required_nothing_is_begun_and_one_line_is_told(asked: dict[str, str], tmp_path: Path) -> None:
-    for script in ("all.sh", "bench.sh", "lab.sh", "train.sh"):
-        done = run(script, asked | {"FAILS": "gpu/ready.py"}, str(tmp_path / "out"))
-        assert done.returncode == 2 and not calls(asked) and not done.stderr
-    real = {**os.environ, "WORK": asked["WORK"], "GPU_READY": "", "WHEELS": "none", "DEVICE": "cuda"}
-    done = run("all.sh", real | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}, str(tmp_path / "out"))
-    if not torch.cuda.is_available():
-        assert done.returncode == 2 and not done.stdout
-        assert re.fullmatch(r"ssbench: no CUDA device: torch \S+ \(CUDA \S+\) sees none\n", done.stderr)
 
 
 def test_results_come_back_after_every_stage_and_can_be_begun_from(asked: dict[str, str], tmp_path: Path) -> None:
@@ -181,27 +124,7 @@ def test_results_come_back_after_every_stage_and_can_be_begun_from(asked: dict[s
     assert not calls(asked) and (tmp_path / "fresh" / "results" / "generate" / "generate-graph.txt").exists()
 
 
-def test_a_call_has_an_end_within_which_all_stages_are(asked: dict[str, str], tmp_path: Path) -> None:
-    done = all_stages(asked | {"CALL": "3"}, tmp_path / "out", "roofline", "generate")
-    assert done.returncode == 1 and not calls(asked)
-    assert "no time is left in this call for: python3 benchmarks/vs_transformers.py" in done.stdout
-    assert (tmp_path / "out" / "generate.tar.gz").exists()
-
-
 # -- what travels ----------------------------------------------------------------------------------------------------
-
-
-def test_wheels_are_of_all_that_is_required_and_not_taken_to_be_there() -> None:
-    text = (GPU / "wheels.sh").read_text()
-    fetched = [word.partition("==")[0] for line in re.findall(r"^(?:needed|large)=\((.*)\)$", text, re.MULTILINE)
-               for word in line.split()]  # fmt: skip
-    there = re.search(r"Taken to be there: ((?:.*\n#?)*?)all=", text)
-    assert there
-    known = {name.replace("_", "-") for name in [*fetched, *re.findall(r"[a-z0-9-]+", there[1])]}
-    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert {text.partition(">=")[0] for text in required} <= known
-    pins = (ROOT / "constraints.txt").read_text().lower().splitlines()
-    assert all([line for line in pins if line.startswith(f"{name}==")] for name in fetched)
 
 
 def test_the_checkout_is_known_to_python_without_an_installation(tmp_path: Path) -> None:
@@ -264,14 +187,6 @@ def test_replayed_and_not_replayed_answers_are_held_against_each_other(
     assert again[:3] == lines[:3]
 
 
-def test_a_method_that_falls_back_in_silence_is_bad(
-    sameness: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(StaticPasses, "run", lambda *_, **__: None)
-    assert sameness["main"]([*SMALL, "--methods", "ar", "--engines", "called"]) == 1
-    assert re.search(r"^BAD .*; 0 replays in \d+ steps", capsys.readouterr().out, re.MULTILINE)
-
-
 def test_a_method_that_fails_or_differs_is_bad_and_the_others_are_measured(
     sameness: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -294,17 +209,6 @@ def test_a_method_that_fails_or_differs_is_bad_and_the_others_are_measured(
     )
 
 
-def test_near_ties_are_harmless_in_every_format_and_counted(
-    sameness: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def tied(decoder: Any, prompt: Any, expected: Row, row: Row) -> Sameness:
-        return Sameness(*row.key, "near-tie", 1, 1e-6, 1e-6)
-
-    monkeypatch.setitem(sameness, "judge", tied)
-    assert sameness["main"]([*SMALL, "--methods", "ar", "--engines", "eager"]) == 0
-    assert "0 bad, 0 failed; 1 near-ties in float32" in capsys.readouterr().out
-
-
 def test_every_registered_method_is_named(sameness: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """By itself, without options: the default shape of `ss` and `sd` is what most runs have."""
     plain = [text for text in sameness["METHODS"] if "[" not in text]
@@ -317,74 +221,4 @@ def test_every_registered_method_is_named(sameness: dict[str, Any], monkeypatch:
         sameness["main"]([*SMALL, "--engines", "eager"])
 
 
-def test_an_engine_that_does_not_load_leaves_the_others(
-    sameness: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sameness["main"]([*SMALL, "--methods", "ar", "--engines", "graph", "eager"]) == 1
-    told = capsys.readouterr().out
-    assert "FAILED float32 graph: engine graph replays CUDA graphs" in told and "float32 eager  ar" in told
-
-
 # -- roofline.py and vs_transformers.py ------------------------------------------------------------------------------
-
-
-def test_a_step_without_memory_is_told_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = runpy.run_path(str(ROOT / "benchmarks" / "roofline.py"))
-    measured, told = bench["measured"], list[str]()
-
-    def scarce(decoder: Any, context: int, width: int, steps: int) -> Any:
-        if width == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. And more")
-        return measured(decoder, context, width, steps)
-
-    monkeypatch.setitem(bench["lines_of"].__globals__, "measured", scarce)
-    arguments = argparse.Namespace(contexts=[16], methods=["verify"], widths=[1, 2, 4], engine="eager", steps=1)
-    lines = list(bench["lines_of"](tiny_target("llama", words=61), "tiny", arguments, set(), told.append))
-    assert [line.width for line in lines] == [1, 4]
-    assert told == ["verify      2 rows     16 tokens: left out, out of memory on cpu (2.00 GiB more were wanted)"]
-
-
-def test_a_pruned_step_drafts_as_the_papers_do_and_verifies_what_is_kept() -> None:
-    bench = runpy.run_path(str(ROOT / "benchmarks" / "roofline.py"))
-    target = load_target("lab", dtype="float32", device="cpu")
-    decoder = bench["decoder_of"]("ss-pruned", target, 32)
-    begun, state = bench["session"](bench["Forced"](decoder), [5 + i % 40 for i in range(16)], 400)
-    with torch.inference_mode():
-        step = [begun.step(state) for _ in range(2)][-1]
-    assert (step.nodes, step.verified) == (120, 31)
-
-
-@pytest.fixture(scope="module")
-def beside() -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "benchmarks" / "vs_transformers.py"))
-
-
-def test_generate_over_a_static_cache_is_compiled_where_it_is_asked_for(
-    beside: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same tokens, by steps that went through what transformers compiles; here that is left as it is."""
-    target: Target = load_target("lab", dtype="float32", device="cpu")
-    case, steps = beside["compiled"](target), list[tuple[int, ...]]()
-
-    def call(config: Any) -> Any:
-        def counted(**inputs: Any) -> Any:
-            steps.append(tuple(inputs["input_ids"].shape))
-            return target.model(**inputs)
-
-        return counted
-
-    monkeypatch.setattr(target.model, "get_compiled_call", call)
-    prompt = target.encode_chat([{"role": "user", "content": "What is 3 + 4?"}])
-    for ours in (True, False):
-        tokens = beside["answer"](target, case if ours else beside["Case"]("ar", case.ours, {}), prompt, 8)[1]
-        assert tokens
-        assert steps == [(1, 1)] * (len(steps))
-        assert bool(steps) == ours
-        steps.clear()
-    assert not case.drafts and beside["same_steps"](target, case, prompt, 8) is None
-
-
-def test_only_a_case_that_drafts_has_steps_to_compare(beside: dict[str, Any]) -> None:
-    cases = beside["cases"](load_target("lab", dtype="float32", device="cpu"), "", [2])
-    assert [case.drafts for case in cases] == [False] + [True] * (len(cases) - 1)
-    assert {case.name.partition("[")[0] for case in cases} == {"ar", "sd", "pld"}

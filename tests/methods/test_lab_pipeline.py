@@ -65,21 +65,11 @@ def test_a_stage_run_again_and_cut_off_goes_on(ran: Toy, tmp_path: Path) -> None
     assert ran[6:] == ["two begins", "two goes on"]
 
 
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        ({"seed": 1}, "seed 0, not 1"),
-        ({"size": "m"}, "size s, not m"),
-        ({"budget_scale": 0.5}, "budget_scale 1.0, not 0.5"),
-    ],
-)
-@pytest.mark.parametrize("stages", [(), ("three",)])
-def test_a_folder_is_for_one_training(
-    other: dict[str, Any], said: str, stages: tuple[str, ...], ran: Toy, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("other", "said"), [({"seed": 1}, "seed 0, not 1"), ({"size": "m"}, "size s, not m")])
+def test_a_folder_is_for_one_training(other: dict[str, Any], said: str, ran: Toy, tmp_path: Path) -> None:
     train(tmp_path, stages=("one",), log=lambda _: None)
     with pytest.raises(UserError, match=f"one was made with {said}: give another --out"):
-        train(tmp_path, stages=stages, log=lambda _: None, **other)
+        train(tmp_path, log=lambda _: None, **other)
     assert ran == ["one begins"]
 
 
@@ -119,11 +109,3 @@ def test_without_a_training_run_cards_measures_the_shipped_weights(
     (tmp_path / "tokenizer").mkdir()
     with pytest.raises(UserError, match="run stage 'export' first"):
         train(tmp_path, stages=("cards",))
-
-
-@pytest.mark.parametrize(
-    ("stage", "first"), [("base", "tokenizer"), ("polish", "base"), ("drafters", "polish"), ("export", "polish")]
-)
-def test_a_stage_whose_sources_are_missing_names_the_one_to_run(stage: str, first: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"run stage '{first}' first"):
-        train(tmp_path, stages=(stage,), log=lambda _: None)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from lab import cards, drafters
 from lab.pipeline import STAGES, train
 from lab.text import APP_CATEGORIES, SPECBENCH_CATEGORIES
-from lab.training import SIZES, BaseSize, BaseTrainer, LabTraining, answers_by_category, new_model, trapezoid
+from lab.training import SIZES, BaseSize, BaseTrainer, LabTraining, answers_by_category, new_model
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.errors import UserError
@@ -29,7 +29,6 @@ from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
 from specbench_ss.training.data import completion_mask, pack, special_ids
-from specbench_ss.training.loop import Machine
 from specbench_ss.training.trainee import future_labels, pick_anchors
 
 SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "user": 3, "assistant": 4}
@@ -127,30 +126,6 @@ def of_the_applications(out: Path) -> None:
     assert not talks & {talk.tobytes() for name in SPECBENCH_CATEGORIES for talk in known.get(name, ())}
 
 
-def test_drafters_of_another_base_are_refused(tmp_path: Path) -> None:
-    from specbench_ss.engine.target import Target
-    from specbench_ss.methods.ss.stream_config import StreamConfig
-    from specbench_ss.methods.ss.streams import Streams
-    from specbench_ss.models.checkpoint import write_checkpoint
-    from specbench_ss.models.load import hash_weights
-    from tests.tiny import tiny_model
-
-    target = Target(tiny_model("llama"))
-    target.weights_hash = hash_weights(target.model)
-    config = StreamConfig(gamma=2, n_msa_layers=2)
-    about = {"base_hash": target.weights_hash, "base_dtype": "torch.float32", "streams": config.as_dict()}
-    write_checkpoint(tmp_path, Streams(config, 32), about)
-    options = SSOptions(weights=str(tmp_path))
-    SpeculativeStreaming.load(target, options)
-    other = Target(tiny_model("llama", seed=1))
-    other.weights_hash = hash_weights(other.model)
-    with pytest.raises(UserError, match="trained for another base"):
-        SpeculativeStreaming.load(other, options)
-    (tmp_path / "model.safetensors").write_bytes(b"x" * 100)
-    with pytest.raises(UserError, match="cannot read weights"):
-        SpeculativeStreaming.load(target, options)
-
-
 def test_a_resumed_base_is_the_uninterrupted_one(tmp_path: Path) -> None:
     size = replace(SIZES["draft"], hidden=32, ffn=32, vocab=64, rows_per_step=2, row_length=16)
     rng = np.random.default_rng(0)
@@ -179,22 +154,6 @@ def test_a_resumed_base_is_the_uninterrupted_one(tmp_path: Path) -> None:
         BaseTrainer(new_model(size, SPECIAL, 0), size, rows[::-1], SPECIAL, "cpu", tmp_path / "cut")
 
 
-@pytest.mark.parametrize(("exact", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
-def test_a_machine_multiplies_in_the_dtype_that_it_says(exact: bool, dtype: torch.dtype) -> None:
-    one = torch.ones(2, 2)
-    with Machine(torch.device("cpu"), exact).autocast():
-        assert (one @ one).dtype == dtype
-
-
-def test_unknown_stage_and_size_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown stage 'bass'"):
-        train(tmp_path, stages=("bass",))
-    with pytest.raises(UserError, match="unknown size"):
-        train(tmp_path, size="xl")
-    with pytest.raises(UserError, match="run stage 'tokenizer' first"):
-        train(tmp_path, stages=("base",), device="cpu")
-
-
 def test_packing_loses_no_conversation_and_splits_none() -> None:
     rng = np.random.default_rng(1)
     docs = [np.r_[1, rng.integers(5, 60, rng.integers(1, 14)), 2].astype(np.int32) for _ in range(200)]
@@ -220,8 +179,3 @@ def test_anchor_labels_stay_inside_one_answer() -> None:
     assert labels == {
         3: [7, 8, 2, -100], 4: [8, 2, -100, -100], 9: [6, 5, 7, 2], 10: [5, 7, 2, -100], 11: [7, 2, -100, -100],
     }  # fmt: skip
-
-
-def test_the_schedule_rises_holds_and_falls() -> None:
-    factors = [trapezoid(s, 400, warmup=10) for s in range(400)]
-    assert factors[0] == 0.1 and factors[9] == factors[200] == 1.0 and 0 < factors[-1] < 0.02

@@ -116,7 +116,6 @@ def test_no_step_looks_at_the_device_before_it_verifies(
 ) -> None:
     """Static steps are made without the proof of each, which looks at numbers once."""
     monkeypatch.setattr(cuda_graphs, "same", lambda *given: True)
-    monkeypatch.setattr(cuda_graphs, "same", lambda *given: True)
     for label, make in shapes(name, target).items():
         decoder = make()
         passes = decoder.target.passes = StaticPasses(replay) if replay else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -18,7 +17,6 @@ from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
-from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import target_beside
 from specbench_ss.methods._shared.lora import lora_parameters, merged_target, save_lora, with_lora
 from specbench_ss.models.quantize import quantise
@@ -98,14 +96,6 @@ def test_a_whole_model_is_held_as_the_base_is(tmp_path: Path) -> None:
     own = target_beside(rounded()[0], tmp_path)
     assert all(torch.equal(weight, linear(Target(other))[name]) for name, weight in linear(own).items())
     assert own.quantised == "on a grid"
-
-
-def test_weights_that_cannot_be_read_again_take_no_lora(lora: Path) -> None:
-    target = rounded()[0]
-    assert target.held is not None
-    target.held = replace(target.held, reread=None)
-    with pytest.raises(UserError, match=r"'tiny', whose weights are quantised \(on a grid\) and cannot be read again"):
-        merged_target(target, lora, "test")
 
 
 def answers(method: Decoder, prompts: list[list[int]]) -> list[list[int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -98,19 +97,6 @@ def test_ctrl_c_ends_it_behind_the_step_with_a_checkpoint(
         signal.raise_signal(signal.SIGINT)  # as before
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(self: Line) -> str:
-        for seconds in (0, 0.1, 2):  # the second one is a launcher's
-            monkeypatch.setattr(time, "monotonic", lambda s=seconds: s)
-            signal.raise_signal(signal.SIGINT)
-        raise AssertionError
-
-    monkeypatch.setattr(Line, "_update", interrupted)
-    with pytest.raises(KeyboardInterrupt, match="^$"):
-        trained(Line(tmp_path))
-    assert not (tmp_path / "checkpoint.pt").exists()
-
-
 def test_killed_in_the_middle_of_a_save_it_goes_on_from_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,16 +122,6 @@ def test_a_checkpoint_of_other_settings_is_refused_by_name(tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"made with tokens 100, not None"):
         Line(tmp_path, hidden=96)
     assert Line(tmp_path, hidden=96, tokens=100).resumed
-
-
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint"])
-def test_a_checkpoint_that_cannot_be_read_is_one_line(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "checkpoint.pt").write_bytes(content)
-    with pytest.raises(UserError, match=r"checkpoint\.pt is damaged.* Remove it to begin again, or give"):
-        Line(tmp_path)
-    torch.save({"step": 3}, tmp_path / "checkpoint.pt")  # of another version
-    with pytest.raises(UserError, match="checkpoint.pt is damaged"):
-        Line(tmp_path)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -243,9 +243,3 @@ def test_the_longest_path_wins_and_of_equals_the_likeliest() -> None:
     assert verdict.path == [0, 2, 4] and verdict.tokens == [0, 0, 1]
     only = accept_typical(logits_of(tree)[:4], DraftTree.of(tree.tokens[:4], (-1, 0, 0, 1)), T1, 0.2, 1.0)
     assert only.path == [0, 1, 3]
-
-
-def test_rows_agree_with_a_tree_of_the_root_alone() -> None:
-    tree = DraftTree.root_only(torch.tensor([ROOT]))
-    assert accept_rows(logits_of(tree), tree, T1, torch.Generator().manual_seed(0)).path == [0]
-    assert accept_typical(logits_of(tree), tree, T1).tokens == [0]

@@ -6,7 +6,6 @@ first raises. Torch's meta device, where torch itself looks for mixed devices bu
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,10 +24,8 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods._shared import fine_tuned
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.pld import PromptLookup
-from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.methods.ss.streams import Streams
 from specbench_ss.models.tiny import ARCHITECTURES, WHOLE, tiny_model, tiny_tokenizer
-from tests.second_device import SECOND, second_device, send_layers, to_device
+from tests.second_device import SECOND, second_device, send_layers
 
 WORDS = 61
 PROMPT = [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9]
@@ -131,43 +128,6 @@ def test_a_method_that_calls_layers_itself_needs_to_know_nothing_of_devices() ->
     assert answer(OwnPasses(divided("llama"))) == answer(OwnPasses(whole("llama")))
 
 
-@pytest.mark.parametrize("there", [(3,), HALF, EVERY])
-def test_what_a_pass_moves_does_not_grow_with_layers(monkeypatch: pytest.MonkeyPatch, there: Sequence[int]) -> None:
-    moves: Counter[bool] = Counter()
-
-    def counted(tensor: Tensor, device: torch.device) -> Tensor:
-        moves[tensor.device != device] += 1
-        return to_device(tensor, device)
-
-    with second_device(monkeypatch, counted), torch.inference_mode():
-        target = divided("llama", there)
-        cache = target.new_cache(40)
-        target.prefill(torch.tensor([PROMPT]), cache)
-        moves.clear()
-        target.forward_tree(DraftTree.of([5, 6, 7], [-1, 0, 0]), cache)
-        assert moves[True] == 5  # rows, mask, cos and sin go there, rows come back
-        moves.clear()
-        cache.keep(len(PROMPT), torch.tensor([0, 2]))
-        assert moves[True] == 1
-
-
-def test_adapters_of_streams_are_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    moves: Counter[bool] = Counter()
-
-    def counted(tensor: Tensor, device: torch.device) -> Tensor:
-        moves[tensor.device != device] += 1
-        return to_device(tensor, device)
-
-    streams, rows = Streams(StreamConfig(n_msa_layers=2, adapter_rank=3), 8).requires_grad_(False), torch.randn(1, 2, 8)
-    torch.nn.init.normal_(streams.up)  # which is zero at first
-    with second_device(monkeypatch, counted), torch.inference_mode():
-        for layer in (0, 1):
-            here, there = streams.adapt(layer, rows), to_device(rows, SECOND)
-            for _ in range(3):
-                assert torch.equal(to_device(streams.adapt(layer, there), FIRST), here)
-    assert moves[True] == 4, "two matrices of each layer"
-
-
 @pytest.mark.usefixtures("second")
 def test_a_mask_that_is_written_anew_is_moved_anew() -> None:
     given, mask = Given(), torch.zeros(3)
@@ -196,15 +156,3 @@ def test_torch_sees_no_mixed_devices(name: str, there: Sequence[int], monkeypatc
         shapes = list(registry.method_class(name).examples(Target(model, tiny_tokenizer(WORDS), "tiny")).values())
         for make in [*shapes[:1], *shapes[1 + (there == EVERY) :: 2]]:
             assert len(generate(make(), PROMPT, Limits(6), GREEDY).tokens) > 0
-
-
-def test_a_full_gpu_is_named() -> None:
-    from specbench_ss.bench.timed_sample import told
-
-    model = tiny_model("llama", vocab=WORDS)
-    decoder = Autoregressive(Target(model))
-    decoder.target.divided = True
-    error = torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 80 GiB"
-    )
-    assert told(error, decoder).startswith("out of memory on cuda:1 (2.00 GiB more were wanted)")

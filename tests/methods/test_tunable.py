@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
-from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,7 +13,6 @@ from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
-from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.static_trees import tree_of
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.medusa.decoding import Medusa
@@ -25,10 +21,8 @@ from specbench_ss.methods.ss.decoding import SpeculativeStreaming, SSOptions
 from specbench_ss.methods.ss.options import SharedAROptions
 from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
 from specbench_ss.methods.ss.streams import StreamConfig, Streams
-from specbench_ss.methods.ss.worth_tuning import worth_trying
 from specbench_ss.models.checkpoint import ANY, Advice
 from specbench_ss.options import MethodSpec
-from specbench_ss.tuning import session as bench_module
 from specbench_ss.tuning.session import DecoderBench
 from tests.methods import decoders
 from tests.tiny import tiny_model
@@ -123,95 +117,6 @@ def test_what_the_user_has_settled_is_not_tuned(target: Target) -> None:
     found, default = bench(target, "ss", k="2")
     assert "k" not in found.options(default)
     assert all(spec.options["k"] == "2" for spec in found.around(default, "gamma"))
-
-
-def test_samples_count_the_tokens_that_a_run_counts(target: Target) -> None:
-    found, default = bench(target, "medusa")
-    cost = found.measure(default, 0)
-    assert cost.tokens == 8 and cost.seconds > 0
-
-
-def test_values_that_a_method_refuses_are_left_out(target: Target) -> None:
-    class Picky(Autoregressive):
-        def tunable(self) -> dict[str, list[int]]:
-            return {"n_draft": [4, 8, 16]}
-
-        def variant(self, options: SSOptions) -> Decoder:
-            if options.n_draft == 8:
-                raise UserError("not eight")
-            return Picky(self.target, options)
-
-    default = MethodSpec("ss")
-    found = DecoderBench(default, Picky(target, SSOptions()), Autoregressive(target), [PROMPT], Limits(8))
-    assert [spec.options["n_draft"] for spec in found.around(default, "n_draft")] == ["4", "16"]
-
-
-class Heavy(Autoregressive):
-    """Loads its weights again for every variant; counts those alive."""
-
-    alive: ClassVar[weakref.WeakSet[Heavy]] = weakref.WeakSet()
-    loaded: ClassVar[list[int]] = []
-    most: ClassVar[int] = 0
-
-    def __init__(self, target: Target, options: SSOptions) -> None:
-        super().__init__(target, options)
-        self.alive.add(self)
-        self.loaded.append(options.n_draft)
-        Heavy.most = max(Heavy.most, len(self.alive))
-
-    def tunable(self) -> dict[str, list[int]]:
-        return {"n_draft": [2, 4, 8, 16, 32, 64]}
-
-
-@pytest.mark.parametrize(("heavy_s", "most", "loads"), [(-1.0, 2, 2), (60.0, 7, 1)])
-def test_variants_that_load_weights_again_are_held_one_at_a_time(
-    target: Target, monkeypatch: pytest.MonkeyPatch, heavy_s: float, most: int, loads: int
-) -> None:
-    """Those that load nothing worth the name stay for as long as they race."""
-    monkeypatch.setattr(bench_module, "HEAVY_S", heavy_s)
-    monkeypatch.setattr(Heavy, "most", 0)
-    Heavy.loaded.clear()
-    default = MethodSpec("ss")
-    first = Heavy(target, SSOptions())
-    found = DecoderBench(default, first, Autoregressive(target), [PROMPT], Limits(3))
-    field = found.around(default, "n_draft")
-    assert [spec.options["n_draft"] for spec in field] == ["2", "4", "8", "16", "32", "64"]
-    assert len(Heavy.alive) == 1 and Heavy.most == 2, "only what it came down to is kept"
-    Heavy.loaded.clear()
-    answered: list[int] = []
-    monkeypatch.setattr(bench_module, "generate", recorded(answered))
-    for spec in (field[0], default, *field, default):
-        found.measure(spec, 0)
-    assert Heavy.most == most
-    assert Heavy.loaded.count(2) == 1 and Heavy.loaded.count(4) == 1
-    found.measure(field[1], 0)
-    assert Heavy.loaded.count(4) == loads
-    assert answered[-loads:] == [4] * loads, "loaded anew it is warmed up first"
-    found.keep(())
-    assert len(Heavy.alive) == 1
-
-
-def recorded(answered: list[int]) -> Any:
-    """`generate`, writing down who answered."""
-
-    def answer(decoder: Any, *given: Any) -> Any:
-        answered.append(decoder.options.n_draft)
-        return generate(decoder, *given)
-
-    return answer
-
-
-def test_trees_worth_trying_stay_within_what_exists() -> None:
-    for gamma, k, n_draft, n_keep, pruned in product((1, 4), (1, 3), (0, 8), (5, 32), (True, False)):
-        found = worth_trying(4, gamma, k, n_draft, n_keep, pruned, chain=False)
-        full = sum(k**g for g in range(1, gamma + 1))
-        assert max(found["gamma"]) == 4
-        assert all(n < full for n in found["n_draft"])
-        nodes = 1 + (min(full, n_draft) if n_draft else full)
-        assert all(n < nodes for n in found.get("n_keep", ()))
-        assert ("n_keep" in found) <= pruned
-        assert ("prune" in found) == (nodes > n_keep)
-    assert list(worth_trying(4, 4, 1, 0, 32, True, chain=True)) == ["gamma"]
 
 
 def test_a_medusa_tree_of_ones_own_is_not_tuned(target: Target) -> None:

@@ -15,9 +15,7 @@ from typing import Any
 WORD = json.dumps({"choices": [{"index": 0, "delta": {"content": "word "}, "finish_reason": None}]})
 ENDLESS = {  # mode -> what is sent first, what is sent again and again, and every so many seconds
     "comments": (": a comment\n\n", ": a comment\n\n", 0.02),
-    "comments after text": (f"data: {WORD}\n\n", ": a comment\n\n", 0.02),
     "drip": (f"data: {WORD}\n\n", "d", 0.05),
-    "heartbeats": (f"data: {WORD}\n\n", 'data: {"choices": []}\n\n', 0.02),
     "endless line": ("data: ", "x" * (1 << 17), 0.0),
     "endless text": (f"data: {WORD}\n\n", f"data: {WORD}\n\n", 0.0),
     "slow text": (f"data: {WORD}\n\n", f"data: {WORD}\n\n", 0.1),
@@ -46,8 +44,7 @@ class Behaviour:
     are accepted ones.
     delay: seconds that its clock passes for each piece. pause: seconds that it really waits before each answer, so that
     requests in flight are seen together. counted: sent as usage in mode `miscount`. timings: in place of llama.cpp's.
-    page: how it misbehaves at pages: `endless`, `drip`, `silent`, or `deep`. once: a second request over one
-    connection gets no answer.
+    page: how it misbehaves at pages: `endless`, `drip`, `silent`, or `deep`.
     """
 
     models: tuple[str, ...] = ("m",)
@@ -65,7 +62,6 @@ class Behaviour:
     counted: Any = None
     timings: Any = None
     page: str = ""
-    once: bool = False
     other_tokens: int = 0  # that somebody else asks for meanwhile, at each request
     clock: Clock = field(default_factory=Clock)
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -111,7 +107,6 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: Fake
-    requests = 0  # over this connection
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -127,11 +122,6 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
-
-    def _dropped(self) -> bool:
-        self.requests += 1
-        self.close_connection = self.close_connection or (self.how.once and self.requests > 1)
-        return self.how.once and self.requests > 1
 
     def _forever(self, data: bytes, every_s: float) -> None:
         """Write until the client hangs up or the test is over."""
@@ -162,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
         return False
 
     def do_GET(self) -> None:
-        if self._dropped() or self._misbehaved():
+        if self._misbehaved():
             return
         if self.path == "/metrics" and self.how.metrics not in ("", "llama.cpp"):
             self._send(200, metrics(self.how), "text/plain; version=0.0.4")
@@ -170,9 +160,6 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, '{"version": "0.99.1"}')
         elif self.path != "/v1/models":
             self._send(404, '{"detail": "Not Found"}')
-        elif self.how.mode == "nolist":
-            self.close_connection = True  # as a server does that fails in a way it did not foresee
-            self._send(500, "Internal Server Error", "text/plain")
         elif self.how.mode == "page":
             self._send(200, "<html><body>hello</body></html>", "text/html")
         elif not self._refused():
@@ -180,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self._dropped() or self._refused():
+        if self._refused():
             return
         if self.path != "/v1/chat/completions":
             self._send(404, '{"detail": "Not Found"}')
@@ -211,13 +198,6 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.close()
         elif mode == "no headers":
             self.server.stalled.wait(30)
-        elif mode == "dripped headers":
-            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Padding: ")
-            self._forever(b"x", 0.05)
-        elif mode == "error page":
-            self.send_response(500)
-            self.end_headers()
-            self._forever(b" ", 0.05)
         else:
             self._stream(body, mode)
 
@@ -231,38 +211,26 @@ class Handler(BaseHTTPRequestHandler):
             self._chunk(first)
             while not self.server.stalled.wait(every_s):
                 self._chunk(then)
-        if mode == "dripped chunk":
-            self.wfile.write(b"1;")
-            self._forever(b"x", 0.05)
         if mode == "no end":
             self._chunk("\n".join([*self._lines(body, 1, True), ""]))
             self._forever(b"", 0.05)
         if self.server.stalled.is_set():
             return
-        made = min(self.how.tokens, body["max_tokens"]) + 2 * (mode == "two more")
+        made = min(self.how.tokens, body["max_tokens"])
         asked_usage = body.get("stream_options", {}).get("include_usage")
         lines = [] if mode == "empty" else list(self._lines(body, made, bool(asked_usage)))
         if mode == "garbage":
             lines = ["\x00\x01 this is no stream"]
-        if mode == "notjson":
-            lines = ["data: {not json", ""]
-        if mode == "long line":
-            lines[1:1] = ["data: " + json.dumps({"padding": "x" * 3_000_000}), ""]
         if mode == "error":
             lines[2:] = ['data: {"error": {"message": "out of memory"}}', ""]
-        if mode == "unfinished":
-            lines = lines[:2]
         if mode == "miscount":
             usage = {"prompt_tokens": 3, "completion_tokens": self.how.counted}
             lines[-4:] = [f"data: {json.dumps({'choices': [], 'usage': usage})}", ""]
         if mode == "nan":
             lines[-2:] = ['data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": NaN}}', ""]
-        if mode == "negative":
-            lines[-2:] = ['data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": -4}}', ""]
         for i, line in enumerate(lines):
-            if mode in ("stall", "cut") and i == 4:
-                if mode == "stall":
-                    self.server.stalled.wait(30)
+            if mode == "stall" and i == 4:
+                self.server.stalled.wait(30)
                 self.close_connection = True
                 self.connection.close()
                 return

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specbench_ss import load_model
-from specbench_ss.bench import build_config, preflight
+from specbench_ss.bench import preflight
 from specbench_ss.bench import ray as pools
 from specbench_ss.bench import ray as sharded
 from specbench_ss.bench import runner as local
 from specbench_ss.bench.build_config import recording_of
 from specbench_ss.bench.ray import Parcel
-from specbench_ss.engine.cuda_graphs import StaticPasses, called
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import Goal, Recording, RunConfig, RunTarget, Workers
 from specbench_ss.runs.records import Row, Run
 from specbench_ss.runs.run_dir import read_drafts, read_run
-from tests.cli import failing
 from tests.sharded.fake_ray import FakeRay
 
 CONFIG = RunConfig(
@@ -50,6 +46,16 @@ def lab() -> Target:
 def loaded_once(lab: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of this process take turns with one model."""
     monkeypatch.setattr(local, "_load", lambda plan: lab)
+
+
+@pytest.fixture(scope="module")
+def alone(lab: Target, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run by this process, which others are held against."""
+    where = RunTarget(tmp_path_factory.mktemp("runs") / "alone", recording=RECORDING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "_load", lambda plan: lab)
+        local.measure(preflight.check(CONFIG, where), where, ["test"])
+    return read_run(where.out)
 
 
 @pytest.fixture
@@ -102,9 +108,9 @@ def same(one: Run, other: Run) -> None:
     assert one.manifest["status"] == other.manifest["status"] == "complete"
 
 
-def test_workers_make_the_run_that_one_process_makes(by: Callable[..., Run]) -> None:
+def test_workers_make_the_run_that_one_process_makes(by: Callable[..., Run], alone: Run) -> None:
     ray = FakeRay()
-    alone, shared = by(None, "alone"), by(ray, "shared")
+    shared = by(ray, "shared")
     same(alone, shared)
     assert len(shared.rows) == 12 and ray.options == {"num_cpus": 1, "num_gpus": 0, "max_restarts": 0}
     workers = shared.manifest["sessions"][-1]["workers"]
@@ -120,18 +126,18 @@ def test_a_question_stays_with_one_worker(by: Callable[..., Run]) -> None:
     assert len(asked) == len(set(asked)) == 4 == len({row.question_id for row in shared.rows})
 
 
-def test_a_lost_worker_is_replaced_and_its_question_made_again(by: Callable[..., Run]) -> None:
+def test_a_lost_worker_is_replaced_and_its_question_made_again(by: Callable[..., Run], alone: Run) -> None:
     losses = iter([True, False, True])
     ray = FakeRay(lambda name, *given: name == "make" and next(losses, False))
     shared = by(ray, "shared")
-    same(by(None, "alone"), shared)
+    same(alone, shared)
     assert len(shared.manifest["sessions"][-1]["workers"]) == 4
     lost = [text for text in shared.manifest["warnings"] if "a worker was lost" in text]
     assert lost == ["a worker was lost at question lab-writing-0000, which another one does anew"]  # twice, told once
 
 
 def test_a_question_that_costs_too_many_workers_ends_the_run_which_goes_on_later(
-    by: Callable[..., Run], tmp_path: Path
+    by: Callable[..., Run], alone: Run, tmp_path: Path
 ) -> None:
     bad: list[str] = []
 
@@ -145,7 +151,7 @@ def test_a_question_that_costs_too_many_workers_ends_the_run_which_goes_on_later
     begun = read_run(tmp_path / "run")
     assert begun.manifest["status"] == "failed" and bad[0] not in {row.question_id for row in begun.rows}
     again = by(FakeRay(), "run", resume=True)
-    same(by(None, "alone"), again)
+    same(alone, again)
     assert {row.key for row in begun.rows} <= {row.key for row in again.rows}
 
 
@@ -166,29 +172,6 @@ def test_resuming_makes_what_is_missing_of_a_question_and_nothing_else(by: Calla
     }
 
 
-def test_drafts_that_a_run_of_one_process_lacks_are_recorded_by_workers(by: Callable[..., Run]) -> None:
-    begun = by(None, "run", recording=replace(RECORDING, record_drafts="0"))
-    assert not read_drafts(begun.path)
-    asked: list[Any] = []
-    again = by(FakeRay(lambda name, *given: asked.extend(given if name == "make" else []) or False), "run", resume=True)
-    same(by(None, "alone"), again)
-    assert {row.key: row.started for row in again.rows} == {row.key: row.started for row in begun.rows}
-    assert {shard.question_id for shard in asked} == {one.question_id for one in read_drafts(again.path)}
-    asked.clear()
-    by(FakeRay(lambda name, *given: asked.extend(given if name == "make" else []) or False), "run", resume=True)
-    assert not asked
-
-
-def test_workers_that_only_record_drafts_make_no_times_suspect(
-    by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by(None, "run", recording=replace(RECORDING, record_drafts="0"))
-    monkeypatch.setattr("torch.get_num_threads", lambda: 77)
-    again = by(FakeRay(), "run", resume=True)
-    assert again.manifest["sessions"][-1]["measures"] is False
-    assert not any("other conditions" in warning for warning in again.manifest.get("warnings", []))
-
-
 def test_a_sample_is_committed_behind_its_side_lines_and_before_its_verdict(by: Callable[..., Run]) -> None:
     """A kill in between leaves none without them, whose readings would be lost for good."""
     calls: list[str] = []
@@ -201,11 +184,6 @@ def test_a_sample_is_committed_behind_its_side_lines_and_before_its_verdict(by: 
     parcel = Parcel([(run.rows[0], [])], [run.sameness[0]], [("drafts.jsonl", {})], ["a warning"])
     assert parcel.commit(Ledger()) == []  # type: ignore[arg-type]
     assert calls == ["append_beside", "append", "append_sameness", "keep_warning"]
-
-
-def test_repeats_until_intervals_are_narrow_are_made_by_workers_too(by: Callable[..., Run]) -> None:
-    shared = by(FakeRay(), "run", goal=Goal(0.011, max_repeats=2))
-    assert shared.manifest["repeats_made"] == 2 and {row.repeat for row in shared.rows} == {0, 1}
 
 
 def test_all_repeats_of_a_question_are_made_by_one_worker(by: Callable[..., Run], tmp_path: Path) -> None:
@@ -223,18 +201,6 @@ def test_all_repeats_of_a_question_are_made_by_one_worker(by: Callable[..., Run]
     assert {sample.repeat for sample in asked[0].samples} == {0, 1}
 
 
-def test_what_a_worker_cannot_load_is_one_line(
-    by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def broken(plan: Any) -> Target:
-        raise UserError("no room for the model")
-
-    monkeypatch.setattr(local, "_load", broken)
-    with pytest.raises(UserError, match="^no room for the model$"):
-        by(FakeRay(), "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_workers_with_another_model_are_refused(
     by: Callable[..., Run], lab: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,21 +213,6 @@ def test_workers_with_another_model_are_refused(
     monkeypatch.setattr(lab, "weights_hash", lab.weights_hash)
     monkeypatch.setattr(local, "_load", another)
     with pytest.raises(UserError, match="workers differ in their model"):
-        by(FakeRay(), "run")
-
-
-def test_workers_with_another_engine_are_refused_and_told_what_all_have(
-    by: Callable[..., Run], lab: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = iter([StaticPasses(called), None])  # the second one could not replay its steps
-
-    def another(plan: Any) -> Target:
-        lab.passes = next(made)
-        return lab
-
-    monkeypatch.setattr(lab, "passes", lab.passes)
-    monkeypatch.setattr(local, "_load", another)
-    with pytest.raises(UserError, match="^workers differ in their engine, graph and eager: give --engine eager"):
         by(FakeRay(), "run")
 
 
@@ -283,13 +234,6 @@ def test_the_cluster_is_shared_out(
     assert pools._share(FakeRay(lambda *_: False, *machines), Workers(wanted), on_gpu) == found
 
 
-def test_more_workers_than_the_cluster_has_room_for_are_refused() -> None:
-    with pytest.raises(UserError, match="--workers 3: .* has 2 processors and 0 GPUs on 1 machines"):
-        pools._share(FakeRay(), Workers(3), on_gpu=False)
-    with pytest.raises(UserError, match="needs a GPU and a processor of its own, and the Ray cluster has 9 processors"):
-        pools._share(FakeRay(lambda *_: False, (9, 1)), Workers(3), on_gpu=True)
-
-
 @pytest.mark.parametrize(
     ("device", "asked", "gpus", "said"),
     [("cuda:1", "cuda:1", 2, "say cuda"), ("cpu", "auto", 2, "has GPUs, and this machine has none")],
@@ -299,36 +243,3 @@ def test_workers_compute_on_what_the_checks_were_made_for(device: str, asked: st
         pools._check_device(FakeRay(lambda *_: False, (4, gpus)), device, asked)
     for fine in (("cpu", "cpu"), ("cuda", "auto"), ("cuda", "cuda")):
         pools._check_device(FakeRay(lambda *_: False, (4, gpus)), *fine)
-
-
-def test_a_cluster_that_begins_no_worker_is_told(by: Callable[..., Run]) -> None:
-    ray = FakeRay()
-    ray.silent = True
-    with pytest.raises(UserError, match="no worker of the Ray cluster began within 3600 s"):
-        by(ray, "run")
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("--methods pld --workers 2", "--workers needs --executor ray"),
-        ("--methods pld --ray-address auto", "--ray-address needs --executor ray"),
-        ("--methods pld --executor ray --trace", "leave out --trace or --executor"),
-        ("--endpoint http://localhost:1/v1 --executor ray", "leave one out"),
-    ],
-)
-def test_a_mistake_is_one_line(line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said in failing(["run", *line.split(), "--out", str(tmp_path / "run")], capsys)
-    assert not (tmp_path / "run").exists()
-
-
-def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_config, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install -e '\.\[ray\]'"):
-        build_config.workers_of({"executor": "ray", "workers": 1, "ray_address": None})
-
-
-def test_manifests_of_runs_by_workers_are_read(by: Callable[..., Run], tmp_path: Path) -> None:
-    by(FakeRay(), "run")
-    stored = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert set(stored["sessions"][-1]["workers"][0]) == {"machine", "environment"}

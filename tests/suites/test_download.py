@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.storage import cache_folder, file_sha256
+from specbench_ss.storage import file_sha256
 from specbench_ss.suites.download import ATTEMPTS, download
 
 BODY = b'{"question_id": 1}\n' * 20_000
@@ -92,56 +91,7 @@ def test_a_truncated_body_is_retried_then_refused(site: Site, tmp_path: Path) ->
     assert site.requests == ATTEMPTS
 
 
-def test_a_missing_page_is_not_retried(site: Site, tmp_path: Path) -> None:
-    site.statuses = [404]
-    with pytest.raises(UserError, match="HTTP 404"):
-        fetch(site, tmp_path / "question.jsonl")
-    assert list(tmp_path.iterdir()) == []
-    assert site.requests == 1
-
-
 def test_a_busy_server_is_asked_again(site: Site, tmp_path: Path) -> None:
     site.statuses = [503, 503, 200]
     assert fetch(site, tmp_path / "question.jsonl").read_bytes() == BODY
     assert site.requests == 3
-
-
-def test_a_server_that_stays_busy_is_given_up(site: Site, tmp_path: Path) -> None:
-    site.statuses = [503]
-    with pytest.raises(UserError, match="HTTP 503"):
-        fetch(site, tmp_path / "question.jsonl")
-    assert site.requests == ATTEMPTS
-
-
-def test_redirects_are_followed(site: Site, tmp_path: Path) -> None:
-    site.statuses = [302, 200]
-    assert fetch(site, tmp_path / "question.jsonl").read_bytes() == BODY
-
-
-def test_nobody_listens(site: Site, tmp_path: Path) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        port = server.server_address[1]
-    with pytest.raises(UserError, match="cannot reach http://127.0.0.1"):
-        download(f"http://127.0.0.1:{port}/x", SHA, tmp_path / "x", pause=0.001)
-
-
-@pytest.mark.parametrize("url", ["question.jsonl", "ftp://host/file", "http://host:port/x", ""])
-def test_what_is_no_url(url: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a URL to download from"):
-        download(url, SHA, tmp_path / "x", pause=0)
-
-
-def test_a_folder_that_cannot_be_made(site: Site, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write"):
-        fetch(site, tmp_path / "file" / "question.jsonl")
-    assert site.requests == 0
-
-
-def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
-    monkeypatch.delenv("SSBENCH_CACHE")
-    if sys.platform == "linux":
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-        assert cache_folder() == tmp_path / "xdg" / "ssbench"

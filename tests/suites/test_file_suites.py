@@ -15,9 +15,8 @@ from specbench_ss import registry
 from specbench_ss.conformance.suite_laws import check_suite
 from specbench_ss.errors import UserError
 from specbench_ss.suite import SuiteData, SuiteRequest
-from specbench_ss.suites import base
 from specbench_ss.suites.base import FileSuite
-from specbench_ss.suites.chat_suites import MASKED, MTBench
+from specbench_ss.suites.chat_suites import MTBench
 from specbench_ss.suites.task_suites import GSM8K, HumanEval
 
 SHARED = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
@@ -134,27 +133,6 @@ def test_math_answers_come_from_answer_or_solution(tmp_path: Path) -> None:
         load("math", write(tmp_path / "m.jsonl", {"problem": "?", "solution": "none"}))
 
 
-def test_masked_questions_are_left_out_with_a_word(tmp_path: Path) -> None:
-    masked = {**SPEED, "question_id": "x", "turns": [MASKED + " USING SPECDEC_BENCH"]}
-    data = load("speedbench", write(tmp_path / "s.jsonl", SPEED, masked))
-    assert [q.id for q in data.questions] == ["ab12"] and data.notes[0].startswith("1 masked question")
-    with pytest.raises(UserError, match="holds only masked questions"):
-        load("speedbench", write(tmp_path / "s.jsonl", masked))
-
-
-def test_prompts_of_ones_own(tmp_path: Path) -> None:
-    data = load("jsonl", write(tmp_path / "own.jsonl", *SMALL["jsonl"]))
-    assert [(q.id, q.category, q.turns) for q in data.questions] == [
-        ("0", "prompts", ("Hello",)),
-        ("b", "prompts", ("Who?",)),
-        ("2", "two", ("One?", "Two?")),
-    ]
-    assert data.questions[2].references == (("1",), ("2",)) and data.questions[2].metric == "contains"
-    for row, words in (({"text": "?"}, "own.jsonl:1: "), ({"turns": []}, "own.jsonl:1: ")):
-        with pytest.raises(UserError, match=words):
-            load("jsonl", write(tmp_path / "own.jsonl", row))
-
-
 def test_a_compressed_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps(CODE).encode()))
@@ -183,38 +161,6 @@ def test_data_sets_of_the_hub_are_asked_for_by_name(monkeypatch: pytest.MonkeyPa
     assert asked == [("openai/gsm8k", "main", "train", "abc"), ("openai/gsm8k", None, "test", None)]
     with pytest.raises(UserError, match="cannot read 'hub:': expected hub:OWNER/NAME"):
         load("gsm8k", Path("hub:"))
-
-
-def test_without_data_it_says_what_to_do() -> None:
-    for name, words in (
-        ("math", "suite 'math' needs --data: "),
-        ("jsonl", "suite 'jsonl' needs --data: jsonl:FILE"),
-        ("gsm8k", "run `ssbench suites fetch gsm8k`"),
-        ("mtbench", "run `ssbench suites fetch mtbench`"),
-    ):
-        with pytest.raises(UserError, match=words):
-            registry.load_suite(name).load(SuiteRequest())
-    with pytest.raises(UserError, match="needs no download"):
-        registry.load_suite("math").fetch()
-
-
-def test_several_files_are_fetched_and_checked_together(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    fetched: list[str] = []
-
-    def fake(url: str, sha256: str, path: Path) -> Path:
-        fetched.append(url)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return write(path, TALK)
-
-    monkeypatch.setattr(base, "download", fake)
-    MTBench().fetch("http://mirror/folder/")
-    assert fetched == [
-        "http://mirror/folder/question.jsonl",
-        "http://mirror/folder/reference_answer_gpt-4.jsonl",
-        "http://mirror/folder/judge_prompts.jsonl",
-    ]
-    with pytest.raises(UserError, match="question.jsonl is damaged"):
-        MTBench().load(SuiteRequest())
 
 
 def test_published_files_are_pinned() -> None:

@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 pytest.importorskip("openai", reason="the package openai is not installed")
@@ -170,66 +169,6 @@ def test_a_reply_without_a_rating_is_no_score_and_is_asked_again(
     assert summarise(read_run(run))[0].judged == pytest.approx(0.8) and len(judge.requests) == 32
 
 
-def test_two_judges_are_not_mixed(run: Path, judge: Judge) -> None:
-    ask(run, judge, "--yes")
-    ask(run, judge, "--yes", "--methods", "ar", model="other")
-    done = read_run(run)
-    assert done.judge.startswith("other at ") and {key[2] for key in done.judged_scores} == {"ar"}
-
-
-def test_other_conditions_are_another_judge(run: Path, judge: Judge) -> None:
-    ask(run, judge, "--yes")
-    ask(run, judge, "--yes", "--methods", "ar", "--max-tokens", "77")
-    assert len(judge.requests) == 24 and {key[2] for key in read_run(run).judged_scores} == {"ar"}
-    named = JudgingModel.at("m", "https://user:secret@host.example:81/v1", 5)
-    assert named.host == "host.example:81"
-    with pytest.raises(UserError, match="--base-url http://h:x is not an address"):
-        JudgingModel.at("m", "http://h:x", 5)
-
-
-def test_a_rating_of_a_replaced_answer_does_not_count(run: Path, judge: Judge) -> None:
-    ask(run, judge, "--yes")
-    lines = [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
-    lines[-1]["text"] = "made again"
-    (run / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    done = read_run(run)
-    assert len(done.judged) == 16 and done.rows[-1].key not in done.judged_scores and len(done.judged_scores) == 15
-    ask(run, judge, "--yes")
-    assert len(judge.requests) == 17 and len(read_run(run).judged_scores) == 16
-
-
-def test_answers_of_a_damaged_run_are_skipped_and_counted(
-    run: Path, judge: Judge, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
-    kept = [line for line in lines if (line["method"], line["turn"], line["question_id"]) != ("ar", 0, "math-0")]
-    assert len(kept) == 15
-    (run / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
-    assert ask(run, judge, "--yes") == 0
-    assert "skipped    2 answers" in capsys.readouterr().out and len(judge.requests) == 13
-    (run / "questions.json").unlink()
-    assert ask(run, judge, "--yes") == 0
-    assert "skipped    15 answers" in capsys.readouterr().out and len(judge.requests) == 13
-
-
-def test_parquet_files_hold_the_ratings(run: Path, judge: Judge) -> None:
-    assert load_run(run).write_parquet() == ""
-    steps = (run / "steps.parquet").read_bytes()
-    ask(run, judge, "--yes")
-    samples, summary = (pd.read_parquet(run / f"{name}.parquet") for name in ("samples", "summary"))
-    assert set(samples["judged"]) == {0.8} and summary["judged"].notna().all()
-    assert (run / "steps.parquet").read_bytes() == steps
-
-
-def test_what_a_kill_cuts_off_is_made_again(run: Path, judge: Judge) -> None:
-    ask(run, judge, "--yes")
-    file = run / JUDGE
-    file.write_bytes(file.read_bytes()[:-20])
-    assert len(read_run(run).judged) == 15
-    ask(run, judge, "--yes")
-    assert len(judge.requests) == 17 and len(read_run(run).judged) == 16
-
-
 def test_the_judge_sees_what_the_method_saw(run: Path) -> None:
     done = read_run(run)
     reference = next(r.text for r in done.rows if r.method == "ar" and r.turn == 0)
@@ -256,19 +195,6 @@ def test_mt_benchs_own_prompts() -> None:
     single = prompts.messages(Asked("writing", ("One?",), ("a",)))
     assert single is not None and single[0]["content"] == "You are a helpful assistant."
     assert prompts.messages(Asked("writing", ("1", "2", "3"), ("a", "b", "c"))) is None
-
-
-def test_prompts_that_are_none_are_named(tmp_path: Path) -> None:
-    file = tmp_path / "p.jsonl"
-    names = ("single-v1", "single-math-v1", "single-v1-multi-turn", "single-math-v1-multi-turn")
-    file.write_text(
-        "".join(json.dumps({"name": n, "system_prompt": "", "prompt_template": "{z}"}) + "\n" for n in names)
-    )
-    with pytest.raises(UserError, match="p.jsonl:1: cannot fill this prompt"):
-        FilePrompts(file).messages(Asked("writing", ("One?",), ("a",)))
-    file.write_text('{"name": "single-v1"}\n')
-    with pytest.raises(UserError, match="has no prompt 'single-math-v1'"):
-        FilePrompts(file)
 
 
 def test_ratings() -> None:

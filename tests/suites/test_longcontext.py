@@ -66,17 +66,6 @@ def test_a_length_that_was_asked_for_is_that_length_or_left_out(book: Path) -> N
         load("context", context=None)
 
 
-def test_too_little_text_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "short.txt"
-    path.write_text("word " * 1500)
-    data = LongContext().load(request(path))
-    assert [q.category for q in data.questions] == ["1k"]
-    assert [note.partition(":")[0] for note in data.notes] == ["2k", "4k", "8k", "16k", "32k"]
-    path.write_text("word " * 15)
-    with pytest.raises(UserError, match="holds too little text: about 15 tokens"):
-        LongContext().load(request(path))
-
-
 def test_files_folders_and_json_lines(book: Path, tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()

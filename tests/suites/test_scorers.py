@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from specbench_ss.errors import UserError
 from specbench_ss.suite import Question
-from specbench_ss.suites.scorers import METRICS, final_number, normal, normal_sql, score, score_turn
+from specbench_ss.suites.scorers import METRICS, final_number, score, score_turn
 
 TEXT = "SELECT name FROM singer WHERE age > 3"
 
@@ -60,11 +56,6 @@ def test_sql_that_means_something_else_differs(left: str, right: str) -> None:
     assert score("exact_sql", left, [right]) == 0.0
 
 
-def test_hopeless_sql_is_compared_as_text() -> None:
-    assert normal_sql("(" * 5000) == "(" * 5000
-    assert normal_sql("  I do not   KNOW, sorry! ") == "i do not know, sorry!"
-
-
 @pytest.mark.parametrize(
     ("text", "number"),
     [
@@ -84,12 +75,6 @@ def test_final_number(text: str, number: str) -> None:
     assert str(final_number(text)) == number or final_number(text) == final_number(number)
     assert score("numeric", text, [f"#### {number}"]) == 1.0
     assert score("numeric", text, ["#### 99"]) == 0.0
-
-
-def test_without_a_number_nothing_is_right() -> None:
-    assert final_number("none") is None
-    assert score("numeric", "none", ["none"]) == 0.0
-    assert score("numeric", "1" * 400, ["1" * 399 + "2"]) == 0.0
 
 
 def test_squad_words() -> None:
@@ -124,34 +109,7 @@ def test_translation_metrics_are_fractions_and_ordered() -> None:
     assert score("bleu", "the cat is here", ["the cat", "cat is here"]) > score("bleu", "the cat is here", ["the cat"])
 
 
-def test_unknown_metric() -> None:
-    with pytest.raises(UserError, match="did you mean rouge_l"):
-        score("rougel", "a", ["a"])
-
-
 def test_turns_are_scored_against_their_own_references() -> None:
     question = Question("1", "qa", ("a", "b", "c"), (("x",), ("y",), ()), "em")
     assert [score_turn(question, turn, "y") for turn in range(4)] == [0.0, 1.0, None, None]
     assert score_turn(Question("1", "qa", ("a",), (("x",),)), 0, "x") is None
-
-
-def test_heavy_libraries_wait_for_their_metric() -> None:
-    code = (
-        "import sys, specbench_ss.suites.scorers, specbench_ss.suites.download;"
-        "print([name for name in ('rouge_score', 'nltk', 'sacrebleu', 'sqlglot', 'httpx') if name in sys.modules])"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
-
-
-def test_numbers_without_bounds_are_text_and_take_no_time() -> None:
-    for text in ("1e999999999", "1e-999999999", "9" * 5000, f"1/{'9' * 5000}", "\\frac{1}{0}"):
-        assert isinstance(normal(text), str)
-    assert normal("1e3") == normal("1,000") == normal("1000.0") == normal("\\frac{2000}{2}") == 1000
-    assert normal("-.5") == normal("\\frac{-1}{2}")
-
-
-def test_a_pair_is_no_number_with_thousands() -> None:
-    assert normal("(1,234)") != normal("(1234)")
-    assert normal("1,234") == normal("\\$1,234.00") == 1234
-    assert score("boxed", "\\boxed{(1,234)}", ["\\boxed{(1234)}"]) == 0.0

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specbench_ss.bench.build_config import suite_and_data
-from specbench_ss.conformance.suite_laws import SUITE_LAWS, SuiteLawBroken, check_suite
+from specbench_ss.conformance.suite_laws import SuiteLawBroken, check_suite
 from specbench_ss.errors import UserError
 from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.suites.base import select
@@ -77,17 +75,3 @@ def test_a_broken_law_is_named(law: str) -> None:
 def test_whoever_calls_home_is_stopped() -> None:
     with pytest.raises(SuiteLawBroken, match="reaches for the network"):
         check_suite(changed(load=calls_home))
-
-
-def test_the_page_lists_the_laws() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "suites.md").read_text(encoding="utf-8")
-    assert [f"| `{law.name}` | {law.text} |" in page for law in SUITE_LAWS] == [True] * len(SUITE_LAWS)
-
-
-def test_a_name_may_carry_its_data() -> None:
-    assert suite_and_data("jsonl:a:b.jsonl", None) == ("jsonl", "a:b.jsonl")
-    assert suite_and_data("specbench", Path("q.jsonl")) == ("specbench", "q.jsonl")
-    assert suite_and_data("specbench", None) == ("specbench", None)
-    for suite, data in (("jsonl:", None), ("jsonl:a", "b")):
-        with pytest.raises(UserError, match=f"^--suite {suite} "):
-            suite_and_data(suite, data)
