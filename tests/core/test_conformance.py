@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from specbench_ss.conformance import LAWS, Kit, LawBroken, check_decoder, shrink, tiny_target
+from specbench_ss.conformance import LAWS, Kit, LawBroken, check_decoder, harness, tiny_target
 from specbench_ss.conformance.harness import Case, Law, Subject, holds
 from specbench_ss.engine.decoder import Decoder, State
 from specbench_ss.engine.target import Output, Target
@@ -426,7 +426,7 @@ def test_what_breaks_a_law_is_caught_under_its_name(
     law: str, kind: type[Decoder], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After all laws before it in the order have held; its own is held in full."""
-    monkeypatch.setattr(shrink, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(harness, "PATIENCE_S", 0.5)
     tried = [whole if whole.name == law else part for whole, part in zip(LAWS, laws(0, thorough=False), strict=True)]
     with pytest.raises(LawBroken, match=said) as caught:
         check_decoder(kind, architectures=["llama"], laws=tried)
@@ -440,7 +440,7 @@ def test_no_law_is_without_a_decoder_that_breaks_it() -> None:
 
 @pytest.mark.parametrize("kind", PLANTED, ids=[kind.__name__ for kind in PLANTED])
 def test_a_sampler_that_is_biased_is_caught(kind: type[Decoder], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shrink, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(harness, "PATIENCE_S", 0.0)
     with pytest.raises(LawBroken) as caught:
         check_decoder(kind, architectures=(), laws=SAMPLED)
     assert caught.value.law in ("distribution", "blocks")
@@ -526,7 +526,7 @@ def test_patience_ends_in_the_midst_of_a_smaller_case(monkeypatch: pytest.Monkey
         subject.watch(case)
         return "always"
 
-    monkeypatch.setattr(shrink, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(harness, "PATIENCE_S", -1.0)
     subject = Kit(Honest, ["llama"]).small[0]
     broken = holds(Law("never", "nothing", lambda _: [Case((3, 4, 5), 4)], wrong), subject)
     assert broken is not None and broken.example == Case((3, 4, 5), 4)

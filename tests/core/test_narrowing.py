@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.bench import stopping
+from specbench_ss.bench import run_loop, stopping
 from specbench_ss.bench.build_config import FLOOR, goal_of
 from specbench_ss.bench.schedule import method_order, plan
 from specbench_ss.bench.stopping import repeats_share, why_stop, widest
@@ -110,7 +110,7 @@ class Repeating(Bench):
 
 @pytest.fixture
 def three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "why_stop", lambda rows, labels, made, goal: "enough" if made >= 3 else "")
+    monkeypatch.setattr(run_loop, "why_stop", lambda rows, labels, made, goal: "enough" if made >= 3 else "")
 
 
 def test_a_run_grows_by_whole_repeats_and_says_what_it_reached(tmp_path: Path, three: None) -> None:
