@@ -38,7 +38,7 @@ from specbench_ss.methods.sd.options import TwoModelOptions
 from specbench_ss.models.load import load_target
 from specbench_ss.stats import speedup_interval
 from specbench_ss.suite import SuiteRequest
-from specbench_ss.suites.specbench import SpecBench
+from specbench_ss.suites.chat_suites import SpecBench
 
 GENERATORS = (theirs_module.AssistedCandidateGenerator, theirs_module.PromptLookupCandidateGenerator)
 

@@ -16,7 +16,7 @@ from specbench_ss.cli.shared import interrupted
 from specbench_ss.errors import UserError
 from specbench_ss.storage import writing
 from specbench_ss.suite import Question
-from specbench_ss.suites.questions import LAB_QUESTIONS, LAB_SIZES
+from specbench_ss.suites.base import LAB_QUESTIONS, LAB_SIZES
 
 app = typer.Typer(help="Train ssbench's own small models again, and write the text of their generators.")
 

@@ -21,8 +21,8 @@ from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
 from specbench_ss.suite import Question
 from specbench_ss.suites.scorers import score_turn
-from specbench_ss.training.text.answering import Answering, answer_batch
-from specbench_ss.training.text.lab_text import completion_mask, render, tokenize
+from specbench_ss.training.data import completion_mask, render, tokenize
+from specbench_ss.training.self_distill import Answering, answer_batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,27 +14,26 @@ from typing import Any
 
 import torch
 
-from lab.base import SIZES
-from lab.lab_training import LabTraining, answers_in, drafter_budget, drafter_text, save_model, training_rows
 from lab.text import APP_WEIGHTS
+from lab.training import SIZES, LabTraining, answers_in, drafter_budget, drafter_text, save_model, training_rows
 from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.lora import save_lora
 from specbench_ss.methods.block_drafters.dflash import config_of as dflash_config
 from specbench_ss.methods.block_drafters.dflash import new_drafter as dflash_drafter
 from specbench_ss.methods.block_drafters.peagle import config_of as peagle_config
 from specbench_ss.methods.block_drafters.peagle import new_drafter as peagle_drafter
-from specbench_ss.methods.dflash.training import DFlashTrainee
-from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee
-from specbench_ss.methods.hydra.training import HydraTrainee
-from specbench_ss.methods.medusa.training import MedusaTrainee
-from specbench_ss.methods.peagle.training import PEagleTrainee
-from specbench_ss.methods.sd.training import DraftSize, DraftTrainee, TunedDraft
+from specbench_ss.methods.block_drafters.train_dflash import DFlashTrainee
+from specbench_ss.methods.block_drafters.train_peagle import PEagleTrainee
+from specbench_ss.methods.eagle.train import Eagle3Trainee, EagleTrainee
+from specbench_ss.methods.hydra.train import HydraTrainee
+from specbench_ss.methods.medusa.train import MedusaTrainee
+from specbench_ss.methods.sd.train import DraftSize, DraftTrainee, TunedDraft
 from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.methods.ss.training import StreamsTrainee
+from specbench_ss.methods.ss.train import StreamsTrainee
 from specbench_ss.models.checkpoint import belongs_to, write_checkpoint, write_config
 from specbench_ss.models.load import load_target
-from specbench_ss.training.guess_accuracy import mean_accuracies
-from specbench_ss.training.side_by_side import Budget, TogetherTrainer
+from specbench_ss.training.loop import Budget, TogetherTrainer
+from specbench_ss.training.session import mean_accuracies
 
 CALIBRATION_BATCHES = 12
 HEADS = 4

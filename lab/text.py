@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from lab import applications, knowledge, lessons, mathematics, prose, tasks, translation
+from lab import applications, knowledge, mathematics, prose, tasks, translation
 from lab.example import Example, Generator, draw
 from specbench_ss.errors import UserError, did_you_mean
 from specbench_ss.suite import Question
-from specbench_ss.suites.questions import APP_CATEGORIES, SPECBENCH_CATEGORIES
+from specbench_ss.suites.base import APP_CATEGORIES, SPECBENCH_CATEGORIES
 
 __all__ = ["APP_CATEGORIES", "GENERATORS", "SPECBENCH_CATEGORIES", "questions"]
 
@@ -28,8 +28,8 @@ GENERATORS: dict[str, Generator] = {
     "rag": knowledge.generate_rag,
     "writing": prose.generate_writing,
     "roleplay": prose.generate_roleplay,
-    "stem": lessons.generate_stem,
-    "humanities": lessons.generate_humanities,
+    "stem": prose.generate_stem,
+    "humanities": prose.generate_humanities,
 }
 
 _DRAWS_PER_QUESTION = 1000  # a category that needs more has too few distinct prompts

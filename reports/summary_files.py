@@ -127,12 +127,9 @@ class PngReport(Report):
     filename = "ranking.png"
 
     def write(self, results: Results, path: Path) -> None:
-        """Write the picture. Raises UserError without matplotlib, and for a name that does not end in .png."""
-        from specbench_ss.reports.plots.command import check_matplotlib
+        """Write the picture. Raises UserError without kaleido or a browser, and for a name not ending in .png."""
+        from specbench_ss.reports.plot_command import write_plot
 
         if path.suffix != ".png":
             raise UserError(f"cannot draw {path}: the name must end in .png")
-        check_matplotlib()
-        from specbench_ss.reports.plots.kinds import write_plot
-
-        write_plot(results.run, "ranking", path)
+        write_plot(results, "ranking", path)

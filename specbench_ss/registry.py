@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from specbench_ss.engine.decoder import Decoder
 from specbench_ss.errors import UserError, first_line, known_words
 from specbench_ss.options import PluginFile, options_problem, parse_options
 from specbench_ss.user_files import read_bytes
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `ssbench --help` imports this module, and none of these
+    from specbench_ss.engine.decoder import Decoder
     from specbench_ss.engine.target import Target
     from specbench_ss.options import MethodSpec
     from specbench_ss.suite import Suite
@@ -48,6 +48,7 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # what the command line can tell f
 METHODS = Group("specbench_ss.methods", "specbench_ss.engine.decoder:Decoder")
 SUITES = Group("specbench_ss.suites", "specbench_ss.suite:Suite")
 REPORTS = Group("specbench_ss.reports", "specbench_ss.results.report:Report")
+FIGURES = Group("specbench_ss.figures", "specbench_ss.results.report:Figures")
 EXPERIMENTS = Group("specbench_ss.experiments", "specbench_ss.results.report:Experiment")
 COMMANDS = "specbench_ss.commands"  # entry points of functions and of `typer.Typer` groups, which are no classes
 TRAINERS = Group("specbench_ss.trainers", "specbench_ss.training.trainer:Trainer")
@@ -142,10 +143,15 @@ def load_commands(taken: Collection[str]) -> dict[str, Any]:
     return loaded
 
 
+def _base(group: Group) -> type[Any]:
+    """Import the class that plugins of a group derive from."""
+    module, _, attribute = group.base.partition(":")
+    return cast("type[Any]", getattr(import_module(module), attribute))
+
+
 def _checked(group: Group, point: EntryPoint) -> type[Any]:
     """Load the class behind an entry point and check that it derives from the group's base class."""
-    module, _, attribute = group.base.partition(":")
-    base = getattr(import_module(module), attribute)
+    base = _base(group)
     found = point.load()
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(f"{group.kind} {point.name!r}: {point.value} is not a subclass of {base.__name__}")
@@ -257,10 +263,11 @@ def _methods(module: ModuleType) -> list[type[Decoder]]:
 
     An abstract one, or a base of others without a name, is returned only if there is nothing else.
     """
+    base = _base(METHODS)
     own = [
         value
         for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Decoder) and value.__module__ == module.__name__
+        if isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__
     ]
     unique = list(dict.fromkeys(own))
 

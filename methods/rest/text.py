@@ -14,10 +14,9 @@ from specbench_ss.conversations import read_conversation
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.load import check_template
-from specbench_ss.training.text.loading import load_rows
-from specbench_ss.training.text.own_answers import OwnAnswers
-from specbench_ss.training.text.sources import open_source
-from specbench_ss.training.text.templates import apply
+from specbench_ss.training.chat_format import apply
+from specbench_ss.training.data import load_rows, open_source
+from specbench_ss.training.self_distill import OwnAnswers
 from specbench_ss.user_files import read_text
 
 TOGETHER = 256  # texts that are tokenized in one call
@@ -52,7 +51,7 @@ def file_texts(tokenizer: Any, names: Sequence[str | Path]) -> Iterator[str]:
 
 def lab_texts(tokenizer: Any, count: int, seed: int = LAB_SEED) -> Iterator[str]:
     """Generated training conversations, in the model's chat form."""
-    from specbench_ss.training.text.lab_text import conversations
+    from specbench_ss.training.data import conversations
 
     for number, example in enumerate(islice(conversations("train", seed), count)):
         turns = zip(example.turns, example.answers, strict=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from specbench_ss.engine.target import Target
     from specbench_ss.methods.ss.stream_config import StreamPosition
-    from specbench_ss.training.batches import Documents
+    from specbench_ss.training.trainee import Documents
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import lzma
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -12,20 +13,24 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from specbench_ss.reports.html.visible_text import finalize, visible
+from specbench_ss.reports import charts, palette
+from specbench_ss.reports.html.page_parts import finalize, visible
 
+PLOTLY = "plotly-cartesian-4.1.1.min.js.xz"  # of npm's plotly.js-cartesian-dist-min
 FOLDER = Path(__file__).parent / "templates"
 STYLES = ("report.css", "replay.css", "narrow.css")
 
 
 @cache
 def plotly_js() -> str:
-    """Return Plotly's whole library, which the page of an experiment embeds once; '' where it cannot be loaded."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        return ""
-    return _newlines(str(get_plotlyjs()))
+    """Return the partial bundle of Plotly with bars, scatters and heat maps, which pages with charts embed once."""
+    return lzma.decompress((FOLDER / PLOTLY).read_bytes()).decode()
+
+
+@cache
+def chart_style() -> dict[str, Any]:
+    """Return the style that all charts of a page share, and what their colours become on a dark page."""
+    return {"layout": charts.STYLE, "dark": palette.DARK}
 
 
 @cache
@@ -53,10 +58,9 @@ def policy(scripts: Sequence[str]) -> str:
 
 def render(name: str, scripts: Sequence[str], **values: Any) -> str:
     """Fill a template. Every text is made visible and escaped unless the template says otherwise."""
-    return (
-        _templates()
-        .get_template(name)
-        .render(policy=policy(scripts), css=Markup(joined(STYLES)), scripts=[Markup(s) for s in scripts], **values)
+    template, css = _templates().get_template(name), Markup(joined(STYLES))
+    return template.render(
+        policy=policy(scripts), css=css, scripts=[Markup(s) for s in scripts], chart_style=chart_style(), **values
     )
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 from specbench_ss import __version__
 from specbench_ss.errors import UserError
-from specbench_ss.reports.html import forest
+from specbench_ss.reports import charts
 from specbench_ss.reports.html.health import LEVELS
-from specbench_ss.reports.html.page_parts import Cell, Column, Drawing, Line, Notice, Table, figure, plain
-from specbench_ss.reports.html.palette import Style, styles, symbols
-from specbench_ss.reports.html.ranking import mark
+from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Notice, Table, figure, plain
+from specbench_ss.reports.palette import Style, styles, symbols
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.checks import Check, worst_first
 from specbench_ss.results.compare import Change, ComparedRow, Difference, compared, differences, judged
@@ -130,28 +129,13 @@ def _differences(named: Sequence[Named], found: Sequence[tuple[str, Sequence[Dif
     return Table("differences", columns, rows, "What differs")
 
 
-def _speedups(named: Sequence[Named], look: dict[str, Style]) -> Drawing:
+def _speedups(named: Sequence[Named], look: dict[str, Style]) -> Chart:
     """Return every method's speedup in every run on one axis, the fastest method first."""
     rows = [(label, one) for label in _ranked(named) for one in named if label in one.overall]
-    marks = [mark(one.overall[label], look[label]) for label, one in rows]
-    axis = forest.axis_of(marks)
-    lines = [
-        Line(
-            f"{label}, {one.letter}",
-            look[label].swatch,
-            forest.strip("runs", forest.drawn(drawn, axis)),
-            _said(one.overall[label]),
-        )
-        for (label, one), drawn in zip(rows, marks, strict=True)
-    ]
-    return Drawing(
-        "speedups",
-        f"Speedup over {_baseline(named)}, each in its own run",
-        _speedup_table(named, look),
-        lines,
-        axis=forest.scale(axis),
-        grid=forest.grid_of(axis, "runs"),
-    )
+    names = [f"{label}, {one.letter}" for label, one in rows]
+    drawn = charts.ranking([one.overall[label] for label, one in rows], look, names)
+    title = f"Speedup over {_baseline(named)}, each in its own run"
+    return Chart("speedups", title, drawn.to_plotly_json(), _speedup_table(named, look))
 
 
 def _ranked(named: Sequence[Named]) -> list[str]:

@@ -1,16 +1,43 @@
-"""The parts of a page: tables, drawings and their cells. This module knows no run."""
+"""Parts of a page: tables, charts, notices, and text with its hidden characters made visible."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
 
-from markupsafe import Markup
-
 from specbench_ss.results.text import number
+
+HEIGHT = 390  # pixels of a chart that has none of its own
+C0 = [
+    "NUL", "SOH", "STX", "ETX", "EOT", "ENQ", "ACK", "BEL", "BS", "HT", "LF", "VT", "FF", "CR", "SO", "SI",
+    "DLE", "DC1", "DC2", "DC3", "DC4", "NAK", "SYN", "ETB", "CAN", "EM", "SUB", "ESC", "FS", "GS", "RS", "US",
+]  # fmt: skip
+NAMES = {**{chr(i): name for i, name in enumerate(C0)}, "\x7f": "DEL"}
+# Control characters but tab and line feed; marks, embeddings and isolates of direction; spaces without width (those
+# that join emoji and letters stay); halves of surrogate pairs; tags and interlinear marks.
+HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+
+
+def visible(text: str) -> str:
+    """Return the text with every hidden character by its name: '⟨RIGHT-TO-LEFT OVERRIDE⟩', '⟨ESC⟩', '⟨U+D800⟩'."""
+    return HIDDEN.sub(_name, text.replace("\r\n", "\n"))
+
+
+def finalize(value: Any) -> Any:
+    """Return a value of a template with its text made visible; markup stays as it is."""
+    return visible(value) if type(value) is str else value
+
+
+def _name(found: re.Match[str]) -> str:
+    character = found[0]
+    return f"⟨{NAMES.get(character) or unicodedata.name(character, f'U+{ord(character):04X}')}⟩"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,44 +99,26 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One row of a drawing: a strip as wide as there is room. text: its number."""
-
-    label: str
-    swatch: str
-    strip: Markup
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One of several small drawings on the same axes. lines, or a whole picture. note: a sentence below it."""
-
-    label: str
-    swatch: str = ""
-    lines: Sequence[Line] = ()
-    picture: Markup = Markup()
-    axis: Markup = Markup()
-    text: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """A drawing with its table, unless another one has its numbers: rows on one axis, or panels.
-
-    key: what colours stand for, as (text, colour). grid: definitions that its strips refer to.
-    """
+class Chart:
+    """A Plotly figure as JSON data, with its table. note: a sentence above it; lines: sentences below it."""
 
     name: str
     title: str
-    table: Table | None
-    lines: Sequence[Line] = ()
-    panels: Sequence[Panel] = ()
-    axis: Markup = Markup()
-    key: Sequence[tuple[str, str]] = ()
+    figure: Mapping[str, Any]
+    table: Table | None = None
     note: str = ""
-    grid: Markup = Markup()
+    lines: Sequence[str] = ()
+    label: str = ""  # for screen readers; the title where it is empty
+
+    @property
+    def height(self) -> float:
+        """Return its height in pixels."""
+        return float(self.figure["layout"].get("height") or HEIGHT)
+
+    def spec(self) -> dict[str, Any]:
+        """Return what the page's script draws: data and layout without the style that all charts share."""
+        layout = {name: value for name, value in self.figure["layout"].items() if name != "template"}
+        return {"data": self.figure["data"], "layout": {**layout, "height": self.height}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,24 @@
-"""The rows of the first screen: every method by its speedup, why, and how far to believe it."""
+"""Ranking: every method by its speedup, its causes and status; settings and training budgets."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from markupsafe import Markup
-
-from specbench_ss.reports.html import forest
-from specbench_ss.reports.html.axis import Axis
-from specbench_ss.reports.html.palette import Style
+from specbench_ss.reports.charts import ratio_axis
+from specbench_ss.reports.html.page_parts import Cell, Column, Table, figure, plain
+from specbench_ss.reports.palette import Style
+from specbench_ss.results import analysis
 from specbench_ss.results import ranking as verdict_text
+from specbench_ss.results.analysis import Budget
 from specbench_ss.results.checks import floor
 from specbench_ss.results.ranking import Standing
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import MISSING, interval, number, times
 
 Badge = tuple[str, str]  # text, kind of pill
-GRID = "ranking"
 QUALITY: dict[str, Badge] = {
     "non-inferior": ("quality no worse", "good"),
     "inferior": ("quality worse", "bad"),
@@ -53,7 +53,8 @@ PILLS: dict[str, Badge] = {
 class Ranked:
     """One method of the ranking. place: 1 for the fastest; None for the reference and where there is no speedup.
 
-    may_be: the places that it may have, where that is more than one, as in '2–4'. cost: its step over the reference's.
+    may_be: the places that it may have, where that is more than one, as in '2–4'. at, ends: percent
+    along the axis of its speedup and interval. cost: its step over the reference's.
     other: what tau and cost leave unexplained. controls: plain decodings of its own model, folded below it.
     """
 
@@ -61,7 +62,8 @@ class Ranked:
     style: Style
     place: int | None
     may_be: str
-    strip: Markup
+    at: float | None
+    ends: tuple[float, float] | None
     speedup: str
     interval: str
     tau: str
@@ -83,14 +85,24 @@ def controls(overall: Mapping[str, SummaryRow]) -> set[str]:
     return {label for label, row in overall.items() if row.reference_of}
 
 
-def axis_of(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> Axis:
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A logarithmic axis of speedups, and its ticks."""
+
+    low: float
+    high: float
+    ticks: Sequence[float]
+
+    def at(self, value: float) -> float:
+        """Return where a value lies, in percent."""
+        inside = min(max(value, self.low), self.high)
+        return round(100 * math.log(inside / self.low) / math.log(self.high / self.low), 2)
+
+
+def axis_of(rows: Sequence[SummaryRow]) -> Axis:
     """Return the axis of speedups that holds all of them."""
-    return forest.axis_of([mark(row, styles[row.method]) for row in rows])
-
-
-def mark(row: SummaryRow, style: Style) -> forest.Mark:
-    """Return how a method's speedup is drawn."""
-    return forest.Mark(row.speedup, row.speedup_interval, f"var(--{style.css})", style.symbol)
+    values = [value for row in rows for value in (row.speedup, *(row.speedup_interval or ())) if value is not None]
+    return Axis(*ratio_axis(values))
 
 
 def ranking(
@@ -146,12 +158,14 @@ def _may_be(standing: Standing | None) -> str:
 
 
 def _ranked(row: SummaryRow, style: Style, config: Mapping[str, Any], axis: Axis, near: bool) -> Ranked:
+    ends = row.speedup_interval
     return Ranked(
         label=row.method,
         style=style,
         place=None,
         may_be="",
-        strip=forest.strip(GRID, forest.drawn(mark(row, style), axis)),
+        at=None if row.speedup is None else axis.at(row.speedup),
+        ends=None if ends is None else (axis.at(ends[0]), axis.at(ends[1])),
         speedup="void" if row.comparison == "void" else times(row.speedup),
         interval=interval(row.speedup_interval),
         tau=number(row.tau),
@@ -188,3 +202,51 @@ def _output(row: SummaryRow, config: Mapping[str, Any]) -> Badge:
     if row.sameness.get("near-tie") or row.sameness.get("length"):
         return said, "note"
     return said, "good" if row.sameness.get("identical") else "flat"
+
+
+BUDGETS = (
+    Column("method", False),
+    Column("drafted a step", help="Nodes of the draft tree, the root left out, a mean over all steps"),
+    Column("verified a step", help="Of these, nodes that reached the model's last layer"),
+    Column("parameters that learnt", help="Of the drafter, in its training"),
+    Column("tokens read", help="Of text in its training, prompts included and repeats counted"),
+    Column("steps of training"),
+    Column("peak learning rate"),
+    Column("text", False, help="What the drafter learnt from, or what is searched"),
+    Column("settings of this run", False, help="Options that the command gave, or the weights' folder advises"),
+)
+
+
+def budgets_table(found: Sequence[Budget], styles: Mapping[str, Style]) -> Table:
+    """Return a row for each method."""
+    note = analysis.unequal(found)
+    rows = [_budget_row(budget, styles[budget.method]) for budget in found]
+    return Table("budgets", BUDGETS, rows, "What each method had", notes=(note,) if note else ())
+
+
+def _budget_row(budget: Budget, style: Style) -> list[Cell]:
+    learnt = budget.learnt or {}
+    return [
+        style.cell(),
+        figure(budget.drafted, 1),
+        figure(budget.verified, 1),
+        *(figure(learnt.get(name), 0) for name in ("parameters", "tokens", "steps")),
+        Cell(f"{learnt['lr']:g}", learnt["lr"]) if "lr" in learnt else plain(MISSING),
+        plain(_text(budget.learnt)),
+        plain(_settings(budget)),
+    ]
+
+
+def _settings(budget: Budget) -> str:
+    given = budget.given + (" (a preset)" if budget.preset else "")
+    return "; ".join(filter(None, (given, f"advised: {budget.advised}" if budget.advised else "")))
+
+
+def _text(learnt: Mapping[str, Any] | None) -> str:
+    if learnt is None:
+        return "not recorded"
+    if searched := learnt.get("searched"):
+        return f"{searched.get('tokens') or 0:,} tokens are searched: {searched.get('made_of') or 'of unknown origin'}"
+    if "own_answers" not in learnt:
+        return "not recorded" if learnt else ""
+    return "the model's own answers" if learnt["own_answers"] else "the answers of the data"

@@ -9,31 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss import __version__
+from specbench_ss.reports import palette
 from specbench_ss.reports.html import (
-    acceptance,
     assets,
-    beside_published,
-    budgets,
-    forest,
     health,
     machine,
-    matrix,
-    palette,
     ranking,
-    replay,
-    roofline,
-    run_record,
     samples,
-    served,
     speed,
-    timeline,
-    timing,
-    waterfall,
+    steps,
 )
 from specbench_ss.reports.html import comparison_page as of_several
 from specbench_ss.reports.html import experiment_page as of_experiment
-from specbench_ss.reports.html.page_parts import Drawing, Notice
-from specbench_ss.reports.html.visible_text import visible
+from specbench_ss.reports.html.page_parts import Chart, Notice, visible
 from specbench_ss.results import cost_model, frames
 from specbench_ss.results import ranking as verdict_text
 from specbench_ss.results.analysis import Results, sources, told_scope, trained
@@ -48,7 +36,7 @@ from specbench_ss.results.text import percent, times
 from specbench_ss.runs.records import Run
 from specbench_ss.storage import replacing
 
-SCRIPTS = ("page.js", "tables.js", "explorer.js", "scatter.js", "replay.js", "what-if.js")
+SCRIPTS = ("page.js", "charts.js", "tables.js", "explorer.js", "scatter.js", "replay.js", "what-if.js")
 NOT_SHOWN = ("n counts", verdict_text.NO_MEAN)  # the ranking has neither n nor quality
 PRINTED = 7  # sentences of the printed page
 HEALTH = (("error", "wrong"), ("warning", "to beware of"), ("unknown", "not checked"), ("ok", "fine"))
@@ -64,17 +52,22 @@ class HtmlReport(Report):
 
     def write(self, results: Results, path: Path) -> None:
         """Write the page, whole or not at all."""
-        _write(assets.render("report.html.jinja", [assets.joined(SCRIPTS)], page=page(results)), path)
+        _write(assets.render("report.html.jinja", scripts(SCRIPTS), page=page(results)), path)
 
     def write_runs(self, runs: Sequence[Results], path: Path) -> None:
         """Write the page of several runs, whole or not at all."""
         made = of_several.page(runs)
-        _write(assets.render("comparison.html.jinja", [assets.joined(SCRIPTS[:2])], page=made), path)
+        _write(assets.render("comparison.html.jinja", scripts(SCRIPTS[:3]), page=made), path)
 
     def write_result(self, experiment: Experiment, result: Result, facts: Mapping[str, str], path: Path) -> None:
         """Write the page of an experiment, whole or not at all."""
         made = of_experiment.page(experiment, result, facts)
-        _write(assets.render("experiment.html.jinja", of_experiment.scripts(bool(made["charts"])), page=made), path)
+        _write(assets.render("experiment.html.jinja", scripts(SCRIPTS[1:3], bool(made["charts"])), page=made), path)
+
+
+def scripts(names: Sequence[str], charts: bool = True) -> list[str]:
+    """Return the scripts of a page, Plotly first where it has charts."""
+    return [*([assets.plotly_js()] if charts else []), assets.joined(names)]
 
 
 def _write(text: str, path: Path) -> None:
@@ -93,7 +86,7 @@ def page(results: Results) -> dict[str, Any]:
     look = {label: drawn[label] for label in ranked}
     made = results.checks
     worked = pairs(run)
-    steps = {pair.own.method: pair.own.tally.steps for pair in worked}
+    made_steps = {pair.own.method: pair.own.tally.steps for pair in worked}
     placed = results.standings
     notices, first = health.notices(made), _first_screen(run, overall, look, config, placed, made)
     contestants = [row.label for row in first["ranking"]]
@@ -102,45 +95,45 @@ def page(results: Results) -> dict[str, Any]:
         "title": f"{manifest['model']['name']} on {manifest['suite']['name']}",
         "version": __version__,
         "baseline": visible(run.baseline),
-        "servers": served.servers(run, overall, look),
-        "in_flight": served.in_flight(run, look),
+        "servers": machine.servers(run, overall, look),
+        "in_flight": machine.in_flight(run, look),
         "styles": list(look.values()),
-        "definitions": palette.symbols() + acceptance.halves(),
-        "chips": run_record.chips(run),
+        "definitions": palette.symbols(),
+        "chips": health.chips(run),
         "finding": results.headline,
         "alerts": health.alerts(made),
         "health": _counted(notices),
         "promised": verdict_text.PROMISED if manifest["config"]["temperature"] else "",
         **first,
         **_why(run, look, contestants, worked),
-        "budgets": budgets.table(had, look),
+        "budgets": ranking.budgets_table(had, look),
         "trained": trained(had),
         "scope": "" if config.get("endpoints") else told_scope(run, had),
-        "matrix": matrix.matrix(cells, look, contestants),
+        "matrix": speed.matrix(cells, look, contestants),
         "of_a_task": _of_a_task(summaries),
-        "speedups": matrix.by_task(cells, look, contestants),
+        "speedups": speed.chart(cells, look, contestants),
         "everything": speed.everything(cells, look, config, run.questions),
         "others": speed.others(cells, look),
         "others_title": speed.others_title(cells),
         "acceptance": [
-            acceptance.histogram(frames.tokens_per_step(run), overall, look, contestants),
-            acceptance.by_position(overall, steps, look, contestants),
+            steps.histogram(frames.tokens_per_step(run), look, contestants),
+            steps.by_position(overall, made_steps, look, contestants),
         ],
-        "time": [timing.per_token(overall, look, contestants), timing.per_step(overall, look, contestants)],
-        "latency": timing.latency(overall, look),
-        "steps": timing.decomposition(overall, frames.median_step_ms(run), look),
+        "time": [steps.per_token(overall, look, contestants), steps.per_step(overall, look, contestants)],
+        "latency": steps.latency(overall, look),
+        "steps": steps.decomposition(overall, frames.median_step_ms(run), look),
         **_machine(run, look, [label for label, row in overall.items() if row.comparison == "void"], worked),
         "samples": samples.samples(run, overall, look, ranked),
         **_replay(run, look, ranked),
         "what_if": _what_if(run, look, contestants, worked),
         "roofline": _roofline(run, look, ranked, worked),
-        "timeline": timeline.drawing(manifest.get("traces") or {}, look, contestants),
-        "published": beside_published.published_beside(run, overall, look, contestants),
+        "timeline": machine.timeline(manifest.get("traces") or {}, look, contestants),
+        "published": health.published_beside(run, overall, look, contestants),
         "notices": notices,
         "differences": health.differences(run, overall),
         "sameness_note": health.sameness_note(run),
         "sameness": health.sameness(overall, look),
-        "facts": run_record.facts(run),
+        "facts": health.facts(run),
     }
 
 
@@ -152,7 +145,7 @@ def _first_screen(
     placed: Mapping[str, Standing],
     made: Sequence[Check],
 ) -> dict[str, Any]:
-    axis = ranking.axis_of(list(overall.values()), look)
+    axis = ranking.axis_of(list(overall.values()))
     rows = ranking.ranking(overall, look, config, axis, placed, often_disturbed(run), sources(run))
     notes = [*verdict_text.notes(list(overall.values()), config, short=True), *_unlike(overall)]
     return {
@@ -160,8 +153,7 @@ def _first_screen(
         "legend": ranking.legend(rows),
         "weighting": _weighting(run, overall),
         "prefill": _prefill(run),
-        "ranking_grid": forest.grid_of(axis, ranking.GRID),
-        "scale": forest.scale(axis),
+        "axis": [(f"{tick:g}×", axis.at(tick)) for tick in axis.ticks],
         "ranking_notes": [note for note in notes if not note.startswith(NOT_SHOWN)],
     }
 
@@ -202,8 +194,8 @@ def _why(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str], wor
     order = [label for label in ranked if label in found]
     room = max(1, 7 - len(order) // 4)  # below the table, which has a row for each method
     sentences = [found[label].sentence() for label in order[: min(PRINTED, room)]]
-    printed = waterfall.table(found, look, order, "why-printed")
-    return {"why": waterfall.why(found, look, order), "why_printed": printed, "sentences": sentences}
+    printed = steps.waterfall_table(found, look, order, "why-printed")
+    return {"why": steps.why(found, look, order), "why_printed": printed, "sentences": sentences}
 
 
 def _machine(
@@ -216,15 +208,15 @@ def _machine(
 
 
 def _replay(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str]) -> dict[str, Any]:
-    drafts = replay.recorded(run)
-    return {"replay": replay.replay(run, drafts, look, ranked), "kinds": replay.kinds(drafts, look, ranked)}
+    drafts = samples.recorded(run)
+    return {"replay": samples.replay(run, drafts, look, ranked), "kinds": samples.kinds(drafts, look, ranked)}
 
 
 def _roofline(
     run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str], worked: Sequence[Pair]
-) -> Drawing | None:
+) -> Chart | None:
     roof, found = roof_of(run), points(worked)
-    return roofline.drawing(roof, found, look, ranked) if roof and found else None
+    return machine.roofline(roof, found, look, ranked) if roof and found else None
 
 
 def _what_if(

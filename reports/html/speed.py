@@ -1,16 +1,18 @@
-"""How fast the methods are: the table with everything, and that of other measures."""
+"""Speed by task: the matrix of methods by tasks, all numbers, and other measures."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specbench_ss.reports.html.page_parts import Cell, Column, Table, figure, plain
-from specbench_ss.reports.html.palette import Style
+from specbench_ss.reports import charts
+from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, figure, plain
 from specbench_ss.reports.html.ranking import PILLS
+from specbench_ss.reports.palette import Style
 from specbench_ss.results import frames, ranking
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import interval, percent, times, title
+from specbench_ss.results.text import interval, number, percent, times, title
 from specbench_ss.suite import Question
 
 N = "Prompts that both the method and the reference answered; a prompt is one turn of a question"
@@ -181,3 +183,64 @@ def _difference(row: SummaryRow) -> tuple[str, ...]:
 def _rating(row: SummaryRow) -> tuple[str, ...]:
     """Return the paired difference of the judge's rating to the reference."""
     return tuple(filter(None, (ranking.judged_difference(row),)))
+
+
+IN_MATRIX = ("speedup", "speedup_low", "speedup_high", "comparison", "tau", "n_prompts", "n_questions", "n_failed")
+STRONGEST = math.log(2.5)  # a speedup by this factor, or its inverse, has the strongest tint
+DRAWN = "Lines are 95 % intervals; the line at 1 is plain decoding. The table above has the numbers."
+UNSURE = "Hollow symbols are not distinguishable, or have no interval: too few questions."
+
+
+def matrix(cells: Cells, styles: Mapping[str, Style], ranked: Sequence[str]) -> Table:
+    """Return the table: a row for each method in the order of `ranked`, a column for each task."""
+    named = tasks(cells)
+    columns = [Column("method", False), *(_task_column(task) for task in named)]
+    rows = [[styles[label].cell(), *(_task_cell(cells[label, task]) for task in named)] for label in ranked]
+    used = [row for row in cells.values() if row.method in ranked]
+    marks = {mark for row in used for mark in ranking.speedup(row)[:1]}
+    notes = [
+        "A number is the speedup; blue is faster than plain decoding, orange slower.",
+        *(["≈ not distinguishable: the interval covers 1."] if "≈" in marks else []),
+        *(["? no interval: too few questions."] if "?" in marks else []),
+    ]
+    return Table("matrix", columns, rows, notes=notes)
+
+
+def _task_column(task: str) -> Column:
+    return Column(title(task), help=f"Speedup on {title(task)}", fields=[f"{task} {name}" for name in IN_MATRIX])
+
+
+def _task_cell(row: SummaryRow) -> Cell:
+    sure = row.comparison in ("faster", "slower")
+    size = math.log(row.speedup) if sure and row.speedup else 0.0
+    text = "void" if row.comparison == "void" else ranking.speedup(row).removesuffix("×")
+    return Cell(
+        text,
+        row.speedup,
+        strong=sure,
+        values=fields(row, IN_MATRIX),
+        tint="up" if size > 0 else "down" if size < 0 else "",
+        share=round(min(abs(size) / STRONGEST, 1.0), 2),
+        note=_task_note(row),
+    )
+
+
+def _task_note(row: SummaryRow) -> str:
+    """Return what is told of a cell where the reader points at it."""
+    bounds = interval(row.speedup_interval)
+    said = f"{row.method}, {title(row.category)}: {ranking.speedup(row)}"
+    around = f", 95 % interval {bounds}" if bounds else "" if row.comparison == "reference" else ", no interval"
+    unsure = ", not distinguishable" if row.comparison == "not distinguishable" else ""
+    return f"{said}{around}{unsure}, τ {number(row.tau)}, {number(row.tokens_per_s, 1)} tokens/s, n {ranking.n(row)}"
+
+
+def chart(cells: Cells, styles: Mapping[str, Style], ranked: Sequence[str]) -> Chart | None:
+    """Return the speedups of every task with their intervals, a group of rows for each task."""
+    named = tasks(cells)
+    shown = [label for label in ranked if cells[label, named[0]].comparison != "reference"]
+    if not shown:
+        return None
+    rows = {task: [cells[label, task] for label in shown] for task in named}
+    unsure = any(row.speedup is not None and row.speedup_interval is None for own in rows.values() for row in own)
+    drawn = charts.speedup_by_task(rows, styles).to_plotly_json()
+    return Chart("speedup", "Speedup by task", drawn, note=f"{DRAWN} {UNSURE}" if unsure else DRAWN)

@@ -30,7 +30,7 @@ from specbench_ss.reports.paper.training import train_drafters
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Request, Result, Value
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.training.drafter_training import LOG
+from specbench_ss.training.distributed import LOG
 from specbench_ss.training.trainer import TrainConfig
 
 GAMMA, LR = 4, 0.01
@@ -198,7 +198,7 @@ def _identity(summary: Rows, seeds: Rows) -> list[Claim]:
 
 def write_conversations(path: Path, count: int, seed: int) -> None:
     """Write this many of the lab's training conversations, one JSON object a line, unless they are there."""
-    from specbench_ss.training.text.lab_text import conversations
+    from specbench_ss.training.data import conversations
 
     if path.exists():
         return

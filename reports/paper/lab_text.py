@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import islice
 
 from specbench_ss.engine.target import Target
-from specbench_ss.training.side_by_side import DrafterText
-from specbench_ss.training.text.lab_text import completion_mask, conversations, pack, render, special_ids, tokenize
+from specbench_ss.training.data import completion_mask, conversations, pack, render, special_ids, tokenize
+from specbench_ss.training.loop import DrafterText
 
 ROW = 256  # tokens a packed row, unless another length is asked for
 

@@ -18,10 +18,9 @@ from specbench_ss.engine.target import Target
 from specbench_ss.methods.medusa.decoding import Medusa
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SSOptions
-from specbench_ss.methods.ss.shared_training import SharedTrainee
 from specbench_ss.methods.ss.stream_config import StreamConfig
 from specbench_ss.methods.ss.streams import Streams
-from specbench_ss.methods.ss.training import StreamsTrainee
+from specbench_ss.methods.ss.train import SharedTrainee, StreamsTrainee
 from specbench_ss.options import REFERENCE
 from specbench_ss.reports.paper.claims import all_of, number_or_none, rising
 from specbench_ss.reports.paper.experiment import (
@@ -42,9 +41,8 @@ from specbench_ss.reports.paper.lab_text import lab_text
 from specbench_ss.reports.paper.training import train_variants
 from specbench_ss.results.report import Bench, Claim, Grid, Part, Request, Result
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.training.batches import Batch
-from specbench_ss.training.side_by_side import Budget, DrafterText
-from specbench_ss.training.trainee import BaseStates, base_states
+from specbench_ss.training.loop import Budget, DrafterText
+from specbench_ss.training.trainee import BaseStates, Batch, base_states
 
 # -- figure 5: similarity with the true states --------------------------------------------------------------------
 

@@ -18,10 +18,9 @@ from torch.profiler import ProfilerActivity, profile
 from specbench_ss.engine.target import Target
 from specbench_ss.results.report import Bench, Request
 from specbench_ss.stats import FEWEST, Floats, Interval, ratio_interval
-from specbench_ss.training.batches import Batch
-from specbench_ss.training.side_by_side import Budget, Machine, Outcome, Text, TogetherTrainer
-from specbench_ss.training.together import Together, TogetherOptions
-from specbench_ss.training.trainee import BaseStates, Trainee
+from specbench_ss.training.loop import Budget, Machine, Outcome, Text, TogetherTrainer
+from specbench_ss.training.session import Together, TogetherOptions
+from specbench_ss.training.trainee import BaseStates, Batch, Trainee
 from specbench_ss.training.trainer import TrainConfig
 
 T = TypeVar("T")

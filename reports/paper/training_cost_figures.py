@@ -35,10 +35,9 @@ from specbench_ss.reports.paper.training import (
 )
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Result, Value
 from specbench_ss.results.text import interval, times
-from specbench_ss.training.batches import Anchors, Batch
-from specbench_ss.training.side_by_side import Budget, DrafterText
-from specbench_ss.training.text.lab_text import special_ids
-from specbench_ss.training.trainee import Trainee, base_states
+from specbench_ss.training.data import special_ids
+from specbench_ss.training.loop import Budget, DrafterText
+from specbench_ss.training.trainee import Anchors, Batch, Trainee, base_states
 
 TALKS, GAMMA = 400, 4
 

@@ -16,7 +16,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lora import lora_parameters, with_lora
 from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.methods.ss.training import StreamsTrainee
+from specbench_ss.methods.ss.train import StreamsTrainee
 from specbench_ss.models.checkpoint import belongs_to, write_checkpoint
 from specbench_ss.options import REFERENCE, MethodSpec
 from specbench_ss.reports.paper.claims import all_of, number_or_none, rising
@@ -39,10 +39,9 @@ from specbench_ss.reports.paper.training import train_variants
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Request, Result, Value
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.training.batches import Anchors, Batch, additive, future_labels
+from specbench_ss.training.loop import Budget, DrafterText
 from specbench_ss.training.losses import head_loss, head_sums
-from specbench_ss.training.side_by_side import Budget, DrafterText
-from specbench_ss.training.trainee import BaseStates, Trainee, base_states
+from specbench_ss.training.trainee import Anchors, BaseStates, Batch, Trainee, additive, base_states, future_labels
 
 # -- figures 11 and 12 (a): multi-stream-attention (MSA) layers ---------------------------------------------------
 

@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.markup import escape
 from typer.core import TyperGroup
 
 from specbench_ss import __version__, registry
-from specbench_ss.cli.shared import literal
 from specbench_ss.errors import UserError
 
-COMMANDS = {  # the line of each command in `ssbench --help`; its module in specbench_ss.cli has its name
+COMMANDS = {  # line in `ssbench --help`; the module in specbench_ss.cli has its name, but for FUNCTIONS
     "run": "Decode a suite's questions with several methods, side by side, and say which one pays.",
     "tune": "Choose a method's options for this model and device by measured speed, and write them to a file.",
     "methods": "List the decoding methods and their options.",
@@ -32,7 +32,20 @@ COMMANDS = {  # the line of each command in `ssbench --help`; its module in spec
     "suites": "List the suites, show their questions, download their data, or check one.",
     "train": "Train a drafter for your model on your conversations.",
 }
-FUNCTIONS = {"import-specbench": ("export", "import_specbench")}  # a command that is not alone in its module
+FUNCTIONS = {
+    "import-specbench": ("export", "import_specbench"),
+    "new-method": ("methods", "new_method"),
+}  # a command that is not alone in its module
+
+
+def literal(command: Any) -> Any:
+    """Make the help texts of a click command, its parameters and its commands show every bracket literally."""
+    for part in (command, *command.params):
+        if getattr(part, "help", None):
+            part.help = escape(part.help)
+    for inner in getattr(command, "commands", {}).values():
+        literal(inner)
+    return command
 
 
 class LazyGroup(TyperGroup):

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from specbench_ss.errors import UserError, known_words
+from specbench_ss.registry import load_plugin
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.checks import Check
 
@@ -38,16 +38,6 @@ def resume_line(out: Path, hidden: Callable[[list[str]], list[str]] = list) -> s
     return shlex.join(["ssbench", *arguments])
 
 
-def literal(command: Any) -> Any:
-    """Make the help texts of a click command, its parameters and its commands show every bracket literally."""
-    for part in (command, *command.params):
-        if getattr(part, "help", None):
-            part.help = escape(part.help)
-    for inner in getattr(command, "commands", {}).values():
-        literal(inner)
-    return command
-
-
 def _load(ctx: typer.Context, given: Any) -> Any:
     """Register the methods of the files before the command begins.
 
@@ -55,8 +45,6 @@ def _load(ctx: typer.Context, given: Any) -> Any:
     """
     if ctx.resilient_parsing:
         return given
-    from specbench_ss.registry import load_plugin
-
     return tuple(load_plugin(Path(file)) for file in dict.fromkeys(given or ()))
 
 

@@ -13,7 +13,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from specbench_ss.cli import shared
-from specbench_ss.cli.shared import interrupted, literal
+from specbench_ss.cli.main import literal
+from specbench_ss.cli.shared import interrupted
 from specbench_ss.errors import UserError
 from specbench_ss.options import MOST_SEED, Bounds, bounds_of, make_options
 from specbench_ss.storage import writing
@@ -196,7 +197,7 @@ def _group() -> None:
 def _keep_memory(config: TrainConfig) -> None:
     """Train on a CPU without giving memory back: this process measures nothing."""
     from specbench_ss.models.devices import check_one_device, resolve_device
-    from specbench_ss.training.kept_memory import keep_freed_memory
+    from specbench_ss.training.distributed import keep_freed_memory
 
     check_one_device(config.device, "training")
     if resolve_device(config.device) == "cpu":

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from specbench_ss import registry
 from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
 from specbench_ss.results import frames
@@ -228,6 +229,11 @@ class Results:
     def concurrency(self) -> pd.DataFrame:
         """One row for each number of requests in flight and served engine; empty where only one was in flight."""
         return frames.frame(LEVELS, level_rows(self.run), value)
+
+    @cached_property
+    def plot(self) -> Any:
+        """Plotly figures, such as `results.plot.ranking()`: docs/api.md lists them."""
+        return registry.load(registry.FIGURES, "run")(self)
 
     def summary(self, quality_margin: float | None = None) -> pd.DataFrame:
         """Return `rows` as a frame: the numbers of the terminal's table and of the report.

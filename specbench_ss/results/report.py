@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -182,6 +182,14 @@ class Experiment(ABC):
     @abstractmethod
     def run(self, bench: Bench) -> Result:
         """Make the table or figure. Raises UserError where no part of it can run."""
+
+
+class Figures(ABC):
+    """Figures of a run, `results.plot`: found through the entry point `run` of the group `specbench_ss.figures`."""
+
+    @abstractmethod
+    def __init__(self, results: Results, methods: Collection[str] = ()) -> None:
+        """Take the results to draw. methods: labels of the only methods to draw."""
 
 
 class Report(ABC):

@@ -1,12 +1,15 @@
-"""Losses and counts of right guesses for drafters and small language models. This module knows no method."""
+"""Losses of drafters, their weights and targets."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import field
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor, whole: Tensor | None = None) -> Tensor:
@@ -63,3 +66,39 @@ def head_loss(
     it. teacher: as `head_sums` takes it.
     """
     return mean_loss(head_sums(logits, labels, teacher), labels if whole is None else whole, weights)
+
+
+class Ramp(nn.Module):
+    """sin(pi/2 * t / steps), then 1; t is saved with the weights (Medusa sec. 2.2.2)."""
+
+    updates: Tensor
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+        self.register_buffer("updates", torch.zeros((), dtype=torch.long))
+
+    def forward(self) -> float:
+        """Of the next update. Where no gradient is made it is 1, so that held-out losses of all steps compare."""
+        if not torch.is_grad_enabled():
+            return 1.0
+        t = int(self.updates)
+        self.updates += 1
+        return math.sin(math.pi / 2 * min(1.0, t / self.steps)) if self.steps else 1.0
+
+
+Targets = Literal["distribution", "tokens"]
+HELP = "What is learnt: the base's distribution at each drafted place, or the text's own token."
+
+
+def targets_option(published: Targets, later: bool = True) -> Any:
+    """Return the field of a trainer's options. published: what the drafter was published with, the default.
+
+    later: whether the trainer was there before it had this option.
+    """
+    return field(default=published, metadata={"help": HELP, **({"later": True} if later else {})})
+
+
+def told_targets(targets: Targets, published: Targets) -> dict[str, Any]:
+    """Return what a trainee says of it: nothing where it is as published, as before there was a choice."""
+    return {} if targets == published else {"targets": targets}

@@ -66,7 +66,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         (["run", "--methods", "ss", "--chat-template", "vicunja"], "did you mean vicuna?"),
         (["report", "nowhere"], "nowhere is not a run directory"),
         (["suites", "fetch", "specbnch"], "did you mean specbench?"),
-        (["lab", "train", "--out", "nowhere", "--budget-scale", "0"], "--budget-scale"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -337,9 +336,7 @@ def test_brackets_in_help_are_shown(
 
 
 def test_help_loads_no_torch_and_answers_at_once() -> None:
-    script = (
-        "import sys; from specbench_ss.cli import COMMANDS, main; main(['--help']); sys.exit('torch' in sys.modules)"
-    )
+    script = "import sys; from specbench_ss.cli.main import main; main(['--help']); sys.exit('torch' in sys.modules)"
     begun = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,6 @@ from specbench_ss import registry
 from specbench_ss.bench.build_config import method_specs
 from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
-from specbench_ss.reports.html import assets
-from specbench_ss.reports.html.experiment_page import NOT_DRAWN
 from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Part, Plot, Request, Result, Span
 from specbench_ss.runs.config import RunConfig
 from tests.cli import failing
@@ -66,21 +63,6 @@ def test_a_result_is_written_with_how_it_was_made(tmp_path: Path, capsys: pytest
     assert (out / "table.csv").read_text() == "k,speedup\n1,1.5\n2,7\n"
     page = (out / "figure.html").read_text()
     assert EVIL not in page and "ACL figure 99" in page and 'src="http' not in page
-
-
-def test_a_page_without_plotly_has_tables_in_place_of_charts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was measured is not lost for want of the package that draws it."""
-    for name in ("plotly", "plotly.offline"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assets.plotly_js.cache_clear()
-    out = tmp_path / "out"
-    assert main(["paper", "figure-99", "--out", str(out)]) == 0
-    assets.plotly_js.cache_clear()
-    page = (out / "figure.html").read_text()
-    assert NOT_DRAWN in page and page.count("<table ") == 2 and "1.50×" in page
-    assert "Plotly.react" not in page and "experiment-plot" not in page.partition("</style>")[2] and len(page) < 100_000
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,7 +131,7 @@ def stderr_of(script: str) -> str:
     "script",
     [
         "from specbench_ss import load_model; load_model('lab', device='cpu')",
-        "from specbench_ss.cli import main; main(['run', '--methods', 'ss', '--device', 'cpu', '--dry-run'])",
+        "from specbench_ss.cli.main import main; main(['run', '--methods', 'ss', '--device', 'cpu', '--dry-run'])",
     ],
 )
 def test_what_torchao_logs_when_it_is_imported_is_not_passed_on(script: str) -> None:

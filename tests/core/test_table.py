@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from specbench_ss.reports.html import speed
-from specbench_ss.reports.html.palette import styles
+from specbench_ss.reports.palette import styles
 from specbench_ss.results.analysis import analyse
 from specbench_ss.results.ranking import config_of, quality
 from specbench_ss.results.summary import summarise

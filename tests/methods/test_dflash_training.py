@@ -17,16 +17,15 @@ from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.block_drafters import train_dflash
 from specbench_ss.methods.block_drafters.decode import DFlash
 from specbench_ss.methods.block_drafters.dflash import Sight, config_of, new_drafter, random_drafter
 from specbench_ss.methods.block_drafters.options import DFlashOptions
-from specbench_ss.methods.dflash import training
-from specbench_ss.methods.dflash.training import DFlashTrainee
-from specbench_ss.methods.medusa.training import MedusaTrainee
+from specbench_ss.methods.block_drafters.train_dflash import DFlashTrainee
+from specbench_ss.methods.medusa.train import MedusaTrainee
 from specbench_ss.models.checkpoint import write_checkpoint
-from specbench_ss.training.batches import Anchors, Batch, Documents
-from specbench_ss.training.side_by_side import Budget, DrafterText, Machine, TogetherTrainer
-from specbench_ss.training.trainee import BaseStates, base_states
+from specbench_ss.training.loop import Budget, DrafterText, Machine, TogetherTrainer
+from specbench_ss.training.trainee import Anchors, BaseStates, Batch, Documents, base_states
 from tests.tiny import SOME, tiny_model
 
 DRAFTS = 4
@@ -84,7 +83,7 @@ def test_training_sees_what_decoding_sees(kind: str, shape: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.no_grad()
 def test_blocks_and_texts_stand_alone(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "AT_ONCE", 2)
+    monkeypatch.setattr(train_dflash, "AT_ONCE", 2)
     target = Target(tiny_model("llama"))
     one, two = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(2))
     numbers = torch.tensor([[0] * 12 + [1] * 12])

@@ -24,8 +24,7 @@ from specbench_ss.methods.block_drafters.options import DFlashOptions
 from specbench_ss.methods.eagle import checkpoint
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle2, Eagle3, Eagle3Options
 from specbench_ss.methods.eagle.drafter import input_levels
-from specbench_ss.methods.eagle.trainer import Eagle3Trainer, Eagle3TrainOptions
-from specbench_ss.methods.eagle.training import Eagle3Trainee
+from specbench_ss.methods.eagle.train import Eagle3Trainee, Eagle3Trainer, Eagle3TrainOptions
 from specbench_ss.models.checkpoint import read_tensors, write_checkpoint
 from specbench_ss.models.tiny import randomise
 from tests.methods import oracles

@@ -18,12 +18,11 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
-from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee, FeatureTrainee
+from specbench_ss.methods.eagle.train import Eagle3Trainee, EagleTrainee, FeatureTrainee
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.models.tiny import randomise
-from specbench_ss.training.batches import Anchors, Batch, Documents
-from specbench_ss.training.side_by_side import Budget, DrafterText, Machine, TogetherTrainer
-from specbench_ss.training.trainee import BaseStates, base_states
+from specbench_ss.training.loop import Budget, DrafterText, Machine, TogetherTrainer
+from specbench_ss.training.trainee import Anchors, BaseStates, Batch, Documents, base_states
 from tests.tiny import SOME, tiny_model
 
 LEVELS = 3

@@ -24,10 +24,9 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.hydra.decoding import Hydra
 from specbench_ss.methods.hydra.heads import Prefix
 from specbench_ss.methods.hydra.options import HydraOptions
-from specbench_ss.methods.hydra.training import HydraTrainee
+from specbench_ss.methods.hydra.train import HydraTrainee
 from specbench_ss.models.tiny import randomise
-from specbench_ss.training.batches import Anchors, Batch, Documents
-from specbench_ss.training.trainee import base_states
+from specbench_ss.training.trainee import Anchors, Batch, Documents, base_states
 from tests.methods.exactness import PROMPTS
 from tests.tiny import paths, tiny_model
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from lab import cards, pipeline
-from lab.base import BaseSize, train_tokenizer
-from lab.lab_training import LabTraining, training_rows
 from lab.pipeline import Stage, train
+from lab.training import BaseSize, LabTraining, train_tokenizer, training_rows
 from specbench_ss.errors import UserError
 
 Toy = list[str]

@@ -12,10 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from lab import cards, drafters
-from lab.base import SIZES, BaseSize, BaseTrainer, new_model, trapezoid
-from lab.lab_training import LabTraining, answers_by_category
 from lab.pipeline import STAGES, train
 from lab.text import APP_CATEGORIES, SPECBENCH_CATEGORIES
+from lab.training import SIZES, BaseSize, BaseTrainer, LabTraining, answers_by_category, new_model, trapezoid
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.errors import UserError
@@ -29,9 +28,9 @@ from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
-from specbench_ss.training.batches import future_labels, pick_anchors
-from specbench_ss.training.side_by_side import Machine
-from specbench_ss.training.text.lab_text import completion_mask, pack, special_ids
+from specbench_ss.training.data import completion_mask, pack, special_ids
+from specbench_ss.training.loop import Machine
+from specbench_ss.training.trainee import future_labels, pick_anchors
 
 SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "user": 3, "assistant": 4}
 

@@ -26,15 +26,14 @@ from specbench_ss.methods._shared.lora import ADAPTER, ADAPTER_CONFIG, lora_para
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.sd.decoding import TwoModel
 from specbench_ss.methods.sd.options import TwoModelOptions
-from specbench_ss.methods.sd.training import TunedDraft
+from specbench_ss.methods.sd.train import TunedDraft
 from specbench_ss.models import resolve
 from specbench_ss.models.checkpoint import belongs_to, write_config
 from specbench_ss.models.load import load_target
 from specbench_ss.models.resolve import LAB
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.training.batches import Batch, future_labels, pick_anchors
-from specbench_ss.training.trainee import BaseStates
+from specbench_ss.training.trainee import BaseStates, Batch, future_labels, pick_anchors
 from tests.cli import failing
 from tests.tiny import tiny_model
 

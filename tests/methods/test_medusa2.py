@@ -25,8 +25,8 @@ from specbench_ss.methods.medusa.joint_decoding import (
     Medusa2Autoregressive,
     backbone_outline,
 )
-from specbench_ss.methods.medusa.joint_training import Medusa2Trainee, save_joint
 from specbench_ss.methods.medusa.options import MedusaOptions
+from specbench_ss.methods.medusa.train import Medusa2Trainee, save_joint
 from specbench_ss.models.tiny import randomise
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig

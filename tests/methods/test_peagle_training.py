@@ -20,11 +20,10 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.block_drafters.decode import PEagle
 from specbench_ss.methods.block_drafters.options import PEagleOptions
 from specbench_ss.methods.block_drafters.peagle import config_of, new_drafter, random_drafter
-from specbench_ss.methods.peagle.training import PEagleTrainee
+from specbench_ss.methods.block_drafters.train_peagle import PEagleTrainee
 from specbench_ss.models.checkpoint import write_checkpoint
-from specbench_ss.training.batches import Batch, Documents
-from specbench_ss.training.side_by_side import Budget, TogetherTrainer
-from specbench_ss.training.trainee import BaseStates, base_states
+from specbench_ss.training.loop import Budget, TogetherTrainer
+from specbench_ss.training.trainee import BaseStates, Batch, Documents, base_states
 from tests.methods.test_dflash_training import Exact, batch_of, text_of
 from tests.tiny import SOME, tiny_model
 

@@ -30,8 +30,8 @@ from specbench_ss.methods.rest.search import best_prefixes, retrieve
 from specbench_ss.models.load import load_target, outline_of
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.training.text.loading import load_rows
-from specbench_ss.training.text.own_answers import OwnAnswers
+from specbench_ss.training.data import load_rows
+from specbench_ss.training.self_distill import OwnAnswers
 from tests.cli import failing
 from tests.methods.exactness import assert_greedy_same, p_value
 from tests.tiny import tiny_model

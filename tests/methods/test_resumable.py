@@ -12,7 +12,7 @@ import torch
 
 from specbench_ss.errors import UserError
 from specbench_ss.storage import replacing
-from specbench_ss.training.resumable import Resumable
+from specbench_ss.training.loop import Resumable
 
 
 class Line(Resumable):

@@ -22,11 +22,11 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.ss.decoding import SpeculativeStreaming
 from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
 from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
-from specbench_ss.methods.ss.shared_training import SharedTrainee, carriers_of, save_shared
 from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods.ss.train import SharedTrainee, carriers_of, save_shared
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.training.side_by_side import Budget, DrafterText, TogetherTrainer
+from specbench_ss.training.loop import Budget, DrafterText, TogetherTrainer
 from specbench_ss.training.trainee import BaseStates
 from tests.methods.batches import answers_of
 from tests.methods.decoders import randomise

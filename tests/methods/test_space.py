@@ -22,13 +22,11 @@ from specbench_ss.methods.space.decoding import SPACE, SPACEAROptions, SPACEAuto
 from specbench_ss.methods.space.masks import MaskToken
 from specbench_ss.methods.space.model import save
 from specbench_ss.methods.space.rows import rows_of
-from specbench_ss.methods.space.trainer import MaskOptions, SPACETrainer
-from specbench_ss.methods.space.training import SPACETrainee
+from specbench_ss.methods.space.train import MaskOptions, SPACETrainee, SPACETrainer
 from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
-from specbench_ss.training.batches import Anchors, Batch, Documents
-from specbench_ss.training.side_by_side import Budget, DrafterText, TogetherTrainer
-from specbench_ss.training.trainee import BaseStates
+from specbench_ss.training.loop import Budget, DrafterText, TogetherTrainer
+from specbench_ss.training.trainee import Anchors, BaseStates, Batch, Documents
 from specbench_ss.training.trainer import TrainConfig
 from tests.methods.decoders import randomise
 from tests.methods.exactness import assert_greedy_same, p_value

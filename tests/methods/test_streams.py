@@ -28,10 +28,8 @@ from specbench_ss.methods.ss.layout import stream_positions, stream_visibility
 from specbench_ss.methods.ss.options import SSOptions
 from specbench_ss.methods.ss.stream_config import StreamConfig, StreamPosition
 from specbench_ss.methods.ss.streams import Streams
-from specbench_ss.methods.ss.trainer import StreamsOptions, StreamsTrainer
-from specbench_ss.methods.ss.training import StreamsTrainee, start_embedding
-from specbench_ss.training.batches import Anchors, Batch
-from specbench_ss.training.trainee import base_states
+from specbench_ss.methods.ss.train import StreamsOptions, StreamsTrainee, StreamsTrainer, start_embedding
+from specbench_ss.training.trainee import Anchors, Batch, base_states
 from tests.methods.decoders import BESIDE_MLP, CONDITIONED, ROOTED, TWO_LAYERS, random_streams, randomise, streaming
 from tests.tiny import SOME, WITHOUT_WINDOW, paths, tiny_model
 

@@ -12,6 +12,7 @@ from specbench_ss.cli import report
 from specbench_ss.errors import UserError
 from specbench_ss.reports.html import assets
 from specbench_ss.reports.html.report import SCRIPTS, page
+from specbench_ss.results.analysis import analyse
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
@@ -38,7 +39,7 @@ SAID: dict[Callable[[Run], None], str] = {
 def test_there_is_a_page_that_says_what_is_lacking(make_run: MakeRun, harm: Callable[[Run], None]) -> None:
     run = read_run(make_run(categories=("qa", "writing"), questions=4))
     harm(run)
-    made = page(run)
+    made = page(analyse(run))
     text = assets.render("report.html.jinja", [assets.joined(SCRIPTS)], page=made)
     above = text[text.index('class="finding"') : text.index('id="tasks"')]
     assert made["finding"] and (SAID[harm] in above or SAID[harm] in made["finding"])
@@ -68,14 +69,14 @@ def test_an_empty_a_newer_and_a_damaged_run_are_one_line(make_run: MakeRun, file
 def test_a_method_without_a_sample_has_no_badge_of_its_answers(make_run: MakeRun) -> None:
     run = read_run(make_run(categories=("qa",), questions=4))
     half_done(run)
-    badges = {row.label: [text for text, _ in row.badges] for row in page(run)["ranking"]}
+    badges = {row.label: [text for text, _ in row.badges] for row in page(analyse(run))["ranking"]}
     assert badges["medusa"] == ["too few questions"] and "identical" in badges["ss"]
 
 
 def test_a_run_without_recorded_drafts_says_how_they_are_recorded(make_run: MakeRun) -> None:
     path = make_run(categories=("qa",), questions=2)
     run = read_run(path)
-    made = page(run)
+    made = page(analyse(run))
     text = assets.render("report.html.jinja", [], page=made)
     assert made["replay"] is None and made["kinds"] is None
     assert "No drafts were recorded in this run: <code>ssbench run --record-drafts first</code>" in text

@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from specbench_ss.reports.html.beside_published import order_in_words
+from specbench_ss.reports.html.health import order_in_words
 from specbench_ss.reports.html.report import page
+from specbench_ss.results.analysis import analyse
 from specbench_ss.results.cost_model import waterfalls
 from specbench_ss.results.published import beside
 from specbench_ss.results.summary import OVERALL, summarise
@@ -69,7 +70,7 @@ def test_without_steps_or_pairs_there_is_no_waterfall(make_run: MakeRun) -> None
 
 
 def test_published_numbers_stand_beside_the_runs_and_say_what_compares(make_run: MakeRun) -> None:
-    found = page(read_run(make_run()))
+    found = page(analyse(read_run(make_run())))
     table = found["published"]
     assert {row[0].text for row in table.rows} == {"medusa"}, "nobody has published code of ss"
     row, overall = table.rows[0], {row.label: row for row in found["ranking"]}

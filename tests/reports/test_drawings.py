@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.reports.html import acceptance, assets, machine, ranking, roofline, timeline
-from specbench_ss.reports.html.axis import of_ratios
+from specbench_ss.reports.html import assets, machine, ranking, steps
 from specbench_ss.reports.html.page_parts import Table
-from specbench_ss.reports.html.palette import styles
 from specbench_ss.reports.html.report import page
-from specbench_ss.results.cost_model import Point, Roof, pairs
+from specbench_ss.reports.palette import styles
+from specbench_ss.results.analysis import analyse
+from specbench_ss.results.cost_model import pairs
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
@@ -39,43 +39,29 @@ def row(make_run: MakeRun) -> SummaryRow:
     return next(r for r in summarise(run) if (r.category, r.method) == (OVERALL, "ss"))
 
 
-def test_acceptance_says_how_often_a_position_is_reached_and_pales_where_few_steps_are_behind_it(
-    row: SummaryRow,
-) -> None:
-    given = (200, acceptance.FEW, acceptance.FEW - 1)
+def test_acceptance_says_how_often_a_position_is_reached(row: SummaryRow) -> None:
     row = replace(
         row,
         acceptance_at=(0.8, 0.5, 0.1),
         acceptance_at_n=(200, 100, 20),
         acceptance_given=(0.8, 0.6, 0.2),
-        acceptance_given_n=given,
+        acceptance_given_n=(200, 20, 19),
     )
-    made = acceptance.by_position({"ss": row}, {"ss": 400}, LOOK, ["ss"])
-    drawn = str(made.panels[0].picture)
-    assert drawn.count('class="reached"') == 3
-    assert [f'height="{share}%"' in drawn for share in (50, 25, 5)] == [True] * 3
-    assert drawn.count(f'opacity="{acceptance.PALE}"') == 2, "the last dot, and the line to it"
-    assert made.table is not None
+    made = steps.by_position({"ss": row}, {"ss": 400}, LOOK, ["ss"])
+    assert made is not None and made.table is not None
     assert [cells[-1].text for cells in made.table.rows] == ["50.0%", "25.0%", "5.0%"]
 
 
 def test_shares_of_steps_are_of_the_samples_that_acceptance_is_of(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), failing=("ar",)))
-    steps = {pair.own.method: pair.own.tally.steps for pair in pairs(run)}
+    counts = {pair.own.method: pair.own.tally.steps for pair in pairs(run)}
     rows = {r.method: r for r in summarise(run) if r.category == OVERALL}
-    assert rows["ss"].acceptance_at_n[0] == steps["ss"] < sum(r.steps or 0 for r in run.rows if r.method == "ss")
-
-
-def test_a_panel_of_the_roofline_has_numbers_on_both_axes() -> None:
-    point = Point("ss", "verifying", 2.0, 4e9)
-    made = roofline.drawing(Roof(2e10, 2e11), [point], LOOK, ["ss"])
-    assert ">100 GFLOP/s</text>" in made.panels[0].picture and ">10</text>" in made.panels[0].picture
-    assert "operations a byte</text>" in made.panels[0].axis and ">10</text>" in made.panels[0].axis
+    assert rows["ss"].acceptance_at_n[0] == counts["ss"] < sum(r.steps or 0 for r in run.rows if r.method == "ss")
 
 
 def test_step_cost_is_the_same_on_the_first_screen_and_in_the_time_of_a_step(make_run: MakeRun) -> None:
     run = read_run(make_run())
-    made, ratio = page(run), {r.method: r.step_ratio or 0 for r in summarise(run) if r.category == OVERALL}
+    made, ratio = page(analyse(run)), {r.method: r.step_ratio or 0 for r in summarise(run) if r.category == OVERALL}
     table = made["steps"]
     at = [column.title for column in table.columns].index("step cost")
     costs = {cells[0].text: cells[at].text for cells in table.rows}
@@ -101,20 +87,19 @@ def trace(wall_s: float, shares: list[float]) -> dict[str, Any]:
 
 def test_the_timeline_shows_when_kernels_ran_as_long_as_the_request_took() -> None:
     traces = {"ss": trace(0.5, [1.0, 0.25]), "ar": trace(1.0, [0.0, 1.0]), "pld": {"what": "nothing", "tokens": 3}}
-    made = timeline.drawing(traces, styles(["ar", "pld", "ss"]), ["ss", "ar", "pld"])
+    made = machine.timeline(traces, styles(["ar", "pld", "ss"]), ["ss", "ar", "pld"])
     assert made is not None and made.table is not None
-    assert [(line.label, line.text) for line in made.lines] == [("ss", "62%"), ("ar", "50%")]
-    assert 'd="M0 100V0H1V75H2V100Z"' in made.lines[0].strip and 'width="50%"' in made.lines[0].strip
-    assert 'width="100%"' in made.lines[1].strip
+    assert [max(trace["x"]) for trace in made.figure["data"]] == [500.0, 1000.0]
+    assert [cell.text for cell in made.table.rows[0][:1]] == ["ss"]
     assert [cell.text for cell in made.table.rows[0][2:]] == ["62%", "500.0", "20", "70", "3", "2.0", "0.00"]
-    assert timeline.drawing({}, LOOK, ["ss"]) is None
+    assert machine.timeline({}, LOOK, ["ss"]) is None
 
 
 def test_the_page_says_how_a_timeline_is_recorded_where_none_was(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), questions=1))
-    assert "ssbench run --trace" in assets.render("report.html.jinja", [], page=page(run))
+    assert "ssbench run --trace" in assets.render("report.html.jinja", [], page=page(analyse(run)))
     run.manifest["traces"] = {"ss": trace(0.5, [1.0, 0.25])}
-    text = assets.render("report.html.jinja", [], page=page(run))
+    text = assets.render("report.html.jinja", [], page=page(analyse(run)))
     assert "ssbench run --trace" not in text and 'id="timeline"' in text
 
 
@@ -124,7 +109,7 @@ def test_a_lead_that_may_be_noise_has_a_badge(make_run: MakeRun) -> None:
 
     def badges(high: float) -> list[str]:
         rows["ss-shared-ar"] = replace(rows["ss-shared-ar"], speedup_interval=(0.9, high))
-        made = ranking.ranking(rows, styles(run.labels), run.manifest["config"], of_ratios([0.5, 2]), {})
+        made = ranking.ranking(rows, styles(run.labels), run.manifest["config"], ranking.Axis(0.5, 2, [1.0]), {})
         return [text for text, _ in next(one for one in made if one.label == "ss").badges]
 
     low = (rows["ss"].speedup_interval or (0, 0))[0]
@@ -150,7 +135,7 @@ def test_the_docs_have_a_line_for_every_column_of_the_page(make_run: MakeRun) ->
     run.manifest["traces"] = {"ss": trace(0.5, [1.0, 0.25])}
     limits = {"read_bytes_per_s": 3e10, "flops_per_s": {"float32": 2e11}}
     run.manifest["machine"] = {"limits": limits, "shapes": dict.fromkeys(run.labels, SHAPE)}
-    found = {one.name: one for one in tables(page(run))}
+    found = {one.name: one for one in tables(page(analyse(run)))}
     assert {"why", "everything", "latency", "roofline", "timeline", "kinds", "machine-counted"} <= found.keys()
     titles = {c.title for name, one in found.items() if name not in ("matrix", "speedup") for c in one.columns}
     titles |= {one.title for one in (*machine.COUNTED, *machine.READ)}

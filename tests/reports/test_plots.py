@@ -1,103 +1,102 @@
-"""Figures for papers: they show the run's own numbers, and a mistake is one line."""
+"""Figures: they show the run's own numbers, and a mistake is one line."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from specbench_ss import UserError
 from specbench_ss.cli.main import main
+from specbench_ss.reports import charts
+from specbench_ss.reports.palette import styles
+from specbench_ss.reports.plot_command import Kind, write_plot
+from specbench_ss.reports.run_figures import RunFigures
+from specbench_ss.results.analysis import analyse, load_run
+from specbench_ss.results.cost_model import Roof, machine_rows, pairs, points, waterfalls
 from specbench_ss.runs.run_dir import read_run
 from tests.cli import failing
 from tests.conftest import MakeRun
-
-pytest.importorskip("matplotlib", reason="figures need the extra `plot`")
-
-from matplotlib.figure import Figure
-
-from specbench_ss.reports.plots.command import Kind
-from specbench_ss.reports.plots.kinds import KINDS, write_plot
-from specbench_ss.reports.plots.numbers import numbers_of
-from specbench_ss.results.cost_model import machine_rows, pairs, points, waterfalls
+from tests.reports.chromium import needs_chromium
 
 LIMITS = {"read_bytes_per_s": 3e10, "flops_per_s": {"float32": 2e11}}
 SHAPE = {"weight_bytes": 1e7, "matrix_parameters": 2e6, "attention_flops": 100.0, "kv_bytes": 64, "windows": [None]}
 DRAFTER = {"weight_bytes": 1e6, "matrix_parameters": 2e5}
 
 
-@pytest.mark.parametrize("kind", [name for name in KINDS if name != "roofline"])
-def test_every_kind_is_drawn_and_the_same_run_gives_the_same_bytes(
-    kind: str, make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@needs_chromium
+@pytest.mark.parametrize(("suffix", "start"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_the_same_run_gives_the_same_picture(suffix: str, start: bytes, make_run: MakeRun, tmp_path: Path) -> None:
+    pytest.importorskip("kaleido", reason="figures as files need the extra `plot`")
+    run = str(make_run())
+    for name in (f"a.{suffix}", f"b.{suffix}"):
+        assert main(["plot", run, "--kind", "waterfall", "--out", str(tmp_path / name)]) == 0
+    first = (tmp_path / f"a.{suffix}").read_bytes()
+    assert first.startswith(start) and first == (tmp_path / f"b.{suffix}").read_bytes()
+
+
+def test_html_needs_no_extra(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kaleido", None)
+    path = tmp_path / "a.html"
+    assert main(["plot", str(make_run(labels=("ar", "ss[w=<b>$a$]"))), "--out", str(path)]) == 0
+    assert "Plotly.newPlot" in path.read_text(encoding="utf-8") and "[w=<b>" not in path.read_text(encoding="utf-8")
+
+
+def test_kaleido_is_asked_for_where_it_is_missing(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_run()
-    for name in ("a.pdf", "b.pdf"):
-        assert main(["plot", str(run), "--kind", kind, "--out", str(tmp_path / name)]) == 0
-    assert str(tmp_path / "a.pdf") in capsys.readouterr().out
-    first = (tmp_path / "a.pdf").read_bytes()
-    assert first.startswith(b"%PDF") and first == (tmp_path / "b.pdf").read_bytes()
+    monkeypatch.setitem(sys.modules, "kaleido", None)
+    assert "pip install -e '.[plot]'" in failing(["plot", str(make_run())], capsys)
 
 
-def test_the_command_offers_the_kinds_that_there_are() -> None:
-    assert get_args(Kind) == tuple(KINDS)
-
-
-@pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".png", b"\x89PNG")])
-def test_other_formats(suffix: str, start: bytes, make_run: MakeRun, tmp_path: Path) -> None:
-    write_plot(read_run(make_run()), "ranking", tmp_path / f"figure{suffix}")
-    assert (tmp_path / f"figure{suffix}").read_bytes().startswith(start)
-
-
-def test_without_a_name_it_lies_in_the_run(make_run: MakeRun) -> None:
-    run = make_run()
-    assert main(["plot", str(run)]) == 0
-    assert (run / "ranking.pdf").is_file()
+def test_the_command_offers_the_figures_that_there_are() -> None:
+    assert {name for name in vars(RunFigures) if not name.startswith("_")} == {*get_args(Kind), "title", "contestants"}
 
 
 def test_the_ranking_shows_the_summary(make_run: MakeRun) -> None:
-    numbers, figure = numbers_of(read_run(make_run(labels=("ar", "ss[k=1]", "ss", "medusa")))), Figure()
-    KINDS["ranking"].draw(figure, numbers)
-    (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == [row.method for row in numbers.contestants]
-    points = [line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 1]
-    assert points == [row.speedup for row in numbers.contestants] == sorted(points, reverse=True)
+    numbers = RunFigures(load_run(make_run(labels=("ar", "ss[k=1]", "ss", "medusa"))))
+    made = numbers.ranking()
+    assert list(made.layout.yaxis.ticktext) == [row.method for row in numbers.contestants]
+    speeds = [trace.x[0] for trace in made.data]
+    assert speeds == [row.speedup for row in numbers.contestants] == sorted(speeds, reverse=True)
+    for trace, row in zip(made.data, numbers.contestants, strict=True):
+        assert row.speedup_interval is not None
+        error = trace.error_x
+        ends = (trace.x[0] - error.arrayminus[0], trace.x[0] + error.array[0])
+        assert ends == pytest.approx(row.speedup_interval)
 
 
 def test_bars_of_a_waterfall_end_where_the_next_begins(make_run: MakeRun) -> None:
-    run, figure = read_run(make_run(labels=("ar", "ss"))), Figure()
-    KINDS["waterfall"].draw(figure, numbers_of(run))
-    axes = figure.axes[0]
-    bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
-    assert len(bars) == 7
-    for (_, end), (start, _) in zip(bars[:4], bars[1:5], strict=True):
-        assert start == pytest.approx(end)
-    assert bars[-1][1] == pytest.approx(bars[-2][1]) == pytest.approx(waterfalls(run)["ss"].method_ms)
+    one = waterfalls(read_run(make_run(labels=("ar", "ss"))))["ss"]
+    steps = charts.steps_of(one)
+    for (_, start, size), (_, then, _) in zip(steps[:-2], steps[1:-1], strict=True):
+        assert start + size == pytest.approx(then)
+    assert sum(steps[-2][1:]) == pytest.approx(steps[-1][2]) == pytest.approx(one.method_ms)
+    drawn = sorted((y, x) for trace in charts.waterfall([one]).data for x, y in zip(trace.x, trace.y, strict=True))
+    assert [x for _, x in drawn] == [size for _, _, size in steps]
 
 
 def test_points_of_the_pareto_figure_are_tau_and_cost(make_run: MakeRun) -> None:
-    numbers, figure = numbers_of(read_run(make_run())), Figure()
-    KINDS["pareto"].draw(figure, numbers)
-    points = {line.get_label(): (line.get_xdata()[0], line.get_ydata()[0]) for line in figure.axes[0].lines}
+    numbers = RunFigures(load_run(make_run()))
+    found = {trace.name: (trace.x[0], trace.y[0]) for trace in numbers.pareto().data}
     for row in numbers.contestants:
         assert row.step_ratio
-        assert points[row.method] == (pytest.approx(1 / row.step_ratio), row.tau)
+        assert found[row.method] == (pytest.approx(1 / row.step_ratio), row.tau)
 
 
 def test_the_roofline_has_the_machines_limits(make_run: MakeRun) -> None:
-    run, figure = read_run(make_run()), Figure()
+    run = read_run(make_run())
     shapes = {label: {**SHAPE, "drafter": None if label == "ar" else DRAFTER} for label in run.labels}
     run.manifest["machine"] = {"limits": LIMITS, "shapes": shapes}
-    KINDS["roofline"].draw(figure, numbers_of(run))
-    roof, *drawn = figure.axes[0].lines
-    assert max(roof.get_ydata()) == pytest.approx(200)
+    limit, *drawn = analyse(run).plot.roofline().data
+    assert max(limit.y) == pytest.approx(200)
     assert len(drawn) == 1 + 2 * 2, "plain decoding drafts nothing"
-    for point in points(pairs(run)):
-        assert point.rate <= 2e11
     run.manifest["machine"] = None
     with pytest.raises(UserError, match="limits"):
-        KINDS["roofline"].draw(Figure(), numbers_of(run))
+        analyse(run).plot.roofline()
+    assert Roof(3e10, 2e11).at(1.0) == 3e10
 
 
 def test_parts_of_the_roofline_add_up_to_the_counted_step(make_run: MakeRun) -> None:
@@ -113,33 +112,57 @@ def test_parts_of_the_roofline_add_up_to_the_counted_step(make_run: MakeRun) -> 
         assert sum(moved) == pytest.approx(row.bytes_per_step)
 
 
-def test_methods_are_chosen_by_name(make_run: MakeRun) -> None:
-    run = read_run(make_run())
-    assert [row.method for row in numbers_of(run, ["medusa"]).rows] == ["medusa"]
-    with pytest.raises(UserError, match="no method 'medus'.*medusa"):
-        numbers_of(run, ["medus"])
-
-
-def test_plain_decodings_of_changed_models_are_left_out(make_run: MakeRun) -> None:
+def test_methods_are_chosen_by_name_and_baselines_of_changed_models_left_out(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss", "ar[x=1]"), references={"ss": "ar[x=1]"}))
-    assert [row.method for row in numbers_of(run).contestants] == ["ss"]
+    assert [row.method for row in RunFigures(analyse(run)).contestants] == ["ss"]
+    assert [row.method for row in RunFigures(analyse(run), ["ar[x=1]"]).rows] == ["ar[x=1]"]
+    with pytest.raises(UserError, match="no method 'sss'.*ss"):
+        RunFigures(analyse(run), ["sss"])
 
 
-def test_a_label_with_dollar_signs_is_no_formula(make_run: MakeRun, tmp_path: Path) -> None:
-    write_plot(read_run(make_run(labels=("ar", "ss[weights=$a$_{]"))), "ranking", tmp_path / "a.pdf")
-
-
-def test_mistakes_are_one_line(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = str(make_run())
-    assert "must end in .pdf, .svg, .png" in failing(["plot", run, "--out", "figure.gif"], capsys)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--out", "figure.gif"], "must end in .pdf, .svg, .png"),
+        (["--out", "folder.pdf"], "it is a folder"),
+        (["--kind", "roofline"], "limits"),
+        (["--kind", "memory"], "CUDA"),
+    ],
+)
+def test_mistakes_are_one_line(
+    given: list[str], said: str, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.pdf").mkdir()
-    assert "it is a folder" in failing(["plot", run, "--out", str(tmp_path / "folder.pdf")], capsys)
-    assert "limits" in failing(["plot", run, "--kind", "roofline"], capsys)
-    assert "is not a run directory" in failing(["plot", str(tmp_path)], capsys)
+    assert said in failing(["plot", str(make_run()), *given], capsys)
 
 
-def test_matplotlib_is_asked_for_where_it_is_missing(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "pip install -e '.[plot]'" in failing(["plot", str(make_run())], capsys)
+@pytest.mark.parametrize("ends", [(0.5, 2.0), (0.02, 40.0), (0.99, 1.01), (0.8, 1.25)])
+def test_an_axis_of_ratios_holds_its_values_and_has_a_tick_at_1(ends: tuple[float, float]) -> None:
+    low, high, ticks = charts.ratio_axis(ends)
+    assert low < min(ends) and max(ends) < high
+    assert 1.0 in ticks and 2 < len(ticks) <= 12 and ticks == sorted(ticks)
+
+
+def test_positions_behind_few_steps_are_not_drawn(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), questions=2))
+    row: Any = RunFigures(analyse(run)).contestants[0]
+    from dataclasses import replace
+
+    row = replace(row, acceptance_given=(0.8, 0.6, 0.2), acceptance_given_n=(200, charts.FEW, charts.FEW - 1))
+    (trace,) = charts.acceptance([row], styles(run.labels)).data
+    assert list(trace.y) == [0.8, 0.6]
+
+
+def test_bands_and_heat_maps_for_papers() -> None:
+    made = charts.lines({"a": [(1, 2.0), (2, None)]}, "x", "y", {"a": [(1.0, 3.0), (2.0, 4.0)]})
+    assert list(made.data[0].y) == [1.0, 2.0, 4.0, 3.0] and made.layout.xaxis.title.text == "x"
+    assert charts.heat_map([[1.0]], ["c"], ["<r>"]).data[0].y == ("&lt;r>",)
+
+
+def test_write_plot_refuses_a_run_without_samples(make_run: MakeRun, tmp_path: Path) -> None:
+    run = read_run(make_run())
+    run.rows = []
+    with pytest.raises(UserError, match="nothing to draw"):
+        write_plot(analyse(run), "ranking", tmp_path / "a.html")

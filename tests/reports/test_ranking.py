@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
 
-from specbench_ss.reports.html import forest, matrix, ranking, run_record, speed
-from specbench_ss.reports.html.axis import Axis, of_ratios
-from specbench_ss.reports.html.forest import Mark, PictureRow
-from specbench_ss.reports.html.palette import styles, symbols
+from specbench_ss.reports.html import health, ranking, speed
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.reports.html.speed import Cells
+from specbench_ss.reports.palette import styles
+from specbench_ss.results.analysis import analyse
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
@@ -28,82 +26,46 @@ def overall_of(run: Run) -> dict[str, SummaryRow]:
     return {row.method: row for row in summarise(run) if row.category == OVERALL}
 
 
-def test_a_speedup_without_an_interval_is_hollow_and_has_no_line() -> None:
-    axis = of_ratios([0.5, 2])
-    sure = forest.drawn(Mark(1.5, (1.2, 1.8), "red", "circle"), axis)
-    unsure = forest.drawn(Mark(1.5, None, "red", "circle"), axis)
-    assert "<line" in sure and "fill-opacity" not in sure
-    assert "<line" not in unsure and 'fill-opacity="0"' in unsure
-    assert forest.drawn(Mark(None, None, "red", "circle"), axis) == ""
-
-
-def test_the_drawing_by_task_says_where_there_is_no_interval(make_run: MakeRun) -> None:
-    """2 questions of writing give no interval, 2 + 2 of both tasks do."""
-    run = read_run(make_run(labels=("ar", "ss"), categories=("writing", "qa"), questions=2))
-    drawing = matrix.by_task(cells_of(run), styles(run.labels), ["ss", "ar"])
-    assert [panel.label for panel in drawing.panels] == ["overall", "writing", "qa"]
-    hollow = ["fill-opacity" in line.strip for panel in drawing.panels for line in panel.lines]
-    assert hollow == [False, True, True]
-    assert "Hollow" in drawing.note
-    sure = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8))
-    assert "Hollow" not in matrix.by_task(cells_of(sure), styles(sure.labels), ["ss", "ar"]).note
-
-
-@pytest.mark.parametrize("ends", [(0.5, 2.0), (0.02, 60.0), (0.99, 1.01), (0.8, 1.25)])
-def test_a_logarithmic_axis_holds_its_values_has_a_tick_at_1_and_few_others(ends: tuple[float, float]) -> None:
-    axis = of_ratios(ends)
-    assert all(0 < axis.at(x) < 1 for x in (*ends, 1.0))
-    ticks = axis.ticks()
-    assert 1.0 in ticks and 2 < len(ticks) <= 12 and ticks == sorted(ticks)
-    assert all(axis.at(b) - axis.at(a) > 0.11 for a, b in zip(ticks, ticks[1:], strict=False))
-    assert axis.at(ends[0] ** 0.5) - axis.at(ends[0]) == pytest.approx(axis.at(1) - axis.at(ends[0] ** 0.5))
-
-
-def test_a_linear_axis_has_even_ticks_from_zero() -> None:
-    ticks = Axis(0, 14.7).ticks()
-    assert ticks[0] == 0 and len({round(b - a, 9) for a, b in zip(ticks, ticks[1:], strict=False)}) == 1
-
-
 def test_methods_are_ranked_by_speedup_and_void_ones_come_last(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "medusa", "ss"), categories=("qa",), questions=8))
     overall = overall_of(run)
-    rows = ranking.ranking(overall, styles(run.labels), run.manifest["config"], of_ratios([0.5, 2]), {})
+    rows = ranking.ranking(overall, styles(run.labels), run.manifest["config"], ranking.Axis(0.5, 2, [1.0]), {})
     speeds = [overall[row.label].speedup or 0 for row in rows]
     assert speeds == sorted(speeds, reverse=True)
     assert [row.place for row in rows] == [1, 2, None] and rows[-1].label == "ar"
     best = rows[0].label
     overall[best] = replace(overall[best], comparison="void", speedup=None, speedup_interval=None)
-    rows = ranking.ranking(overall, styles(run.labels), run.manifest["config"], of_ratios([0.5, 2]), {})
+    rows = ranking.ranking(overall, styles(run.labels), run.manifest["config"], ranking.Axis(0.5, 2, [1.0]), {})
     assert rows[-1].label == best and rows[-1].speedup == "void" and rows[-1].place is None
     assert rows[-1].badges[0] == ("void", "bad")
 
 
 def test_tau_over_cost_times_the_rest_is_the_speedup(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8))
-    row = next(r for r in page_of(run)["ranking"] if r.label == "ss")
+    row = next(r for r in page_of(analyse(run))["ranking"] if r.label == "ss")
     assert float(row.tau) / float(row.cost) * float(row.other) == pytest.approx(float(row.speedup[:-1]), rel=0.02)
 
 
 def test_what_is_wrong_with_a_method_is_its_first_badge(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8, failing=("ss",), verdict="mismatch"))
-    badges = next(row for row in page_of(run)["ranking"] if row.label == "ss").badges
+    badges = next(row for row in page_of(analyse(run))["ranking"] if row.label == "ss").badges
     assert [kind for _, kind in badges[:2]] == ["bad", "bad"]
     assert {text for text, kind in badges if kind == "bad"} >= {"1 failed", "differs: 7 mismatches of 7"}
 
 
 def test_the_matrix_says_how_many_questions_a_task_has(make_run: MakeRun) -> None:
     run = read_run(make_run(questions=4))
-    assert page_of(run)["of_a_task"] == "4"
+    assert page_of(analyse(run))["of_a_task"] == "4"
     gone = {q.id for q in run.questions if q.category == "qa"} - {"qa-0"}
     run.rows = [row for row in run.rows if row.question_id not in gone]
-    assert page_of(run)["of_a_task"] == "1 to 4"
+    assert page_of(analyse(run))["of_a_task"] == "1 to 4"
     run.rows = [row for row in run.rows if row.method == "ar"]
-    assert page_of(run)["of_a_task"] == ""
+    assert page_of(analyse(run))["of_a_task"] == ""
 
 
 def test_a_cell_of_the_matrix_tells_its_interval_and_is_tinted_only_where_it_is_sure(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss", "ar[n=1]"), categories=("qa", "writing"), questions=8))
-    table = matrix.matrix(cells_of(run), styles(run.labels), ["ss", "ar[n=1]", "ar"])
+    table = speed.matrix(cells_of(run), styles(run.labels), ["ss", "ar[n=1]", "ar"])
     assert {"faster", "not distinguishable"} <= {row.comparison for row in cells_of(run).values()}
     assert [column.title for column in table.columns] == ["method", "overall", "qa", "writing"]
     for row in table.rows:
@@ -111,20 +73,6 @@ def test_a_cell_of_the_matrix_tells_its_interval_and_is_tinted_only_where_it_is_
             of = cells_of(run)[row[0].text, task]
             assert bool(cell.tint) == (of.comparison in ("faster", "slower"))
             assert cell.note.startswith(f"{of.method}, {task}: ") and ("interval" in cell.note) == (of.method != "ar")
-
-
-def test_the_picture_of_the_readme_has_every_method_and_is_well_formed() -> None:
-    from xml.etree import ElementTree
-
-    rows = [
-        PictureRow("a<b>", Mark(1.5, (1.2, 1.8), "#000", "circle"), 2.0),
-        PictureRow("b", Mark(0.5, None, "#000", "flag"), 1.0),
-    ]
-    text = forest.picture(rows, "of what & where", symbols())
-    tree = ElementTree.fromstring(text)
-    said = "".join(tree.itertext())
-    assert "a<b>" in said and "1.50×" in said and "0.50×" in said and "of what & where" in said
-    assert set(re.findall(r'href="#([a-z-]+)"', text)) == {"sy-circle", "sy-flag"}
 
 
 def test_the_reference_has_one_word_for_its_output_with_repeats_and_without(make_run: MakeRun) -> None:
@@ -141,7 +89,7 @@ def test_the_reference_has_one_word_for_its_output_with_repeats_and_without(make
 def test_a_value_without_an_interval_is_marked_in_both_tables_and_the_mark_explained(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2))
     look = styles(run.labels)
-    small = matrix.matrix(cells_of(run), look, run.labels)
+    small = speed.matrix(cells_of(run), look, run.labels)
     assert all(cell.text.startswith("? ") and not cell.strong for cell in small.rows[1][1:])
     assert any(note.startswith("? no interval") for note in small.notes)
     table = speed.everything(cells_of(run), look, run.manifest["config"])
@@ -157,11 +105,11 @@ def test_questions_stand_below_the_prompts_where_there_are_fewer(make_run: MakeR
     assert {(row[-1].text, *row[-1].small) for row in table.rows} == {("10", "5 questions")}
     assert any("quality is a mean over questions" in note for note in table.notes)
     assert any("every prompt 2 times" in note for note in table.notes)
-    assert "n 10 (5 questions)" in matrix.matrix(cells, look, ["ss"]).rows[0][1].note
+    assert "n 10 (5 questions)" in speed.matrix(cells, look, ["ss"]).rows[0][1].note
     help = {column.title: column.help for column in table.columns}
     assert "Mean over questions, not over prompts" in help["quality"]
-    assert dict(run_record.chips(run))["Repeats"] == "2"
-    assert "10 prompts (5 questions)" in dict(run_record.chips(run))["Suite"]
+    assert dict(health.chips(run))["Repeats"] == "2"
+    assert "10 prompts (5 questions)" in dict(health.chips(run))["Suite"]
 
 
 def test_what_quality_is_of_each_task_is_said() -> None:
@@ -179,10 +127,10 @@ def test_what_quality_is_of_each_task_is_said() -> None:
 
 
 def test_the_places_that_a_method_may_have_stand_below_its_place(make_run: MakeRun) -> None:
-    found = {row.label: row for row in page_of(read_run(make_run()))["ranking"]}
+    found = {row.label: row for row in page_of(analyse(read_run(make_run())))["ranking"]}
     assert {row.may_be for row in found.values()} == {""}, "ss and medusa are far apart"
     run = read_run(make_run(labels=("ar", "ar[n=1]", "ar[n=2]")))
-    found = {row.label: row for row in page_of(run)["ranking"]}
+    found = {row.label: row for row in page_of(analyse(run))["ranking"]}
     assert {label: row.may_be for label, row in found.items()} == {"ar": "", "ar[n=1]": "1–2", "ar[n=2]": "1–2"}
 
 
@@ -192,6 +140,6 @@ def test_nodes_and_training_of_each_method_stand_in_a_table(make_run: MakeRun) -
         "tokens": 1024, "steps": 8, "lr": 0.01, "own_answers": True, "parameters": 7
     }  # fmt: skip
     run.manifest["methods"][2]["learnt"] = {"searched": {"tokens": 12345, "made_of": "answers"}}
-    rows = {row[0].text: [cell.text for cell in row[1:]] for row in page_of(run)["budgets"].rows}
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in page_of(analyse(run))["budgets"].rows}
     assert rows["ss"][2:] == ["7", "1,024", "8", "0.01", "the model's own answers", ""]
     assert rows["medusa"][6] == "12,345 tokens are searched: answers" and rows["ar"][6] == "not recorded"

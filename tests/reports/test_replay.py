@@ -7,8 +7,10 @@ import re
 
 import pytest
 
-from specbench_ss.reports.html import palette, replay
+from specbench_ss.reports import palette
+from specbench_ss.reports.html import samples as replay
 from specbench_ss.reports.html.report import page
+from specbench_ss.results.analysis import analyse
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
@@ -46,7 +48,7 @@ def test_an_answer_with_other_tokens_has_no_times(run: Run) -> None:
 
 
 def test_a_run_without_drafts_says_how_to_record_them(make_run: MakeRun) -> None:
-    found = page(read_run(make_run()))
+    found = page(analyse(read_run(make_run())))
     assert found["replay"] is None and found["kinds"] is None
 
 

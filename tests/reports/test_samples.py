@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from specbench_ss.reports.html.page_parts import visible
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.reports.html.samples import MOST
-from specbench_ss.reports.html.visible_text import visible
+from specbench_ss.results.analysis import analyse
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
 
 def test_every_prompt_is_packed_with_every_method(make_run: MakeRun) -> None:
     run = read_run(make_run(questions=5, turns=2, repeats=2))
-    packed = page_of(run)["samples"]
+    packed = page_of(analyse(run))["samples"]
     names = list(zip(packed["prompts"]["id"], packed["prompts"]["turn"], strict=True))
     assert names == [(q.id, turn) for q in run.questions for turn in range(2)]
     for method in packed["methods"]:
@@ -31,7 +32,7 @@ def test_equal_texts_are_stored_once(make_run: MakeRun) -> None:
     run = read_run(make_run(questions=3))
     for row in run.rows:
         row.text = f"the answer to {row.question_id}"
-    packed = page_of(run)["samples"]
+    packed = page_of(analyse(run))["samples"]
     assert len(packed["texts"]) == len(set(packed["texts"]))
     assert sum(text.startswith("the answer") for text in packed["texts"]) == len(run.questions)
     assert all(method["text"] == packed["methods"][0]["text"] for method in packed["methods"])
@@ -40,7 +41,7 @@ def test_equal_texts_are_stored_once(make_run: MakeRun) -> None:
 def test_failed_and_missing_samples_have_no_numbers(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=3, failing=("ss",)))
     run.rows = [row for row in run.rows if (row.method, row.question_id) != ("ss", "qa-2")]
-    packed = page_of(run)["samples"]
+    packed = page_of(analyse(run))["samples"]
     ss = next(method for method in packed["methods"] if method["label"] == "ss")
     assert packed["texts"][ss["text"][0]] == "RuntimeError: out of luck"
     assert packed["verdicts"][ss["verdict"][0]] == ("failed", "bad")
@@ -52,14 +53,14 @@ def test_disturbed_samples_are_marked(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=3))
     for row in run.rows:
         row.disturbed = "others" if (row.method, row.question_id) == ("ss", "qa-1") else ""
-    packed = page_of(run)["samples"]
+    packed = page_of(analyse(run))["samples"]
     assert {method["label"]: method["disturbed"] for method in packed["methods"]} == {"ar": [], "ss": [1]}
 
 
 def test_long_texts_are_whole_to_a_limit_which_is_told(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar",), categories=("qa",), questions=2))
     run.rows[0].text, run.rows[1].text = "x" * 50_000, "y" * (MOST + 5)
-    texts = page_of(run)["samples"]["texts"]
+    texts = page_of(analyse(run))["samples"]["texts"]
     assert "x" * 50_000 in texts
     assert "y" * MOST + "\n⟨5 more characters are in the run directory⟩" in texts
 

@@ -11,7 +11,7 @@ import pytest
 
 from specbench_ss.errors import UserError
 from specbench_ss.suite import SuiteData, SuiteRequest
-from specbench_ss.suites.apps import FILE_LIMIT, LAB_LIMIT, Apps
+from specbench_ss.suites.task_suites import FILE_LIMIT, LAB_LIMIT, Apps
 
 SHARED = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
 REAL = ("spider/dev.json", "e2e/devset.csv", "dialogsum/dialogsum.dev.jsonl")

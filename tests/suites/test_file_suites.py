@@ -15,12 +15,10 @@ from specbench_ss import registry
 from specbench_ss.conformance.suite_laws import check_suite
 from specbench_ss.errors import UserError
 from specbench_ss.suite import SuiteData, SuiteRequest
-from specbench_ss.suites import file_suite
-from specbench_ss.suites.file_suite import FileSuite
-from specbench_ss.suites.gsm8k import GSM8K
-from specbench_ss.suites.humaneval import HumanEval
-from specbench_ss.suites.mtbench import MTBench
-from specbench_ss.suites.speedbench import MASKED
+from specbench_ss.suites import base
+from specbench_ss.suites.base import FileSuite
+from specbench_ss.suites.chat_suites import MASKED, MTBench
+from specbench_ss.suites.task_suites import GSM8K, HumanEval
 
 SHARED = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
 REAL = ("mt_bench/question.jsonl", "gsm8k/train.jsonl")
@@ -208,7 +206,7 @@ def test_several_files_are_fetched_and_checked_together(monkeypatch: pytest.Monk
         path.parent.mkdir(parents=True, exist_ok=True)
         return write(path, TALK)
 
-    monkeypatch.setattr(file_suite, "download", fake)
+    monkeypatch.setattr(base, "download", fake)
     MTBench().fetch("http://mirror/folder/")
     assert fetched == [
         "http://mirror/folder/question.jsonl",

@@ -23,9 +23,9 @@ from lab.knowledge import SUBJECTS, facts, real_world, world
 from lab.phrases import say
 from lab.prose import PIECES
 from lab.text import GENERATORS
-from specbench_ss.suites.questions import LAB_QUESTIONS, read_questions
+from specbench_ss.suites.base import LAB_QUESTIONS, read_questions
 from specbench_ss.suites.scorers import METRICS, score
-from specbench_ss.training.text.lab_text import conversations
+from specbench_ss.training.data import conversations
 
 EVERY = (*text.SPECBENCH_CATEGORIES, *text.APP_CATEGORIES)
 # sha256 of the first 60 training and 60 evaluation examples: the shipped weights learnt this text, and runs are told

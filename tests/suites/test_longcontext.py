@@ -10,7 +10,7 @@ import pytest
 from specbench_ss.conformance.suite_laws import check_suite
 from specbench_ss.errors import UserError
 from specbench_ss.suite import SuiteData, SuiteRequest
-from specbench_ss.suites.longcontext import LENGTHS, MAX_NEW_TOKENS, TEMPLATE_TOKENS, LongContext
+from specbench_ss.suites.chat_suites import LENGTHS, MAX_NEW_TOKENS, TEMPLATE_TOKENS, LongContext
 
 WORDS = 34_000
 

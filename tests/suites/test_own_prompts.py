@@ -21,6 +21,7 @@ from specbench_ss.engine.architectures import Outline
 from specbench_ss.errors import UserError
 from specbench_ss.models.resolve import LAB, packaged_model
 from specbench_ss.reports.html.report import page as page_of
+from specbench_ss.results.analysis import analyse
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.suite import Message, SuiteData, SuiteRequest
 from specbench_ss.user_files import read_rows
@@ -218,7 +219,7 @@ def test_a_judge_and_the_page_show_what_stands_before_the_question(make_run: Mak
     assert sent is not None and sent[1]["content"].startswith("<system>\nAnswer in French.\n</system>\n\n<user>\nTwo?")
     run = read_run(make_run(questions=1))
     run.questions = [replace(q, history=(Message("system", "Answer in French."),)) for q in run.questions]
-    packed = page_of(run)["samples"]
+    packed = page_of(analyse(run))["samples"]
     text = packed["texts"][packed["prompts"]["asked"][0]]
     assert text == f"system: Answer in French.\n\nuser: {run.questions[0].turns[0]}"
 

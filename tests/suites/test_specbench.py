@@ -17,8 +17,8 @@ import pytest
 
 from specbench_ss.errors import UserError
 from specbench_ss.suite import SuiteData, SuiteRequest
-from specbench_ss.suites.questions import LAB_SIZES, SPECBENCH_CATEGORIES
-from specbench_ss.suites.specbench import SpecBench
+from specbench_ss.suites.base import LAB_SIZES, SPECBENCH_CATEGORIES
+from specbench_ss.suites.chat_suites import SpecBench
 
 FULL_SIZE = {name: LAB_SIZES[name] for name in SPECBENCH_CATEGORIES}
 

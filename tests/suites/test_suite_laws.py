@@ -13,7 +13,7 @@ from specbench_ss.bench.build_config import suite_and_data
 from specbench_ss.conformance.suite_laws import SUITE_LAWS, SuiteLawBroken, check_suite
 from specbench_ss.errors import UserError
 from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
-from specbench_ss.suites.questions import select
+from specbench_ss.suites.base import select
 
 COUNTER = itertools.count()
 

@@ -13,7 +13,7 @@ from specbench_ss.results.report import Bench, Column, Grid, Request, Result
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
-from specbench_ss.training.together import Together, TogetherOptions
+from specbench_ss.training.session import Together, TogetherOptions
 from specbench_ss.training.trainer import TrainConfig
 from tests.conftest import fabricate
 

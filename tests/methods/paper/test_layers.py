@@ -21,7 +21,7 @@ from specbench_ss.results.report import Bench, Request
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
-from specbench_ss.training.side_by_side import Budget, DrafterText
+from specbench_ss.training.loop import Budget, DrafterText
 from tests.tiny import tiny_model
 
 SHORT = Budget(steps=2, rows_per_step=2, anchors_per_row=4, warmup=1)

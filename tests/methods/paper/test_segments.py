@@ -25,7 +25,7 @@ from specbench_ss.reports.paper.training_cost_figures import (
     pattern_plot,
 )
 from specbench_ss.results.report import Bench, Request, Result
-from specbench_ss.training.side_by_side import DrafterText
+from specbench_ss.training.loop import DrafterText
 from tests.tiny import tiny_model
 
 NEVER: Any = None

@@ -20,7 +20,7 @@ from specbench_ss.reports.paper.training import (
     timed_steps,
 )
 from specbench_ss.results.report import Bench, Request
-from specbench_ss.training.side_by_side import Budget, DrafterText, Machine, TogetherTrainer
+from specbench_ss.training.loop import Budget, DrafterText, Machine, TogetherTrainer
 from tests.tiny import tiny_model
 
 BUDGET = Budget(steps=7, rows_per_step=2, anchors_per_row=4, warmup=1)

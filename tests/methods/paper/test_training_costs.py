@@ -22,7 +22,7 @@ from specbench_ss.reports.paper.training_cost_figures import (
     counted_steps,
 )
 from specbench_ss.results.report import Bench, Column, Grid, Request, Result
-from specbench_ss.training.side_by_side import Budget, DrafterText
+from specbench_ss.training.loop import Budget, DrafterText
 from tests.tiny import tiny_model
 
 NEVER: Any = None

@@ -11,7 +11,7 @@ import pytest
 
 from specbench_ss.conversations import Conversation, read_conversation
 from specbench_ss.errors import UserError
-from specbench_ss.training.text.sources import FileSource, HubSource, open_source
+from specbench_ss.training.data import FileSource, HubSource, open_source
 
 TALK = ({"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Hello."})
 LONGER = (*TALK, {"role": "user", "content": "More?"}, {"role": "assistant", "content": "No."})

@@ -14,11 +14,19 @@ import pytest
 
 from specbench_ss.conversations import read_conversation
 from specbench_ss.errors import UserError
-from specbench_ss.training.text import loading
-from specbench_ss.training.text.lab_text import completion_mask, special_ids
-from specbench_ss.training.text.loading import TrainingText, load_rows
-from specbench_ss.training.text.rendering import Rendered, Renderer
-from specbench_ss.training.text.rows import TrainingRows, pack_documents, plan_rows, positions, visible
+from specbench_ss.training import data as loading
+from specbench_ss.training.chat_format import Rendered, Renderer
+from specbench_ss.training.data import (
+    TrainingRows,
+    TrainingText,
+    completion_mask,
+    load_rows,
+    pack_documents,
+    plan_rows,
+    positions,
+    special_ids,
+    visible,
+)
 from tests.methods.train.tokenizers_made import made_tokenizer
 
 PUBLIC = Path(__file__).parents[4] / "shared" / "data"
@@ -237,7 +245,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from specbench_ss.training.text.loading import load_rows
+from specbench_ss.training.data import load_rows
 from tests.methods.train.tokenizers_made import made_tokenizer
 for argument in sys.argv[1:]:
     folder = Path(argument)

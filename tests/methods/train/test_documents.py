@@ -7,15 +7,13 @@ import pytest
 import torch
 
 from specbench_ss.engine.target import Target
-from specbench_ss.methods.sd.training import DraftSize, DraftTrainee
-from specbench_ss.methods.ss.shared_training import SharedTrainee, carriers_of
+from specbench_ss.methods.sd.train import DraftSize, DraftTrainee
 from specbench_ss.methods.ss.stream_config import StreamConfig, StreamPosition
-from specbench_ss.methods.ss.training import StreamsTrainee
-from specbench_ss.training.batches import Batch
-from specbench_ss.training.side_by_side import Budget
-from specbench_ss.training.text.packed_batches import PackedText
-from specbench_ss.training.text.rows import TrainingRows
-from specbench_ss.training.trainee import BaseStates, base_states
+from specbench_ss.methods.ss.train import SharedTrainee, StreamsTrainee, carriers_of
+from specbench_ss.training.data import TrainingRows
+from specbench_ss.training.distributed import PackedText
+from specbench_ss.training.loop import Budget
+from specbench_ss.training.trainee import BaseStates, Batch, base_states
 from tests.methods.decoders import randomise
 from tests.tiny import SOME, WITHOUT_WINDOW, tiny_model
 

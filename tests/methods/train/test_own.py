@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from lab.lab_training import own_conversations
 from lab.text import conversations
+from lab.training import own_conversations
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
@@ -21,10 +21,9 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.models.load import load_target
 from specbench_ss.models.resolve import LAB
-from specbench_ss.training.text import own_answers as own_module
-from specbench_ss.training.text.answering import Answering, answer_batch
-from specbench_ss.training.text.loading import TrainingText, load_rows
-from specbench_ss.training.text.own_answers import OwnAnswers
+from specbench_ss.training import self_distill as own_module
+from specbench_ss.training.data import TrainingText, load_rows
+from specbench_ss.training.self_distill import Answering, OwnAnswers, answer_batch
 from tests.methods.train.test_data import documents, write
 from tests.tiny import SOME, WHOLE, tiny_model
 

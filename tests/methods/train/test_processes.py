@@ -20,24 +20,19 @@ from specbench_ss.cli.main import main
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.block_drafters.dflash import new_drafter
 from specbench_ss.methods.block_drafters.peagle import new_drafter as new_peagle
-from specbench_ss.methods.dflash.training import DFlashTrainee
-from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee
-from specbench_ss.methods.hydra.training import HydraTrainee
-from specbench_ss.methods.medusa.joint_training import Medusa2Trainee
-from specbench_ss.methods.medusa.training import MedusaTrainee
-from specbench_ss.methods.peagle.training import PEagleTrainee
-from specbench_ss.methods.sd.training import DraftSize, DraftTrainee
-from specbench_ss.methods.space.training import SPACETrainee
-from specbench_ss.methods.ss.shared_training import SharedTrainee
+from specbench_ss.methods.block_drafters.train_dflash import DFlashTrainee
+from specbench_ss.methods.block_drafters.train_peagle import PEagleTrainee
+from specbench_ss.methods.eagle.train import Eagle3Trainee, EagleTrainee
+from specbench_ss.methods.hydra.train import HydraTrainee
+from specbench_ss.methods.medusa.train import Medusa2Trainee, MedusaTrainee
+from specbench_ss.methods.sd.train import DraftSize, DraftTrainee
+from specbench_ss.methods.space.train import SPACETrainee
 from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.methods.ss.training import StreamsTrainee
-from specbench_ss.training.batches import Batch
-from specbench_ss.training.drafter_training import DrafterTraining
-from specbench_ss.training.processes import Processes
-from specbench_ss.training.side_by_side import Budget
-from specbench_ss.training.text.packed_batches import PackedText
-from specbench_ss.training.text.rows import TrainingRows
-from specbench_ss.training.trainee import Trainee, base_states
+from specbench_ss.methods.ss.train import SharedTrainee, StreamsTrainee
+from specbench_ss.training.data import TrainingRows
+from specbench_ss.training.distributed import DrafterTraining, PackedText, Processes
+from specbench_ss.training.loop import Budget
+from specbench_ss.training.trainee import Batch, Trainee, base_states
 from tests.methods.decoders import randomise
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import tiny_model

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from specbench_ss.errors import UserError
-from specbench_ss.training.text.lab_text import completion_mask, special_ids
-from specbench_ss.training.text.rendering import Rendered, Renderer
-from specbench_ss.training.text.templates import completion_places, fill
+from specbench_ss.training.chat_format import Rendered, Renderer, completion_places, fill
+from specbench_ss.training.data import completion_mask, special_ids
 from tests.methods.train.tokenizers_made import TEMPLATES, made_tokenizer
 
 TALK = [

@@ -11,20 +11,15 @@ import torch
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.block_drafters.dflash import random_drafter
-from specbench_ss.methods.dflash.training import DFlashTrainee
-from specbench_ss.methods.eagle.trainer import Eagle3Trainer, EagleTrainer
-from specbench_ss.methods.eagle.training import Eagle3Trainee, EagleTrainee
-from specbench_ss.methods.hydra.trainer import HydraTrainer
-from specbench_ss.methods.hydra.training import HydraTrainee
-from specbench_ss.methods.medusa.trainer import MedusaTrainer
-from specbench_ss.methods.medusa.training import MedusaTrainee
+from specbench_ss.methods.block_drafters.train_dflash import DFlashTrainee
+from specbench_ss.methods.eagle.train import Eagle3Trainee, Eagle3Trainer, EagleTrainee, EagleTrainer
+from specbench_ss.methods.hydra.train import HydraTrainee, HydraTrainer
+from specbench_ss.methods.medusa.train import MedusaTrainee, MedusaTrainer
 from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.methods.ss.trainer import StreamsOptions, StreamsTrainer
-from specbench_ss.methods.ss.training import StreamsTrainee
+from specbench_ss.methods.ss.train import StreamsOptions, StreamsTrainee, StreamsTrainer
 from specbench_ss.models.tiny import tiny_target
-from specbench_ss.training.batches import Anchors, Batch
 from specbench_ss.training.losses import head_sums
-from specbench_ss.training.trainee import Trainee, base_states
+from specbench_ss.training.trainee import Anchors, Batch, Trainee, base_states
 from tests.methods.batches import answers_of
 from tests.tiny import tiny_model
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from specbench_ss.cli.main import main
 from specbench_ss.storage import locked
-from specbench_ss.training.drafter_training import DrafterTraining
-from specbench_ss.training.side_by_side import Budget
+from specbench_ss.training.distributed import DrafterTraining
+from specbench_ss.training.loop import Budget
 from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import tiny_model

@@ -27,7 +27,7 @@ from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
 from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
 from specbench_ss.models import checkpoint as drafter_folder
 from specbench_ss.models.load import load_target
-from specbench_ss.training.drafter_training import DrafterTraining, estimated_tau
+from specbench_ss.training.distributed import DrafterTraining, estimated_tau
 from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import SOME, WITHOUT_WINDOW, tiny_model
@@ -181,7 +181,7 @@ def test_a_drafter_of_all_depths_decodes(layout: str, models: dict[str, Path], c
     assert main(arguments("peagle", models["opt"], chats, out, *form)) == 0
     target = load_target(str(models["opt"]), device="cpu")
     decoder = PEagle.load(target, PEagleOptions(weights=str(out)))
-    assert decoder.depths == 4 and answer(decoder) == answer(Autoregressive(target))
+    assert decoder.size == 4 and answer(decoder) == answer(Autoregressive(target))
     assert ("speculators_model_type" in json.loads((out / "config.json").read_text())) == (layout == "speculators")
 
 
@@ -281,7 +281,8 @@ def test_cut_off_it_ends_as_if_it_had_not_been(
 
         with monkeypatch.context() as patch:
             patch.setattr(DrafterTraining, "advance", killed)
-            assert run("cut") == 2
+            with pytest.raises(Killed):
+                run("cut")
     assert run("cut") == 0
     names = sorted(p.name for p in (tmp_path / "whole").iterdir())
     assert sorted(p.name for p in (tmp_path / "cut").iterdir()) == names

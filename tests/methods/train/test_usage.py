@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specbench_ss.methods.medusa.trainer import MedusaTrainer
-from specbench_ss.methods.ss.trainer import StreamsOptions, StreamsTrainer
-from specbench_ss.training.drafter_recipe import DrafterRecipe
+from specbench_ss.methods.medusa.train import MedusaTrainer
+from specbench_ss.methods.ss.train import StreamsOptions, StreamsTrainer
+from specbench_ss.training.trainer import DrafterRecipe
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 
 from specbench_ss.cli.main import main
 from specbench_ss.engine.target import Target
-from specbench_ss.training.processes import PATIENCE, Processes
-from specbench_ss.training.side_by_side import TogetherTrainer
+from specbench_ss.training.distributed import PATIENCE, Processes
+from specbench_ss.training.loop import TogetherTrainer
 
 
 def interrupted(self: TogetherTrainer, update: Any = TogetherTrainer._update) -> str:

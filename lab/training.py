@@ -1,0 +1,348 @@
+"""Training of the lab's base model, and what all stages of the pipeline share."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+
+from lab.example import Example
+from lab.text import WEIGHTS, conversations
+from specbench_ss.engine.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.small_llama import new_llama
+from specbench_ss.models.cpu_dtype import has_bfloat16
+from specbench_ss.models.load import hash_weights
+from specbench_ss.storage import ordinary_mode, replacing
+from specbench_ss.training.data import completion_mask, pack, render, special_ids, tokenize
+from specbench_ss.training.loop import Budget, DrafterText, Machine, Resumable, digest
+from specbench_ss.training.losses import weighted_loss
+from specbench_ss.training.self_distill import Answering, own_answers
+
+# The lab's byte-level BPE tokenizer: single digits, five special tokens, a chat template.
+
+SPECIAL = ("<|pad|>", "<|bos|>", "<|end|>", "<|user|>", "<|assistant|>")
+
+CHAT_TEMPLATE = (
+    "<|bos|>{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+    """A PreTrainedTokenizerFast of exactly vocab_size entries, special tokens first."""
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    # digits stand alone, so that arithmetic sees every digit
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token=SPECIAL[0],
+        bos_token=SPECIAL[1],
+        eos_token=SPECIAL[2],
+        additional_special_tokens=list(SPECIAL[3:]),
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+# The lab's base model: configuration and training from nothing. Knows packed rows, not where they come from.
+
+
+@dataclass(frozen=True, slots=True)
+class BaseSize:
+    """Shape and budget of one lab base."""
+
+    hidden: int = 256
+    layers: int = 8
+    heads: int = 4
+    kv_heads: int = 2
+    ffn: int = 640
+    vocab: int = 4096
+    context: int = 1024
+    tokens: int = 8_000_000
+    rows_per_step: int = 12
+    row_length: int = 512
+    lr: float = 3e-3
+    prompt_weight: float = 0.2
+
+
+SIZES = {
+    "s": BaseSize(),
+    "draft": BaseSize(hidden=96, layers=2, heads=2, kv_heads=2, ffn=256, tokens=24_000_000),
+    "m": BaseSize(
+        hidden=768, layers=12, heads=12, kv_heads=4, ffn=2048, tokens=200_000_000, rows_per_step=64, lr=1.5e-3
+    ),
+}
+
+
+def new_model(size: BaseSize, special: dict[str, int], seed: int) -> Any:
+    """A freshly initialised Llama of this size."""
+    torch.manual_seed(seed)
+    return new_llama(size.hidden, size.layers, size.heads, size.kv_heads, size.ffn, size.vocab, size.context, special)
+
+
+def optimizers(model: torch.nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for embeddings and norms."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
+    ids = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in ids]
+    return [
+        torch.optim.Muon(matrices, lr=lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def trapezoid(step: int, total: int, warmup: int = 50, decay_share: float = 0.35) -> float:
+    """Learning-rate factor: linear warm-up, flat, linear decay to zero over the last share of the steps."""
+    decay = max(1, int(total * decay_share))
+    return min(1.0, (step + 1) / warmup, (total - step) / decay)
+
+
+class BaseTrainer(Resumable):
+    """Trains a base on packed rows [R, T]; resumable from its checkpoint at any step."""
+
+    def __init__(
+        self, model: Any, size: BaseSize, rows: NDArray[np.int32], special: dict[str, int], device: str, folder: Path,
+        compile_it: bool = False,
+    ) -> None:  # fmt: skip
+        self.model = model.to(device)
+        self.size, self.rows, self.special, self.device = size, rows, special, device
+        self.compiled = torch.compile(self._loss) if compile_it else self._loss
+        about = {**asdict(size), "text": digest(rows)}
+        total, tokens = len(rows) // size.rows_per_step, size.rows_per_step * rows.shape[1]
+        super().__init__(folder, [self.model], optimizers(self.model, size.lr), total, tokens, about)
+
+    def _loss(self, ids: Tensor, weights: Tensor) -> Tensor:
+        logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits
+        return weighted_loss(logits, ids[:, 1:], weights)
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        n = self.size.rows_per_step
+        rows = self.rows[self.step * n : (self.step + 1) * n]
+        mask = np.stack([completion_mask(r, self.special) for r in rows])
+        weights = np.where(mask, 1.0, self.size.prompt_weight) * (rows != self.special["pad"])
+        ids = torch.from_numpy(rows.astype(np.int64)).to(self.device)
+        return ids, torch.from_numpy(weights[:, 1:].astype(np.float32)).to(self.device)
+
+    def _update(self) -> str:
+        factor = trapezoid(self.step, self.total)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.size.lr * factor
+        with torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16):
+            loss = self.compiled(*self._batch())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return f"loss {float(loss.detach()):.4f}"
+
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)  # no slots: `machine` is measured once
+class LabTraining:
+    """What the stages of one training of the lab's models share.
+
+    out: the work folder, with a folder for each stage. size: "s" or "m". scale: multiplies every number of steps.
+    """
+
+    out: Path
+    size: str
+    device: str
+    seed: int
+    scale: float
+    log: Log
+
+    def scaled(self, count: int, least: int) -> int:
+        """A count of examples or steps under the budget."""
+        return max(least, int(count * self.scale))
+
+    @property
+    def compile(self) -> bool:
+        """Whether compiling pays: not for a trial run, and on a CPU only with a C++ compiler at hand."""
+        return self.scale >= 0.1 and (self.device != "cpu" or any(map(shutil.which, ("g++", "clang++", "c++"))))
+
+    @cached_property
+    def machine(self) -> Machine:
+        """Where drafters are trained: in bfloat16 where that is the faster, else in float32."""
+        device = torch.device(self.device)
+        return Machine(device, exact=device.type == "cpu" and not has_bfloat16())
+
+    def folder(self, stage: str) -> Path:
+        """The work folder of a stage."""
+        path = self.out / stage
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def made(self, path: str, stage: str) -> Path:
+        """What an earlier stage left in the work folder. Raises UserError, naming the stage, where it is not there."""
+        place = self.out / path
+        if not place.exists():
+            raise UserError(f"no {path} in {self.out}: run stage {stage!r} first")
+        return place
+
+    def base_size(self, name: str) -> BaseSize:
+        """The named size, with its budget scaled."""
+        size = SIZES[name]
+        return replace(size, tokens=self.scaled(size.tokens, size.rows_per_step * size.row_length))
+
+    def tokenizer(self) -> Any:
+        """The tokenizer that the first stage made."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.made("tokenizer/tokenizer.json", "tokenizer").parent)
+
+    def tokenizer_hash(self) -> str:
+        """A short sha256 of that tokenizer: what was tokenized with another one is of no use."""
+        return hashlib.sha256(self.made("tokenizer/tokenizer.json", "tokenizer").read_bytes()).hexdigest()[:12]
+
+    def base_target(self) -> Target:
+        """The base as it will be shipped: float16 weights, computed in float32 (bfloat16 on CUDA trains as well)."""
+        from transformers import AutoModelForCausalLM
+
+        path = self.made("polish/model/model.safetensors", "polish").parent
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        model = model.to(self.device)
+        target = Target(model, self.tokenizer(), "lab", path)
+        target.weights_hash = hash_weights(model)
+        return target
+
+
+def training_rows(
+    lab: LabTraining, size: BaseSize, seed: int, weights: Mapping[str, float] = WEIGHTS
+) -> NDArray[np.int32]:
+    """Packed rows [R, length], enough for the size's budget; made once for a tokenizer, then read from disk."""
+    name = f"rows-{size.tokens}-{size.row_length}-{seed}-{lab.tokenizer_hash()}.npy"
+    path = lab.folder("text") / name
+    if path.exists():
+        rows: NDArray[np.int32] = np.load(path, mmap_mode="r")
+        return rows
+    tokenizer = lab.tokenizer()
+    docs: list[NDArray[np.int32]] = []
+    tokens, source = 0, conversations("train", seed, weights)
+    while tokens < size.tokens:
+        new = tokenize(tokenizer, [render(e) for e in islice(source, min(2_000, 16 + size.tokens // 200))])
+        docs += new
+        tokens += sum(map(len, new))
+    rows = pack(docs, size.row_length, special_ids(tokenizer)["pad"])
+    rows = rows[: -(len(rows) % size.rows_per_step) or None]  # whole steps
+    save_rows(path, rows)
+    lab.log(f"text: {len(docs)} conversations, {tokens} tokens, {len(rows)} rows of {size.row_length}")
+    return rows
+
+
+def save_rows(path: Path, rows: NDArray[np.int32]) -> None:
+    """An .npy file that is there whole or not at all."""
+    with replacing(path) as file:
+        np.save(file, rows)
+
+
+def save_model(model: Any, tokenizer: Any, path: Path) -> None:
+    """A float16 safetensors checkpoint with its tokenizer, as any Hugging Face model has it."""
+    import copy
+
+    half = copy.deepcopy(model).to("cpu", torch.float16)
+    half.save_pretrained(path, safe_serialization=True)
+    ordinary_mode(path)
+    tokenizer.save_pretrained(path)
+
+
+DRAFTER_STEPS = 900
+DRAFTER_ROWS = 5
+DRAFTER_TALKS = {"s": 10_000, "m": 200_000}  # training conversations whose answers the base gives itself
+ANSWERED = 2  # their seed, beside the lab's own
+
+
+def drafter_text(lab: LabTraining, split: str) -> DrafterText:
+    """Rows of the split 'train' or 'calibration'."""
+    rows = np.load(lab.made(f"answers/{split}.npy", "answers"), mmap_mode="r")
+    return answers_in(lab, rows, lab.seed + 3)
+
+
+def answers_in(lab: LabTraining, rows: NDArray[np.int32], seed: int) -> DrafterText:
+    """Packed rows [R, T] whose answers are learnt, in the order that the seed gives."""
+    special = special_ids(lab.tokenizer())
+    return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], seed)
+
+
+def drafter_budget(lab: LabTraining) -> Budget:
+    """Steps and rows of every drafter."""
+    return Budget(lab.scaled(DRAFTER_STEPS, 2), rows_per_step=DRAFTER_ROWS)
+
+
+def answers_by_category(lab: LabTraining) -> dict[str, list[NDArray[np.int32]]]:
+    """The conversations of stage `answers` as ids, by the generator that asked."""
+    tokenizer, special = lab.tokenizer(), special_ids(lab.tokenizer())
+    count = lab.scaled(DRAFTER_TALKS[lab.size], 64)
+    examples = list(islice(conversations("train", lab.seed + ANSWERED), count))
+    asked = tokenize(tokenizer, [f"<|bos|><|user|>{e.turns[0]}<|assistant|>" for e in examples])
+    category = {ids.tobytes(): e.category for ids, e in zip(asked, examples, strict=True)}
+    ids: NDArray[np.int32] = np.load(lab.made("answers/train.npy", "answers")).reshape(-1)
+    ids = ids[ids != special["pad"]]
+    found: dict[str, list[NDArray[np.int32]]] = {}
+    for talk in np.split(ids, np.flatnonzero(ids == special["bos"])[1:]):
+        prompt = talk[: 1 + int(np.argmax(talk == special["assistant"]))]
+        found.setdefault(category[prompt.tobytes()], []).append(talk)
+    return found
+
+
+class LabTalk:
+    """A generated example whose answers the model gives; one that did not end within the limit ends it."""
+
+    def __init__(self, example: Example, backend: Any) -> None:
+        self.example, self.backend = example, backend
+        self.ids: list[int] = []
+        self.turn = 0
+        self.going = True
+
+    def prompt(self) -> list[int] | None:
+        """The conversation up to the marker that opens the next answer."""
+        if not self.going or self.turn == len(self.example.turns):
+            return None
+        text = f"<|user|>{self.example.turns[self.turn]}<|assistant|>"
+        start = "" if self.turn else "<|bos|>"
+        self.ids = self.ids + self.backend.encode(start + text, add_special_tokens=False).ids
+        return self.ids
+
+    def answered(self, answer: list[int], ended: bool) -> None:
+        """Append the answer."""
+        self.ids = self.ids + answer
+        self.turn, self.going = self.turn + 1, ended
+
+
+def own_conversations(
+    target: Target, examples: Iterator[Example], count: int, batch: int = 128, limit: int = 192
+) -> Iterator[list[NDArray[np.int32]]]:
+    """Conversations in which the model gave every answer, as ids; one list a batch, `count` conversations in all."""
+    pool = sorted(islice(examples, count), key=lambda e: (e.category, len(e.turns[0])))
+    talks = [LabTalk(example, target.tokenizer.backend_tokenizer) for example in pool]
+    for _, answered in own_answers(target, talks, Answering((target.tokenizer.eos_token_id,), limit), batch):
+        yield [np.asarray(talk.ids, np.int32) for talk in answered]

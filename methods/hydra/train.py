@@ -1,0 +1,150 @@
+"""`ssbench train hydra`: sequential heads with a teacher loss (Hydra sec. 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge
+from torch import Tensor
+
+from specbench_ss.engine.target import FINAL, Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.small_llama import llama_layer
+from specbench_ss.methods.hydra.heads import HydraHeads, start
+from specbench_ss.training.losses import Targets, head_sums, mean_loss, targets_option, told_targets
+from specbench_ss.training.session import TOP, MeasurableHeads, MeasurableHeadsTrainer, ranked
+from specbench_ss.training.trainee import Anchors, BaseStates, Batch, Trainee
+
+
+class HydraTrainee(Trainee):
+    """Heads, and for Hydra++ the prefix layer. heads: how many new ones, or those that there are.
+
+    own_unembed: an LM head for each, which starts as the base's. tap: the states that the heads read. targets: what
+    they learn; published is the base's distribution.
+    """
+
+    name = "hydra"
+
+    def __init__(
+        self,
+        target: Target,
+        heads: int | HydraHeads = 4,
+        layers: int = 4,
+        prefix: bool = True,
+        own_unembed: bool = True,
+        lr: float = 5e-4,
+        tap: int = FINAL,
+        targets: Targets = "distribution",
+    ) -> None:
+        self.embedding: Tensor = target.model.get_input_embeddings().weight
+        if self.embedding.shape[1] != target.hidden_size:
+            raise UserError(
+                f"hydra: the model embeds tokens in {self.embedding.shape[1]} numbers, its states have "
+                f"{target.hidden_size}: such models are not supported"
+            )
+        if isinstance(heads, int):
+            layer = llama_layer(target) if prefix else None
+            heads = HydraHeads(heads, layers, target.hidden_size, target.vocab_size, layer, own_unembed)
+            start(heads, target.unembed)
+        self.module: HydraHeads = heads
+        self.config = {  # as published configs have it
+            "hydra_num_heads": heads.count,
+            "hydra_num_layers": heads.layers,
+            "hydra_head_arch": "mlp" if heads.prefix is None else "prefix-mlp",
+        }
+        self.target, self.lr, self.tap, self.targets = target, lr, tap, targets
+        self.taps = () if tap == FINAL else (tap,)
+
+    def about(self) -> dict[str, Any]:
+        """The heads' shape, and what they learn."""
+        about = {**self.config, "own_unembed": self.module.hydra_lm_head is not None}
+        return about | told_targets(self.targets, "distribution")
+
+    @torch.no_grad()
+    def prepare(self, states: BaseStates, batch: Batch) -> None:
+        """The prefix layer starts at the scale of the states it reads, which the LM heads know."""
+        if self.module.prefix is not None:
+            self.module.prefix.norm.weight.fill_(self._read(states).float().pow(2).mean().sqrt())
+
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sum over heads of the mean cross-entropy from the base's distribution of the token, or from the text's."""
+        anchors, n = batch.anchors, self.module.count
+        labels, whole = (b.anchors.labels[..., 1 : n + 1].flatten(0, 1) for b in (batch, batch.whole))  # [B*A, n]
+        final = states.ahead(anchors.at, n).flatten(0, 1)  # [B*A, n, h]
+        sums = []
+        for i, logits in enumerate(self._logits(states, anchors)):
+            with torch.no_grad():
+                teacher = self.target.logits(final[:, i, None]) if self.targets == "distribution" else None
+            sums.append(head_sums(logits[:, None], labels[:, i, None], teacher))
+        return mean_loss((torch.cat([a for a, _ in sums]), torch.cat([b for _, b in sums])), whole, [1.0] * n)
+
+    @torch.no_grad()
+    def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Given that all tokens before are the text's, of which a path's probability is the product."""
+        top = min(TOP, self.target.vocab_size)
+        guesses = [logits.topk(top).indices for logits in self._logits(states, batch.anchors)]
+        return ranked(torch.stack(guesses), batch.anchors)
+
+    def _read(self, states: BaseStates) -> Tensor:
+        """The base's states that the heads or the prefix layer read, [B, T, h]."""
+        return states.final if self.tap == FINAL else states.taps[self.tap]
+
+    def _logits(self, states: BaseStates, anchors: Anchors) -> list[Tensor]:
+        """Of every head, [B*A, V]."""
+        x = states.at(self._prefixed(states), anchors).flatten(0, 1)  # [B*A, h]
+        tokens = anchors.labels[..., : self.module.count].clamp_min(0).flatten(0, 1)  # x_{t+1}.. [B*A, n]
+        path = F.embedding(tokens, self.embedding)
+        shared = self.target.logits
+        return [self.module.logits(i, x, path[:, : i + 1], shared) for i in range(self.module.count)]
+
+    def _prefixed(self, states: BaseStates) -> Tensor:
+        x, layer, documents = self._read(states), self.module.prefix, states.documents
+        if layer is None:
+            return x
+        t = x.shape[1]
+        places = torch.arange(t, device=x.device)[None] if documents is None else documents.places
+        mask = None if documents is None else documents.masks((None,), x.dtype)[None]
+        out: Tensor = layer(x, None, [mask], layer.rotary(places, t, x.dtype))
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class HydraTraining(MeasurableHeads):
+    """Options of `ssbench train hydra`; defaults make Hydra++ as published.
+
+    Raises UserError for values beyond their bounds.
+    """
+
+    owner: ClassVar[str] = "hydra"
+    layers: Annotated[int, Ge(1)] = field(default=4, metadata={"help": "Number of residual blocks of a head."})
+    prefix: bool = field(default=True, metadata={"help": "Put one more decoder layer before the heads (Hydra++)."})
+    own_unembed: bool = field(
+        default=True, metadata={"help": "Give every head an LM head of its own, or let all use the base's."}
+    )
+    targets: Targets = targets_option("distribution")
+
+
+class HydraTrainer(MeasurableHeadsTrainer):
+    """Heads, the prefix layer, and accuracies, of which `hydra` builds its tree."""
+
+    name = "hydra"
+    summary = "Hydra heads on the frozen base, teacher loss, with Hydra++'s prefix layer"
+    method = "hydra"
+    weights_file = "hydra_lm_head.safetensors"
+    Options = HydraTraining
+
+    def build(self, target: Target, lr: float) -> HydraTrainee:
+        """Heads that begin as the base's LM head."""
+
+        o = self.options
+        return HydraTrainee(target, o.heads, o.layers, o.prefix, o.own_unembed, lr, targets=o.targets)
+
+    def loaded(self, target: Target, weights: str) -> HydraTrainee:
+        """As `hydra` loads them."""
+        from specbench_ss.methods.hydra.decoding import Hydra
+
+        decoder = Hydra.load(target, Hydra.Options(weights=weights, tree="published"))
+        return HydraTrainee(target, decoder.heads, tap=decoder.tap)

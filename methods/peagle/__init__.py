@@ -1,1 +1,0 @@
-"""P-EAGLE: EAGLE-3's layer, all depths in one pass."""

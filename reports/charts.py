@@ -1,0 +1,361 @@
+"""Plotly figures of a run: ranking, causes, acceptance, roofline, time and tasks; lines, bars and heat maps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from specbench_ss.options import REFERENCE
+from specbench_ss.reports.html.page_parts import visible
+from specbench_ss.reports.palette import COLOURS, GREY, GRID, INK, LESS, MORE, MUTED, PAPER, PARTS, Style
+from specbench_ss.results.cost_model import Point, Roof, Waterfall
+from specbench_ss.results.summary import SummaryRow
+from specbench_ss.results.text import number, percent, times, title
+
+ROW, FRAME = 26, 64  # pixels of a row of a chart, and of what is around the rows
+HEIGHT = 360  # pixels of other charts
+LONGEST = 24  # characters of a name at an axis
+FEW = 20  # steps below which an acceptance rate is not drawn
+RATIOS = (0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50)
+SLOPES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # lines of equal speedup
+AXIS: Mapping[str, Any] = {
+    "gridcolor": GRID, "linecolor": MUTED, "zerolinecolor": GRID, "zeroline": False,
+    "ticklabelstandoff": 6, "automargin": True,
+    "tickfont": {"color": MUTED, "size": 12}, "title": {"font": {"color": MUTED, "size": 12.5}, "standoff": 8},
+}  # fmt: skip
+STYLE: Mapping[str, Any] = {
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "font": {"family": "system-ui, Liberation Sans, Arial, sans-serif", "size": 12.5, "color": INK},
+    "margin": {"l": 8, "r": 16, "t": 10, "b": 40},
+    "xaxis": AXIS,
+    "yaxis": AXIS,
+    "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom"},
+    "hoverlabel": {"bgcolor": PAPER, "bordercolor": MUTED, "font": {"color": INK}},
+    "hovermode": "closest",
+    "dragmode": False,
+    "colorway": COLOURS,
+    "bargap": 0.28,
+}
+DASHES = ("solid", "dash", "dot", "dashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "hourglass")
+
+
+def text_of(label: str) -> str:
+    """Return a label as plain text to Plotly, which reads HTML in labels."""
+    return visible(label).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def ratio_axis(values: Sequence[float]) -> tuple[float, float, list[float]]:
+    """Return low, high and ticks of a logarithmic axis that holds all ratios and 1; the ticks are not too close."""
+    held = [value for value in values if math.isfinite(value) and value > 0]
+    low, high = min([0.8, *held]) / 1.04, max([1.25, *held]) * 1.04
+    apart = 0.12 * math.log(high / low)
+    ticks = [1.0]
+    for tick in sorted((t for t in RATIOS if low <= t <= high), key=lambda t: (len(f"{t:g}"), abs(math.log(t)))):
+        if all(abs(math.log(tick / other)) >= apart for other in ticks):
+            ticks.append(float(tick))
+    return low, high, sorted(ticks)
+
+
+def figure(traces: Sequence[Any], x: str = "", y: str = "", height: float = HEIGHT, **layout: Any) -> go.Figure:
+    """Return a figure in the one style. x, y: titles of the axes. layout: more of Plotly's layout."""
+    made = go.Figure(list(traces), {"template": {"layout": STYLE}, "height": height})
+    made.update_layout(xaxis_title_text=x, yaxis_title_text=y, **layout)
+    return made
+
+
+def lines(
+    series: Mapping[str, Sequence[tuple[float, float | None]]],
+    x: str = "",
+    y: str = "",
+    bands: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+) -> go.Figure:
+    """Return a line with markers for each series of (x, y). bands: (low, high) of each point of a series."""
+    traces: list[Any] = []
+    for i, (name, points) in enumerate(series.items()):
+        colour, places = COLOURS[i % len(COLOURS)], [place for place, _ in points]
+        if bands and name in bands:
+            ends = bands[name]
+            around = [low for low, _ in ends] + [high for _, high in reversed(ends)]
+            traces.append(go.Scatter(
+                x=places + places[::-1], y=around, fill="toself", fillcolor=colour, opacity=0.2, mode="none",
+                hoverinfo="skip", showlegend=False,
+            ))  # fmt: skip
+        traces.append(go.Scatter(
+            x=places, y=[value for _, value in points], name=text_of(name), mode="lines+markers",
+            line={"color": colour, "dash": DASHES[i % len(DASHES)], "width": 2},
+            marker={"symbol": SYMBOLS[i % len(SYMBOLS)], "size": 8},
+        ))  # fmt: skip
+    return figure(traces, x, y)
+
+
+def bars(series: Mapping[str, Sequence[tuple[str, float | None]]], x: str = "", y: str = "") -> go.Figure:
+    """Return a group of bars for each series of (name, height)."""
+    traces = [
+        go.Bar(x=[text_of(at) for at, _ in points], y=[value for _, value in points], name=text_of(name),
+               marker_color=COLOURS[i % len(COLOURS)])
+        for i, (name, points) in enumerate(series.items())
+    ]  # fmt: skip
+    return figure(traces, x, y, barmode="group")
+
+
+def heat_map(
+    values: Sequence[Sequence[float | None]], columns: Sequence[str], rows: Sequence[str], x: str = "", y: str = "",
+    **trace: Any,
+) -> go.Figure:  # fmt: skip
+    """Return a heat map, the first row on top. trace: more of Plotly's heat map, such as its colour scale."""
+    cells = go.Heatmap(z=values, x=list(map(text_of, columns)), y=list(map(text_of, rows)), **trace)
+    return figure([cells], x, y, FRAME + 60 + ROW * len(rows), yaxis_autorange="reversed")
+
+
+def ranking(rows: Sequence[SummaryRow], styles: Mapping[str, Style], names: Sequence[str] = ()) -> go.Figure:
+    """Return speedups with 95 % intervals, a row a method; hollow: not significantly different from the baseline.
+
+    names: what to call the rows where it is not their methods.
+    """
+    shown = [(row, name) for row, name in zip(rows, names or [r.method for r in rows], strict=True) if row.speedup]
+    ends = [end for row, _ in shown for end in (row.speedup or 1.0, *(row.speedup_interval or ()))]
+    traces = [_speedup(row, styles[row.method], at, at) for at, (row, _) in enumerate(shown)]
+    said = [
+        {"x": 1.01, "xref": "paper", "xanchor": "left", "y": at, "showarrow": False,
+         "text": f"{times(row.speedup)}  τ {number(row.tau)}"}
+        for at, (row, _) in enumerate(shown)
+    ]  # fmt: skip
+    made = _in_rows(traces, [name for _, name in shown], "speedup, 95 % interval", margin_r=104, annotations=said)
+    return _with_ratios(made, ends)
+
+
+def speedup_by_task(rows: Mapping[str, Sequence[SummaryRow]], styles: Mapping[str, Style]) -> go.Figure:
+    """Return the speedups of all methods in each task, a group of rows a task. rows: by task, in one order."""
+    traces, at, middles = [], 0.0, []
+    seen: set[str] = set()
+    for own in rows.values():
+        middles.append(at + 0.5 * (len(own) - 1) * 0.5)
+        for row in own:
+            traces.append(_speedup(row, styles[row.method], at, row.method, row.method not in seen))
+            seen.add(row.method)
+            at += 0.5
+        at += 0.5
+    names = list(map(title, rows))
+    made = figure(traces, "speedup, 95 % interval", height=90 + ROW * at)
+    made.update_yaxes(tickvals=middles, ticktext=list(map(text_of, names)), range=[at, -1], showgrid=False)
+    ends = [end for own in rows.values() for r in own for end in (r.speedup or 1.0, *(r.speedup_interval or ()))]
+    return _with_ratios(made, ends)
+
+
+def _speedup(row: SummaryRow, style: Style, at: float, group: object, legend: bool = False) -> go.Scatter:
+    low, high = row.speedup_interval or (row.speedup, row.speedup)
+    value = row.speedup or math.nan
+    sure = row.comparison in ("faster", "slower")
+    error = {
+        "symmetric": False, "array": [(high or value) - value], "arrayminus": [value - (low or value)],
+        "color": style.colour, "thickness": 2, "width": 0,
+    }  # fmt: skip
+    bounds = "no interval" if row.speedup_interval is None else f"{number(low)}–{number(high)}"
+    name = text_of(row.method)
+    return go.Scatter(
+        x=[row.speedup], y=[at], error_x=error, name=name, legendgroup=str(group), showlegend=legend, mode="markers",
+        marker={"symbol": style.marker, "size": 10, "color": style.colour if sure else PAPER,
+                "line": {"color": style.colour, "width": 2}},
+        hovertemplate=f"{name} {times(row.speedup)} ({bounds})<extra></extra>",
+    )  # fmt: skip
+
+
+def _with_ratios(made: go.Figure, values: Sequence[float]) -> go.Figure:
+    low, high, ticks = ratio_axis(values)
+    made.update_xaxes(
+        type="log", range=[math.log10(low), math.log10(high)], tickvals=ticks, ticktext=[f"{t:g}×" for t in ticks]
+    )
+    made.add_vline(1, line={"color": INK, "width": 1}, layer="below")
+    return made
+
+
+def _in_rows(
+    traces: Sequence[Any], names: Sequence[str], x: str, row: float = ROW, top: float = 0, **layout: Any
+) -> go.Figure:
+    """Return traces over rows numbered from 0 downwards, named at the left. row: pixels. top: pixels for a legend."""
+    short = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in map(visible, names)]
+    made = figure(traces, x, height=FRAME + top + row * len(names), **layout)
+    made.update_yaxes(
+        tickvals=list(range(len(names))), ticktext=list(map(text_of, short)), range=[len(names) - 0.5, -0.5],
+        showgrid=False,
+    )  # fmt: skip
+    return made
+
+
+def pareto(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Figure:
+    """Return tokens per step against relative step time, a point a method, with lines of equal speedup."""
+    points = [(row.step_cost, row.tau, row.method) for row in rows if row.step_cost and row.tau]
+    left, right = min([0.9, *(0.9 * x for x, _, _ in points)]), 1.12 * max(x for x, _, _ in points)
+    top = 1.12 * max(y for _, y, _ in points)
+    made = figure([_point(styles[method], x, y) for x, y, method in points],
+                  f"relative step time ({REFERENCE} = 1)", "tokens per step, τ")  # fmt: skip
+    made.update_xaxes(range=[left, right]).update_yaxes(range=[0.9, top])
+    for slope in SLOPES:
+        x = min(right, top / slope)
+        if x <= left or slope * x <= 0.9:
+            continue
+        made.add_shape(type="line", x0=0.9 / slope, y0=0.9, x1=x, y1=slope * x, layer="below",
+                       line={"color": INK if slope == 1 else GRID, "width": 1})  # fmt: skip
+        made.add_annotation(x=x, y=slope * x, text=f"{slope:g}×", showarrow=False, xanchor="right", font_color=MUTED)
+    return made
+
+
+def _point(style: Style, x: float, y: float, hollow: bool = False, legend: bool = True, what: str = "") -> go.Scatter:
+    name = text_of(style.label)
+    return go.Scatter(
+        x=[x], y=[y], name=name, legendgroup=name, showlegend=legend, mode="markers",
+        marker={"symbol": style.marker, "size": 11, "color": PAPER if hollow else style.colour,
+                "line": {"color": style.colour, "width": 2}},
+        hovertemplate=f"{name}{what}: %{{x:.3g}}, %{{y:.3g}}<extra></extra>",
+    )  # fmt: skip
+
+
+def acceptance(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Figure:
+    """Return conditional acceptance by draft position, a line a method; positions with few steps are left out."""
+    traces = []
+    for row in rows:
+        given = zip(row.acceptance_given, row.acceptance_given_n, strict=True)
+        kept = [(i, share) for i, (share, n) in enumerate(given, start=1) if n >= FEW]
+        style, name = styles[row.method], text_of(row.method)
+        if kept:
+            traces.append(go.Scatter(
+                x=[i for i, _ in kept], y=[share for _, share in kept], name=name, mode="lines+markers",
+                line={"color": style.colour, "width": 1.5}, marker={"symbol": style.marker, "size": 8},
+                hovertemplate=f"{name}, position %{{x}}: %{{y:.1%}}<extra></extra>",
+            ))  # fmt: skip
+    made = figure(traces, "draft position", "accepted, given all before", showlegend=True)
+    made.update_yaxes(range=[0, 1.03], tickformat=".0%")
+    return made.update_xaxes(dtick=1 if _longest(traces) <= 12 else None)
+
+
+def _longest(traces: Sequence[Any]) -> int:
+    return max((max(trace.x) for trace in traces), default=0)
+
+
+def tokens_per_step(counted: pd.DataFrame, order: Sequence[str], most: int) -> go.Figure:
+    """Return the share of steps by accepted tokens, a stacked bar a method. counted: `frames.tokens_per_step`.
+
+    most: of the last part, which has all that kept more too.
+    """
+    longest = counted["tokens"].max()
+    clipped = counted.assign(tokens=counted["tokens"].clip(upper=most))
+    shares = clipped.groupby(["method", "tokens"])["share"].sum()
+    traces = []
+    for tokens in range(1, most + 1):
+        own = [float(shares.get((label, tokens), 0.0)) for label in order]
+        name = f"{tokens}+" if tokens == most < longest else str(tokens)
+        colour = f"hsl(203,{70 if tokens > 1 else 8}%,{max(28, 88 - 60 * tokens // most)}%)"
+        traces.append(_bar(name, own, colour, "%{x:.1%} of steps keep " + name))
+    made = _in_rows(
+        traces, order, "share of steps, by tokens kept", top=30, barmode="stack", legend_traceorder="normal"
+    )
+    return made.update_xaxes(range=[0, 1], tickformat=".0%")
+
+
+def _bar(name: str, values: Sequence[float], colour: str, hover: str) -> go.Bar:
+    rows = list(range(len(values)))
+    return go.Bar(
+        x=list(values), y=rows, orientation="h", name=name, marker_color=colour,
+        hovertemplate=f"{hover}<extra></extra>",
+    )  # fmt: skip
+
+
+def parts(found: Mapping[str, Mapping[str, float]], x: str) -> go.Figure:
+    """Return stacked bars of milliseconds, a row a method. found: milliseconds by part, by method."""
+    shown = list(dict.fromkeys(part for of in found.values() for part in of))
+    traces = [
+        _bar(part, [of.get(part, 0.0) for of in found.values()], PARTS[part][0], f"{part} %{{x:.3g}} ms")
+        for part in shown
+    ]
+    return _in_rows(traces, list(found), x, top=30, barmode="stack", legend_traceorder="normal")
+
+
+def memory(found: Mapping[str, float], styles: Mapping[str, Style]) -> go.Figure:
+    """Return a bar of MiB for each method."""
+    bar = go.Bar(x=list(found.values()), y=list(range(len(found))), orientation="h",
+                 marker_color=[styles[label].colour for label in found])  # fmt: skip
+    return _in_rows([bar], list(found), "peak memory of a sample, MiB", showlegend=False)
+
+
+def waterfall(found: Sequence[Waterfall]) -> go.Figure:
+    """Return stairs from the baseline's milliseconds per token down to each method's, a row a method."""
+    traces: dict[str, tuple[list[float], list[float], list[float], list[str]]] = {}
+    for at, one in enumerate(found):
+        for i, (name, start, size) in enumerate(steps_of(one)):
+            kind = name if name in (REFERENCE, "total") else "saved" if size < 0 else "added"
+            base, length, y, said = traces.setdefault(kind, ([], [], [], []))
+            base.append(start)
+            length.append(size)
+            y.append(at - 0.36 + 0.12 * i)
+            said.append(f"{text_of(one.method)}, {name}: {size:+.2f} ms" if kind in ("saved", "added")
+                        else f"{name}: {size:.2f} ms")  # fmt: skip
+    colours = {REFERENCE: GREY, "saved": LESS, "added": MORE, "total": INK}
+    drawn = [
+        go.Bar(x=traces[kind][1], base=traces[kind][0], y=traces[kind][2], orientation="h", width=0.11, name=kind,
+               marker_color=colour, hovertext=traces[kind][3], hoverinfo="text")
+        for kind, colour in colours.items()
+        if kind in traces
+    ]  # fmt: skip
+    names = [f"{one.method} {one.reference_ms / one.method_ms:.2f}×" for one in found]
+    return _in_rows(drawn, names, "milliseconds per token", row=66, top=30, barmode="overlay",
+                    legend_traceorder="normal")  # fmt: skip
+
+
+def steps_of(one: Waterfall) -> list[tuple[str, float, float]]:
+    """Return name, start and signed length of each bar of a waterfall."""
+    at, steps = one.reference_ms, [(REFERENCE, 0.0, one.reference_ms)]
+    for name, part in one.parts.items():
+        steps.append((name, at, part))
+        at += part
+    return [*steps, ("total", 0.0, one.method_ms)]
+
+
+def roofline(roof: Roof, found: Sequence[Point], styles: Mapping[str, Style]) -> go.Figure:
+    """Return parts of steps under the machine's limits. Filled: verifying; hollow: drafting."""
+    places = [point.intensity for point in found]
+    x = [min(0.1, *places), roof.ridge, 4 * max(roof.ridge, *places)]
+    limit = go.Scatter(x=x, y=[roof.at(one) / 1e9 for one in x], mode="lines", line={"color": INK, "width": 1.5},
+                       showlegend=False, hoverinfo="skip")  # fmt: skip
+    seen: set[str] = set()
+    traces = [limit]
+    for point in found:
+        drafting = point.part != "verifying"
+        share = f" {point.part}, {percent(point.rate / roof.at(point.intensity))} of the limit"
+        style = styles[point.method]
+        traces.append(_point(style, point.intensity, point.rate / 1e9, drafting, point.method not in seen, share))
+        seen.add(point.method)
+    made = figure(traces, "FLOP per byte", "GFLOP/s", height=420)
+    made.update_xaxes(type="log", dtick=1).update_yaxes(type="log", dtick=1)
+    limits = f"{number(roof.read / 1e9, 1)} GB/s, {number(roof.products / 1e9, 0)} GFLOP/s"
+    made.add_annotation(x=math.log10(roof.ridge), y=math.log10(roof.products / 1e9), text=limits, showarrow=False,
+                        yanchor="bottom", font_color=MUTED)  # fmt: skip
+    return made
+
+
+def task_map(cells: Mapping[tuple[str, str], SummaryRow], order: Sequence[str]) -> go.Figure:
+    """Return a heat map of speedups, methods by tasks. cells: by (method, task)."""
+    tasks = list(dict.fromkeys(task for _, task in cells))
+    speedups = [[cells[label, task].speedup for task in tasks] for label in order]
+    heights = [[None if not value else math.log2(value) for value in row] for row in speedups]
+    text = [[times(value) for value in row] for row in speedups]
+    return heat_map(heights, list(map(title, tasks)), order, text=text, texttemplate="%{text}", showscale=False,
+                    zmid=0, colorscale=[[0, COLOURS[1]], [0.5, PAPER], [1, COLOURS[0]]], hoverinfo="text")  # fmt: skip
+
+
+def timeline(traces: Mapping[str, Any], styles: Mapping[str, Style]) -> go.Figure:
+    """Return the busy share of each span of one request, a row a method. traces: of the manifest, by method."""
+    drawn = []
+    for at, (label, trace) in enumerate(traces.items()):
+        shares = trace["timeline"]
+        span = 1000 * trace["wall_s"] / len(shares)
+        x = [span * i for i in range(len(shares) + 1) for _ in (0, 1)]
+        y = [at + 0.4, *(at + 0.4 - 0.8 * share for share in shares for _ in (0, 1)), at + 0.4]
+        drawn.append(go.Scatter(x=x, y=y, fill="toself", mode="none", fillcolor=styles[label].colour, hoverinfo="skip",
+                                showlegend=False))  # fmt: skip
+    return _in_rows(drawn, list(traces), "milliseconds of one request", row=40)

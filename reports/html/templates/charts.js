@@ -1,0 +1,36 @@
+"use strict";
+// Plotly charts: drawn when they come near the screen, in the colours of a light or dark page.
+const Charts = (() => {
+  const style = JSON.parse(document.getElementById("chart-style").textContent), shown = new Map();
+  const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]] };
+  const night = matchMedia("(prefers-color-scheme: dark)"), paper = matchMedia("print");
+  const dark = () => !paper.matches && (document.documentElement.dataset.theme ?? (night.matches ? "dark" : "light")) === "dark";
+  // Plotly reads HTML in texts; here they are text. hovertemplates are the page's own, with names escaped already.
+  const toned = (value, map) => {
+    if (typeof value === "string") return map[value] ?? value.replaceAll("<", "&lt;");
+    if (Array.isArray(value)) return value.map((one) => toned(one, map));
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, k === "hovertemplate" ? v : toned(v, map)]));
+  };
+  const draw = (box) => {
+    const { data, layout } = shown.get(box), map = dark() ? style.dark : {};
+    Plotly.react(box, toned(data, map), { ...toned(layout, map), template: { layout: toned(style.layout, map) } }, config);
+  };
+  const show = (box, spec) => { shown.set(box, spec); draw(box); };
+  const load = (box) => { if (!shown.has(box)) show(box, JSON.parse(document.getElementById(box.dataset.spec).textContent)); };
+  const near = new Map();
+  const watch = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
+    if (!isIntersecting) return;
+    watch.unobserve(target);
+    near.get(target)(target);
+  }), { rootMargin: "300px" });
+  const whenNear = (box, then) => { near.set(box, then); watch.observe(box); };
+  const boxes = [...document.querySelectorAll(".chart")];
+  boxes.forEach((box) => whenNear(box, load));
+  const again = () => shown.forEach((_, box) => draw(box));
+  night.addEventListener("change", again);
+  new MutationObserver(again).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+  addEventListener("beforeprint", () => { boxes.filter((box) => box.offsetParent).forEach(load); again(); });
+  addEventListener("afterprint", again);
+  return { show, whenNear };
+})();

@@ -1,1 +1,0 @@
-"""Figures of a run for papers: vector graphics with fixed fonts."""

@@ -1,0 +1,391 @@
+"""Training loop on a frozen base: several drafters learn from its states, and a cut training goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import current_thread, main_thread
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from specbench_ss.engine.target import Target
+from specbench_ss.errors import UserError, os_reason
+from specbench_ss.storage import replacing
+from specbench_ss.training.trainee import BaseStates, Batch, Trainee, base_states, future_labels, pick_anchors
+
+CHECKPOINT = "checkpoint.pt"
+KEPT = "checkpoint.pt.kept"
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Remember Ctrl-C instead of raising KeyboardInterrupt; give a function that says whether there was one.
+
+    Another Ctrl-C more than a second later raises as usual. Within that second it is ignored, because launchers of
+    several processes pass on what the terminal has told each of them, so one Ctrl-C may come twice.
+    """
+    at: list[float] = []
+
+    def remember(*_: object) -> None:
+        at.append(time.monotonic())
+        if at[-1] > at[0] + 1:
+            raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or current_thread() is not main_thread():
+        yield lambda: False  # ignored, another's, or not to be had
+        return
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield lambda: bool(at)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def digest(rows: NDArray[Any]) -> str:
+    """Return a short sha256 of an array's contents, which tells texts apart."""
+    return hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()[:16]
+
+
+class Resumable(ABC):
+    """A training of `total` steps that goes on from the checkpoint in its folder.
+
+    about: JSON-ready facts that a checkpoint has to agree in. tokens_per_step: for the rate in progress lines.
+    kept: a step up to which the training is the same for any `total`; its checkpoint is kept apart, and a longer
+    training goes on from there. Raises UserError where the checkpoint belongs to another training or cannot be read.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        total: int,
+        tokens_per_step: int,
+        about: Mapping[str, Any],
+        kept: int | None = None,
+    ) -> None:
+        self.kept = kept
+        self.folder, self.modules, self.optimizers = folder, modules, optimizers
+        self.total, self.tokens_per_step, self.about = total, tokens_per_step, dict(about)
+        self.step = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self.resumed = (folder / CHECKPOINT).exists()
+        if self.resumed:
+            self._resume(folder / CHECKPOINT)
+
+    @abstractmethod
+    def _update(self) -> str:
+        """Learn from the batch of `self.step`, and return how it went, in words."""
+
+    def advance(self) -> str:
+        """Take one step, and return how it went, in words."""
+        said = self._update()
+        self.step += 1
+        return said
+
+    def train(self, log: Callable[[str], None], every: int = 20, save_every: int = 100) -> None:
+        """Train to the end, with a progress line every `every` steps and a checkpoint every `save_every`.
+
+        Ctrl-C stops after the present step, with a checkpoint: KeyboardInterrupt is raised and says where that is.
+        """
+        started, first = time.monotonic(), self.step
+        with deferred_interrupt() as asked:
+            while self.step < self.total:
+                said = self.advance()
+                stops, ended = self.agree(asked()), self.step == self.total
+                if ended or self.step % every == 0:
+                    rate = (self.step - first) * self.tokens_per_step / (time.monotonic() - started)
+                    log(f"{self.folder.name} step {self.step}/{self.total}, {rate:.0f} tokens/s: {said}")
+                if stops or ended or self.step == self.kept or self.step % save_every == 0:
+                    self.save()
+                if stops:
+                    raise KeyboardInterrupt(f"step {self.step} of {self.total} is saved in {self.folder / CHECKPOINT}")
+
+    def agree(self, stops: bool) -> bool:
+        """Decide whether to stop after this step. Processes that train together decide alike."""
+        return stops
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        state = {
+            "about": json.dumps(self.about),
+            "step": self.step,
+            "kept": self.kept,
+            "total": self.total,
+            "modules": [m.state_dict() for m in self.modules],
+            "optimizers": [o.state_dict() for o in self.optimizers],
+        }
+        for name in (KEPT, CHECKPOINT) if self.step == self.kept else (CHECKPOINT,):
+            with replacing(self.folder / name) as file:
+                torch.save(state, file)
+
+    def _resume(self, path: Path) -> None:
+        state = self._load(path)
+        before, total = state.get("kept"), state.get("total", self.total)
+        if (before, total) != (self.kept, self.total) and state["step"] > min(before or 0, self.kept or 0):
+            if not path.with_name(KEPT).exists():  # it is past where the two trainings are alike
+                raise UserError(f"{self.folder} cannot be made longer: it has no {KEPT}. Give another --out")
+            state = self._load(path.with_name(KEPT))
+            if state["step"] > (self.kept or 0):
+                raise UserError(
+                    f"{self.folder} has been trained for {state['step']} steps at the peak learning rate: it can be "
+                    "made longer, not shorter. Give more --steps, or another --out"
+                )
+        for module, tensors in zip(self.modules, state["modules"], strict=True):
+            module.load_state_dict(tensors)
+        for optimizer, tensors in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(tensors)  # puts what it reads on the parameters' device
+        self.step = int(state["step"])
+
+    def _load(self, path: Path) -> dict[str, Any]:
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            about = json.loads(state["about"])
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {os_reason(error)}") from None
+        except Exception:  # truncated, no checkpoint at all, or one of another version: torch raises anything
+            raise UserError(
+                f"cannot go on: {path} is damaged, or no checkpoint. Remove it to begin again, or give another --out"
+            ) from None
+        check_same(f"the checkpoint {path}", about, self.about)
+        return state
+
+
+def check_same(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise UserError that names the first field in which what was made before differs from what is asked for now.
+
+    Later fields may follow from that one, so they are not named. If the field has fields itself, all that differ are.
+    """
+    for name in [*now, *before]:
+        was, wanted = before.get(name), now.get(name)
+        if was != wanted:
+            if not (isinstance(was, dict) and isinstance(wanted, dict)):
+                was, wanted = {name: was}, {name: wanted}
+            raise UserError(f"{what} was made with {_differences(was, wanted)}: give another --out")
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the differing fields as text: 'steps 2, not 3 and lr none, not 0.1'."""
+    names = dict.fromkeys((*now, *before))
+    return " and ".join(f"{n} {before.get(n)}, not {now.get(n)}" for n in names if before.get(n) != now.get(n))
+
+
+UNTIL_COOLDOWN = "at its peak until a cooldown"
+SCANNED = 1000  # batches, at most, that a trainee may look through before it begins
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long to train: steps of rows_per_step rows, with anchors_per_row positions that each draft `ahead` tokens.
+
+    cooldown: share of the steps, at the end, over which the learning rate falls from its peak to 0. None: it falls
+    along a cosine from the start.
+    """
+
+    steps: int
+    rows_per_step: int = 8
+    anchors_per_row: int = 128
+    ahead: int = 4
+    warmup: int = 50
+    cooldown: float | None = None
+
+    @property
+    def falls_from(self) -> int | None:
+        """Step at which the cooldown begins. Until there a training does not depend on how long it will be."""
+        return None if self.cooldown is None else self.steps - math.ceil(self.cooldown * self.steps)
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step (from 0) as a share of the peak."""
+        rise = min(1.0, (step + 1) / max(1, self.warmup))
+        if self.falls_from is None:
+            return rise * (0.5 + 0.5 * math.cos(math.pi * step / self.steps))
+        return rise * min(1.0, (self.steps - step) / (self.steps - self.falls_from))
+
+    def about(self) -> dict[str, Any]:
+        """Return what trainings agree in of which one goes on where the other stopped, as JSON-ready data."""
+        facts = asdict(self)
+        del facts["cooldown"]
+        if self.cooldown is not None:
+            del facts["steps"]
+            facts["learning rate"] = UNTIL_COOLDOWN
+        return facts
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterText:
+    """Packed rows [R, T] and where in them there is something to draft.
+
+    answer_mask: for a row [T], returns True inside answers. end: the token that ends an answer.
+    """
+
+    rows: NDArray[np.int32]
+    answer_mask: Callable[[NDArray[np.int32]], NDArray[np.bool_]]
+    end: int
+    seed: int = 0
+
+    def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
+        """Return the batch of a step.
+
+        It depends on seed and step alone, so that a resumed run sees the same batches.
+        """
+        rng = np.random.default_rng((self.seed, step))
+        n = budget.rows_per_step
+        epoch, first = divmod(step * n, max(1, len(self.rows) - n + 1))
+        order = np.random.default_rng((self.seed, epoch, 1)).permutation(len(self.rows))
+        rows = self.rows[np.sort(order[first : first + n])]
+        ids = rows.astype(np.int64)
+        answer = np.stack([self.answer_mask(r) for r in rows])
+        labels = future_labels(ids, answer, self.end, budget.ahead)
+        anchors = pick_anchors(labels, budget.anchors_per_row, rng)
+        return Batch(torch.from_numpy(ids), torch.from_numpy(labels), anchors).to(device)
+
+
+class Text(Protocol):
+    """Text to train on: rows int32 [R, T], and the batch of any step."""
+
+    @property
+    def rows(self) -> NDArray[np.int32]:
+        """Return all token ids."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of the order of batches and of the anchors."""
+
+    def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
+        """Return the batch of a step, which depends on seed and step alone."""
+
+
+class Machine:
+    """Where a step is computed: in this process, on its device.
+
+    exact: in float32 throughout, instead of bfloat16 where autocast allows it.
+    """
+
+    def __init__(self, device: torch.device, exact: bool = False) -> None:
+        self.device, self.exact = device, exact
+
+    @property
+    def count(self) -> int:
+        """Number of processes."""
+        return 1
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return a context that sets the precision of forward passes."""
+        return nullcontext() if self.exact else torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def share(self, batch: Batch) -> Batch:
+        """Return the part of a batch that this process computes."""
+        return batch
+
+    def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+        """Compute the gradients of the whole batch's loss from this share's part of it, and clip them to norm 1."""
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+
+    def total(self, value: Tensor) -> Tensor:
+        """Return the sum over all processes of what each has found on its share."""
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a trainee did on a batch: its loss, and the share of right top-1 guesses at each drafted position."""
+
+    loss: float
+    right: tuple[float, ...]
+
+
+class TogetherTrainer(Resumable):
+    """Trains several drafters side by side on the same batches. It can be resumed at any step.
+
+    about: further facts that a checkpoint has to agree in. machine: None means this process alone, in bfloat16 by
+    autocast.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        trainees: Sequence[Trainee],
+        text: Text,
+        budget: Budget,
+        folder: Path,
+        machine: Machine | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.target, self.trainees, self.text, self.budget = target, trainees, text, budget
+        self.machine = machine or Machine(target.device)
+        self.outcomes: dict[str, Outcome] = {}  # of the newest step
+        for trainee in trainees:
+            trainee.module.to(target.device).train()
+        optimizers = [torch.optim.AdamW(t.parameter_groups(), weight_decay=0.0) for t in trainees]
+        self.peaks = [[group["lr"] for group in o.param_groups] for o in optimizers]
+        about = {
+            **(about or {}),
+            **budget.about(),
+            "drafters": [t.name for t in trainees],
+            **{f"{t.name}'s {key}": value for t in trainees for key, value in t.about().items()},
+            "learning rates": self.peaks,
+            "processes": self.machine.count,
+            "seed": text.seed,
+            "text": digest(text.rows),
+            "base": target.weights_hash,
+        }
+        tokens = budget.rows_per_step * text.rows.shape[1]
+        modules, kept = [t.module for t in trainees], budget.falls_from
+        super().__init__(folder, modules, optimizers, budget.steps, tokens, about, kept)
+        if not self.resumed:
+            looked = SCANNED if budget.cooldown else min(budget.steps, SCANNED)  # a longer training looks at the same
+            for trainee in trainees:
+                trainee.scan(text.batch(s, budget, torch.device("cpu")) for s in range(looked))
+            first = text.batch(0, budget, target.device).rows(slice(1))  # of all processes the same
+            with self.machine.autocast():
+                states = self.states(first)
+                for trainee in trainees:
+                    trainee.prepare(states, first)
+
+    def agree(self, stops: bool) -> bool:
+        """Let all processes stop where one of them is asked to."""
+        return bool(self.machine.total(torch.tensor(float(stops), device=self.machine.device)))
+
+    def states(self, batch: Batch) -> BaseStates:
+        """Return the states of the base that the trainees ask for."""
+        if not any(t.needs_base for t in self.trainees):
+            return BaseStates(torch.empty(0), {}, {})
+        taps = sorted({layer for t in self.trainees for layer in t.taps})
+        lows = [t.kv_from for t in self.trainees if t.kv_from is not None]
+        return base_states(self.target, batch.ids, taps, min(lows) if lows else None, batch.documents)
+
+    def _update(self) -> str:
+        batch = self.machine.share(self.text.batch(self.step, self.budget, self.target.device))
+        with self.machine.autocast():
+            states = self.states(batch)
+        said = []
+        for trainee, optimizer, peaks in zip(self.trainees, self.optimizers, self.peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * self.budget.rate(self.step)
+            self.outcomes[trainee.name] = found = self.learn(trainee, optimizer, states, batch)
+            shares = " ".join(f"{share:.2f}" for share in found.right)
+            said.append(f"{trainee.name} loss {found.loss:.3f} right {shares}")
+        return "; ".join(said)
+
+    def learn(self, trainee: Trainee, optimizer: torch.optim.Optimizer, states: BaseStates, batch: Batch) -> Outcome:
+        """Take one step of a trainee: loss, gradients, optimizer."""
+        with self.machine.autocast():
+            loss, right = trainee.loss(states, batch)
+        self.machine.gradients(loss, list(trainee.module.parameters()))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        found = self.machine.total(torch.cat((loss.detach()[None], right.detach()))).tolist()
+        return Outcome(found[0], tuple(found[1:]))

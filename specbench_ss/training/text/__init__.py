@@ -1,1 +1,0 @@
-"""Turn conversations into the rows that drafters learn from."""
