@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from specbench_ss import run
 from specbench_ss.bench import concurrency as levels_together
-from specbench_ss.errors import UserError
 from specbench_ss.reports.html.report import HtmlReport
 from specbench_ss.reports.summary_files import JsonReport, MarkdownReport
 from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.checks import served_findings
-from specbench_ss.runs.run_dir import read_run
+from specbench_ss.runs.run_dir import read_levels, read_run
 
 QUESTIONS = [
     {"question_id": 1, "category": "a", "turns": ["What is 3 plus 4?", "And plus 5?"]},
@@ -23,9 +23,9 @@ QUESTIONS = [
 ]
 
 
-@pytest.fixture
-def asked(tmp_path: Path) -> Path:
-    file = tmp_path / "questions.jsonl"
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("asked") / "questions.jsonl"
     file.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
     return file
 
@@ -37,8 +37,15 @@ def measured(asked: Path, out: Path, resume: bool = False) -> Results:
     )  # fmt: skip
 
 
-def test_requests_at_a_time_are_measured_beside_the_samples(asked: Path, tmp_path: Path) -> None:
-    made = measured(asked, tmp_path / "r")
+@pytest.fixture(scope="module")
+def finished(asked: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
+    """A run with one, two and three requests at a time, and what it returned."""
+    out = tmp_path_factory.mktemp("finished") / "r"
+    return out, measured(asked, out)
+
+
+def test_requests_at_a_time_are_measured_beside_the_samples(finished: tuple[Path, Results]) -> None:
+    out, made = finished
     table = made.concurrency()
     assert list(zip(table["concurrency"], table["method"], strict=True)) == [
         (n, method) for n in (1, 2, 3) for method in ("ar", "ss", "pld")
@@ -47,8 +54,8 @@ def test_requests_at_a_time_are_measured_beside_the_samples(asked: Path, tmp_pat
     assert (table["tokens_per_s"] > 0).all() and (table.query("method == 'ar'")["throughput_ratio"] == 1).all()
     tau = table.pivot_table("tau", "method", "concurrency")
     assert (tau.sub(tau[1], axis=0).abs() < 1e-9).all(axis=None)  # the same steps with one, two and three at a time
-    alone = {row.key: row.token_ids for row in read_run(tmp_path / "r").rows}
-    lines = [json.loads(line) for line in (tmp_path / "r" / "requests.jsonl").read_text().splitlines()]
+    alone = {row.key: row.token_ids for row in read_run(out).rows}
+    lines = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
     assert len(lines) == 24
     for line in lines:
         assert line["token_ids"] == alone[line["question_id"], line["turn"], line["method"], line["repeat"]]
@@ -70,59 +77,32 @@ def test_sampled_answers_at_a_time_are_tested(
     assert [text.partition(":")[0] for text in said] == ["pld"] * biased
 
 
-def test_a_level_that_was_not_finished_is_made_again(asked: Path, tmp_path: Path) -> None:
+def test_a_level_that_was_not_finished_is_made_again(
+    asked: Path, finished: tuple[Path, Results], tmp_path: Path
+) -> None:
     out = tmp_path / "r"
-    measured(asked, out)
-    levels, requests = out / "levels.jsonl", out / "requests.jsonl"
+    shutil.copytree(finished[0], out)
+    levels = out / "levels.jsonl"
     kept = levels.read_text().splitlines(keepends=True)
     levels.write_text("".join(kept[:-2]) + kept[-2][:20])  # killed while it wrote the level
     assert [name for name, *_ in served_findings(read_run(out)) if name == "levels"]
     measured(asked, out, resume=True)
-    assert len(levels.read_text().splitlines()) == len(kept) and len(requests.read_text().splitlines()) == 24
+    assert len(levels.read_text().splitlines()) == len(kept) and len(read_levels(out)[1]) == 24
     assert not [name for name, *_ in served_findings(read_run(out)) if name == "levels"]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"batch_size": "2,x"}, "--batch-size is a list of whole numbers"),
-        ({"batch_size": 0}, "--batch-size must be from 1 to"),
-        ({"batch_size": 2, "engine": "graph"}, "leave out --engine graph"),
-        ({"batch_size": 2, "executor": "ray"}, "leave out --batch-size or --executor"),
-        (
-            {"batch_size": 2, "set": {"suffix.past": "on"}},
-            "--batch-size: suffix\\[past=on\\]: it remembers earlier prompts",
-        ),
-        ({"batch_size": 1000}, "--batch-size 1000: only 21 prompts are asked"),
-        ({"concurrency": 2}, "--concurrency needs --endpoint"),
-    ],
-)
-def test_what_does_not_go_together_is_one_line(options: dict[str, object], said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=said):
-        run("suffix", suite="specbench", limit=1, out=tmp_path / "r", **options)  # type: ignore[arg-type]
-    assert not (tmp_path / "r").exists()
-
-
-def test_the_page_has_the_levels_and_says_what_else_is_of_one_at_a_time(asked: Path, tmp_path: Path) -> None:
-    measured(asked, tmp_path / "r")
-    run = read_run(tmp_path / "r")
+def test_every_form_of_the_report_has_the_levels(finished: tuple[Path, Results], tmp_path: Path) -> None:
+    run = read_run(finished[0])
+    expected = [(n, method) for n in (1, 2, 3) for method in run.labels]
     HtmlReport().write(analyse(run), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert "Several requests at a time" in page and 'id="together"' in page
-    assert "with one request at a time" in page and "1, 2, 3 at a time" in page
-
-
-def test_reports_that_are_files_have_the_levels_too(asked: Path, tmp_path: Path) -> None:
-    measured(asked, tmp_path / "r")
-    run = read_run(tmp_path / "r")
+    assert 'id="together"' in page and "1, 2, 3 at a time" in page
     MarkdownReport().write(analyse(run), tmp_path / "r.md")
     text = (tmp_path / "r.md").read_text()
     lines = text[text.index("## By requests in flight") :].splitlines()
     counts = [line.split("|")[1].strip() for line in lines if line.startswith("| ")][2:]
-    assert counts == [str(n) for n in (1, 2, 3) for _ in run.labels]
+    assert counts == [str(n) for n, _ in expected]
     JsonReport().write(analyse(run), tmp_path / "r.json")
     levels = json.loads((tmp_path / "r.json").read_text())["levels"]
-    assert [(level["concurrency"], level["method"]) for level in levels] == [
-        (n, m) for n in (1, 2, 3) for m in run.labels
-    ]
+    assert [(level["concurrency"], level["method"]) for level in levels] == expected
     assert all(level["tokens_per_s"] > 0 and not level["failed"] for level in levels)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
@@ -97,18 +96,6 @@ def test_a_model_without_a_template_is_one_line_and_leaves_nothing(
     line = "the tokenizer of org/base has no chat template; give one with --chat-template plain|vicuna|llama-2|FILE"
     assert capsys.readouterr().err == f"ssbench: {line}\n"
     assert not out.exists()
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [(torch.OutOfMemoryError("CUDA out of memory.\nmore"), "does not fit on"), (RuntimeError("x"), "cannot be put on")],
-)
-def test_a_model_that_does_not_fit_the_device_is_one_line(error: Exception, said: str) -> None:
-    def refuse(device: str) -> None:
-        raise error
-
-    with pytest.raises(UserError, match=f"model 'm' {said} device 'cuda': [^\n]*$"):
-        load._placed(SimpleNamespace(to=refuse), "m", "cuda")
 
 
 def test_a_template_that_leaves_the_question_out_is_refused() -> None:

@@ -80,20 +80,6 @@ def test_options_make_the_first_example_another(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.startswith("honest[width=1]: honest[width=1]\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "give a method, --all, or --plugin FILE.py"),
-        (["honest", "--all"], "not both"),
-        (["honest[depth=1]"], "no option 'depth'"),
-        (["honest["], "cannot read method"),
-        (["honest[weights=x]"], "weights"),
-    ],
-)
-def test_mistakes_are_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said in failing(["check", *arguments], capsys)
-
-
 def test_references_are_those_that_methods_name(monkeypatch: pytest.MonkeyPatch) -> None:
     class OwnModel(broken.Honest):
         @classmethod
@@ -117,20 +103,9 @@ def test_a_new_method_is_written_once(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "already and not empty" in failing(["new-method", "my-way", "--out", str(folder)], capsys)
 
 
-@pytest.mark.parametrize("name", ["Big", "1st", "a_b", "a--b", "-a", "a-", "", "ä", "a b"])
-def test_names_that_cannot_be(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    told = failing(["new-method", "--out", str(tmp_path / "x"), "--", name], capsys)
-    assert "cannot be the name of a method" in told and not (tmp_path / "x").exists()
-
-
 @pytest.mark.parametrize("name", ["decoder", "state", "options", "draft-tree"])
 def test_a_name_that_the_file_uses_itself_makes_another_class(name: str, tmp_path: Path) -> None:
     assert main(["new-method", name, "--out", str(tmp_path / "x")]) == 0
     module = (tmp_path / "x" / f"ssbench_{name.replace('-', '_')}.py").read_text()
     assert "Method(Decoder):" in module
     compile(module, name, "exec")
-
-
-def test_a_name_that_is_taken_and_a_folder_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "a method 'ss' already" in failing(["new-method", "ss"], capsys)
-    assert "cannot write /dev/null/x" in failing(["new-method", "mine", "--out", "/dev/null/x"], capsys)

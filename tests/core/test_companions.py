@@ -49,7 +49,3 @@ def test_drafters_of_other_weights_are_refused(fetched: Path) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | {"base_hash": "0" * 16}))
     with pytest.raises(UserError, match="trained for another base"):
         load_method("medusa", load_model(str(fetched)))
-
-
-def test_the_lab_has_its_own() -> None:
-    assert companions("lab") == LAB

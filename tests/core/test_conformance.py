@@ -458,9 +458,7 @@ def test_a_law_that_tested_nothing_says_so() -> None:
             return DraftTree.root_only(state.root)
 
     blocks = [law for law in SAMPLED if law.name == "blocks"]
-    (result,) = check_decoder(DraftsNothing, architectures=(), laws=blocks, all=True)
-    assert result.verdict == "untested" and "acceptance" in result.untested
-    with pytest.warns(UserWarning, match="not tested"):
+    with pytest.warns(UserWarning, match="not tested on .*acceptance"):
         check_decoder(DraftsNothing, architectures=(), laws=blocks)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,24 +102,10 @@ def test_weights_are_read_to_their_device_and_hooks_go(tmp_path: Path, monkeypat
         ("cuda:-1", "unknown device 'cuda:-1'"),
     ],
 )
-def test_a_device_that_no_machine_has_is_refused(given: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """In one line, by the command as well, which says what may stand there before it asks what is wrong besides."""
+def test_a_device_that_no_machine_has_is_refused(given: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as refused:
         resolve_device(given)
     assert KNOWN in str(refused.value)
-    run = ["run", "--methods", "ar", "--suite", "none", "--device", given]
-    for command in (run, ["doctor", "--device", given], ["tune", "pld", "--device", given]):
-        assert KNOWN in failing(command, capsys)
-
-
-def test_a_list_in_python_is_no_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for listed in ([], ["cuda:0"], NAMES, tuple(NAMES)):
-        for call in (partial(api.load_model, "lab"), partial(api.run, "ar")):
-            with pytest.raises(UserError, match="a device is one text, not the list") as refused:
-                call(device=listed)
-            assert KNOWN in str(refused.value)
-    (tmp_path / "run.yaml").write_text("methods: ar\ndevice: [cuda:0, cuda:1]\n")
-    assert KNOWN in failing(["run", "--config", str(tmp_path / "run.yaml")], capsys)
 
 
 def test_a_list_of_devices_is_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,22 +125,7 @@ def test_nothing_is_written_over_a_run(
     assert {file: file.read_bytes() for file in (*run.iterdir(), *other.iterdir())} == before
 
 
-def test_no_report_is_written_over_a_file_of_a_run(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make_run(questions=1)
-    before = (run / "rows.jsonl").read_bytes()
-    for name in ("html", "csv"):
-        words = ["report", str(run), "--format", name, "--out", str(run / "rows.jsonl")]
-        assert "belongs to a run" in failing(words, capsys)
-    assert (run / "rows.jsonl").read_bytes() == before
-
-
-def test_mistakes_are_one_line(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make_run(questions=1)
-    (tmp_path / "file").write_text("")
-    assert "cannot write" in failing(["export", str(run), "--form", "csv", "--out", str(tmp_path / "file")], capsys)
-    assert "holds no answers" in failing(["import-specbench", str(tmp_path / "file"), "--baseline", "file"], capsys)
-    assert "cannot read" in failing(["import-specbench", str(tmp_path / "ar.jsonl")], capsys)
-    assert "--baseline NAME" in failing(["import-specbench", str(tmp_path / "file")], capsys)
+def test_a_line_of_another_form_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text in ("{", "[]", '{"question_id": 1, "choices": [{"turns": ["a"]}]}', _line(1, [3], [1], steps=[1, 1])):
         (tmp_path / "ar.jsonl").write_text(text + "\n")
         assert "ar.jsonl:1: " in failing(["import-specbench", str(tmp_path / "ar.jsonl")], capsys)

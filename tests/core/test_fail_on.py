@@ -12,7 +12,6 @@ from specbench_ss.cli.main import main
 from specbench_ss.cli.shared import NAMES
 from specbench_ss.results.analysis import load_run
 from specbench_ss.results.checks import FOUND
-from tests.cli import failing
 from tests.conftest import MakeRun
 
 CASES: list[tuple[dict[str, Any], str, int]] = [
@@ -45,17 +44,6 @@ def test_a_run_fails_after_everything_is_written(make_run: MakeRun, capsys: pyte
         run_output.tell(load_run(run), False, "mismatch")
     assert ended.value.exit_code == 1 and (run / "report.html").is_file()
     assert capsys.readouterr().err == "ssbench: --fail-on: mismatch (ss: 5 of 5 answers against the reference)\n"
-
-
-@pytest.mark.parametrize("command", [["run", "--methods", "ss"], ["report", "nowhere"]])
-def test_an_unknown_finding_is_one_line(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean mismatch?" in failing([*command, "--fail-on", "mismatches"], capsys)
-
-
-@pytest.mark.parametrize("text", ["", " ", "failed,", ",", "failed, ,void"])
-@pytest.mark.parametrize("command", [["run", "--methods", "ss"], ["report", "nowhere"]])
-def test_a_blank_finding_is_one_line(command: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "blank" in failing([*command, "--fail-on", text], capsys)
 
 
 def test_every_kind_of_finding_can_be_asked_for() -> None:

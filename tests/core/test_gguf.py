@@ -17,7 +17,6 @@ from tests import gguf_made
 from tests.cli import failing
 
 TEXTS = ("What is the sum of 12 and 30?", "two\n\n12  lines", "<|im_start|>user\nyes 4<|im_end|>\n")
-CUTS = (10, 30, 200, 5_000)  # bytes: in the counts, in the metadata, in the vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -125,22 +124,14 @@ def _said_of(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return failing(["run", "--model", str(path), "--methods", "pld", "--suite", "specbench"], capsys)
 
 
-@pytest.mark.parametrize("cut", CUTS)
-def test_a_file_cut_in_its_head_is_refused(
-    cut: int, written: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("kept", [10, 30, 200, 5_000, 20_000, -100])
+def test_a_file_that_is_cut_short_is_refused(
+    kept: int, written: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """In the counts, in the metadata, in the vocabulary, and in the weights."""
     file = tmp_path / "cut.gguf"
-    file.write_bytes(written[0].read_bytes()[:cut])
+    file.write_bytes(written[0].read_bytes()[:kept])
     assert f"{file} is cut short or damaged" in _said_of(file, capsys)
-
-
-def test_a_file_cut_in_its_weights_is_refused(
-    written: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "cut.gguf"
-    for size in (len(written[0].read_bytes()) - 100, 20_000):
-        file.write_bytes(written[0].read_bytes()[:size])
-        assert f"{file} is cut short or damaged" in _said_of(file, capsys)
 
 
 def test_weights_of_an_unknown_type_are_refused(
@@ -157,11 +148,6 @@ def test_weights_of_an_unknown_type_are_refused(
 
 
 def test_other_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"no GGUF file {tmp_path / 'none.gguf'}" in _said_of(tmp_path / "none.gguf", capsys)
-    other = tmp_path / "other.gguf"
-    for content in (b"", b"PK\x03\x04 something else"):
-        other.write_bytes(content)
-        assert f"{other} is not a GGUF file" in _said_of(other, capsys)
     part = tmp_path / "part.gguf"
     gguf_made.write(part, split__count=3)
     assert f"{part} is one of 3 parts of a model" in _said_of(part, capsys)

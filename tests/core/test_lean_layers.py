@@ -143,23 +143,6 @@ def test_a_packed_product_is_the_product(dtype: torch.dtype, rows: int, bias: bo
 
 
 @needs_packing
-def test_weights_that_gain_nothing_have_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_kernels, "TINY", 80 * 48)
-    assert Product(torch.randn(80, 48), None, pack="whole").packed is not None
-    assert Product(torch.randn(79, 48), None, pack="whole").packed is None
-
-
-@needs_packing
-def test_a_single_row_goes_through_a_large_packed_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_kernels, "LARGE", 80 * 48)
-    monkeypatch.setattr(cpu_kernels, "_one_row", {})
-    x, large, small = torch.randn(1, 1, 48), torch.randn(80, 48), torch.randn(79, 48)
-    with torch.inference_mode():
-        assert torch.allclose(Product(large, None, pack="whole")(x), F.linear(x, large), atol=1e-4)
-    assert (Product(large, None, pack="whole").least, Product(small, None, pack="whole").least) == (1, 2)
-
-
-@needs_packing
 @pytest.mark.parametrize(("usual", "seconds", "least"), [(2, 0.5, 1), (2, 0.9, 2), (1, 0.5, 2), (1, 0.9, 1)])
 def test_one_row_takes_the_way_that_is_clearly_faster(
     monkeypatch: pytest.MonkeyPatch, usual: int, seconds: float, least: int
@@ -173,16 +156,6 @@ def test_one_row_takes_the_way_that_is_clearly_faster(
     monkeypatch.setattr(cpu_kernels, "_seconds", None)  # not measured again
     cpu_kernels.measure_one_row(made)
     assert Product(torch.randn(80, 48), None, pack="whole").least == least, "another model's, of the same shape"
-
-
-@needs_packing
-def test_measuring_one_row_leaves_every_product_on_one_of_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_kernels, "_one_row", {})
-    x, made = torch.randn(1, 1, 48), [Product(torch.randn(80, 48), None, pack="whole") for _ in range(2)]
-    cpu_kernels.measure_one_row(made)
-    assert made[0].least == made[1].least and made[0].least in (1, cpu_kernels.LEAST_ROWS)
-    with torch.inference_mode():
-        assert torch.allclose(made[0](x), F.linear(x, made[0].weight), atol=1e-4)
 
 
 @needs_packing
@@ -203,12 +176,6 @@ def test_only_weights_that_gain_and_fit_twice_are_packed(monkeypatch: pytest.Mon
     assert cpu_kernels.packing(weight, 1000, True) == "half"
     monkeypatch.setattr(cpu_kernels, "may_halve", lambda: False)
     assert not cpu_kernels.packing(weight, 1000, False), "a build of torch without these operators"
-
-
-def test_a_build_without_an_operator_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_kernels, "_packed", _missing)
-    monkeypatch.setattr(cpu_kernels, "_packed_half", lambda *_: _missing(_))
-    assert not cpu_kernels._works.__wrapped__(torch.float32) and not cpu_kernels.may_halve.__wrapped__()
 
 
 @pytest.mark.parametrize("copy", ["slow", "fast"])
@@ -272,7 +239,3 @@ def test_a_single_state_without_rows_is_multiplied_too() -> None:
     with torch.inference_mode():
         made = Product(weight, pack="half")(x := torch.randn(16))
     assert torch.allclose(made, F.linear(x, weight), atol=1e-5)
-
-
-def _missing(weight: torch.Tensor) -> torch.Tensor:
-    raise NotImplementedError

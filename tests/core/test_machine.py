@@ -21,8 +21,8 @@ from specbench_ss.engine.costs import drafter_shape, model_shape
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.models import limits as machine_limits
-from specbench_ss.models.limits import MachineLimits
 from specbench_ss.reports.html.report import page
+from specbench_ss.results.analysis import analyse
 from specbench_ss.results.cost_model import counted, machine_rows
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.results.terminal import machine_lines
@@ -127,14 +127,6 @@ def test_limits_are_kept_by_device_and_read_again(tmp_path: Path, monkeypatch: p
     assert machine_limits.known_limits(cpu) is None, "other threads, other limits"
 
 
-def test_damaged_limits_are_unknown_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path))
-    file = machine_limits.device_file(torch.device("cpu"))
-    file.parent.mkdir(parents=True)
-    file.write_text('{"device": 3}')
-    assert machine_limits.known_limits(torch.device("cpu")) is None
-
-
 def test_doctor_says_what_is_known_and_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,7 +187,7 @@ def test_the_terminal_says_what_the_parts_leave_and_what_was_reached(made: Path)
 def test_the_report_shows_what_was_counted_and_read(made: Path) -> None:
     run = read_run(made)
     run.rows[0].nvml_power_w = 300.0
-    counted_table, read_table = page(run)["machine"]
+    counted_table, read_table = page(analyse(run))["machine"]
     ar, ss = sorted(counted_table.rows, key=lambda cells: cells[0].text)
     values = dict(zip([column.title for column in counted_table.columns], ss, strict=True))
     row = machine_rows(run)[1]
@@ -211,7 +203,7 @@ def test_the_report_of_a_run_without_shapes_or_readings_has_neither_table(made: 
     run.manifest["machine"] = {}
     for row in run.rows:
         row.host_cpu_share = row.host_foreign_share = row.disturbed = None
-    assert page(run)["machine"] == [None, None]
+    assert page(analyse(run))["machine"] == [None, None]
 
 
 def test_costs_are_of_pairs_and_void_results_have_no_speedup(made: Path) -> None:
@@ -267,14 +259,3 @@ def test_too_little_memory_to_calibrate_is_one_line(
     monkeypatch.setattr(machine_limits, name, full)
     assert main(["doctor", "--device", "cpu", "--calibrate"]) == 2
     assert "too little free memory on cpu" in capsys.readouterr().err
-
-
-def test_a_run_without_limits_of_the_machine_says_so(make_run: Any) -> None:
-    frame = load_run(make_run(labels=("ar",))).machine()
-    assert frame["bytes_per_step"].isna().all() and frame["step_s"].notna().all()
-    assert any("--calibrate" in line for line in lines_of(read_run(make_run(labels=("ar",)))))
-
-
-def test_limits_are_plain_data() -> None:
-    limits = MachineLimits("d", 1, "2", "t", 1.0, {"float32": 2.0}, 3.0)
-    assert json.loads(json.dumps(limits.as_dict())) == limits.as_dict()

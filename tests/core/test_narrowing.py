@@ -5,15 +5,13 @@ from __future__ import annotations
 import random
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from specbench_ss.bench import stopping
+from specbench_ss.bench import run_loop, stopping
 from specbench_ss.bench.build_config import FLOOR, goal_of
 from specbench_ss.bench.schedule import method_order, plan
 from specbench_ss.bench.stopping import repeats_share, why_stop, widest
-from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import paired
@@ -21,7 +19,6 @@ from specbench_ss.runs.config import Goal, RunConfig
 from specbench_ss.runs.records import Row
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.stats import TIMING_FLOOR
-from tests.cli import failing
 from tests.core.test_runner import ASKED, DATA, Bench, calm  # noqa: F401
 
 LABELS = ("ar", "m")
@@ -110,7 +107,7 @@ class Repeating(Bench):
 
 @pytest.fixture
 def three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "why_stop", lambda rows, labels, made, goal: "enough" if made >= 3 else "")
+    monkeypatch.setattr(run_loop, "why_stop", lambda rows, labels, made, goal: "enough" if made >= 3 else "")
 
 
 def test_a_run_grows_by_whole_repeats_and_says_what_it_reached(tmp_path: Path, three: None) -> None:
@@ -159,26 +156,6 @@ def test_a_run_without_a_goal_is_as_before_and_may_be_continued_with_one(tmp_pat
     again = Repeating(tmp_path)
     again.goal = None
     assert again.run(resume=True).repeats == 3 and not again.calls
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"until_ci": 0.005}, "--until-ci must be above 0.01"),
-        ({"until_ci": float("nan")}, "--until-ci must be a number above 0"),
-        ({"until_ci": 2}, "below 1, not 2"),
-        ({"max_repeats": 4}, "--max-repeats needs --until-ci"),
-        ({"budget": 4.0}, "--budget needs --until-ci"),
-        ({"until_ci": 0.02, "max_repeats": 2, "repeats": 3}, "--max-repeats 2 is less than --repeats 3"),
-        ({"until_ci": 0.02, "budget": 0}, "--budget must be a number above 0"),
-    ],
-)
-def test_goals_that_are_none_are_mistakes(given: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    values = {"until_ci": None, "max_repeats": None, "budget": None, "repeats": 1}
-    with pytest.raises(UserError, match="--"):
-        goal_of(values | given)
-    options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    assert said in failing(["run", "--methods", "pld", *options], capsys)
 
 
 def test_goals() -> None:

@@ -23,6 +23,7 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import Verdict, verify_sampled
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lossy_acceptance import accept_resampled, accept_rows, accept_typical
+from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.models.resolve import LAB
 from tests.cli import failing
 
@@ -55,19 +56,6 @@ def test_a_target_that_gives_nan_does_not_answer(method: str, temperature: float
         generate(decoder, PROMPT, max_new_tokens=6, temperature=temperature)
 
 
-def test_nan_that_begins_in_the_midst_of_an_answer_is_seen() -> None:
-    """At positions that the prompt does not reach."""
-    target = tiny_target("opt")
-    with torch.inference_mode():
-        model: Any = target.model
-        model.get_decoder().embed_positions.weight[2 + len(PROMPT) + 3 :] = math.nan
-    decoder = load_method("ar", target)
-    for temperature in (0.0, 1.0):
-        assert len(generate(decoder, PROMPT, max_new_tokens=4, temperature=temperature, stop_ids=()).tokens) == 4
-        with pytest.raises(NotFinite):
-            generate(decoder, PROMPT, max_new_tokens=5, temperature=temperature, stop_ids=())
-
-
 class OwnRule(Decoder):
     """Its rule tells nothing of the logits."""
 
@@ -81,15 +69,18 @@ class OwnRule(Decoder):
         return Verdict([0], [int(token)], token)
 
 
-def test_nan_is_seen_behind_a_rule_of_the_methods_own() -> None:
+@pytest.mark.parametrize("kind", [Autoregressive, OwnRule])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_that_begins_in_the_midst_of_an_answer_is_seen(kind: type[Decoder], temperature: float) -> None:
+    """At positions that the prompt does not reach; behind a rule of the method's own as well."""
     target = tiny_target("opt")
     with torch.inference_mode():
         model: Any = target.model
         model.get_decoder().embed_positions.weight[2 + len(PROMPT) + 3 :] = math.nan
-    for temperature in (0.0, 1.0):
-        assert len(generate(OwnRule(target), PROMPT, max_new_tokens=4, temperature=temperature, stop_ids=()).tokens)
-        with pytest.raises(NotFinite):
-            generate(OwnRule(target), PROMPT, max_new_tokens=5, temperature=temperature, stop_ids=())
+    decoder = kind(target)
+    assert len(generate(decoder, PROMPT, max_new_tokens=4, temperature=temperature, stop_ids=()).tokens) == 4
+    with pytest.raises(NotFinite):
+        generate(decoder, PROMPT, max_new_tokens=5, temperature=temperature, stop_ids=())
 
 
 def test_lossy_rules_name_nan_before_they_draw_from_it() -> None:

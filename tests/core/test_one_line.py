@@ -57,7 +57,3 @@ def test_in_python() -> None:
         Sampling(1e-38)
     with pytest.raises(UserError, match="not available"):
         load_model("lab", device="cpu:9")
-
-
-def test_a_method_is_not_called_by_a_word_of_python(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "'class' is a word of Python's own" in failing(["new-method", "class"], capsys)
