@@ -13,11 +13,12 @@ from specbench_ss.bench.stopping import reached, why_stop
 from specbench_ss.bench.timed_sample import frozen_heap
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, error_text, failure_text
+from specbench_ss.results.frames import write_parquet
 from specbench_ss.runs.config import Goal, RunConfig
 from specbench_ss.runs.environment import busy, changed_since, environment, now
 from specbench_ss.runs.output_match import FAILED, check_readable, not_compared
 from specbench_ss.runs.records import Row, Sameness
-from specbench_ss.runs.run_dir import Ledger
+from specbench_ss.runs.run_dir import Ledger, RunDir
 from specbench_ss.suite import Suite, SuiteData
 
 
@@ -54,6 +55,13 @@ class Events(Protocol):
 
 class Silent(Events):
     """Hears everything and says nothing."""
+
+
+def write_run_parquet(run_dir: RunDir, events: Events) -> None:
+    """Write the run's Parquet files. Where that fails, the run is complete all the same, and a warning says so."""
+    if problem := write_parquet(run_dir.path):
+        events.on_warning(problem)
+        run_dir.keep_warning(problem)
 
 
 class RunLoop(ABC):

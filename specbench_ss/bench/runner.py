@@ -17,7 +17,7 @@ from specbench_ss.bench.concurrency import LevelsTogether
 from specbench_ss.bench.draft_recording import SecondPasses
 from specbench_ss.bench.preflight import Plan, check_ids, limits, preset_notes, prompt_ids
 from specbench_ss.bench.run_loop import Events as Events
-from specbench_ss.bench.run_loop import Session, Silent
+from specbench_ss.bench.run_loop import Session, Silent, write_run_parquet
 from specbench_ss.bench.sampled_tokens import judge_sampled
 from specbench_ss.bench.schedule import Sample, sample_seed, warm_prompts
 from specbench_ss.bench.telemetry import MachineRecord, Seen
@@ -46,7 +46,6 @@ from specbench_ss.models.devices import unseen_gpu
 from specbench_ss.models.limits import known_limits
 from specbench_ss.models.load import load_target
 from specbench_ss.options import REFERENCE, MethodSpec
-from specbench_ss.results.frames import write_parquet
 from specbench_ss.runs import output_match
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.runs.manifest import manifest_for
@@ -360,13 +359,6 @@ def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any
         for label, decoder in decoders.items()
     }
     return {"limits": None if limits is None else limits.as_dict(), "shapes": shapes}
-
-
-def write_run_parquet(run_dir: RunDir, events: Events) -> None:
-    """Write the run's Parquet files. Where that fails, the run is complete all the same, and a warning says so."""
-    if problem := write_parquet(run_dir.path):
-        events.on_warning(problem)
-        run_dir.keep_warning(problem)
 
 
 def _load(plan: Plan) -> Target:
