@@ -268,13 +268,10 @@ def _connect(ray: Any, address: str | None) -> None:
     """Connect to the cluster that was named, or start one on this machine."""
     address = address or os.environ.get(ADDRESS) or "local"
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="error", **_of_own(address))
+        more = {"include_dashboard": False} if address == "local" else {}
+        ray.init(address=address, log_to_driver=False, logging_level="error", **more)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         raise UserError(f"no Ray cluster at {address}: {first_line(error)}") from error
-
-
-def _of_own(address: str) -> dict[str, Any]:
-    return {"include_dashboard": False} if address == "local" else {}
 
 
 def _share(ray: Any, wanted: Workers, on_gpu: bool) -> tuple[int, int, int]:
@@ -282,7 +279,8 @@ def _share(ray: Any, wanted: Workers, on_gpu: bool) -> tuple[int, int, int]:
 
     A worker is on one machine: of the shares that leave room for all, the largest is taken.
     """
-    machines = [_resources(node) for node in ray.nodes() if node["Alive"]]
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    machines = [(int(has.get("CPU", 0)), int(has.get("GPU", 0))) for has in alive]
     gpus = sum(gpu for _, gpu in machines)
     count = wanted.count or (gpus if on_gpu else 0) or max(1, len(machines))
     for cpus in range(max((cpu for cpu, _ in machines), default=0), 0, -1):
@@ -291,11 +289,6 @@ def _share(ray: Any, wanted: Workers, on_gpu: bool) -> tuple[int, int, int]:
     what = "a GPU and a processor" if on_gpu else "a processor"
     have = f"{sum(cpu for cpu, _ in machines)} processors and {gpus} GPUs on {len(machines)} machines"
     raise UserError(f"--workers {count}: each worker needs {what} of its own, and the Ray cluster has {have}")
-
-
-def _resources(node: Any) -> tuple[int, int]:
-    """Return the processors and GPUs of a machine."""
-    return int(node["Resources"].get("CPU", 0)), int(node["Resources"].get("GPU", 0))
 
 
 def _check_device(ray: Any, device: str, asked: str) -> None:
@@ -418,18 +411,14 @@ class RayPool:
     def _welcome(self, machine: str, manifest: dict[str, Any]) -> None:
         """Note what a new worker runs on. Raises UserError where it has another model or other methods."""
         first = self._manifest = self._manifest or manifest
-        _check_engines(engine_of(first), engine_of(manifest))
+        one, other = engine_of(first), engine_of(manifest)
+        if one != other:  # as where one of the machines cannot replay steps
+            raise UserError(f"workers differ in their engine, {one} and {other}: give --engine eager, which all have")
         for name in ("model", "methods"):
             if _without_place(manifest[name]) != _without_place(first[name]):
                 raise UserError(f"workers differ in their {name}: is the same version installed on all machines?")
         self._lost[STARTING] = 0
         self.workers.append({"machine": machine, "environment": manifest["environment"]})
-
-
-def _check_engines(first: str, other: str) -> None:
-    """Raise UserError where workers make steps in two ways, as where one of the machines cannot replay them."""
-    if first != other:
-        raise UserError(f"workers differ in their engine, {first} and {other}: give --engine eager, which all have")
 
 
 def _without_place(entry: Any) -> Any:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,19 +104,6 @@ def connect(endpoint: Endpoint, url: str, key: str | None, timeout_s: float) -> 
         server.close()
         raise UserError(f"{endpoint.label}: {e}") from None
     return server
-
-
-def connect_all(endpoints: Sequence[Endpoint], access: Access) -> list[Server]:
-    """Return all servers, as `connect` does; where one cannot be reached, the others are closed."""
-    made: list[Server] = []
-    try:
-        for endpoint, url, key in zip(endpoints, access.urls, access.keys, strict=True):
-            made.append(connect(endpoint, url, key, access.timeout_s))
-    except UserError:
-        for server in made:
-            server.close()
-        raise
-    return made
 
 
 def _model(server: Server, wanted: str | None) -> str:
@@ -246,23 +233,9 @@ ServerRequest = tuple[Row, Messages]
 
 
 class ServedLevels(Levels[Messages]):
-    """Sends them to servers.
+    """Sends the requests of each level to the session's servers."""
 
-    settings: of an answer, by its seed. failed: told of every request, in the order in which they end, and raises where
-    the server is gone.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        run_dir: RunDir,
-        servers: Mapping[str, Server],
-        settings: Callable[[int], dict[str, Any]],
-        ended: Callable[[Row], None],
-        timeout: float | None,
-    ) -> None:
-        super().__init__(session, run_dir)
-        self.servers, self.settings, self.ended, self.timeout = servers, settings, ended, timeout
+    session: ServedSession
 
     def prompt(self, sample: Sample) -> Messages:
         """Return the conversation up to the question."""
@@ -271,7 +244,7 @@ class ServedLevels(Levels[Messages]):
     def level(self, label: str, concurrency: int, repeat: int) -> None:
         """Make one level and commit it."""
         self.session.events.on_sample_start(label, f"{concurrency} in flight")
-        server, asked = self.servers[label], list(self.asked(label, concurrency, repeat))
+        server, asked = self.session.servers[label], list(self.asked(label, concurrency, repeat))
         with _in_flight(server, concurrency) as pool:
             before = server.counters()
             started, began = time.time(), server.clock()
@@ -289,7 +262,7 @@ class ServedLevels(Levels[Messages]):
         """Return the row of one request, filled; a failed one where there is no answer. Runs in a thread."""
         row.started = time.time()
         try:
-            answer = server.ask(messages, self.settings(row.seed), self.timeout)
+            answer = server.ask(messages, self.session.settings(row.seed), self.session.timeout)
         except AnswerError as e:
             row.status, row.error, row.started = "failed", error_text(e), None
             return row
@@ -299,7 +272,7 @@ class ServedLevels(Levels[Messages]):
     def _told(self, future: Future[Row]) -> Row:
         row = future.result()
         self.session.events.on_sample(row)
-        self.ended(row)
+        self.session.ended(row)
         return row
 
 
@@ -379,7 +352,11 @@ class ServedSession(Session):
         before = server.counters()
         blank.started = time.time()
         with quiet_collector():
-            answer = self._answer(server, asked, blank.seed)
+            try:
+                answer = server.ask(asked, self.settings(blank.seed), self.timeout)
+            except AnswerError:
+                self._failed[server.label] += 1
+                raise
         blank.ended = time.time()
         after = None if before is None else server.counters()
         self._failed[sample.method] = 0
@@ -389,15 +366,8 @@ class ServedSession(Session):
         """Return how one answer is to be decoded."""
         return settings(self.config, self.data.max_new_tokens, seed)
 
-    def _answer(self, server: Server, asked: Sequence[Mapping[str, str]], seed: int) -> Answer:
-        try:
-            return server.ask(asked, self.settings(seed), self.timeout)
-        except AnswerError:
-            self._failed[server.label] += 1
-            raise
-
-    def _ended(self, row: Row) -> None:
-        """Hear of a request of a level."""
+    def ended(self, row: Row) -> None:
+        """Count a failed request of a level. Raises UserError where the server is gone."""
         self._failed[row.method] = 0 if row.ok else self._failed[row.method] + 1
         if not row.ok:
             self.after_failure(row)
@@ -421,7 +391,7 @@ class ServedSession(Session):
         return Sameness(*row.key, verdict="other text", reason=f"from character {at} on")
 
     def afterwards(self, samples: Sequence[Sample]) -> None:
-        ServedLevels(self, self.run_dir, self.servers, self.settings, self._ended, self.timeout).make()
+        ServedLevels(self, self.run_dir).make()
 
 
 MOST_SAMPLES = 10_000_000  # the schedule is held in memory
@@ -477,7 +447,8 @@ def measure(plan: Plan, where: RunTarget, access: Access, command: Sequence[str]
     """
     config, data = plan.config, plan.data
     with connected(config, access) as servers, ExitStack() as stack:
-        found = [_probed(server, config, data) for server in servers]
+        asked = settings(config, data.max_new_tokens, config.seed)
+        found = [about(server, probe(server, asked)) for server in servers]
         manifest = dict(manifest_for(config, data, found, access.hidden(command)))
         run_dir = stack.enter_context(RunDir.open(where, manifest, data.questions))
         events = stack.enter_context(watch(Ready(plan, found, run_dir)))
@@ -488,15 +459,9 @@ def measure(plan: Plan, where: RunTarget, access: Access, command: Sequence[str]
 
 @contextmanager
 def connected(config: RunConfig, access: Access) -> Iterator[list[Server]]:
-    """Give the servers, each with its model, as `connect_all` does."""
-    servers = connect_all(config.endpoints, access)
-    try:
-        yield servers
-    finally:
-        for server in servers:
-            server.close()
-
-
-def _probed(server: Server, config: RunConfig, data: SuiteData) -> Found:
-    asked: dict[str, Any] = settings(config, data.max_new_tokens, config.seed)
-    return about(server, probe(server, asked))
+    """Give the servers, each with its model, as `connect` does, and close them at the end."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(closing(connect(endpoint, url, key, access.timeout_s)))
+            for endpoint, url, key in zip(config.endpoints, access.urls, access.keys, strict=True)
+        ]

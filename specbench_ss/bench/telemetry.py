@@ -101,7 +101,7 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-HostReading = dict[str, float]
+Reading = dict[str, float]  # column -> value
 
 
 class Host:
@@ -119,7 +119,7 @@ class Host:
         self._before = self._times()
         self._frequency = self._has_frequency()
 
-    def read(self, slow: bool = False) -> HostReading:
+    def read(self, slow: bool = False) -> Reading:
         """Return what was used since the last reading. Shares are of the usable cores together, 0 to 1.
 
         host_cpu_share: by this process; host_foreign_share: by everything else. core_share: busy share of each core.
@@ -133,7 +133,7 @@ class Host:
             found["host_mhz"] = self._psutil.cpu_freq().current
         return found
 
-    def _shares(self) -> HostReading:
+    def _shares(self) -> Reading:
         (wall_0, busy_0, own_0), now = self._before, self._times()
         wall, busy, own = now
         if wall <= wall_0:
@@ -166,7 +166,6 @@ def _counted_twice(core: Any) -> float:
     return float(getattr(core, "guest", 0.0) + getattr(core, "guest_nice", 0.0))
 
 
-DeviceReading = dict[str, float]
 PERCENT = 100.0
 
 THROTTLES = {  # bits of NVML's clock event reasons that mean less speed than asked for -> the word for a reader
@@ -219,15 +218,9 @@ class Nvml:
         if self.gpm is not None:
             self._ways["gpm"] = self.gpm.read
 
-    @property
-    def name(self) -> str:
-        """Return the device's name."""
-        name = self._library.nvmlDeviceGetName(self.handle)
-        return name.decode() if isinstance(name, bytes) else str(name)
-
-    def read(self) -> DeviceReading:
+    def read(self) -> Reading:
         """Return what the device says now. Shares are 0 to 1, clocks MHz, power watts, energy joules since boot."""
-        found: DeviceReading = {}
+        found: Reading = {}
         for way, ask in list(self._ways.items()):
             try:
                 found.update(ask())
@@ -243,11 +236,11 @@ class Nvml:
                 self.gpm.close()
             self._library.nvmlShutdown()
 
-    def _utilisation(self) -> DeviceReading:
+    def _utilisation(self) -> Reading:
         rates = self._library.nvmlDeviceGetUtilizationRates(self.handle)
         return {"nvml_kernel_busy": rates.gpu / PERCENT, "nvml_memory_busy": rates.memory / PERCENT}
 
-    def _processes(self) -> DeviceReading:
+    def _processes(self) -> Reading:
         """Processes that compute there besides this one, which is among them: it has its model there.
 
         In a container the numbers of processes are the host's, so this one is not looked for by its own.
@@ -276,7 +269,7 @@ class _Gpm:
         for place, metric in enumerate(GPM.values()):
             self._asked.metrics[place].metricId = getattr(library, metric)
 
-    def read(self) -> DeviceReading:
+    def read(self) -> Reading:
         """Return the shares since the last reading."""
         self._library.nvmlGpmSampleGet(self._handle, self._next)
         self._asked.sample1, self._asked.sample2 = self._last, self._next

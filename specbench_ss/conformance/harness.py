@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import math
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -62,10 +58,10 @@ class Trace:
         """Return the tokens of the answer."""
         return self.generation.tokens
 
-    @property
-    def counts(self) -> list[tuple[int, int, int, int]]:
-        """Return nodes, verified, depth and accepted of every step."""
-        return [(s.nodes, s.verified, s.depth, s.accepted) for s in self.generation.steps]
+
+def counts_of(generation: Generation) -> list[tuple[int, ...]]:
+    """Return nodes, verified, depth and accepted of every step."""
+    return [(s.nodes, s.verified, s.depth, s.accepted) for s in generation.steps]
 
 
 class Unanswered(Exception):  # noqa: N818
@@ -155,13 +151,18 @@ def forced_path(ids: Sequence[int], tree: DraftTree, output: Output) -> Verdict:
     return Verdict(path, [*(drafted[i] for i in path[1:]), token], tree.tokens.new_tensor([token]))
 
 
+def watched_cache(decoder: Decoder, tokens: int) -> WatchedCache:
+    """Return a cache for these tokens and the rows that the decoder states."""
+    target, rows = decoder.target, decoder.max_rows()
+    cache = WatchedCache(target.n_layers, tokens + (rows or 0) + SPARE, joined=not target.divided)
+    cache.grows = rows is None
+    return cache
+
+
 @torch.inference_mode()
 def watch(watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> Trace:
     """Answer one prompt by the loop that every run uses. Raises Unanswered from whatever error ends it."""
-    target = watched.target
-    room = min(target.context_length, len(prompt) + limits.max_new_tokens)
-    cache = WatchedCache(target.n_layers, room + (watched.max_rows() or 0) + SPARE, joined=not target.divided)
-    cache.grows = watched.max_rows() is None
+    cache = watched_cache(watched, min(watched.target.context_length, len(prompt) + limits.max_new_tokens))
     try:
         generation = Session(watched, prompt, limits, sampling, cache).run()
     except (Exception, SystemExit) as error:
@@ -211,10 +212,6 @@ class Place:
         return self.target.next_logits([3, 4, 5, 3])
 
 
-class OutOfTime(Exception):  # noqa: N818
-    """Raised where a trial took longer than it was given."""
-
-
 class Untested(Exception):  # noqa: N818
     """A law had nothing to test in a case."""
 
@@ -239,7 +236,6 @@ class Subject:
         self.make, self.own_model, self.number, self.whole = make, own_model, number, whole
         self.answers = self.steps = self.longest = 0
         self.untested = dict[str, None]()  # of the law that is tested: cases and positions that it could not test
-        self.until = math.inf  # when nothing more is asked, by time.monotonic()
         self._one: Decoder | None = None
         self._traces: dict[tuple[Case, Limits], Trace] = {}
 
@@ -281,9 +277,7 @@ class Subject:
         return trace
 
     def answer(self, watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> Trace:
-        """Call `watched_decoder.watch` and count the answer. Raises OutOfTime after the time `until`."""
-        if time.monotonic() > self.until:
-            raise OutOfTime
+        """Call `watch` and count the answer."""
         trace = watch(watched, prompt, limits, sampling)
         self.answers, self.steps = self.answers + 1, self.steps + len(trace.steps)
         return trace
@@ -303,16 +297,16 @@ class Subject:
                 rows = every_logits(self.one.target, ids)
                 fresh |= {(id(owner), said, ids[: n + 1]): row for n, row in enumerate(rows)}
             else:
-                fresh[id(owner), said, ids] = _fresh_logits(self.one, prompt, answer)
+                with torch.inference_mode():
+                    fresh[id(owner), said, ids] = self.one.next_logits(prompt, answer)
         return fresh[id(owner), said, ids]
 
     def fresh_rows(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
         """Return these tokens' keys and values from a fresh pass, [layers, 2, kv_heads, tokens, head_dim]."""
-        one, n = self.one, len(prompt) + len(answer)
-        room = n + (len(answer) + 1) * (one.max_rows() or 0) + SPARE
-        cache = WatchedCache(one.target.n_layers, room, joined=not one.target.divided)
-        cache.grows = one.max_rows() is None
-        _fresh_logits(one, prompt, answer, cache)
+        n = len(prompt) + len(answer)
+        cache = watched_cache(self.one, n + len(answer) * (self.one.max_rows() or 0))
+        with torch.inference_mode():
+            self.one.next_logits(prompt, answer, cache)
         return cache.held(n)
 
     @property
@@ -357,11 +351,10 @@ def every_logits(target: Target, ids: Sequence[int]) -> Tensor:
     return target.logits(output.taps[FINAL])[0].float()
 
 
-@torch.inference_mode()
-def _fresh_logits(
-    decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], cache: WatchedCache | None = None
-) -> Tensor:
-    return decoder.next_logits(prompt, answer) if cache is None else decoder.next_logits(prompt, answer, cache)
+def off(found: Tensor, expected: Tensor) -> float:
+    """Return the largest difference of two tensors, or 0 where it is within rounding; NaN counts as infinity."""
+    largest = float((found.float() - expected).abs().max().nan_to_num(torch.inf))
+    return 0.0 if largest <= CLOSE * (1 + float(expected.abs().max())) else largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,8 +364,7 @@ class Law:
     cases: returns what is tried. test: returns what is wrong in a case, in words, or '' for nothing. exempt: returns
     why a method is not held to the law, or '' where it is. on: the models of every architecture ("large"), or the one
     with a vocabulary of seven, where rare events happen soon ("small"), or the one with a long context and thousands of
-    words ("long"). exact_length: the law is about the prompt's
-    length, so a smaller example keeps it.
+    words ("long").
     """
 
     name: str
@@ -381,14 +373,10 @@ class Law:
     test: Callable[[Subject, Case], str]
     exempt: Callable[[Subject], str] = lambda subject: ""
     on: tuple[Literal["large", "small", "long"], ...] = ("large",)
-    exact_length: bool = False
 
 
 class LawBroken(AssertionError):  # noqa: N818
-    """Raised where a method breaks a law. law: its name. example: the smallest one found.
-
-    problem: what is wrong there.
-    """
+    """Raised where a method breaks a law. law: its name. problem: what is wrong in the example."""
 
     def __init__(self, law: Law, subject: Subject, example: Case, problem: str) -> None:
         self.law, self.shape, self.example, self.problem = law.name, str(subject), example, problem
@@ -397,20 +385,18 @@ class LawBroken(AssertionError):  # noqa: N818
         )
 
 
-PATIENCE_S = 5.0  # for all the smaller cases of one that breaks a law
-
-
 def holds(law: Law, subject: Subject, timeout: float | None = None) -> LawBroken | None:
-    """Try every case of a law. Return the violation with the smallest example, or None where the law holds.
+    """Try every case of a law. Return the first violation, or None where the law holds.
 
-    timeout: seconds after which a trial breaks the law, since it has not ended; no smaller example is then looked for.
+    timeout: seconds after which a trial breaks the law, since it has not ended.
     Raises Untested if there were cases, and nothing to test in any of them.
     """
     tested = False
+    over = f"no end within {timeout:g} s" if timeout is not None else ""
+    stuck = f"law {law.name!r}, {subject}: {over}, and it cannot be interrupted"
     for case in law.cases(subject):
-        over = f"no end within {timeout:g} s" if timeout is not None else ""
         try:
-            with time_limit(timeout, partial(_stuck, law, subject, over)):
+            with time_limit(timeout, lambda: stuck):
                 problem = attempt(law, subject, case)
         except TimeIsOver as error:
             return LawBroken(law, subject, case, f"{over}{place_of(error, of_any=True)}")
@@ -419,64 +405,18 @@ def holds(law: Law, subject: Subject, timeout: float | None = None) -> LawBroken
             continue
         tested = True
         if problem:
-            return LawBroken(law, subject, *smallest(law, subject, case, problem, timeout))
+            return LawBroken(law, subject, case, problem)
     if subject.untested and not tested:
         raise Untested
     return None
-
-
-def _stuck(law: Law, subject: Subject, over: str) -> str:
-    return f"law {law.name!r}, {subject}: {over}, and it cannot be interrupted"
 
 
 def attempt(law: Law, subject: Subject, case: Case) -> str:
     """Return what is wrong in this case, or '' for nothing. Any exception counts as wrong."""
     try:
         return law.test(subject, case)
-    except (OutOfTime, Untested):
+    except Untested:
         raise
     except (Exception, SystemExit) as error:  # whatever a method may raise
         raised = error.__cause__ if isinstance(error, Unanswered) and error.__cause__ else error
         return f"{first_line(raised)}{place_of(raised, of_any=True)}"
-
-
-def smallest(law: Law, subject: Subject, case: Case, problem: str, timeout: float | None = None) -> tuple[Case, str]:
-    """Return the smallest case found that still breaks the law, and what is wrong there. The search has PATIENCE_S."""
-    subject.until, found = time.monotonic() + PATIENCE_S, True
-    try:
-        while found:
-            found = False
-            for smaller in _smaller(case, law.exact_length):
-                wrong = ""
-                with (
-                    contextlib.suppress(Untested),
-                    time_limit(timeout, partial(_stuck, law, subject, "no end of a smaller trial")),
-                ):
-                    wrong = attempt(law, subject, smaller)
-                if wrong:
-                    case, problem, found = smaller, wrong, True
-                    break
-    except (OutOfTime, TimeIsOver):
-        pass
-    finally:
-        subject.until = math.inf
-    return case, problem
-
-
-def _smaller(case: Case, exact_length: bool) -> Iterator[Case]:
-    """Yield smaller cases, the boldest first."""
-    n, prompt = case.max_new_tokens, case.prompt
-    for fewer in dict.fromkeys((1, n // 2, n - 1)):
-        if 0 < fewer < n:
-            yield replace(case, max_new_tokens=fewer)
-    plain = (FIRST,) * len(prompt)
-    if prompt != plain:
-        yield replace(case, prompt=plain)
-    if exact_length:
-        return
-    half, parts = len(prompt) // 2, list[tuple[int, ...]]()
-    if half > 1:
-        parts += [prompt[half:], prompt[:half]]
-    parts += [prompt[:i] + prompt[i + 1 :] for i in range(len(prompt))] if len(prompt) > 2 else []
-    for part in parts:  # prompts of one token are a law of their own
-        yield replace(case, prompt=part)

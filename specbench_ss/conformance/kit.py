@@ -8,16 +8,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, cast, overload
+from typing import cast
 
 import torch
 
-from specbench_ss.conformance import laws as laws_across_prompts
-from specbench_ss.conformance import laws as laws_description
-from specbench_ss.conformance import laws as laws_greedy
-from specbench_ss.conformance import laws as laws_long
-from specbench_ss.conformance import sampling_laws
 from specbench_ss.conformance.harness import Law, LawBroken, Place, Subject, Untested, holds
+from specbench_ss.conformance.laws import CONTEXT, EXACT_LAWS, WORDS
+from specbench_ss.conformance.sampling_laws import SAMPLING_LAWS
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, first_line, known_words
@@ -27,19 +24,7 @@ ORDER = (  # as they are best read: what breaks an early one often breaks later 
     "draft", "answers", "target", "rows", "counts", "cache", "model", "logits", "greedy", "seed", "ends", "context",
     "lengths", "memory", "together", "long", "distribution", "blocks", "tunable", "description",
 )  # fmt: skip
-LAWS: tuple[Law, ...] = tuple(
-    sorted(
-        (
-            *laws_greedy.GREEDY_LAWS,
-            *laws_across_prompts.PROMPT_LAWS,
-            *laws_long.LONG_LAWS,
-            *sampling_laws.SAMPLING_LAWS,
-            *sampling_laws.BLOCK_LAWS,
-            *laws_description.DESCRIPTION_LAWS,
-        ),
-        key=lambda law: ORDER.index(law.name),
-    )
-)
+LAWS: tuple[Law, ...] = tuple(sorted((*EXACT_LAWS, *SAMPLING_LAWS), key=lambda law: ORDER.index(law.name)))
 FEW = ("llama", "opt", "mistral-window")  # rotary and learned positions; a sliding window
 
 SMALL = (7, 11)  # words; the more only for shapes that cannot do with the fewer
@@ -52,7 +37,7 @@ Factory = Callable[[Target], "Decoder | Shapes"]  # a Decoder class is one as we
 class Result:
     """The outcome of one law.
 
-    broken: the violation, with the smallest example found; None where there is none. exempt: why some or all shapes are
+    broken: the violation; None where there is none. exempt: why some or all shapes are
     not held to the law; '' where all are. tried: number of shapes that were. seconds: time that it took. untested: what
     could not be tested, by shape; '' if nothing.
     """
@@ -135,7 +120,7 @@ class Kit:
     def long(self) -> list[Subject]:
         """The first shape on a model with a long context and thousands of words; made when a law asks for it."""
         found, left_out = list[Subject](), self.left_out
-        place = Place(tiny_target("llama", laws_long.WORDS, layers=2, context=laws_long.CONTEXT))
+        place = Place(tiny_target("llama", WORDS, layers=2, context=CONTEXT))
         self.left_out = {}  # what is left out here was told of the others, or is not worth telling
         with contextlib.suppress(UserError):
             found = self._subjects(place)
@@ -215,32 +200,6 @@ def shapes_of(factory: Factory, target: Target) -> Shapes:
     return {made.name: make}
 
 
-@overload
-def check_decoder(
-    factory: Factory,
-    *,
-    architectures: Sequence[str] = ...,
-    laws: Sequence[Law] = ...,
-    own_model: bool = ...,
-    thorough: bool = ...,
-    timeout: float | None = ...,
-    all: Literal[False] = ...,
-) -> None: ...
-
-
-@overload
-def check_decoder(
-    factory: Factory,
-    *,
-    architectures: Sequence[str] = ...,
-    laws: Sequence[Law] = ...,
-    own_model: bool = ...,
-    thorough: bool = ...,
-    timeout: float | None = ...,
-    all: Literal[True],
-) -> list[Result]: ...
-
-
 def check_decoder(
     factory: Factory,
     *,
@@ -250,17 +209,17 @@ def check_decoder(
     thorough: bool = False,
     timeout: float | None = None,
     all: bool = False,
-) -> list[Result] | None:
+) -> list[Result]:
     """Hold a decoding method to the laws, on tiny random models, on the CPU, in float32.
 
     factory: a Decoder class, whose `examples(target)` are all tried, or a function from a target to a decoder (or to
     shapes by label, as `examples` gives them). own_model: hold a method that is not lossless to its own `next_logits`,
     as a method that others are compared with should be. thorough: try every shape on every architecture.
     timeout: seconds after which a trial that has not ended breaks its law; in the main thread alone. all: try every
-    law whatever came of those before it, and return the result of each instead of raising LawBroken.
+    law whatever came of those before it, instead of raising LawBroken.
 
-    Warns of laws that had nothing to test. Raises LawBroken for the first law that does not hold, with the smallest
-    example found, and UserError where there is nothing to check, or where no Decoder, no list of laws or an unknown
+    Returns the result of each law. Warns of laws that had nothing to test. Raises LawBroken for the first law that does
+    not hold, and UserError where there is nothing to check, or where no Decoder, no list of laws or an unknown
     architecture is given.
     """
     for name, given in (("architectures", architectures), ("laws", laws)):
@@ -273,4 +232,4 @@ def check_decoder(
         if result.verdict == "untested" and not all:
             warnings.warn(f"law {result.name!r} was not tested on {result.untested}", stacklevel=2)
         results.append(result)
-    return results if all else None
+    return results

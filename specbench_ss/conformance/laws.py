@@ -8,11 +8,21 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from specbench_ss.conformance.harness import CLOSE, Case, Law, Seen, Subject, Trace, Unanswered, seeded
+from specbench_ss.conformance.harness import (
+    CLOSE,
+    Case,
+    Law,
+    Seen,
+    Subject,
+    Trace,
+    Unanswered,
+    counts_of,
+    off,
+    seeded,
+)
 from specbench_ss.engine.batching import Answered, Asked, Together, check_together
 from specbench_ss.engine.decoder import Decoder, Generation, State, Step
 from specbench_ss.engine.generate import Limits
@@ -92,8 +102,8 @@ def misshapen(step: Seen, words: int) -> str:
         return f"node 0 is {int(tokens[0])}, the root is {step.root}"
     if not 0 <= int(tokens.min()) <= int(tokens.max()) < words:
         return f"a vocabulary of {words} words has not all of {tokens.tolist()}"
-    if kept is not None and not branches(kept) <= branches(drafted):
-        return f"verified {sorted(branches(kept) - branches(drafted))[0]}, which was not drafted"
+    if kept is not None and (made_up := {*ways(kept)} - {*ways(drafted)}):
+        return f"verified {min(made_up)}, which was not drafted"
     if kept is not None and step.logits.shape != (len(kept), words):
         return f"logits {list(step.logits.shape)} for {len(kept)} verified nodes, not [{len(kept)}, {words}]"
     return "" if drafted.draft_probs is None else undrawn(drafted, drafted.draft_probs, words)
@@ -111,24 +121,20 @@ def undrawn(tree: DraftTree, q: torch.Tensor, words: int) -> str:
     return ""
 
 
-def branches(tree: DraftTree) -> set[tuple[int, ...]]:
-    """Return the token paths from the root to every node."""
-    return {tuple(path) for path in ways(tree)}
-
-
-def ways(tree: DraftTree) -> list[list[int]]:
+def ways(tree: DraftTree) -> list[tuple[int, ...]]:
     """Return, for every node, the tokens from the root's child down to it."""
-    tokens, found = tree.tokens.tolist(), list[list[int]]([[]])
+    tokens, found = tree.tokens.tolist(), list[tuple[int, ...]]([()])
     for node, parent in enumerate(tree.shape.parents[1:], start=1):
-        found.append([*found[parent], tokens[node]])
+        found.append((*found[parent], tokens[node]))
     return found
 
 
 def rows(subject: Subject, case: Case) -> str:
     """Test that the cache needs no more rows than were promised."""
     excess, most = subject.watch(case).excess, subject.one.max_rows()
-    told = f"{excess} rows were written behind those of the tokens before, max_rows() is {most}"
-    return told if most is not None and excess > most else ""
+    if most is None or excess <= most:
+        return ""
+    return f"{excess} rows were written behind those of the tokens before, max_rows() is {most}"
 
 
 def counts(subject: Subject, case: Case) -> str:
@@ -173,10 +179,10 @@ def cache(subject: Subject, case: Case) -> str:
         layer = next((i for i, rows in enumerate(seen.lengths) if rows != n), None)
         if layer is not None:
             return f"{after}: layer {layer} holds {seen.lengths[layer]} rows for {n} tokens before the root"
-        off = (seen.held - fresh[:, :, :, :n]).abs().amax((1, 2, 4))  # [layers, n]
-        if not float(off.max()) <= CLOSE * (1 + float(fresh.abs().max())):
-            layer, row = divmod(int(off.nan_to_num(torch.inf).argmax()), n)
-            return f"{after}: row {row} of layer {layer} is off by {float(off[layer, row]):.2g}"
+        errors = (seen.held - fresh[:, :, :, :n]).abs().amax((1, 2, 4)).nan_to_num(torch.inf)  # [layers, n]
+        if float(errors.max()) > CLOSE * (1 + float(fresh.abs().max())):
+            layer, row = divmod(int(errors.argmax()), n)
+            return f"{after}: row {row} of layer {layer} is off by {float(errors[layer, row]):.2g}"
     return ""
 
 
@@ -191,10 +197,9 @@ def logits(subject: Subject, case: Case) -> str:
         for node in sorted({0, n // 2, n - 1}, reverse=True):  # the root lies on the way to the others
             answer = [*seen.ids[len(case.prompt) :], *paths[node]]
             expected = subject.logits(case.prompt, answer)
-            off = float((seen.logits[node].float() - expected).abs().max())
-            if not off <= CLOSE * (1 + float(expected.abs().max())):
+            if error := off(seen.logits[node], expected):
                 what = f"node {node} of parents {list(seen.tree.shape.parents)}"
-                return f"{what}, after {answer}: logits are off by {off:.2g}"
+                return f"{what}, after {answer}: logits are off by {error:.2g}"
     return ""
 
 
@@ -207,9 +212,8 @@ def model(subject: Subject, case: Case) -> str:
     """Test that its next-token logits are the target's."""
     answer = subject.watch(case).tokens[:3]
     own, target = subject.logits(case.prompt, answer), subject.target.next_logits([*case.prompt, *answer])
-    off = float((own - target).abs().max())
-    close = off <= CLOSE * (1 + float(target.abs().max()))
-    return "" if close else f"after {answer} its next_logits are off from the target's by {off:.2g}"
+    error = off(own, target)
+    return f"after {answer} its next_logits are off from the target's by {error:.2g}" if error else ""
 
 
 def another_model(subject: Subject) -> str:
@@ -303,26 +307,6 @@ def no_fresh_rows(subject: Subject) -> str:
     return "it declares itself lossy and has a pass of its own" if lossy and not subject.exact else ""
 
 
-GREEDY_LAWS = (
-    Law("draft", "a draft is a tree of known tokens under the root, which draft_probs could have drawn", few, draft),
-    Law("answers", "prompts are answered", few, answers),
-    Law("rows", "no pass puts more rows through the target than max_rows() says", few, rows, unstated),
-    Law("counts", "a path of the draft and the next token are accepted, each counted once", own, counts, on=("small",)),
-    Law("cache", "after every step the cache holds what a fresh prefill would", few, cache, no_fresh_rows),
-    Law("model", "a method that is compared with plain decoding of the target decodes with the target", asked, model,
-        another_model),
-    Law("logits", "the logits of each node are those of a fresh pass over the path to it", forced, logits, not_exact),
-    Law("greedy", "at T=0 every token is the most probable one, by a fresh pass", many, greedy, not_exact,
-        on=("large", "small")),
-    Law("context", "a draft that would cross the end of the context does no harm", crossing, within_context,
-        exact_length=True),
-    Law("lengths", "prompts of one token, and of all the context but one, work as others do", edges,
-        within_context, exact_length=True),
-    Law("ends", "end tokens, stop strings and max_new_tokens end an answer exactly, inside a block too", ending, ends,
-        on=("small",)),
-)  # fmt: skip
-
-
 SEEDS = 12
 LATER = 4  # tokens that one of several requests is longer than the others
 
@@ -338,7 +322,7 @@ def seed(subject: Subject, case: Case) -> str:
     The first token is drawn by the core.
     """
     one, two = (_at_global_seed(i, subject, case) for i in (1, 2))
-    if problem := _differing(one, two, "with the process's generators at another point"):
+    if problem := _differing(one.generation, two.generation, "with the process's generators at another point"):
         return problem
     if not subject.exact or case.max_new_tokens < 3:
         return ""
@@ -361,12 +345,12 @@ def _at_global_seed(number: int, subject: Subject, case: Case) -> Trace:
             random.setstate(state)
 
 
-def _differing(one: Trace, two: Trace, when: str, steps: bool = True) -> str:
+def _differing(one: Generation, two: Generation, when: str, steps: bool = True) -> str:
     if one.tokens != two.tokens:
         return f"{one.tokens}; {when} {two.tokens}"
-    if steps and one.counts != two.counts:
+    if steps and counts_of(one) != counts_of(two):
         names = "nodes, verified, depth and accepted"
-        return f"the same tokens in other steps: {names} are {one.counts}; {when} {two.counts}"
+        return f"the same tokens in other steps: {names} are {counts_of(one)}; {when} {counts_of(two)}"
     return ""
 
 
@@ -386,12 +370,13 @@ def memory(subject: Subject, case: Case) -> str:
     others = ((*case.prompt, *alone.tokens, *case.prompt), subject.random_prompt(9, seed=1), case.prompt)
     for i, prompt in enumerate(others):
         subject.watch(Case(prompt[:60], 9, replace(WARM, seed=i), forced=True), decoder=used)
-    again, remembers = subject.watch(case, decoder=used), subject.one.remembers
-    problem = _differing(alone, again, "after other prompts", steps=not remembers)
+    again, remembers = subject.watch(case, decoder=used).generation, subject.one.remembers
+    problem = _differing(alone.generation, again, "after other prompts", steps=not remembers)
     if problem or not remembers:
         return problem
     used.forget()
-    return _differing(alone, subject.watch(case, decoder=used), "after other prompts and forget()")
+    again = subject.watch(case, decoder=used).generation
+    return _differing(alone.generation, again, "after other prompts and forget()")
 
 
 def together(subject: Subject, case: Case) -> str:
@@ -407,21 +392,11 @@ def together(subject: Subject, case: Case) -> str:
         said = f"prompt {list(request.prompt)}, at most {request.limits.max_new_tokens} tokens, beside three others: "
         if made is None:
             return said + str(error)
-        if made.tokens != alone.tokens:
-            return f"{said}{made.tokens}, alone {alone.tokens}{_hint(subject)}"
-        if _counts(made) != _counts(alone):
-            return f"{said}the same tokens in other steps: {_counts(made)}, alone {_counts(alone)}{_hint(subject)}"
+        if problem := _differing(made, alone, "alone"):
+            itself = subject.one.beside() is subject.one
+            hint = "its beside() gives the method itself" if itself else "what beside() gives may share state with it"
+            return f"{said}{problem}; {hint}"
     return ""
-
-
-def _hint(subject: Subject) -> str:
-    """Name what is wrong most often."""
-    itself = subject.one.beside() is subject.one
-    return "; its beside() gives the method itself" if itself else "; what beside() gives may share state with it"
-
-
-def _counts(of: Generation) -> list[tuple[int, ...]]:
-    return [(s.nodes, s.verified, s.depth, s.accepted) for s in of.steps]
 
 
 def not_together(subject: Subject) -> str:
@@ -436,8 +411,8 @@ def not_together(subject: Subject) -> str:
 def untouched(subject: Subject, case: Case) -> str:
     """Test that the target's logits are, to the last bit, what they were before the method was made."""
     subject.watch(case)
-    off = float((subject.place.now() - subject.place.before).abs().max())
-    return "" if off == 0 else f"logits of the target itself have changed by {off:.2g}"
+    change = float((subject.place.now() - subject.place.before).abs().max())
+    return "" if change == 0 else f"logits of the target itself have changed by {change:.2g}"
 
 
 def tuned(subject: Subject) -> Iterator[Case]:
@@ -451,8 +426,9 @@ def tunable(subject: Subject, case: Case) -> str:
     decoder = subject.decoder()
     for option, values in decoder.tunable().items():
         for value in values:
-            other = _variant(decoder, option, value)
-            if other is None:
+            try:
+                other = decoder.variant(replace(decoder.options, **{option: value}))
+            except UserError:  # tuning leaves such a value out too
                 continue
             tokens = subject.watch(case, decoder=other).tokens
             if problem := subject.wrong_token(case.prompt, tokens):
@@ -460,26 +436,9 @@ def tunable(subject: Subject, case: Case) -> str:
     return ""
 
 
-def _variant(decoder: Decoder, option: str, value: Any) -> Decoder | None:
-    """Return the decoder with this value, or None where the method refuses it, as tuning leaves such a value out."""
-    try:
-        return decoder.variant(replace(decoder.options, **{option: value}))
-    except UserError:
-        return None
-
-
 def nothing_tunable(subject: Subject) -> str:
     """Say why there is no option to try."""
     return not_exact(subject) or ("" if subject.one.tunable() else "it declares nothing tunable")
-
-
-PROMPT_LAWS = (
-    Law("seed", "the same seed gives the same answer, another seed another one", sampled, seed, on=("small",)),
-    Law("memory", "an answer depends on nothing that was answered before", asked_again, memory, on=("small",)),
-    Law("together", "an answer is the same beside other requests", asked_again, together, not_together),
-    Law("target", "the target is left as it was", asked, untouched),
-    Law("tunable", "no value that tuning may try changes the output", tuned, tunable, nothing_tunable, on=("small",)),
-)  # fmt: skip
 
 
 SUITE = SuiteData("kit", "tiny", (Question("q", "qa", ("?",)),))
@@ -562,10 +521,6 @@ def made_up_run(decoder: Decoder, trace: Trace) -> Run:
     return Run(Path(), manifest, rows, Steps.from_samples(steps), verdicts)
 
 
-SAYS = "every report says what the method is and measures, and that it is lossy if it is"
-DESCRIPTION_LAWS = (Law("description", SAYS, asked, described, on=("small",)),)
-
-
 WORDS, CONTEXT = 2600, 448  # of the model; the tokenizer has no more texts than some 2,700
 PROMPT, ANSWER, AGAIN, OWN = 200, 200, 80, 44  # tokens: of prompt and answer; when asked again; accepted by itself
 LOOKED_AT = 6  # steps whose logits are compared
@@ -606,14 +561,34 @@ def _wrong_logits(subject: Subject, case: Case, steps: Sequence[Seen]) -> str:
     """Say where the root's logits are not those of a fresh pass; '' for nowhere. Some steps are looked at."""
     for seen in reversed(steps[:: max(1, len(steps) // LOOKED_AT)]):  # the longest first: it shows the others too
         answer = seen.ids[len(case.prompt) :]
-        expected = subject.logits(case.prompt, answer)
-        off = float((seen.logits[0].float() - expected).abs().max())
-        if not off <= CLOSE * (1 + float(expected.abs().max())):
-            return f"after {len(answer)} tokens the root's logits are off by {off:.2g}"
+        if error := off(seen.logits[0], subject.logits(case.prompt, answer)):
+            return f"after {len(answer)} tokens the root's logits are off by {error:.2g}"
     return ""
 
 
-LONG_LAWS = (
+EXACT_LAWS = (
+    Law("draft", "a draft is a tree of known tokens under the root, which draft_probs could have drawn", few, draft),
+    Law("answers", "prompts are answered", few, answers),
+    Law("rows", "no pass puts more rows through the target than max_rows() says", few, rows, unstated),
+    Law("counts", "a path of the draft and the next token are accepted, each counted once", own, counts, on=("small",)),
+    Law("cache", "after every step the cache holds what a fresh prefill would", few, cache, no_fresh_rows),
+    Law("model", "a method that is compared with plain decoding of the target decodes with the target", asked, model,
+        another_model),
+    Law("logits", "the logits of each node are those of a fresh pass over the path to it", forced, logits, not_exact),
+    Law("greedy", "at T=0 every token is the most probable one, by a fresh pass", many, greedy, not_exact,
+        on=("large", "small")),
+    Law("context", "a draft that would cross the end of the context does no harm", crossing, within_context),
+    Law("lengths", "prompts of one token, and of all the context but one, work as others do", edges,
+        within_context),
+    Law("ends", "end tokens, stop strings and max_new_tokens end an answer exactly, inside a block too", ending, ends,
+        on=("small",)),
+    Law("seed", "the same seed gives the same answer, another seed another one", sampled, seed, on=("small",)),
+    Law("memory", "an answer depends on nothing that was answered before", asked_again, memory, on=("small",)),
+    Law("together", "an answer is the same beside other requests", asked_again, together, not_together),
+    Law("target", "the target is left as it was", asked, untouched),
+    Law("tunable", "no value that tuning may try changes the output", tuned, tunable, nothing_tunable, on=("small",)),
     Law("long", f"an answer of {ANSWER} tokens to a prompt of {PROMPT}, of {WORDS:,} words, is right, and the same "
         "in the same steps when asked again", lengthy, long, on=("long",)),
+    Law("description", "every report says what the method is and measures, and that it is lossy if it is", asked,
+        described, on=("small",)),
 )  # fmt: skip

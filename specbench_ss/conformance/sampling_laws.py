@@ -28,11 +28,15 @@ ROUNDING = 1e-6  # of a sum of float32 probabilities
 
 
 class Decision:
-    """The distribution p [V] that a token is decided by, with the drafted tokens first in its cumulative order."""
+    """The distribution p [V] that a token is decided by.
 
-    def __init__(self, p: Tensor, drafted: Sequence[int] = ()) -> None:
+    First in its cumulative order are the tokens that a rule which accepts too much gives too often: the drafted ones,
+    or, if they were drawn from q [V], those that q favours.
+    """
+
+    def __init__(self, p: Tensor, drafted: Sequence[int] = (), q: Tensor | None = None) -> None:
         self.p = p.double().numpy()
-        self.drafted = frozenset(drafted)
+        self.drafted = frozenset(drafted if q is None else (q > p).nonzero()[:, 0].tolist())
         first = np.isin(np.arange(len(self.p)), list(self.drafted))
         order = np.lexsort((-self.p, ~first))
         self.chance = float(self.p[first].sum())  # that the token is a drafted one
@@ -82,12 +86,6 @@ def _found(where: str, tally: SampledTokens) -> str:
         return found
     share, expected = tally.accepted / tally.offered, tally.expected / tally.offered
     return f"{found}; {share:.3f} of {tally.offered} are drafted ones, their probability is {expected:.3f}"
-
-
-def siblings(q: Tensor, count: int, rng: torch.Generator) -> list[int]:
-    """Draw tokens from q [V] without replacement, in the order of drawing; the first again where q has fewer."""
-    drawn: list[int] = exponential_race(q, rng).topk(min(count, int((q > 0).sum()))).indices.tolist()
-    return [*drawn, *drawn[:1] * (count - len(drawn))]
 
 
 # one of each filter, and temperatures on both sides of those that people use
@@ -160,7 +158,7 @@ def of_answers(subject: Subject, case: Case, seeds: range) -> Tallies:
             key = (before, tuple(drafted), where == "the first token")
             if q is not None or key not in known:
                 p = case.sampling.probs(subject.logits(case.prompt, before))
-                known[key] = Decision(p, drafted if q is None else (q > p).nonzero()[:, 0].tolist())
+                known[key] = Decision(p, drafted, q)
             tallies.add(f"token {number + 1}" if number < NUMBERED else "later tokens", known[key], token)
             tallies.add(where, known[key], token)
         for step in trace.steps:
@@ -201,12 +199,6 @@ def add_draws(tallies: Tallies, seen: Seen) -> None:
             tallies.add("draws from draft_probs", Decision(left / left.sum()), token)
             left = left.clone()
             left[token] = 0
-
-
-SAMPLING_LAWS = (
-    Law("distribution", "at T>0 every token is drawn from the model's own probabilities", samplings, distribution,
-        not_exact, on=("small", "long")),
-)  # fmt: skip
 
 
 BLOCK_LENGTH = 16
@@ -251,16 +243,10 @@ class Repeated(Designed):
             for depth, (node, token) in enumerate(zip(verdict.path, verdict.tokens, strict=True)):
                 drafted = children[node]
                 if node not in known:
-                    known[node] = Decision(probs[node], favoured(tree, node, drafted, probs[node]))
+                    q = None if tree.draft_probs is None or not drafted else tree.draft_probs[node]
+                    known[node] = Decision(probs[node], tree.tokens[drafted].tolist(), q)
                 self.tallies.add(position(depth, drafted), known[node], token)
         return super().accept(state, tree, output)
-
-
-def favoured(tree: DraftTree, node: int, children: list[int], p: Tensor) -> list[int]:
-    """Return the tokens that a rule which accepts too much would give too often after this node."""
-    if not children or tree.draft_probs is None:
-        return [int(token) for token in tree.tokens[children].tolist()]
-    return [int(token) for token in (tree.draft_probs[node] > p).nonzero()[:, 0].tolist()]
 
 
 def redrawn(tree: DraftTree, rng: torch.Generator) -> DraftTree:
@@ -272,8 +258,10 @@ def redrawn(tree: DraftTree, rng: torch.Generator) -> DraftTree:
         return tree
     tokens = tree.tokens.clone()
     for node, children in enumerate(tree.shape.children()):
-        if children:
-            tokens[children] = torch.tensor(siblings(tree.draft_probs[node], len(children), rng))
+        if children:  # without replacement; the first again where q has fewer tokens
+            q, n = tree.draft_probs[node], len(children)
+            drawn = exponential_race(q, rng).topk(min(n, int((q > 0).sum()))).indices.tolist()
+            tokens[children] = torch.tensor([*drawn, *drawn[:1] * (n - len(drawn))])
     return replace(tree, tokens=tokens)
 
 
@@ -330,11 +318,6 @@ def greediness(subject: Subject, case: Case) -> str:
     return ""
 
 
-def enough(subject: Subject, tallies: Tallies) -> bool:
-    """Return whether acceptance was tested; a method whose passes have one row has none."""
-    return tallies.tested_acceptance or subject.one.max_rows() == 1
-
-
 def of_verdicts(subject: Subject, case: Case, first: int) -> Tallies:
     """Tally verdicts on the drafts of some answers, until every position of a draft was decided often enough."""
     decoder, tallies, verdicts = subject.decoder(), Tallies(first), 0
@@ -344,11 +327,10 @@ def of_verdicts(subject: Subject, case: Case, first: int) -> Tallies:
         subject.answer(watched, case.prompt, Limits(case.max_new_tokens), sampling)
         verdicts += watched.verdicts
         wanted = ENOUGH * SAMPLED if watched.sampled else ENOUGH
-        if verdicts >= MOST or (
-            answer + 1 >= LEAST_ANSWERS and enough(subject, tallies) and not tallies.scarce(wanted)
-        ):
+        enough = tallies.tested_acceptance or subject.one.max_rows() == 1  # a pass of one row accepts nothing
+        if verdicts >= MOST or (answer + 1 >= LEAST_ANSWERS and enough and not tallies.scarce(wanted)):
             break
-    if not enough(subject, tallies):
+    if not enough:
         raise Untested("too few decisions on drafted tokens to test acceptance")
     if scarce := tallies.scarce():
         others = f" and {len(scarce) - 1} more positions" if len(scarce) > 1 else ""
@@ -356,7 +338,9 @@ def of_verdicts(subject: Subject, case: Case, first: int) -> Tallies:
     return tallies
 
 
-BLOCK_LAWS = (
+SAMPLING_LAWS = (
+    Law("distribution", "at T>0 every token is drawn from the model's own probabilities", samplings, distribution,
+        not_exact, on=("small", "long")),
     Law("blocks", "acceptance is exact at every depth of a draft, and so is the token after it (at T=0 the argmax)",
         long, blocks, not_exact, on=("small", "long")),
 )  # fmt: skip

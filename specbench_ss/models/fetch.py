@@ -44,20 +44,15 @@ def download(requirement: str, name: str, folder: Path) -> Path:
     here = {**os.environ, "TMPDIR": str(folder)}  # on the disk that was found to have room
     done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace", env=here)
     if done.returncode or not (folder / name).is_file():
-        raise UserError(f"pip cannot download {requirement}: {_reason(done.stderr) or f'it gave no {name}'}")
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
+        raise UserError(f"pip cannot download {requirement}: {[f'it gave no {name}', *lines, *errors][-1]}")
     return folder / name
 
 
 def _going_on() -> list[str]:
     known = tuple(int(part) for part in metadata.version("pip").split(".")[:2] if part.isdigit())
     return ["--resume-retries=10"] if known >= CONTINUES else []
-
-
-def _reason(said: str) -> str:
-    """Return pip's last line on what went wrong."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
-    return (errors or lines or [""])[-1]
 
 
 def check_sha256(file: Path, expected: str) -> None:
@@ -95,7 +90,10 @@ def fetch(model: PackagedModel, tell: Tell, package: Path | None = None, force: 
     try:
         with _alone(model), _work_folder(model) as work:
             _check_room(model, package)
-            file = _package(model, work, tell) if package is None else _given(model, package)
+            file = package or _package(model, work, tell)
+            if not file.is_file():
+                raise UserError(f"--from {file}: there is no such file")
+            check_sha256(file, model.sha256)
             _place(model, _made(model, file, work, tell))
             if package is None:
                 file.unlink()
@@ -127,13 +125,9 @@ def _work_folder(model: PackagedModel) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _kept(model: PackagedModel) -> Path:
-    return models_folder() / model.file
-
-
 def _check_room(model: PackagedModel, package: Path | None) -> None:
     """Raise UserError where the disk has too little room for all that will be written."""
-    there = package is not None or _kept(model).is_file()
+    there = package is not None or (models_folder() / model.file).is_file()
     need = (0 if there else model.size) + model.member_size + model.folder_size + SPARE
     free = shutil.disk_usage(models_folder()).free
     if free < need:
@@ -145,7 +139,7 @@ def _check_room(model: PackagedModel, package: Path | None) -> None:
 
 def _package(model: PackagedModel, work: Path, tell: Tell) -> Path:
     """Return the package's file: one that an earlier fetch has left, or else a fresh one from the index."""
-    kept = _kept(model)
+    kept = models_folder() / model.file
     if kept.is_file() and file_sha256(kept) == model.sha256:
         tell(f"{kept.name} is there from an earlier fetch")
         return kept
@@ -156,13 +150,6 @@ def _package(model: PackagedModel, work: Path, tell: Tell) -> Path:
     return kept
 
 
-def _given(model: PackagedModel, package: Path) -> Path:
-    if not package.is_file():
-        raise UserError(f"--from {package}: there is no such file")
-    check_sha256(package, model.sha256)
-    return package
-
-
 def _made(model: PackagedModel, package: Path, work: Path, tell: Tell) -> Path:
     """Make the model's folder inside the work folder, and return it."""
     tell(f"{package.name} is the package that was expected (sha256 {model.sha256[:16]}...)")
@@ -171,7 +158,18 @@ def _made(model: PackagedModel, package: Path, work: Path, tell: Tell) -> Path:
     tell(f"making float32 weights of {gguf.name} ({model.folder_size / 1e6:,.0f} MB)")
     folder = work / "folder"
     _write_model(gguf, folder)
-    (folder / ORIGIN).write_text(json.dumps(_origin(model, gguf), indent=1) + "\n")
+    origin = {
+        "name": model.name,
+        "package": f"{model.package}=={model.version}",
+        "file": model.file,
+        "sha256": model.sha256,
+        **gguf_origin(gguf),
+        "gguf_sha256": model.member_sha256,
+        "licence": model.licence,
+        "page": model.page,
+        "weights": f"rounded to {model.precision} by those who packed them, and made float32 again here",
+    }
+    (folder / ORIGIN).write_text(json.dumps(origin, indent=1) + "\n")
     return folder
 
 
@@ -185,21 +183,6 @@ def _write_model(gguf: Path, folder: Path) -> None:
         raise OSError(str(error)) from error
     tokenizer.save_pretrained(folder)
     ordinary_mode(folder)
-
-
-def _origin(model: PackagedModel, gguf: Path) -> dict[str, object]:
-    """Return what the folder says of where its weights come from."""
-    return {
-        "name": model.name,
-        "package": f"{model.package}=={model.version}",
-        "file": model.file,
-        "sha256": model.sha256,
-        **gguf_origin(gguf),
-        "gguf_sha256": model.member_sha256,
-        "licence": model.licence,
-        "page": model.page,
-        "weights": f"rounded to {model.precision} by those who packed them, and made float32 again here",
-    }
 
 
 def _place(model: PackagedModel, made: Path) -> None:

@@ -16,10 +16,10 @@ import pandas as pd
 
 from specbench_ss.errors import UserError, known_words
 from specbench_ss.options import REFERENCE
-from specbench_ss.results import frames
+from specbench_ss.results.analysis import analyse
 from specbench_ss.results.frames import write_frames
 from specbench_ss.results.ranking import output, quality, short_n
-from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paired, summarise
+from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paired
 from specbench_ss.results.terminal import ranked
 from specbench_ss.results.text import interval, number, table, times, title
 from specbench_ss.runs.records import Row, Run
@@ -150,8 +150,10 @@ LEFT = ("task", "method", "verdict", "output")
 
 def write_csv(run: Run, folder: Path) -> list[str]:
     """Write the frames of a run as CSV files; lists are JSON texts."""
-    for name in ("samples", "steps", "sameness", "summary"):
-        plain(getattr(frames, name)(run)).to_csv(folder / f"{name}.csv", index=False, errors="replace")
+    results = analyse(run)
+    made = {"samples": results.samples, "steps": results.steps, "sameness": results.sameness}
+    for name, frame in (made | {"summary": results.summary()}).items():
+        plain(frame).to_csv(folder / f"{name}.csv", index=False, errors="replace")
     return []
 
 
@@ -167,7 +169,7 @@ def _json(value: Any) -> Any:
 
 def write_parquet(run: Run, folder: Path) -> list[str]:
     """Write the frames of a run as Parquet files."""
-    write_frames(run, summarise(run), folder)
+    write_frames(run, analyse(run).rows, folder)
     return []
 
 

@@ -153,11 +153,7 @@ class Blocks:
 
     def rehearse(self, spec: MethodSpec) -> None:
         """Give a whole answer that is not recorded."""
-
-        def answer(spec: MethodSpec) -> None:
-            self.bench.measure(spec, self.prompts[0])
-
-        self._done(spec, answer)
+        self._done(spec, lambda s: self.bench.measure(s, self.prompts[0]))
 
     def measure(self, specs: Sequence[MethodSpec]) -> list[MethodSpec]:
         """Measure one block; return the configurations that have not failed, in the order given."""
@@ -168,12 +164,11 @@ class Blocks:
             self.book.add(spec.label, block, self.bench.measure(spec, prompt))
             self.watch.on_sample(spec.label)
 
-        good = {
-            label for label in method_order(list(by_label), block, self.seed) if self._done(by_label[label], sample)
-        }
+        order = method_order(list(by_label), block, self.seed)
+        good = {label for label in order if self._done(by_label[label], sample)}
         return [spec for spec in specs if spec.label in good]
 
-    def _done(self, spec: MethodSpec, work: Callable[[MethodSpec], None]) -> bool:
+    def _done(self, spec: MethodSpec, work: Callable[[MethodSpec], object]) -> bool:
         try:
             work(spec)
         except Exception as error:  # one configuration, say out of memory: the others are worth having

@@ -20,7 +20,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.options import REFERENCE, MethodSpec, value_text
 from specbench_ss.results.text import interval, times
 from specbench_ss.runs.manifest import now, plain
-from specbench_ss.stats import FEWEST, Interval
+from specbench_ss.stats import FEWEST
 from specbench_ss.suite import SuiteData
 from specbench_ss.tuning.search import CUTS, Bench, Blocks, Book, Comparison, Cost, Search, Watch
 
@@ -302,16 +302,12 @@ def _tell_of_single_prompts(categories: Sequence[str], watch: Watch) -> None:
 
 def sentence(tuned: Tuned) -> str:
     """Say whether anything is better than the default, by how much, and what there was no time to try."""
-    return f"{_found(tuned)}{_untried(tuned)}"
-
-
-def _untried(tuned: Tuned) -> str:
     if not tuned.untried:
-        return ""
+        return _found(tuned)
     options = ", ".join(
         f"{name} ({n} {'value' if n == 1 else 'values'})" if n else name for name, n in tuned.untried.items()
     )
-    return f"; not tried, or not on enough prompts, for lack of time: {options}: give a longer --budget"
+    return f"{_found(tuned)}; not tried, or not on enough prompts, for lack of time: {options}: give a longer --budget"
 
 
 def _found(tuned: Tuned) -> str:
@@ -339,9 +335,10 @@ def content(tuned: Tuned, resolved: dict[str, Any], made_for: dict[str, Any], as
     resolved: the settings that its options lead to. made_for: the conditions from
     `preset_conditions.conditions`. asked: the calibration questions. how: further facts about the measurement.
     """
+    options = {name: int(x) if x.lstrip("-").isdecimal() else x for name, x in tuned.chosen.options.items()}
     found = {
         "method": tuned.chosen.name,
-        "options": {name: _value(text) for name, text in tuned.chosen.options.items()},
+        "options": options,  # whole numbers without quotes
         "verdict": sentence(tuned),
         **({"candidate": tuned.finalist.label} if tuned.outcome == "not confirmed" else {}),
         "made_for": {**made_for, "specbench_ss": __version__, "date": now()},
@@ -386,17 +383,9 @@ def _search(tuned: Tuned) -> list[dict[str, Any]]:
 
 
 def _speedup(found: Comparison, name: str) -> dict[str, Any]:
-    return {name: _short(found.speedup), f"{name}_interval": _pair(found.interval)}
+    bounds = found.interval and [round(bound, 4) for bound in found.interval]
+    return {name: _short(found.speedup), f"{name}_interval": bounds}
 
 
 def _short(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
-
-
-def _pair(bounds: Interval | None) -> list[float] | None:
-    return None if bounds is None else [round(bound, 4) for bound in bounds]
-
-
-def _value(text: str) -> int | str:
-    """Return whole numbers as such, so that the file shows them without quotes."""
-    return int(text) if text.lstrip("-").isdecimal() else text

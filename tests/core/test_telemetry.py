@@ -55,7 +55,6 @@ def device_seen(monkeypatch: pytest.MonkeyPatch, readings: int = 4, **changes: l
 def test_nvml_answers_become_readings_in_units_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     library = replay(monkeypatch)
     device = Nvml("00000000:17:00.0")
-    assert device.name == "NVIDIA H100 80GB HBM3"
     first, second = device.read(), device.read()
     assert first["nvml_kernel_busy"] == 0 and second["nvml_kernel_busy"] == 0.62
     assert second == {
