@@ -13,8 +13,7 @@ from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods.suffix.automaton import SuffixAutomaton
-from specbench_ss.methods.suffix.decoding import Past, Suffix, SuffixOptions
+from specbench_ss.methods.suffix import Past, Suffix, SuffixAutomaton, SuffixOptions
 from tests.tiny import tiny_model
 
 PROMPT = [20, 4, 4, 30, 12, 9, 8, 50, 41] * 2

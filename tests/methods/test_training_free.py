@@ -13,7 +13,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.lookahead import Lookahead
 from specbench_ss.methods.recycling import Recycling
-from specbench_ss.methods.suffix.decoding import Suffix
+from specbench_ss.methods.suffix import Suffix
 from tests.tiny import SOME, tiny_model
 
 METHODS: tuple[type[Decoder], ...] = (Lookahead, Recycling, Suffix)

@@ -1,1 +1,0 @@
-"""Drafts from a suffix automaton."""
