@@ -39,17 +39,15 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import Verdict, verify
-from specbench_ss.methods._shared.static_trees import best_tree, tree_of
+from specbench_ss.methods._shared.heads import best_tree, tree_of
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle2
 from specbench_ss.methods.eagle.drafter import new_eagle
-from specbench_ss.methods.medusa.decoding import Medusa
+from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.methods.medusa.heads import MedusaHeads
-from specbench_ss.methods.medusa.options import MedusaOptions
-from specbench_ss.methods.ss.decoding import SpeculativeStreaming
-from specbench_ss.methods.ss.options import SSOptions
-from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.methods.ss.streams import Streams
+from specbench_ss.methods.ss.config import SSOptions, StreamConfig
+from specbench_ss.methods.ss.decode import SpeculativeStreaming
+from specbench_ss.methods.ss.layers import Streams
 from specbench_ss.models.devices import resolve_device, resolve_dtype
 from specbench_ss.models.limits import MachineLimits, device_name, known_limits
 from specbench_ss.models.load import load_target

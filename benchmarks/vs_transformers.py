@@ -33,8 +33,7 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.pld import LookupOptions, PromptLookup
-from specbench_ss.methods.sd.decoding import TwoModel
-from specbench_ss.methods.sd.options import TwoModelOptions
+from specbench_ss.methods.sd.decode import TwoModel, TwoModelOptions
 from specbench_ss.models.load import load_target
 from specbench_ss.stats import speedup_interval
 from specbench_ss.suite import SuiteRequest

@@ -17,7 +17,7 @@ import torch
 from lab.text import APP_WEIGHTS
 from lab.training import SIZES, LabTraining, answers_in, drafter_budget, drafter_text, save_model, training_rows
 from specbench_ss.engine.target import Target
-from specbench_ss.methods._shared.lora import save_lora
+from specbench_ss.methods._shared.fine_tuned import save_lora
 from specbench_ss.methods.block_drafters.dflash import config_of as dflash_config
 from specbench_ss.methods.block_drafters.dflash import new_drafter as dflash_drafter
 from specbench_ss.methods.block_drafters.peagle import config_of as peagle_config
@@ -28,7 +28,7 @@ from specbench_ss.methods.eagle.train import Eagle3Trainee, EagleTrainee
 from specbench_ss.methods.hydra.train import HydraTrainee
 from specbench_ss.methods.medusa.train import MedusaTrainee
 from specbench_ss.methods.sd.train import DraftSize, DraftTrainee, TunedDraft
-from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.train import StreamsTrainee
 from specbench_ss.models.checkpoint import belongs_to, write_checkpoint, write_config
 from specbench_ss.models.load import load_target

@@ -47,10 +47,10 @@ from lab.training import (
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, did_you_mean
 from specbench_ss.methods.medusa.train import Medusa2Trainee, save_joint
-from specbench_ss.methods.rest.build import build as build_datastore
+from specbench_ss.methods.rest.datastore import build as build_datastore
 from specbench_ss.methods.space.model import save as save_space
 from specbench_ss.methods.space.train import SPACETrainee
-from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.train import SharedTrainee, save_shared
 from specbench_ss.models.checkpoint import belongs_to
 from specbench_ss.models.devices import check_one_device, resolve_device

@@ -22,7 +22,7 @@ from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.static_trees import Choice, MedusaTree, from_branches, read_tree, tree_of
+from specbench_ss.methods._shared.heads import Choice, MedusaTree, from_branches, read_tree, tree_of
 from specbench_ss.options import Bounded
 
 if TYPE_CHECKING:

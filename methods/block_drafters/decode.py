@@ -20,7 +20,7 @@ from specbench_ss.engine.tree import DraftTree, indices
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.feature_decoder import FeatureDecoder
-from specbench_ss.methods._shared.static_trees import best_tree, tree_of
+from specbench_ss.methods._shared.heads import best_tree, tree_of
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.block_drafters.options import BlockDraftOptions, DFlashOptions, PEagleOptions
 from specbench_ss.models.checkpoint import check_base, drafter_folder, drafter_here, learnt, read_tensors

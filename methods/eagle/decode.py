@@ -24,7 +24,7 @@ from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafter_pass import pass_drafter
 from specbench_ss.methods._shared.feature_decoder import FeatureDecoder
-from specbench_ss.methods._shared.static_trees import (
+from specbench_ss.methods._shared.heads import (
     Choice,
     MedusaTree,
     asked_tree,
@@ -33,8 +33,8 @@ from specbench_ss.methods._shared.static_trees import (
     read_accuracies,
     read_measured,
     tree_of,
+    with_advice,
 )
-from specbench_ss.methods._shared.tree_advice import with_advice
 from specbench_ss.methods._shared.tree_growth import best, draw, grow
 from specbench_ss.models.checkpoint import check_base, drafter_folder, drafter_here, learnt, read_tensors
 from specbench_ss.options import Bounded

@@ -144,7 +144,7 @@ class HydraTrainer(MeasurableHeadsTrainer):
 
     def loaded(self, target: Target, weights: str) -> HydraTrainee:
         """As `hydra` loads them."""
-        from specbench_ss.methods.hydra.decoding import Hydra
+        from specbench_ss.methods.hydra.decode import Hydra
 
         decoder = Hydra.load(target, Hydra.Options(weights=weights, tree="published"))
         return HydraTrainee(target, decoder.heads, tap=decoder.tap)

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.lora import lora_parameters, save_lora, with_lora
-from specbench_ss.methods.medusa.files import HEADS_FILES
-from specbench_ss.methods.medusa.heads import MedusaHeads
+from specbench_ss.methods._shared.fine_tuned import lora_parameters, save_lora, with_lora
+from specbench_ss.methods.medusa.heads import HEADS_FILES, MedusaHeads
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.training.losses import Ramp, Targets, head_loss, targets_option, told_targets
 from specbench_ss.training.session import (
@@ -141,8 +140,7 @@ class MedusaTrainer(MeasurableHeadsTrainer):
 
     def loaded(self, target: Target, weights: str) -> MedusaTrainee:
         """As `medusa` loads them."""
-        from specbench_ss.methods.medusa.decoding import Medusa
-        from specbench_ss.methods.medusa.options import MedusaOptions
+        from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 
         return MedusaTrainee(target, Medusa.load(target, MedusaOptions(weights, tree="published")).heads)
 

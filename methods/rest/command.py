@@ -82,7 +82,7 @@ def build(
     from itertools import chain
 
     from specbench_ss.methods.rest import text
-    from specbench_ss.methods.rest.build import build as write
+    from specbench_ss.methods.rest.datastore import build as write
     from specbench_ss.models.devices import resolve_device, resolve_dtype
     from specbench_ss.models.load import load_target, outline_of
     from specbench_ss.runs.run_dir import check_place

@@ -1,12 +1,27 @@
-"""The draft model and its own cache, kept in step with what is accepted. Knows no tree, no text and no target."""
+"""Draft models: their own cache and states, adapters, and vocabularies that differ."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.fine_tuned import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    check_fits,
+    check_lora,
+    is_plain_lora,
+    merged_target,
+    without_weights,
+)
+from specbench_ss.models.checkpoint import check_base, read_config
+from specbench_ss.models.load import adapted_model, config_of
+from specbench_ss.user_files import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,3 +107,61 @@ class Draft:
         """[.., the draft's width] -> [.., V]."""
         more = self.vocab - logits.shape[-1]
         return logits if more == 0 else torch.nn.functional.pad(logits, (0, more), value=float("-inf"))
+
+
+def holds_lora(path: Path) -> bool:
+    """Whether a folder has a LoRA that names no model of its own: it is for the draft that came with the base."""
+    config = path / ADAPTER_CONFIG
+    if not config.is_file() and (path / ADAPTER).is_file():
+        raise UserError(f"sd: {path} holds a LoRA's {ADAPTER} without the {ADAPTER_CONFIG} that it needs")
+    return config.is_file() and not read_json(config).get("base_model_name_or_path")
+
+
+def checked_lora(draft: Outline, folder: Path) -> Outline:
+    """The draft. Raises UserError where the folder's files are no LoRA, or one of a model of another shape."""
+    read_config(folder)
+    check_lora(folder, "sd")
+    check_fits(folder, without_weights(draft.config), "sd")
+    return draft
+
+
+def check_named(folder: Path) -> None:
+    """Raises UserError for a folder with an adapter that names a model, which is missing or does not fit it."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return
+    named = read_json(folder / ADAPTER_CONFIG)["base_model_name_or_path"]
+    try:
+        config = config_of(adapted_model(folder / ADAPTER_CONFIG))
+        if is_plain_lora(folder):
+            check_fits(folder, without_weights(config), "sd")
+    except UserError as error:
+        raise UserError(
+            f"sd: the adapter in {folder} is for the model {named!r}, as its {ADAPTER_CONFIG} says (one that names "
+            f"none is for the draft that came with the target): {str(error).removeprefix('sd: ')}"
+        ) from error
+
+
+def merged_lora(draft: Target, folder: Path) -> Target:
+    """The draft with the LoRA merged in. Raises UserError where that was trained for another draft."""
+    check_base(read_config(folder), draft, f"sd: the LoRA in {folder}", "draft")
+    return merged_target(draft, folder, "sd")
+
+
+def mismatch(base: Outline, draft: Outline) -> str:
+    """Where the draft's vocabulary differs from the base's, '' if nowhere.
+
+    Embeddings padded to other widths, and tokens that only one of them has at ids that the other has not, do not count.
+    Without tokenizers there are only the widths to go by.
+    """
+    if base.tokenizer is None or draft.tokenizer is None:
+        sizes = (draft.vocab_size, base.vocab_size)
+        return "" if sizes[0] == sizes[1] else f"{sizes[0]} tokens, the model has {sizes[1]}"
+    ours, theirs = (o.tokenizer.get_vocab() for o in (base, draft))
+    if ours == theirs:
+        return ""
+    of_id = {i: token for token, i in ours.items()}
+    differing = [(i, token) for token, i in theirs.items() if of_id.get(i, token) != token]
+    if not differing:
+        return ""
+    i, token = min(differing)
+    return f"{len(differing)} ids stand for other tokens, id {i} for {token!r}, not {of_id[i]!r}"

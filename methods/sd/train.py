@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.lora import lora_parameters, with_lora
+from specbench_ss.methods._shared.fine_tuned import lora_parameters, with_lora
 from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.options import Bounded
 from specbench_ss.storage import ordinary_mode

@@ -1,21 +1,29 @@
-"""Where the model of `space` and its mask come from: LoRA beside a mask embedding, or a whole fine-tuned model."""
+"""Models of SPACE: the mask token, rows of a step, and the folders they come from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import torch
+from torch import Tensor, nn
 
 from specbench_ss import user_files
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import TreeShape, shape_of
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.fine_tuned import holds_model, outline_beside, target_beside
-from specbench_ss.methods._shared.lora import check_lora, merged_target, save_lora
-from specbench_ss.methods.space.rows import MASKS
+from specbench_ss.methods._shared.fine_tuned import (
+    check_lora,
+    holds_model,
+    merged_target,
+    outline_beside,
+    save_lora,
+    target_beside,
+)
 from specbench_ss.models.checkpoint import (
     check_base,
     drafter_folder,
@@ -28,10 +36,37 @@ from specbench_ss.models.checkpoint import (
     write_checkpoint,
 )
 
-if TYPE_CHECKING:
-    from torch import Tensor
+MASKS = 5  # as published
 
-    from specbench_ss.methods.space.masks import MaskToken
+
+@lru_cache(maxsize=64)
+def rows_of(nodes: int, masks: int) -> TreeShape:
+    """A chain of `nodes` tokens, then the group of each: node 0's masks, node 1's, ..."""
+    chain = range(-1, nodes - 1)
+    first = (nodes + g * masks for g in range(nodes))
+    groups = ((g, *range(start, start + masks - 1)) for g, start in enumerate(first))
+    return shape_of((*chain, *(parent for group in groups for parent in group)))
+
+
+class MaskToken(nn.Module):
+    """The learnt embedding of the mask, as an offset [h] from that of the token `mask_id`.
+
+    A model with a mask of its own in its vocabulary has no offset: zero.
+    """
+
+    def __init__(self, hidden: int, masks: int = MASKS, mask_id: int = 0) -> None:
+        super().__init__()
+        if masks < 1:
+            raise UserError(f"space: masks must be at least 1, not {masks}")
+        self.offset = nn.Parameter(torch.zeros(hidden))
+        self.masks, self.mask_id = masks, mask_id
+
+    def embed(self, target: Target, ids: Tensor, positions: Tensor, masks: int) -> Tensor:
+        """Rows ids [B, q] and behind them `masks` mask rows, at positions [B, q + masks] -> [B, q + masks, h]."""
+        tokens = torch.cat((ids, ids.new_full((ids.shape[0], masks), self.mask_id)), 1)
+        x = target.embed(tokens, positions)
+        return torch.cat((x[:, : ids.shape[1]], x[:, ids.shape[1] :] + self.offset.to(x.dtype)), 1)
+
 
 WEIGHTS = "model.safetensors"
 
@@ -114,7 +149,6 @@ def _is_whole(folder: Path, options: Chosen) -> bool:
 
 def _of_whole(options: Chosen, own: Outline, base: Outline | None = None) -> MaskToken:
     """The mask of a whole model. Raises UserError where its vocabulary has no such token, or not all of the base's."""
-    from specbench_ss.methods.space.masks import MaskToken
 
     if not 0 < options.mask_id < own.vocab_size:
         raise UserError(f"space: mask_id must be 1 to {own.vocab_size - 1}, not {options.mask_id}")
@@ -127,7 +161,6 @@ def _of_whole(options: Chosen, own: Outline, base: Outline | None = None) -> Mas
 
 def _read(folder: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]) -> tuple[MaskToken, dict[str, Any]]:
     """The mask of a folder, and its config."""
-    from specbench_ss.methods.space.masks import MaskToken
 
     config, file = read_config(folder), folder / WEIGHTS
     try:

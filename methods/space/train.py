@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from specbench_ss.engine.kv_cache import StreamCache
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.lora import lora_parameters, with_lora
-from specbench_ss.methods.space.masks import MaskToken
-from specbench_ss.methods.space.rows import MASKS
-from specbench_ss.methods.ss.layout import own_streams, stream_positions
+from specbench_ss.methods._shared.fine_tuned import lora_parameters, with_lora
+from specbench_ss.methods.space.model import MASKS, MaskToken
+from specbench_ss.methods.ss.layers import own_streams, stream_positions
 from specbench_ss.options import Bounded
 from specbench_ss.training.losses import head_loss
 from specbench_ss.training.session import DrafterTrainer

@@ -14,10 +14,17 @@ from torch.utils.checkpoint import checkpoint
 from specbench_ss.engine.kv_cache import StreamCache
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.lora import lora_parameters, save_lora, with_lora
-from specbench_ss.methods.ss.layout import Layout, own_streams, segment_visibility, steps_ahead, stream_positions
-from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.methods.ss.streams import Streams, run_masked
+from specbench_ss.methods._shared.fine_tuned import lora_parameters, save_lora, with_lora
+from specbench_ss.methods.ss.config import StreamConfig
+from specbench_ss.methods.ss.layers import (
+    Layout,
+    Streams,
+    own_streams,
+    run_masked,
+    segment_visibility,
+    steps_ahead,
+    stream_positions,
+)
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.options import Bounded
 from specbench_ss.training.losses import Ramp, Targets, head_loss, head_sums, mean_loss, targets_option, told_targets
@@ -468,7 +475,7 @@ class StreamsTrainer(DrafterTrainer):
 
     def shape(self) -> StreamConfig:
         """What is trained. Raises UserError for what cannot be."""
-        from specbench_ss.methods.ss.stream_config import StreamConfig
+        from specbench_ss.methods.ss.config import StreamConfig
 
         o, shared = self.options, self.options.mode == "shared"
         return StreamConfig(

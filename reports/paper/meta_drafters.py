@@ -18,20 +18,17 @@ from specbench_ss.engine.decoder import State
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.engine.tree import DraftTree
+from specbench_ss.methods._shared.heads import PUBLISHED, Choice, tree_of
 from specbench_ss.methods._shared.small_llama import llama_layer
-from specbench_ss.methods._shared.static_trees import PUBLISHED, Choice, tree_of
 from specbench_ss.methods.eagle.drafter import Eagle1Drafter, new_eagle
-from specbench_ss.methods.hydra.decoding import Hydra
+from specbench_ss.methods.hydra.decode import Hydra, HydraOptions
 from specbench_ss.methods.hydra.heads import HydraHeads, Prefix
-from specbench_ss.methods.hydra.options import HydraOptions
-from specbench_ss.methods.medusa.decoding import Medusa
+from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.methods.medusa.heads import MedusaHeads
-from specbench_ss.methods.medusa.options import MedusaOptions
-from specbench_ss.methods.ss.decoding import SpeculativeStreaming
-from specbench_ss.methods.ss.drafting import draft_tree
-from specbench_ss.methods.ss.options import SSOptions
-from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.methods.ss.streams import Streams
+from specbench_ss.methods.ss.config import SSOptions, StreamConfig
+from specbench_ss.methods.ss.decode import SpeculativeStreaming
+from specbench_ss.methods.ss.layers import Streams
+from specbench_ss.methods.ss.tree import draft_tree
 
 META = torch.device("meta")
 CONTEXT = 512  # tokens in the cache; the papers do not give theirs

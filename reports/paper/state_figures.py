@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from specbench_ss import registry
 from specbench_ss.engine.kv_cache import StreamCache
 from specbench_ss.engine.target import Target
-from specbench_ss.methods.medusa.decoding import Medusa
-from specbench_ss.methods.ss.decoding import SpeculativeStreaming
-from specbench_ss.methods.ss.options import SSOptions
-from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.methods.ss.streams import Streams
+from specbench_ss.methods.medusa.decode import Medusa
+from specbench_ss.methods.ss.config import SSOptions, StreamConfig
+from specbench_ss.methods.ss.decode import SpeculativeStreaming
+from specbench_ss.methods.ss.layers import Streams
 from specbench_ss.methods.ss.train import SharedTrainee, StreamsTrainee
 from specbench_ss.options import REFERENCE
 from specbench_ss.reports.paper.claims import all_of, number_or_none, rising

@@ -14,7 +14,7 @@ import torch
 
 from specbench_ss import storage, user_files
 from specbench_ss.engine.target import Target
-from specbench_ss.methods.ss.layout import segment_visibility
+from specbench_ss.methods.ss.layers import segment_visibility
 from specbench_ss.reports.paper.claims import NOWHERE, all_of, at_most, number_or_none, place_of, point
 from specbench_ss.reports.paper.experiment import ACL, TrainingExperiment, source, table
 from specbench_ss.reports.paper.figures import COLOURS, Axis, Points, Text, bars, heat_map

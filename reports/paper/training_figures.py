@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from specbench_ss.engine.kv_cache import StreamCache
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.lora import lora_parameters, with_lora
-from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods._shared.fine_tuned import lora_parameters, with_lora
+from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.train import StreamsTrainee
 from specbench_ss.models.checkpoint import belongs_to, write_checkpoint
 from specbench_ss.options import REFERENCE, MethodSpec

@@ -20,10 +20,9 @@ from specbench_ss.engine.generic_model import Tables
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.methods._shared.lora import lora_parameters, with_lora
+from specbench_ss.methods._shared.fine_tuned import lora_parameters, with_lora
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.medusa.decoding import Medusa
-from specbench_ss.methods.medusa.options import MedusaOptions
+from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.methods.pld import PromptLookup
 from specbench_ss.models.load import load_target, outline_of
 from specbench_ss.models.tiny import WHOLE

@@ -16,7 +16,7 @@ from specbench_ss.engine.decoder import Decoder, State
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.methods.medusa.decoding import Medusa
+from specbench_ss.methods.medusa.decode import Medusa
 from specbench_ss.models.tiny import tiny_target
 from specbench_ss.runs.run_dir import read_run
 

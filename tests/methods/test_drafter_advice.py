@@ -14,10 +14,10 @@ from specbench_ss.cli.main import main
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.eagle.decode import Eagle2
-from specbench_ss.methods.hydra.decoding import Hydra
-from specbench_ss.methods.medusa.decoding import Medusa
-from specbench_ss.methods.ss.decoding import SpeculativeStreaming
-from specbench_ss.methods.ss.options import SSOptions
+from specbench_ss.methods.hydra.decode import Hydra
+from specbench_ss.methods.medusa.decode import Medusa
+from specbench_ss.methods.ss.config import SSOptions
+from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.models.checkpoint import Advice, read_advice
 from specbench_ss.models.resolve import LAB
 from specbench_ss.options import MethodSpec

@@ -21,7 +21,7 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafter_network import Rotary
-from specbench_ss.methods._shared.tree_advice import with_advice
+from specbench_ss.methods._shared.heads import with_advice
 from specbench_ss.methods._shared.tree_growth import best, grow
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.checkpoint import best_layers, layers_of

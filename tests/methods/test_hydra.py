@@ -21,9 +21,8 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.hydra.decoding import Hydra
+from specbench_ss.methods.hydra.decode import Hydra, HydraOptions
 from specbench_ss.methods.hydra.heads import Prefix
-from specbench_ss.methods.hydra.options import HydraOptions
 from specbench_ss.methods.hydra.train import HydraTrainee
 from specbench_ss.models.tiny import randomise
 from specbench_ss.training.trainee import Anchors, Batch, Documents, base_states

@@ -20,11 +20,10 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.decode import Eagle, Eagle2, Eagle3
-from specbench_ss.methods.medusa.decoding import Medusa
-from specbench_ss.methods.medusa.options import MedusaOptions
+from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.methods.rest.datastore import SEPARATOR, open_datastore
-from specbench_ss.methods.ss.decoding import SpeculativeStreaming
-from specbench_ss.methods.ss.options import SSOptions
+from specbench_ss.methods.ss.config import SSOptions
+from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method

@@ -16,8 +16,7 @@ from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.ss.decoding import SpeculativeStreaming
-from specbench_ss.methods.ss.examples import shapes
+from specbench_ss.methods.ss.decode import SpeculativeStreaming, shapes
 from specbench_ss.options import MethodSpec
 from tests.laws import architectures, plain, statistical
 from tests.tiny import tiny_model

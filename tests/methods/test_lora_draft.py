@@ -22,10 +22,9 @@ from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.lora import ADAPTER, ADAPTER_CONFIG, lora_parameters, save_lora
+from specbench_ss.methods._shared.fine_tuned import ADAPTER, ADAPTER_CONFIG, lora_parameters, save_lora
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.sd.decoding import TwoModel
-from specbench_ss.methods.sd.options import TwoModelOptions
+from specbench_ss.methods.sd.decode import TwoModel, TwoModelOptions
 from specbench_ss.methods.sd.train import TunedDraft
 from specbench_ss.models import resolve
 from specbench_ss.models.checkpoint import belongs_to, write_config

@@ -17,13 +17,11 @@ from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import MOST_NODES
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fused_head import MOST_FUSED
-from specbench_ss.methods._shared.static_trees import PUBLISHED, best_tree, read_tree, tree_of
+from specbench_ss.methods._shared.heads import PUBLISHED, best_tree, read_tree, tree_of
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.medusa import decoding
-from specbench_ss.methods.medusa.decoding import Medusa
-from specbench_ss.methods.medusa.examples import random_medusa
+from specbench_ss.methods.medusa import decode
+from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions, random_medusa
 from specbench_ss.methods.medusa.heads import heads_from_tensors
-from specbench_ss.methods.medusa.options import MedusaOptions
 from tests.methods.decoders import medusa
 from tests.methods.exactness import assert_greedy_same, p_value
 from tests.tiny import tiny_model
@@ -127,7 +125,7 @@ def test_few_nodes_are_drafted_from_the_product_that_verifies(monkeypatch: pytes
     monkeypatch.setattr(target, "logits", lambda x: products.append(x.shape[-2]) or Target.logits(target, x))
     found = []
     for most in (MOST_FUSED, 0):
-        monkeypatch.setattr(decoding, "MOST_FUSED", most)
+        monkeypatch.setattr(decode, "MOST_FUSED", most)
         decoder = random_medusa(Medusa, target, 2, own_unembed=False, options=MedusaOptions(nodes=2))
         products.clear()
         steps = generate(decoder, [5, 6, 7], Limits(24), Sampling()).steps

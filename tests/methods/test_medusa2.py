@@ -18,14 +18,14 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.medusa.decoding import Medusa
-from specbench_ss.methods.medusa.joint_decoding import (
+from specbench_ss.methods.medusa.decode import (
+    Medusa,
     Medusa2,
     Medusa2AROptions,
     Medusa2Autoregressive,
+    MedusaOptions,
     backbone_outline,
 )
-from specbench_ss.methods.medusa.options import MedusaOptions
 from specbench_ss.methods.medusa.train import Medusa2Trainee, save_joint
 from specbench_ss.models.tiny import randomise
 from specbench_ss.options import MethodSpec

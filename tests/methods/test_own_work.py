@@ -15,9 +15,9 @@ from specbench_ss.engine.generate import Limits, Session
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.lookahead import Lookahead
-from specbench_ss.methods.space.decoding import SPACE
-from specbench_ss.methods.ss.decoding import SpeculativeStreaming
-from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
+from specbench_ss.methods.space.decode import SPACE
+from specbench_ss.methods.ss.decode import SpeculativeStreaming
+from specbench_ss.methods.ss.shared import SharedAutoregressive, SharedStreaming
 from specbench_ss.registry import method_class
 from specbench_ss.results.cost_model import counted
 from specbench_ss.runs.records import Row

@@ -17,8 +17,7 @@ from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
-from specbench_ss.methods._shared.fine_tuned import target_beside
-from specbench_ss.methods._shared.lora import lora_parameters, merged_target, save_lora, with_lora
+from specbench_ss.methods._shared.fine_tuned import lora_parameters, merged_target, save_lora, target_beside, with_lora
 from specbench_ss.models.quantize import quantise
 from tests.quantised import needs, quantised_target, small_model
 

@@ -23,10 +23,16 @@ from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.rest.build import build, in_memory
-from specbench_ss.methods.rest.datastore import SEPARATOR, Datastore, open_datastore
-from specbench_ss.methods.rest.decoding import REST, RESTOptions, draft_tree
-from specbench_ss.methods.rest.search import best_prefixes, retrieve
+from specbench_ss.methods.rest.datastore import (
+    SEPARATOR,
+    Datastore,
+    best_prefixes,
+    build,
+    in_memory,
+    open_datastore,
+    retrieve,
+)
+from specbench_ss.methods.rest.decode import REST, RESTOptions, draft_tree
 from specbench_ss.models.load import load_target, outline_of
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig

@@ -17,12 +17,11 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.lora import ADAPTER
+from specbench_ss.methods._shared.fine_tuned import ADAPTER
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.ss.decoding import SpeculativeStreaming
-from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
-from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
-from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods.ss.config import SharedAROptions, SSOptions, StreamConfig
+from specbench_ss.methods.ss.decode import SpeculativeStreaming
+from specbench_ss.methods.ss.shared import SharedAutoregressive, SharedStreaming
 from specbench_ss.methods.ss.train import SharedTrainee, carriers_of, save_shared
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig

@@ -18,10 +18,8 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.space.decoding import SPACE, SPACEAROptions, SPACEAutoregressive, SPACEOptions
-from specbench_ss.methods.space.masks import MaskToken
-from specbench_ss.methods.space.model import save
-from specbench_ss.methods.space.rows import rows_of
+from specbench_ss.methods.space.decode import SPACE, SPACEAROptions, SPACEAutoregressive, SPACEOptions
+from specbench_ss.methods.space.model import MaskToken, rows_of, save
 from specbench_ss.methods.space.train import MaskOptions, SPACETrainee, SPACETrainer
 from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec

@@ -9,10 +9,9 @@ from scipy.stats import chisquare
 
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.verify import verify_sampled
-from specbench_ss.methods.ss.decoding import SpeculativeStreaming
-from specbench_ss.methods.ss.drafting import draft_tree, drawn_tree
-from specbench_ss.methods.ss.examples import TWO_LAYERS, streaming
-from specbench_ss.methods.ss.options import SSOptions
+from specbench_ss.methods.ss.config import SSOptions
+from specbench_ss.methods.ss.decode import TWO_LAYERS, SpeculativeStreaming, streaming
+from specbench_ss.methods.ss.tree import draft_tree, drawn_tree
 from specbench_ss.models.tiny import tiny_target
 from tests.methods.exactness import p_value
 

@@ -19,16 +19,20 @@ from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.methods.ss import drafting
-from specbench_ss.methods.ss.attention import TopP, TurnedValues, top_p, top_p_attention
-from specbench_ss.methods.ss.decoding import SpeculativeStreaming
-from specbench_ss.methods.ss.drafting import conditioned_tree, draft_tree, full_tree, judged, prune
-from specbench_ss.methods.ss.examples import ROTATED, SAME_POSITION
-from specbench_ss.methods.ss.layout import stream_positions, stream_visibility
-from specbench_ss.methods.ss.options import SSOptions
-from specbench_ss.methods.ss.stream_config import StreamConfig, StreamPosition
-from specbench_ss.methods.ss.streams import Streams
+from specbench_ss.methods.ss import tree as drafting
+from specbench_ss.methods.ss.config import SSOptions, StreamConfig, StreamPosition
+from specbench_ss.methods.ss.decode import ROTATED, SAME_POSITION, SpeculativeStreaming
+from specbench_ss.methods.ss.layers import (
+    Streams,
+    TopP,
+    TurnedValues,
+    stream_positions,
+    stream_visibility,
+    top_p,
+    top_p_attention,
+)
 from specbench_ss.methods.ss.train import StreamsOptions, StreamsTrainee, StreamsTrainer, start_embedding
+from specbench_ss.methods.ss.tree import conditioned_tree, draft_tree, full_tree, judged, prune
 from specbench_ss.training.trainee import Anchors, Batch, base_states
 from tests.methods.decoders import BESIDE_MLP, CONDITIONED, ROOTED, TWO_LAYERS, random_streams, randomise, streaming
 from tests.tiny import SOME, WITHOUT_WINDOW, paths, tiny_model

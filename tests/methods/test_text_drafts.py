@@ -18,10 +18,8 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.sd.decoding import TwoModel
-from specbench_ss.methods.sd.options import TwoModelOptions
-from specbench_ss.methods.sd.text import Bridge, added, extended, following
-from specbench_ss.methods.sd.vocabulary import mismatch
+from specbench_ss.methods.sd.decode import Bridge, TwoModel, TwoModelOptions, added, extended, following
+from specbench_ss.methods.sd.draft import mismatch
 from specbench_ss.models.checkpoint import drafter_here
 from specbench_ss.models.load import load_target, outline_of
 from specbench_ss.models.resolve import LAB

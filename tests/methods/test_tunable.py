@@ -13,14 +13,13 @@ from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
-from specbench_ss.methods._shared.static_trees import tree_of
+from specbench_ss.methods._shared.heads import tree_of
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.medusa.decoding import Medusa
-from specbench_ss.methods.medusa.options import MedusaOptions
-from specbench_ss.methods.ss.decoding import SpeculativeStreaming, SSOptions
-from specbench_ss.methods.ss.options import SharedAROptions
-from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
-from specbench_ss.methods.ss.streams import StreamConfig, Streams
+from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
+from specbench_ss.methods.ss.config import SharedAROptions
+from specbench_ss.methods.ss.decode import SpeculativeStreaming, SSOptions
+from specbench_ss.methods.ss.layers import StreamConfig, Streams
+from specbench_ss.methods.ss.shared import SharedAutoregressive, SharedStreaming
 from specbench_ss.models.checkpoint import ANY, Advice
 from specbench_ss.options import MethodSpec
 from specbench_ss.tuning.session import DecoderBench

@@ -19,9 +19,8 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.sd.decoding import TwoModel, random_draft
+from specbench_ss.methods.sd.decode import LONGEST, TwoModel, TwoModelOptions, random_draft
 from specbench_ss.methods.sd.draft import Draft
-from specbench_ss.methods.sd.options import LONGEST, TwoModelOptions
 from tests.methods.assisted import assert_same_steps
 from tests.methods.exactness import p_value
 from tests.tiny import SOME, tiny_model

@@ -8,7 +8,7 @@ import torch
 
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.sd.train import DraftSize, DraftTrainee
-from specbench_ss.methods.ss.stream_config import StreamConfig, StreamPosition
+from specbench_ss.methods.ss.config import StreamConfig, StreamPosition
 from specbench_ss.methods.ss.train import SharedTrainee, StreamsTrainee, carriers_of
 from specbench_ss.training.data import TrainingRows
 from specbench_ss.training.distributed import PackedText

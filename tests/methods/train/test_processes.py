@@ -27,7 +27,7 @@ from specbench_ss.methods.hydra.train import HydraTrainee
 from specbench_ss.methods.medusa.train import Medusa2Trainee, MedusaTrainee
 from specbench_ss.methods.sd.train import DraftSize, DraftTrainee
 from specbench_ss.methods.space.train import SPACETrainee
-from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.train import SharedTrainee, StreamsTrainee
 from specbench_ss.training.data import TrainingRows
 from specbench_ss.training.distributed import DrafterTraining, PackedText, Processes

@@ -15,7 +15,7 @@ from specbench_ss.methods.block_drafters.train_dflash import DFlashTrainee
 from specbench_ss.methods.eagle.train import Eagle3Trainee, Eagle3Trainer, EagleTrainee, EagleTrainer
 from specbench_ss.methods.hydra.train import HydraTrainee, HydraTrainer
 from specbench_ss.methods.medusa.train import MedusaTrainee, MedusaTrainer
-from specbench_ss.methods.ss.stream_config import StreamConfig
+from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.train import StreamsOptions, StreamsTrainee, StreamsTrainer
 from specbench_ss.models.tiny import tiny_target
 from specbench_ss.training.losses import head_sums

@@ -20,11 +20,10 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.block_drafters.decode import DFlash, PEagle
 from specbench_ss.methods.block_drafters.options import DFlashOptions, PEagleOptions
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
-from specbench_ss.methods.medusa.decoding import Medusa
-from specbench_ss.methods.medusa.options import MedusaOptions
-from specbench_ss.methods.ss.decoding import SpeculativeStreaming
-from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
-from specbench_ss.methods.ss.shared_decoding import SharedAutoregressive, SharedStreaming
+from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
+from specbench_ss.methods.ss.config import SharedAROptions, SSOptions
+from specbench_ss.methods.ss.decode import SpeculativeStreaming
+from specbench_ss.methods.ss.shared import SharedAutoregressive, SharedStreaming
 from specbench_ss.models import checkpoint as drafter_folder
 from specbench_ss.models.load import load_target
 from specbench_ss.training.distributed import DrafterTraining, estimated_tau

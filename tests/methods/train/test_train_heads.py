@@ -9,11 +9,8 @@ import pytest
 
 from specbench_ss.cli.main import main
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.hydra.decoding import Hydra
-from specbench_ss.methods.hydra.options import HydraOptions
-from specbench_ss.methods.medusa.decoding import Medusa
-from specbench_ss.methods.medusa.joint_decoding import Medusa2, Medusa2AROptions, Medusa2Autoregressive
-from specbench_ss.methods.medusa.options import MedusaOptions
+from specbench_ss.methods.hydra.decode import Hydra, HydraOptions
+from specbench_ss.methods.medusa.decode import Medusa, Medusa2, Medusa2AROptions, Medusa2Autoregressive, MedusaOptions
 from specbench_ss.models.load import load_target
 from tests.cli import failing
 from tests.methods.train import test_train

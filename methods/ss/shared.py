@@ -1,8 +1,4 @@
-"""Shared mode: LoRA on the base, used by main and stream alike (ACL sec. 2.1). Another model than the base.
-
-`ss-shared` decodes with it by Speculative Streaming; `ss-shared-ar` is its own autoregressive decoding, which is what
-the output of `ss-shared` must equal.
-"""
+"""Shared mode of Speculative Streaming: a LoRA is trained with the streams."""
 
 from __future__ import annotations
 
@@ -19,17 +15,17 @@ from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import MOST_LOGITS, Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.methods._shared.fine_tuned import OwnModel
-from specbench_ss.methods._shared.lora import check_lora, merged_target
-from specbench_ss.methods.ss.decoding import SpeculativeStreaming
-from specbench_ss.methods.ss.options import SharedAROptions, SSOptions
+from specbench_ss.methods._shared.fine_tuned import OwnModel, check_lora, merged_target
+from specbench_ss.methods.ss.config import SharedAROptions, SSOptions
+from specbench_ss.methods.ss.decode import SpeculativeStreaming, shared_ar_shapes, shared_shapes
 from specbench_ss.models.checkpoint import Advice, drafter_here
 from specbench_ss.options import MethodSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specbench_ss.methods.ss.streams import Streams
+    from specbench_ss.methods.ss.layers import Streams
+
 
 MOST_ROWS = 256  # of an answer that one pass with streams has
 
@@ -82,8 +78,6 @@ class SharedStreaming(OwnModel, SpeculativeStreaming):
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """Random streams in a model other than the target, with and without eq. 3."""
-        from specbench_ss.methods.ss.examples import shared_shapes
-
         return shared_shapes(cls, target)
 
     @classmethod
@@ -129,8 +123,6 @@ class SharedAutoregressive(SharedStreaming):
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """The models of the other's examples."""
-        from specbench_ss.methods.ss.examples import shared_ar_shapes
-
         return shared_ar_shapes(cls, target)
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:

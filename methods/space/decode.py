@@ -1,9 +1,4 @@
-"""SPACE: the model is fine-tuned so that mask tokens behind any text predict how it goes on.
-
-One pass verifies the last candidates by the model's own next tokens, and has k masks behind every candidate draft the
-next ones: (k + 1)^2 rows. The model is another one than the base: `space-ar` is its own autoregressive decoding, which
-is what the output of `space` must equal.
-"""
+"""SPACE: a model fine-tuned so that mask tokens behind any text predict how it goes on."""
 
 from __future__ import annotations
 
@@ -23,15 +18,14 @@ from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import OwnAutoregressive, OwnModel
 from specbench_ss.methods._shared.lossy_acceptance import accept_resampled
-from specbench_ss.methods.space.model import check_model, is_target, learnt_of, load_model
-from specbench_ss.methods.space.rows import MASKS, rows_of
+from specbench_ss.methods.space.model import MASKS, check_model, is_target, learnt_of, load_model, rows_of
 from specbench_ss.models.load import hash_weights
 from specbench_ss.options import MethodSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specbench_ss.methods.space.masks import MaskToken
+    from specbench_ss.methods.space.model import MaskToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +115,7 @@ class SPACE(OwnModel):
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """A random mask on the target as it is: another model would be another target."""
-        from specbench_ss.methods.space.masks import MaskToken
+        from specbench_ss.methods.space.model import MaskToken
 
         def made(k: int, accept: Literal["exact", "resample"] = "exact") -> Callable[[], Decoder]:
             mask = MaskToken(target.hidden_size, k, min(2, target.vocab_size - 1))

@@ -1,4 +1,4 @@
-"""From stream logits to a draft tree, and from early-exit logits to a pruned one. Knows trees, not models."""
+"""Draft trees of Speculative Streaming: drafted from streams, pruned by early exit."""
 
 from __future__ import annotations
 

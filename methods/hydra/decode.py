@@ -1,11 +1,11 @@
-"""Hydra: heads that read the tokens drafted before theirs, on a sparse tree; Hydra++ with a prefix layer. Lossless."""
+"""Hydra: heads that also read the tokens drafted before them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
 
@@ -17,16 +17,30 @@ from specbench_ss.engine.tree import DraftTree, indices
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafter_pass import pass_drafter
-from specbench_ss.methods._shared.heads_decoder import TreeHeads
-from specbench_ss.methods._shared.static_trees import MedusaTree
-from specbench_ss.methods.hydra.files import read_heads
-from specbench_ss.methods.hydra.options import HydraOptions
+from specbench_ss.methods._shared.heads import HeadsOptions, MedusaTree, TreeHeads, tree_of
+from specbench_ss.methods._shared.small_llama import llama_layer
+from specbench_ss.methods.hydra.heads import HydraHeads, read_heads
+from specbench_ss.methods.medusa.decode import ACCURACIES, example_choices
+from specbench_ss.models.tiny import randomise
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specbench_ss.methods._shared.heads_decoder import Read
-    from specbench_ss.methods.hydra.heads import HydraHeads
+    from specbench_ss.methods._shared.heads import Read
+
+
+@dataclass(frozen=True, slots=True)
+class HydraOptions(HeadsOptions):
+    """Options of `hydra`."""
+
+    owner: ClassVar[str] = "hydra"
+    accept: Literal["exact", "typical"] = field(
+        default="exact",
+        metadata={
+            "help": "Rule by which drafted tokens are accepted where tokens are sampled. typical (Medusa sec. 2.3.1) "
+            "is lossy."
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +95,6 @@ class Hydra(TreeHeads):
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """Random heads in every shape."""
-        from specbench_ss.methods.hydra.examples import shapes
-
         return shapes(cls, target)
 
     # -- the loop's calls ---------------------------------------------------------------------------------------
@@ -155,3 +167,41 @@ def levels_of(tree: MedusaTree, device: torch.device) -> list[Level]:
         pick = torch.tensor([row * width + rank for row, rank in ranks], device=device)
         levels.append(Level(torch.tensor([paths[n] for n in inner], device=device), width, pick))
     return levels
+
+
+H = TypeVar("H", bound=TreeHeads)
+
+
+def random_hydra(
+    method: type[H],
+    target: Target,
+    heads: int = 3,
+    layers: int = 1,
+    prefix: bool = True,
+    own_unembed: bool = True,
+    offset: int = 0,
+    options: HydraOptions | None = None,
+) -> H:
+    """Random heads on the published tree, as deep as there are heads; with options on the tree that they ask for."""
+    layer = llama_layer(target) if prefix else None
+    module = HydraHeads(heads, layers, target.hidden_size, target.vocab_size, layer, own_unembed)
+    randomise(module, 1)
+    config: dict[str, Any] = {"hidden_state_offset": offset}
+    if options is None:
+        return method(target, HydraOptions(), module, tree_of(example_choices(target, heads)), config)
+    config |= {"accuracies": ACCURACIES[:heads], "nodes": 5}
+    return method(target, options, module, tree_of(method.choices(options, config, heads)), config)
+
+
+def shapes(method: type[TreeHeads], target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    """With the prefix layer and without, own LM heads and the base's, an earlier state, and a rule that is lossy."""
+    auto, typical = HydraOptions(), HydraOptions(accept="typical")
+    return {
+        "hydra++": lambda: random_hydra(method, target, 4, layers=2),
+        "hydra": lambda: random_hydra(method, target, 4, prefix=False),
+        "auto": lambda: random_hydra(method, target, options=auto),
+        "one-head": lambda: random_hydra(method, target, 1),
+        "earlier-state": lambda: random_hydra(method, target, 2, prefix=False, offset=1),
+        "shared-head": lambda: random_hydra(method, target, own_unembed=False, offset=1),
+        "typical": lambda: random_hydra(method, target, options=typical),
+    }

@@ -1,15 +1,11 @@
-"""Speculative Streaming: one fused pass verifies the last draft and drafts the next.
-
-Bhendawade et al., ACL version; docs/design/speculative-streaming.md says where the papers leave a choice. This file is
-the decoding step; lossless and shared mode (shared.py) differ in the target that it drives and in one mask.
-"""
+"""Speculative Streaming: one fused pass verifies the last draft and drafts the next."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import msgspec
 import torch
@@ -22,13 +18,11 @@ from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.fine_tuned import fine_tuned
 from specbench_ss.methods._shared.fused_head import MOST_FUSED
-from specbench_ss.methods.ss.drafting import conditioned_tree, draft_tree, drawn_tree, judged, prune
-from specbench_ss.methods.ss.layout import Layout, stream_positions, stream_visibility
-from specbench_ss.methods.ss.options import Settings, SSOptions, check_trained, resolve
-from specbench_ss.methods.ss.stream_config import StreamConfig
-from specbench_ss.methods.ss.token_maps import TokenMaps
-from specbench_ss.methods.ss.worth_tuning import worth_trying
+from specbench_ss.methods.ss.config import Settings, SharedAROptions, SSOptions, StreamConfig, check_trained, resolve
+from specbench_ss.methods.ss.layers import Layout, Streams, TokenMaps, stream_positions, stream_visibility
+from specbench_ss.methods.ss.tree import conditioned_tree, draft_tree, drawn_tree, judged, prune
 from specbench_ss.models.checkpoint import (
     KEY,
     Advice,
@@ -43,11 +37,46 @@ from specbench_ss.models.checkpoint import (
     read_tensors,
 )
 from specbench_ss.models.load import hash_weights
+from specbench_ss.models.tiny import randomise
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specbench_ss.methods.ss.streams import Streams
+
+NODES = (4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafted, or kept: one step is about a third more
+CANDIDATES = (1, 2, 3, 4, 6)
+MOST_NODES = 128  # of a tree drafted whole: larger ones have never paid at batch 1
+
+
+def worth_trying(
+    trained: int, gamma: int, k: int, n_draft: int, n_keep: int, pruned: bool, chain: bool
+) -> dict[str, Sequence[Any]]:
+    """Values of the options of `ss` around a configuration, as `Decoder.tunable` gives them.
+
+    trained: streams there are. gamma, k, n_draft, n_keep: as resolved. pruned: prune=on. chain: mode=chain, where
+    there is no tree to be cut.
+    """
+    gammas = range(1, trained + 1)
+    if chain:
+        return {"gamma": gammas}
+    full = _size(gamma, k)
+    nodes = 1 + (min(n_draft, full) or full)
+    found: dict[str, Sequence[Any]] = {
+        "n_draft": [n for n in NODES if n < full] + [0] * (full <= MOST_NODES),
+        "gamma": gammas,
+        "k": [n for n in CANDIDATES if n_draft or _size(gamma, n) <= MOST_NODES],
+    }
+    if nodes > min(n_keep, max(NODES)):  # else pruning finds nothing to do
+        found["prune"] = ("off", "on")
+    if pruned:
+        found["n_keep"] = [n for n in NODES if n < nodes]
+    return found
+
+
+def _size(gamma: int, k: int) -> int:
+    """Drafted nodes of the whole tree."""
+    return sum(k**g for g in range(1, gamma + 1))
+
 
 WEIGHTS = "model.safetensors"
 
@@ -122,8 +151,6 @@ class SpeculativeStreaming(Decoder):
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """Random streams in every form."""
-        from specbench_ss.methods.ss.examples import shapes
-
         return shapes(cls, target)
 
     @classmethod
@@ -191,7 +218,7 @@ class SpeculativeStreaming(Decoder):
         cls, folder: Path, shape: StreamConfig, base: Outline, read: Callable[[Path], dict[str, Tensor]]
     ) -> Streams:
         """The streams of a folder. Raises UserError where they are damaged or of another base."""
-        from specbench_ss.methods.ss.streams import Streams
+        from specbench_ss.methods.ss.layers import Streams
 
         streams = Streams(shape, base.hidden_size)
         file = folder / WEIGHTS
@@ -356,3 +383,78 @@ class SpeculativeStreaming(Decoder):
         last = verdict.path[-1]
         self.next_streams = self.target.family.norm(output.extra[last])
         self._ahead = None if self._fused is None else self._fused[last]
+
+
+TWO_LAYERS = StreamConfig(gamma=3, n_msa_layers=2, init_rank=2)
+ROTATED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, stream_init="rotation", rotation_step=0.4)
+ROOTED = StreamConfig(gamma=3, n_msa_layers=2, root_rank=4)
+CONDITIONED = StreamConfig(gamma=3, n_msa_layers=2, root_rank=4, parent_rank=4)
+SAME_POSITION = StreamConfig(gamma=3, n_msa_layers=2, stream_position="same")
+BESIDE_MLP = StreamConfig(gamma=3, n_msa_layers=2, keep_mlp=True)
+EARLY_PRUNING = StreamConfig(gamma=2, n_msa_layers=1, prune_layer=1)
+SHARED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4)
+ATTENDING = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4, main_attends_streams=True)
+D = TypeVar("D", bound=Decoder)
+Made = Callable[..., D]  # a class of methods/ss, which takes target, options, streams
+
+
+def random_streams(target: Target, config: StreamConfig) -> Streams:
+    """Streams that draft something."""
+    module = Streams(config, target.hidden_size)
+    randomise(module, 2)
+    return module
+
+
+def streaming(method: Made[D], target: Target, config: StreamConfig, options: SSOptions) -> D:
+    """Lossless mode."""
+    return method(target, options, random_streams(target, config))
+
+
+def shapes(method: Made[D], target: Target) -> dict[str, Callable[[], D]]:
+    """Trees, chains, pruning early and late, and the ways in which streams begin and attend."""
+
+    def made(config: StreamConfig, **options: Any) -> Callable[[], D]:
+        return lambda: streaming(method, target, config, SSOptions(**options))
+
+    return {
+        "tree": made(TWO_LAYERS, k=2, n_keep=6),
+        "unpruned": made(TWO_LAYERS, k=2, prune="off"),
+        "chain": made(TWO_LAYERS, mode="chain"),
+        "best-nodes": made(TWO_LAYERS, k=3, n_draft=9, n_keep=5),
+        "threshold": made(TWO_LAYERS, k=2, prune_threshold=0.05),
+        "one-kept": made(TWO_LAYERS, k=2, n_keep=1),
+        "early-pruning": made(EARLY_PRUNING, k=3, n_keep=4),
+        "rotation": made(ROTATED, k=2, n_keep=6),
+        "top-p": made(TWO_LAYERS, k=2, n_keep=6, stream_attention_top_p=3),
+        "root": made(ROOTED, k=2, n_keep=6),
+        "root-chain": made(ROOTED, mode="chain", gamma=2),
+        "parent": made(CONDITIONED, k=3, n_draft=9, n_keep=6),
+        "parent-chain": made(CONDITIONED, mode="chain", gamma=2),
+        "same-position": made(SAME_POSITION, k=2, n_keep=6),
+        "beside-mlp": made(BESIDE_MLP, k=2, n_keep=6),
+        "fewer-streams": made(TWO_LAYERS, gamma=1, k=3),
+        "drawn": made(TWO_LAYERS, k=3, n_draft=9, n_keep=5, sample="on"),
+    }
+
+
+def shared_shapes(method: Made[D], target: Target) -> dict[str, Callable[[], D]]:
+    """Of another model than the target: without and with eq. 3, which sliding windows do not have."""
+    tuned, attending = fine_tuned(target), not any(target.windows)
+
+    def made(config: StreamConfig, **options: Any) -> Callable[[], D]:
+        return lambda: method(tuned, SSOptions(k=2, n_keep=6, **options), random_streams(tuned, config))
+
+    shapes = {"tree": made(SHARED), "chain": made(SHARED, mode="chain")}
+    if not attending:
+        return shapes
+    return {"eq-3": made(ATTENDING), **shapes, "eq-3-chain": made(ATTENDING, mode="chain", gamma=2)}
+
+
+def shared_ar_shapes(method: Made[D], target: Target) -> dict[str, Callable[[], D]]:
+    """The same models, a token at a time."""
+    tuned, attending = fine_tuned(target), not any(target.windows)
+
+    def made(config: StreamConfig, **options: Any) -> Callable[[], D]:
+        return lambda: method(tuned, SharedAROptions(**options), random_streams(tuned, config))
+
+    return ({"eq-3": made(ATTENDING)} if attending else {}) | {"plain": made(SHARED)}

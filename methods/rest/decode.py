@@ -1,4 +1,4 @@
-"""REST: what followed the newest tokens in a datastore of text is the draft; nothing is trained. Lossless."""
+"""REST: drafts are what followed the newest tokens in a datastore."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from specbench_ss.engine.tree import MOST_NODES, DraftTree, sent, shape_of
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lossy_acceptance import accept_rows
-from specbench_ss.methods.rest.datastore import Datastore, open_datastore
-from specbench_ss.methods.rest.search import Prefixes, best_prefixes, retrieve
+from specbench_ss.methods.rest.datastore import Datastore, Prefixes, best_prefixes, open_datastore, retrieve
 from specbench_ss.models.checkpoint import read_advice
 from specbench_ss.options import Bounded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
+
 
 PUBLISHED_DRAFT = 64
 
@@ -121,7 +121,7 @@ class REST(Decoder):
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """A datastore of random documents in which every pair of tokens occurs, and one of a few words only."""
-        from specbench_ss.methods.rest.build import in_memory
+        from specbench_ss.methods.rest.datastore import in_memory
 
         rng, v = np.random.default_rng(0), target.vocab_size
         documents = [rng.integers(0, v, n).astype(np.int32) for n in (40 * v, 3 * v, 7, 1)]

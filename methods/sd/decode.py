@@ -1,36 +1,280 @@
-"""Two-model speculative decoding: a small model drafts, the target verifies. Lossless (docs/methods/sd.md).
-
-Leviathan et al. 2023; Chen et al. 2023. What a step does is in chain.py (their algorithm), trees.py and text.py (a
-draft of another vocabulary); this file loads the draft and keeps its cache in step with what is accepted.
-"""
+"""Two-model speculative decoding: a smaller model drafts a chain, a tree, or text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
+from annotated_types import Ge, Lt
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.costs import read_by_a_pass
 from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Output, Target
-from specbench_ss.engine.tree import AnyShape, DeviceShape, DraftTree, indices
+from specbench_ss.engine.tree import MOST_NODES, AnyShape, DeviceShape, DraftTree, indices
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError, told_of
 from specbench_ss.methods._shared.small_llama import new_llama
-from specbench_ss.methods.sd.adapter import check_named, checked_lora, holds_lora, merged_lora
-from specbench_ss.methods.sd.chain import Length, draft_chain
-from specbench_ss.methods.sd.draft import Draft
-from specbench_ss.methods.sd.options import LONGEST, TwoModelOptions
-from specbench_ss.methods.sd.text import Bridge
-from specbench_ss.methods.sd.trees import draft_tree
-from specbench_ss.methods.sd.vocabulary import mismatch
+from specbench_ss.methods._shared.tree_growth import best, draw, grow
+from specbench_ss.methods.sd.draft import Draft, check_named, checked_lora, holds_lora, merged_lora, mismatch
 from specbench_ss.models.checkpoint import drafter_here, learnt, read_config
 from specbench_ss.models.load import hash_weights, load_target, outline_of
+from specbench_ss.options import Bounded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods._shared.tree_growth import Choose
+
+
+LONGEST = 64  # tokens of a chain whose length is not fixed: more has never paid
+
+
+@dataclass(frozen=True, slots=True)
+class TwoModelOptions(Bounded):
+    """Options of `sd`. Raises UserError for what cannot be drafted."""
+
+    owner: ClassVar[str] = "sd"
+    weights: str = field(
+        default="",
+        metadata={
+            "help": "The draft model: folder or hub id, or as `draft-2m` the name of another one that came with the "
+            "model. A folder with a LoRA that names no model changes the one that came with the model. Empty: that one."
+        },
+    )
+    form: Literal["chain", "tree"] = field(default="chain", metadata={"help": "Form of the draft."})
+    gamma: Annotated[int, Ge(1)] = field(
+        default=4,
+        metadata={"help": "Length of a chain, at first where a schedule changes it; or depth of a tree."},
+    )
+    threshold: Annotated[float, Ge(0), Lt(1)] = field(
+        default=0.0,
+        metadata={
+            "help": "Chains only: end the chain with a token that is less probable to the draft model than this. "
+            "0: chains of a fixed length."
+        },
+    )
+    schedule: Literal["constant", "heuristic"] = field(
+        default="constant",
+        metadata={
+            "help": "Chains only: how the length changes. heuristic: 2 longer after a chain that was accepted whole, "
+            "else 1 shorter."
+        },
+    )
+    k: Annotated[int, Ge(1)] = field(
+        default=3,
+        metadata={"help": "Trees only: candidates of a node, and how many nodes of a level are given candidates."},
+    )
+    nodes: Annotated[int, Ge(0)] = field(
+        default=12,
+        metadata={"help": "Trees only: how many nodes are drafted, the best by joint probability. 0: all of them."},
+    )
+    candidates: Literal["auto", "top", "drawn"] = field(
+        default="auto",
+        metadata={
+            "help": "Where tokens are sampled: whether candidates are drawn from the draft model's distribution or are "
+            "its likeliest tokens (top). auto: drawn for chains, top for trees."
+        },
+    )
+    retokenise: bool = field(
+        default=False,
+        metadata={
+            "help": "Accept a draft model of another vocabulary: its likeliest tokens are turned into text, and that "
+            "into the target's tokens, which are the draft (a chain)."
+        },
+    )
+    lookbehind: Annotated[int, Ge(1)] = field(
+        default=10, metadata={"help": "With `retokenise`: how many earlier tokens new text is tokenised together with."}
+    )
+
+    def check_together(self) -> None:
+        """What only a chain can have, and the size of the whole draft."""
+        if self.form == "tree" and (self.threshold or self.schedule != "constant"):
+            raise UserError("sd: threshold and schedule are for chains, not for form=tree")
+        if self.form == "tree" and self.retokenise:
+            raise UserError("sd: what is drafted through text is a chain: no retokenise=on with form=tree")
+        if self.form == "chain" and self.gamma > LONGEST:
+            raise UserError(f"sd: gamma must be at most {LONGEST}, not {self.gamma}")
+        if self.form == "tree" and self.whole_tree() >= MOST_NODES:
+            raise UserError(f"sd: k={self.k} with gamma={self.gamma} makes a tree of more than {MOST_NODES} nodes")
+
+    def whole_tree(self) -> int:
+        """Nodes that a tree has before the best are chosen, root excluded."""
+        return self.k + (self.gamma - 1) * self.k**2
+
+    def drawn(self, greedy: bool) -> bool:
+        """Whether candidates are drawn from the draft's distribution."""
+        drawn = self.form == "chain" if self.candidates == "auto" else self.candidates == "drawn"
+        return drawn and not greedy
+
+    def most_drafted(self) -> int:
+        """Drafted nodes of a step, at most."""
+        if self.form == "tree":
+            drawn = self.candidates == "drawn"  # nothing that was drawn may be dropped
+            return self.whole_tree() if drawn else min(self.nodes, self.whole_tree()) or self.whole_tree()
+        return LONGEST if self.retokenise or self.schedule == "heuristic" else self.gamma
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """tokens int64 [n]; probs [n + 1, V]: what each was drawn from (the last row is of no token), None = the best."""
+
+    tokens: Tensor
+    probs: Tensor | None
+
+
+def draft_chain(
+    draft: Draft, logits: Tensor, length: int, threshold: float, drawn: Sampling | None, state: State
+) -> Drafted:
+    """At most `length` tokens after what has been fed, given its logits [V]: the best, or drawn as `drawn` samples.
+
+    A token less probable than the threshold ends the chain: whether another follows depends on what is verified
+    alone, and what was drawn is never dropped, so that verification stays exact. Without threshold the device is never
+    waited for.
+    """
+    tokens: list[Tensor] = []
+    probs: list[Tensor] = []
+    while True:
+        if drawn is None:
+            token = logits.argmax(-1, keepdim=True)
+        else:
+            probs.append(drawn.probs(logits))
+            token = draw(probs[-1], state.rng)
+        tokens.append(token)
+        if len(tokens) == length:
+            break
+        if threshold:
+            p = logits.softmax(-1, dtype=torch.float32) if drawn is None else probs[-1]
+            if float(p[token]) < threshold:
+                break
+        logits = draft.feed(token)
+    return Drafted(torch.cat(tokens), torch.stack([*probs, probs[-1]]) if probs else None)
+
+
+class Length:
+    """How long a chain is next, as transformers' schedules have it; forgotten with every prompt."""
+
+    def __init__(self, options: TwoModelOptions) -> None:
+        self.gamma, self.adapts = options.gamma, options.schedule == "heuristic"
+        self.now = self.gamma
+
+    def begin(self) -> None:
+        """A new prompt."""
+        self.now = self.gamma
+
+    def observe(self, accepted: int, drafted: int) -> None:
+        """Two longer where everything was accepted, else one shorter."""
+        if self.adapts and drafted:
+            self.now = min(LONGEST, self.now + 2) if accepted == drafted else max(1, self.now - 1)
+
+
+def draft_tree(
+    draft: Draft, logits: Tensor, depth: int, k: int, nodes: int, drawn: Sampling | None, state: State
+) -> DraftTree:
+    """A tree under state.root, after whose logits [V]. drawn: the distribution to draw from, None = the best tokens.
+
+    Of drawn candidates all stay in the tree: what is given children depends on what is verified alone.
+    """
+    choose = best(k) if drawn is None else drawing(k, drawn, state.rng)
+
+    def expand(tokens: Tensor, visible: Tensor, above: Tensor, level: int) -> Tensor:
+        return draft.feed_level(tokens, visible, level)
+
+    return grow(state.root, logits, choose, expand, depth, nodes if drawn is None else 0)
+
+
+def drawing(k: int, sampling: Sampling, rng: torch.Generator) -> Choose:
+    """k tokens of each row, drawn without replacement."""
+
+    def choose(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q = sampling.probs(logits)
+        tokens = draw(q, rng, k)
+        return tokens, q.gather(-1, tokens).log(), q
+
+    return choose
+
+
+PARTIAL = "\ufffd"  # the text of a token that ends within a character
+
+
+class Bridge:
+    """What the draft has been told of the target's text, in the draft's tokens.
+
+    ids: these tokens; the last `tell` left the first `settled` of them as they were. told: of the target's tokens.
+    """
+
+    ids: list[int]
+    told: int
+    settled: int
+
+    def __init__(self, ours: Any, theirs: Any, lookbehind: int) -> None:
+        self.ours, self.theirs, self.lookbehind = ours, theirs, lookbehind
+        self.begin()
+
+    def begin(self) -> None:
+        """A new prompt."""
+        self.ids, self.told, self.settled = [], 0, 0
+
+    def tell(self, ids: list[int]) -> bool:
+        """Take in the target's tokens. False where they end within a character: the draft has to wait."""
+        if self.told == len(ids):
+            self.settled = len(self.ids)
+            return True
+        text = added(self.ours, ids[max(0, self.told - self.lookbehind) : self.told], ids[self.told :])
+        if text.endswith(PARTIAL):
+            return False
+        if self.told:
+            self.settled = max(0, len(self.ids) - self.lookbehind)
+            self.ids = extended(self.theirs, self.ids, text, self.lookbehind)
+        else:
+            self.ids = list(self.theirs(text)["input_ids"])  # with what the draft begins a text with
+        self.told = len(ids)
+        return bool(self.ids)
+
+    def candidates(self, ids: list[int], drafted: list[int]) -> list[int]:
+        """The draft's tokens as those of the target that follow `ids`."""
+        text = added(self.theirs, self.ids[-self.lookbehind :], drafted).rstrip(PARTIAL)
+        return following(self.ours, ids[-self.lookbehind :], text)
+
+
+def decoded(tokenizer: Any, ids: list[int]) -> str:
+    """Text, special tokens left out."""
+    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def encoded(tokenizer: Any, text: str) -> list[int]:
+    """Tokens of a part of a text."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def added(tokenizer: Any, before: list[int], new: list[int]) -> str:
+    """What `new` adds to the text of `before`."""
+    known, whole = decoded(tokenizer, before), decoded(tokenizer, before + new)
+    return whole[len(known) :] if whole.startswith(known) else decoded(tokenizer, new)
+
+
+def following(tokenizer: Any, before: list[int], text: str) -> list[int]:
+    """Tokens of the text behind `before`, which stay as they are."""
+    known = decoded(tokenizer, before)
+    apart, together = encoded(tokenizer, known), encoded(tokenizer, known + text)
+    return together[len(apart) :] if together[: len(apart)] == apart else encoded(tokenizer, text)
+
+
+def extended(tokenizer: Any, ids: list[int], text: str, lookbehind: int) -> list[int]:
+    """ids continued by the text; the last `lookbehind` of them may change, so that words are cut as they should be."""
+    cut = max(0, len(ids) - lookbehind)
+    tail = ids[cut:]
+    again = encoded(tokenizer, decoded(tokenizer, tail) + text)
+    if tail and again[:1] != tail[:1]:  # the window begins within a word: nothing before the new text is touched
+        return ids + following(tokenizer, tail, text)
+    return ids[:cut] + again
+
 
 T = TypeVar("T", bound=Outline)
 

@@ -1,0 +1,254 @@
+"""Medusa-1 and Medusa-2: extra heads on the last hidden state draft a fixed sparse tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.target import FINAL, Output, Target
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.verify import Verdict
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.fine_tuned import (
+    ADAPTER,
+    OwnAutoregressive,
+    OwnModel,
+    check_lora,
+    fine_tuned,
+    holds_model,
+    merged_target,
+    outline_beside,
+    target_beside,
+)
+from specbench_ss.methods._shared.fused_head import MOST_FUSED
+from specbench_ss.methods._shared.heads import PUBLISHED, Choice, HeadsOptions, MedusaTree, TreeHeads, tree_of
+from specbench_ss.methods.medusa.heads import MedusaHeads, read_heads
+from specbench_ss.models.checkpoint import drafter_folder, drafter_here
+from specbench_ss.models.tiny import randomise
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specbench_ss.methods._shared.heads import Read
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaOptions(HeadsOptions):
+    """Options of `medusa` and `medusa2`."""
+
+
+class Medusa(TreeHeads):
+    """Head i reads the state that chose the root and predicts the token i + 1 places after the root."""
+
+    name = "medusa"
+    summary = "Medusa-1 heads on the frozen base, sparse tree"
+    paper = "Cai et al. 2024, arXiv:2401.10774"
+    Options = MedusaOptions
+
+    def __init__(
+        self,
+        target: Target,
+        options: MedusaOptions,
+        heads: MedusaHeads,
+        tree: MedusaTree,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(target, options, heads, tree, config)
+        flat = [h * tree.width + r for h, r in zip(tree.heads, tree.ranks, strict=True)]
+        self.gather = torch.tensor(flat, device=target.device)
+        self._ahead: Tensor | None = None  # [heads, V], what the last pass made for this draft; None = nothing
+
+    @classmethod
+    def read(cls, path: Path, base: Outline, read: Read) -> tuple[MedusaHeads, dict[str, Any]]:
+        """In any published layout. Those inside or beside another backbone are for that: it must be the base."""
+        heads, config, whole = read_heads(path, base, read, cls.name)
+        if (whole or (path / ADAPTER).is_file() or holds_model(path)) and not cls.accepts_whole(path, base):
+            raise UserError(
+                f"{cls.name}: {path} has a backbone of its own: decode with medusa2, or with it as the --model"
+            )
+        return heads, config
+
+    @classmethod
+    def accepts_whole(cls, path: Path, base: Outline) -> bool:
+        """Whether heads that came inside a whole model are for this base."""
+        downloaded = f"models--{base.name.replace('/', '--')}"  # how the hub's cache calls its folder
+        return downloaded in path.parts if base.folder is None else base.folder.resolve() == path.resolve()
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Random heads on every kind of tree."""
+        return shapes(cls, target)
+
+    def begin(self, state: State) -> None:
+        """Nothing was drafted yet."""
+        self._ahead = None
+
+    def propose(self, state: State) -> DraftTree:
+        """Top tokens of every head, placed on the tree."""
+        if self._ahead is None:
+            (tokens,) = self.target.called(self, self._drafted, state.root, state.taps[FINAL][0])
+        else:
+            tokens = self._chosen(state.root, self._ahead)
+        return DraftTree(tokens, self.tree.shape)
+
+    def _drafted(self, root: Tensor, final: Tensor) -> tuple[Tensor]:
+        """The root [1] and the state that chose it [1, h] -> the tree's tokens [n]."""
+        return (self._chosen(root, self.heads(final, self.target.logits, self.depth)[:, 0]),)
+
+    def _chosen(self, root: Tensor, logits: Tensor) -> Tensor:
+        """The root [1] and logits [heads, V] -> the tree's tokens [n]."""
+        candidates = logits.topk(self.tree.width).indices.flatten()  # [heads * width]
+        return torch.cat((root, candidates[self.gather]))
+
+    def forward(self, state: State, tree: DraftTree) -> Output:
+        """Verify; heads that share the LM head draft for every node in the same product, where rows are few."""
+        if self.heads.unembed is not None or len(tree) * (1 + self.depth) > MOST_FUSED:
+            return super().forward(state, tree)
+        return self.target.forward_tree(tree, state.cache, self.taps, self._drafting)
+
+    def _drafting(self, final: Tensor) -> Tensor:
+        """What the heads make of final states [n, h]: rows for the LM head, [heads * n, h]."""
+        states: Tensor = self.heads.states(final, self.depth)
+        return states.flatten(0, 1)
+
+    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+        """Keep the draft's logits at the last accepted node, where the pass made them."""
+        super().observe(state, verdict, output)
+        made = output.extra
+        self._ahead = None if made is None else made.unflatten(0, (self.depth, -1))[:, verdict.path[-1]]
+
+
+ACCURACIES = [[0.5 / (rank + 1) for rank in range(6)] for _ in range(4)]
+M = TypeVar("M", bound=TreeHeads)
+
+
+def example_choices(target: Target, heads: int) -> list[Choice]:
+    """Of the published tree what a small vocabulary and few heads can draft."""
+    return [c for c in PUBLISHED if len(c) <= heads and max(c) < target.vocab_size]
+
+
+def random_medusa(
+    method: type[M],
+    target: Target,
+    heads: int = 3,
+    own_unembed: bool = True,
+    options: MedusaOptions | None = None,
+    layers: int = 1,
+) -> M:
+    """Random heads on the published tree, as deep as there are heads; with options on the tree that they ask for."""
+    module = MedusaHeads(heads, layers, target.hidden_size, target.vocab_size, own_unembed)
+    randomise(module, 1)
+    if options is None:
+        return method(target, MedusaOptions(), module, tree_of(example_choices(target, heads)))
+    config = {"accuracies": ACCURACIES[:heads], "nodes": 5}
+    return method(target, options, module, tree_of(method.choices(options, config, heads)), config)
+
+
+def shapes(method: type[TreeHeads], target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    """Trees by accuracy and as published; heads of their own, and those that share the base's; every rule."""
+
+    def made(heads: int = 3, own: bool = True, layers: int = 1, **options: Any) -> Callable[[], Decoder]:
+        chosen = MedusaOptions(**options) if options else None
+        return lambda: random_medusa(method, target, heads, own, chosen, layers)
+
+    return {
+        "auto": made(tree="auto"),
+        "published": made(),
+        "shared-head": made(4, own=False, layers=2),
+        "few-nodes": made(2, own=False, nodes=2),
+        "one-head": made(1),
+        "typical": made(accept="typical"),
+        "nucleus": made(accept="nucleus"),
+    }
+
+
+NAME = "medusa2"
+
+
+@dataclass(frozen=True, slots=True)
+class Medusa2AROptions:
+    """Options of `medusa2-ar`: which model it is."""
+
+    weights: str = field(
+        default="", metadata={"help": "Folder as for `medusa2`. Empty: the one that came with the model."}
+    )
+
+
+class Medusa2(OwnModel, Medusa):
+    """Medusa in the backbone that was trained with the heads."""
+
+    name = NAME
+    summary = "Medusa-2: heads and backbone trained together; the model itself changes"
+    own_reference = "medusa2-ar"
+    model_options = Medusa2AROptions
+
+    @classmethod
+    def accepts_whole(cls, path: Path, base: Outline) -> bool:
+        """It decodes with that model."""
+        return True
+
+    @classmethod
+    def outline_of(cls, base: Outline, path: Path) -> Outline:
+        """Of the backbone."""
+        return backbone_outline(base, path)
+
+    @classmethod
+    def model_of(cls, target: Target, path: Path) -> Target:
+        """The backbone."""
+        return backbone(target, path)
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """As `medusa`, on a changed copy of the target."""
+        return super().examples(fine_tuned(target))
+
+
+class Medusa2Autoregressive(OwnAutoregressive):
+    """The backbone of a Medusa-2 checkpoint, one token a step."""
+
+    name = "medusa2-ar"
+    summary = "plain decoding of the backbone of medusa2: its reference"
+    Options = Medusa2AROptions
+
+    @classmethod
+    def check(cls, options: Any, base: Outline) -> None:
+        """The backbone's files."""
+        path = drafter_here(options.weights, NAME, base)
+        if path is not None:
+            backbone_outline(base, path)
+
+    @classmethod
+    def model_of(cls, target: Target, options: Any) -> Target:
+        """The backbone."""
+        return backbone(target, drafter_folder(options.weights, NAME, target))
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """On a changed copy of the target."""
+        return {"default": lambda: cls(fine_tuned(target), Medusa2AROptions())}
+
+
+def backbone_outline(base: Outline, path: Path) -> Outline:
+    """The backbone by its configuration. Raises UserError where a folder holds none, or one of other words."""
+    if (path / ADAPTER).is_file():
+        check_lora(path, NAME)
+        return base
+    if not holds_model(path):
+        raise UserError(f"{NAME}: {path} holds no backbone: neither {ADAPTER} nor the weights of a whole model")
+    own = outline_beside(path, base)
+    if own.vocab_size != base.vocab_size:
+        raise UserError(f"{NAME}: the model in {path} has {own.vocab_size} words, {base.name!r} has {base.vocab_size}")
+    return own
+
+
+def backbone(target: Target, path: Path) -> Target:
+    """The backbone as a target; what does not fit raises UserError as in `backbone_outline`."""
+    backbone_outline(target, path)
+    lora = (path / ADAPTER).is_file()
+    return merged_target(target, path, NAME) if lora else target_beside(target, path)
