@@ -1,4 +1,7 @@
-"""Public Python interface: load a model and a method, decode, and run a benchmark."""
+"""Public Python interface: load a model and a method, decode, and run a benchmark.
+
+A mistake in what is given is a `UserError`, one clear line.
+"""
 
 from __future__ import annotations
 

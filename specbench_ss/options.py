@@ -1,4 +1,8 @@
-"""Options as dataclasses: bounds, values read from text, and methods as they are asked for."""
+"""Options as dataclasses: bounds, values read from text, and methods as they are asked for.
+
+An option of a limited range says so in its type: `ngram: Annotated[int, Ge(1), Le(64)]`, with the bounds of the
+library annotated-types. They are checked and shown to users wherever options are.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Registry of plugins: methods, trainers, suites, reports, experiments and commands by name."""
+"""Registry of plugins: methods, trainers, suites, reports, experiments and commands by name.
+
+A plugin is loaded when it is asked for: listing names imports none.
+"""
 
 from __future__ import annotations
 

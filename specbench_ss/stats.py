@@ -1,4 +1,9 @@
-"""Bootstrap intervals of paired comparisons, and resamples of questions."""
+"""Bootstrap intervals of paired comparisons, and resamples of questions.
+
+The sums of any columns over all resamples are one matrix product, so every method is judged on the same resamples.
+
+Whole questions are resampled, since their turns and repeats are not independent of each other.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Crash-safe files: atomic JSON, append-only JSON lines, folder locks, digests and the cache folder."""
+"""Crash-safe files: atomic JSON, append-only JSON lines, folder locks, digests and the cache folder.
+
+torch's archive writer raises RuntimeError in place of the OSError that it met, safetensors names the system's error
+in its text, and numpy counts what was written.
+"""
 
 from __future__ import annotations
 

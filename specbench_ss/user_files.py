@@ -1,4 +1,7 @@
-"""Files that a user gives: text, JSON lines, JSON and YAML, read into typed records."""
+"""Files that a user gives: text, JSON lines, JSON and YAML, read into typed records.
+
+msgspec reads and checks; a problem is reported in plain English, with the name of the field.
+"""
 
 from __future__ import annotations
 

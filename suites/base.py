@@ -1,4 +1,11 @@
-"""Base of the suites: questions from files or from the lab's frozen ones, limits, categories and editions."""
+"""Base of the suites: questions from files or from the lab's frozen ones, limits, categories and editions.
+
+`hub:OWNER/NAME[:CONFIG[:SPLIT]][@REVISION]` names a data set of the hub; the split is `test` unless it is given. The
+hub is asked for what is named so, and for nothing else.
+
+An object has `question_id`, `category` and `turns`. It may have `reference` (for each turn a text or a list of
+acceptable texts) and `metric`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Scored tasks: GSM8K, competition mathematics, HumanEval, and the three applications."""
+"""Scored tasks: GSM8K, competition mathematics, HumanEval, and the three applications.
+
+The questions are generated for the lab's models. For other models they are read from the files of Spider, E2E NLG and
+DialogSum.
+"""
 
 from __future__ import annotations
 

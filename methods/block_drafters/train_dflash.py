@@ -1,4 +1,8 @@
-"""`ssbench train dflash`: blocks at random anchors of the answers (DFlash sec. 4.2)."""
+"""`ssbench train dflash`: blocks at random anchors of the answers (DFlash sec. 4.2).
+
+The block of anchor t has its root at x_{t+1}; it sees the features up to position t, and all of its own places. The
+place k behind the root says what x_{t+1+k} is.
+"""
 
 from __future__ import annotations
 

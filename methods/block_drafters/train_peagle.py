@@ -1,4 +1,8 @@
-"""`ssbench train peagle`: all depths in one pass (P-EAGLE sec. 3)."""
+"""`ssbench train peagle`: all depths in one pass (P-EAGLE sec. 3).
+
+Slot t reads the feature of position t and the token x_{t+1}, and says what x_{t+2} is. Depth d of anchor t reads what
+stands in for both, and says what x_{t+2+d} is; it sees the true slots up to t and its own anchor's depths up to d.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""`ssbench train eagle` and `eagle3`: one decoder layer over the base's features (EAGLE sec. 4.2, EAGLE-3 sec. 3.2)."""
+"""`ssbench train eagle` and `eagle3`: one decoder layer over the base's features (EAGLE sec. 4.2, EAGLE-3 sec. 3.2).
+
+Slot t reads the feature of position t and the token x_{t+1}, and says what x_{t+2} is; level 1 reads that output and
+x_{t+2} in its place, and says what x_{t+3} is; and so on. Losses are at the anchors, as those of heads and streams
+are.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`ssbench train hydra`: sequential heads with a teacher loss (Hydra sec. 4)."""
+"""`ssbench train hydra`: sequential heads with a teacher loss (Hydra sec. 4).
+
+Grounded: a head reads the text's own tokens where decoding gives it drafted ones, which in training all are right.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`ssbench train medusa` and `medusa2`: heads alone, or heads and backbone together (Medusa sec. 2.2)."""
+"""`ssbench train medusa` and `medusa2`: heads alone, or heads and backbone together (Medusa sec. 2.2).
+
+At first the heads' loss is large and would distort the backbone: lambda rises from nothing, and heads learn faster.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`ssbench train draft`: a small model of the target's tokenizer."""
+"""`ssbench train draft`: a small model of the target's tokenizer.
+
+From text alone, or distilled: Kullback-Leibler divergence from the target's next-token distribution where the target
+is to answer (Hinton et al. 2015; DistillSpec, Zhou et al. 2024, with forward KL).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""`ssbench train space`: semi-autoregressive fine-tuning by LoRA with a mask embedding (SPACE sec. 3.1)."""
+"""`ssbench train space`: semi-autoregressive fine-tuning by LoRA with a mask embedding (SPACE sec. 3.1).
+
+Published: half of the examples have their answer cut at a random place and k + 1 masks put there; all learn their
+next tokens. Here both losses are taken of every row: groups of masks stand behind many places of it at once, each as
+if it were alone, since none sees another, and no token sees a mask.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,20 @@
-"""`ssbench train ss`: streams of the lossless and of the shared mode (ACL sec. 2.1, eq. 6)."""
+"""`ssbench train ss`: streams of the lossless and of the shared mode (ACL sec. 2.1, eq. 6).
+
+Segment attention (appendix I): prompt positions carry no streams; anchors are taken in segments, the streams of a
+segment see the main keys before them and their own position's streams, and only one segment is alive at a time: each
+is computed again in the backward pass.
+
+The papers choose alpha_j "to normalise losses", which on a base that is sure of its text is less than 0.1. At first
+streams know nothing and their gradients are many times the main stream's: alpha_j can rise from nothing (our
+addition).
+
+Under eq. 3 a main state depends on its own streams, so every position that predicts an answer token carries streams,
+as in decoding. Of several answers in a row all do, where decoding a later turn has the earlier ones as prompt,
+without streams: a small difference (docs/design/speculative-streaming.md). Segment attention (ACL appendix I): the
+lower layers run once; the MSA layers take a segment of positions at a time, main rows and streams together, over the
+keys of all main rows before; a segment is computed again in the backward pass, so that only one segment's streams are
+alive, and of the others their main keys and values.
+"""
 
 from __future__ import annotations
 

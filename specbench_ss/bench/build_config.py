@@ -1,4 +1,8 @@
-"""RunConfig from options on a command line, in a file or in Python."""
+"""RunConfig from options on a command line, in a file or in Python.
+
+Whoever gives them, one form comes out and the same mistakes are found; messages name an option as the command line
+has it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Several requests at a time, decoded in this process."""
+"""Several requests at a time, decoded in this process.
+
+Later turns continue the answers of the measurement with one request at a time, so that all prompts are known
+beforehand and are the same at every level.
+"""
 
 from __future__ import annotations
 

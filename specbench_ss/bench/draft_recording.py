@@ -1,4 +1,10 @@
-"""Untimed second passes: drafts of every step recorded, or one request profiled."""
+"""Untimed second passes: drafts of every step recorded, or one request profiled.
+
+Greedy answers, and sampled ones with their seed, come out the same again. Methods that remember prompts are left out.
+
+On a GPU it is of kernels, copies and fills; on a processor of operators that no other operator called. The profiler
+takes time itself, so times in a trace are no measurement of a method's speed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Ratings of a run's answers by a judge model."""
+"""Ratings of a run's answers by a judge model.
+
+The prompts are MT-Bench's, from its own file, where there is one; else the project's own short ones. Both ask for a
+rating from 1 to 10 in double brackets.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Runs of every method on every prompt, interleaved, with each sample committed when finished."""
+"""Runs of every method on every prompt, interleaved, with each sample committed when finished.
+
+Timing discipline: warm-up first, never recorded; the collector runs before each sample and is off during it; scoring,
+comparing and writing happen between samples.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Statistics of one sampled answer under the target's distribution."""
+"""Statistics of one sampled answer under the target's distribution.
+
+Each token x of an answer is a draw from p, the model's distribution behind the tokens before it. The functions here
+compare x with p; `results/quality.py` pools what they return. docs/design/sampled-output.md has the reasons.
+"""
 
 from __future__ import annotations
 

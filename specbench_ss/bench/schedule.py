@@ -1,4 +1,13 @@
-"""Order of samples: question by question, all methods interleaved; warm-up prompts."""
+"""Order of samples: question by question, all methods interleaved; warm-up prompts.
+
+The order of the methods is random and balanced: blocks (one prompt, one repeat) are taken in cycles, each a Williams
+Latin square with shuffled methods and rows, so that over a cycle every method stands at every position, and follows
+every other method, equally often. It depends on the seed and the block's number alone, never on what has already been
+done: a resumed run keeps its order.
+
+A method that keeps its answers would otherwise know some of the run's questions before the first of them is measured,
+and all repeats of a prompt would be equally fast.
+"""
 
 from __future__ import annotations
 

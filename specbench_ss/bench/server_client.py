@@ -1,4 +1,14 @@
-"""HTTP client of OpenAI-compatible servers: streamed chat completions with times and counts."""
+"""HTTP client of OpenAI-compatible servers: streamed chat completions with times and counts.
+
+vLLM counts drafts, drafted and accepted tokens. SGLang has only gauges of its last moments, which belong to no
+request, and llama.cpp tells a request's own counts in its answer: `protocol.Timings`.
+
+Every mistake of a server is a `AnswerError`, whose text is a clause that a row can hold.
+
+httpx limits each read of a socket, so a server that sends a byte now and then is never late for it.
+
+Each request has a connection of its own. No request is sent twice, and redirects are not followed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Number of repeats until the intervals of all speedups are narrow enough."""
+"""Number of repeats until the intervals of all speedups are narrow enough.
+
+An interval resamples questions, so its width has two parts: how much questions differ, which no repeat changes, and
+how much repeats of a question differ, which falls with their number. docs/design/compare.md has the rule.
+"""
 
 from __future__ import annotations
 

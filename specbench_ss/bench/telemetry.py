@@ -1,4 +1,7 @@
-"""Telemetry of a sample: host and GPU readings, and disturbances."""
+"""Telemetry of a sample: host and GPU readings, and disturbances.
+
+A reading that the device or driver does not support is left out for good after its first failure, any other for once.
+"""
 
 from __future__ import annotations
 

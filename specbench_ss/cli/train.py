@@ -1,4 +1,7 @@
-"""Command `ssbench train`."""
+"""Command `ssbench train`.
+
+A trainer's own options come from its `Options` dataclass, which is loaded when the trainer is named.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Conformance kit: every law on every configuration of a method, on tiny models."""
+"""Conformance kit: every law on every configuration of a method, on tiny models.
+
+The first shape is tried on every architecture, the others on one each; `thorough` tries all shapes on all of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Laws of greedy decoding, of several prompts, of descriptions and of long requests."""
+"""Laws of greedy decoding, of several prompts, of descriptions and of long requests.
+
+Acceptance is drawn at random, so that 200 tokens take few steps, and drafts are seen at T=0 as they would be in a
+run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Laws of suites: `ssbench suites check NAME`."""
+"""Laws of suites: `ssbench suites check NAME`.
+
+The laws speak of what results rely on: the questions are the same each time, a limit takes the first ones, and the
+scorer stays within [0, 1] whatever a model answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Architectures: the parts of each model family as one kind of decoder layer; a model before its weights."""
+"""Architectures: the parts of each model family as one kind of decoder layer; a model before its weights.
+
+Llama, Mistral, Qwen2, Qwen3, Phi-3, OPT and GPT-NeoX are taken apart; of any other, `engine/generic_model.py` calls
+whole layers.
+"""
 
 from __future__ import annotations
 

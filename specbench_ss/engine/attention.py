@@ -1,4 +1,15 @@
-"""Attention of a few query tokens over many keys: backends for CPUs and grouped heads."""
+"""Attention of a few query tokens over many keys: backends for CPUs and grouped heads.
+
+With a mask transformers repeats keys and values for every head of a group. `ar` has no mask and repeats nothing, so
+speculation alone paid for the copies. In decoding on a CPU torch's kernel lets the heads of a group share keys by
+itself; elsewhere the heads of a group are so many more rows over the same keys. In bfloat16 on a CPU a few rows
+attend by the way that is measured to be the fastest one (`attention_ways`). On CUDA the way is fixed: a row without a
+mask by torch's kernel for grouped heads (flash), few rows with a mask by its kernel on joined heads, which no copy
+precedes.
+
+A processor may multiply matrices fast and yet have a slow kernel of attention: of one row in bfloat16 without a mask,
+torch's took up to ten times what two products take (docs/log.md). On CUDA the way is fixed (`grouped_attention`).
+"""
 
 from __future__ import annotations
 

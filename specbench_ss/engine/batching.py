@@ -1,4 +1,12 @@
-"""Several requests at a time: one pass of the layers and the LM head over the rows of all."""
+"""Several requests at a time: one pass of the layers and the LM head over the rows of all.
+
+Each request goes through the loop of `engine/generate.py` on a stack of its own (a greenlet). Where it puts rows
+through a stretch of the target's layers, or through its LM head, it waits; when every request waits, the largest
+group that waits for the same is served: rows one after the other, or as a batch where a layer has to tell them apart,
+and each request's attention over its own cache. Requests begin their steps together, so that they wait for the same
+things at the same time; a new one first makes its prompt. A drafter's own layers take the rows of all requests as the
+target's do; what heads draft, and what a method does besides, is done request by request.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks of a target: numbers that are not finite, and weights that a method changed."""
+"""Checks of a target: numbers that are not finite, and weights that a method changed.
+
+An argmax over NaN is a token, the same one everywhere: a broken model would be fast, and identical to itself.
+"""
 
 from __future__ import annotations
 

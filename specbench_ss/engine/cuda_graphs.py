@@ -1,4 +1,10 @@
-"""CUDA graphs of decoder passes over static buffers: capture, replay and proof."""
+"""CUDA graphs of decoder passes over static buffers: capture, replay and proof.
+
+A pass of few rows through a stretch of layers is given its rows, mask and places in buffers: rows padded to the next
+width, keys to the next block. So the same pass is made again and again, and can be replayed by a CUDA graph. Padded
+rows come last, write behind the rows that count, and are seen by none of them. What a drafter computes of tensors
+alone, without a cache, is replayed as it is.
+"""
 
 from __future__ import annotations
 

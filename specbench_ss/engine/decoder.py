@@ -1,4 +1,8 @@
-"""Decoder interface: what a decoding method implements."""
+"""Decoder interface: what a decoding method implements.
+
+A method proposes a draft tree; the core owns the loop, the target's forward, verification, the cache, sampling,
+stopping, cutting and every count.
+"""
 
 from __future__ import annotations
 

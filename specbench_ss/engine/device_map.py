@@ -1,4 +1,8 @@
-"""Device of each layer of a model on several GPUs, and the transfer of rows between them."""
+"""Device of each layer of a model on several GPUs, and the transfer of rows between them.
+
+Embedding, final norm and LM head lie on the first device, where drafters, trees, masks and sampling are; layers may
+lie on others. A tensor goes from device to device in `to_device` alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Execution engines of a model: eager, or CUDA graphs."""
+"""Execution engines of a model: eager, or CUDA graphs.
+
+Replayed passes of a model are proven when it is loaded, and every pass when it is recorded (`replaying`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The decoding loop, once for all methods: prefill, propose, forward, verify, commit, observe."""
+"""The decoding loop, once for all methods: prefill, propose, forward, verify, commit, observe.
+
+Every count, cut and time is made here, so that no method can count or stop differently.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,16 @@
-"""Causal LMs of any architecture: transformers' own layers, with our masks, positions and cache."""
+"""Causal LMs of any architecture: transformers' own layers, with our masks, positions and cache.
+
+Verification takes refused tokens back, and hides tokens of other branches of a tree. Both need a cache of keys and
+values and attention with a mask; a recurrent state has neither.
+
+Nothing is known of the model beforehand; what it gives to its layers is observed (`engine/generic_model.py`,
+`engine/generic_model.py`, `engine/generic_model.py`), and `engine/generic_model.py` compares what comes out with the
+model's own forward pass.
+
+A float32 model of the first layers, as many as there are kinds of them, gets the weights that were loaded, tiny
+windows and a small vocabulary. Prefill and two trees of it are compared with its own forward pass, without a cache
+and with eager attention, along each path. The loaded model, its configuration and the random state stay as they are.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""KV caches with a length for each layer, tree compaction and batch rows."""
+"""KV caches with a length for each layer, tree compaction and batch rows.
+
+`update` is the call that Hugging Face attention modules make; the rest is what tree decoding needs.
+"""
 
 from __future__ import annotations
 

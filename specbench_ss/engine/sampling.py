@@ -1,4 +1,7 @@
-"""Sampling from logits (temperature, top-k, top-p, in that order), and draws from distributions."""
+"""Sampling from logits (temperature, top-k, top-p, in that order), and draws from distributions.
+
+Temperature 0 is greedy and never builds a distribution.
+"""
 
 from __future__ import annotations
 

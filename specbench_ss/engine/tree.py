@@ -1,4 +1,7 @@
-"""Draft trees: tokens with parent pointers; mask, depths and children derived from the topology."""
+"""Draft trees: tokens with parent pointers; mask, depths and children derived from the topology.
+
+Node 0 is the root: the token already decided by the target, which is not a draft. Parents come before children.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Verification of a draft tree: greedy, or exact rejection sampling (ACL appendix F, eq. 9; Leviathan et al.)."""
+"""Verification of a draft tree: greedy, or exact rejection sampling (ACL appendix F, eq. 9; Leviathan et al.).
+
+A walk along parent pointers: no paths are listed, none is padded. The result keeps the target's distribution: the
+tokens it yields are distributed as the target's own, whatever the draft.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Drafter folders: safetensors, a JSON configuration, the base model's hash and advised settings."""
+"""Drafter folders: safetensors, a JSON configuration, the base model's hash and advised settings.
+
+A folder of these reads as the whole repository does wherever only names and shapes matter. So it is known before a
+download of gigabytes whether a model and a drafter fit together. It uses the network only because the user named a
+hub id.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Device and dtype of a model: `--device`, `--dtype`, layers over several GPUs."""
+"""Device and dtype of a model: `--device`, `--dtype`, layers over several GPUs.
+
+Embedding, final norm and LM head go to the first one, beside what drafts and chooses tokens. transformers and
+accelerate read the weights straight to where they belong; accelerate's hooks, which would move rows at every module,
+go again, since `engine/device_map.py` does that.
+"""
 
 from __future__ import annotations
 

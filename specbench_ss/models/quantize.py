@@ -1,4 +1,8 @@
-"""Quantisation of linear layers: `--quantize`."""
+"""Quantisation of linear layers: `--quantize`.
+
+int8, int4: torchao's weight-only formats. nf4: bitsandbytes' 4-bit NormalFloat with doubly quantised scales (Dettmers
+et al. 2023). Activations, drafters, streams and adapters keep the number format of `--dtype`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Analysis of a run: one Results object with frames, summary, checks and ranking; the budget of each method."""
+"""Analysis of a run: one Results object with frames, summary, checks and ranking; the budget of each method.
+
+A comparison of methods is fair where these are equal; where they are not, a reader has to see it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Checks of a run: failures, output mismatches, impossible and unstable times."""
+"""Checks of a run: failures, output mismatches, impossible and unstable times.
+
+They are plain decodings of changed models, the reference a second time, and whatever drafted nothing. What their
+intervals have above 1 is noise, and a method's lead that begins within it may be noise as well.
+
+What is found wrong with a single method's numbers is in `health`; here this is gathered, and what could not be
+checked is said. A check is ok only where something was looked at.
+"""
 
 from __future__ import annotations
 

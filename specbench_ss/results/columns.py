@@ -1,4 +1,8 @@
-"""Columns of a run's frames: the schema with units and meanings."""
+"""Columns of a run's frames: the schema with units and meanings.
+
+Names and meanings are stable. A dtype is pandas' nullable one, so a missing value is `pandas.NA`; `object` columns
+hold tuples or lists.
+"""
 
 from __future__ import annotations
 

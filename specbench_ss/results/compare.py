@@ -1,4 +1,12 @@
-"""Two runs compared: differences of configuration, changes with intervals, regression limits."""
+"""Two runs compared: differences of configuration, changes with intervals, regression limits.
+
+A limit is broken only where the whole interval lies below it. Imports nothing heavy.
+
+Some differences make results incomparable: another model, other questions, another way of decoding.
+
+Only prompts count that the method and the reference answered in both runs. Intervals resample questions, as
+everywhere. docs/design/compare.md has the reasons.
+"""
 
 from __future__ import annotations
 

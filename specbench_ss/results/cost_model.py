@@ -1,4 +1,18 @@
-"""Cost model: FLOPs, bytes, roofline, waterfall and predictions for other models or machines."""
+"""Cost model: FLOPs, bytes, roofline, waterfall and predictions for other models or machines.
+
+A floor: weights are read once a step, keys and values of the context once, and activations are not counted. Of rows
+of a method's own, and of those that it drops before the last layer, the products with matrices are counted
+(`Decoder.own_work`), their attention is not.
+
+Everything that is told of steps and shapes over all tasks comes from here, so that it is of the same samples.
+
+docs/metrics.md has the definitions. No method is known by name.
+
+A step takes what reading or multiplying needs at the machine's limits, whichever is longer, and an overhead that the
+shapes do not explain (starting operators, above all), which is what was measured beyond that. What verifying several
+rows adds to a step beyond that is taken for products that are slower than the limit: it grows with the rows and with
+the model's size, and shrinks with faster products. docs/results has how far predictions are off.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Exchange formats: Spec-Bench answer files, CSV, Parquet, Markdown; rescoring of imported answers."""
+"""Exchange formats: Spec-Bench answer files, CSV, Parquet, Markdown; rescoring of imported answers.
+
+A line has question_id, category, model_id, tstamp and choices, one for each repeat. A choice has a list with an entry
+for each turn of `turns` (texts), `decoding_steps`, `new_tokens` and `wall_time`, and `accept_lengths`, the tokens of
+every step of all its turns, the bonus included.
+
+Speedup: seconds per token of the baseline's file over that of the method's, a ratio of sums with an interval, as in
+our own runs. Tokens are `new_tokens` on both sides; Spec-Bench counts those of the baseline by tokenising its text
+again.
+"""
 
 from __future__ import annotations
 

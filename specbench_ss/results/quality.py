@@ -1,4 +1,14 @@
-"""Quality beside speed: scores, paired differences, sampled output against the target's distribution."""
+"""Quality beside speed: scores, paired differences, sampled output against the target's distribution.
+
+The score is a product of likelihood ratios, whose mean is at most 1 where tokens are drawn from the model's
+distribution (Ville 1939; Shafer, JRSS A 184, 2021). So the probability that it ever exceeds 1 / p is at most p, after
+any number of tokens and whatever ended the answers. docs/design/sampled-output.md has the alternatives.
+
+The evidence is that of `results/quality.py`. docs/design/sampled-output.md has the alternatives.
+
+Non-inferiority is judged as in clinical trials: by the interval of the paired difference against a margin stated
+beforehand.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Ranking of methods: sure places, verdicts in words and the headline."""
+"""Ranking of methods: sure places, verdicts in words and the headline.
+
+Two methods may both be faster than the reference, with intervals that overlap, and one of them still be ahead on
+nearly every question; or the other way about. So each pair has an interval of its own, on the prompts that all
+methods answered, over the same resamples of the questions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Checks of samples: failures, impossible times, work outside the clock, cross-request memory."""
+"""Checks of samples: failures, impossible times, work outside the clock, cross-request memory.
+
+docs/metrics.md has the formula and the reason for the bound.
+
+Each sentence begins with its kind: `impossible:`, `void:` (some are made in `remembering`), `mismatch:`, `near-tie:`,
+`length:`, `unjudged:`, `failed:`, `unstable:`. After one of the first two a method has no speedup; a mismatch is a
+bug.
+"""
 
 from __future__ import annotations
 

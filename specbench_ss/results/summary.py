@@ -1,4 +1,10 @@
-"""Summary of a run: speedups, mean acceptance lengths, times and counts of each method."""
+"""Summary of a run: speedups, mean acceptance lengths, times and counts of each method.
+
+A prompt is one turn of one question; its repeats are averaged. Intervals resample questions.
+
+A prompt is one turn of one question; its repeats are averaged. Only prompts that both the method and the reference
+answered count, and n says how many those are. Intervals resample questions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Environment of a run: time, versions, processor, memory, GPU and code revision."""
+"""Environment of a run: time, versions, processor, memory, GPU and code revision.
+
+Reading it never fails: whatever cannot be found out is None.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Output match: whether two answers are the same, and the near-tie, length or fault that explains a difference."""
+"""Output match: whether two answers are the same, and the near-tie, length or fault that explains a difference.
+
+Whole sequences are compared, never only their common part.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Records of a run: samples, steps in columns, output matches, concurrency levels."""
+"""Records of a run: samples, steps in columns, output matches, concurrency levels.
+
+A *prompt* is one turn of one question; a *sample* is one method answering one prompt once.
+"""
 
 from __future__ import annotations
 

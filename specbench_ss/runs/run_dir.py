@@ -1,4 +1,25 @@
-"""Run directory: append-only, crash-safe and resumable."""
+"""Run directory: append-only, crash-safe and resumable.
+
+telemetry.jsonl one line for each try at a sample: what was read of the machine meanwhile drafts.jsonl one line for
+each recorded answer: the draft of each of its steps
+
+Both are optional, are appended as the rows are, and lose at most their last line to a killed process.
+
+requests.jsonl one line for each request of such a level, in the form of a row levels.jsonl one line for each level of
+a method and repeat, written last: it commits the level's requests
+
+A level is made whole or not at all, since its throughput is that of all its requests together.
+
+manifest.json what was run, and on what; replaced atomically questions.json the questions asked, for a reader of the
+run who does not have the suite steps.jsonl one line for each decoding step, appended before its sample's row
+rows.jsonl one line for each sample; this commits the sample: steps without a row do not count sameness.jsonl one line
+for each comparison with the reference judge.jsonl one line for each answer that a judge rated, after the run of
+served engines, requests.jsonl and levels.jsonl: levels.py and what a run may have besides: side_files.py
+
+A process killed at any byte loses at most the sample in flight. A failed sample is made again by --resume: of several
+lines with the same key, the last one counts. Where lines were lost afterwards, what is whole still counts, and
+--resume makes the rest again: docs/design/store.md.
+"""
 
 from __future__ import annotations
 

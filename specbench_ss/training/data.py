@@ -1,4 +1,13 @@
-"""Training text: conversation files and hub data sets, packed rows, and their cache."""
+"""Training text: conversation files and hub data sets, packed rows, and their cache.
+
+A process that is killed at any moment leaves no half-written rows.
+
+The generators are the folder `lab` of a checkout (docs/design/lab.md). The package never imports it; `python -m lab
+text` in another process writes the conversations. A completion mask follows from the lab's markers; text of other
+origin has a stored one.
+
+`load_rows` is all that a trainer needs. Rows are made once and then read from disk.
+"""
 
 from __future__ import annotations
 

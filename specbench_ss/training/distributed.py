@@ -1,4 +1,15 @@
-"""Training of one drafter: processes through Hugging Face accelerate, its log and checkpoints."""
+"""Training of one drafter: processes through Hugging Face accelerate, its log and checkpoints.
+
+Every step of a training makes and frees tensors of some hundred megabytes, rows of logits above all. The GNU C
+library gives such memory back to the system at once and asks for it anew, and the system fills every page of it with
+zeros: two trainings on two cores spent half of their time so (docs/log.md). It cannot be undone, so it is not for a
+process that measures.
+
+One process needs no `accelerate config`; `accelerate launch` starts several, on one machine or many. Each computes
+its rows of every batch and its part of the whole batch's loss, and gradients are added up: a step is the one that a
+single process would take. The weights that learn are whole in every process. Under FSDP the frozen base is split
+among the processes, layer by layer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Training loop on a frozen base: several drafters learn from its states, and a cut training goes on."""
+"""Training loop on a frozen base: several drafters learn from its states, and a cut training goes on.
+
+All have the same text, batches and budget, so that they can be compared.
+"""
 
 from __future__ import annotations
 

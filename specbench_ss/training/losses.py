@@ -1,4 +1,8 @@
-"""Losses of drafters, their weights and targets."""
+"""Losses of drafters, their weights and targets.
+
+Papers differ in it: heads and streams are published with the token, Hydra and EAGLE's drafters with the distribution.
+A comparison of drafters that hides it compares two things at once, so every trainer has it as an option.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Self-distillation: a model's own answers to prompts, stored as they are made."""
+"""Self-distillation: a model's own answers to prompts, stored as they are made.
+
+Nothing here is measured: methods decode one prompt at a time (`engine/generate.py`).
+
+Answers are made in batches.
+"""
 
 from __future__ import annotations
 

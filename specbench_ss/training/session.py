@@ -1,4 +1,7 @@
-"""Training session: check, load, read the text, train, write, publish; trainers of drafters and heads."""
+"""Training session: check, load, read the text, train, write, publish; trainers of drafters and heads.
+
+What they learn from is then equal to the token, and the base runs once a batch for all of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Trainer interface of `ssbench train`, and the recipe of a drafter that the common loop trains."""
+"""Trainer interface of `ssbench train`, and the recipe of a drafter that the common loop trains.
+
+A trainer is found by an entry point of the group `specbench_ss.trainers`. Its options are a frozen dataclass, as a
+method's are, and become options of the command.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Coordinate search by paired races over a method's options."""
+"""Coordinate search by paired races over a method's options.
+
+A *block* is one prompt that each configuration still in question answers once, in a shuffled order.
+
+A configuration takes the lead only where its interval is better than noise, so the search may stop at any time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Tuning session: search on half of the prompts, comparison with the default on the rest, preset."""
+"""Tuning session: search on half of the prompts, comparison with the default on the rest, preset.
+
+The winner of many noisy comparisons looks better than it is; only prompts that it was not chosen on show by how much.
+So nothing is chosen that was not confirmed, and the search leaves time to confirm.
+"""
 
 from __future__ import annotations
 
