@@ -128,7 +128,7 @@ class PngReport(Report):
 
     def write(self, results: Results, path: Path) -> None:
         """Write the picture. Raises UserError without kaleido or a browser, and for a name not ending in .png."""
-        from specbench_ss.reports.plot_command import write_plot
+        from specbench_ss.reports.run_figures import write_plot
 
         if path.suffix != ".png":
             raise UserError(f"cannot draw {path}: the name must end in .png")

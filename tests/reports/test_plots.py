@@ -12,8 +12,8 @@ from specbench_ss import UserError
 from specbench_ss.cli.main import main
 from specbench_ss.reports import charts
 from specbench_ss.reports.palette import styles
-from specbench_ss.reports.plot_command import Kind, write_plot
-from specbench_ss.reports.run_figures import RunFigures
+from specbench_ss.reports.plot_command import Kind
+from specbench_ss.reports.run_figures import RunFigures, write_plot
 from specbench_ss.results.analysis import analyse, load_run
 from specbench_ss.results.cost_model import Roof, machine_rows, pairs, points, waterfalls
 from specbench_ss.runs.run_dir import read_run
