@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -23,7 +24,6 @@ from specbench_ss.bench.build_config import (
     workers_of,
 )
 from specbench_ss.cli import run_output, shared
-from specbench_ss.cli import run_output as run_served
 from specbench_ss.cli.shared import FailOn, Plugin, interrupted, to_go_on
 from specbench_ss.engine.numerics import Dtype
 from specbench_ss.models.quantize import Quantize
@@ -58,8 +58,10 @@ SERVED = "Servers, in place of methods"
 WORKERS = "Workers, on this machine or many"
 
 
-def command(
-    ctx: typer.Context,
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of `ssbench run`: type, bounds, help, panel and default of each."""
+
     methods: Annotated[
         str | None,
         typer.Option(
@@ -69,7 +71,7 @@ def command(
             "autoregressive decoding is always added.",
             rich_help_panel=WHAT,
         ),
-    ] = None,
+    ] = None
     suite: Annotated[
         str,
         typer.Option(
@@ -78,9 +80,9 @@ def command(
             "your own; NAME:FILE is the same as NAME with --data FILE.",
             rich_help_panel=WHAT,
         ),
-    ] = DEFAULT.suite,
-    model: Annotated[str, typer.Option(help=shared.MODEL, rich_help_panel=WHAT)] = DEFAULT.model,
-    categories: Annotated[str | None, typer.Option(metavar="A,B", help=shared.CATEGORIES, rich_help_panel=WHAT)] = None,
+    ] = DEFAULT.suite
+    model: Annotated[str, typer.Option(help=shared.MODEL, rich_help_panel=WHAT)] = DEFAULT.model
+    categories: Annotated[str | None, typer.Option(metavar="A,B", help=shared.CATEGORIES, rich_help_panel=WHAT)] = None
     limit: Annotated[
         int | None,
         typer.Option(
@@ -88,11 +90,11 @@ def command(
             help="Ask at most this many questions of each task; 0 asks all of them. Default: the suite's own number.",
             rich_help_panel=WHAT,
         ),
-    ] = DEFAULT.limit,
+    ] = DEFAULT.limit
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="METHOD.OPTION=VALUE", help=shared.SET, rich_help_panel=WHAT),
-    ] = None,
+    ] = None
     preset: Annotated[
         str | None,
         typer.Option(
@@ -100,8 +102,8 @@ def command(
             help="Preset files written by `ssbench tune`. What --set or METHOD[...] say wins over them.",
             rich_help_panel=WHAT,
         ),
-    ] = None,
-    plugin: Plugin = None,
+    ] = None
+    plugin: Plugin = None
     data: Annotated[
         Path | None,
         typer.Option(
@@ -109,7 +111,7 @@ def command(
             "hub:OWNER/NAME[:CONFIG[:SPLIT]], a data set of the Hugging Face hub.",
             rich_help_panel=WHAT,
         ),
-    ] = None,
+    ] = None
     endpoint: Annotated[
         list[str] | None,
         typer.Option(
@@ -118,7 +120,7 @@ def command(
             "http://localhost:8000/v1. May be given several times: the others are compared with the first server.",
             rich_help_panel=SERVED,
         ),
-    ] = None,
+    ] = None
     label: Annotated[
         list[str] | None,
         typer.Option(
@@ -126,7 +128,7 @@ def command(
             help="What a server is called in the results; one for each --endpoint, in the same order.",
             rich_help_panel=SERVED,
         ),
-    ] = None,
+    ] = None
     endpoint_model: Annotated[
         list[str] | None,
         typer.Option(
@@ -134,7 +136,7 @@ def command(
             help="Name of the model on the server; once, or once for each. Default: the only one that it lists.",
             rich_help_panel=SERVED,
         ),
-    ] = None,
+    ] = None
     api_key_env: Annotated[
         list[str] | None,
         typer.Option(
@@ -142,7 +144,7 @@ def command(
             help="Environment variable that holds the server's key; once, or once for each. No key is written down.",
             rich_help_panel=SERVED,
         ),
-    ] = None,
+    ] = None
     concurrency: Annotated[
         str | None,
         typer.Option(
@@ -151,7 +153,7 @@ def command(
             "measured in any case.",
             rich_help_panel=SERVED,
         ),
-    ] = None,
+    ] = None
     endpoint_timeout: Annotated[
         float | None,
         typer.Option(
@@ -159,10 +161,10 @@ def command(
             help=f"Longest wait for the next piece of an answer; then it has failed.  [default: {TIMEOUT_S:g}]",
             rich_help_panel=SERVED,
         ),
-    ] = None,
+    ] = None
     repeats: Annotated[
         int, typer.Option(min=1, help="How often every method answers each prompt.", rich_help_panel=HOW)
-    ] = 1,
+    ] = 1
     until_ci: Annotated[
         float | None,
         typer.Option(
@@ -171,7 +173,7 @@ def command(
             "where more repeats cannot help. --repeats are made in any case.",
             rich_help_panel=HOW,
         ),
-    ] = None,
+    ] = None
     max_repeats: Annotated[
         int | None,
         typer.Option(
@@ -179,7 +181,7 @@ def command(
             help=f"With --until-ci: at most this many repeats.  [default: {MOST_REPEATS}]",
             rich_help_panel=HOW,
         ),
-    ] = None,
+    ] = None
     budget: Annotated[
         float | None,
         typer.Option(
@@ -187,7 +189,7 @@ def command(
             help="With --until-ci: begin no repeat that would take decoding beyond this time.",
             rich_help_panel=HOW,
         ),
-    ] = None,
+    ] = None
     warmup: Annotated[
         int,
         typer.Option(
@@ -195,11 +197,11 @@ def command(
             help="Prompts that every method answers before the measurement, to warm up; these are not recorded.",
             rich_help_panel=HOW,
         ),
-    ] = DEFAULT.warmup,
+    ] = DEFAULT.warmup
     max_new_tokens: Annotated[
         int | None,
         typer.Option(min=1, help="Longest answer, in tokens. Default: the suite's own limit.", rich_help_panel=HOW),
-    ] = DEFAULT.max_new_tokens,
+    ] = DEFAULT.max_new_tokens
     stop: Annotated[
         list[str] | None,
         typer.Option(
@@ -208,29 +210,29 @@ def command(
             "token. May be given several times.",
             rich_help_panel=HOW,
         ),
-    ] = None,
+    ] = None
     temperature: Annotated[
         float, typer.Option(help="Sampling temperature; 0 decodes greedily.", rich_help_panel=HOW)
-    ] = DEFAULT.temperature,
+    ] = DEFAULT.temperature
     top_p: Annotated[
         float,
         typer.Option(
             help="Sample only among the most likely tokens that together have this probability; 1 switches this off.",
             rich_help_panel=HOW,
         ),
-    ] = DEFAULT.top_p,
+    ] = DEFAULT.top_p
     top_k: Annotated[
         int,
         typer.Option(
             min=0, help="Sample only among this many most likely tokens; 0 switches this off.", rich_help_panel=HOW
         ),
-    ] = DEFAULT.top_k,
+    ] = DEFAULT.top_k
     seed: Annotated[
         int,
         typer.Option(min=0, max=MOST_SEED, help="Seed of the order of methods and of sampling.", rich_help_panel=HOW),
-    ] = DEFAULT.seed,
-    dtype: Annotated[Dtype, typer.Option(help=shared.DTYPE, rich_help_panel=HOW)] = "auto",
-    device: Annotated[str, typer.Option(help=shared.DEVICES, rich_help_panel=HOW)] = DEFAULT.device,
+    ] = DEFAULT.seed
+    dtype: Annotated[Dtype, typer.Option(help=shared.DTYPE, rich_help_panel=HOW)] = "auto"
+    device: Annotated[str, typer.Option(help=shared.DEVICES, rich_help_panel=HOW)] = DEFAULT.device
     history: Annotated[
         Literal["reference", "own"],
         typer.Option(
@@ -238,7 +240,7 @@ def command(
             "the same for all methods, or each method's own.",
             rich_help_panel=HOW,
         ),
-    ] = "reference",
+    ] = "reference"
     quantize: Annotated[
         Quantize,
         typer.Option(
@@ -246,11 +248,11 @@ def command(
             "int4 on CUDA alone. nf4: 4 bits, by bitsandbytes. Drafters keep the number format of --dtype.",
             rich_help_panel=HOW,
         ),
-    ] = "none",
+    ] = "none"
     engine: Annotated[
         Engine,
         typer.Option(help=shared.ENGINE, rich_help_panel=HOW),
-    ] = "auto",
+    ] = "auto"
     batch_size: Annotated[
         str | None,
         typer.Option(
@@ -260,7 +262,7 @@ def command(
             "that.",
             rich_help_panel=HOW,
         ),
-    ] = None,
+    ] = None
     order: Annotated[
         Literal["suite", "tasks"],
         typer.Option(
@@ -268,10 +270,10 @@ def command(
             "tasks in turn by their size, so that a run that is cut short has answers of each.",
             rich_help_panel=HOW,
         ),
-    ] = "suite",
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help=shared.TRUST, rich_help_panel=HOW)
-    ] = DEFAULT.trust_remote_code,
+    ] = "suite"
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help=shared.TRUST, rich_help_panel=HOW)] = (
+        DEFAULT.trust_remote_code
+    )
     chat_template: Annotated[
         str | None,
         typer.Option(
@@ -279,7 +281,7 @@ def command(
             help=shared.CHAT_TEMPLATE,
             rich_help_panel=HOW,
         ),
-    ] = DEFAULT.chat_template,
+    ] = DEFAULT.chat_template
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -288,7 +290,7 @@ def command(
             callback=check_timeout,
             rich_help_panel=HOW,
         ),
-    ] = None,
+    ] = None
     telemetry: Annotated[
         float,
         typer.Option(
@@ -298,7 +300,7 @@ def command(
             "NVIDIA GPU its use, clocks, power and energy. 0 reads nothing.",
             rich_help_panel=RECORD,
         ),
-    ] = RECORDED.telemetry,
+    ] = RECORDED.telemetry
     remake_disturbed: Annotated[
         int | None,
         typer.Option(
@@ -307,7 +309,7 @@ def command(
             "it. Default: 2 on a GPU, else 0. Disturbed samples are marked in any case.",
             rich_help_panel=RECORD,
         ),
-    ] = RECORDED.remake_disturbed,
+    ] = RECORDED.remake_disturbed
     record_drafts: Annotated[
         str,
         typer.Option(
@@ -316,7 +318,7 @@ def command(
             "those to the first question of each task, or to this share of the questions, 0 to 1.",
             rich_help_panel=RECORD,
         ),
-    ] = RECORDED.record_drafts,
+    ] = RECORDED.record_drafts
     trace: Annotated[
         bool,
         typer.Option(
@@ -325,7 +327,7 @@ def command(
             "kernels in a form that Perfetto opens (https://ui.perfetto.dev).",
             rich_help_panel=RECORD,
         ),
-    ] = RECORDED.trace,
+    ] = RECORDED.trace
     executor: Annotated[
         Literal["local", "ray"],
         typer.Option(
@@ -333,7 +335,7 @@ def command(
             "whole questions with all methods, so that methods are compared on one device.",
             rich_help_panel=WORKERS,
         ),
-    ] = "local",
+    ] = "local"
     workers: Annotated[
         int | None,
         typer.Option(
@@ -342,7 +344,7 @@ def command(
             "one for each machine.",
             rich_help_panel=WORKERS,
         ),
-    ] = None,
+    ] = None
     ray_address: Annotated[
         str | None,
         typer.Option(
@@ -351,13 +353,13 @@ def command(
             "started on this machine for the run.",
             rich_help_panel=WORKERS,
         ),
-    ] = None,
+    ] = None
     out: Annotated[
         Path | None,
         typer.Option(
             help="Directory that the results are written to.  [default: runs/TIME-MODEL-SUITE]", rich_help_panel=WHERE
         ),
-    ] = None,
+    ] = None
     resume: Annotated[
         bool,
         typer.Option(
@@ -365,7 +367,7 @@ def command(
             help="Continue the unfinished run in --out: what it has is kept, failed samples are made again.",
             rich_help_panel=WHERE,
         ),
-    ] = False,
+    ] = False
     config: Annotated[
         Path | None,
         typer.Option(
@@ -375,38 +377,44 @@ def command(
             is_eager=True,
             rich_help_panel=WHERE,
         ),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help=shared.DRY_RUN, rich_help_panel=WHERE)] = False,
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=shared.DRY_RUN, rich_help_panel=WHERE)] = False
     open_it: Annotated[
         bool, typer.Option("--open", help="Open the report in a browser when the run has ended.", rich_help_panel=WHERE)
-    ] = False,
-    fail_on: FailOn = None,
-) -> None:
+    ] = False
+    fail_on: FailOn = None
+
+
+def command(ctx: typer.Context, **given: Any) -> None:
     """Decode a suite's questions with several methods, side by side, and say which one pays."""
-    check_fit(stated(ctx), bool(endpoint))
-    wanted = run_config({**ctx.params, "set": set_})
-    if resume and out is None:
+    asked = RunOptions(**given)
+    check_fit(stated(ctx), bool(asked.endpoint))
+    wanted = run_config({**ctx.params, "set": asked.set_})
+    if asked.resume and asked.out is None:
         raise typer.BadParameter("--resume needs --out, the directory of the unfinished run")
     recording = recording_of(ctx.params)
-    folder = out or default_out(wanted, datetime.now())
-    optional = optional_methods(methods, wanted.methods) if methods else frozenset()
-    where = RunTarget(folder, resume, optional, recording, timeout, goal_of(ctx.params), workers_of(ctx.params))
-    if endpoint:
-        _served(wanted, where, access_of(ctx.params), dry_run, open_it, fail_on)
+    folder = asked.out or default_out(wanted, datetime.now())
+    optional = optional_methods(asked.methods, wanted.methods) if asked.methods else frozenset()
+    where = RunTarget(
+        folder, asked.resume, optional, recording, asked.timeout, goal_of(ctx.params), workers_of(ctx.params)
+    )
+    if asked.endpoint:
+        _served(wanted, where, access_of(ctx.params), asked.dry_run, asked.open_it, asked.fail_on)
         return
 
-    if dry_run:
+    if asked.dry_run:
         run_output.describe(wanted, where)
         return
     try:
         if where.workers is not None:
-            from specbench_ss.cli import run_output as run_sharded
-
-            run_sharded.run_sharded(wanted, where, open_report=open_it, fail_on=fail_on)
+            run_output.run_sharded(wanted, where, open_report=asked.open_it, fail_on=asked.fail_on)
             return
-        run_output.run(wanted, where, open_report=open_it, fail_on=fail_on)
+        run_output.run(wanted, where, open_report=asked.open_it, fail_on=asked.fail_on)
     except KeyboardInterrupt:
         raise interrupted(to_go_on(where.out)) from None
+
+
+shared.take_options(command, RunOptions)
 
 
 def _served(
@@ -414,9 +422,9 @@ def _served(
 ) -> None:
     """Do the same with servers."""
     if dry_run:
-        run_served.describe_served(wanted, where, access)
+        run_output.describe_served(wanted, where, access)
         return
     try:
-        run_served.run_served(wanted, where, access, open_report=open_it, fail_on=fail_on)
+        run_output.run_served(wanted, where, access, open_report=open_it, fail_on=fail_on)
     except KeyboardInterrupt:
         raise interrupted(to_go_on(where.out, access.hidden)) from None

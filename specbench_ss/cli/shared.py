@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -144,3 +146,14 @@ def fail(results: Results, asked: str | None) -> None:
     if why:
         print(f"ssbench: --fail-on: {' '.join('; '.join(why).split())}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def take_options(command: Callable[..., None], options: type[Any]) -> None:
+    """Give a command, which takes a context and keywords, the fields of a dataclass as its options in typer's eyes."""
+    hints = get_type_hints(options, include_extras=True)
+    own = [
+        Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]) for f in fields(options)
+    ]
+    ctx = Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    command.__annotations__ = {"ctx": typer.Context, **hints, "return": None}
+    command.__signature__ = Signature([ctx, *own])  # type: ignore[attr-defined]
