@@ -131,7 +131,7 @@ def test_the_terminal_and_the_report_say_the_same(make_run: MakeRun) -> None:
     run.manifest["warnings"] = ["the machine is busy: times will be unstable"]
     made = checks(run, summarise(run))
     lines = told(run)
-    page = page_of(run)
+    page = page_of(analyse(run))
     notices = {notice.title: (notice.level, list(notice.lines)) for notice in page["notices"]}
     for check in made:
         assert notices[check.sentence][1] == list(check.lines)
@@ -141,7 +141,7 @@ def test_the_terminal_and_the_report_say_the_same(make_run: MakeRun) -> None:
 
 def test_what_is_wrong_stands_on_the_first_screen_and_in_the_last_lines(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss", "medusa"), questions=2, failing=("medusa",), verdict="mismatch"))
-    alerts = page_of(run)["alerts"]
+    alerts = page_of(analyse(run))["alerts"]
     assert [alert.level for alert in alerts[:2]] == ["error", "error"]
     assert any("out of luck" in line for alert in alerts for line in alert.lines)
     last = "\n".join(told(run)[-8:])
@@ -152,7 +152,7 @@ def test_what_is_wrong_stands_on_the_first_screen_and_in_the_last_lines(make_run
 def test_a_good_run_has_no_alert(steady: Run) -> None:
     for method in steady.manifest["methods"]:
         method["remembers"] = method["label"] != "ar"
-    assert not page_of(steady)["alerts"]
+    assert not page_of(analyse(steady))["alerts"]
     assert not any(line.startswith(("✕", "!", "?")) for line in told(steady))
 
 
@@ -266,7 +266,7 @@ def test_methods_with_many_disturbed_samples_are_marked(steady: Run) -> None:
     own = [row for row in steady.rows if row.method == "ss"]
     own[0].disturbed = "other processes took 12% of the processor"
     assert often_disturbed(steady) == {"ss"}, "one of eight"
-    marked = {row.label for row in page_of(steady)["ranking"] if ("disturbed", "note") in row.badges}
+    marked = {row.label for row in page_of(analyse(steady))["ranking"] if ("disturbed", "note") in row.badges}
     assert marked == {"ss"}
     own[0].disturbed = ""
     assert not often_disturbed(steady)
@@ -279,7 +279,7 @@ def test_an_answer_without_a_verdict_is_not_compared_in_an_unfinished_run_too(st
     steady.sameness = steady.sameness[1:]
     row = next(row for row in summarise(steady) if (row.category, row.method) == ("overall", "ss"))
     assert row.sameness == {"identical": 7, "not compared": 1}
-    page = page_of(steady)
+    page = page_of(analyse(steady))
     (tags,) = [row.badges for row in page["ranking"] if row.label == "ss"]
     assert ("identical, 1 not compared", "good") in tags
     columns = [column.title for column in page["sameness"].columns]

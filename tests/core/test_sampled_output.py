@@ -143,7 +143,7 @@ def test_a_method_that_promises_nothing_is_not_void(tmp_path: Path) -> None:
 
 def test_the_report_and_the_table_show_the_test(tmp_path: Path) -> None:
     done = measured(tmp_path / "r", {"greedy": Drafting(target(), RULES["greedy"])}, PLAIN, questions=4)
-    page = page_of(done)
+    page = page_of(analyse(done))
     badges = next(row for row in page["ranking"] if row.label == "greedy").badges
     assert {("void", "bad"), ("biased (400)", "bad")} <= set(badges)
     names = [column.title for column in page["sameness"].columns]
@@ -153,7 +153,7 @@ def test_the_report_and_the_table_show_the_test(tmp_path: Path) -> None:
     with console.capture() as told:
         print_tables(analyse(done), console)
     assert "biased (400)" in told.get() and "do not follow" in told.get()
-    assert "biased (400)" in MarkdownReport().content(done, summarise(done)).decode()
+    assert "biased (400)" in MarkdownReport().content(analyse(done)).decode()
     table = analyse(done).summary().query("category == 'overall' and method == 'greedy'").iloc[0]
     assert (table["bias"], table["bias_tokens"], table["comparison"]) == ("biased", 400, "void")
     assert load_run(done.path).write_parquet() == ""

@@ -275,7 +275,7 @@ def test_a_report_and_a_comparison_are_made_of_such_runs(questions: Path, tmp_pa
     with serving() as one, serving(Behaviour(per_chunk=2)) as other:
         for name in ("a", "b"):
             measured([one, other], ["one", "<b>two</b>"], questions, tmp_path / name, concurrency=2)
-    tell(tmp_path / "a", open_report=False)
+    tell(load_run(tmp_path / "a"), open_report=False)
     page = write_report(load_run(tmp_path / "a")).read_text()
     assert "&lt;b&gt;two" in page and "<b>two</b>" not in page and "in flight" in page
     assert "over ar" not in page.lower()
