@@ -41,7 +41,8 @@ from specbench_ss.engine.checks import check_unchanged, difference, own_logits
 from specbench_ss.engine.costs import drafter_shape, model_shape
 from specbench_ss.engine.decoder import Decoder, Generation, Offer, Step, references
 from specbench_ss.engine.engines import AUTO, EAGER
-from specbench_ss.engine.generate import generate
+from specbench_ss.engine.generate import decode as decode_once
+from specbench_ss.engine.generate import looked_into
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.timing import check_device
@@ -69,7 +70,7 @@ def run(
     run_dir: RunDir,
     events: Events,
     where: RunTarget,
-    decode: Decode = generate,
+    decode: Decode = decode_once,
 ) -> None:
     """Make every sample that is not yet committed, then judge sameness, question by question.
 
@@ -98,7 +99,7 @@ class LocalSession(Session):
         run_dir: Ledger,
         events: Events,
         where: RunTarget,
-        decode: Decode = generate,
+        decode: Decode = decode_once,
     ) -> None:
         super().__init__(config, data, list(decoders), run_dir, events, where.goal)
         self.suite = suite
@@ -206,7 +207,7 @@ class LocalSession(Session):
             return done
 
         for _ in tries(target, self.remembers[sample.method]):
-            done = measured()
+            done = looked_into(measured, lambda: self.answering.probe(asked))
         row.text = self.target.decode_text(done.tokens)
         row.fill(done)
         if self.config.temperature:

@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 
 from specbench_ss.engine.decoder import Decoder, Generation, drop_caches
-from specbench_ss.engine.generate import Limits
+from specbench_ss.engine.generate import Limits, probe_drafts
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, error_text
@@ -230,6 +230,14 @@ class Answering:
         """
         with memory_given_back(asked.decoder), self.in_time(asked.label):
             return self.decode(asked.decoder, asked.prompt, asked.limits, asked.sampling, on_tokens)
+
+    def probe(self, asked: Request) -> None:
+        """Raise NotFinite where drafts are chosen from NaN or infinity. Call it when nothing is measured.
+
+        It has a time limit of its own; where that ends it, nothing was found.
+        """
+        with contextlib.suppress(TimeoutError), self.in_time(asked.label):
+            probe_drafts(asked.decoder, asked.prompt, asked.limits, asked.sampling)
 
     @contextlib.contextmanager
     def in_time(self, label: str, requests: int = 1) -> Iterator[None]:

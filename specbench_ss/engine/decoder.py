@@ -6,14 +6,17 @@ stopping, cutting and every count.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.costs import OwnWork, read_by_a_pass
@@ -97,6 +100,11 @@ class Generation:
     def tokens_per_step(self) -> float | None:
         """tau of this request: tokens that steps produced / steps; None without a step."""
         return sum(s.tokens for s in self.steps) / len(self.steps) if self.steps else None
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether something was drafted in every one of several steps and nothing of it accepted."""
+        return len(self.steps) > 1 and all(s.nodes and not s.accepted for s in self.steps)
 
     def check(self) -> None:
         """Raise RuntimeError where the counts do not add up (an impossible result is a bug)."""
@@ -343,6 +351,19 @@ def drop_caches(decoder: Decoder) -> None:
             held.drop_cache()
 
 
+@contextmanager
+def operator_by_operator(decoder: Decoder) -> Iterator[None]:
+    """Within: the method's models make their passes operator by operator, where they are replayed otherwise too."""
+    before = [(model, model.passes) for model in models_of([decoder])]
+    for model, _ in before:
+        model.passes = None
+    try:
+        yield
+    finally:
+        for model, passes in before:
+            model.passes = passes
+
+
 def _held_by(decoder: Decoder) -> Iterator[Any]:
     """Yield what a method holds, and what that holds in turn; of a target nothing further, of a method all."""
     for held in vars(decoder).values():
@@ -392,3 +413,23 @@ def references(decoders: Mapping[str, Decoder]) -> dict[str, str]:
         if reference != REFERENCE:
             check_reference(type(decoders[label]), type(decoders[reference]))
     return found
+
+
+CHOOSING = {"topk", "argmax", "max", "sort", "multinomial", "_softmax", "_log_softmax", "logsumexp"}  # of torch
+
+
+class ChoosingWatch(TorchDispatchMode):
+    """Sees whether any tensor that tokens are chosen from holds NaN or infinity. -inf is allowed: it means never."""
+
+    found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at the first argument of an operation that chooses, and let it go on."""
+        if func.overloadpacket.__name__ in CHOOSING and args[0].is_floating_point():
+            self.found = self.found or bool(unusable(args[0]).any())
+        return func(*args, **(kwargs or {}))
+
+
+def unusable(x: Tensor) -> Tensor:
+    """Return a bool tensor: where x is NaN or +infinity."""
+    return x.isnan() | (x == math.inf)

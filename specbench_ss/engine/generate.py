@@ -6,15 +6,16 @@ Every count, cut and time is made here, so that no method can count or stop diff
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.checks import check_logits
+from specbench_ss.engine.checks import NotFinite, check_logits, why
 from specbench_ss.engine.decoder import (
+    ChoosingWatch,
     Decoder,
     Finish,
     Generation,
@@ -22,6 +23,8 @@ from specbench_ss.engine.decoder import (
     State,
     Step,
     drop_caches,
+    operator_by_operator,
+    unusable,
 )
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import Sampling
@@ -31,6 +34,7 @@ from specbench_ss.engine.tree import DraftTree, indices
 from specbench_ss.engine.verify import Verdict, verify
 from specbench_ss.errors import UserError
 
+PROBED = 4  # tokens of an answer that is begun once more, to see what its drafts are chosen from
 FIRST_GUESS = 64  # rows of a step that the cache reserves where a method does not say how many it needs
 
 
@@ -241,6 +245,22 @@ class Session:
         self.overshoot += len(verdict.tokens) - kept
 
 
+class DraftProbe(Session):
+    """Answers while it is watched what the drafts are chosen from; slow, never timed."""
+
+    def propose(self, state: State) -> DraftTree:
+        """The draft. Raises NotFinite where it is chosen from NaN or infinity, also where it fails of that."""
+        seen = ChoosingWatch()  # type: ignore[no-untyped-call]
+        try:
+            with seen:
+                tree = super().propose(state)
+            seen.found |= tree.draft_probs is not None and bool(unusable(tree.draft_probs).any())
+            return tree
+        finally:
+            if seen.found:
+                raise NotFinite(f"{self.decoder.name}: what it drafts from is not finite: {why(self.target.dtype)}")
+
+
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """Candidates for successive tokens of an answer, on the device.
@@ -309,7 +329,39 @@ def generate(
     sampling: Sampling,
     on_step: Callable[[int], None] | None = None,
 ) -> Generation:
-    """Answer one prompt: what a run measures.
+    """Answer one prompt as `decode` does, and then look at the drafts of an answer that calls for it.
+
+    An answer to which no draft contributed, or that failed, is begun once more, untimed, to see what the drafts were
+    chosen from: of NaN, too, there is a best. Raises what `decode` and `probe_drafts` raise.
+    """
+    return looked_into(
+        lambda: decode(decoder, prompt, limits, sampling, on_step),
+        lambda: probe_drafts(decoder, prompt, limits, sampling),
+    )
+
+
+def looked_into(answer: Callable[[], Generation], probe: Callable[[], None]) -> Generation:
+    """Return what `answer` gives. Where it fails, or no draft contributed to it, `probe` is called first."""
+    try:
+        result = answer()
+    except (UserError, TimeoutError):
+        raise
+    except Exception:
+        probe()
+        raise
+    if result.in_vain:
+        probe()
+    return result
+
+
+def decode(
+    decoder: Decoder,
+    prompt: Sequence[int],
+    limits: Limits,
+    sampling: Sampling,
+    on_step: Callable[[int], None] | None = None,
+) -> Generation:
+    """Answer one prompt, and do nothing else: what a run measures.
 
     on_step: called after each step, outside its time, with the number of tokens that it kept. Raises UserError for an
     empty prompt or one that leaves no room in the context, and NotFinite, which is one too, where the target's logits
@@ -317,15 +369,7 @@ def generate(
     """
     began = now()  # before anything of the method is read: what it does then is part of its time
     check_prompt(decoder.target, prompt)
-    target = decoder.target
-    with torch.inference_mode():
-        cache = target.request_cache(*room_for(decoder, prompt, limits))
-        try:
-            result = Session(decoder, prompt, limits, sampling, cache, began).run(on_step)
-        except BaseException:
-            if target.passes is not None:  # whose padded keys are read: NaN must not stay in them
-                drop_caches(decoder)
-            raise
+    result = _answer(Session, decoder, prompt, limits, sampling, on_step, began)
     result.check()
     return result
 
@@ -345,3 +389,41 @@ def room_for(decoder: Decoder, prompt: Sequence[int], limits: Limits) -> tuple[i
     stated = decoder.max_rows()
     most = min(decoder.target.context_length, len(prompt) + limits.max_new_tokens)
     return most + (FIRST_GUESS if stated is None else stated), stated is None
+
+
+def probe_drafts(decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> None:
+    """Begin the answer once more, slowly. Raises NotFinite where a draft is chosen from NaN or infinity, nothing else.
+
+    A method that remembers prompts is left alone: it would know this one twice.
+    """
+    if decoder.remembers:
+        return
+    try:
+        with operator_by_operator(decoder):  # what is chosen in a replay is not seen
+            _answer(DraftProbe, decoder, prompt, replace(limits, max_new_tokens=PROBED), sampling)
+    except NotFinite:
+        drop_caches(decoder)
+        raise
+    except Exception:  # whatever fails here has failed before, or is of no interest
+        return
+
+
+def _answer(
+    session: type[Session],
+    decoder: Decoder,
+    prompt: Sequence[int],
+    limits: Limits,
+    sampling: Sampling,
+    on_step: Callable[[int], None] | None = None,
+    began: float | None = None,
+) -> Generation:
+    """By the target's own cache, with room for all of the answer."""
+    target = decoder.target
+    with torch.inference_mode():
+        cache = target.request_cache(*room_for(decoder, prompt, limits))
+        try:
+            return session(decoder, prompt, limits, sampling, cache, began).run(on_step)
+        except BaseException:
+            if target.passes is not None:  # whose padded keys are read: NaN must not stay in them
+                drop_caches(decoder)
+            raise

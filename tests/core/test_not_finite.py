@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from specbench_ss import generate, load_method, load_model, run
 from specbench_ss.cli.main import main
 from specbench_ss.conformance import tiny_target
 from specbench_ss.engine.checks import NotFinite
+from specbench_ss.engine.cuda_graphs import StaticPasses
 from specbench_ss.engine.decoder import Decoder, State
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Output, Target
@@ -26,6 +28,7 @@ from specbench_ss.methods._shared.lossy_acceptance import accept_resampled, acce
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.models.resolve import LAB
 from tests.cli import failing
+from tests.frozen import frozen
 
 PROMPT = [3, 4, 5, 3, 4, 6, 3, 4]
 DRAFTERS = ("sd", "medusa", "medusa2", "hydra", "eagle", "eagle2", "eagle3", "ss", "ss-shared", "space")
@@ -147,3 +150,67 @@ def test_a_drafter_with_nan_in_its_file_is_not_loaded(method: str, lab: Target, 
     said = "sd: the draft: model .* cannot be used" if method == "sd" else rf"tensor {re.escape(name)} holds NaN"
     with pytest.raises(UserError, match=said):
         load_method(method, lab, weights=str(folder))
+
+
+def modules_of(decoder: Decoder) -> list[nn.Module]:
+    """The drafter's own, whatever the method calls it."""
+    draft = getattr(decoder, "draft", None)
+    found = [value for value in vars(decoder).values() if isinstance(value, nn.Module)]
+    return found or ([draft.model.model] if draft is not None else [])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("method", DRAFTERS)
+def test_a_drafter_that_gives_nan_is_named(method: str, temperature: float) -> None:
+    """In its weights once they are loaded: as states that overflow, which no file shows."""
+    decoder = load_method(method, load_model("lab"))
+    for module in modules_of(decoder):
+        with torch.inference_mode():
+            for p in module.parameters():
+                p.fill_(math.nan)
+    said = f"{method}: what it drafts from is not finite|the draft's probabilities are not finite"
+    own_model = (
+        "|the target's logits are not finite" if method in ("ss-shared", "space") else ""
+    )  # streams that rows see
+    with pytest.raises(UserError, match=said + own_model):
+        for seed in range(3):
+            generate(decoder, list(range(5, 25)), max_new_tokens=12, temperature=temperature, seed=seed)
+
+
+@pytest.mark.parametrize("method", ["medusa", "hydra", "eagle"])
+def test_a_drafter_that_gives_nan_is_named_where_it_is_replayed(method: str) -> None:
+    """What is chosen within a replay is seen by nobody: the answer is begun again operator by operator."""
+    decoder = load_method(method, load_model("lab"))
+    decoder.target.passes = StaticPasses(frozen)
+    prompt = list(range(5, 25))
+    generate(decoder, prompt, max_new_tokens=12)
+    for module in modules_of(decoder):
+        for p in module.parameters():
+            p.data = torch.full_like(p, math.nan)
+    decoder.target.passes.forget()
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"{method}: what it drafts from is not finite"):
+            generate(decoder, prompt, max_new_tokens=12)
+    assert decoder.target.passes.made
+
+
+class Hopeless(Decoder):
+    """Drafts what is never right."""
+
+    name, summary = "hopeless", "wrong"
+    asked = 0
+
+    def propose(self, state: State) -> DraftTree:
+        self.asked += 1
+        best = int(self.target.next_logits(state.ids).argmin())
+        return DraftTree.chain(state.root, torch.tensor([best]))
+
+
+def test_an_answer_without_a_drafted_token_is_begun_again_to_look_at_the_drafts() -> None:
+    decoder = Hopeless(tiny_target("llama"))
+    result = generate(decoder, PROMPT, max_new_tokens=8)
+    assert all(step.accepted == 0 for step in result.steps)
+    assert decoder.asked == len(result.steps) + 3
+    decoder.asked, decoder.remembers = 0, True  # what it would learn from a second time may be worth something
+    generate(decoder, PROMPT, max_new_tokens=8)
+    assert decoder.asked == len(result.steps)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -493,3 +495,34 @@ def test_a_reference_that_fails_in_warm_up_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="ar failed in warm-up"):
         bench.run()
     assert not read_run(tmp_path).rows
+
+
+def test_drafts_are_looked_at_when_nothing_is_measured_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, inside, seen = Bench(tmp_path), list[bool](), list[tuple[str, bool, bool]]()
+
+    @contextlib.contextmanager
+    def watched(*_: Any) -> Iterator[None]:
+        inside.append(True)
+        try:
+            yield
+        finally:
+            inside.pop()
+
+    def decode(decoder: Decoder, prompt: list[int], *rest: Any) -> Generation:
+        done = Bench.decode(bench, decoder, prompt, *rest)
+        if ord("g") in prompt:
+            raise RuntimeError("out of luck")
+        return replace(done, steps=[replace(step, nodes=1, verified=1, depth=1) for step in done.steps])
+
+    def probe(decoder: Decoder, prompt: list[int], *_: Any) -> None:
+        seen.append((bytes(prompt).decode(), bool(inside), gc.isenabled()))
+
+    monkeypatch.setattr("specbench_ss.bench.telemetry.MachineRecord.watch", watched)
+    monkeypatch.setattr("specbench_ss.bench.timed_sample.probe_drafts", probe)
+    bench.decode = decode  # type: ignore[method-assign]
+    made = bench.run().rows
+    assert len(seen) == len(made) == 10 and not any(watching for _, watching, _ in seen)
+    assert all(collecting for *_, collecting in seen)
+    assert sum(not row.ok for row in made) == 2

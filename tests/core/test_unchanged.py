@@ -100,6 +100,13 @@ def test_probabilities_that_are_no_distribution_are_refused(row: tuple[float, fl
         generate(decoder, [3, 4, 5], Limits(6), Sampling(1.0))
 
 
+def test_nan_in_them_is_named_at_temperature_0_too() -> None:
+    decoder = Improper(Target(tiny_model("llama")))
+    decoder.row = (float("nan"), 0.5)
+    with pytest.raises(NotFinite, match="not finite"):
+        generate(decoder, [3, 4, 5], Limits(6), Sampling())
+
+
 @pytest.mark.parametrize("token", [10**9, -1])
 def test_a_drafted_token_that_the_model_does_not_have_is_named(token: int) -> None:
     class Beyond(Improper):

@@ -475,12 +475,13 @@ def test_a_run_with_it_is_one_line(name: str, tmp_path: Path, capsys: pytest.Cap
     check_refused_run(f"dflash[weights={there}]", told, tmp_path, capsys)
 
 
-def test_a_drafter_whose_probabilities_are_nan_is_named() -> None:
-    decoder = DFlash(tiny_target("llama", V), DFlashOptions(sample="on"), random_drafter(tiny_target("llama", V)))
+@pytest.mark.parametrize("options", [{}, {"mode": "tree"}, {"sample": "on"}])
+def test_a_drafter_that_gives_nan_is_named(options: dict[str, Any]) -> None:
+    decoder = DFlash(tiny_target("llama", V), DFlashOptions(**options), random_drafter(tiny_target("llama", V)))
     with torch.inference_mode():
         for p in decoder.drafter.parameters():
             p.fill_(math.nan)
-    with pytest.raises(UserError, match="draft's probabilities are not"):
+    with pytest.raises(UserError, match="dflash: what it drafts from is not finite|draft's probabilities are not"):
         for seed in range(3):
             generate(decoder, PROMPTS[2], Limits(9), Sampling(0.8, seed=seed))
 
