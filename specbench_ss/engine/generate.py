@@ -402,7 +402,6 @@ def probe_drafts(decoder: Decoder, prompt: Sequence[int], limits: Limits, sampli
         with operator_by_operator(decoder):  # what is chosen in a replay is not seen
             _answer(DraftProbe, decoder, prompt, replace(limits, max_new_tokens=PROBED), sampling)
     except NotFinite:
-        drop_caches(decoder)
         raise
     except Exception:  # whatever fails here has failed before, or is of no interest
         return
@@ -424,6 +423,5 @@ def _answer(
         try:
             return session(decoder, prompt, limits, sampling, cache, began).run(on_step)
         except BaseException:
-            if target.passes is not None:  # whose padded keys are read: NaN must not stay in them
-                drop_caches(decoder)
+            drop_caches(decoder)  # a replayed pass reads padded keys: NaN must not stay in them
             raise
