@@ -350,7 +350,7 @@ def prove(model: Any, make: Make) -> str:
                 trial = make(weights.small("eager" if attention == NAME else attention), attention)
                 found = _Comparison(weights.small("eager"), trial, ALIKE.get(attention, 1e-3)).problem()
         except UserError as error:
-            found = str(error)
+            found = str(error).rpartition("cannot be used: ")[2]
         except Exception as error:  # whatever an architecture's code raises where it is called in another way
             found = f"calling its layers raises {type(error).__name__}: {first_line(error)}"
         if not found:
