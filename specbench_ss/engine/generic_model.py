@@ -326,6 +326,18 @@ def window_names(config: Any) -> list[str]:
     return [name for name in names if type(value := getattr(config, name, None)) is int and value > 0]
 
 
+def smaller(config: Any, layers: int, words: int) -> Any:
+    """Return a copy of a configuration, with the first layers and words alone."""
+    made = copy.deepcopy(config)
+    for name, value in made.to_dict().items():
+        if isinstance(value, list) and len(value) == made.num_hidden_layers:
+            setattr(made, name, value[:layers])
+    if (getattr(made, "pad_token_id", None) or 0) >= words:
+        made.pad_token_id = None
+    made.num_hidden_layers, made.vocab_size = layers, words
+    return made
+
+
 Make = Callable[[Any, str], Any]
 
 WORDS = 64  # of the vocabulary that are compared
@@ -378,15 +390,10 @@ class _Weights:
 
     def config(self, attention: str) -> Any:
         """The configuration of fewer layers and words, with tiny windows."""
-        config = copy.deepcopy(self.model.config)
-        for name, value in config.to_dict().items():
-            if isinstance(value, list) and len(value) == config.num_hidden_layers:
-                setattr(config, name, value[: self.layers])
+        config = smaller(self.model.config, self.layers, self.words)
         for i, name in enumerate(window_names(config)):
             setattr(config, name, TINY + APART * i)
-        if (getattr(config, "pad_token_id", None) or 0) >= self.words:
-            config.pad_token_id = None
-        config.num_hidden_layers, config.vocab_size, config._attn_implementation = self.layers, self.words, attention
+        config._attn_implementation = attention
         return config
 
     def small(self, attention: str) -> Any:
