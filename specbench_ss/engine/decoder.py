@@ -426,10 +426,5 @@ class ChoosingWatch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at the first argument of an operation that chooses, and let it go on."""
         if func.overloadpacket.__name__ in CHOOSING and args[0].is_floating_point():
-            self.found = self.found or bool(unusable(args[0]).any())
+            self.found = self.found or bool((args[0].isnan() | (args[0] == math.inf)).any())
         return func(*args, **(kwargs or {}))
-
-
-def unusable(x: Tensor) -> Tensor:
-    """Return a bool tensor: where x is NaN or +infinity."""
-    return x.isnan() | (x == math.inf)

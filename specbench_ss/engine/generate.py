@@ -6,6 +6,7 @@ Every count, cut and time is made here, so that no method can count or stop diff
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, cast
@@ -24,7 +25,6 @@ from specbench_ss.engine.decoder import (
     Step,
     drop_caches,
     operator_by_operator,
-    unusable,
 )
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import Sampling
@@ -245,22 +245,6 @@ class Session:
         self.overshoot += len(verdict.tokens) - kept
 
 
-class DraftProbe(Session):
-    """Answers while it is watched what the drafts are chosen from; slow, never timed."""
-
-    def propose(self, state: State) -> DraftTree:
-        """The draft. Raises NotFinite where it is chosen from NaN or infinity, also where it fails of that."""
-        seen = ChoosingWatch()  # type: ignore[no-untyped-call]
-        try:
-            with seen:
-                tree = super().propose(state)
-            seen.found |= tree.draft_probs is not None and bool(unusable(tree.draft_probs).any())
-            return tree
-        finally:
-            if seen.found:
-                raise NotFinite(f"{self.decoder.name}: what it drafts from is not finite: {why(self.target.dtype)}")
-
-
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """Candidates for successive tokens of an answer, on the device.
@@ -368,8 +352,15 @@ def decode(
     or the draft's probabilities are not finite.
     """
     began = now()  # before anything of the method is read: what it does then is part of its time
-    check_prompt(decoder.target, prompt)
-    result = _answer(Session, decoder, prompt, limits, sampling, on_step, began)
+    target = decoder.target
+    check_prompt(target, prompt)
+    with torch.inference_mode():
+        cache = target.request_cache(*room_for(decoder, prompt, limits))
+        try:
+            result = Session(decoder, prompt, limits, sampling, cache, began).run(on_step)
+        except BaseException:
+            drop_caches(decoder)  # a replayed pass reads padded keys: NaN must not stay in them
+            raise
     result.check()
     return result
 
@@ -392,36 +383,14 @@ def room_for(decoder: Decoder, prompt: Sequence[int], limits: Limits) -> tuple[i
 
 
 def probe_drafts(decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> None:
-    """Begin the answer once more, slowly. Raises NotFinite where a draft is chosen from NaN or infinity, nothing else.
+    """Begin the answer once more, slowly. Raises NotFinite where a token is chosen from NaN or infinity, nothing else.
 
     A method that remembers prompts is left alone: it would know this one twice.
     """
     if decoder.remembers:
         return
-    try:
-        with operator_by_operator(decoder):  # what is chosen in a replay is not seen
-            _answer(DraftProbe, decoder, prompt, replace(limits, max_new_tokens=PROBED), sampling)
-    except NotFinite:
-        raise
-    except Exception:  # whatever fails here has failed before, or is of no interest
-        return
-
-
-def _answer(
-    session: type[Session],
-    decoder: Decoder,
-    prompt: Sequence[int],
-    limits: Limits,
-    sampling: Sampling,
-    on_step: Callable[[int], None] | None = None,
-    began: float | None = None,
-) -> Generation:
-    """By the target's own cache, with room for all of the answer."""
-    target = decoder.target
-    with torch.inference_mode():
-        cache = target.request_cache(*room_for(decoder, prompt, limits))
-        try:
-            return session(decoder, prompt, limits, sampling, cache, began).run(on_step)
-        except BaseException:
-            drop_caches(decoder)  # a replayed pass reads padded keys: NaN must not stay in them
-            raise
+    seen = ChoosingWatch()  # type: ignore[no-untyped-call]
+    with suppress(Exception), operator_by_operator(decoder), seen:  # what is chosen in a replay is not seen
+        decode(decoder, prompt, replace(limits, max_new_tokens=PROBED), sampling)
+    if seen.found:
+        raise NotFinite(f"{decoder.name}: what it drafts from is not finite: {why(decoder.target.dtype)}")
