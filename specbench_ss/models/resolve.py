@@ -107,14 +107,6 @@ def packaged_model(name: str) -> PackagedModel:
     return known[name]
 
 
-def fetched_folder(model: PackagedModel) -> Path:
-    """Return the model's folder. Raises UserError, with the command that fetches it, where it is not there."""
-    if not model.fetched:
-        here = f"; the folder of that name here is ./{model.name}" if Path(model.name).is_dir() else ""
-        raise UserError(f"model {model.name!r} is not fetched yet: ssbench models fetch {model.name}{here}")
-    return model.folder
-
-
 def models_folder() -> Path:
     """Return the folder that fetched models are kept in."""
     return cache_folder() / "models"
@@ -200,7 +192,10 @@ def find_folder(model: str) -> Path | None:
     """
     embedded, fetched = {m.name: m.folder for m in available()}, packaged()
     if model in fetched:
-        return fetched_folder(fetched[model])
+        if not fetched[model].fetched:
+            here = f"; the folder of that name here is ./{model}" if Path(model).is_dir() else ""
+            raise UserError(f"model {model!r} is not fetched yet: ssbench models fetch {model}{here}")
+        return fetched[model].folder
     folder = embedded.get(model, Path(model))
     if folder.is_dir():
         return folder
