@@ -18,8 +18,6 @@ from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
 from specbench_ss.results import frames
 from specbench_ss.results.checks import Check, checks
-from specbench_ss.results.columns import LEVELS
-from specbench_ss.results.concurrency import level_rows, value
 from specbench_ss.results.quality import MARGIN, checked_margin
 from specbench_ss.results.ranking import Standing, config_of, finding, standings
 from specbench_ss.results.sample_checks import unfinished
@@ -231,7 +229,7 @@ class Results:
 
     def concurrency(self) -> pd.DataFrame:
         """One row for each number of requests in flight and served engine; empty where only one was in flight."""
-        return frames.frame(LEVELS, level_rows(self.run), value)
+        return frames.concurrency(self.run)
 
     @cached_property
     def plot(self) -> Any:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Annotated as Col
 from typing import Any, Protocol
 
 import numpy as np
 
-from specbench_ss.options import REFERENCE
 from specbench_ss.results import sample_checks
 from specbench_ss.results.quality import (
     MARGIN,
@@ -29,6 +29,7 @@ from specbench_ss.results.quality import (
     unsuited_control,
 )
 from specbench_ss.results.sample_checks import least_seconds, passed_seconds, remembering
+from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.records import DTYPES, Array, Row, Run, Steps
 from specbench_ss.runs.run_dir import unjudged, without_verdict
 from specbench_ss.stats import FEWEST, Comparison, Floats, Interval, compare, ratio_interval, speedup_interval
@@ -280,95 +281,107 @@ def served_tau(of: Sequence[Counted], later: int) -> float | None:
 OVERALL = "overall"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRow:
-    """One method on one category (or `overall`).
+    """One method on one category (or `overall`). None means that there is nothing to compute from.
 
-    Times are in seconds; None means that there is nothing to compute from. Void results have no speedup.
-
-    n_prompts, n_questions: how many are paired with the reference. n_failed: the method's own failed samples. step_s
-    and the parts are means over steps: draft_s + verify_s + accept_s + host_s + parts_residual_s = step_s. speedup =
-    tau * step_ratio * residual, where step_ratio is the reference's step time over the method's. reference: the method
-    whose output it must equal. Where that is not the run's reference, since the method changes the model,
-    reference_speedup and reference_interval compare with it. reference_of: the methods that are compared with this one,
-    where it is not the run's reference. within_tau, unstable: None where not checked. acceptance_at[i] and
-    acceptance_given[i] belong to draft position i + 1; the _n are their denominators. target_calls, draft_calls,
-    tokens, prefill_s: means over samples. peak_memory_bytes: of the sample that took most. quality_verdict,
-    quality_margin: only of methods that may change the answers. baseline: the run's reference, which speedup is over.
-    bias and what begins with it: as in `SamplingTest`, of sampled tokens over all tasks, whatever the category.
+    speedup = tau * step_ratio * residual. acceptance_at[i] and acceptance_given[i] belong to draft position i + 1; the
+    _n are their denominators. bias and what begins with it: as in `SamplingTest`, whatever the category.
     """
 
-    category: str
-    method: str
-    lossless: bool
-    n_prompts: int
-    n_questions: int
-    n_failed: int
-    speedup: float | None
-    speedup_interval: Interval | None
-    speedup_geomean: float | None
-    speedup_specbench: float | None
-    comparison: Comparison
-    reference: str
-    reference_speedup: float | None
-    reference_interval: Interval | None
-    reference_of: tuple[str, ...]
-    tokens_per_s: float | None
-    tokens: float | None
-    prefill_s: float | None
-    tau: float | None
-    tau_request_mean: float | None
-    acceptance_rate: float | None
-    acceptance_at: tuple[float, ...]
-    acceptance_at_n: tuple[int, ...]
-    acceptance_given: tuple[float, ...]
-    acceptance_given_n: tuple[int, ...]
-    target_calls: float | None
-    draft_calls: float | None
-    overshoot: int | None
-    quality: float | None
-    quality_n: int
-    quality_difference: float | None
-    quality_interval: Interval | None
-    quality_verdict: NonInferiority | None
-    quality_margin: float | None
-    judged: float | None
-    judged_n: int
-    judged_difference: float | None
-    judged_interval: Interval | None
-    judge: str
-    step_s: float | None
-    draft_s: float | None
-    verify_s: float | None
-    accept_s: float | None
-    host_s: float | None
-    parts_residual_s: float | None
-    step_ratio: float | None
-    residual: float | None
-    ttft_s_p50: float | None
-    ttft_s_p95: float | None
-    ttft_s_p99: float | None
-    tpot_s_p50: float | None
-    tpot_s_p95: float | None
-    tpot_s_p99: float | None
-    latency_s_p50: float | None
-    latency_s_p95: float | None
-    latency_s_p99: float | None
-    peak_memory_bytes: int | None
+    category: Col[str, "task of the suite; `overall` is all of them together"]
+    method: Col[str, "label of the method: its name, with the options that were given for it"]
+    lossless: Col[bool, "whether the method promises the output of its reference"]
+    n_prompts: Col[int, "turns that both the method and `ar` answered: what all numbers of the row are of", "prompts"]
+    n_questions: Col[int, "questions that these turns belong to: what intervals resample", "questions"]
+    n_failed: Col[int, "the method's own samples that failed", "samples"]
+    speedup: Col[float | None, "time per token of `ar` over that of the method, same prompts; missing where void", "×"]
+    speedup_interval: Col[Interval | None, Ends("speedup", "×")]
+    speedup_geomean: Col[float | None, "the same ratio taken prompt by prompt, its geometric mean", "×"]
+    speedup_specbench: Col[
+        float | None, "Spec-Bench's formula: mean tokens per second over questions, method over `ar`", "×"
+    ]
+    comparison: Col[
+        Comparison, "`faster`, `slower`, `not distinguishable`, `too few` (questions), `void` or `reference`"
+    ]
+    reference: Col[str, "label of the method whose output this one is held against"]
+    reference_speedup: Col[float | None, "speedup over that method, where it is not `ar`", "×"]
+    reference_interval: Col[Interval | None, Ends("reference_speedup", "×")]
+    reference_of: Col[tuple[str, ...], "labels of the methods held against this one, where it is not `ar`; a tuple"]
+    tokens_per_s: Col[float | None, "all tokens over all seconds, prefill included", "tokens/s"]
+    tokens: Col[float | None, "mean length of an answer", "tokens"]
+    prefill_s: Col[float | None, "mean time to read a prompt, up to the first token", "s"]
+    tau: Col[float | None, "tokens per step, pooled over all steps; 1 for `ar`", "tokens"]
+    tau_request_mean: Col[float | None, "tokens per step of each sample, their mean", "tokens"]
+    acceptance_rate: Col[
+        float | None, "accepted drafted tokens over drafted ones, where a tree counts its depth", "0 to 1"
+    ]
+    acceptance_at: Col[
+        tuple[float, ...], "for each draft position, share of the steps that drafted it and accepted it", "0 to 1"
+    ]
+    acceptance_at_n: Col[tuple[int, ...], "for each draft position, the steps that drafted it", "steps"]
+    acceptance_given: Col[
+        tuple[float, ...], "for each draft position, the share accepted once the one before it was", "0 to 1"
+    ]
+    acceptance_given_n: Col[
+        tuple[int, ...], "for each draft position, the steps that had accepted the one before it", "steps"
+    ]
+    target_calls: Col[float | None, "mean steps of a sample", "steps"]
+    draft_calls: Col[float | None, "mean forward passes of a draft model in a sample", "passes"]
+    overshoot: Col[int | None, "accepted tokens beyond the end of an answer, in all", "tokens"]
+    quality: Col[float | None, "the suite's score, a mean over questions", "0 to 1"]
+    quality_n: Col[int, "questions that have a score on both sides", "questions"]
+    quality_difference: Col[float | None, "mean paired difference of quality to `ar`"]
+    quality_interval: Col[Interval | None, Ends("quality_difference")]
+    quality_verdict: Col[
+        NonInferiority | None, "of a method that changes the model: `non-inferior`, `inferior` or `not shown`"
+    ]
+    quality_margin: Col[float | None, "how much lower than `ar` its quality may be to be called non-inferior"]
+    judged: Col[float | None, "rating over ten by the judge who judged last, a mean over questions", "0 to 1"]
+    judged_n: Col[int, "questions that have a rating on both sides", "questions"]
+    judged_difference: Col[float | None, "mean paired difference of the rating to `ar`"]
+    judged_interval: Col[Interval | None, Ends("judged_difference")]
+    judge: Col[str, "that judge, its host, prompts and most tokens; empty where there is none"]
+    step_s: Col[float | None, "mean time of a step: the sum of the next five", "s"]
+    draft_s: Col[float | None, "of it, making the draft", "s"]
+    verify_s: Col[float | None, "of it, the model's pass over the draft", "s"]
+    accept_s: Col[float | None, "of it, choosing the accepted path and compacting the cache", "s"]
+    host_s: Col[float | None, "of it, what the host needs besides", "s"]
+    parts_residual_s: Col[float | None, "of it, by what it differs from the four parts; 0 but where clocks differ", "s"]
+    step_ratio: Col[float | None, "mean time of a step of `ar` over that of the method", "×"]
+    residual: Col[float | None, "speedup / (tau × step_ratio): prefill, the first token, answers of other lengths", "×"]
+    ttft_s_p50: Col[float | None, "time to the first token: median over samples", "s"]
+    ttft_s_p95: Col[float | None, "time to the first token: 95th percentile over samples", "s"]
+    ttft_s_p99: Col[float | None, "time to the first token: 99th percentile over samples", "s"]
+    tpot_s_p50: Col[float | None, "time per output token after the first: median over samples", "s"]
+    tpot_s_p95: Col[float | None, "time per output token after the first: 95th percentile over samples", "s"]
+    tpot_s_p99: Col[float | None, "time per output token after the first: 99th percentile over samples", "s"]
+    latency_s_p50: Col[float | None, "time of a whole request: median over samples", "s"]
+    latency_s_p95: Col[float | None, "time of a whole request: 95th percentile over samples", "s"]
+    latency_s_p99: Col[float | None, "time of a whole request: 99th percentile over samples", "s"]
+    peak_memory_bytes: Col[
+        int | None, "peak of the CUDA memory that a sample took besides; missing where replayed", "bytes"
+    ]
     sameness: Mapping[str, int]
-    within_tau: bool | None
-    unstable: bool | None
-    health: tuple[str, ...]
-    baseline: str = REFERENCE
-    bias: Bias | None = None
-    bias_tokens: int | None = None
-    bias_p: float | None = None
-    bias_surplus: float | None = None
-    bias_outside: int | None = None
-    bias_offered: int | None = None
-    bias_accepted: int | None = None
-    bias_expected: float | None = None
-    bias_reason: str | None = None
+    bias: Col[
+        Bias | None, "of sampled tokens, over all tasks: `biased`, `no bias found`, `too few tokens`, `not testable`"
+    ] = None
+    bias_tokens: Col[int | None, "sampled tokens that were compared, over all tasks", "tokens"] = None
+    bias_p: Col[float | None, "bound on the probability of such tokens without bias; `biased` below 1e-6", "0 to 1"] = (
+        None
+    )
+    bias_surplus: Col[float | None, "their mean log-likelihood minus its expectation; 0 without bias", "nats"] = None
+    bias_outside: Col[int | None, "of them, tokens that top-p or top-k exclude, beyond rounding", "tokens"] = None
+    bias_offered: Col[int | None, "of them, tokens for which something was drafted", "tokens"] = None
+    bias_accepted: Col[int | None, "of these, tokens that were drafted", "tokens"] = None
+    bias_expected: Col[float | None, "as many as should have been, by the model's distribution", "tokens"] = None
+    bias_reason: Col[str | None, "why they are not testable; empty where they are"] = None
+    within_tau: Col[
+        bool | None, "whether it is no faster than its steps allow, as it must be; missing where not checked"
+    ]
+    unstable: Col[bool | None, "whether times of the same work spread by more than a tenth; missing where not checked"]
+    health: Col[tuple[str, ...], "what is wrong with the numbers, a tuple of sentences; empty where nothing is"]
+    baseline: Col[str, "label of the run's reference, which `speedup` is over: `ar`, or the first endpoint"]
 
     @property
     def step_cost(self) -> float | None:
