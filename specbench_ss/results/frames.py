@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from specbench_ss.errors import first_line
 from specbench_ss.results import ranking
 from specbench_ss.results.concurrency import LevelRow, level_rows
-from specbench_ss.results.cost_model import MachineRow, machine_rows
+from specbench_ss.results.cost_model import MachineRow
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.runs.columns import Column, columns_of, table
@@ -252,11 +252,6 @@ def telemetry(tries: list[Readings]) -> pd.DataFrame:
             yield from (pd.NA if value is None else value for value in (*read[:n], *[None] * (n - len(read))))
 
     return pd.DataFrame({column.name: pd.Series(array(column, list(values(column)))) for column in TELEMETRY})
-
-
-def machine(run: Run) -> pd.DataFrame:
-    """Return one row for each method: its cost by shapes, and what of the machine's limits it reached."""
-    return frame(MACHINE, machine_rows(run))
 
 
 def concurrency(run: Run) -> pd.DataFrame:

@@ -526,6 +526,10 @@ class Run:
         """Return the method labels in the order in which they were asked for."""
         return [method["label"] for method in self.manifest["methods"]]
 
+    def of(self, label: str) -> list[Row]:
+        """Return a method's samples."""
+        return [row for row in self.rows if row.method == label]
+
     @property
     def baseline(self) -> str:
         """Return the label of the method that the others are compared with."""
