@@ -1,7 +1,5 @@
 """Summary of a run: speedups, mean acceptance lengths, times and counts of each method.
 
-A prompt is one turn of one question; its repeats are averaged. Intervals resample questions.
-
 A prompt is one turn of one question; its repeats are averaged. Only prompts that both the method and the reference
 answered count, and n says how many those are. Intervals resample questions.
 """
@@ -28,7 +26,7 @@ from specbench_ss.results.quality import (
     sampling_tests,
     unsuited_control,
 )
-from specbench_ss.results.sample_checks import least_seconds, passed_seconds, remembering
+from specbench_ss.results.sample_checks import least_seconds, passed_seconds, void_reasons
 from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.records import DTYPES, Array, Row, Run, Steps
 from specbench_ss.runs.run_dir import unjudged, without_verdict
@@ -398,10 +396,10 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
 
     quality_margin: how much lower the quality of a method that changes the model may be to be called non-inferior.
     """
-    chosen, without, tests = [OVERALL, *run.categories], unjudged(run), sampling_tests(run)
-    void = {label: _void(run, label, tests) for label in run.labels}
+    without, tests = unjudged(run), sampling_tests(run)
+    void = {label: [*void_reasons(run, label), *bias_found(run, label, tests.get(label))] for label in run.labels}
     verdicts, found = _verdicts(run), []
-    for category in chosen:
+    for category in (OVERALL, *run.categories):
         rows = [row for row in run.rows if category in (OVERALL, row.category)]
         for label in run.labels:
             here = _Compared(run, label, rows, verdicts[label, category])
@@ -416,30 +414,16 @@ def failing(summaries: Sequence[SummaryRow]) -> set[str]:
     return {row.method for row in rows if row.n_failed > of_reference}
 
 
-def _void(run: Run, label: str, tests: Mapping[str, SamplingTest]) -> list[str]:
-    """Return the findings over all tasks for which a method's numbers must not be used."""
-    wrong = sample_checks.wrong_reference(run, label)
-    return [*sample_checks.changed_target(run), *wrong, *remembering(run, label), *bias_found(run, label, tests)]
-
-
 def _verdicts(run: Run) -> Mapping[tuple[str, str], Counter[str]]:
     """Return how many answers had which verdict, by method and category. Those without were not compared."""
     category_of = {row.key: row.category for row in run.rows}
+    verdicts = [(one.method, category_of[one.key], one.verdict) for one in run.sameness if one.key in category_of]
+    verdicts += [(row.method, row.category, "not compared") for row in without_verdict(run)]
     counted: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for one in run.sameness:
-        key = one.key
-        for category in {OVERALL, category_of[key]} if key in category_of else ():
-            counted[one.method, category][one.verdict] += 1
-    for row in without_verdict(run):
-        for category in (OVERALL, row.category):
-            counted[row.method, category]["not compared"] += 1
+    for method, category, verdict in verdicts:
+        for where in {OVERALL, category}:
+            counted[method, where][verdict] += 1
     return counted
-
-
-def disbelieved(run: Run, label: str) -> tuple[str, ...]:
-    """Return the findings over all tasks for which a method has no speedup. The reference is never without."""
-    row = _Compared(run, label, run.rows)
-    return row.disbelieved(_void(run, label, sampling_tests(run))) if label != run.baseline else ()
 
 
 def _summary(
@@ -450,9 +434,9 @@ def _summary(
     void: Sequence[str],
     test: SamplingTest | None,
 ) -> SummaryRow:
-    run, label = here.run, here.label
+    run, label, own = here.run, here.label, here.own
     disbelieved = here.disbelieved(void)
-    own, spread = here.own, sample_checks.spread(here.own, label == run.baseline)
+    spread = sample_checks.spread(own, label == run.baseline)
     return SummaryRow(
         category=category,
         method=label,
@@ -493,81 +477,75 @@ class _Compared:
     verdicts: how many of its answers compared how with those of the method whose output they must equal.
     """
 
-    def __init__(self, run: Run, label: str, rows: Sequence[Row], verdicts: Counter[str] | None = None) -> None:
-        self.run, self.label, self.method = run, label, _method(run, label)
-        self.verdicts = verdicts or Counter()
-        self.same_as: str = self.method.get("reference", run.baseline)
+    def __init__(self, run: Run, label: str, rows: Sequence[Row], verdicts: Counter[str]) -> None:
+        self.run, self.label, self.method, self.verdicts = run, label, run.entry(label), verdicts
+        self.same_as, self.itself = run.reference(label), label == run.baseline
         self.all_own = [r for r in rows if r.method == label]
         self.own, self.ref = self._paired(rows, run.baseline)
         self.times = PairedTimes(self.own, self.ref)
         self.against = PairedTimes(*self._paired(rows, self.same_as)) if self.same_as != run.baseline else None
         self.mine, self.theirs = tally(self.own, run.steps), tally(self.ref, run.steps)
-        self.interval = None if label == run.baseline else self.times.interval()
-        self.tau = self.mine.tau
-        self.served = served_columns(self.own)
-        least = least_seconds(self.own, self.ref, run.steps) if label != run.baseline and self.tau else None
-        self.excess = None if least is None else self.times.faster_than(least)
-        passed = passed_seconds(self.own, self.ref) if label != run.baseline else None
-        self.passed = None if passed is None else self.times.faster_than(passed)
+        self.interval = self.excess = self.passed = None
+        if not self.itself:
+            self.interval = self.times.interval()
+            self.excess = self._faster_than(least_seconds(self.own, self.ref, run.steps) if self.mine.tau else None)
+            self.passed = self._faster_than(passed_seconds(self.own, self.ref))
 
     def _paired(self, rows: Sequence[Row], other: str) -> tuple[list[Row], list[Row]]:
         return paired(self.all_own, [r for r in rows if r.method == other])
 
+    def _faster_than(self, seconds: Floats | None) -> Interval | None:
+        return None if seconds is None else self.times.faster_than(seconds)
+
     def disbelieved(self, void: Sequence[str]) -> tuple[str, ...]:
-        """Return the findings after which no speedup is told. void: what `remembering` found in the whole run."""
+        """Return the findings after which no speedup is told. void: those of the whole run."""
         impossible = sample_checks.impossible(self.own, self.run.steps)
-        outside = sample_checks.outside_clock(self.passed)
-        return (*impossible, *void, *outside, *sample_checks.too_fast(self.excess, self.tau))
+        too_fast = sample_checks.too_fast(self.excess, self.mine.tau)
+        return (*impossible, *void, *sample_checks.outside_clock(self.passed), *too_fast)
 
     def speedups(self, void: bool) -> dict[str, Any]:
         """Return the speedups with their intervals and what they say; nothing where the numbers are void."""
-        reference = self.label == self.run.baseline
         times, against = (None, None) if void else (self.times, self.against)
         return {
             "speedup": times and times.speedup(),
             "speedup_interval": None if void else self.interval,
             "speedup_geomean": times and times.geomean(),
             "speedup_specbench": times and times.specbench(),
-            "comparison": "reference" if reference else "void" if void else compare(self.interval),
+            "comparison": "reference" if self.itself else "void" if void else compare(self.interval),
             "reference_speedup": against and against.speedup(),
             "reference_interval": against and against.interval(),
         }
 
     def steps(self) -> dict[str, Any]:
         """Return what is computed from the steps of both."""
-        step_ratio, speedup = over(self.theirs.step_s, self.mine.step_s), self.times.speedup()
-        explained = None if self.tau is None or step_ratio is None else self.tau * step_ratio
-        residual = over(speedup, explained)
-        return {"tau": self.tau, **self.mine.columns(), "step_ratio": step_ratio, "residual": residual} | self.served
+        tau, step_ratio = self.mine.tau, over(self.theirs.step_s, self.mine.step_s)
+        explained = None if tau is None or step_ratio is None else tau * step_ratio
+        residual = over(self.times.speedup(), explained)
+        columns = {"tau": tau, **self.mine.columns(), "step_ratio": step_ratio, "residual": residual}
+        return columns | served_columns(self.own)
 
     def quality(self, margin: float) -> dict[str, Any]:
         """Return scores and ratings and, of a method that may change the answers, whether it is non-inferior."""
-        both, itself = (self.own, self.ref), self.label == self.run.baseline
-        changes = not itself and (self.same_as != self.run.baseline or not self.method["lossless"])
-        given = {r.key: r.quality for r in (*self.own, *self.ref)}
-        scores = mean_score(*both, itself, "quality", given, changes)
+        both = (self.own, self.ref)
+        changes = not self.itself and (self.same_as != self.run.baseline or not self.method["lossless"])
+        given = {r.key: r.quality for rows in both for r in rows}
+        scores = mean_score(*both, self.itself, "quality", given, changes)
         told = bool(changes and scores["quality_n"])
         return {
             **scores,
-            **mean_score(*both, itself, "judged", self.run.judged_scores, changes),
+            **mean_score(*both, self.itself, "judged", self.run.judged_scores, changes),
             "quality_verdict": non_inferiority(scores["quality_interval"], margin) if told else None,
             "quality_margin": margin if told else None,
         }
 
-    def differences(self) -> tuple[str, ...]:
+    def differences(self) -> list[str]:
         """Return what differs from the answers that must be equal."""
         named = f", {self.same_as}" if self.same_as != self.run.baseline else ""
-        return tuple(
-            f"{line}{named}" for line in sample_checks.differences(self.verdicts, self.run.manifest["model"]["dtype"])
-        )
-
-
-def _method(run: Run, label: str) -> dict[str, Any]:
-    """Return the method's entry in the manifest."""
-    return next(m for m in run.manifest["methods"] if m["label"] == label)
+        found = sample_checks.differences(self.verdicts, self.run.manifest["model"]["dtype"])
+        return [f"{line}{named}" for line in found]
 
 
 def _held_against(run: Run, label: str) -> tuple[str, ...]:
     """Return the methods whose output must equal this one's; none for the run's reference."""
-    methods = [] if label == run.baseline else run.manifest["methods"]
-    return tuple(m["label"] for m in methods if m.get("reference") == label != m["label"])
+    others = [other for other in run.labels if run.entry(other).get("reference") == label != other]
+    return () if label == run.baseline else tuple(others)

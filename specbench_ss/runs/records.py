@@ -526,6 +526,19 @@ class Run:
         """Return the method labels in the order in which they were asked for."""
         return [method["label"] for method in self.manifest["methods"]]
 
+    @property
+    def served(self) -> bool:
+        """Whether servers answered, not methods in this process."""
+        return bool(self.manifest["config"].get("endpoints"))
+
+    def entry(self, label: str) -> dict[str, Any]:
+        """Return a method's entry in the manifest."""
+        return next(method for method in self.manifest["methods"] if method["label"] == label)
+
+    def reference(self, label: str) -> str:
+        """Return the method whose output this one's must equal."""
+        return str(self.entry(label).get("reference", self.baseline))
+
     def of(self, label: str) -> list[Row]:
         """Return a method's samples."""
         return [row for row in self.rows if row.method == label]
