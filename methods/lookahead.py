@@ -46,7 +46,6 @@ class LookaheadOptions(Bounded):
     )
 
     def check_together(self) -> None:
-        """The rows of a step."""
         if self.most_rows() > MOST_NODES:
             raise UserError(
                 f"lookahead: level={self.level}, window={self.window}, guesses={self.guesses} make steps of "
@@ -75,7 +74,6 @@ class Lookahead(Decoder):
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """The published one, the smallest, and two that draft from the first step on."""
         shapes = {
             "default": LookaheadOptions(),
             "prompt": LookaheadOptions(3, 5, 4, pool_from_prompt=True),
@@ -85,7 +83,6 @@ class Lookahead(Decoder):
         return {label: partial(cls, target, options) for label, options in shapes.items()}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
-        """All: a row costs little on some devices and much on others."""
         return {
             "window": (1, 2, 3, 5, 7, 10, 15),
             "guesses": (1, 2, 3, 5, 7, 10, 15),
@@ -94,7 +91,6 @@ class Lookahead(Decoder):
         }
 
     def max_rows(self) -> int:
-        """Tree and window."""
         rows: int = self.options.most_rows()
         return rows
 

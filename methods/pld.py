@@ -54,7 +54,6 @@ class PromptLookup(Decoder):
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Either occurrence, and complete ones."""
         shapes = {
             "first": LookupOptions(),
             "last": LookupOptions(ngram=2, length=4, match="last"),
@@ -63,7 +62,6 @@ class PromptLookup(Decoder):
         return {label: partial(cls, target, options) for label, options in shapes.items()}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
-        """How much is copied, and from where."""
         return {
             "length": (2, 4, 6, 10, 16, 24),
             "ngram": (1, 2, 3, 4),
@@ -71,7 +69,6 @@ class PromptLookup(Decoder):
         }
 
     def max_rows(self) -> int:
-        """The root and what is copied."""
         return 1 + int(self.options.length)
 
     def begin(self, state: State) -> None:

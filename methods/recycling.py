@@ -99,17 +99,14 @@ class Recycling(Decoder):
         self.successors = torch.full((rows, self.options.k), self.unknown, device=target.device)
 
     def forget(self) -> None:
-        """No token has successors."""
         self.successors.fill_(self.unknown)
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
-        """The tree."""
         chosen_tree(options)
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """The published tree and smaller ones, with and without a memory."""
         shapes = {
             "default": RecyclingOptions(),
             "small": RecyclingOptions(nodes=6, prompt=True),
@@ -120,7 +117,6 @@ class Recycling(Decoder):
         return {label: partial(cls, target, options) for label, options in shapes.items()}
 
     def described(self) -> dict[str, Any]:
-        """And the tree as it is."""
         return asdict(self.options) | self.tree.described()
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
@@ -129,7 +125,6 @@ class Recycling(Decoder):
         return {**sizes, "prompt": (False, True), "known_only": (False, True)}
 
     def max_rows(self) -> int:
-        """The tree, root included."""
         return len(self.tree.shape.parents)
 
     def begin(self, state: State) -> None:

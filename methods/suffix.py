@@ -185,7 +185,6 @@ class Suffix(Decoder):
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Trees and chains, short and long, with and without the past."""
         shapes = {
             "default": SuffixOptions(),
             "chain": SuffixOptions(form="chain", factor=2.0, depth=2, nodes=3),
@@ -195,7 +194,6 @@ class Suffix(Decoder):
         return {label: partial(cls, target, options) for label, options in shapes.items()}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
-        """How long and how wide a draft is worth its rows."""
         return {
             "nodes": (2, 4, 6, 8, 12, 16, 24, 32, 64),
             "min_prob": (0.5, 0.3, 0.2, 0.1, 0.05),
@@ -205,11 +203,9 @@ class Suffix(Decoder):
         }
 
     def max_rows(self) -> int:
-        """The root and the largest draft."""
         return 1 + int(self.options.nodes)
 
     def forget(self) -> None:
-        """No past."""
         self.past, self.answered = Past(self.options.requests), None
 
     def begin(self, state: State) -> None:

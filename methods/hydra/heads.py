@@ -27,7 +27,7 @@ from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.models.checkpoint import load_into, weight_file
 
 if TYPE_CHECKING:
-    from specbench_ss.methods._shared.heads import Read
+    from specbench_ss.methods._shared.drafting import Read
 
 
 class ResBlock(nn.Module):

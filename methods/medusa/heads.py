@@ -17,7 +17,7 @@ from specbench_ss.models.checkpoint import read_config, read_shapes
 from specbench_ss.models.resolve import weight_files
 
 if TYPE_CHECKING:
-    from specbench_ss.methods._shared.heads import Read
+    from specbench_ss.methods._shared.drafting import Read
 
 
 class MedusaHeads(nn.Module):

@@ -66,7 +66,6 @@ class RESTOptions(Bounded):
     )
 
     def check_together(self) -> None:
-        """The two lengths of suffixes."""
         if self.shortest > self.span:
             raise UserError(f"rest: shortest {self.shortest} is above span {self.span}")
 
@@ -87,7 +86,6 @@ class REST(Decoder):
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
-        """The datastore, and whether its ids are the base's."""
         cls.with_advice(options, base, cls.opened(options, base))
 
     @classmethod
@@ -135,22 +133,18 @@ class REST(Decoder):
         }
 
     def described(self) -> dict[str, Any]:
-        """The settings as resolved, and the text that is searched."""
         o = self.options
         settings = {name: getattr(o, name) for name in ("span", "shortest", "occurrences", "length", "accept")}
         return {"draft": self.draft, **settings, "datastore": self.store.about}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
-        """The size of the tree, and which suffixes are worth a draft."""
         return {"draft": (4, 8, 16, 32, 64), "shortest": (2, 3, 4), "length": (4, 6, 10)}
 
     def variant(self, options: Any) -> REST:
-        """The same datastore."""
         options, _ = self.with_advice(options, self.target, self.store)
         return type(self)(self.target, options, self.store)
 
     def max_rows(self) -> int:
-        """The tree, root included."""
         return self.draft + 1
 
     def propose(self, state: State) -> DraftTree:

@@ -92,14 +92,20 @@ class SPACE(OwnModel):
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
-        """Files, shapes and the mask's id."""
         mask = check_model(options, base)
         if mask is not None:
             cls.settle(options, mask)
 
     @classmethod
+    def check_own_model(cls, options: Any, base: Outline) -> None:
+        check_model(options, base)
+
+    @classmethod
+    def own_model(cls, target: Target, options: Any) -> Target:
+        return load_model(options, target)[0]
+
+    @classmethod
     def load(cls, target: Target, options: Any) -> SPACE:
-        """The fine-tuned model and its mask."""
         own, mask = load_model(options, target)
         found = cls(own, options, mask)
         found.learnt = learnt_of(options, target)
@@ -114,7 +120,6 @@ class SPACE(OwnModel):
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """A random mask on the target as it is: another model would be another target."""
         from specbench_ss.methods.space.model import MaskToken
 
         def made(k: int, accept: Literal["exact", "resample"] = "exact") -> Callable[[], Decoder]:
@@ -130,20 +135,16 @@ class SPACE(OwnModel):
         return Decoder.reference_for(options) if is_target(options) else super().reference_for(options)
 
     def described(self) -> dict[str, Any]:
-        """The settings as resolved, the mask, and the model."""
         mask = {"masks": self.mask.masks, "mask_id": self.mask.mask_id, "mask_hash": hash_weights(self.mask)}
         return {"k": self.k, "accept": self.options.accept, **mask, "model_hash": self.target.weights_hash}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
-        """How many candidates: rows grow with their square."""
         return {"k": range(1, self.mask.masks + 1)}
 
     def variant(self, options: Any) -> SPACE:
-        """The same model and mask."""
         return type(self)(self.target, options, self.mask)
 
     def max_rows(self) -> int:
-        """Root and candidates, and k masks behind each."""
         return (self.k + 1) ** 2
 
     def own_work(self) -> OwnWork:
@@ -205,18 +206,4 @@ class SPACEAutoregressive(OwnAutoregressive):
     name = "space-ar"
     summary = "plain decoding of the model of space: its reference"
     Options = SPACEAROptions
-
-    @classmethod
-    def check(cls, options: Any, base: Outline) -> None:
-        """As of `space`."""
-        check_model(options, base)
-
-    @classmethod
-    def model_of(cls, target: Target, options: Any) -> Target:
-        """The fine-tuned model."""
-        return load_model(options, target)[0]
-
-    @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """On the target as it is."""
-        return {"default": lambda: cls(target, SPACEAROptions())}
+    of = SPACE

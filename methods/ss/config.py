@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le, Lt
@@ -11,7 +11,7 @@ from annotated_types import Ge, Le, Lt
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.tree import MOST_NODES
 from specbench_ss.errors import UserError
-from specbench_ss.options import Bounded, recorded_values
+from specbench_ss.options import Bounded, value_text
 
 StreamPosition = Literal["ahead", "same"]
 
@@ -43,13 +43,12 @@ class StreamConfig(Bounded):
     mode: Literal["lossless", "shared"] = "lossless"
     main_attends_streams: bool = False
     lora_rank: Annotated[int, Ge(0)] = 0
-    keep_mlp: bool = field(default=False, metadata={"later": True})
-    root_rank: Annotated[int, Ge(0)] = field(default=0, metadata={"later": True})
-    parent_rank: Annotated[int, Ge(0)] = field(default=0, metadata={"later": True})
-    stream_position: StreamPosition = field(default="ahead", metadata={"later": True})
+    keep_mlp: bool = False
+    root_rank: Annotated[int, Ge(0)] = 0
+    parent_rank: Annotated[int, Ge(0)] = 0
+    stream_position: StreamPosition = "ahead"
 
     def check_together(self) -> None:
-        """What each mode has."""
         if self.mode == "lossless" and (self.main_attends_streams or self.lora_rank):
             raise UserError(
                 "ss: main_attends_streams and lora_rank belong to mode shared; lossless leaves the base alone"
@@ -60,8 +59,8 @@ class StreamConfig(Bounded):
             raise UserError("ss: mode shared trains LoRA adapters: lora_rank must be at least 1")
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready, as `recorded_values` says, so that runs and trainings of before go on."""
-        return recorded_values(self)
+        """JSON-ready."""
+        return asdict(self)
 
     def angle(self, context: int) -> float:
         """epsilon of eq. 8: at most pi / 2 N_max, where N_max counts the longest sequence and the streams."""
@@ -75,9 +74,6 @@ class StreamConfig(Bounded):
         if self.prune_layer > lo:
             raise UserError(f"{name}: the pruning layer {self.prune_layer} is above layer {lo}, where streams begin")
         return lo
-
-
-TRAINED = ("n_msa_layers", "adapter_rank", "lora_rank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,29 +165,25 @@ class SSOptions(Bounded):
         default="auto",
         metadata={
             "help": "Whether a node's children learn the node's token, which is not in the papers. on: the weights of "
-            "that kind that came with the model. Only as trained, else an error. auto: as of root.",
-            "later": True,
+            "that kind that came with the model. Only as trained, else an error. auto: as of root."
         },
     )
 
 
 def check_trained(options: SSOptions, config: StreamConfig, name: str) -> None:
     """Raise UserError where the user asks for what these streams were not trained with."""
-    asked: dict[str, Any] = {n: getattr(options, n) for n in TRAINED if getattr(options, n) >= 0}
-    if options.main_attends_streams != "auto":
-        asked["main_attends_streams"] = options.main_attends_streams == "on"
-    if options.stream_init != "auto":
-        asked["stream_init"] = options.stream_init
-    learnable = ("root", options.root, config.root_rank), ("parent", options.parent, config.parent_rank)
-    for token, given, rank in learnable:
-        if given != "auto" and (given == "on") != bool(rank):
-            learnt = "do not learn" if given == "on" else "learn"
-            said = f"{name}: these streams {learnt} their {token}"
-            raise UserError(f"{said}: {token}={given} is not as they were trained")
-    for field_name, value in asked.items():
-        have = getattr(config, field_name)
-        if have != value:
-            raise UserError(f"{name}: these streams were trained with {field_name} {have}, not {value}")
+    fixed = ("n_msa_layers", "adapter_rank", "lora_rank", "main_attends_streams", "stream_init")
+    trained = {option: getattr(config, option) for option in fixed}
+    trained |= {"root": config.root_rank > 0, "parent": config.parent_rank > 0}
+    for option, have in trained.items():
+        asked = getattr(options, option)
+        if asked not in (-1, "auto", value_text(have), have):
+            raise UserError(f"{name}: {option}={asked} is not as these streams were trained, {value_text(have)} is")
+
+
+def full_size(gamma: int, k: int) -> int:
+    """Return the number of drafted nodes of the whole tree: sum of k^g over its levels."""
+    return sum(k**g for g in range(1, gamma + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +202,7 @@ class Settings:
 
     def most_rows(self) -> int:
         """Rows of a step: the whole tree below the pruning layer, kept nodes with their streams above it."""
-        nodes: int = 1 + sum(self.k**g for g in range(1, self.gamma + 1))
+        nodes = 1 + full_size(self.gamma, self.k)
         nodes = min(nodes, 1 + self.n_draft) if self.n_draft else nodes
         kept = min(nodes, self.n_keep) if self.prune and not self.sample else nodes
         return max(nodes, kept * (1 + self.gamma))
@@ -222,22 +214,18 @@ def resolve(options: SSOptions, config: StreamConfig, base: Outline, name: str) 
     options: with the folder's advice taken.
     """
     lo = config.check_layers(base.n_layers, name)
-    if not 0 <= options.gamma <= config.gamma:
+    if options.gamma > config.gamma:
         raise UserError(f"{name}: gamma must be 1 to {config.gamma} (as trained), not {options.gamma}")
     gamma = options.gamma or config.gamma
     k = 1 if options.mode == "chain" else options.k or 3
-    n_draft = max(options.n_draft, 0)
-    n_keep = options.n_keep or 32
     trained_at = lo if config.prune_layer < 0 else config.prune_layer
     layer = trained_at if options.prune_layer < 0 else options.prune_layer
-    if min(k, n_keep) < 1:
-        raise UserError(f"{name}: k and n_keep must be at least 1")
     if k > base.vocab_size or k**gamma > MOST_NODES:
         raise UserError(f"{name}: k={k} with gamma={gamma} makes a tree of more than {MOST_NODES} nodes")
     if layer > lo:
         raise UserError(f"{name}: the pruning layer {layer} is above layer {lo}, where streams begin")
     return Settings(
-        gamma, k, n_draft, n_keep, options.prune != "off", layer, options.prune_threshold,
+        gamma, k, max(options.n_draft, 0), options.n_keep or 32, options.prune != "off", layer, options.prune_threshold,
         options.stream_attention_top_p, options.sample == "on",
     )  # fmt: skip
 
