@@ -6,20 +6,18 @@ d2t int64 [draft vocabulary]: the target's id of draft word d is d + d2t[d]. t2d
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from specbench_ss.errors import UserError
 from specbench_ss.models.checkpoint import Keep, read_shapes
 from specbench_ss.models.tiny import randomise
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
-
     from specbench_ss.engine.architectures import Outline
     from specbench_ss.engine.target import Target
     from specbench_ss.methods._shared.drafter_network import DrafterNetwork

@@ -9,7 +9,7 @@ import hashlib
 import heapq
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -27,7 +27,7 @@ from specbench_ss.methods._shared.drafting import DrafterDecoder
 from specbench_ss.methods._shared.lossy_acceptance import accept_rows, accept_typical
 from specbench_ss.models.load import hash_weights
 from specbench_ss.models.tiny import randomise
-from specbench_ss.options import Bounded
+from specbench_ss.options import Bounded, option
 from specbench_ss.user_files import check_ends
 
 
@@ -35,44 +35,30 @@ from specbench_ss.user_files import check_ends
 class HeadsOptions(Bounded):
     """Which heads draft, on which tree, and which drafted tokens are accepted."""
 
-    weights: str = field(
-        default="", metadata={"help": "Folder or file with the heads. Empty: those that came with the model."}
+    weights: str = option("", "Folder or file with the heads. Empty: those that came with the model.")
+    tree: str = option(
+        "auto",
+        "Draft tree. auto: built from the measured accuracies that came with the heads, else the "
+        "published one. published: that one. Else a JSON file with a tree, or with accuracies from "
+        "`ssbench train NAME --measure`.",
     )
-    tree: str = field(
-        default="auto",
-        metadata={
-            "help": "Draft tree. auto: built from the measured accuracies that came with the heads, else the "
-            "published one. published: that one. Else a JSON file with a tree, or with accuracies from "
-            "`ssbench train NAME --measure`."
-        },
+    nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
+        0, "How many nodes an auto tree has. 0: as the heads' folder advises."
     )
-    nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = field(
-        default=0, metadata={"help": "How many nodes an auto tree has. 0: as the heads' folder advises."}
+    heads: Annotated[int, Ge(-1)] = option(
+        -1, "How many of the heads are used, the first ones. 0: all. -1: as the heads' folder advises, else all."
     )
-    heads: Annotated[int, Ge(-1)] = field(
-        default=-1,
-        metadata={
-            "help": "How many of the heads are used, the first ones. 0: all. -1: as the heads' folder advises, "
-            "else all."
-        },
+    accept: Literal["exact", "typical", "nucleus"] = option(
+        "exact",
+        "Rule by which drafted tokens are accepted where tokens are sampled. typical (Medusa sec. 2.3.1) "
+        "and nucleus (every path is judged by itself) are lossy.",
     )
-    accept: Literal["exact", "typical", "nucleus"] = field(
-        default="exact",
-        metadata={
-            "help": "Rule by which drafted tokens are accepted where tokens are sampled. typical (Medusa sec. 2.3.1) "
-            "and nucleus (every path is judged by itself) are lossy."
-        },
+    epsilon: Annotated[float, Gt(0)] = option(
+        0.09,
+        "With accept=typical: a drafted token of probability p is accepted where p is above the smaller of "
+        "epsilon and alpha * exp(-H), H the entropy of the model's distribution.",
     )
-    epsilon: Annotated[float, Gt(0)] = field(
-        default=0.09,
-        metadata={
-            "help": "With accept=typical: a drafted token of probability p is accepted where p is above the smaller of "
-            "epsilon and alpha * exp(-H), H the entropy of the model's distribution."
-        },
-    )
-    alpha: Annotated[float, Gt(0)] = field(
-        default=0.3, metadata={"help": "With accept=typical: the factor before exp(-H); see epsilon."}
-    )
+    alpha: Annotated[float, Gt(0)] = option(0.3, "With accept=typical: the factor before exp(-H); see epsilon.")
 
 
 Choice = tuple[int, ...]

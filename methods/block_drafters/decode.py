@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Le
+from torch import Tensor
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.decoder import Decoder, State
@@ -22,16 +23,12 @@ from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.drafter_network import DrafterNetwork
 from specbench_ss.methods._shared.drafting import FeatureDecoder, Read
 from specbench_ss.methods._shared.heads import best_tree, tree_of
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.block_drafters import dflash, peagle
-from specbench_ss.options import Bounded
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.methods._shared.drafter_network import DrafterNetwork
+from specbench_ss.options import Bounded, option
 
 NODES = (7, 15, 23, 31, 48, 63)  # of trees, for tuning
 POSITIONS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # of a block, for tuning
@@ -41,25 +38,16 @@ POSITIONS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # of a block, for tuning
 class BlockDraftOptions(Bounded):
     """Options of both methods. Raises UserError for values that do not go together."""
 
-    weights: str = field(
-        default="", metadata={"help": "Folder, file or hub id of the drafter. Empty: the one that came with the model."}
+    weights: str = option("", "Folder, file or hub id of the drafter. Empty: the one that came with the model.")
+    mode: Literal["chain", "tree"] = option(
+        "chain",
+        "Draft shape. chain: the top token of each position, as published. tree: the nodes with the "
+        "greatest product of the positions' probabilities, which is this project's addition.",
     )
-    mode: Literal["chain", "tree"] = field(
-        default="chain",
-        metadata={
-            "help": "Draft shape. chain: the top token of each position, as published. tree: the nodes with the "
-            "greatest product of the positions' probabilities, which is this project's addition."
-        },
-    )
-    nodes: Annotated[int, Ge(1), Le(MOST_NODES)] = field(
-        default=31, metadata={"help": "With mode=tree: number of drafted nodes of the tree."}
-    )
-    k: Annotated[int, Ge(1), Le(64)] = field(
-        default=8, metadata={"help": "With mode=tree: most candidates of a position, the best ones."}
-    )
-    sample: Literal["on", "off"] = field(
-        default="off",
-        metadata={"help": "With sampling and mode=chain: draw drafts from the positions' distributions."},
+    nodes: Annotated[int, Ge(1), Le(MOST_NODES)] = option(31, "With mode=tree: number of drafted nodes of the tree.")
+    k: Annotated[int, Ge(1), Le(64)] = option(8, "With mode=tree: most candidates of a position, the best ones.")
+    sample: Literal["on", "off"] = option(
+        "off", "With sampling and mode=chain: draw drafts from the positions' distributions."
     )
 
     def check_together(self) -> None:
@@ -72,9 +60,8 @@ class DFlashOptions(BlockDraftOptions):
     """Options of `dflash`."""
 
     owner: ClassVar[str] = "dflash"
-    block_size: Annotated[int, Ge(0), Le(dflash.MOST_BLOCK)] = field(
-        default=0,
-        metadata={"help": "Positions of a block, the root's included; at most as many as were trained. 0: as trained."},
+    block_size: Annotated[int, Ge(0), Le(dflash.MOST_BLOCK)] = option(
+        0, "Positions of a block, the root's included; at most as many as were trained. 0: as trained."
     )
 
 
@@ -83,8 +70,8 @@ class PEagleOptions(BlockDraftOptions):
     """Options of `peagle`."""
 
     owner: ClassVar[str] = "peagle"
-    depths: Annotated[int, Ge(0), Le(peagle.MOST_DEPTHS)] = field(
-        default=0, metadata={"help": "Tokens drafted a step; at most as many as were trained. 0: as trained."}
+    depths: Annotated[int, Ge(0), Le(peagle.MOST_DEPTHS)] = option(
+        0, "Tokens drafted a step; at most as many as were trained. 0: as trained."
     )
 
 

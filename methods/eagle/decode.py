@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from annotated_types import Ge, Le
+from torch import Tensor
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.decoder import Decoder, State
@@ -42,10 +43,7 @@ from specbench_ss.methods.eagle.checkpoint import (
     read_drafter,
 )
 from specbench_ss.methods.eagle.drafter import Drafter, random_eagle, random_eagle3
-from specbench_ss.options import Bounded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from specbench_ss.options import Bounded, option
 
 MOST_DEPTH = 64  # levels of a draft tree, a pass of the drafter each
 NODES = (4, 6, 8, 10, 15, 20, 25, 31, 48)  # of auto trees, for tuning; 25 is the published size
@@ -59,7 +57,7 @@ PUBLISHED: tuple[Choice, ...] = from_branches({
     (0, 0, 0, 0): 2,
 })  # fmt: skip
 
-WEIGHTS_HELP = {"help": "Folder or file with the drafter. Empty: the one that came with the model."}
+WEIGHTS_HELP = "Folder or file with the drafter. Empty: the one that came with the model."
 
 
 class EagleDecoder(FeatureDecoder):
@@ -229,23 +227,20 @@ class EagleOptions(Bounded):
     """Options of `eagle`. Raises UserError for values beyond their bounds."""
 
     owner: ClassVar[str] = "eagle"
-    weights: str = field(default="", metadata=WEIGHTS_HELP)
-    tree: str = field(
-        default="auto",
-        metadata={
-            "help": "Draft tree. auto: built from the measured accuracies that came with the drafter, else the "
-            "published one. published: that one. Else a JSON file with a tree or with measured accuracies."
-        },
+    weights: str = option("", WEIGHTS_HELP)
+    tree: str = option(
+        "auto",
+        "Draft tree. auto: built from the measured accuracies that came with the drafter, else the "
+        "published one. published: that one. Else a JSON file with a tree or with measured accuracies.",
     )
-    nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = field(
-        default=0, metadata={"help": "How many nodes an auto tree has. 0: as the drafter's folder advises."}
+    nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
+        0, "How many nodes an auto tree has. 0: as the drafter's folder advises."
     )
-    depth: Annotated[int, Ge(0), Le(MOST_DEPTH)] = field(
-        default=0, metadata={"help": "How many levels are drafted at most. 0: as many as the tree has."}
+    depth: Annotated[int, Ge(0), Le(MOST_DEPTH)] = option(
+        0, "How many levels are drafted at most. 0: as many as the tree has."
     )
-    sample: Literal["on", "off"] = field(
-        default="off",
-        metadata={"help": "With sampling: draw candidates from the draft's distribution, as published."},
+    sample: Literal["on", "off"] = option(
+        "off", "With sampling: draw candidates from the draft's distribution, as published."
     )
 
 
@@ -348,18 +343,15 @@ class DynamicOptions(Bounded):
     """Options of `eagle2`. Raises UserError for impossible values."""
 
     owner: ClassVar[str] = "eagle2"
-    weights: str = field(default="", metadata=WEIGHTS_HELP)
-    total_tokens: Annotated[int, Ge(0), Le(MOST_NODES)] = field(
-        default=0,
-        metadata={"help": "How many nodes are verified, the root included. 0: as the folder advises, else 60."},
+    weights: str = option("", WEIGHTS_HELP)
+    total_tokens: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
+        0, "How many nodes are verified, the root included. 0: as the folder advises, else 60."
     )
-    depth: Annotated[int, Ge(-1), Le(MOST_DEPTH)] = field(
-        default=-1,
-        metadata={"help": "How many levels are drafted after the first. -1: as the folder advises, else as published."},
+    depth: Annotated[int, Ge(-1), Le(MOST_DEPTH)] = option(
+        -1, "How many levels are drafted after the first. -1: as the folder advises, else as published."
     )
-    top_k: Annotated[int, Ge(0), Le(64)] = field(
-        default=0,
-        metadata={"help": "Beams of a level, and candidates of each. 0: as the folder advises, else 10."},
+    top_k: Annotated[int, Ge(0), Le(64)] = option(
+        0, "Beams of a level, and candidates of each. 0: as the folder advises, else 10."
     )
 
     def check_together(self) -> None:
@@ -372,12 +364,10 @@ class Eagle3Options(DynamicOptions):
     """Options of `eagle3`."""
 
     owner: ClassVar[str] = "eagle3"
-    layers: str = field(
-        default="auto",
-        metadata={
-            "help": "Layers of the target whose inputs the drafter reads, as in 2:16:29; -1 is the final state. "
-            "auto: as the checkpoint's configuration says."
-        },
+    layers: str = option(
+        "auto",
+        "Layers of the target whose inputs the drafter reads, as in 2:16:29; -1 is the final state. "
+        "auto: as the checkpoint's configuration says.",
     )
 
 

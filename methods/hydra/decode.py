@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
+from torch import Tensor
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.decoder import Decoder, State
@@ -16,15 +17,11 @@ from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree, indices
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.drafting import pass_drafter
+from specbench_ss.methods._shared.drafting import Read, pass_drafter
 from specbench_ss.methods._shared.heads import HeadsOptions, MedusaTree, TreeHeads
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.hydra.heads import HydraHeads, read_heads
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.methods._shared.drafting import Read
+from specbench_ss.options import option
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +29,9 @@ class HydraOptions(HeadsOptions):
     """Options of `hydra`."""
 
     owner: ClassVar[str] = "hydra"
-    accept: Literal["exact", "typical"] = field(
-        default="exact",
-        metadata={
-            "help": "Rule by which drafted tokens are accepted where tokens are sampled. typical (Medusa sec. 2.3.1) "
-            "is lossy."
-        },
+    accept: Literal["exact", "typical"] = option(
+        "exact",
+        "Rule by which drafted tokens are accepted where tokens are sampled. typical (Medusa sec. 2.3.1) is lossy.",
     )
 
 

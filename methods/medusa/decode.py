@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.decoder import Decoder, State
@@ -15,6 +16,7 @@ from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.methods._shared.fine_tuned import (
     ADAPTER,
     OwnAutoregressive,
@@ -29,11 +31,7 @@ from specbench_ss.methods._shared.fine_tuned import (
 from specbench_ss.methods._shared.heads import MOST_FUSED, HeadsOptions, MedusaTree, TreeHeads
 from specbench_ss.methods.medusa.heads import MedusaHeads, read_heads
 from specbench_ss.models.checkpoint import drafter_folder, drafter_here
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.methods._shared.drafting import Read
+from specbench_ss.options import option
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +147,7 @@ NAME = "medusa2"
 class Medusa2AROptions:
     """Options of `medusa2-ar`: which model it is."""
 
-    weights: str = field(
-        default="", metadata={"help": "Folder as for `medusa2`. Empty: the one that came with the model."}
-    )
+    weights: str = option("", "Folder as for `medusa2`. Empty: the one that came with the model.")
 
 
 class Medusa2(OwnModel, Medusa):

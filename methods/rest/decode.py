@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -20,7 +20,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lossy_acceptance import accept_rows
 from specbench_ss.methods.rest.datastore import Datastore, Prefixes, best_prefixes, open_datastore, retrieve
 from specbench_ss.models.checkpoint import read_advice
-from specbench_ss.options import Bounded
+from specbench_ss.options import Bounded, option
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,34 +35,24 @@ class RESTOptions(Bounded):
     """Options of `rest`; defaults as published. Raises UserError for values beyond their bounds."""
 
     owner: ClassVar[str] = "rest"
-    datastore: str = field(
-        default="",
-        metadata={
-            "help": "Folder that `ssbench datastore build` wrote, or an .idx file of REST itself. "
-            "Empty: the datastore that came with the model."
-        },
+    datastore: str = option(
+        "",
+        "Folder that `ssbench datastore build` wrote, or an .idx file of REST itself. "
+        "Empty: the datastore that came with the model.",
     )
-    draft: Annotated[int, Ge(0), Le(MOST_NODES)] = field(
-        default=0, metadata={"help": "How many nodes are drafted at most. 0: as the datastore advises, else 64."}
+    draft: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
+        0, "How many nodes are drafted at most. 0: as the datastore advises, else 64."
     )
-    span: Annotated[int, Ge(1)] = field(
-        default=16, metadata={"help": "Longest suffix of the text, in tokens, that is looked up."}
+    span: Annotated[int, Ge(1)] = option(16, "Longest suffix of the text, in tokens, that is looked up.")
+    shortest: Annotated[int, Ge(1)] = option(2, "Shortest suffix of the text, in tokens, that is looked up.")
+    occurrences: Annotated[int, Ge(1)] = option(
+        5000, "How many occurrences are read at most in each chunk of the datastore."
     )
-    shortest: Annotated[int, Ge(1)] = field(
-        default=2, metadata={"help": "Shortest suffix of the text, in tokens, that is looked up."}
-    )
-    occurrences: Annotated[int, Ge(1)] = field(
-        default=5000, metadata={"help": "How many occurrences are read at most in each chunk of the datastore."}
-    )
-    length: Annotated[int, Ge(1)] = field(
-        default=10, metadata={"help": "How many tokens are read behind each occurrence."}
-    )
-    accept: Literal["exact", "rows"] = field(
-        default="exact",
-        metadata={
-            "help": "Rule by which drafted tokens are accepted. rows: each path on its own, as published, "
-            "which is lossy where tokens are sampled."
-        },
+    length: Annotated[int, Ge(1)] = option(10, "How many tokens are read behind each occurrence.")
+    accept: Literal["exact", "rows"] = option(
+        "exact",
+        "Rule by which drafted tokens are accepted. rows: each path on its own, as published, "
+        "which is lossy where tokens are sampled.",
     )
 
     def check_together(self) -> None:

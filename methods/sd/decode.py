@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
 from annotated_types import Ge, Lt
+from torch import Tensor
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.costs import read_by_a_pass
@@ -21,17 +22,11 @@ from specbench_ss.engine.tree import MOST_NODES, AnyShape, DeviceShape, DraftTre
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError, told_of
 from specbench_ss.methods._shared.small_llama import new_llama
-from specbench_ss.methods._shared.tree_growth import best, draw, grow
+from specbench_ss.methods._shared.tree_growth import Choose, best, draw, grow
 from specbench_ss.methods.sd.draft import Draft, check_named, checked_lora, holds_lora, merged_lora, mismatch
 from specbench_ss.models.checkpoint import drafter_here, learnt, read_config
 from specbench_ss.models.load import hash_weights, load_target, outline_of
-from specbench_ss.options import Bounded
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.methods._shared.tree_growth import Choose
-
+from specbench_ss.options import Bounded, option
 
 LONGEST = 64  # tokens of a chain whose length is not fixed: more has never paid
 
@@ -41,56 +36,43 @@ class TwoModelOptions(Bounded):
     """Options of `sd`. Raises UserError for what cannot be drafted."""
 
     owner: ClassVar[str] = "sd"
-    weights: str = field(
-        default="",
-        metadata={
-            "help": "The draft model: folder or hub id, or as `draft-2m` the name of another one that came with the "
-            "model. A folder with a LoRA that names no model changes the one that came with the model. Empty: that one."
-        },
+    weights: str = option(
+        "",
+        "The draft model: folder or hub id, or as `draft-2m` the name of another one that came with the "
+        "model. A folder with a LoRA that names no model changes the one that came with the model. Empty: that one.",
     )
-    form: Literal["chain", "tree"] = field(default="chain", metadata={"help": "Form of the draft."})
-    gamma: Annotated[int, Ge(1)] = field(
-        default=4,
-        metadata={"help": "Length of a chain, at first where a schedule changes it; or depth of a tree."},
+    form: Literal["chain", "tree"] = option("chain", "Form of the draft.")
+    gamma: Annotated[int, Ge(1)] = option(
+        4, "Length of a chain, at first where a schedule changes it; or depth of a tree."
     )
-    threshold: Annotated[float, Ge(0), Lt(1)] = field(
-        default=0.0,
-        metadata={
-            "help": "Chains only: end the chain with a token that is less probable to the draft model than this. "
-            "0: chains of a fixed length."
-        },
+    threshold: Annotated[float, Ge(0), Lt(1)] = option(
+        0.0,
+        "Chains only: end the chain with a token that is less probable to the draft model than this. "
+        "0: chains of a fixed length.",
     )
-    schedule: Literal["constant", "heuristic"] = field(
-        default="constant",
-        metadata={
-            "help": "Chains only: how the length changes. heuristic: 2 longer after a chain that was accepted whole, "
-            "else 1 shorter."
-        },
+    schedule: Literal["constant", "heuristic"] = option(
+        "constant",
+        "Chains only: how the length changes. heuristic: 2 longer after a chain that was accepted whole, "
+        "else 1 shorter.",
     )
-    k: Annotated[int, Ge(1)] = field(
-        default=3,
-        metadata={"help": "Trees only: candidates of a node, and how many nodes of a level are given candidates."},
+    k: Annotated[int, Ge(1)] = option(
+        3, "Trees only: candidates of a node, and how many nodes of a level are given candidates."
     )
-    nodes: Annotated[int, Ge(0)] = field(
-        default=12,
-        metadata={"help": "Trees only: how many nodes are drafted, the best by joint probability. 0: all of them."},
+    nodes: Annotated[int, Ge(0)] = option(
+        12, "Trees only: how many nodes are drafted, the best by joint probability. 0: all of them."
     )
-    candidates: Literal["auto", "top", "drawn"] = field(
-        default="auto",
-        metadata={
-            "help": "Where tokens are sampled: whether candidates are drawn from the draft model's distribution or are "
-            "its likeliest tokens (top). auto: drawn for chains, top for trees."
-        },
+    candidates: Literal["auto", "top", "drawn"] = option(
+        "auto",
+        "Where tokens are sampled: whether candidates are drawn from the draft model's distribution or are "
+        "its likeliest tokens (top). auto: drawn for chains, top for trees.",
     )
-    retokenise: bool = field(
-        default=False,
-        metadata={
-            "help": "Accept a draft model of another vocabulary: its likeliest tokens are turned into text, and that "
-            "into the target's tokens, which are the draft (a chain)."
-        },
+    retokenise: bool = option(
+        False,
+        "Accept a draft model of another vocabulary: its likeliest tokens are turned into text, and that "
+        "into the target's tokens, which are the draft (a chain).",
     )
-    lookbehind: Annotated[int, Ge(1)] = field(
-        default=10, metadata={"help": "With `retokenise`: how many earlier tokens new text is tokenised together with."}
+    lookbehind: Annotated[int, Ge(1)] = option(
+        10, "With `retokenise`: how many earlier tokens new text is tokenised together with."
     )
 
     def check_together(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.costs import OwnWork, of_layers
@@ -18,44 +19,29 @@ from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import OwnAutoregressive, OwnModel
 from specbench_ss.methods._shared.lossy_acceptance import accept_resampled
-from specbench_ss.methods.space.model import MASKS, check_model, is_target, learnt_of, load_model, rows_of
+from specbench_ss.methods.space.model import MASKS, MaskToken, check_model, is_target, learnt_of, load_model, rows_of
 from specbench_ss.models.load import hash_weights
-from specbench_ss.options import MethodSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.methods.space.model import MaskToken
+from specbench_ss.options import MethodSpec, option
 
 
 @dataclass(frozen=True, slots=True)
 class SPACEOptions:
     """Options of `space`."""
 
-    weights: str = field(
-        default="",
-        metadata={
-            "help": "Folder with the LoRA and the mask, or with a whole fine-tuned model. "
-            "Empty: those that came with the model."
-        },
+    weights: str = option(
+        "",
+        "Folder with the LoRA and the mask, or with a whole fine-tuned model. Empty: those that came with the model.",
     )
-    mask_id: int = field(
-        default=0,
-        metadata={
-            "help": "Token that is the mask of a whole fine-tuned model (published: 32002). With `weights` empty: of "
-            "the target itself, which is then the fine-tuned model. 0: there is none."
-        },
+    mask_id: int = option(
+        0,
+        "Token that is the mask of a whole fine-tuned model (published: 32002). With `weights` empty: of "
+        "the target itself, which is then the fine-tuned model. 0: there is none.",
     )
-    k: int = field(
-        default=0,
-        metadata={"help": "Candidates of a step. 0: as many as masks were trained (published: 5)."},
-    )
-    accept: Literal["exact", "resample"] = field(
-        default="exact",
-        metadata={
-            "help": "Rule by which candidates are accepted. resample: after a refusal draw from the model's "
-            "distribution, as published, which is lossy where tokens are sampled."
-        },
+    k: int = option(0, "Candidates of a step. 0: as many as masks were trained (published: 5).")
+    accept: Literal["exact", "resample"] = option(
+        "exact",
+        "Rule by which candidates are accepted. resample: after a refusal draw from the model's "
+        "distribution, as published, which is lossy where tokens are sampled.",
     )
 
 
@@ -63,13 +49,8 @@ class SPACEOptions:
 class SPACEAROptions:
     """Options of `space-ar`: which model it is."""
 
-    weights: str = field(
-        default="",
-        metadata={"help": "Folder as for `space`. Empty: the one that came with the model."},
-    )
-    mask_id: int = field(
-        default=0, metadata={"help": "Token that is the mask of a whole fine-tuned model, as for `space`."}
-    )
+    weights: str = option("", "Folder as for `space`. Empty: the one that came with the model.")
+    mask_id: int = option(0, "Token that is the mask of a whole fine-tuned model, as for `space`.")
 
 
 class SPACE(OwnModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le, Lt
@@ -11,7 +11,7 @@ from annotated_types import Ge, Le, Lt
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.tree import MOST_NODES
 from specbench_ss.errors import UserError
-from specbench_ss.options import Bounded, value_text
+from specbench_ss.options import Bounded, option, value_text
 
 StreamPosition = Literal["ahead", "same"]
 
@@ -83,102 +83,70 @@ class SSOptions(Bounded):
     0, -1 or auto mean: as the streams' folder advises, else as they were trained.
     """
 
-    weights: str = field(
-        default="", metadata={"help": "Folder with the streams. Empty: those that came with the model."}
+    weights: str = option("", "Folder with the streams. Empty: those that came with the model.")
+    gamma: Annotated[int, Ge(0)] = option(
+        0, "How many streams a step uses, at most as many as were trained. 0: as the folder advises, else all."
     )
-    gamma: Annotated[int, Ge(0)] = field(
-        default=0,
-        metadata={
-            "help": "How many streams a step uses, at most as many as were trained. 0: as the folder advises, else all."
-        },
+    k: Annotated[int, Ge(0)] = option(0, "Candidates of a stream; 1 drafts a chain. 0: as the folder advises, else 3.")
+    n_draft: Annotated[int, Ge(-1)] = option(
+        -1, "How many nodes are drafted, the best by joint probability. 0: all. -1: as the folder advises, else all."
     )
-    k: Annotated[int, Ge(0)] = field(
-        default=0, metadata={"help": "Candidates of a stream; 1 drafts a chain. 0: as the folder advises, else 3."}
+    n_keep: Annotated[int, Ge(0)] = option(
+        0, "How many nodes stay after pruning, the root included. 0: as the folder advises, else 32."
     )
-    n_draft: Annotated[int, Ge(-1)] = field(
-        default=-1,
-        metadata={
-            "help": "How many nodes are drafted, the best by joint probability. 0: all. -1: as the folder advises, "
-            "else all."
-        },
+    prune: Literal["auto", "on", "off"] = option(
+        "auto", "Whether the tree is pruned at the pruning layer. auto: as the folder advises, else on."
     )
-    n_keep: Annotated[int, Ge(0)] = field(
-        default=0,
-        metadata={"help": "How many nodes stay after pruning, the root included. 0: as the folder advises, else 32."},
+    prune_layer: Annotated[int, Ge(-1)] = option(-1, "Layer before which the tree is pruned. -1: as trained.")
+    prune_threshold: Annotated[float, Ge(0), Lt(1)] = option(
+        0.0, "Prune nodes whose transition probability is below this."
     )
-    prune: Literal["auto", "on", "off"] = field(
-        default="auto",
-        metadata={"help": "Whether the tree is pruned at the pruning layer. auto: as the folder advises, else on."},
+    mode: Literal["tree", "chain"] = option(
+        "tree", "Form of the draft: a tree, or as a chain the single best path (k=1)."
     )
-    prune_layer: Annotated[int, Ge(-1)] = field(
-        default=-1, metadata={"help": "Layer before which the tree is pruned. -1: as trained."}
+    stream_attention_top_p: Annotated[int, Ge(0)] = option(
+        0, "Streams see only so many tokens, those that their main row attends to most. 0: all."
     )
-    prune_threshold: Annotated[float, Ge(0), Lt(1)] = field(
-        default=0.0, metadata={"help": "Prune nodes whose transition probability is below this."}
+    sample: Literal["on", "off"] = option(
+        "off",
+        "Where tokens are sampled: draw candidates from the streams' distributions (eq. 9), instead of the "
+        "best ones. Such a tree is not pruned: a choice by what was drawn would not be exact.",
     )
-    mode: Literal["tree", "chain"] = field(
-        default="tree", metadata={"help": "Form of the draft: a tree, or as a chain the single best path (k=1)."}
+    n_msa_layers: int = option(
+        -1, "Number of top layers that streams pass. Only as trained, else an error. -1: as trained."
     )
-    stream_attention_top_p: Annotated[int, Ge(0)] = field(
-        default=0,
-        metadata={"help": "Streams see only so many tokens, those that their main row attends to most. 0: all."},
+    adapter_rank: int = option(-1, "Rank of the stream adapters. Only as trained, else an error. -1: as trained.")
+    lora_rank: int = option(-1, "Rank of the LoRA of shared mode. Only as trained, else an error. -1: as trained.")
+    main_attends_streams: Literal["auto", "on", "off"] = option(
+        "auto",
+        "Whether the main stream sees its streams (shared mode, eq. 3). Only as trained, else an error. "
+        "auto: as trained.",
     )
-    sample: Literal["on", "off"] = field(
-        default="off",
-        metadata={
-            "help": "Where tokens are sampled: draw candidates from the streams' distributions (eq. 9), instead of the "
-            "best ones. Such a tree is not pruned: a choice by what was drawn would not be exact."
-        },
+    stream_init: Literal["auto", "embedding", "rotation"] = option(
+        "auto", "What tells streams apart. Only as trained, else an error. auto: as trained."
     )
-    n_msa_layers: int = field(
-        default=-1,
-        metadata={"help": "Number of top layers that streams pass. Only as trained, else an error. -1: as trained."},
+    root: Literal["auto", "on", "off"] = option(
+        "auto",
+        "Whether streams learn the token that the main stream has decided, which is not in the papers. on: "
+        "the weights of that kind that came with the model. Only as trained, else an error. auto: as the folder "
+        "advises that came with the model, else as trained.",
     )
-    adapter_rank: int = field(
-        default=-1,
-        metadata={"help": "Rank of the stream adapters. Only as trained, else an error. -1: as trained."},
-    )
-    lora_rank: int = field(
-        default=-1,
-        metadata={"help": "Rank of the LoRA of shared mode. Only as trained, else an error. -1: as trained."},
-    )
-    main_attends_streams: Literal["auto", "on", "off"] = field(
-        default="auto",
-        metadata={
-            "help": "Whether the main stream sees its streams (shared mode, eq. 3). Only as trained, else an error. "
-            "auto: as trained."
-        },
-    )
-    stream_init: Literal["auto", "embedding", "rotation"] = field(
-        default="auto",
-        metadata={"help": "What tells streams apart. Only as trained, else an error. auto: as trained."},
-    )
-    root: Literal["auto", "on", "off"] = field(
-        default="auto",
-        metadata={
-            "help": "Whether streams learn the token that the main stream has decided, which is not in the papers. on: "
-            "the weights of that kind that came with the model. Only as trained, else an error. auto: as the folder "
-            "advises that came with the model, else as trained."
-        },
-    )
-    parent: Literal["auto", "on", "off"] = field(
-        default="auto",
-        metadata={
-            "help": "Whether a node's children learn the node's token, which is not in the papers. on: the weights of "
-            "that kind that came with the model. Only as trained, else an error. auto: as of root."
-        },
+    parent: Literal["auto", "on", "off"] = option(
+        "auto",
+        "Whether a node's children learn the node's token, which is not in the papers. on: the weights of "
+        "that kind that came with the model. Only as trained, else an error. auto: as of root.",
     )
 
 
 def check_trained(options: SSOptions, config: StreamConfig, name: str) -> None:
     """Raise UserError where the user asks for what these streams were not trained with."""
     fixed = ("n_msa_layers", "adapter_rank", "lora_rank", "main_attends_streams", "stream_init")
-    trained = {option: getattr(config, option) for option in fixed}
+    trained = {key: getattr(config, key) for key in fixed}
     trained |= {"root": config.root_rank > 0, "parent": config.parent_rank > 0}
-    for option, have in trained.items():
-        asked = getattr(options, option)
+    for key, have in trained.items():
+        asked = getattr(options, key)
         if asked not in (-1, "auto", value_text(have), have):
-            raise UserError(f"{name}: {option}={asked} is not as these streams were trained, {value_text(have)} is")
+            raise UserError(f"{name}: {key}={asked} is not as these streams were trained, {value_text(have)} is")
 
 
 def full_size(gamma: int, k: int) -> int:
@@ -234,16 +202,12 @@ def resolve(options: SSOptions, config: StreamConfig, base: Outline, name: str) 
 class SharedAROptions(Bounded):
     """Options of `ss-shared-ar`: which model it is. They are what the output of `ss-shared` depends on."""
 
-    weights: str = field(
-        default="", metadata={"help": "Folder as for `ss-shared`. Empty: the one that came with the model."}
+    weights: str = option("", "Folder as for `ss-shared`. Empty: the one that came with the model.")
+    gamma: Annotated[int, Ge(0)] = option(
+        0, "How many streams run along, where the main stream sees them (eq. 3). 0: all of them."
     )
-    gamma: Annotated[int, Ge(0)] = field(
-        default=0,
-        metadata={"help": "How many streams run along, where the main stream sees them (eq. 3). 0: all of them."},
-    )
-    stream_attention_top_p: Annotated[int, Ge(0)] = field(
-        default=0,
-        metadata={"help": "Streams see only so many tokens, those that their main row attends to most. 0: all."},
+    stream_attention_top_p: Annotated[int, Ge(0)] = option(
+        0, "Streams see only so many tokens, those that their main row attends to most. 0: all."
     )
 
     def step(self) -> SSOptions:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import msgspec
 import torch
+from torch import Tensor
 
 from specbench_ss import user_files
 from specbench_ss.engine.architectures import Outline
@@ -39,10 +40,6 @@ from specbench_ss.models.checkpoint import (
 from specbench_ss.models.load import hash_weights
 from specbench_ss.models.tiny import randomise
 from specbench_ss.options import value_text
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 NODES = (4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafted, or kept: one step is about a third more
 CANDIDATES = (1, 2, 3, 4, 6)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
+from torch import Tensor
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.costs import OwnWork
@@ -19,14 +20,9 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods._shared.fine_tuned import OwnModel, check_lora, fine_tuned, merged_target
 from specbench_ss.methods.ss.config import SharedAROptions, SSOptions, StreamConfig
 from specbench_ss.methods.ss.decode import Forms, SpeculativeStreaming
+from specbench_ss.methods.ss.layers import Streams
 from specbench_ss.models.checkpoint import Advice, drafter_here
 from specbench_ss.options import MethodSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.methods.ss.layers import Streams
-
 
 MOST_ROWS = 256  # of an answer that one pass with streams has
 SHARED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4)
