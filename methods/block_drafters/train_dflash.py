@@ -22,8 +22,7 @@ from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import guess_sums, take_words
 from specbench_ss.methods._shared.drafter_network import Rotary
-from specbench_ss.methods.block_drafters.dflash import Drafter
-from specbench_ss.methods.block_drafters.options import MOST_BLOCK
+from specbench_ss.methods.block_drafters.dflash import MOST_BLOCK, Drafter
 from specbench_ss.options import Bounded
 from specbench_ss.training.losses import Targets, mean_loss, targets_option
 from specbench_ss.training.session import DrafterTrainer

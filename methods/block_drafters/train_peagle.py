@@ -21,8 +21,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import guess_sums, take_words
 from specbench_ss.methods._shared.drafter_network import Rotary
-from specbench_ss.methods.block_drafters.options import DEPTHS, MOST_DEPTHS
-from specbench_ss.methods.block_drafters.peagle import Drafter
+from specbench_ss.methods.block_drafters.peagle import DEPTHS, MOST_DEPTHS, Drafter
 from specbench_ss.options import Bounded
 from specbench_ss.training.losses import Targets, targets_option
 from specbench_ss.training.session import DrafterTrainer

@@ -331,7 +331,7 @@ class Eagle3Trainer(DrafterTrainer):
 
     def build(self, target: Target, lr: float) -> Trainee:
         """A fresh layer."""
-        from specbench_ss.methods.eagle.drafter import input_levels
+        from specbench_ss.methods._shared.drafter_network import input_levels
 
         o = self.options
         layers = input_levels(target.n_layers) if o.format == "speculators" else ()

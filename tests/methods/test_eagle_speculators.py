@@ -18,12 +18,11 @@ from specbench_ss.engine.decoder import State
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
+from specbench_ss.methods._shared.drafter_network import input_levels
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.block_drafters.decode import DFlash
-from specbench_ss.methods.block_drafters.options import DFlashOptions
+from specbench_ss.methods.block_drafters.decode import DFlash, DFlashOptions
 from specbench_ss.methods.eagle import checkpoint
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle2, Eagle3, Eagle3Options
-from specbench_ss.methods.eagle.drafter import input_levels
 from specbench_ss.methods.eagle.train import Eagle3Trainee, Eagle3Trainer, Eagle3TrainOptions
 from specbench_ss.models.checkpoint import read_tensors, write_checkpoint
 from specbench_ss.models.tiny import randomise

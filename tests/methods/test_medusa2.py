@@ -24,7 +24,6 @@ from specbench_ss.methods.medusa.decode import (
     Medusa2AROptions,
     Medusa2Autoregressive,
     MedusaOptions,
-    backbone_outline,
 )
 from specbench_ss.methods.medusa.train import Medusa2Trainee, save_joint
 from specbench_ss.models.tiny import randomise
@@ -150,7 +149,7 @@ def test_what_is_wrong_with_a_model_is_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / name, {"format": "pt"})
     with pytest.raises(UserError, match=r"unknown tensor 'medusa_head\.0\.0\.strange'"):
         Medusa2.check(options, target)
-    assert backbone_outline(target, tmp_path).n_layers == 4
+    assert Medusa2.outline_of(target, tmp_path).n_layers == 4
 
 
 def test_a_run_includes_its_own_reference() -> None:

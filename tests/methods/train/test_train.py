@@ -17,8 +17,7 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.block_drafters.decode import DFlash, PEagle
-from specbench_ss.methods.block_drafters.options import DFlashOptions, PEagleOptions
+from specbench_ss.methods.block_drafters.decode import DFlash, DFlashOptions, PEagle, PEagleOptions
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
 from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.methods.ss.config import SharedAROptions, SSOptions
