@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from specbench_ss.engine.cpu_kernels import Product
-    from specbench_ss.training.trainee import Documents
+    from specbench_ss.training.batch import Documents
 
 
 @dataclass(frozen=True, slots=True)
