@@ -26,7 +26,7 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.drafter_pass import SEE_DIFFERENTLY
+from specbench_ss.methods._shared.drafting import SEE_DIFFERENTLY
 from specbench_ss.models.tiny import CONTEXT, tiny_target
 from specbench_ss.results.checks import checks
 from specbench_ss.results.summary import summarise
