@@ -17,9 +17,10 @@ from specbench_ss.bench.schedule import Sample, method_order
 from specbench_ss.bench.telemetry import MachineRecord, disturbed_by
 from specbench_ss.bench.timed_sample import Answering, Request, quiet_collector, told
 from specbench_ss.engine.batching import Answered, Asked, Together
-from specbench_ss.engine.decoder import Decoder, Generation, Offer
+from specbench_ss.engine.decoder import Decoder, Generation
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.timing import check_device
+from specbench_ss.engine.verify import Offer
 from specbench_ss.errors import error_text
 from specbench_ss.results.quality import BIASED, bound, pool, too_coarse
 from specbench_ss.runs.output_match import check_readable

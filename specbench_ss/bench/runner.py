@@ -39,13 +39,14 @@ from specbench_ss.bench.timed_sample import (
 from specbench_ss.engine.batching import check_together, set_aside
 from specbench_ss.engine.checks import check_unchanged, difference, own_logits
 from specbench_ss.engine.costs import drafter_shape, model_shape
-from specbench_ss.engine.decoder import Decoder, Generation, Offer, Step, references
+from specbench_ss.engine.decoder import Decoder, Generation, Step, references
 from specbench_ss.engine.engines import AUTO, EAGER
 from specbench_ss.engine.generate import decode as decode_once
 from specbench_ss.engine.generate import looked_into
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.timing import check_device
+from specbench_ss.engine.verify import Offer
 from specbench_ss.errors import UserError, error_text, failure_text
 from specbench_ss.models.devices import unseen_gpu
 from specbench_ss.models.limits import known_limits

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from specbench_ss.bench.timed_sample import told
-from specbench_ss.engine.decoder import Decoder, Offer
+from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.numerics import near_tie_drop
 from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.verify import Offer
 from specbench_ss.results.quality import acceptance
 from specbench_ss.runs.output_match import not_compared
 from specbench_ss.runs.records import OUTSIDE, PIT_BINS, TILTS, Row, Sameness, SampledTokens

@@ -24,7 +24,7 @@ from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import Verdict, verify
+from specbench_ss.engine.verify import Offer, Verdict, verify
 from specbench_ss.errors import UserError
 from specbench_ss.options import REFERENCE, MethodSpec, NoOptions, option_values
 
@@ -52,18 +52,6 @@ class Step:
     accept_s: float
     host_s: float
     total_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """Drafted tokens that were offered for one token of an answer.
-
-    tokens: of the candidates, in order of proposal. q: the draft probability that the first was drawn with; None where
-    the candidates were chosen, not drawn.
-    """
-
-    tokens: tuple[int, ...] = ()
-    q: float | None = None
 
 
 @dataclass(slots=True)

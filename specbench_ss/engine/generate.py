@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from specbench_ss.engine.decoder import (
     Decoder,
     Finish,
     Generation,
-    Offer,
     State,
     Step,
     drop_caches,
@@ -31,7 +29,7 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.timing import Clock, now
 from specbench_ss.engine.tree import DraftTree, indices
-from specbench_ss.engine.verify import Verdict, verify
+from specbench_ss.engine.verify import Candidates, Verdict, candidates, offers, verify
 from specbench_ss.errors import UserError
 
 PROBED = 4  # tokens of an answer that is begun once more, to see what its drafts are chosen from
@@ -243,50 +241,6 @@ class Session:
         node = path[-1]
         state.taps = {layer: t[:, node : node + 1] for layer, t in output.taps.items()}
         self.overshoot += len(verdict.tokens) - kept
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Candidates for successive tokens of an answer, on the device.
-
-    counts: of candidates for each token. tokens: int64 [sum of counts]. q: draft probability of the first candidate of
-    each token that has any; None where the candidates were chosen, not drawn.
-    """
-
-    counts: list[int]
-    tokens: Tensor | None = None
-    q: Tensor | None = None
-
-
-def candidates(tree: DraftTree, path: Sequence[int]) -> Candidates:
-    """Return the candidates behind each node of an accepted path, without waiting for the device."""
-    children = tree.shape.children()
-    own = [children[node] for node in path]
-    counts, firsts = [len(nodes) for nodes in own], [nodes[0] for nodes in own if nodes]
-    if not firsts:
-        return Candidates(counts)
-    tokens = tree.tokens[indices([node for nodes in own for node in nodes], tree.tokens.device)]  # copied
-    if (q := tree.draft_probs) is None:
-        return Candidates(counts, tokens)
-    nodes = indices([node for node, count in zip(path, counts, strict=True) if count], q.device)
-    first = tree.tokens[indices(firsts, tree.tokens.device)].to(q.device)
-    return Candidates(counts, tokens, q[nodes, first])
-
-
-def offers(steps: Sequence[Candidates]) -> list[Offer]:
-    """Return what was drafted for each token; waits for the device twice at most."""
-    tokens, q = (iter(_on_host([getattr(step, name) for step in steps])) for name in ("tokens", "q"))
-    return [
-        Offer(tuple(islice(tokens, n)), next(q) if n and step.q is not None else None)
-        for step in steps
-        for n in step.counts
-    ]
-
-
-def _on_host(parts: Sequence[Tensor | None]) -> list[Any]:
-    """Return the numbers of all these tensors, in one transfer."""
-    given = [part for part in parts if part is not None]
-    return torch.cat(given).tolist() if given else []
 
 
 def taken(offsets: Sequence[int] | Tensor, path: list[int]) -> Sequence[int] | Tensor:

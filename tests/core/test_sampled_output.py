@@ -18,11 +18,11 @@ from specbench_ss.bench.runner import run
 from specbench_ss.bench.sampled_tokens import _seed, compare, judge_sampled, positions
 from specbench_ss.bench.schedule import Sample
 from specbench_ss.cli.shared import found
-from specbench_ss.engine.decoder import Decoder, Offer
-from specbench_ss.engine.generate import candidates, offers
+from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.verify import Offer, candidates, offers
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.options import MethodSpec
 from specbench_ss.reports.html.report import page as page_of
