@@ -78,7 +78,7 @@ class Cutter:
 class Session:
     """One request on its way through the loop.
 
-    began: when it was made, by `step_clock.now`; the time since then is part of its prefill. None: from the prefill.
+    began: when it was made, by `timing.now`; the time since then is part of its prefill. None: from the prefill.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Session:
         self.largest: list[tuple[Tensor, list[int]]] = []  # of every step, for `check_logits`
 
     def run(self, on_step: Callable[[int], None] | None = None) -> Generation:
-        """The whole request; whether its counts add up is not checked."""
+        """Return the answer; whether its counts add up is not checked."""
         state, prefill_s = self.prefill()
         steps: list[Step] = []
         while self.finish is None:
@@ -113,7 +113,7 @@ class Session:
                 on_step(steps[-1].tokens)
         check_logits(self.largest, self.target.dtype)
         answer, prompt_tokens = state.ids[len(self.prompt) :], len(self.prompt)
-        self._check_known(answer)
+        self._check_known(f"{self.decoder.name} answered with", answer)
         counts = (self.overshoot, state.draft_calls)
         return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, *counts, offers(self.candidates))
 
@@ -136,7 +136,7 @@ class Session:
         return state, before + seconds
 
     def step(self, state: State) -> Step:
-        """One verifying forward pass."""
+        """Make one step: draft, verify, accept."""
         clock = self.clock
         clock.start()
         self._allow(state.position)
@@ -146,10 +146,8 @@ class Session:
         clock.mark()
         kept = output.tree or tree
         verdict = self.decoder.accept(state, kept, output)
-        self._check_kept(len(tree), verdict)
+        self._check_kept(len(tree), verdict, state.ids[-1])
         self._look(verdict, output)
-        if verdict.root not in (None, state.ids[-1]):
-            raise ValueError(f"propose returned a tree under token {verdict.root}, not state.root, {state.ids[-1]}")
         new, self.finish = self.cutter.cut(state.ids[state.prompt_tokens :], verdict.tokens)
         self._commit(state, verdict, output, new)
         clock.mark()
@@ -165,7 +163,7 @@ class Session:
         return Step(len(tree) - 1, len(kept) - 1, tree.shape.depth, verdict.accepted, new, *parts, host, total)
 
     def propose(self, state: State) -> DraftTree:
-        """The method's draft. Raises TypeError for what is none."""
+        """Return the method's draft. Raises TypeError for what is none."""
         tree = self.decoder.propose(state)
         if not isinstance(tree, DraftTree):
             raise TypeError(f"propose returned {_named(tree)}, not a DraftTree")
@@ -174,31 +172,25 @@ class Session:
         return tree
 
     def _forward(self, state: State, tree: DraftTree) -> Output:
-        """The method's pass over the draft. Raises ValueError for tokens that the model lacks, where that shows.
+        """Run the method's pass over the draft. Raises ValueError for tokens that the model lacks, where that shows.
 
         They are looked for when the pass has failed: asking before would make every step wait for the device.
         """
         try:
             return self.decoder.forward(state, tree)
         except IndexError:
-            unknown = self._unknown(tree.tokens.tolist())
-            if unknown:
-                words = self.target.vocab_size
-                raise ValueError(f"propose drafted token {unknown[0]}, the model has {words:,} tokens") from None
+            self._check_known("propose drafted", tree.tokens.tolist())
             raise
 
-    def _check_known(self, answer: Sequence[int]) -> None:
-        """Raise ValueError for an answer with tokens that the model lacks."""
-        if unknown := self._unknown(answer):
-            words = self.target.vocab_size
-            raise ValueError(f"{self.decoder.name} answered with token {unknown[0]}, the model has {words:,} tokens")
+    def _check_known(self, said: str, tokens: Sequence[int]) -> None:
+        """Raise ValueError for a token that the model lacks. said: what was done with it, in words."""
+        words = self.target.vocab_size
+        unknown = next((token for token in tokens if not 0 <= token < words), None)
+        if unknown is not None:
+            raise ValueError(f"{said} token {unknown}, the model has {words:,} tokens")
 
-    def _unknown(self, tokens: Sequence[int]) -> list[int]:
-        """Return those of the tokens that the model lacks."""
-        return [token for token in tokens if not 0 <= token < self.target.vocab_size]
-
-    def _check_kept(self, nodes: int, verdict: Verdict) -> None:
-        """Raise ValueError for a step that keeps no token, and for drafts of an autoregressive method."""
+    def _check_kept(self, nodes: int, verdict: Verdict, root: int) -> None:
+        """Raise ValueError for a step that keeps no token, another root, and drafts of an autoregressive method."""
         name = self.decoder.name
         if not isinstance(verdict, Verdict) or verdict.path[:1] != [0]:
             raise TypeError(
@@ -209,6 +201,8 @@ class Session:
             raise ValueError(f"{name}: accept returned no token; return the accepted ones and the next one")
         if self.one_token and max(nodes, kept) > 1:
             raise ValueError(f"{name} sets autoregressive and drafts tokens; draft nothing, or do not set it")
+        if verdict.root not in (None, root):
+            raise ValueError(f"propose returned a tree under token {verdict.root}, not state.root, {root}")
 
     def _look(self, verdict: Verdict, output: Output) -> None:
         """Keep what `run` looks at when the answer is complete: nothing is waited for here.
