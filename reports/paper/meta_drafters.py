@@ -148,43 +148,19 @@ def _states(target: Target, rows: int) -> Tensor:
     return torch.empty(1, rows, target.hidden_size, device=META, dtype=target.dtype)
 
 
-def added_parameters(model: str, method: str) -> int:
-    """Count the parameters that the method adds to a published model."""
-    shape = MODELS[model].shape
-    hidden, vocab = shape["hidden_size"], shape["vocab_size"]
-    made: dict[str, Callable[[], int]] = {
-        "Medusa": lambda: count(meta_medusa(hidden, vocab)),
-        "Hydra": lambda: count(meta_hydra(hidden, vocab, plus=False)),
-        "Eagle": lambda: count(meta_eagle(meta_target(model))),
-        "2-Model SD": lambda: meta_target(DRAFT).parameter_count,
-        "SS-Shared": lambda: count(meta_streams(hidden, SHARED)),
-        "SS-Lossless": lambda: count(meta_streams(hidden)),
-    }
-    return made[method]()
+MODULES: dict[str, Callable[[int, int], nn.Module]] = {  # by hidden size and vocabulary, what a method adds
+    "Medusa": lambda hidden, vocab: MedusaHeads(HEADS, 1, hidden, vocab),  # ACL N.1
+    "Hydra": lambda hidden, vocab: HydraHeads(HEADS, 1, hidden, vocab, tied=True),
+    "Hydra++": lambda hidden, vocab: HydraHeads(HEADS, 4, hidden, vocab, tied=True),
+    "SS-Shared": lambda hidden, vocab: Streams(SHARED, hidden),  # 20 h, the baseline's LoRA left out
+    "SS-Lossless": lambda hidden, vocab: Streams(LOSSLESS, hidden),  # gamma h + 2 R_s h N_s + 2 theta h
+}
 
 
-# -- drafters -----------------------------------------------------------------------------------------------------
-
-
-def meta_streams(hidden: int, config: StreamConfig = LOSSLESS) -> Streams:
-    """Return streams as published: gamma h + 2 R_s h N_s + 2 theta h parameters.
-
-    Shared streams, without the baseline's LoRA, have 20 h.
-    """
+def module(method: str, hidden: int, vocab: int) -> Any:
+    """Return what a method adds to a target of this size, on the meta device."""
     with META:
-        return Streams(config, hidden)
-
-
-def meta_medusa(hidden: int, vocab: int) -> MedusaHeads:
-    """Return four Medusa heads of one residual block each (ACL N.1)."""
-    with META:
-        return MedusaHeads(HEADS, 1, hidden, vocab)
-
-
-def meta_hydra(hidden: int, vocab: int, plus: bool) -> HydraHeads:
-    """Return four Hydra heads, of four blocks each with `plus`."""
-    with META:
-        return HydraHeads(HEADS, 4 if plus else 1, hidden, vocab, tied=True)
+        return MODULES[method](hidden, vocab)
 
 
 def meta_eagle(target: Target) -> Eagle1Drafter:
@@ -193,19 +169,33 @@ def meta_eagle(target: Target) -> Eagle1Drafter:
         return new_eagle(target)[0]
 
 
+def added_parameters(model: str, method: str) -> int:
+    """Count the parameters that the method adds to a published model."""
+    if method == "2-Model SD":
+        return meta_target(DRAFT).parameter_count
+    if method == "Eagle":
+        return count(meta_eagle(meta_target(model)))
+    return count(module(method, MODELS[model].shape["hidden_size"], MODELS[model].shape["vocab_size"]))
+
+
+# -- drafters -----------------------------------------------------------------------------------------------------
+
+
 def streaming(target: Target, top_p: int = 0) -> Overhead:
     """Return what the fused pass costs beyond verifying the same tree: streams, draft logits, early exit.
 
     top_p: number of tokens that streams attend to (ACL H.1); 0 means all.
     """
-    streams = meta_streams(target.hidden_size)
+    streams = module("SS-Lossless", target.hidden_size, target.vocab_size)
     decoder = SpeculativeStreaming(target, SSOptions(k=K, prune="off", stream_attention_top_p=top_p), streams)
     logits = torch.empty(GAMMA, target.vocab_size, device=META)
     full = draft_tree(torch.empty(1, dtype=torch.long, device=META), logits, K, 0)
     drafting = flops(lambda: target.logits(torch.empty(GAMMA, target.hidden_size, device=META)))
     # any ancestor-closed choice of so many nodes has these shapes
     kept, one = (drafting + _streams_flops(target, decoder, full.select(range(nodes))) for nodes in (KEPT, 1))
-    return Overhead(count(streams), 1, kept + _early_exit_flops(target, streams, full), one)
+    inner = torch.empty(len(set(full.shape.parents[1:])), target.hidden_size, device=META)  # nodes with children
+    early_exit = flops(lambda: target.logits(target.family.norm(streams.early_exit(inner))))  # sec. 2.3
+    return Overhead(count(streams), 1, kept + early_exit, one)
 
 
 def _streams_flops(target: Target, decoder: SpeculativeStreaming, tree: DraftTree) -> int:
@@ -214,16 +204,9 @@ def _streams_flops(target: Target, decoder: SpeculativeStreaming, tree: DraftTre
     return fused - flops(lambda: target.forward_tree(tree, meta_state(target).cache))
 
 
-def _early_exit_flops(target: Target, streams: Streams, tree: DraftTree) -> int:
-    """Return the FLOPs of the early-exit logits at every node with children (sec. 2.3)."""
-    inner = len(set(tree.shape.parents[1:]))
-    states = torch.empty(inner, target.hidden_size, device=META)
-    return flops(lambda: target.logits(target.family.norm(streams.early_exit(states))))
-
-
 def medusa(target: Target) -> Overhead:
     """Return the costs of four Medusa heads with the published tree. A chain costs as much: each head runs once."""
-    heads = meta_medusa(target.hidden_size, target.vocab_size)
+    heads = module("Medusa", target.hidden_size, target.vocab_size)
     decoder = Medusa(target, MedusaOptions(), heads, tree_of(PUBLISHED))
     drafting = flops(lambda: decoder.propose(meta_state(target)))
     return Overhead(count(heads), 1, drafting, drafting)
@@ -234,7 +217,7 @@ def hydra(target: Target, plus: bool) -> Overhead:
 
     plus: Hydra++, which has four blocks a head and a prefix layer that runs once a draft, on the newest state.
     """
-    heads = meta_hydra(target.hidden_size, target.vocab_size, plus)
+    heads = module("Hydra++" if plus else "Hydra", target.hidden_size, target.vocab_size)
     parameters, prefix_flops = count(heads), 0
     if plus:
         with META:
