@@ -219,7 +219,7 @@ class AppendixC(CountedExperiment):
             "drafter": "text", "parameters": "count", "GB an application": "number 5", f"GB of {TEN}": "number 4",
             **{f"outgrows the base ({name}) at": "count" for name in bases},
         }  # fmt: skip
-        rows = [
+        rows: list[tuple[Value, ...]] = [
             (method, size // HALF, size / GB, TEN * size / GB, *(base // size + 1 for base in bases.values()))
             for method, size in sizes.items()
         ]

@@ -239,10 +239,8 @@ def table(name: str, forms: Mapping[str, str], rows: Iterable[Sequence[Value]], 
 
 def rows_of(frame: pd.DataFrame) -> list[tuple[Value, ...]]:
     """Return the rows of a frame for a grid, with None for what is missing."""
-    rows: Iterable[tuple[Value, ...]] = (
-        frame.astype(object).where(frame.notna(), None).itertuples(index=False, name=None)
-    )
-    return rows
+    known = frame.astype(object).where(frame.notna(), None)
+    return [tuple(row) for row in known.itertuples(index=False)]
 
 
 def records(grid: Grid) -> list[dict[str, Value]]:

@@ -6,7 +6,7 @@ FLOPs are those that torch's counter sees: 2 for each multiply-add of a matrix p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -43,47 +43,34 @@ DRAFT = "OPT-125M"  # the draft model of ACL table 5
 
 @dataclass(frozen=True, slots=True)
 class PaperModel:
-    """hub: repository of the weights. kind: model type in transformers. shape: its published config values."""
+    """Published values of a model's config. hub: repository of the weights. kind: model type in transformers."""
 
     hub: str
-    kind: str
-    shape: dict[str, int] = field(default_factory=dict)
-
-
-def _llama(
-    hub: str, hidden: int, inner: int, layers: int, heads: int, kv: int = 0, kind: str = "llama", **more: int
-) -> PaperModel:
-    shape = {
-        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": kv or heads, "vocab_size": 32000,
-    }  # fmt: skip
-    return PaperModel(hub, kind, shape | more)
-
-
-def _opt(hub: str, hidden: int, layers: int, heads: int) -> PaperModel:
-    shape = {
-        "hidden_size": hidden, "word_embed_proj_dim": hidden, "ffn_dim": 4 * hidden, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "vocab_size": 50272,
-    }  # fmt: skip
-    return PaperModel(hub, "opt", shape)
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    vocab: int = 32000
+    kv_heads: int = 0  # 0: as many as heads
+    kind: str = "llama"
 
 
 MODELS: dict[str, PaperModel] = {
-    "Vicuna-7B": _llama("lmsys/vicuna-7b-v1.3", 4096, 11008, 32, 32),
-    "Vicuna-13B": _llama("lmsys/vicuna-13b-v1.3", 5120, 13824, 40, 40),
-    "Vicuna-33B": _llama("lmsys/vicuna-33b-v1.3", 6656, 17920, 60, 52),
-    "Llama-2-Chat-7B": _llama("meta-llama/Llama-2-7b-chat-hf", 4096, 11008, 32, 32),
-    "Llama-2-Chat-13B": _llama("meta-llama/Llama-2-13b-chat-hf", 5120, 13824, 40, 40),
-    "Llama-2-7B": _llama("meta-llama/Llama-2-7b-hf", 4096, 11008, 32, 32),
-    "Llama-13B": _llama("huggyllama/llama-13b", 5120, 13824, 40, 40),
-    "OpenLlama-7B": _llama("openlm-research/open_llama_7b", 4096, 11008, 32, 32),
-    "Mistral-7B": _llama("mistralai/Mistral-7B-Instruct-v0.1", 4096, 14336, 32, 32, kv=8, kind="mistral"),
-    "Phi-3": _llama("microsoft/Phi-3-mini-4k-instruct", 3072, 8192, 32, 32, kind="phi3", vocab_size=32064),
-    "Phi-1.3B": _llama("microsoft/phi-1_5", 2048, 8192, 24, 32, kind="phi", vocab_size=51200),
-    "OPT-1.3B": _opt("facebook/opt-1.3b", 2048, 24, 32),
-    "OPT-6.7B": _opt("facebook/opt-6.7b", 4096, 32, 32),
-    "OPT-125M": _opt("facebook/opt-125m", 768, 12, 12),
-    "Llama-68M": _llama("JackFram/llama-68m", 768, 3072, 2, 12),
+    "Vicuna-7B": PaperModel("lmsys/vicuna-7b-v1.3", 4096, 11008, 32, 32),
+    "Vicuna-13B": PaperModel("lmsys/vicuna-13b-v1.3", 5120, 13824, 40, 40),
+    "Vicuna-33B": PaperModel("lmsys/vicuna-33b-v1.3", 6656, 17920, 60, 52),
+    "Llama-2-Chat-7B": PaperModel("meta-llama/Llama-2-7b-chat-hf", 4096, 11008, 32, 32),
+    "Llama-2-Chat-13B": PaperModel("meta-llama/Llama-2-13b-chat-hf", 5120, 13824, 40, 40),
+    "Llama-2-7B": PaperModel("meta-llama/Llama-2-7b-hf", 4096, 11008, 32, 32),
+    "Llama-13B": PaperModel("huggyllama/llama-13b", 5120, 13824, 40, 40),
+    "OpenLlama-7B": PaperModel("openlm-research/open_llama_7b", 4096, 11008, 32, 32),
+    "Mistral-7B": PaperModel("mistralai/Mistral-7B-Instruct-v0.1", 4096, 14336, 32, 32, kv_heads=8, kind="mistral"),
+    "Phi-3": PaperModel("microsoft/Phi-3-mini-4k-instruct", 3072, 8192, 32, 32, 32064, kind="phi3"),
+    "Phi-1.3B": PaperModel("microsoft/phi-1_5", 2048, 8192, 24, 32, 51200, kind="phi"),
+    "OPT-1.3B": PaperModel("facebook/opt-1.3b", 2048, 8192, 24, 32, 50272, kind="opt"),
+    "OPT-6.7B": PaperModel("facebook/opt-6.7b", 4096, 16384, 32, 32, 50272, kind="opt"),
+    "OPT-125M": PaperModel("facebook/opt-125m", 768, 3072, 12, 12, 50272, kind="opt"),
+    "Llama-68M": PaperModel("JackFram/llama-68m", 768, 3072, 2, 12),
 }
 
 
@@ -94,8 +81,16 @@ def meta_target(name: str) -> Target:
 
     model = MODELS[name]
     auto: Any = AutoModelForCausalLM
+    shape = {
+        "hidden_size": model.hidden, "num_hidden_layers": model.layers, "num_attention_heads": model.heads,
+        "vocab_size": model.vocab,
+    }  # fmt: skip
+    if model.kind == "opt":
+        shape |= {"ffn_dim": model.inner, "word_embed_proj_dim": model.hidden}
+    else:
+        shape |= {"intermediate_size": model.inner, "num_key_value_heads": model.kv_heads or model.heads}
     extra = {"sliding_window": None} if model.kind in ("mistral", "phi3") else {}
-    config = AutoConfig.for_model(model.kind, **model.shape, **extra, pad_token_id=0)
+    config = AutoConfig.for_model(model.kind, **shape, **extra, pad_token_id=0)
     with META:
         built = auto.from_config(config, attn_implementation="sdpa")
     return Target(built, None, name)
@@ -172,10 +167,10 @@ def meta_eagle(target: Target) -> Eagle1Drafter:
 def added_parameters(model: str, method: str) -> int:
     """Count the parameters that the method adds to a published model."""
     if method == "2-Model SD":
-        return meta_target(DRAFT).parameter_count
+        return int(meta_target(DRAFT).parameter_count)
     if method == "Eagle":
         return count(meta_eagle(meta_target(model)))
-    return count(module(method, MODELS[model].shape["hidden_size"], MODELS[model].shape["vocab_size"]))
+    return count(module(method, MODELS[model].hidden, MODELS[model].vocab))
 
 
 # -- drafters -----------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def _tree(k: int, prune: str) -> str:
 def _points(result: Result) -> Mapping[tuple[Value, Value], Ratio]:
     """Return speedups with intervals by series and place; NOWHERE for a point that was not measured."""
     grid = result.grids[0]
-    return defaultdict(lambda: NOWHERE, {row[:2]: point(grid, row, "speedup") for row in grid.rows})
+    return defaultdict(lambda: NOWHERE, {(row[0], row[1]): point(grid, row, "speedup") for row in grid.rows})
 
 
 class Figure10(Sweep):
@@ -303,7 +303,7 @@ class DraftLength(Sweep):
             level.update(mode="markers", line_color=colour, marker_color=colour, marker_symbol=symbol)
         label = "Chart: length of the best draft against batch size, a line a method. Hollow: not told from it."
         title = f"{self.title}; hollow: cannot be told from the best; 0: plain decoding"
-        ticks = {"xaxis_type": "log", "xaxis_tickvals": BATCHES, "yaxis_dtick": 1}
+        ticks: dict[str, Any] = {"xaxis_type": "log", "xaxis_tickvals": BATCHES, "yaxis_dtick": 1}
         return plot("figure", title, label, best, drawn, **ticks, yaxis_range=[-0.4, LONGEST + 0.4])
 
 

@@ -351,7 +351,7 @@ def _cost_rows(trainees: Sequence[Trainee], found: dict[str, StepCost]) -> list[
 def _seconds_plot(grid: Grid) -> Plot:
     """Draw the seconds of a step, those of the base's pass apart."""
     rows = [(str(row[0]), number_or_none(row[2]), number_or_none(row[3])) for row in grid.rows[1:]]
-    series = {
+    series: dict[str, list[tuple[str, float | None]]] = {
         BASE: [(name, (whole or 0) - (own or 0)) for name, own, whole in rows],
         "the drafter": [(name, own) for name, own, _ in rows],
     }

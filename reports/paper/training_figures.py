@@ -334,7 +334,7 @@ def held_out(target: Target, trainees: Sequence[PeekingTrainee], text: DrafterTe
             whole = torch.stack([part.all() for part in hits.tensor_split(breaks)])
             own.append((F.cross_entropy(found, truth, reduction="none"), hits, whole))
     sums = ([torch.cat(part).float() for part in zip(*own, strict=True)] for own in scores)
-    return [Found(*(float(part.mean()) for part in parts), len(parts[0])) for parts in sums]
+    return [Found(float(a.mean()), float(b.mean()), float(c.mean()), len(a)) for a, b, c in sums]
 
 
 def _breaks(at: Tensor, truth: Tensor, end: int) -> list[int]:

@@ -141,8 +141,8 @@ class Result:
 class Bench:
     """What an experiment works with while it runs.
 
-    measure(config, name): makes (or resumes) the run in the folder out/name, and returns its results. target(): returns the loaded
-    model. folder: for what else the experiment leaves behind. log: takes progress messages for people.
+    measure(config, name): makes (or resumes) the run in the folder out/name, and returns its results. target(): returns
+    the loaded model. folder: for what else the experiment leaves behind. log: takes progress messages for people.
     """
 
     request: Request

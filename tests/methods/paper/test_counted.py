@@ -16,7 +16,6 @@ from specbench_ss.reports.paper import meta_drafters
 from specbench_ss.reports.paper.cost_figures import (
     APP_METHODS,
     BASES,
-    FLOP_NOTES,
     PRINTED,
     AppendixC,
     Figure9,
@@ -44,12 +43,6 @@ def test_every_printed_count_is_met_but_one() -> None:
 )  # fmt: skip
 def test_agreement_is_digit_by_digit(count: int, text: str, agrees: str) -> None:
     assert as_printed(count, text) == agrees
-
-
-def test_lossless_adds_over_a_thousand_times_less_than_medusa() -> None:
-    lossless = added_parameters("Llama-2-7B", "SS-Lossless")
-    assert lossless == 344_064
-    assert added_parameters("Llama-2-7B", "Medusa") > 1000 * lossless
 
 
 def test_flops_of_one_token_are_two_for_each_weight_of_a_product() -> None:
@@ -95,7 +88,7 @@ def test_a_chain_costs_what_its_rows_cost() -> None:
     target = meta_target("Vicuna-7B")
     h, v = target.hidden_size, target.vocab_size
     eagle, hydra = meta_drafters.eagle(target), meta_drafters.hydra(target, plus=False)
-    ffn = MODELS["Vicuna-7B"].shape["intermediate_size"]
+    ffn = MODELS["Vicuna-7B"].inner
     layer = 2 * (4 * h * h + 3 * h * ffn) + 2 * 2 * h * (meta_drafters.CONTEXT + 1)
     passes = layer + 2 * (2 * h * h + h * v)
     assert eagle.one_node == len(meta_drafters.EAGLE_ROWS) * passes
@@ -124,14 +117,6 @@ def test_figure_9_says_by_which_count_the_streams_need_fewer() -> None:
     assert [trace["y"][0] for trace in result.plots[0].data] == [1.0, 1.0]
 
 
-def test_overheads_rank_as_the_paper_says() -> None:
-    found = meta_drafters.all_overheads("Vicuna-7B")
-    by_parameters = sorted(found, key=lambda name: found[name].parameters)
-    assert by_parameters[0] == "SS-Lossless"
-    assert found["Hydra++"].parameters > found["Hydra"].parameters > found["Medusa"].parameters
-    assert found["Hydra++"].flops > found["Hydra"].flops > found["Medusa"].flops
-
-
 def test_eagle_and_hydra_counts_are_the_published_ones() -> None:
     assert as_printed(added_parameters("Vicuna-13B", "Eagle"), "3.7E8")  # 0.37B in EAGLE's README
     with torch.device("meta"):
@@ -143,11 +128,6 @@ def test_equation_10() -> None:
     assert parity(10, gamma=4) == pytest.approx(1.4)
     assert streaming_over_draft(parity(7), 7) == pytest.approx(1)
     assert streaming_over_draft(1, 10) > streaming_over_draft(1, 100) > 1 > streaming_over_draft(2, 10)
-
-
-def test_notes_say_what_was_counted() -> None:
-    assert f"{meta_drafters.CONTEXT} tokens in the cache" in FLOP_NOTES[0]
-    assert f"gamma = {meta_drafters.GAMMA}, k = {meta_drafters.K}" in FLOP_NOTES[0]
 
 
 # -- appendix C: everything is counted, and ten drafters are ten times one ---------------------------------------------

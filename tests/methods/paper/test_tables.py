@@ -16,7 +16,6 @@ from specbench_ss.models import quantize, resolve
 from specbench_ss.reports.paper import experiment
 from specbench_ss.reports.paper.experiment import config_for
 from specbench_ss.reports.paper.tables import (
-    FINE_TUNE,
     OldTable1,
     OldTable2,
     RunTable,
@@ -31,7 +30,6 @@ from specbench_ss.reports.paper.tables import (
 )
 from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.report import Grid, Request, Result
-from specbench_ss.results.text import end
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
 from tests.conftest import STEP_S
@@ -146,20 +144,6 @@ def test_baselines_quality_is_the_fine_tunes_and_its_speed_the_frozen_bases(
     assert any(TUNED in note and "speedups are over plain decoding of the frozen base" in note for note in result.notes)
 
 
-def test_the_claim_says_which_model_was_compared(lora: Path, tmp_path: Path, make_run: MakeRun) -> None:
-    for other, label in ((FINE_TUNE, TUNED), ("the frozen base (in the paper: its fine-tune on next tokens)", "ar")):
-        result, run = made(Table3(), tmp_path, make_run)
-        true = {(row.category, row.method): 100 * (row.quality or 0) for row in run.rows}
-        for claim, task in zip(Table3().claims(result)[-3:], TASKS, strict=True):
-            assert claim.says == f"{task}: shared mode costs no quality against {other} (here: at most 2 of 100)"
-            own, theirs = true[task, "ss-shared"], true[task, label]
-            assert f"{own:.1f} and {theirs:.1f} of 100, difference {end(own - theirs, 1, 0)} (" in claim.found
-            assert claim.found.endswith("), 6 questions")
-        if lora.exists():
-            lora.rmdir()
-    assert any("the quality of Baseline is that of the frozen base" in note for note in result.notes)
-
-
 @pytest.mark.parametrize(
     ("around", "holds"), [("−1.9 to 3.0", True), ("−9.0 to −2.5", False), ("−5.0 to 1.0", None), (None, None)]
 )
@@ -222,13 +206,6 @@ def test_table_4_has_the_fine_tune_at_every_level_that_can_run(
     assert any(TUNED in note for note in result.notes)
     out = [note for note in result.notes if note.startswith("left out: SS-Shared")]
     assert "INT4 on lab needs a CUDA device" in out[0] and "NF4 on lab needs the package bitsandbytes" in out[1]
-
-
-def test_table_4_says_that_its_baseline_is_the_frozen_base(lora: Path, tmp_path: Path, make_run: MakeRun) -> None:
-    lora.rmdir()
-    result, configs, _ = table_4(tmp_path, make_run)
-    assert any(note.startswith("Baseline is the frozen base of each level") for note in result.notes)
-    assert not any(row[1] == "Frozen base" for row in result.grids[0].rows)
 
 
 # -- --published: the papers' trees, where the user does not say otherwise ---------------------------------------------

@@ -71,18 +71,6 @@ def test_metered_steps_are_those_of_the_common_loop(tmp_path: Path) -> None:
             assert torch.equal(a, b)
 
 
-def test_every_trainer_takes_each_step_in_its_turn(tmp_path: Path) -> None:
-    order: list[str] = []
-
-    class Told(MeteredTrainer):
-        def take(self, meter: Any = None) -> dict[str, float]:
-            order.append(self.folder.name)
-            return super().take(meter)
-
-    measure([trainer(Told, tmp_path / name) for name in "ab"], 4, bench(tmp_path))
-    assert order == ["a", "b"] * 7
-
-
 def test_a_peak_is_what_tensors_hold_at_once() -> None:
     def one_after_the_other() -> None:
         for _ in range(3):
