@@ -253,4 +253,4 @@ def _frontier(grid: Grid) -> Plot:
         line = {"dash": "dot", "width": 1, "color": "#888"}
         drawn.add_trace(Scatter(x=x, y=y, name=f"{speedup:g}×", mode="lines", line=line, showlegend=False))
     title = "tau against the time of a step; dotted: where tau over step time is 0.6, 0.8, 1, 1.2 and 1.4"
-    return plot("frontier", title, f"Scatter chart: {title}.", grid, drawn, yaxis_range=[1, 1.1 * highest])
+    return plot("frontier", title, grid, drawn, yaxis_range=[1, 1.1 * highest])

@@ -6,10 +6,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from specbench_ss.reports import charts
 from specbench_ss.reports.paper.claims import number_or_none, smallest
 from specbench_ss.reports.paper.experiment import CountedExperiment, published, records, table
-from specbench_ss.reports.paper.figures import LOG, TIMES, each, plot, series_of
+from specbench_ss.reports.paper.figures import LOG, TIMES, bars, lines
 from specbench_ss.reports.paper.meta_drafters import Overhead, added_parameters, all_overheads, meta_target
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Result, Value
 from specbench_ss.results.text import scientific
@@ -84,7 +83,6 @@ class Parameters(CountedExperiment):
         return [Claim(f"{len(rows)} printed numbers of extra parameters", not wrong, found)]
 
     def make(self, bench: Bench) -> Result:
-        """Count, and compare digit by digit."""
         lossless = added_parameters("Llama-2-7B", "SS-Lossless")
         more = f"SS-Lossless at Llama-2-7B: gamma h + 2 R_s h N_s + 2 theta h = {lossless:,} parameters."
         return Result((parameter_grid(),), notes=(*PARAMETER_NOTES, more))
@@ -111,7 +109,6 @@ class _Overheads(CountedExperiment):
     compared: ClassVar[tuple[str, ...]]  # columns
 
     def make(self, bench: Bench) -> Result:
-        """Build every drafter on the meta device and count."""
         return self.show(all_overheads(BASE))
 
     def claims(self, result: Result) -> Sequence[Claim]:
@@ -137,7 +134,6 @@ class Figure8(_Overheads):
     title = f"parameters and memory access of each drafter at {BASE}"
 
     def show(self, found: dict[str, Overhead]) -> Result:
-        """Show the parameters as bars on a logarithmic axis."""
         forms = {
             "drafter": "text", "parameters": "scientific 3", "passes per draft": "count",
             "GB read per draft": "number 3", "over SS-Lossless": "times",
@@ -148,9 +144,8 @@ class Figure8(_Overheads):
             read = o.parameters * HALF * reads / GB
             rows.append((name, float(o.parameters), o.passes, read, o.parameters / found[OURS].parameters))
         grid = table("overhead", forms, rows, "Parameters beyond the base")
-        label = "Bar chart: parameters that each drafter adds, logarithmic."
-        bars = charts.bars(series_of(grid, "drafter", each(["parameters"])), y="parameters")
-        return Result((grid,), (plot("overhead", self.title, label, grid, bars, **LOG),), notes=ACCESS_NOTES)
+        figure = bars("overhead", self.title, grid, "drafter", ["parameters"], "parameters", **LOG)
+        return Result((grid,), (figure,), notes=ACCESS_NOTES)
 
 
 class Figure9(_Overheads):
@@ -160,15 +155,12 @@ class Figure9(_Overheads):
     title = f"FLOPs of one draft of each drafter at {BASE}"
 
     def show(self, found: dict[str, Overhead]) -> Result:
-        """Show the FLOPs as bars on a logarithmic axis."""
         forms = {"drafter": "text", "passes per draft": "count", WHOLE: "number", ONE_NODE: "number"}
         rows = [(name, o.passes, o.flops / 1e9, o.one_node / 1e9) for name, o in found.items()]
         grid = table("flops", forms, rows, "FLOPs per draft, and of a draft of one node on each level")
-        label = "Bar chart: FLOPs that each drafter needs for one draft, and for one node of it, logarithmic."
         columns = {title.removeprefix("GFLOPs "): title for title in (WHOLE, ONE_NODE)}
-        figure = charts.bars(series_of(grid, "drafter", columns), y="GFLOPs")
-        notes = (*FLOP_NOTES, *_orders(grid))
-        return Result((grid,), (plot("flops", self.title, label, grid, figure, **LOG),), notes=notes)
+        figure = bars("flops", self.title, grid, "drafter", columns, "GFLOPs", **LOG)
+        return Result((grid,), (figure,), notes=(*FLOP_NOTES, *_orders(grid)))
 
 
 def _orders(grid: Grid) -> list[str]:
@@ -211,7 +203,6 @@ class AppendixC(CountedExperiment):
     rows: ClassVar[Mapping[str, str]] = {f"{APP_MODEL}, without weights": ""}
 
     def make(self, bench: Bench) -> Result:
-        """Count every drafter once, and multiply."""
         sizes = {method: HALF * added_parameters(APP_MODEL, method) for method in APP_METHODS}
         weights = meta_target(APP_MODEL).parameter_count
         bases = {name: int(weights * size) for name, size in BASES.items()}
@@ -236,9 +227,7 @@ class AppendixC(CountedExperiment):
         forms = {"applications": "count", **dict.fromkeys(gb, "number 4")}
         rows = zip(APPLICATIONS, *gb.values(), strict=True)
         grid = table("growth", forms, rows, "GB of all applications' drafters, and of the base")
-        label = "Line chart: GB of all drafters against the number of applications, logarithmic, with the base's."
-        drawn = charts.lines(series_of(grid, "applications", each(list(gb))), "applications", "GB")
-        return plot("growth", self.title, label, grid, drawn, **LOG)
+        return lines("growth", self.title, grid, "applications", list(gb), "GB", **LOG)
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test the numbers that appendix C prints, and that ten applications' heads outgrow the base."""
@@ -305,9 +294,6 @@ class Figure20(CountedExperiment):
         grid = table("speedup", {"zeta / beta": "number", **dict.fromkeys(titles, "times")}, rows, caption)
         forms = {"C_target / C_draft": "number", "zeta / beta at parity": "number"}
         at_parity = table("parity", forms, [(r, parity(r)) for r in RATIOS], "Parity")
-        label = (
-            "Line chart: speedup of streaming over a draft model against zeta over beta, a line for each latency ratio."
-        )
-        drawn = charts.lines(series_of(grid, "zeta / beta", each(titles)), "zeta / beta", "speedup of streaming")
+        figure = lines("speedup", self.title, grid, "zeta / beta", titles, "speedup of streaming", **TIMES)
         note = f"Published: zeta = 1.4 beta at ratio 10; equation 10: {parity(10):g}."
-        return Result((grid, at_parity), (plot("speedup", self.title, label, grid, drawn, **TIMES),), notes=(note,))
+        return Result((grid, at_parity), (figure,), notes=(note,))

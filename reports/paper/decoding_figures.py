@@ -22,7 +22,7 @@ from specbench_ss.reports.paper.experiment import (
     questions,
     table,
 )
-from specbench_ss.reports.paper.figures import each, plot, series_of
+from specbench_ss.reports.paper.figures import bars, plot
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.cost_model import machine_rows
 from specbench_ss.results.report import Bench, Experiment, Mark, Request, Result, Span, Value
@@ -99,7 +99,6 @@ class _Replay(PaperExperiment):
     rows: ClassVar[Mapping[str, str]] = {"SS-Lossless on {model}": CHAIN}
 
     def make(self, bench: Bench) -> Result:
-        """Decode one prompt and mark every drafted token as accepted or rejected."""
         target = bench.target()
         category = questions(bench.request, "apps", self.category, 0)
         question = category[bench.request.seed % len(category)]
@@ -163,7 +162,6 @@ class _Utilisation(RunExperiment):
     published = "drawn, not printed: values of an NVIDIA A100 with OPT-1.3B and OPT-125M"
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
-        """Return the one run, of the methods that can run."""
         able = [method for method in self.rows.values() if method != REFERENCE and not missing_for(method, request)]
         return {"run": config_for(request, able, suite="specbench", limit=1, max_new_tokens=128)} if able else {}
 
@@ -195,8 +193,7 @@ class Figure17(_Utilisation):
         }
         what = next((str(t["what"]) for t in found.values()), "kernels")
         share = f"share of the time in which {what} ran"
-        label = f"Line chart: {share}, over one answer of each method."
-        figure = plot("timeline", self.title, label, grid, charts.lines(series, "ms", share), yaxis_range=[0, 1])
+        figure = plot("timeline", self.title, grid, charts.lines(series, "ms", share), yaxis_range=[0, 1])
         files = "The traces are in run/traces; Perfetto (https://ui.perfetto.dev) opens them."
         return Result((grid,), (figure,), notes=(files, *([ON_CPU] if what == "operators" else [])))
 
@@ -223,7 +220,5 @@ class Figure19(_Utilisation):
             "step, ms": "number",
         }  # fmt: skip
         grid = table("utilisation", forms, rows, "Means over all samples")
-        label = "Bar chart: kernel and memory utilisation of each method."
-        bars = charts.bars(series_of(grid, "method", each(("kernel", "memory"))), y="share")
-        figure = plot("utilisation", self.title, label, grid, bars)
+        figure = bars("utilisation", self.title, grid, "method", ["kernel", "memory"], "share")
         return Result((grid,), (figure,), notes=() if read else (ON_CPU, COUNTED))

@@ -69,7 +69,6 @@ class PaperExperiment(Experiment):
         return not any(part.missing for part in self.parts(request))
 
     def run(self, bench: Bench) -> Result:
-        """Make the table or figure. Raises UserError, with what each row lacks, where it cannot be made."""
         if self.able(bench.request):
             return self.make(bench)
         lacking = "; ".join(
@@ -105,11 +104,9 @@ class RunExperiment(PaperExperiment):
     published: ClassVar[str] = "the paper draws its values and prints none"
 
     def able(self, request: Request) -> bool:
-        """Return whether a row besides plain decoding can run."""
         return any(spec.name != REFERENCE for config in self.configs(request).values() for spec in config.methods)
 
     def make(self, bench: Bench) -> Result:
-        """Measure every run, and show what was measured."""
         runs = {name: bench.measure(config, name) for name, config in self.configs(bench.request).items()}
         result = self.show(runs, bench.request)
         out = [f"left out: {part.name} needs {part.missing}" for part in self.parts(bench.request) if part.missing]

@@ -35,7 +35,7 @@ from specbench_ss.reports.paper.experiment import (
     rows_of,
     table,
 )
-from specbench_ss.reports.paper.figures import LOG, plot
+from specbench_ss.reports.paper.figures import LOG, lines, plot
 from specbench_ss.reports.paper.training import lab_text, train_variants
 from specbench_ss.results.report import Bench, Claim, Request, Result
 from specbench_ss.runs.config import RunConfig
@@ -124,7 +124,6 @@ class Figure5(PaperExperiment):
         ]
 
     def make(self, bench: Bench) -> Result:
-        """Answer, run the answers through the model once more, and compare states."""
         config, request = self.configs(bench.request)["answers"], bench.request
         run = bench.measure(config, "answers")
         target = bench.target()
@@ -144,8 +143,7 @@ class Figure5(PaperExperiment):
         layers = list(means.columns)
         forms = {"state": "text", "tokens ahead": "count", **{f"layer {n}": "number" for n in layers}}
         grid = table("similarity", forms, rows, f"{self.source}: cosine, mean over answers")
-        label = "Line chart: mean cosine similarity with the true state, by layer, for each stream and Medusa head."
-        figure = plot("figure", self.title, label, grid, charts.lines(series, "layer", "cosine similarity"))
+        figure = plot("figure", self.title, grid, charts.lines(series, "layer", "cosine similarity"))
         about = f"ours: {machine(run)}; {len(answers)} of the model's own answers"
         return Result((grid,), (figure,), notes=(about, *SIMILARITY_NOTES))
 
@@ -260,7 +258,6 @@ class Figure6(TrainingExperiment):
     }
 
     def make(self, bench: Bench) -> Result:
-        """Compute gradients of the same batches for fresh and for trained streams."""
         target = bench.target()
         text = lab_text(target, "train", 200, bench.request.seed)
         batches = [text.batch(i, GRADIENT_BUDGET, target.device) for i in range(BATCHES)]
@@ -271,9 +268,7 @@ class Figure6(TrainingExperiment):
         forms = {"layer": "count", **dict.fromkeys(series, "number 4")}
         rows = [(i, *values) for i, values in enumerate(zip(*series.values(), strict=True))]
         grid = table("gradients", forms, rows, f"{self.source}: norm of the stream losses' gradient")
-        points = {name: [(i, value or None) for i, value in enumerate(values)] for name, values in series.items()}
-        label = f"Line chart: gradient norm by layer: {', '.join(series)}."
-        figure = plot("figure", self.title, label, grid, charts.lines(points, "layer", "gradient norm"), **LOG)
+        figure = lines("figure", self.title, grid, "layer", list(series), "gradient norm", **LOG)
         rows_a_step = GRADIENT_BUDGET.rows_per_step
         about = f"ours: {bench.request.model}; mean over {BATCHES} batches of {rows_a_step} rows, training text"
         return Result((grid,), (figure,), notes=(about, *GRADIENT_NOTES))

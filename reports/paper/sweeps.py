@@ -20,7 +20,7 @@ from specbench_ss.reports.paper.experiment import (
     overall,
     table,
 )
-from specbench_ss.reports.paper.figures import TIMES, plot, series_of
+from specbench_ss.reports.paper.figures import TIMES, bars, lines, plot
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.concurrency import level_rows, requests_of
 from specbench_ss.results.ranking import by_question
@@ -58,7 +58,6 @@ class Sweep(RunExperiment):
     points: ClassVar[tuple[Point, ...]]
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """Return a row for each point."""
         return [Part(f"{p.series} {p.x}", missing_for(p.method, request)) for p in self.points]
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
@@ -73,13 +72,11 @@ class Sweep(RunExperiment):
         }
 
     def show(self, runs: Mapping[str, Results], request: Request) -> Result:
-        """Read every point off its run."""
         able = [p for p in self.points if p.run in runs and not missing_for(p.method, request)]
         grid = self.grid(able, runs, request)
         return Result((grid,), (self.plot(grid),))
 
     def grid(self, points: Sequence[Point], runs: Mapping[str, Results], request: Request) -> Grid:
-        """Return a row for each point."""
         found = {name: overall(run) for name, run in runs.items()}
         rows = [(p.series, p.x, *measured(found[p.run][p.label(request)])) for p in points]
         forms = {"series": "text", self.x_title: "text" if isinstance(points[0].x, str) else "count", **MEASURED}
@@ -87,13 +84,9 @@ class Sweep(RunExperiment):
 
     def plot(self, grid: Grid) -> Plot:
         """Plot the third column of each series over the axis: lines over numbers, bars over names."""
-        series = series_of(grid, self.x_title, {"": grid.columns[2].title}, by="series")
-        label = f"Chart: {self.y_title} against {self.x_title}, for {', '.join(series)}."
-        if isinstance(grid.rows[0][1], str):
-            drawn = charts.bars(series, y=self.y_title)
-        else:
-            drawn = charts.lines(series, self.x_title, self.y_title)
-        return plot("figure", self.title, label, grid, drawn, **TIMES, yaxis_rangemode="tozero")
+        draw, columns = bars if isinstance(grid.rows[0][1], str) else lines, {"": grid.columns[2].title}
+        more = {**TIMES, "yaxis_rangemode": "tozero"}
+        return draw("figure", self.title, grid, self.x_title, columns, self.y_title, by="series", **more)
 
 
 def _tree(k: int, prune: str) -> str:
@@ -272,7 +265,6 @@ class DraftLength(Sweep):
     )
 
     def grid(self, points: Sequence[Point], runs: Mapping[str, Results], request: Request) -> Grid:
-        """Return a row for each series, batch size and length."""
         (run,) = runs.values()
         forms = {
             "drafted by": "text", "batch size": "count", self.x_title: "count", "throughput over ar's": "times",
@@ -301,10 +293,9 @@ class DraftLength(Sweep):
         for line, level in zip(drawn.data[::2], drawn.data[1::2], strict=True):
             colour, symbol = line.line.color, f"{line.marker.symbol}-open"
             level.update(mode="markers", line_color=colour, marker_color=colour, marker_symbol=symbol)
-        label = "Chart: length of the best draft against batch size, a line a method. Hollow: not told from it."
         title = f"{self.title}; hollow: cannot be told from the best; 0: plain decoding"
         ticks: dict[str, Any] = {"xaxis_type": "log", "xaxis_tickvals": BATCHES, "yaxis_dtick": 1}
-        return plot("figure", title, label, best, drawn, **ticks, yaxis_range=[-0.4, LONGEST + 0.4])
+        return plot("figure", title, best, drawn, **ticks, yaxis_range=[-0.4, LONGEST + 0.4])
 
 
 def _rows(series: str, labels: Mapping[int, str], run: Run) -> Iterator[tuple[Value, ...]]:

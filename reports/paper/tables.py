@@ -12,7 +12,6 @@ from specbench_ss.errors import UserError
 from specbench_ss.models.devices import resolve_device
 from specbench_ss.models.quantize import check_quantize
 from specbench_ss.options import REFERENCE
-from specbench_ss.reports import charts
 from specbench_ss.reports.paper.claims import at_least, at_most, number_or_none, point, rising, same_order
 from specbench_ss.reports.paper.cost_figures import parameter_grid
 from specbench_ss.reports.paper.experiment import (
@@ -31,7 +30,7 @@ from specbench_ss.reports.paper.experiment import (
     records,
     table,
 )
-from specbench_ss.reports.paper.figures import each, plot, series_of
+from specbench_ss.reports.paper.figures import bars
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.quality import MARGIN, cautious, non_inferiority
 from specbench_ss.results.report import Claim, Column, Grid, Part, Request, Result, Value
@@ -169,15 +168,12 @@ class RunTable(RunExperiment):
         return {"run": config_for(request, able, **settings)}
 
     def show(self, runs: Mapping[str, Results], request: Request) -> Result:
-        """Put each metric next to its published values."""
         run = runs["run"]
         tuned = tuned_label(run)
         grids = [self._grid(metric, run, tuned) for metric in self.metrics]
         title = METRICS[self.metrics[0]][0]
         numbers = [column.title for column in grids[0].columns if column.form not in ("text", "count")]
-        bars = charts.bars(series_of(grids[0], "{task}: {method}", each(numbers)), y=title)
-        label = f"Bar chart: {title} of each method, ours and published."
-        figure = plot("figure", self.title, label, grids[0], bars)
+        figure = bars("figure", self.title, grids[0], "{task}: {method}", numbers, title)
         grids += self._pairs(run.run, tuned)
         if "parameters" in self.printed[0]:
             grids.append(parameter_grid(self.source))
@@ -436,7 +432,6 @@ class Table4(RunExperiment):
     published = f"{A100}, bitsandbytes"
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """Return a row for each method and level."""
         mine = [
             Part(f"{m} {level} on {request.model}", _missing_at(m, level, request))
             for level in LEVELS
@@ -457,7 +452,6 @@ class Table4(RunExperiment):
         return made
 
     def findings(self, name: str, run: Results) -> list[str]:
-        """Name the level of each finding."""
         return [f"{name.upper()}: {finding}" for finding in health(run)]
 
     def claims(self, result: Result) -> Sequence[Claim]:
@@ -473,7 +467,6 @@ class Table4(RunExperiment):
         return [replace(claim, found=f"{claim.found}; {counts} questions")]
 
     def show(self, runs: Mapping[str, Results], request: Request) -> Result:
-        """Return a row for each level and method."""
         tuned, ours = tuned_label(next(iter(runs.values()))), f"ours: {request.model}"
         forms = {
             "level": "text", "method": "text", ours: "times", "95 % interval": "text", "tau": "number",
@@ -481,8 +474,8 @@ class Table4(RunExperiment):
             "exact match, of 100": "number",
         }  # fmt: skip
         grid = table("speedup", forms, _level_rows(runs, tuned), f"{self.source}: {self.title}")
-        series = series_of(grid, "{level} {method}", {"ours": ours, "published": QUANTISED_MODEL})
-        figure = plot("figure", self.title, "Bar chart: speedup by level.", grid, charts.bars(series, y="speedup"))
+        columns = {"ours": ours, "published": QUANTISED_MODEL}
+        figure = bars("figure", self.title, grid, "{level} {method}", columns, "speedup")
         over = "speedups are over plain decoding of the frozen base of the same level"
         note = f"{BASELINE} is the frozen base of each level; in the paper it is {FINE_TUNE}; {over}"
         if tuned:  # ACL table 4 has table 3's exact match for FP16

@@ -18,7 +18,7 @@ from specbench_ss import storage
 from specbench_ss.engine.target import Target
 from specbench_ss.results.report import Bench, Request
 from specbench_ss.results.text import interval
-from specbench_ss.stats import FEWEST, ratio_interval
+from specbench_ss.stats import FEWEST, Floats, ratio_interval
 from specbench_ss.training.data import completion_mask, conversations, pack, render, special_ids, tokenize
 from specbench_ss.training.loop import Budget, DrafterText, Machine, Outcome, Text, TogetherTrainer
 from specbench_ss.training.session import Together, TogetherOptions
@@ -177,10 +177,11 @@ def measure(trainers: Sequence[MeteredTrainer], steps: int, bench: Bench) -> lis
     return costs
 
 
-def share(own: Sequence[float], other: Sequence[float]) -> tuple[float, str | None]:
+def share(own: Sequence[float] | Floats, other: Sequence[float] | Floats) -> tuple[float, str | None]:
     """Return the time of the same steps over another drafter's, with its 95 % interval as text."""
-    around = ratio_interval((np.array(own),), (np.array(other),), processes=1)
-    return sum(own) / sum(other), interval(around) or None
+    mine, theirs = np.asarray(own, np.float64), np.asarray(other, np.float64)
+    around = ratio_interval((mine,), (theirs,), processes=1)
+    return float(mine.sum() / theirs.sum()), interval(around) or None
 
 
 def machine_of(target: Target) -> Machine:

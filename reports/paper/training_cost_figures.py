@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import ClassVar, Literal, NamedTuple
@@ -16,9 +16,9 @@ from specbench_ss.engine.target import Target
 from specbench_ss.methods.ss.layers import segment_visibility
 from specbench_ss.reports import charts
 from specbench_ss.reports.palette import COLOURS
-from specbench_ss.reports.paper.claims import NOWHERE, all_of, at_most, number_or_none, place_of, point
+from specbench_ss.reports.paper.claims import NOWHERE, all_of, at_most, place_of, point
 from specbench_ss.reports.paper.experiment import TrainingExperiment, table
-from specbench_ss.reports.paper.figures import TIMES, plot, series_of
+from specbench_ss.reports.paper.figures import TIMES, bars, plot
 from specbench_ss.reports.paper.meta_drafters import META, flops, meta_target
 from specbench_ss.reports.paper.training import (
     BASE,
@@ -78,7 +78,6 @@ class Figure16(TrainingExperiment):
     rows: ClassVar[Mapping[str, str]] = {"training steps": ""}
 
     def make(self, bench: Bench) -> Result:
-        """Take steps of all forms in turns at each length, and draw the pattern."""
         target, steps = bench.target(), timed_steps(bench.request, SEGMENT_STEPS)
         rows: list[Cells] = []
         notes = [f"{machine_note(target)}; {steps} timed steps of a row each after {WARMUPS} others, gamma {GAMMA}"]
@@ -89,29 +88,42 @@ class Figure16(TrainingExperiment):
                 learnt = float(np.mean([text.answer_mask(row).mean() for row in text.rows]))
                 notes.append(f"rows of {length} tokens: {learnt:.0%} of the tokens belong to a completion")
         grid = table("segments", FORMS, rows, f"{self.source}: a training step of shared mode")
-        plots = (_over_naive(grid, "peak over naive"), _over_naive(grid, "time over naive"), pattern_plot(*pattern()))
-        return Result((grid,), plots, notes=(*notes, *SEGMENT_NOTES))
+        plots = [
+            bars(name, f"{name} of a training step over the naive form's", grid, "form", {"": f"{name} over naive"},
+                 f"{name} over naive", by="tokens", **TIMES, legend_title_text="tokens")
+            for name in ("peak", "time")
+        ]  # fmt: skip
+        return Result((grid,), (*plots, pattern_plot(*pattern())), notes=(*notes, *SEGMENT_NOTES))
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """App. I and the caption. Peaks are counted from tensors' sizes, so single values decide."""
         grid = result.grids[0]
         peak, differs = place_of(grid, "peak over naive"), place_of(grid, "loss differs by")
+
+        def each(says: str, rows: Sequence[Cells], test: Callable[[Cells], Claim]) -> Claim:
+            held = [(row, test(row)) for row in rows]
+            return all_of(says, [replace(c, found=f"{row[0]} tokens, {row[1]}: {c.found}") for row, c in held])
+
+        def below(bounds: Mapping[Value, float]) -> Callable[[Cells], Claim]:
+            return lambda row: Claim("", float(row[peak] or 0) < bounds[row[0]], f"{row[peak]:.2f}×")
+
+        def faster(title: str) -> Callable[[Cells], Claim]:
+            return lambda row: at_most("", point(grid, row, title), 1.0)
+
         whole = [row for row in grid.rows if row[1] == WHOLE]
         cut = [row for row in grid.rows if row[1] not in (NAIVE, WHOLE)]
         least = {row[0]: float(row[peak] or 0) for row in whole}  # of each length, without segments
-        smaller = [(row, row[peak], float(row[peak] or 0) < least[row[0]]) for row in cut]
-        unneeded = [(row, row[peak], float(row[peak] or 0) < 1) for row in whole]
-        same = [(row, row[differs], float(row[differs] or 0) <= EQUAL) for row in cut]
-        equal = f"Segments change nothing of what is learnt (here: the loss, within {EQUAL:g} of it)"
-        exact = all(row[differs] is not None for row in cut)
         alone = "Segments by themselves improve throughput (here: time over the completion's at once)"
+        equal = f"Segments change nothing of what is learnt (here: the loss, within {EQUAL:g} of it)"
+        same = each(equal, cut, lambda row: Claim("", float(row[differs] or 0) <= EQUAL, f"{row[differs] or 0:.1e}"))
         return [
-            _all("Without streams of the prompt, peak memory is lower (here: over naive)", unneeded),
-            _all("Segments reduce peak memory further (here: over naive)", smaller),
-            _faster("Segment attention improves throughput (here: time over naive)", grid, cut, "time over naive"),
-            _faster(alone, grid, cut, "time over the completion's"),
-            _all(equal, same, "{:.1e}") if exact else Claim(equal, None, "held in float32 alone"),
-        ]
+            each("Without streams of the prompt, peak memory is lower (here: over naive)", whole,
+                 below(dict.fromkeys(least, 1.0))),
+            each("Segments reduce peak memory further (here: over naive)", cut, below(least)),
+            each("Segment attention improves throughput (here: time over naive)", cut, faster("time over naive")),
+            each(alone, cut, faster("time over the completion's")),
+            same if all(row[differs] is not None for row in cut) else Claim(equal, None, "held in float32 alone"),
+        ]  # fmt: skip
 
 
 def _rows_of(length: int, target: Target, text: DrafterText, steps: int, bench: Bench) -> list[Cells]:
@@ -154,30 +166,6 @@ def _segment_rows(length: int, found: dict[str, StepCost], exact: bool) -> list[
         peaks = cost.peak / MIB, cost.peak / naive.peak
         rows.append((length, name, *peaks, float(np.mean(cost.seconds)), *over_naive, *over_whole, differs))
     return rows
-
-
-def _over_naive(grid: Grid, title: str) -> Plot:
-    """Draw a column as bars, a group for each form and a series for each length."""
-    series = {f"{n} tokens": points for n, points in series_of(grid, "form", {"": title}, by="tokens").items()}
-    name = title.split()[0]
-    about = f"{name} of a training step over the naive form's"
-    return plot(name, about, f"Bar chart: {about}, by form.", grid, charts.bars(series, y=title), **TIMES)
-
-
-def _form(row: Sequence[Value]) -> str:
-    return f"{row[0]} tokens, {row[1]}"
-
-
-def _faster(says: str, grid: Grid, rows: Sequence[Sequence[Value]], title: str) -> Claim:
-    """Test that every one of the rows takes less time."""
-    claims = [(row, at_most("", point(grid, row, title), 1.0)) for row in rows]
-    return all_of(says, [replace(claim, found=f"{_form(row)}: {claim.found}") for row, claim in claims])
-
-
-def _all(says: str, held: Sequence[tuple[Sequence[Value], Value, bool]], form: str = "{:.2f}×") -> Claim:
-    """Test single values of rows, (row, value, holds); open where there is none."""
-    found = "; ".join(f"{_form(row)}: {form.format(value)}" for row, value, _ in held)
-    return Claim(says, all(holds for *_, holds in held) if held else None, found or "not measured here")
 
 
 PROMPT, COMPLETION, SEGMENT, STREAMS = 4, 8, 6, 2  # of the drawn example
@@ -232,7 +220,6 @@ def _segment(start: int, attends: bool) -> Iterator[tuple[tuple[Place, Place], K
 def pattern_plot(places: Sequence[Place], kinds: Sequence[Sequence[Kind]]) -> Plot:
     """Draw the pattern: a row a line, a key a column; and list it in signs."""
     shape = f"a prompt of {PROMPT}, a completion of {COMPLETION}, segments of {SEGMENT}, {STREAMS} streams"
-    label = "Heat map: main rows see main rows before them, and streams see what their main row sees and each other."
     note = "Blue: a main row that is seen; orange: a stream that is seen; grey: masked; white: not in memory then."
     groups = {group: list(own) for group, own in groupby(range(len(places)), key=lambda i: places[i].group)}
     rows = [
@@ -247,7 +234,7 @@ def pattern_plot(places: Sequence[Place], kinds: Sequence[Sequence[Kind]]) -> Pl
         [[KINDS.index(kind) for kind in own] for own in kinds], names, names,
         zmin=-0.5, zmax=n - 0.5, colorscale=scale, showscale=False, xgap=1, ygap=1,
     )  # fmt: skip
-    return plot("pattern", f"who sees whom: {shape}", label, grid, drawn, note)
+    return plot("pattern", f"who sees whom: {shape}", grid, drawn, note)
 
 
 # -- appendix J: a step of each drafter ---------------------------------------------------------------------------
@@ -306,7 +293,6 @@ class AppendixJ(TrainingExperiment):
     rows: ClassVar[Mapping[str, str]] = dict.fromkeys(DRAFTERS, "")
 
     def make(self, bench: Bench) -> Result:
-        """Let all learn from the same batches in turns."""
         target, steps = bench.target(), timed_steps(bench.request, STEPS)
         trainees = new_trainees(DRAFTERS, target, bench)
         plain = lab_text(target, "train", TALKS, bench.request.seed, LENGTH)
@@ -314,13 +300,27 @@ class AppendixJ(TrainingExperiment):
         budget = Budget(WARMUPS + steps + 1, rows_per_step=ROWS, ahead=AHEAD, warmup=WARMUPS)
         trainer = MeteredTrainer(target, trainees, text, budget, bench.folder / "steps", machine_of(target))
         (found,) = measure([trainer], steps, bench)
+        base, rows = np.array(found[BASE].seconds), list[Cells]()
+        own = {t.name: np.array(found[t.name].seconds) for t in trainees}
+        whole = {t.name: own[t.name] + base * t.needs_base for t in trainees}
+        for t in trainees:
+            over, around = share(whole[t.name], whole[MEDUSA])
+            learnt = sum(p.numel() for p in t.module.parameters() if p.requires_grad)
+            means = float(own[t.name].mean()), float(whole[t.name].mean())
+            rows.append((t.name, learnt, *means, over, None if t.name == MEDUSA else around, found[t.name].peak / MIB))
+        rows.insert(0, (BASE, None, float(base.mean()), None, None, None, found[BASE].peak / MIB))
         forms = {
             "drafter": "text", "parameters that learn": "count", "s a step": "number 3", "with the base": "number 3",
             "over Medusa's": "times", "95 % interval": "text", "peak, MiB": "number 0",
         }  # fmt: skip
-        grid = table("steps", forms, _cost_rows(trainees, found), f"{self.source}: a training step of each drafter")
+        grid = table("steps", forms, rows, f"{self.source}: a training step of each drafter")
+        series = {
+            BASE: [(name, float((whole[name] - own[name]).mean())) for name in own],
+            "the drafter": [(name, float(seconds.mean())) for name, seconds in own.items()],
+        }
+        figure = plot("steps", self.title, grid, charts.bars(series, y="s a step"), barmode="stack")
         about = f"{machine_note(target)}; {steps} timed steps of {ROWS} rows of {LENGTH} tokens, after {WARMUPS} others"
-        return Result((grid, _flops_grid(bench)), (_seconds_plot(grid),), notes=(about, *COST_NOTES))
+        return Result((grid, _flops_grid(bench)), (figure,), notes=(about, *COST_NOTES))
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """App. J: comparable with the time for Medusa's heads. Counted, it is open where the shares disagree."""
@@ -334,29 +334,6 @@ class AppendixJ(TrainingExperiment):
             at_most(SAYS % "a step on this model", of.get(LOSSLESS, NOWHERE), MOST),
             Claim(SAYS % f"FLOPs of a step at {PAPERS}", within.pop() if len(within) == 1 else None, found),
         ]
-
-
-def _cost_rows(trainees: Sequence[Trainee], found: dict[str, StepCost]) -> list[tuple[Value, ...]]:
-    base = np.array(found[BASE].seconds)
-    whole = {t.name: np.array(found[t.name].seconds) + base * t.needs_base for t in trainees}
-    rows: list[tuple[Value, ...]] = [(BASE, None, float(base.mean()), None, None, None, found[BASE].peak / MIB)]
-    for t in trainees:
-        over, around = share(whole[t.name].tolist(), whole[MEDUSA].tolist())
-        learnt = sum(p.numel() for p in t.module.parameters() if p.requires_grad)
-        means = float(np.mean(found[t.name].seconds)), float(whole[t.name].mean())
-        rows.append((t.name, learnt, *means, over, None if t.name == MEDUSA else around, found[t.name].peak / MIB))
-    return rows
-
-
-def _seconds_plot(grid: Grid) -> Plot:
-    """Draw the seconds of a step, those of the base's pass apart."""
-    rows = [(str(row[0]), number_or_none(row[2]), number_or_none(row[3])) for row in grid.rows[1:]]
-    series: dict[str, list[tuple[str, float | None]]] = {
-        BASE: [(name, (whole or 0) - (own or 0)) for name, own, whole in rows],
-        "the drafter": [(name, own) for name, own, _ in rows],
-    }
-    label = "Bar chart: seconds of a training step of each drafter, and of the base's pass that it needs."
-    return plot("steps", AppendixJ.title, label, grid, charts.bars(series, y="s a step"), barmode="stack")
 
 
 def counted_step(trainee: Trainee, learnt: float, target: Target) -> tuple[int, int]:

@@ -31,7 +31,7 @@ from specbench_ss.reports.paper.experiment import (
     records,
     table,
 )
-from specbench_ss.reports.paper.figures import PERCENT, each, plot, series_of
+from specbench_ss.reports.paper.figures import PERCENT, lines, plot, series_of
 from specbench_ss.reports.paper.training import lab_text, new_trainees, train_variants
 from specbench_ss.results.report import Bench, Claim, Experiment, Request, Result
 from specbench_ss.runs.config import RunConfig
@@ -146,17 +146,14 @@ class StreamsByLayers(TrainingExperiment):
         streams = [f"stream {j}" for j in range(1, GAMMA + 1)]
         forms = {"streams": "text", "MSA layers": "count", **dict.fromkeys(streams, "percent 1"), "tau": "number"}
         grid = table("layers", forms | MEASURED, rows, f"{self.source}: {self.title}")
-        figures = []
-        for name, what, y, columns, layout in (
-            ("tau", "tokens per pass", "tau", {"": "tau"}, {}),
-            ("accuracy", "right guesses of each stream", "share right, held-out text", each(streams), PERCENT),
-        ):
-            series = series_of(grid, "MSA layers", columns, by="streams")
-            label = f"Line chart: {what} against MSA layers, for {', '.join(series)}."
-            drawn = charts.lines(series, "MSA layers, N_s", y)
-            figures.append(plot(name, f"{what} against MSA layers", label, grid, drawn, **layout))
+        x, named = "MSA layers", {"by": "streams", "x_title": "MSA layers, N_s"}
+        figures = (
+            lines("tau", f"tokens per pass against {x}", grid, x, {"": "tau"}, "tau", **named),
+            lines("accuracy", f"right guesses of each stream against {x}", grid, x, streams,
+                  "share right, held-out text", **named, **PERCENT),
+        )  # fmt: skip
         about_run = f"ours: {machine(run)}; streams of {LAYERS_BUDGET.steps} steps on the same batches"
-        return Result((grid,), tuple(figures), notes=(about_run, *health(run), *self.notes))
+        return Result((grid,), figures, notes=(about_run, *health(run), *self.notes))
 
 
 class Figure11(StreamsByLayers):
@@ -375,13 +372,11 @@ class Figure4(TrainingExperiment):
             "nats per token": "number 4", "tokens": "count",
         }  # fmt: skip
         grid = table("peeking", forms, rows, f"{self.source}: {self.title}")
-        trained = replace(grid, rows=grid.rows[1:])
-        series = series_of(trained, "gamma", each(["right tokens", "right answers"]))
-        label = "Line chart: share of right tokens and of right answers, by the number of future tokens seen."
+        series = series_of(replace(grid, rows=grid.rows[1:]), "gamma", ["right tokens", "right answers"])
         drawn = charts.lines(series, "true future tokens seen, gamma", "share right")
         about = (
             f"ours: {bench.request.model}; LoRA of rank {LORA_RANK} in every layer, {PEEKING_BUDGET.steps} steps, "
             "held-out text"
         )
-        figure = plot("figure", self.title, label, grid, drawn, **PERCENT)
+        figure = plot("figure", self.title, grid, drawn, **PERCENT)
         return Result((grid,), (figure,), notes=(about, *PEEKING_NOTES))
