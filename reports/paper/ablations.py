@@ -110,7 +110,7 @@ class Ablations(TrainingExperiment):
     uses = ("limit", "device", "dtype", "seed")
     limit: ClassVar[int] = 2
     variants: ClassVar[tuple[Variant, ...]] = VARIANTS
-    rows: ClassVar[Mapping[str, str]] = {v.name: "" for v in VARIANTS}
+    rows = {v.name: "" for v in VARIANTS}
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
         """Return the run. The drafters' folders are known only once they are trained."""

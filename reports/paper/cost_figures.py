@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from specbench_ss.reports.paper.claims import number_or_none, smallest
@@ -73,7 +73,7 @@ class Parameters(CountedExperiment):
     name = "parameters"
     title = "extra parameters of each method, counted on published shapes"
     source = "ACL table 3, 2024 table 1"
-    rows: ClassVar[Mapping[str, str]] = {"every published model, without weights": ""}
+    rows = {"every published model, without weights": ""}
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test every printed number of parameters, digit by digit."""
@@ -105,7 +105,7 @@ def parameter_grid(where: str = "") -> Grid:
 class _Overheads(CountedExperiment):
     """Figures 8 and 9, which count the same drafters."""
 
-    rows: ClassVar[Mapping[str, str]] = {f"{BASE}, without weights": ""}
+    rows = {f"{BASE}, without weights": ""}
     compared: ClassVar[tuple[str, ...]]  # columns
 
     def make(self, bench: Bench) -> Result:
@@ -200,7 +200,7 @@ class AppendixC(CountedExperiment):
 
     name, source = "appendix-c", "ACL appendix C"
     title = f"memory of drafters for several applications of one {APP_MODEL}"
-    rows: ClassVar[Mapping[str, str]] = {f"{APP_MODEL}, without weights": ""}
+    rows = {f"{APP_MODEL}, without weights": ""}
 
     def make(self, bench: Bench) -> Result:
         sizes = {method: HALF * added_parameters(APP_MODEL, method) for method in APP_METHODS}
@@ -284,7 +284,7 @@ class Figure20(CountedExperiment):
 
     name, source = "figure-20", "ACL figure 20"
     title = "speedup of streaming over a draft model, in theory (equation 10)"
-    rows: ClassVar[Mapping[str, str]] = {"the equation": ""}
+    rows = {"the equation": ""}
 
     def make(self, bench: Bench) -> Result:
         """Draw a line for each ratio of target to draft latency, and find where it crosses 1."""

@@ -96,7 +96,7 @@ class _Replay(PaperExperiment):
 
     uses = tuple(name for name in Experiment.uses if name != "limit")
     category: ClassVar[str]
-    rows: ClassVar[Mapping[str, str]] = {"SS-Lossless on {model}": CHAIN}
+    rows = {"SS-Lossless on {model}": CHAIN}
 
     def make(self, bench: Bench) -> Result:
         target = bench.target()
@@ -171,7 +171,7 @@ class Figure17(_Utilisation):
 
     name, source = "figure-17", "ACL figure 17"
     title = "kernel utilisation over time, of one answer"
-    rows: ClassVar[Mapping[str, str]] = {NAMES[method]: method for method in ("sd", "ss")}
+    rows = {NAMES[method]: method for method in ("sd", "ss")}
 
     def show(self, runs: Mapping[str, Results], request: Request) -> Result:
         """Show the busy share of equally long spans of time as lines."""
@@ -203,7 +203,7 @@ class Figure19(_Utilisation):
 
     name, source = "figure-19", "ACL figure 19"
     title = "kernel and memory utilisation while each method decodes"
-    rows: ClassVar[Mapping[str, str]] = {NAMES[method]: method for method in (REFERENCE, "sd", "medusa", "ss")}
+    rows = {NAMES[method]: method for method in (REFERENCE, "sd", "medusa", "ss")}
 
     def show(self, runs: Mapping[str, Results], request: Request) -> Result:
         """Show both as bars: NVML's where it was read, else those of the trace and of the counted bytes."""

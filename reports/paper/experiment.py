@@ -1,4 +1,4 @@
-"""Parts that the papers' experiments share: sources, missing pieces of rows, runs, grids and notes."""
+"""Base classes of the papers' experiments, what a row lacks, runs of methods, tables and printed numbers."""
 
 from __future__ import annotations
 

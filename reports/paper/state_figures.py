@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 import torch
@@ -93,7 +93,7 @@ class Figure5(PaperExperiment):
     name, source = "figure-5", "ACL figure 5"
     title = "cosine similarity of stream and Medusa states with the true states, by layer"
 
-    rows: ClassVar[Mapping[str, str]] = {f"{method} on {{model}}": method for method in ("ss", "medusa")}
+    rows = {f"{method} on {{model}}": method for method in ("ss", "medusa")}
 
     def able(self, request: Request) -> bool:
         """Return whether the streams can run; the heads may be missing."""
@@ -251,7 +251,7 @@ class Figure6(TrainingExperiment):
 
     name, source = "figure-6", "ACL figure 6"
     title = "gradient norms that stream losses send into each MLP block, at the start and trained"
-    rows: ClassVar[Mapping[str, str]] = {
+    rows = {
         "shared mode, at the start and trained": "",
         "lossless streams, at the start": "",
         "lossless streams, trained": "ss",

@@ -135,7 +135,7 @@ class Figure12b(Sweep):
     name, source = "figure-12b", "ACL figure 12 (b)"
     title = "top-k sampling at temperature 1"
     x_title = "top-k"
-    settings: ClassVar[dict[str, Any]] = {"suite": "apps", "categories": ("meaning_representation",), "limit": 8}
+    settings = {"suite": "apps", "categories": ("meaning_representation",), "limit": 8}
     points = tuple(
         Point(series, k, method, f"top-{k}", {"temperature": 1.0, "top_k": k})
         for series, method in (("Medusa", "medusa"), ("SS", "ss"), ("SS-Shared", "ss-shared"))
@@ -187,7 +187,7 @@ class Figure18(Sweep):
     name, source = "figure-18", "ACL figure 18"
     title = "throughput against batch size, chains without pruning"
     x_title, y_title = "batch size", "throughput over ar's in batches of the same size"
-    settings: ClassVar[dict[str, Any]] = {**Sweep.settings, "concurrency": BATCHES[1:]}
+    settings = {**Sweep.settings, "concurrency": BATCHES[1:]}
     published = "above 2x at every batch size on an A100-80G, Vicuna-7B (appendix L); the values are drawn, not printed"
     points = tuple(
         Point(series, size, method)
@@ -229,7 +229,7 @@ class Figure21(Sweep):
     name, source = "figure-21", "ACL figure 21"
     title = "long prompts: speedup against k, gamma = 3"
     x_title = "k"
-    settings: ClassVar[dict[str, Any]] = {"suite": "specbench", "categories": ("summarization", "rag"), "limit": 6}
+    settings = {"suite": "specbench", "categories": ("summarization", "rag"), "limit": 6}
     published = (
         "2.64x at gamma = 3, k = 4 on an A100-80G: LongBench summarization, streams trained on arXiv papers (app. O). "
         "The lab's context is 1,024 tokens; its longest prompts stand in"
@@ -257,7 +257,7 @@ class DraftLength(Sweep):
     name, source = "draft-length", "Beyond the papers"
     title = "the best length of a draft against batch size"
     x_title = "length of the draft"
-    settings: ClassVar[dict[str, Any]] = {**Sweep.settings, "repeats": 2, "concurrency": BATCHES[1:]}
+    settings = {**Sweep.settings, "repeats": 2, "concurrency": BATCHES[1:]}
     published = "nothing: the papers draw one length (figure 18)"
     points = (
         *(Point(STREAMS, g, f"ss[gamma={g},mode=chain,n_draft=0,prune=off]") for g in (1, 2, 3, 4)),

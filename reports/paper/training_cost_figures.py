@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -75,7 +75,7 @@ class Figure16(TrainingExperiment):
     name, source = "figure-16", "ACL figure 16"
     title = "segment attention: memory and time of a training step of shared mode"
     uses = ("model", "limit", "device", "dtype", "seed")
-    rows: ClassVar[Mapping[str, str]] = {"training steps": ""}
+    rows = {"training steps": ""}
 
     def make(self, bench: Bench) -> Result:
         target, steps = bench.target(), timed_steps(bench.request, SEGMENT_STEPS)
@@ -290,7 +290,7 @@ class AppendixJ(TrainingExperiment):
     name, source = "appendix-j", "ACL appendix J"
     title = "training cost: a step of each drafter on the same batches"
     uses = ("model", "limit", "device", "dtype", "seed")
-    rows: ClassVar[Mapping[str, str]] = dict.fromkeys(DRAFTERS, "")
+    rows = dict.fromkeys(DRAFTERS, "")
 
     def make(self, bench: Bench) -> Result:
         target, steps = bench.target(), timed_steps(bench.request, STEPS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -59,11 +59,6 @@ class Shape:
     def options(self) -> dict[str, str]:
         """Return the options in which shapes differ."""
         return {"n_msa_layers": str(self.layers), "stream_init": "rotation" if self.series == ROTATION else "embedding"}
-
-    @property
-    def title(self) -> str:
-        """Return the name of its row."""
-        return f"{self.series}, N_s = {self.layers}"
 
     @property
     def name(self) -> str:
@@ -162,7 +157,7 @@ class Figure11(StreamsByLayers):
     name, source = "figure-11", "ACL figure 11"
     title = "number of MSA layers, lossless streams"
     variants = tuple(Shape(EMBEDDINGS, n) for n in (1, 2, 4, 6, 8))
-    rows: ClassVar[Mapping[str, str]] = {v.title: "" for v in variants}
+    rows = {f"{v.series}, N_s = {v.layers}": "" for v in variants}
     categories, limit = ("sql", "dialogue_summary"), 6
     notes = (
         "published: a task's score (SQL exact match, dialogue ROUGE-LSum) of OPT-1.3B in shared mode, over N_s; "
@@ -182,7 +177,7 @@ class Figure12a(StreamsByLayers):
     name, source = "figure-12a", "ACL figure 12 (a)"
     title = "value rotation against stream embeddings, lossless streams"
     variants = tuple(Shape(series, n) for series in (EMBEDDINGS, ROTATION) for n in (2, 4, 8))
-    rows: ClassVar[Mapping[str, str]] = {v.title: "" for v in variants}
+    rows = {f"{v.series}, N_s = {v.layers}": "" for v in variants}
     categories, limit = ("dialogue_summary",), 8
     notes = (
         "published: dialogue ROUGE-LSum of OPT-1.3B in shared mode, over N_s; the values are drawn, not printed. "
@@ -345,7 +340,7 @@ class Figure4(TrainingExperiment):
 
     name, source = "figure-4", "ACL figure 4"
     title = "the next token, known to a model that sees the gamma true tokens after it"
-    rows: ClassVar[Mapping[str, str]] = {f"gamma = {g}": "" for g in GAMMAS}
+    rows = {f"gamma = {g}": "" for g in GAMMAS}
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Caption: seeing true future tokens improves generation substantially."""
