@@ -34,8 +34,8 @@ from specbench_ss.reports.paper.training import write_conversations
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Request, Result, Value
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.training.distributed import LOG
-from specbench_ss.training.session import Together, TogetherOptions
+from specbench_ss.training.loop import LOG
+from specbench_ss.training.session import Together, TogetherOptions, jobs_of, run
 from specbench_ss.training.trainer import TrainConfig
 
 GAMMA, LR = 4, 0.01
@@ -160,10 +160,10 @@ class Ablations(TrainingExperiment):
                 eval_fraction=0.05,
             )
             bench.log(f"training with seed {seed}, {steps} steps")
-            trainer = Together(TogetherOptions(",".join(v.drafter for v in same)))
+            drafters = ",".join(v.drafter for v in same)
             with redirect_stdout(sys.stderr):
-                trainer.train(config)
-            yield from (((v, seed), order.folder) for v, order in zip(same, trainer.orders(config), strict=True))
+                run(Together, TogetherOptions(drafters), config)
+            yield from (((v, seed), job.folder) for v, job in zip(same, jobs_of(drafters, config), strict=True))
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """ACL abstract: acceptance with few parameters. App. N.1: f_eta may as well be the identity. Few seeds each."""

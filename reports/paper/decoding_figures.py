@@ -24,7 +24,6 @@ from specbench_ss.reports.paper.experiment import (
 )
 from specbench_ss.reports.paper.figures import bars, plot
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.cost_model import machine_rows
 from specbench_ss.results.report import Bench, Experiment, Mark, Request, Result, Span, Value
 from specbench_ss.results.terminal import BRACKETS
 from specbench_ss.runs.config import Recording, RunConfig
@@ -207,7 +206,7 @@ class Figure19(_Utilisation):
 
     def show(self, runs: Mapping[str, Results], request: Request) -> Result:
         """Show both as bars: NVML's where it was read, else those of the trace and of the counted bytes."""
-        found = machine_rows(runs["run"].run)
+        found = runs["run"].machine_rows
         read = any(row.nvml_kernel_busy is not None for row in found)
         rows: list[tuple[Value, ...]] = []
         for row in found:

@@ -20,7 +20,7 @@ from specbench_ss.methods.medusa.decode import Medusa
 from specbench_ss.methods.ss.config import SSOptions, StreamConfig
 from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.methods.ss.layers import Streams
-from specbench_ss.methods.ss.train import SharedTrainee, StreamsTrainee
+from specbench_ss.methods.ss.train import SharedTrainer, StreamsTrainer
 from specbench_ss.options import REFERENCE
 from specbench_ss.reports import charts
 from specbench_ss.reports.paper.claims import all_of, number_or_none, rising
@@ -39,8 +39,8 @@ from specbench_ss.reports.paper.figures import LOG, lines, plot
 from specbench_ss.reports.paper.training import lab_text, train_variants
 from specbench_ss.results.report import Bench, Claim, Request, Result
 from specbench_ss.runs.config import RunConfig
+from specbench_ss.training.batch import BaseStates, Batch, base_states
 from specbench_ss.training.loop import Budget, DrafterText
-from specbench_ss.training.trainee import BaseStates, Batch, base_states
 
 # -- figure 5: similarity with the true states --------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ def stream_states(target: Target, streams: Streams, states: BaseStates, at: Tens
 
     watched = copy(streams)
     watched.insert, watched.pass_layer = kept(streams.insert), kept(streams.pass_layer)  # type: ignore[method-assign]
-    trainee = StreamsTrainee(target, streams.config)
+    trainee = StreamsTrainer(target, streams.config)
     trainee.module = watched
     trainee.stream_logits(states, at[None])
     return [x[0].unflatten(0, (-1, streams.config.gamma)) for x in (*seen[:-1], target.family.norm(seen[-1]))]
@@ -210,13 +210,13 @@ def states_with_gradient(target: Target, ids: Tensor, lo: int) -> BaseStates:
     return BaseStates(target.family.norm(x), tapped, {i: cache.kept[i] for i in range(lo, target.n_layers)})
 
 
-def lossless_loss(target: Target, trainee: StreamsTrainee) -> Loss:
+def lossless_loss(target: Target, trainee: StreamsTrainer) -> Loss:
     """Return the loss of the streams' terms of eq. 6, with alpha_j = 1."""
     trainee.prune_weight = 0.0
     return lambda batch: trainee.loss(states_with_gradient(target, batch.ids, trainee.lo), batch)[0]
 
 
-def shared_loss(trainee: SharedTrainee) -> Loss:
+def shared_loss(trainee: SharedTrainer) -> Loss:
     """Return the same loss for shared mode: eq. 6 with alpha_j = 1 minus eq. 6 with alpha_j = 0.
 
     Where main rows see their streams (eq. 3), the two would differ in more than the streams' terms.
@@ -293,10 +293,10 @@ def _states_of_training(bench: Bench, target: Target, text: DrafterText) -> Iter
         (f"shared, {STEPS} steps", "shared-trained", True),
     ):
         torch.manual_seed(bench.request.seed)
-        shared = SharedTrainee(target, SHARED, lr=2e-3, stream_lr=2e-3)
+        shared = SharedTrainer(target, SHARED, lr=2e-3, stream_lr=2e-3)
         train_variants(bench, target, [shared], text, GRADIENT_BUDGET, folder, steps)
         yield name, shared.tuned.model, shared_loss(shared)
-    lossless = StreamsTrainee(target, trained.config)
+    lossless = StreamsTrainer(target, trained.config)
     train_variants(bench, target, [lossless], text, GRADIENT_BUDGET, "lossless-start", steps=False)
     yield "lossless, at the start", target.model, lossless_loss(target, lossless)
     lossless.module = trained

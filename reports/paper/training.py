@@ -19,11 +19,12 @@ from specbench_ss.engine.target import Target
 from specbench_ss.results.report import Bench, Request
 from specbench_ss.results.text import interval
 from specbench_ss.stats import FEWEST, Floats, ratio_interval
+from specbench_ss.training.batch import BaseStates, Batch
 from specbench_ss.training.data import completion_mask, conversations, pack, render, special_ids, tokenize
-from specbench_ss.training.loop import Budget, DrafterText, Machine, Outcome, Text, TogetherTrainer
-from specbench_ss.training.session import Together, TogetherOptions
-from specbench_ss.training.trainee import BaseStates, Batch, Trainee
-from specbench_ss.training.trainer import TrainConfig
+from specbench_ss.training.distributed import Machine
+from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText, Outcome, Text
+from specbench_ss.training.session import jobs_of
+from specbench_ss.training.trainer import DrafterTrainer, TrainConfig
 
 ROW = 256  # tokens a packed row, unless another length is asked for
 
@@ -55,21 +56,27 @@ def write_conversations(path: Path, count: int, seed: int = 0) -> None:
 
 
 def train_variants(
-    bench: Bench, target: Target, trainees: Sequence[Trainee], text: Text, budget: Budget, name: str, steps: bool = True
+    bench: Bench,
+    target: Target,
+    trainees: Sequence[DrafterTrainer],
+    text: Text,
+    budget: Budget,
+    name: str,
+    steps: bool = True,
 ) -> None:
     """Train variants side by side on the same batches, with checkpoints in the folder `name`.
 
     steps: False prepares them, which sets their scale, and takes no step.
     """
-    trainer = TogetherTrainer(target, trainees, text, budget, bench.folder / name)
+    trainer = DrafterLoop(target, trainees, text, budget, bench.folder / name)
     if steps:
         trainer.train(bench.log, save_every=20)
 
 
 def new_trainees(drafters: Mapping[str, str], target: Target, bench: Bench) -> list[Any]:
     """Return untrained drafters, {name: as `ssbench train together --drafters` takes it}, under these names."""
-    orders = Together(TogetherOptions(",".join(drafters.values()))).orders(TrainConfig(bench.folder, ()))
-    trainees = [order.build(target, bench.request.seed) for order in orders]
+    jobs = jobs_of(",".join(drafters.values()), TrainConfig(bench.folder, ()))
+    trainees = [job.build(target, bench.request.seed) for job in jobs]
     for trainee, name in zip(trainees, drafters, strict=True):
         trainee.name = name
     return trainees
@@ -108,7 +115,7 @@ def peak_bytes(work: Callable[[], Any], device: torch.device) -> tuple[Any, floa
     return found, max(accumulate((e.nbytes() for e in sorted(moves, key=lambda e: e.start_ns())), initial=0))
 
 
-class MeteredTrainer(TogetherTrainer):
+class MeteredTrainer(DrafterLoop):
     """A trainer that meters the parts of a step: the base's pass and each drafter's."""
 
     meter: Meter | None = None
@@ -126,7 +133,9 @@ class MeteredTrainer(TogetherTrainer):
         found: BaseStates = self._metered(BASE, lambda: make(batch))
         return found
 
-    def learn(self, trainee: Trainee, optimizer: torch.optim.Optimizer, states: BaseStates, batch: Batch) -> Outcome:
+    def learn(
+        self, trainee: DrafterTrainer, optimizer: torch.optim.Optimizer, states: BaseStates, batch: Batch
+    ) -> Outcome:
         """Take one step of a trainee, and meter it."""
         step = super().learn
         outcome: Outcome = self._metered(trainee.name, lambda: step(trainee, optimizer, states, batch))

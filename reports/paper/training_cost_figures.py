@@ -36,9 +36,10 @@ from specbench_ss.reports.paper.training import (
 )
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Result, Value
 from specbench_ss.results.text import times
+from specbench_ss.training.batch import Anchors, Batch, base_states
 from specbench_ss.training.data import special_ids
 from specbench_ss.training.loop import Budget, DrafterText
-from specbench_ss.training.trainee import Anchors, Batch, Trainee, base_states
+from specbench_ss.training.trainer import DrafterTrainer
 
 TALKS, GAMMA = 400, 4
 
@@ -336,7 +337,7 @@ class AppendixJ(TrainingExperiment):
         ]
 
 
-def counted_step(trainee: Trainee, learnt: float, target: Target) -> tuple[int, int]:
+def counted_step(trainee: DrafterTrainer, learnt: float, target: Target) -> tuple[int, int]:
     """Count the FLOPs of a row's step where a share of its positions is learnt: the drafter's, and the base's pass.
 
     The drafter and its loss are those that train; only weights and text are missing. FLOPs are those of forward and

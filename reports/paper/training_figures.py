@@ -15,7 +15,7 @@ from specbench_ss.engine.kv_cache import StreamCache
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import lora_parameters, with_lora
-from specbench_ss.methods.ss.train import StreamsTrainee
+from specbench_ss.methods.ss.train import StreamsTrainer
 from specbench_ss.models.checkpoint import belongs_to, write_checkpoint
 from specbench_ss.options import REFERENCE, MethodSpec
 from specbench_ss.reports import charts
@@ -35,9 +35,10 @@ from specbench_ss.reports.paper.figures import PERCENT, lines, plot, series_of
 from specbench_ss.reports.paper.training import lab_text, new_trainees, train_variants
 from specbench_ss.results.report import Bench, Claim, Experiment, Request, Result
 from specbench_ss.runs.config import RunConfig
+from specbench_ss.training.batch import Anchors, BaseStates, Batch, additive, base_states, future_labels
 from specbench_ss.training.loop import Budget, DrafterText
 from specbench_ss.training.losses import head_loss, head_sums
-from specbench_ss.training.trainee import Anchors, BaseStates, Batch, Trainee, additive, base_states, future_labels
+from specbench_ss.training.trainer import DrafterTrainer
 
 # -- figures 11 and 12 (a): multi-stream-attention (MSA) layers ---------------------------------------------------
 
@@ -77,7 +78,7 @@ class Shape:
 
 
 @torch.inference_mode()
-def accuracies(target: Target, trainees: Sequence[StreamsTrainee], text: DrafterText) -> list[list[float]]:
+def accuracies(target: Target, trainees: Sequence[StreamsTrainer], text: DrafterText) -> list[list[float]]:
     """Return the share of right top-1 guesses on held-out text, teacher-forced, [trainees][gamma].
 
     The base runs once a batch.
@@ -128,7 +129,7 @@ class StreamsByLayers(TrainingExperiment):
         config, given = self._config(bench.request)
         specs = []
         for variant, trainee in zip(variants, trainees, strict=True):
-            about = {**belongs_to(target), "advice": ADVICE, "streams": trainee.config.as_dict()}
+            about = {**belongs_to(target), "advice": ADVICE, "streams": trainee.shape.as_dict()}
             folder = bench.folder / "streams" / variant.name
             write_checkpoint(folder, trainee.module, about)
             specs.append(variant.spec(given, weights=str(folder)))
@@ -219,7 +220,7 @@ PEEKING_NOTES = (
 )
 
 
-class PeekingTrainee(Trainee):
+class PeekingTrainee(DrafterTrainer):
     """LoRA in every layer, trained on the next token. gamma 0 has no look ahead and serves for comparison.
 
     The row that predicts x_{i+1} must learn nothing of x_{i+1} itself, neither from a later token's state nor from an
