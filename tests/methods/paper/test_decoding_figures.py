@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from specbench_ss.reports.paper.decoding_figures import COUNTED, LEGEND, ON_CPU, Figure17, Figure19
-from specbench_ss.results.analysis import Results, load_run
+from specbench_ss.results.analysis import Results, analyse, load_run
 from specbench_ss.results.report import Mark, Result, Span
 from specbench_ss.results.terminal import marked
 from tests.conftest import MakeRun
@@ -56,7 +56,7 @@ def test_figure_19_shows_nvml_or_traces_and_counted_bytes_where_there_is_no_gpu(
     assert made.notes == (ON_CPU, COUNTED)
     for row in run.run.rows:
         row.nvml_kernel_busy, row.nvml_memory_busy = 0.9 if row.method == "ss" else 0.5, 0.25
-    made = shown(Figure19, run)
+    made = shown(Figure19, analyse(run.run))
     rows = {row[0]: row[1:3] for row in made.grids[0].rows}
     assert rows["speculative streaming"] == (pytest.approx(0.9), pytest.approx(0.25))
     assert rows["autoregressive"] == (pytest.approx(0.5), pytest.approx(0.25)) and not made.notes
