@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from specbench_ss.bench.run_loop import Session
 from specbench_ss.bench.schedule import Sample, method_order
-from specbench_ss.bench.telemetry import MachineRecord, disturbed_by
-from specbench_ss.bench.timed_sample import Answering, Request, quiet_collector, told
+from specbench_ss.bench.telemetry import disturbed_by
+from specbench_ss.bench.timed_sample import Request, quiet_collector, told
 from specbench_ss.engine.batching import Answered, Asked, Together
-from specbench_ss.engine.decoder import Decoder, Generation, Offer
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import Generation
 from specbench_ss.engine.timing import check_device
 from specbench_ss.errors import error_text
 from specbench_ss.results.quality import BIASED, bound, pool, too_coarse
 from specbench_ss.runs.output_match import check_readable
-from specbench_ss.runs.records import Level, LevelKey, Row, Sameness
+from specbench_ss.runs.records import Level, LevelKey, Row
 from specbench_ss.runs.run_dir import RunDir, read_levels
+
+if TYPE_CHECKING:
+    from specbench_ss.bench.runner import LocalSession
 
 Prompt = TypeVar("Prompt")
 
@@ -80,26 +82,17 @@ WARM_TOKENS = 4  # of each answer before a level is measured
 
 
 class LevelsTogether(Levels[Request]):
-    """Decodes in this process. request: what is asked for a sample; answering, machine: those of the run.
-    tested: the comparison of a sampled answer with its distribution."""
+    """Decodes in this process."""
 
-    def __init__(
-        self,
-        session: Session,
-        run_dir: RunDir,
-        decoders: Mapping[str, Decoder],
-        request: Callable[[Sample], Request],
-        answering: Answering,
-        machine: MachineRecord,
-        tested: Callable[[Row, Sequence[int], Sampling, Sequence[Offer]], Sameness],
-    ) -> None:
+    session: LocalSession
+
+    def __init__(self, session: LocalSession, run_dir: RunDir) -> None:
         super().__init__(session, run_dir)
-        self.decoders, self.request, self.answering, self.machine = decoders, request, answering, machine
-        self.target, self.tested = answering.target, tested
+        self.decoders, self.target, self.answering = session.decoders, session.target, session.answering
 
     def prompt(self, sample: Sample) -> Request:
         """Return the request of the sample's own method."""
-        return self.request(sample)
+        return self.session.request(sample)
 
     def level(self, label: str, concurrency: int, repeat: int) -> None:
         """Make one level, after a few tokens that are not measured. One that takes too long is left out."""
@@ -120,7 +113,7 @@ class LevelsTogether(Levels[Request]):
             with (
                 self.answering.in_time(label, max(1, len(sent))),
                 quiet_collector(),
-                self.machine.watch() as seen,
+                session.machine.watch() as seen,
             ):
                 started, began = time.time(), time.perf_counter()
                 at_once.answer([_asked(one) for _, one in sent], ended)
@@ -186,7 +179,7 @@ class LevelsTogether(Levels[Request]):
         if self.session.config.temperature == 0 or not self.decoders[label].lossless:
             return
         verdicts = [
-            self.tested(row, asked.prompt, asked.sampling, done.generation.offers).sampled
+            self.session.tested(row, asked.prompt, asked.sampling, done.generation.offers).sampled
             for row, asked, done in good
             if done.generation is not None
         ]

@@ -150,14 +150,9 @@ class LocalSession(Session):
         self.events.on_warning(f"{label} is dropped: it {why}")  # its rows say so too
 
     def afterwards(self, samples: Sequence[Sample]) -> None:
-        self.second_passes().make(samples, self.config.seed)
+        SecondPasses(self).make(samples)
         if self.config.concurrency:
-            run_dir = cast("RunDir", self.run_dir)
-            LevelsTogether(self, run_dir, self.decoders, self.request, self.answering, self.machine, self.tested).make()
-
-    def second_passes(self) -> SecondPasses:
-        """What answers once more, untimed, after the samples."""
-        return SecondPasses(self.recording, self.decoders, self.run_dir, self._answer_again, self.warn_and_keep)
+            LevelsTogether(self, cast("RunDir", self.run_dir)).make()
 
     def failed(self, error: BaseException, row: Row) -> None:
         self._offers.pop(row.key, None)
@@ -225,7 +220,7 @@ class LocalSession(Session):
         seed = sample_seed(self.config.seed, sample.question.id, sample.turn, sample.repeat)
         return Request(sample.method, decoder, self._prompt(sample), self.limits, self._sampling(seed))
 
-    def _answer_again(self, decoder: Decoder, sample: Sample, most: int | None = None) -> Generation:
+    def answer_again(self, decoder: Decoder, sample: Sample, most: int | None = None) -> Generation:
         """Answer a prompt once more, unrecorded. most: tokens, where that is fewer than the run's own limit."""
         own = self.limits.max_new_tokens
         limits = replace(self.limits, max_new_tokens=min(most or own, own))

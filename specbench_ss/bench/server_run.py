@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 
 from specbench_ss import registry
 from specbench_ss.bench.build_config import Access
 from specbench_ss.bench.concurrency import Levels
-from specbench_ss.bench.preflight import check_ids, check_texts
+from specbench_ss.bench.preflight import MOST_SAMPLES, check_ids, check_texts
 from specbench_ss.bench.run_loop import Events, Session, Silent
 from specbench_ss.bench.runner import finished
 from specbench_ss.bench.schedule import Sample, warm_messages
@@ -70,7 +71,6 @@ def filled(row: Row, answer: Answer, counts: Counters | None) -> Row:
 
 
 SHOWN = 8  # models that a message lists
-MODELS = "a list of models"
 VERSIONS = {
     "/version": "version",
     "/props": "build_info",
@@ -115,19 +115,21 @@ def _model(server: Server, wanted: str | None) -> str:
             return wanted
         raise server.refusal(page)
     try:
-        names = [model.id for model in msgspec.json.decode(page.content, type=_Models).data]
+        names = _names(page)
     except MALFORMED:
         kind = page.headers.get("content-type", "no type").partition(";")[0]
         hint = "" if server.url.endswith("/v1") else f"; is the address {server.shown_url}/v1?"
         raise AnswerError(f"{server.shown_url}/models answers with {kind}, which is no list of models{hint}") from None
-    if wanted:
-        return wanted
-    if len(names) == 1:
-        return names[0]
+    if wanted or len(names) == 1:
+        return wanted or names[0]
     listed = ", ".join(sorted(names)[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
     raise AnswerError(
         f"{server.shown_url} has {len(names)} models: name one with --endpoint-model{': ' * bool(names)}{listed}"
     )
+
+
+def _names(page: httpx.Response) -> list[str]:
+    return [model.id for model in msgspec.json.decode(page.content, type=_Models).data]
 
 
 def probe(server: Server, settings: Mapping[str, Any]) -> Answer:
@@ -155,7 +157,7 @@ def probe(server: Server, settings: Mapping[str, Any]) -> Answer:
 def _known(server: Server) -> str:
     """Say which models there are, where the one that is asked for is not among them."""
     try:
-        names = [m.id for m in msgspec.json.decode(server.get(f"{server.url}/models").content, type=_Models).data]
+        names = _names(server.get(f"{server.url}/models"))
     except (AnswerError, *MALFORMED):
         return ""
     if server.model in names or not names:
@@ -392,9 +394,6 @@ class ServedSession(Session):
 
     def afterwards(self, samples: Sequence[Sample]) -> None:
         ServedLevels(self, self.run_dir).make()
-
-
-MOST_SAMPLES = 10_000_000  # the schedule is held in memory
 
 
 @dataclass(frozen=True, slots=True)
