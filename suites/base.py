@@ -38,15 +38,16 @@ def is_hub(data: Path) -> bool:
 
 def read_data(data: Path) -> Iterator[tuple[str, Row]]:
     """Yield every row with its place, of a JSONL file (which may be NAME.gz) or a hub data set. Raises UserError."""
-    return _hub_rows(str(data)) if is_hub(data) else read_rows(data)
-
-
-def _hub_rows(text: str) -> Iterator[tuple[str, Row]]:
+    if not is_hub(data):
+        yield from read_rows(data)
+        return
     from specbench_ss.training.data import HubSource
 
-    form = _FORM.fullmatch(text)
+    form = _FORM.fullmatch(str(data))
     if form is None:
-        raise UserError(f"cannot read {text!r}: expected hub:OWNER/NAME, hub:OWNER/NAME:CONFIG:SPLIT or ...@REVISION")
+        raise UserError(
+            f"cannot read {str(data)!r}: expected hub:OWNER/NAME, hub:OWNER/NAME:CONFIG:SPLIT or ...@REVISION"
+        )
     source = HubSource(form["name"], form["config"] or None, form["split"] or "test", form["revision"])
     for place, row in source.rows():
         yield place, dict(row)
@@ -67,13 +68,9 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     return questions_of(path, lambda place, _, row: question_of(place, row))
 
 
-def lab_questions(category: str, split: str, limit: int) -> tuple[Question, ...]:
-    """Return the first questions of a category for the lab's models; 0 is all. split: "eval" or "calibration"."""
-    return _frozen(split)[category][: limit or None]
-
-
 @cache
-def _frozen(split: str) -> dict[str, tuple[Question, ...]]:
+def lab_questions(split: str) -> dict[str, tuple[Question, ...]]:
+    """Return the questions for the lab's models, by category. split: "eval" or "calibration"."""
     questions = read_questions(LAB_QUESTIONS / f"questions-{split}.jsonl.gz")
     return {name: tuple(q for q in questions if q.category == name) for name in LAB_SIZES}
 
@@ -304,7 +301,7 @@ class FileSuite(Suite):
         """Return the lab's questions. They are the same whatever the seed of the run, so that runs can be compared."""
         limit = self.lab_limit if request.limit is None else request.limit
         asked = (name for name in self.lab_categories if name in (request.categories or self.lab_categories))
-        questions = tuple(question for name in asked for question in lab_questions(name, split, limit))
+        questions = tuple(question for name in asked for question in lab_questions(split)[name][: limit or None])
         return SuiteData(
             self.name,
             "generated",

@@ -172,7 +172,7 @@ class LongContext(Suite):
         text = "\n\n".join(_documents(request.data))
         sizes, notes = _fitting(request.categories, request.context_length)
         limit = DEFAULT_LIMIT if request.limit is None else request.limit
-        count = request.count_tokens or _guess
+        count = request.count_tokens or (lambda text: len(text) // CHARS_PER_TOKEN)
         if request.count_tokens is None:
             notes.append(f"lengths are estimates, {CHARS_PER_TOKEN} characters a token: there is no tokenizer to ask")
         questions, short = _questions(text, sizes, limit, count)
@@ -238,10 +238,6 @@ def _piece(text: str, begin: int, tokens: int, count: Count) -> _Piece | None:
     end = max(text.rfind(" ", begin, low), text.rfind("\n", begin, low))
     end = end if end > begin else low
     return _Piece(text[begin:end].strip(), end) if text[begin:end].strip() else None
-
-
-def _guess(text: str) -> int:
-    return len(text) // CHARS_PER_TOKEN
 
 
 def _documents(data: Path) -> Iterator[str]:

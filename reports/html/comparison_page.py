@@ -73,7 +73,7 @@ def page(runs: Sequence[Results]) -> dict[str, Any]:
         "differences": _differences(named, found),
         "speedups": _speedups(named, look),
         "changes": [_changes(pair, metric, look) for pair in pairs for metric in NAMES if _known(pair, metric)],
-        "tasks": [_tasks(pair, look) for pair in pairs if _has_tasks(pair)],
+        "tasks": [_tasks(pair, look) for pair in pairs if len({row.category for row in pair.rows}) > 2],
     }
 
 
@@ -203,10 +203,6 @@ def _ends(metric: str, change: Change) -> Cell:
 
 def _verdict(change: Change) -> Cell:
     return Cell(change.verdict, change.verdict, tag=VERDICTS.get(change.verdict, "flat"))
-
-
-def _has_tasks(pair: Pair) -> bool:
-    return len({row.category for row in pair.rows}) > 2
 
 
 def _tasks(pair: Pair, look: Mapping[str, Style]) -> Table:

@@ -91,7 +91,6 @@ def samples(view: View) -> dict[str, Any]:
                 "css": style.css,
                 "symbol": style.symbol,
                 "colour": style.colour,
-                "marker": style.marker,
                 "void": view.overall[label].comparison == "void",
                 **column(label),
             }

@@ -6,16 +6,17 @@ import contextlib
 import os
 import sys
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from specbench_ss.bench import run_loop
 from specbench_ss.bench.draft_recording import SecondPasses, samples_to_record
 from specbench_ss.bench.preflight import Plan, preset_notes
-from specbench_ss.bench.run_loop import Events, RunLoop, Silent
+from specbench_ss.bench.run_loop import Events, RunLoop, Watch, unwatched
 from specbench_ss.bench.runner import Loaded, LocalSession, finished, load
 from specbench_ss.bench.schedule import Sample
 from specbench_ss.bench.timed_sample import frozen_heap
@@ -65,8 +66,11 @@ class Parcel:
         return list(dict.fromkeys(problem for problem in problems if problem))
 
 
-class Collected:
-    """A `Ledger` in memory. path, manifest: of the run directory that it is for, which it does not touch."""
+class Collected(Events):
+    """A `Ledger` in memory, and the session's `Events`, since warnings travel with what was made.
+
+    path, manifest: of the run directory that it is for, which it does not touch.
+    """
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path, self.manifest = path, manifest
@@ -96,6 +100,10 @@ class Collected:
     def keep_warning(self, text: str) -> None:
         """Keep a warning."""
         self.parcel.warnings.append(text)
+
+    def on_warning(self, text: str) -> None:
+        """Keep what whoever watches the run should hear."""
+        self.parcel.told.append(text)
 
     def handed_over(self) -> Parcel:
         """Return what was kept since this was last asked for."""
@@ -156,23 +164,22 @@ def _complete(sample: Sample, ledger: Ledger, baseline: str) -> bool:
 class Worker:
     """Makes what it is asked for, in a process of Ray, which starts another one where it is lost."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self) -> None:
         self._loaded: Loaded | None = None
 
-    def start(self) -> Parcel:
+    def start(self, job: Job) -> Parcel:
         """Load and warm up. Raises UserError as the loaders do."""
-        plan, where = self.job.plan, self.job.where
+        plan, where = job.plan, job.where
         for file in plan.config.plugin:
             if load_plugin(Path(file.file)).sha256 != file.sha256:
                 raise UserError(f"plugin {file.file} is another file where a worker reads it")
         if where.timeout is not None:
             check_thread()
         loaded = self._loaded = load(plan)
-        manifest = loaded.manifest(plan, self.job.command)
+        manifest = loaded.manifest(plan, job.command)
         ledger = self._ledger = Collected(where.out, manifest)
         session = self._session = LocalSession(
-            plan.config, loaded.target, plan.suite, plan.data, loaded.decoders, ledger, _Told(ledger), where
+            plan.config, loaded.target, plan.suite, plan.data, loaded.decoders, ledger, ledger, where
         )
         for note in preset_notes(plan.config, loaded.target, plan.data, loaded.decoders):
             ledger.keep_warning(note)
@@ -190,10 +197,10 @@ class Worker:
 
         return str(ray.get_runtime_context().get_node_id())
 
-    def make(self, shard: Shard) -> Parcel:
+    def make(self, shard: Shard, job: Job) -> Parcel:
         """Make what is missing of a question."""
         if self._loaded is None:  # in the place of a process that was lost
-            begun = self.start()
+            begun = self.start(job)
             lost = f"a worker was lost at question {shard.question_id}, which another one does anew"
             self._ledger.parcel = replace(begun, warnings=[*begun.warnings, lost], told=[*begun.told, lost])
         self._ledger.rows = {row.key: row for row in shard.rows}
@@ -214,17 +221,6 @@ class Worker:
             return ""
         self._session.machine.close()
         return self._loaded.changed()
-
-
-class _Told(Events):
-    """The session's `Events`: warnings travel with what was made."""
-
-    def __init__(self, ledger: Collected) -> None:
-        self._ledger = ledger
-
-    def on_warning(self, text: str) -> None:
-        """Keep what whoever watches the run should hear."""
-        self._ledger.parcel.told.append(text)
 
 
 LOSSES = 3  # processes that one question, or starting, may cost
@@ -298,9 +294,9 @@ class RayPool:
     def __init__(self, ray: Any, job: Job, count: int, cpus: int, gpus: int) -> None:
         self._ray = ray
         kind = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=LOSSES - 1)(Worker)
-        held = ray.put(job)
-        self._workers = [kind.remote(held) for _ in range(count)]
-        self._asked = {worker.start.remote(): (worker, "starting") for worker in self._workers}
+        self._job = ray.put(job)
+        self._workers = [kind.remote() for _ in range(count)]
+        self._asked = {worker.start.remote(self._job): (worker, "starting") for worker in self._workers}
         self._idle: list[Any] = []
 
     def start(self) -> Parcel:
@@ -316,7 +312,7 @@ class RayPool:
         while missing:
             while self._idle and todo:
                 worker, shard = self._idle.pop(), todo.popleft()
-                self._asked[worker.make.remote(shard)] = worker, f"question {shard.question_id}"
+                self._asked[worker.make.remote(shard, self._job)] = worker, f"question {shard.question_id}"
             parcel = self._hear()
             missing -= bool(parcel.question_id)
             yield parcel
@@ -438,25 +434,12 @@ def _without_place(entry: Any) -> Any:
     return {name: value for name, value in entry.items() if name not in ("device", "computed", "origin")}
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+@dataclass(frozen=True, kw_only=True)
+class Ready(run_loop.Ready):
     """A run about to start. model: what its manifest says of the model."""
 
-    plan: Plan
     labels: tuple[str, ...]
     model: dict[str, Any]
-    run_dir: RunDir
-
-
-Watch = Callable[[Ready], AbstractContextManager[Events]]
-
-
-@contextmanager
-def unwatched(ready: Ready) -> Iterator[Events]:
-    """Nobody is told anything: the notes are kept in the manifest."""
-    for note in ready.plan.notes:
-        ready.run_dir.keep_warning(note)
-    yield Silent()
 
 
 def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch = unwatched) -> Results:
@@ -473,7 +456,9 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
         begun = pool.start()
         labels = tuple(method["label"] for method in begun.manifest["methods"])
         run_dir = stack.enter_context(RunDir.open(where, begun.manifest, data.questions))
-        events = stack.enter_context(watch(Ready(plan, labels, begun.manifest["model"], run_dir)))
+        events = stack.enter_context(
+            watch(Ready(plan=plan, run_dir=run_dir, labels=labels, model=begun.manifest["model"]))
+        )
         run_dir.update(recording=where.recording.as_dict())
         ShardedRun(config, data, begun, run_dir, events, where, pool).carry_out()
         return finished(run_dir, events)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
+from typing import Any, Protocol
 
 from specbench_ss.bench.schedule import Sample, plan, sample_seed, tasks_in_turn
 from specbench_ss.bench.stopping import reached, why_stop
@@ -20,7 +22,7 @@ from specbench_ss.runs.config import Goal, RunConfig
 from specbench_ss.runs.environment import busy, changed_since, environment, now
 from specbench_ss.runs.output_match import FAILED, check_readable, not_compared
 from specbench_ss.runs.records import Row, Sameness
-from specbench_ss.runs.run_dir import Ledger
+from specbench_ss.runs.run_dir import Ledger, RunDir
 from specbench_ss.suite import Suite, SuiteData
 
 
@@ -57,6 +59,26 @@ class Events(Protocol):
 
 class Silent(Events):
     """Hears everything and says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A run about to start. notes: what its readers should know besides those of the plan, a sentence each."""
+
+    plan: Any
+    run_dir: RunDir
+    notes: tuple[str, ...] = ()
+
+
+Watch = Callable[[Any], AbstractContextManager[Events]]  # is given what is ready, and gives who is told of progress
+
+
+@contextlib.contextmanager
+def unwatched(ready: Ready) -> Iterator[Events]:
+    """Nobody is told anything: the notes are kept beside the run's own warnings, in its manifest."""
+    for note in (*ready.plan.notes, *ready.notes):
+        ready.run_dir.keep_warning(note)
+    yield Silent()
 
 
 class RunLoop(ABC):

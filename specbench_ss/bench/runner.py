@@ -9,19 +9,20 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from torch import Tensor
 
 from specbench_ss import registry
+from specbench_ss.bench import run_loop
 from specbench_ss.bench.concurrency import LevelsTogether
 from specbench_ss.bench.draft_recording import SecondPasses
 from specbench_ss.bench.preflight import Plan, check_ids, limits, preset_notes, prompt_ids
 from specbench_ss.bench.run_loop import Events as Events
-from specbench_ss.bench.run_loop import Session, Silent
+from specbench_ss.bench.run_loop import Session, Watch, unwatched
 from specbench_ss.bench.sampled_tokens import judge_sampled
 from specbench_ss.bench.schedule import Sample, sample_seed, warm_prompts
 from specbench_ss.bench.telemetry import MachineRecord, Seen
@@ -255,26 +256,12 @@ class LocalSession(Session):
         return super().without_comparison(sample, row, reason)
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A run about to start. labels: of its methods, in order. notes: what its readers should know, a sentence each."""
+@dataclass(frozen=True, kw_only=True)
+class Ready(run_loop.Ready):
+    """A run about to start. labels: of its methods, in order."""
 
-    plan: Plan
     target: Target
     labels: tuple[str, ...]
-    notes: tuple[str, ...]
-    run_dir: RunDir
-
-
-Watch = Callable[[Ready], AbstractContextManager["Events"]]
-
-
-@contextmanager
-def unwatched(ready: Ready) -> Iterator[Events]:
-    """Nobody is told anything: the notes are kept beside the run's own warnings, in its manifest."""
-    for note in (*ready.plan.notes, *ready.notes):
-        ready.run_dir.keep_warning(note)
-    yield Silent()
 
 
 def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch = unwatched) -> Results:
@@ -296,7 +283,7 @@ def _measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch)
     notes = tuple(preset_notes(config, target, data, decoders))
     with (
         RunDir.open(where, loaded.manifest(plan, command), data.questions) as run_dir,
-        watch(Ready(plan, target, tuple(decoders), notes, run_dir)) as events,
+        watch(Ready(plan=plan, run_dir=run_dir, notes=notes, target=target, labels=tuple(decoders))) as events,
     ):
         run_dir.update(recording=where.recording.as_dict())
         run(config, target, plan.suite, data, decoders, run_dir, events, where)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ import httpx
 import msgspec
 
 from specbench_ss import registry
+from specbench_ss.bench import run_loop
 from specbench_ss.bench.build_config import Access
 from specbench_ss.bench.concurrency import Levels
 from specbench_ss.bench.preflight import MOST_SAMPLES, check_ids, check_texts
-from specbench_ss.bench.run_loop import Events, Session, Silent
+from specbench_ss.bench.run_loop import Events, Session, Watch, unwatched
 from specbench_ss.bench.runner import finished
 from specbench_ss.bench.schedule import Sample, warm_messages
 from specbench_ss.bench.server_client import (
@@ -335,11 +336,11 @@ class ServedSession(Session):
 
     def warm_up(self) -> None:
         prompts = warm_messages(self.data.questions, self.config.warmup)
-        warm_up(self.servers, prompts, self._warm_sample, self.warn_and_keep, self._unwarmed)
 
-    def _unwarmed(self, label: str, error: BaseException) -> None:
-        """Warn of a server that failed; each of its samples is asked for all the same."""
-        self.warn_and_keep(f"{label} failed during warm-up: {error_text(error)}")
+        def failed(label: str, error: BaseException) -> None:  # each of its samples is asked for all the same
+            self.warn_and_keep(f"{label} failed during warm-up: {error_text(error)}")
+
+        warm_up(self.servers, prompts, self._warm_sample, self.warn_and_keep, failed)
 
     def _warm_sample(self, label: str, messages: list[dict[str, str]], max_new_tokens: int) -> float:
         """Seconds per token of one unrecorded request."""
@@ -404,25 +405,14 @@ class Plan:
     suite: Suite
     data: SuiteData
     samples: int
+    notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+@dataclass(frozen=True, kw_only=True)
+class Ready(run_loop.Ready):
     """A run about to start."""
 
-    plan: Plan
     found: Sequence[Found]
-    run_dir: RunDir
-
-
-Watch = Callable[[Ready], AbstractContextManager[Events]]
-
-
-@contextmanager
-def unwatched(ready: Ready) -> Iterator[Events]:
-    """Nobody is told anything."""
-
-    yield Silent()
 
 
 def check(config: RunConfig, where: RunTarget) -> Plan:
@@ -450,7 +440,7 @@ def measure(plan: Plan, where: RunTarget, access: Access, command: Sequence[str]
         found = [about(server, probe(server, asked)) for server in servers]
         manifest = dict(manifest_for(config, data, found, access.hidden(command)))
         run_dir = stack.enter_context(RunDir.open(where, manifest, data.questions))
-        events = stack.enter_context(watch(Ready(plan, found, run_dir)))
+        events = stack.enter_context(watch(Ready(plan=plan, run_dir=run_dir, found=found)))
         by_label = {server.label: server for server in servers}
         ServedSession(config, plan.suite, data, by_label, run_dir, events, where).carry_out()
         return finished(run_dir, events)

@@ -105,6 +105,7 @@ def _finite(value: float | None) -> float | None:
 
 
 Reading = dict[str, float]  # column -> value
+BUSY = ("user", "nice", "system", "irq", "softirq", "steal")  # of a core's times; guests' are the user's as well
 
 
 class Host:
@@ -119,7 +120,6 @@ class Host:
         self.cores: list[int] = sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
         self.core_share: list[float] = []
         self._before = self._times()
-        self._frequency = self._has_frequency()
 
     def read(self, slow: bool = False) -> Reading:
         """Return what was used since the last reading. Shares are of the usable cores together, 0 to 1.
@@ -131,8 +131,9 @@ class Host:
         used = resource.getrusage(resource.RUSAGE_SELF)
         found["host_rss_bytes"] = self._process.memory_info().rss
         found["host_page_faults"] = used.ru_minflt + used.ru_majflt
-        if slow and self._frequency:
-            found["host_mhz"] = psutil.cpu_freq().current
+        if slow:
+            with contextlib.suppress(Exception):  # not every system tells, and each fails in its own way
+                found["host_mhz"] = psutil.cpu_freq().current
         return found
 
     def _shares(self) -> Reading:
@@ -151,21 +152,9 @@ class Host:
         """(seconds on the wall, busy seconds of each usable core, processor seconds of this process)."""
         all_cores = psutil.cpu_times(percpu=True)
         chosen = [all_cores[core] for core in self.cores if core < len(all_cores)] or all_cores
-        busy = [sum(core) - core.idle - getattr(core, "iowait", 0.0) - _counted_twice(core) for core in chosen]
+        busy = [sum(getattr(core, kind, 0.0) for kind in BUSY) for core in chosen]
         used = resource.getrusage(resource.RUSAGE_SELF)
         return time.perf_counter(), busy, used.ru_utime + used.ru_stime
-
-    def _has_frequency(self) -> bool:
-        try:
-            found = psutil.cpu_freq()
-        except Exception:  # not every system tells, and each fails in its own way
-            return False
-        return found is not None and found.current > 0
-
-
-def _counted_twice(core: Any) -> float:
-    """Guests' time, which Linux counts as the user's as well."""
-    return float(getattr(core, "guest", 0.0) + getattr(core, "guest_nice", 0.0))
 
 
 PERCENT = 100.0
@@ -371,27 +360,15 @@ def disturbed_by(seen: Seen) -> str:
 
     A clock that changes is no disturbance by itself: it follows the load. The driver's reason for slowing down is one.
     """
-    return "; ".join((*_foreign_on_device(seen), *_throttled(seen), *_foreign_on_host(seen)))
-
-
-def _foreign_on_device(seen: Seen) -> list[str]:
-    most = int(max(seen.within("nvml_foreign_processes"), default=0))
-    return [f"{most} other {'process' if most == 1 else 'processes'} on the device"] if most else []
-
-
-def _throttled(seen: Seen) -> list[str]:
-    bits = 0
-    for value in seen.within("nvml_clock_events"):
-        bits |= int(value)
-    words = [word for bit, word in THROTTLES.items() if bits & bit]
-    return [f"the device was slowed down: {', '.join(words)}"] if words else []
-
-
-def _foreign_on_host(seen: Seen) -> list[str]:
-    if seen.span < TICKS * TICK_S:  # what the system counts in ticks would be rounding
-        return []
+    others = int(max(seen.within("nvml_foreign_processes"), default=0))
+    told = [f"{others} other {'process' if others == 1 else 'processes'} on the device"] if others else []
+    bits = [int(value) for value in seen.within("nvml_clock_events")]
+    if words := [word for bit, word in THROTTLES.items() if any(value & bit for value in bits)]:
+        told.append(f"the device was slowed down: {', '.join(words)}")
     share = seen.mean("host_foreign_share") or 0.0
-    return [f"other processes took {share:.0%} of the processor"] if share > FOREIGN_SHARE else []
+    if share > FOREIGN_SHARE and seen.span >= TICKS * TICK_S:  # in a shorter one it would be rounding
+        told.append(f"other processes took {share:.0%} of the processor")
+    return "; ".join(told)
 
 
 class Tries:

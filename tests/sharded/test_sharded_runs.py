@@ -164,7 +164,7 @@ def test_resuming_makes_what_is_missing_of_a_question_and_nothing_else(by: Calla
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:-3]))
     left = read_run(tmp_path / "run")
     asked: list[Any] = []
-    ray = FakeRay(lambda name, *given: asked.extend(given if name == "make" else []) or False)
+    ray = FakeRay(lambda name, *given: asked.extend(given[:1] if name == "make" else []) or False)
     again = by(ray, "run", resume=True)
     same(whole, again)
     kept = {row.key: row.started for row in left.rows}
@@ -196,7 +196,7 @@ def test_all_repeats_of_a_question_are_made_by_one_worker(by: Callable[..., Run]
     kept = [line for line in file.read_text().splitlines(keepends=True) if Row.read(line.encode()).key != bad]
     file.write_text("".join(kept))
     asked: list[Any] = []
-    ray = FakeRay(lambda name, *given: asked.extend(given if name == "make" else []) or False)
+    ray = FakeRay(lambda name, *given: asked.extend(given[:1] if name == "make" else []) or False)
     again = by(ray, "run", resume=True, goal=goal)
     same(whole, again)
     assert [shard.question_id for shard in asked] == [bad[0]]
