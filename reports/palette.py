@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from specbench_ss.options import REFERENCE
-from specbench_ss.reports.html.page_parts import Cell
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#7A8089"  # plain decoding
@@ -69,10 +68,6 @@ class Style:
     def swatch(self) -> str:
         """Return what a swatch needs: its class and its symbol, as 'm3 diamond'."""
         return f"{self.css} {self.symbol}"
-
-    def cell(self) -> Cell:
-        """Return a table cell with the method's name."""
-        return Cell(self.label, self.label, swatch=self.swatch)
 
 
 def styles(labels: Sequence[str], plain: Collection[str] = (), baseline: str = REFERENCE) -> dict[str, Style]:

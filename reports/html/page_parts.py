@@ -8,17 +8,15 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from specbench_ss.reports.palette import Style
 from specbench_ss.results import columns
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.cost_model import Pair
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import number
 from specbench_ss.runs.records import Run
-
-if TYPE_CHECKING:
-    from specbench_ss.reports.palette import Style
 
 MEANINGS = {column.name: column.meaning for column in (*columns.LEVELS, *columns.MACHINE, *columns.SUMMARY)}
 HEIGHT = 390  # pixels of a chart that has none of its own
@@ -181,11 +179,16 @@ class View:
 
     def method(self, title: str = "method") -> Column:
         """Return the column that names the method of a row."""
-        return Column(title, lambda row: self.look[_method_of(row)].cell(), numeric=False)
+        return Column(title, lambda row: named(self.look[_method_of(row)]), numeric=False)
 
 
 def _method_of(row: Any) -> str:
     return str(row["method"] if isinstance(row, Mapping) else row.method)
+
+
+def named(style: Style) -> Cell:
+    """Return a cell with a method's name."""
+    return Cell(style.label, style.label, swatch=style.swatch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,10 +28,8 @@ from specbench_ss.engine.target import Output
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import error_text
-from specbench_ss.runs.run_dir import DRAFTS, TRACES, Drafts, DraftStep, read_drafts
-
-if TYPE_CHECKING:
-    from specbench_ss.bench.runner import LocalSession
+from specbench_ss.runs.config import Recording, RunConfig
+from specbench_ss.runs.run_dir import DRAFTS, TRACES, Drafts, DraftStep, Ledger, read_drafts
 
 MOST_STEPS = 256  # recorded of an answer, so that a record stays small
 REMEMBERS = "the method remembers prompts: a second pass would be answered from memory"
@@ -226,10 +224,22 @@ def timeline(spans: Sequence[Span], bins: int) -> list[float]:
     return [float(share) for share in np.divide(covered, width, out=np.zeros(bins), where=width > 0).clip(0, 1)]
 
 
+class Session(Protocol):
+    """As much of a session as second passes need."""
+
+    config: RunConfig
+    recording: Recording
+    run_dir: Ledger
+    decoders: dict[str, Decoder]
+
+    def answer_again(self, decoder: Decoder, sample: Sample, most: int | None = None) -> Generation: ...
+    def warn_and_keep(self, text: str) -> None: ...
+
+
 class SecondPasses:
     """The second passes of a session's methods."""
 
-    def __init__(self, session: LocalSession) -> None:
+    def __init__(self, session: Session) -> None:
         self.session, self.recording, self.run_dir = session, session.recording, session.run_dir
         self.decoders, self.answer, self.warn = session.decoders, session.answer_again, session.warn_and_keep
 

@@ -17,9 +17,8 @@ import msgspec
 from specbench_ss import registry
 from specbench_ss.bench import run_loop
 from specbench_ss.bench.build_config import Access
-from specbench_ss.bench.concurrency import Levels
 from specbench_ss.bench.preflight import MOST_SAMPLES, check_ids, check_texts
-from specbench_ss.bench.run_loop import Events, Session, Watch, unwatched
+from specbench_ss.bench.run_loop import Events, Levels, Session, Watch, unwatched
 from specbench_ss.bench.runner import finished
 from specbench_ss.bench.schedule import Sample, warm_messages
 from specbench_ss.bench.server_client import (
