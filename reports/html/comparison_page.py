@@ -11,7 +11,7 @@ from specbench_ss import __version__
 from specbench_ss.errors import UserError
 from specbench_ss.reports import charts
 from specbench_ss.reports.html.health import LEVELS
-from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Notice, Table, named, plain
+from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Notice, Table, method_cell, plain
 from specbench_ss.reports.palette import Style, styles, symbols
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.checks import worst_first
@@ -79,7 +79,7 @@ def page(runs: Sequence[Results]) -> dict[str, Any]:
 
 def _pair(first: Named, other: Named) -> Pair:
     try:
-        _, rows = compared(first.run, other.run)
+        _, rows = compared(first.results, other.results)
     except UserError as error:
         return Pair(other.letter, "no comparison, see below.", (), str(error).split("; --anyway")[0])
     return Pair(other.letter, comparison_finding(rows), rows)
@@ -135,7 +135,7 @@ def _speedups(named: Sequence[Named], look: Mapping[str, Style]) -> Chart:
     names = [f"{row.method}, {letter}" for row, letter in rows]
     drawn = charts.ranking([row for row, _ in rows], look, names)
     columns = [
-        Column("method", lambda pair: named(look[pair[0].method]), numeric=False),
+        Column("method", lambda pair: method_cell(look[pair[0].method]), numeric=False),
         Column("run", lambda pair: pair[1], numeric=False),
         Column("speedup", lambda pair: _speedup(pair[0])),
         Column("95 % interval", lambda pair: _interval(pair[0])),
@@ -183,7 +183,7 @@ def _changes(pair: Pair, metric: str, look: Mapping[str, Style]) -> Table:
 def _columns(pair: Pair, metric: str, look: Mapping[str, Style]) -> list[Column]:
     digits = NAMES[metric][1]
     return [
-        Column("method", lambda row: named(look[row.method]), numeric=False),
+        Column("method", lambda row: method_cell(look[row.method]), numeric=False),
         Column("A", lambda row: row.changes[metric].a, digits=digits),
         Column(pair.letter, lambda row: row.changes[metric].b, digits=digits),
         Column("change", lambda row: _change(metric, row.changes[metric])),

@@ -9,7 +9,7 @@ from specbench_ss.reports import charts
 from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, View, figure, plain
 from specbench_ss.results import ranking
 from specbench_ss.results.concurrency import LevelRow, level_rows
-from specbench_ss.results.cost_model import MachineRow, machine_rows, points, roof_of
+from specbench_ss.results.cost_model import MachineRow, points, roof_of
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import interval, number, percent, times
 
@@ -75,15 +75,14 @@ def _known(column: Column, row: MachineRow) -> bool:
 
 def rows_of(view: View) -> list[MachineRow]:
     """Return what is known of the machine, in the order of the ranking."""
-    void = [label for label, row in view.overall.items() if row.comparison == "void"]
     order = list(view.look)
-    return sorted(machine_rows(view.run, void, view.pairs), key=lambda row: order.index(row.method))
+    return sorted(view.results.machine_rows, key=lambda row: order.index(row.method))
 
 
 def roofline(view: View) -> Chart | None:
     """Return the parts of all methods' steps under the machine's limits; None where these are not known."""
     roof, order = roof_of(view.run), list(view.look)
-    found = sorted(points(view.pairs), key=lambda point: order.index(point.method))
+    found = sorted(points(view.results.pairs), key=lambda point: order.index(point.method))
     if roof is None or not found:
         return None
     columns = [

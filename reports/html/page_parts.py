@@ -11,14 +11,13 @@ from io import StringIO
 from typing import Any
 
 from specbench_ss.reports.palette import Style
-from specbench_ss.results import columns
+from specbench_ss.results import frames
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.cost_model import Pair
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import number
 from specbench_ss.runs.records import Run
 
-MEANINGS = {column.name: column.meaning for column in (*columns.LEVELS, *columns.MACHINE, *columns.SUMMARY)}
+MEANINGS = {column.name: column.meaning for column in (*frames.LEVELS, *frames.MACHINE, *frames.SUMMARY)}
 HEIGHT = 390  # pixels of a chart that has none of its own
 C0 = [
     "NUL", "SOH", "STX", "ETX", "EOT", "ENQ", "ACK", "BEL", "BS", "HT", "LF", "VT", "FF", "CR", "SO", "SI",
@@ -158,14 +157,13 @@ class View:
     """What every section of a run's page is made of.
 
     look: the style of each method, in the order of the ranking. overall: its row over all tasks, in that order.
-    contestants: methods of the ranking, without plain decodings that are folded. pairs: as of `cost_model.pairs`.
+    contestants: methods of the ranking, without plain decodings that are folded.
     """
 
     results: Results
     look: Mapping[str, Style]
     overall: Mapping[str, SummaryRow]
     contestants: Sequence[str]
-    pairs: Sequence[Pair]
 
     @property
     def run(self) -> Run:
@@ -179,14 +177,14 @@ class View:
 
     def method(self, title: str = "method") -> Column:
         """Return the column that names the method of a row."""
-        return Column(title, lambda row: named(self.look[_method_of(row)]), numeric=False)
+        return Column(title, lambda row: method_cell(self.look[_method_of(row)]), numeric=False)
 
 
 def _method_of(row: Any) -> str:
     return str(row["method"] if isinstance(row, Mapping) else row.method)
 
 
-def named(style: Style) -> Cell:
+def method_cell(style: Style) -> Cell:
     """Return a cell with a method's name."""
     return Cell(style.label, style.label, swatch=style.swatch)
 

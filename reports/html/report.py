@@ -13,12 +13,11 @@ from specbench_ss.reports import palette
 from specbench_ss.reports.html import assets, health, machine, ranking, samples, speed, steps
 from specbench_ss.reports.html import comparison_page as of_several
 from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Fact, Notice, Table, View, visible
-from specbench_ss.results import cost_model
 from specbench_ss.results import ranking as verdict_text
 from specbench_ss.results.analysis import Results, told_scope, trained
 from specbench_ss.results.analysis import budgets as what_each_had
 from specbench_ss.results.checks import worst_first
-from specbench_ss.results.cost_model import pairs, waterfalls
+from specbench_ss.results.cost_model import parts, roof_of, waterfalls
 from specbench_ss.results.report import Experiment, Grid, Plot, Report, Result
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.terminal import cell, machine_lines
@@ -75,7 +74,7 @@ def view_of(results: Results) -> View:
     folded = {row.reference for row in overall.values() if row.method not in controls} & controls
     contestants = [label for label in overall if label not in folded]
     contestants.sort(key=lambda label: label in controls)
-    return View(results, look, overall, contestants, pairs(run))
+    return View(results, look, overall, contestants)
 
 
 def page(results: Results) -> dict[str, Any]:
@@ -167,7 +166,7 @@ def _unlike(view: View) -> list[str]:
 
 
 def _why(view: View) -> dict[str, Any]:
-    by_label = waterfalls(view.run, view.pairs)
+    by_label = waterfalls(view.results.pairs)
     found = [by_label[label] for label in view.contestants if label in by_label]
     room = max(1, 7 - len(found) // 4)  # below the table, which has a row for each method
     sentences = [one.sentence() for one in found[: min(PRINTED, room)]]
@@ -177,10 +176,10 @@ def _why(view: View) -> dict[str, Any]:
 
 def _what_if(view: View) -> list[dict[str, Any]]:
     """Return the measured parts of every method's step, and of the reference's on the same prompts, for predictions."""
-    found = {sides.own.method: sides for sides in cost_model.parts(view.run, view.pairs)}
+    found = parts(view.results.pairs, roof_of(view.run))
     return [
-        asdict(found[label].own)
-        | {"method": visible(label), "plain": asdict(found[label].plain)}
+        asdict(found[label][0])
+        | {"method": visible(label), "plain": asdict(found[label][1])}
         | {"css": view.look[label].css, "symbol": view.look[label].symbol}
         for label in view.contestants
         if label in found and label != view.run.baseline

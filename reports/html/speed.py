@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench_ss.reports import charts
-from specbench_ss.reports.html.page_parts import MEANINGS, Cell, Chart, Column, Table, View, figure, named, plain
+from specbench_ss.reports.html.page_parts import MEANINGS, Cell, Chart, Column, Table, View, figure, method_cell, plain
 from specbench_ss.reports.html.ranking import PILLS
 from specbench_ss.results import frames, ranking
 from specbench_ss.results.summary import SummaryRow
@@ -166,7 +166,7 @@ def matrix(view: View) -> Table:
     cells = by_task(view)
     columns = [Column("method", numeric=False), *map(_task_column, tasks(cells))]
     rows = [
-        [named(view.look[label]), *(_task_cell(cells[label, task]) for task in tasks(cells))]
+        [method_cell(view.look[label]), *(_task_cell(cells[label, task]) for task in tasks(cells))]
         for label in view.contestants
     ]
     marks = {ranking.speedup(row)[:1] for row in cells.values() if row.method in view.contestants}

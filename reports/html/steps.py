@@ -91,7 +91,7 @@ def by_position(view: View) -> Chart | None:
     drafting = [view.overall[label] for label in view.contestants if view.overall[label].acceptance_given]
     if not drafting:
         return None
-    steps = {pair.own.method: pair.own.tally.steps for pair in view.pairs}  # on the same samples
+    steps = {pair.own.method: pair.own.tally.steps for pair in view.results.pairs}  # on the same samples
     columns = [
         view.method(),
         Column("position", "position", digits=0),

@@ -225,6 +225,7 @@ class Worker:
 
 LOSSES = 3  # processes that one question, or starting, may cost
 STARTING_S = 3600.0  # longest wait for the first worker, which may have to read a large model
+STARTING = "starting"
 ADDRESS = "RAY_ADDRESS"  # the environment variable in which Ray looks for a cluster
 
 
@@ -296,7 +297,7 @@ class RayPool:
         kind = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=LOSSES - 1)(Worker)
         self._job = ray.put(job)
         self._workers = [kind.remote() for _ in range(count)]
-        self._asked = {worker.start.remote(self._job): (worker, "starting") for worker in self._workers}
+        self._asked = {worker.start.remote(self._job): (worker, STARTING) for worker in self._workers}
         self._idle: list[Any] = []
 
     def start(self) -> Parcel:
@@ -340,11 +341,13 @@ class RayPool:
             parcel: Parcel = self._ray.get(ready[0])
         except self._ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None)
-            if isinstance(cause, UserError):  # a mistake, which no other worker mends
+            mistake = isinstance(cause, UserError)  # which no other worker mends
+            if mistake and place == STARTING:
                 raise UserError(str(cause)) from None
+            lost = f"no worker can go on at {place}" if mistake else f"{LOSSES} workers were lost at {place}"
+            why = first_line(cause or error)
             raise UserError(
-                f"{LOSSES} workers were lost at {place} (the last one: {first_line(cause or error)}): what is "
-                "committed is whole, and --resume goes on"
+                f"{lost} (the last one: {why}): what is committed is whole, and --resume goes on"
             ) from error
         self._idle.append(worker)
         return parcel
