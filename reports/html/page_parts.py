@@ -154,7 +154,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class View:
-    """What every section of a run's page is made of.
+    """A run as the sections of its page take it.
 
     look: the style of each method, in the order of the ranking. overall: its row over all tasks, in that order.
     contestants: methods of the ranking, without plain decodings that are folded.
@@ -172,7 +172,7 @@ class View:
 
     @property
     def served(self) -> bool:
-        """Whether servers were measured, in place of methods in this process."""
+        """Say whether servers were measured, in place of methods in this process."""
         return bool(self.run.manifest["config"].get("endpoints"))
 
     def method(self, title: str = "method") -> Column:

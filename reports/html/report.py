@@ -65,7 +65,7 @@ def _write(text: str, path: Path) -> None:
 
 
 def view_of(results: Results) -> View:
-    """Return what the sections of a run's page are made of."""
+    """Return a run as the sections of its page take it."""
     run = results.run
     overall = {row.method: row for row in sorted(results.overall, key=lambda row: -(row.speedup or 0.0))}
     controls = ranking.controls(overall)

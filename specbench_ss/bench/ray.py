@@ -36,7 +36,7 @@ from specbench_ss.time_limit import check_thread
 
 @dataclass(slots=True)
 class Parcel:
-    """What a worker made since the last one: samples with their steps, verdicts, lines of optional files, warnings.
+    """Results of a worker since its last parcel: samples with their steps, verdicts, lines of optional files, warnings.
 
     told: warnings, and what else whoever watches the run should hear. question_id: what was made. machine, manifest: of
     a worker that has just started, Ray's name of its machine, and the manifest of a run that begins there.
@@ -113,7 +113,7 @@ class Collected(Events):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every worker of a run needs. It travels to other machines: paths in it have to be good there as well.
+    """Inputs of every worker of a run. They travel to other machines: paths in it have to be good there as well.
 
     where: with the run directory, for messages; workers do not write to it. command: for the manifest.
     """
