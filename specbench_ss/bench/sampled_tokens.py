@@ -74,10 +74,6 @@ def _seed(row: Row) -> int:
     return int.from_bytes(hashlib.sha256(repr((row.seed, row.key)).encode()).digest()[:8], "big") >> 1
 
 
-class NotFiniteLogits(ValueError):  # noqa: N818
-    """Raised where a fresh pass gives NaN or infinity."""
-
-
 def compare(
     logits: Iterable[Tensor],
     answer: Sequence[int],
@@ -97,7 +93,7 @@ def compare(
     total = SampledTokens()
     for part in logits:
         if not bool(part.isfinite().all()):
-            raise NotFiniteLogits("the logits of a fresh pass are not finite")
+            raise ValueError("the logits of a fresh pass are not finite")
         tokens = torch.tensor(answer[at : at + len(part)], device=part.device)
         uniform = torch.rand(len(tokens), generator=rng, dtype=torch.float64)
         p = sampling.probs(part)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from specbench_ss.reports.html import speed
-from specbench_ss.reports.palette import styles
+from specbench_ss.reports.html.report import page
 from specbench_ss.results.analysis import analyse
 from specbench_ss.results.ranking import config_of, quality
 from specbench_ss.results.summary import summarise
@@ -71,7 +70,7 @@ def test_measures_that_differ_have_no_common_mean(make_run: MakeRun) -> None:
     rows, config = summarise(run), config_of(run)
     shown = {(row.category, quality(row, config) is None) for row in rows}
     assert shown == {("overall", True), ("qa", False), ("translation", False)}
-    table = speed.everything(speed.by_task(rows), styles(run.labels), config)
+    table = page(analyse(run))["everything"]
     column = [c.title for c in table.columns].index("quality")
     assert {(row[0].text, row[column].text == "–") for row in table.rows} == shown
 
