@@ -396,8 +396,10 @@ class Parts:
 
 def parts(worked: Iterable[Pair], roof: Roof | None) -> dict[str, tuple[Parts, Parts]]:
     """Return the step of every method that can be predicted, and the reference's over the same samples."""
-    found = {}
-    for pair in worked if roof else ():
+    found: dict[str, tuple[Parts, Parts]] = {}
+    if roof is None:
+        return found
+    for pair in worked:
         own, plain = _parts(pair.own, roof), _parts(pair.plain, roof)
         if own and plain:
             verify, verify_plain = (work.tally.sums["verify_s"] / work.tally.steps for work in (pair.own, pair.plain))
