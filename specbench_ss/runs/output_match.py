@@ -15,7 +15,7 @@ from torch import Tensor
 from specbench_ss.engine.decoder import Decoder, Step
 from specbench_ss.engine.numerics import near_tie_drop
 from specbench_ss.errors import error_text
-from specbench_ss.runs.records import Row, Sameness, StepRow
+from specbench_ss.runs.records import Row, Sameness, step_line
 from specbench_ss.runs.step_files import read_step_line
 from specbench_ss.user_files import encoded
 
@@ -27,7 +27,7 @@ def check_readable(row: Row, steps: Sequence[Step]) -> None:
     """
     Row.read(encoded(row.as_dict()))
     for index, step in enumerate(steps):
-        read_step_line(encoded(StepRow(*row.key, index=index, step=step).as_dict()))
+        read_step_line(encoded(step_line(row.key, index, step)))
 
 
 FAILED = ("the sample failed", "the reference failed")  # why there may be no verdict; not for ever

@@ -6,7 +6,7 @@ A *prompt* is one turn of one question; a *sample* is one method answering one p
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from operator import attrgetter
@@ -124,14 +124,6 @@ class Steps:
     columns: StepColumns
 
     @classmethod
-    def from_rows(cls, rows: Iterable[Any]) -> Steps:
-        """Return the steps that were given one by one, as `StepRow`s, those of a sample in their order."""
-        grouped: dict[Key, list[Step]] = {}
-        for row in rows:
-            grouped.setdefault(row.key, []).append(row.step)
-        return cls.from_samples(grouped)
-
-    @classmethod
     def from_samples(cls, steps: Mapping[Key, list[Step]]) -> Steps:
         """Return the steps of samples that have some."""
         made = {key: some for key, some in steps.items() if some}
@@ -194,22 +186,6 @@ def starts_of(counts: Any) -> Array:
     return np.concatenate([[0], np.cumsum(np.asarray(counts, dtype=np.int64))]).astype(np.int64)
 
 
-class StepsBySample(Mapping[Key, list[Step]]):
-    """The steps of every sample as objects, made when they are asked for; an empty list for a sample without steps."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-
-    def __getitem__(self, key: Key) -> list[Step]:
-        return self._steps.of(key).steps()
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._steps.keys)
-
-    def __len__(self) -> int:
-        return len(self._steps.keys)
-
-
 assert tuple(DTYPES) == tuple(field.name for field in fields(Step)) == tuple(f.name for f in fields(StepColumns))
 
 
@@ -243,6 +219,10 @@ class OfSample:
     def prompt(self) -> tuple[str, int, int]:
         """Return what it has in common with the samples of other methods: question, turn and repeat."""
         return (self.question_id, self.turn, self.repeat)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the line as JSON-ready data."""
+        return asdict(self)
 
 
 @dataclass(slots=True)
@@ -345,10 +325,6 @@ class Row(OfSample):
         self.finish, self.token_ids = generation.finish, list(generation.tokens)
         self.prefill_s, self.decode_s, self.wall_s = generation.prefill_s, generation.decode_s, generation.wall_s
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the sample as JSON-ready data."""
-        return asdict(self)
-
     @classmethod
     def read(cls, line: bytes) -> Row:
         """Return the sample that was written as this line of JSON. Unknown fields are ignored.
@@ -363,17 +339,9 @@ class Row(OfSample):
         return row
 
 
-@dataclass(slots=True)
-class StepRow(OfSample):
-    """One decoding step of one sample. index: its number within the sample, from 0."""
-
-    index: int
-    step: Step
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the step as flat, JSON-ready data."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "step"}
-        return {**own, **asdict(self.step)}
+def step_line(key: Key, index: int, step: Step) -> dict[str, Any]:
+    """Return one decoding step of a sample as flat, JSON-ready data. index: its number within the sample, from 0."""
+    return {**dict(zip(KEY, key, strict=True)), "index": index, **asdict(step)}
 
 
 PIT_BINS = 10  # of the histogram of PIT values
@@ -438,15 +406,6 @@ class Sameness(OfSample):
     reason: Col[str, "why the answers were not compared, or what else there is to say; may be empty"] = ""
     sampled: SampledTokens | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the verdict as JSON-ready data."""
-        return asdict(self)
-
-    @classmethod
-    def read(cls, line: bytes) -> Sameness:
-        """Return the verdict that was written as this line of JSON. Raises ValueError as `Row.read` does."""
-        return _read_sameness(line)
-
 
 def answer_hash(text: str) -> str:
     """Return the sha256 of an answer."""
@@ -465,7 +424,7 @@ class JudgeVerdict(OfSample):
     judge: str
     prompts: str
     digest: str
-    score: float | None
+    score: Annotated[float, Meta(ge=0, le=1)] | None
     text: str = ""
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -482,29 +441,16 @@ class JudgeVerdict(OfSample):
         """Whether this is of the row's text, and not of one that the sample had before it was made again."""
         return self.answer in ("", answer_hash(row.text or ""))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the verdict as JSON-ready data."""
-        return asdict(self)
 
-    @classmethod
-    def read(cls, line: bytes) -> JudgeVerdict:
-        """Return the verdict that was written as this line of JSON. Raises ValueError as `Row.read` does."""
-        verdict = _read_judged(line)
-        if verdict.score is not None and not 0 <= verdict.score <= 1:
-            raise ValueError("score is not in [0, 1]")
-        return verdict
-
-
-_read_row, _read_sameness = user_files.decoder(Row), user_files.decoder(Sameness)
-_read_judged = user_files.decoder(JudgeVerdict)
+_read_row, read_sameness = user_files.decoder(Row), user_files.decoder(Sameness)
+read_judged = user_files.decoder(JudgeVerdict)
 
 
 @dataclass
 class Run:
     """A run directory as it was read: everything that is committed, whether the run is finished or not.
 
-    steps: in columns; a list of `StepRow` is put into columns. levels, requests: of served engines, the suite sent with
-    several requests in flight.
+    levels, requests: of served engines, the suite sent with several requests in flight.
     """
 
     path: Path
@@ -516,10 +462,6 @@ class Run:
     judged: list[JudgeVerdict] = field(default_factory=list)
     levels: list[Level] = field(default_factory=list)
     requests: list[Row] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.steps, list):
-            self.steps = Steps.from_rows(self.steps)
 
     @property
     def labels(self) -> list[str]:
@@ -580,11 +522,3 @@ class Run:
         rows = {row.key: row for row in self.rows} if self.judged else {}
         same = [v for v in self.judged if v.by == self.judged[-1].by and v.key in rows and v.rates(rows[v.key])]
         return {v.key: v.score for v in same if v.score is not None}
-
-    @cached_property
-    def steps_by_sample(self) -> StepsBySample:
-        """Return the steps of every sample as objects, made one sample at a time: `steps.of(key)` has them in columns.
-
-        A sample without steps has an empty list.
-        """
-        return StepsBySample(self.steps)

@@ -50,7 +50,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     fill(tmp_path / "run", range(5))
     run = read_run(tmp_path / "run")
     assert run.rows == [sample(i)[0] for i in range(5)]
-    assert [run.steps_by_sample[r.key] for r in run.rows] == [sample(i)[1] for i in range(5)]
+    assert [run.steps.of(r.key).steps() for r in run.rows] == [sample(i)[1] for i in range(5)]
     assert tuple(run.questions) == QUESTIONS
     assert [s.verdict for s in run.sameness] == ["identical"] * 5
     assert run.labels == ["ar"]
@@ -79,7 +79,7 @@ def _resume_and_finish(path: Path, numbers: range) -> None:
                 run.append_sameness(Sameness(*row.key, verdict="identical"))
     done = read_run(path)
     assert sorted(r.index for r in done.rows) == list(numbers)
-    assert [done.steps_by_sample[r.key] for r in done.rows] == [sample(r.index)[1] for r in done.rows]
+    assert [done.steps.of(r.key).steps() for r in done.rows] == [sample(r.index)[1] for r in done.rows]
     assert len({s.key for s in done.sameness}) == len(done.sameness) == len(numbers)
 
 

@@ -26,7 +26,7 @@ from specbench_ss.results.report import Bench, Grid, Request, Result
 from specbench_ss.results.summary import summarise
 from specbench_ss.results.text import end
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.records import Run
+from specbench_ss.runs.records import Run, Steps
 from specbench_ss.runs.run_dir import read_run
 
 TASKS = ("sql", "dialogue_summary", "meaning_representation")
@@ -172,7 +172,7 @@ def test_quality_is_kept_where_the_whole_interval_lies_within_the_margin(
 
 
 def read_nothing() -> Run:
-    return Run({}, [], [], [])
+    return Run(Path(), {}, [], Steps.from_samples({}))
 
 
 @pytest.mark.parametrize("table", [Table5, OldTable2])
