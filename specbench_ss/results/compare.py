@@ -347,7 +347,7 @@ def _of_times(times: Sequence[PairedTimes], void: bool, apart: Mapping[str, str]
 
 def _tau(own: Sequence[Rows]) -> Change:
     """Tokens of steps over steps; questions that took no step in one of the runs are left out."""
-    a, b = (_by_question([(r, (r.tokens or 0) - (r.prefill_tokens or 0), r.steps or 0) for r in rows]) for rows in own)
+    a, b = (_by_question([(r, r.later, r.steps or 0) for r in rows]) for rows in own)
     stepped = (a != 0).all(axis=1) & (b != 0).all(axis=1)
     return _ratio("tau", [(of[stepped, 0], of[stepped, 1]) for of in (a, b)], processes=0)
 

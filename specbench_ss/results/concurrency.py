@@ -53,7 +53,7 @@ def level_rows(run: Run) -> list[LevelRow]:
 def requests_of(run: Run, label: str, concurrency: int) -> list[Row]:
     """Return a method's samples with so many requests in flight."""
     if concurrency == 1:
-        return [row for row in run.rows if row.method == label]
+        return run.of(label)
     return [row for row in run.requests if (row.method, row.concurrency) == (label, concurrency)]
 
 
@@ -80,20 +80,10 @@ def _row(run: Run, label: str, concurrency: int, baseline: Sequence[Row], plain_
         speedup=times.speedup(),
         speedup_interval=around,
         comparison="reference" if itself else compare(around),
-        tau=served_tau(counts, tokens - len(good)) if _served(run) else own_tau(good),
+        tau=served_tau(counts, tokens - len(good)) if run.served else over(total(good, "later"), total(good, "steps")),
         acceptance_rate=over(counted(counts, "accepted"), counted(counts, "drafted")),
         waits=latencies(good),
     )
-
-
-def _served(run: Run) -> bool:
-    return bool(run.manifest["config"].get("endpoints"))
-
-
-def own_tau(good: Sequence[Row]) -> float | None:
-    """Return tokens a step of methods in this process, as everywhere."""
-    later = sum((row.tokens or 0) - (row.prefill_tokens or 0) for row in good)
-    return over(later, total(good, "steps"))
 
 
 def at_a_time(manifest: Mapping[str, Any]) -> str:

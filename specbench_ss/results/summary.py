@@ -33,7 +33,6 @@ from specbench_ss.runs.run_dir import unjudged, without_verdict
 from specbench_ss.stats import FEWEST, Comparison, Floats, Interval, compare, ratio_interval, speedup_interval
 
 QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
-TIMES = ("ttft", "tpot", "latency")
 
 
 def latencies(rows: Sequence[Row]) -> dict[str, Any]:
@@ -43,18 +42,14 @@ def latencies(rows: Sequence[Row]) -> dict[str, Any]:
     """
     times = {
         "ttft": [row.prefill_s for row in rows if row.prefill_s is not None],
-        "tpot": [row.decode_s / later for row in rows if row.decode_s is not None and (later := _later(row)) > 0],
+        "tpot": [row.decode_s / row.later for row in rows if row.decode_s is not None and row.later > 0],
         "latency": [row.wall_s for row in rows if row.wall_s is not None],
     }
     return {
-        f"{name}_s_{quantile}": float(np.quantile(times[name], share)) if times[name] else None
-        for name in TIMES
+        f"{name}_s_{quantile}": float(np.quantile(of, share)) if of else None
+        for name, of in times.items()
         for quantile, share in QUANTILES.items()
     }
-
-
-def _later(row: Row) -> int:
-    return (row.tokens or 0) - (row.prefill_tokens or 0)
 
 
 PARTS = ("draft_s", "verify_s", "accept_s", "host_s")
@@ -89,39 +84,34 @@ class Tally:
     def columns(self) -> dict[str, Any]:
         """Return the part of a SummaryRow that is computed from the steps alone."""
         step_s, parts = self.step_s, {name: self._per_step(name) for name in PARTS}
-        at, at_n, given, given_n = self.acceptance()
-        depth = self.sums["depth"]
         return {
             "tau_request_mean": float(self.tau_of.mean()) if len(self.tau_of) else None,
-            "acceptance_rate": self.sums["accepted"] / depth if depth else None,
-            "acceptance_at": at,
-            "acceptance_at_n": at_n,
-            "acceptance_given": given,
-            "acceptance_given_n": given_n,
-            "target_calls": self.steps / self.samples if self.samples else None,
-            "draft_calls": self.draft_calls / self.samples if self.samples else None,
+            "acceptance_rate": over(self.sums["accepted"], self.sums["depth"]),
+            **self.acceptance(),
+            "target_calls": over(self.steps, self.samples),
+            "draft_calls": over(self.draft_calls, self.samples),
             "overshoot": self.overshoot,
             "step_s": step_s,
             **parts,
             "parts_residual_s": None if step_s is None else step_s - sum(v or 0.0 for v in parts.values()),
         }
 
-    def acceptance(self) -> tuple[tuple[float, ...], tuple[int, ...], tuple[float, ...], tuple[int, ...]]:
-        """Return (at, n of at, given, n of given) by draft position, as far as any draft reached."""
+    def acceptance(self) -> dict[str, tuple[float, ...] | tuple[int, ...]]:
+        """Return the acceptance by draft position, as far as any draft reached."""
         at, at_n, given, given_n = [], [], [], []
         for position in range(1, len(self.reached)):
             of_accepted = self.reached[position:].sum(0)  # [accepted + 1], of the steps that drafted this position
             drafted, taken = int(of_accepted.sum()), int(of_accepted[position:].sum())
             at.append(taken / drafted)
             at_n.append(drafted)
-            reached = int(of_accepted[position - 1 :].sum())
-            if reached:
+            if reached := int(of_accepted[position - 1 :].sum()):
                 given.append(taken / reached)
                 given_n.append(reached)
-        return tuple(at), tuple(at_n), tuple(given), tuple(given_n)
+        found = {"acceptance_at": at, "acceptance_at_n": at_n, "acceptance_given": given, "acceptance_given_n": given_n}
+        return {name: tuple(values) for name, values in found.items()}
 
     def _per_step(self, name: str) -> float | None:
-        return self.sums[name] / self.steps if self.steps else None
+        return over(self.sums[name], self.steps)
 
 
 def tally(rows: Sequence[Row], steps: Steps) -> Tally:
@@ -246,13 +236,10 @@ def served_columns(rows: Sequence[Row]) -> dict[str, Any]:
     """Return what replaces the counts of steps in a summary of samples that a server made; nothing for others."""
     if not any(row.counted for row in rows):
         return {}
-    later = sum((row.tokens or 0) - (row.prefill_tokens or 0) for row in rows)
     return {
-        "tau": served_tau(rows, later),
+        "tau": served_tau(rows, sum(row.later for row in rows)),
         "acceptance_rate": over(counted(rows, "accepted"), counted(rows, "drafted")),
-        "target_calls": None,
-        "draft_calls": None,
-        "overshoot": None,
+        **dict.fromkeys(("target_calls", "draft_calls", "overshoot")),
     }
 
 

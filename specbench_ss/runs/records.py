@@ -314,6 +314,11 @@ class Row(OfSample):
         """Whether the sample succeeded, so that its numbers are there."""
         return self.status == "ok"
 
+    @property
+    def later(self) -> int:
+        """The tokens that came from steps."""
+        return (self.tokens or 0) - (self.prefill_tokens or 0)
+
     def fill(self, generation: Generation) -> None:
         """Copy every count and time of a finished request into the sample."""
         steps = generation.steps

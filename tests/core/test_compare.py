@@ -14,8 +14,8 @@ import pytest
 
 from specbench_ss import UserError, compare, load_run
 from specbench_ss.cli.main import main
-from specbench_ss.results.compare import COMPARISON, DIFFERENCES
-from specbench_ss.results.compare import METRICS, ComparedRow, compared
+from specbench_ss.results.analysis import analyse
+from specbench_ss.results.compare import COMPARISON, DIFFERENCES, METRICS, ComparedRow, compared
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
@@ -62,7 +62,7 @@ def slower(run: Path, method: str, factor: float) -> Path:
 
 
 def overall(a: Run, b: Run) -> dict[str, ComparedRow]:
-    return {row.method: row for row in compared(a, b)[1] if row.category == OVERALL}
+    return {row.method: row for row in compared(analyse(a), analyse(b))[1] if row.category == OVERALL}
 
 
 def test_a_method_that_became_slower_is_found_and_no_other(
@@ -139,7 +139,7 @@ def test_only_questions_that_both_runs_have_count(make_run: MakeRun) -> None:
         read_run(make_run(categories=("qa",), questions=12)),
         read_run(make_run(categories=("qa",), questions=5)),
     )
-    found, rows = compared(whole, part)
+    found, rows = compared(analyse(whole), analyse(part))
     assert ("questions in both", "5 of 12", "5 of 5") in [(d.what, d.a, d.b) for d in found]
     row = next(row for row in rows if row.method == "ss")
     assert (row.n_questions, row.n_answers) == (5, 5)
@@ -288,7 +288,7 @@ def test_the_interval_of_a_ratio_holds_that_of_a_speedup() -> None:
 
 def test_every_figure_has_its_change(make_run: MakeRun) -> None:
     run = read_run(make_run(questions=1))
-    assert all(set(row.changes) == set(METRICS) for row in compared(run, run)[1])
+    assert all(set(row.changes) == set(METRICS) for row in compared(*[analyse(run)] * 2)[1])
 
 
 def test_times_that_must_not_be_used_are_void(make_run: MakeRun) -> None:
