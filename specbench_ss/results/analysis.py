@@ -58,8 +58,9 @@ def budgets(run: Run, labels: Sequence[str]) -> list[Budget]:
         steps, *nodes = (sum(getattr(row, name) or 0 for row in rows) for name in ("steps", "drafted", "verified"))
         from_preset = MethodSpec.parse(label.partition("#")[0]).name in tuned
         advised = _settings(entry.get("advised", {}))
-        per_step = (over(count, steps) for count in nodes)
-        found.append(Budget(label, *per_step, given.get(label, ""), from_preset, entry.get("learnt"), advised))
+        drafted, verified = (over(count, steps) for count in nodes)
+        told = (given.get(label, ""), from_preset, entry.get("learnt"), advised)
+        found.append(Budget(label, drafted, verified, *told))
     return found
 
 

@@ -371,7 +371,7 @@ def _quality(own: Sequence[Rows]) -> Change:
 def _by_question(values: Sequence[tuple[Row, float, float]]) -> Floats:
     """Return the sums of two values over the samples of each question: [questions, 2]."""
     sums = pd.DataFrame([(row.question_id, x, y) for row, x, y in values], columns=["question", "x", "y"])
-    return sums.groupby("question", sort=False).sum().to_numpy(dtype=np.float64)
+    return np.asarray(sums.groupby("question", sort=False).sum(), dtype=np.float64)
 
 
 def _failures(label: str, asked: Sequence[Rows]) -> str:

@@ -105,7 +105,7 @@ def beside(manifest: Mapping[str, Any], figures: Mapping[str, tuple[float | None
     made = []
     for method in manifest["methods"]:
         if method["label"] in figures and method["name"] != REFERENCE:
-            entries = [entry for entry in published() if entry.method == method["name"]]
+            entries: list[Published | None] = [entry for entry in published() if entry.method == method["name"]]
             found = [(entry, marks(manifest, entry) if entry else {}) for entry in entries or [None]]
             made += [Beside(method["label"], *figures[method["label"]], *both) for both in found]
     return made

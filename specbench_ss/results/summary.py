@@ -96,9 +96,9 @@ class Tally:
             "parts_residual_s": None if step_s is None else step_s - sum(v or 0.0 for v in parts.values()),
         }
 
-    def acceptance(self) -> dict[str, tuple[float, ...] | tuple[int, ...]]:
+    def acceptance(self) -> dict[str, tuple[Any, ...]]:
         """Return the acceptance by draft position, as far as any draft reached."""
-        at, at_n, given, given_n = [], [], [], []
+        at, at_n, given, given_n = list[float](), list[int](), list[float](), list[int]()
         for position in range(1, len(self.reached)):
             of_accepted = self.reached[position:].sum(0)  # [accepted + 1], of the steps that drafted this position
             drafted, taken = int(of_accepted.sum()), int(of_accepted[position:].sum())
@@ -107,7 +107,12 @@ class Tally:
             if reached := int(of_accepted[position - 1 :].sum()):
                 given.append(taken / reached)
                 given_n.append(reached)
-        found = {"acceptance_at": at, "acceptance_at_n": at_n, "acceptance_given": given, "acceptance_given_n": given_n}
+        found: dict[str, list[Any]] = {
+            "acceptance_at": at,
+            "acceptance_at_n": at_n,
+            "acceptance_given": given,
+            "acceptance_given_n": given_n,
+        }
         return {name: tuple(values) for name, values in found.items()}
 
     def _per_step(self, name: str) -> float | None:

@@ -158,7 +158,7 @@ def _version(package: str) -> str | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     command = ["git", "-C", str(folder), *arguments]
     done = _or_none(lambda: subprocess.run(command, capture_output=True, text=True, timeout=10, check=True))
-    return done and done.stdout.strip()
+    return done.stdout.strip() if done else None
 
 
 def _usable_cores() -> int | None:
