@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from typing import Annotated as Col
 from typing import Any
 
-from specbench_ss.results.summary import Counted, PairedTimes, counted, latencies, over, paired, served_tau, total
+from specbench_ss.results.summary import (
+    Counted,
+    Number,
+    PairedTimes,
+    counted,
+    latencies,
+    over,
+    paired,
+    served_tau,
+    total,
+)
 from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.records import Row, Run
 from specbench_ss.stats import Comparison, Interval, compare
@@ -23,16 +33,14 @@ class LevelRow:
     failed: Col[int, "of them, requests without a whole answer; no other number includes them", "requests"]
     wall_s: Col[float, "time of all requests together; with one in flight, the sum of their times", "s"]
     tokens: Col[int, "tokens of all answers", "tokens"]
-    tokens_per_s: Col[float | None, "throughput: tokens over wall_s", "tokens/s"]
-    requests_per_s: Col[float | None, "answers over wall_s", "requests/s"]
-    throughput_ratio: Col[float | None, "tokens_per_s over the baseline's with as many in flight", "×"]
-    speedup: Col[
-        float | None, "of single requests: the baseline's seconds per token over its own, paired by prompt", "×"
-    ]
+    tokens_per_s: Col[Number, "throughput: tokens over wall_s", "tokens/s"]
+    requests_per_s: Col[Number, "answers over wall_s", "requests/s"]
+    throughput_ratio: Col[Number, "tokens_per_s over the baseline's with as many in flight", "×"]
+    speedup: Col[Number, "of single requests: the baseline's seconds per token over its own, paired by prompt", "×"]
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
     comparison: Col[Comparison, "`reference`, `faster`, `slower`, `not distinguishable` or `too few`"]
-    tau: Col[float | None, "tokens per step by the server's own counts; missing where not measured", "tokens"]
-    acceptance_rate: Col[float | None, "accepted over drafted tokens, by the same counts", "0 to 1"]
+    tau: Col[Number, "tokens per step by the server's own counts; missing where not measured", "tokens"]
+    acceptance_rate: Col[Number, "accepted over drafted tokens, by the same counts", "0 to 1"]
     waits: dict[str, Any]
 
 

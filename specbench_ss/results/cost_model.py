@@ -19,7 +19,7 @@ from typing import Any, final
 
 from specbench_ss.engine.numerics import arithmetic
 from specbench_ss.options import REFERENCE
-from specbench_ss.results.summary import PARTS, PairedTimes, Tally, over, paired, tally
+from specbench_ss.results.summary import PARTS, Number, PairedTimes, Tally, over, paired, tally
 from specbench_ss.results.text import number, percent
 from specbench_ss.runs.records import Key, Row, Run
 
@@ -183,45 +183,35 @@ class MachineRow:
     """One method over its samples that are paired with the reference's. Void results have no speedup."""
 
     method: Col[str, "label of the method: its name, with the options that were given for it"]
-    step_s: Col[float | None, "mean time of a step, over all good samples", "s"]
-    draft_share: Col[float | None, "share of it that making the draft took", "0 to 1"]
-    verify_share: Col[float | None, "share that the model's pass over the draft took", "0 to 1"]
-    accept_share: Col[float | None, "share that choosing the accepted path and compacting the cache took", "0 to 1"]
-    host_share: Col[float | None, "share that these three leave of the step", "0 to 1"]
-    parts_residual: Col[
-        float | None, "share by which the step differs from these four; 0 but where clocks differ", "0 to 1"
-    ]
-    flops_per_step: Col[float | None, "operations of a step, counted from shapes, the drafter's included", "FLOP"]
-    bytes_per_step: Col[float | None, "bytes that a step reads, counted from shapes, the drafter's included", "bytes"]
-    drafter_bytes_per_step: Col[float | None, "of them, weights of its own drafter; missing where not stated", "bytes"]
-    intensity: Col[float | None, "flops_per_step over bytes_per_step", "FLOP/byte"]
-    bandwidth_share: Col[float | None, "counted bytes per second over the limit; over 1 where caches hold all"]
-    compute_share: Col[float | None, "counted operations per second over the measured limit of the dtype"]
-    fastest_step_s: Col[float | None, "a step that reaches the nearer of these two limits", "s"]
-    predicted_speedup: Col[
-        float | None, "tau × fastest_step_s of `ar` over its own; missing where void or unknown", "×"
-    ]
-    decode_speedup: Col[float | None, "tau × step_s of `ar` over its own: prefill is left out; missing where void", "×"]
+    step_s: Col[Number, "mean time of a step, over all good samples", "s"]
+    draft_share: Col[Number, "share of it that making the draft took", "0 to 1"]
+    verify_share: Col[Number, "share that the model's pass over the draft took", "0 to 1"]
+    accept_share: Col[Number, "share that choosing the accepted path and compacting the cache took", "0 to 1"]
+    host_share: Col[Number, "share that these three leave of the step", "0 to 1"]
+    parts_residual: Col[Number, "share by which the step differs from these four; 0 but where clocks differ", "0 to 1"]
+    flops_per_step: Col[Number, "operations of a step, counted from shapes, the drafter's included", "FLOP"]
+    bytes_per_step: Col[Number, "bytes that a step reads, counted from shapes, the drafter's included", "bytes"]
+    drafter_bytes_per_step: Col[Number, "of them, weights of its own drafter; missing where not stated", "bytes"]
+    intensity: Col[Number, "flops_per_step over bytes_per_step", "FLOP/byte"]
+    bandwidth_share: Col[Number, "counted bytes per second over the limit; over 1 where caches hold all"]
+    compute_share: Col[Number, "counted operations per second over the measured limit of the dtype"]
+    fastest_step_s: Col[Number, "a step that reaches the nearer of these two limits", "s"]
+    predicted_speedup: Col[Number, "tau × fastest_step_s of `ar` over its own; missing where void or unknown", "×"]
+    decode_speedup: Col[Number, "tau × step_s of `ar` over its own: prefill is left out; missing where void", "×"]
     samples: Col[int, "good samples of the method", "samples"]
     disturbed: Col[int, "of them, samples that something else disturbed", "samples"]
     remade: Col[int, "how often disturbed samples were made again"]
-    host_cpu_share: Col[float | None, "share of the usable cores that this process took, weighted by time", "0 to 1"]
-    host_foreign_share: Col[float | None, "share of the usable cores that everything else took", "0 to 1"]
-    nvml_kernel_busy: Col[float | None, "share of the time in which any kernel ran, as NVML samples it", "0 to 1"]
-    nvml_memory_busy: Col[
-        float | None, "share of the time in which device memory was read or written, by NVML", "0 to 1"
-    ]
-    gpm_sm_active: Col[
-        float | None, "share of the multiprocessors that were busy, by the device's GPM counters", "0 to 1"
-    ]
-    gpm_tensor_active: Col[float | None, "share of the time in which tensor cores worked, by GPM", "0 to 1"]
-    gpm_dram_active: Col[float | None, "share of the device memory's bandwidth that was used, by GPM", "0 to 1"]
-    nvml_power_w: Col[float | None, "mean power of the device", "W"]
-    joules_per_token: Col[float | None, "energy of all samples over tokens of their answers", "J"]
-    trace_busy_share: Col[
-        float | None, "share of a traced request in which a kernel ran; on a CPU, an operator", "0 to 1"
-    ]
-    trace_launches_per_token: Col[float | None, "kernels, or on a CPU operators, that it started for each token"]
+    host_cpu_share: Col[Number, "share of the usable cores that this process took, weighted by time", "0 to 1"]
+    host_foreign_share: Col[Number, "share of the usable cores that everything else took", "0 to 1"]
+    nvml_kernel_busy: Col[Number, "share of the time in which any kernel ran, as NVML samples it", "0 to 1"]
+    nvml_memory_busy: Col[Number, "share of the time in which device memory was read or written, by NVML", "0 to 1"]
+    gpm_sm_active: Col[Number, "share of the multiprocessors that were busy, by the device's GPM counters", "0 to 1"]
+    gpm_tensor_active: Col[Number, "share of the time in which tensor cores worked, by GPM", "0 to 1"]
+    gpm_dram_active: Col[Number, "share of the device memory's bandwidth that was used, by GPM", "0 to 1"]
+    nvml_power_w: Col[Number, "mean power of the device", "W"]
+    joules_per_token: Col[Number, "energy of all samples over tokens of their answers", "J"]
+    trace_busy_share: Col[Number, "share of a traced request in which a kernel ran; on a CPU, an operator", "0 to 1"]
+    trace_launches_per_token: Col[Number, "kernels, or on a CPU operators, that it started for each token"]
 
 
 def machine_rows(run: Run, void: Collection[str], worked: Sequence[Pair]) -> list[MachineRow]:

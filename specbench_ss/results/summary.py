@@ -269,6 +269,7 @@ def served_tau(of: Sequence[Counted], later: int) -> float | None:
 
 
 OVERALL = "overall"
+Number, Whole = float | None, int | None  # None: there is nothing to compute from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,27 +286,23 @@ class SummaryRow:
     n_prompts: Col[int, "turns that both the method and `ar` answered: what all numbers of the row are of", "prompts"]
     n_questions: Col[int, "questions that these turns belong to: what intervals resample", "questions"]
     n_failed: Col[int, "the method's own samples that failed", "samples"]
-    speedup: Col[float | None, "time per token of `ar` over that of the method, same prompts; missing where void", "×"]
+    speedup: Col[Number, "time per token of `ar` over that of the method, same prompts; missing where void", "×"]
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
-    speedup_geomean: Col[float | None, "the same ratio taken prompt by prompt, its geometric mean", "×"]
-    speedup_specbench: Col[
-        float | None, "Spec-Bench's formula: mean tokens per second over questions, method over `ar`", "×"
-    ]
+    speedup_geomean: Col[Number, "the same ratio taken prompt by prompt, its geometric mean", "×"]
+    speedup_specbench: Col[Number, "Spec-Bench's formula: mean tokens per second over questions, method over `ar`", "×"]
     comparison: Col[
         Comparison, "`faster`, `slower`, `not distinguishable`, `too few` (questions), `void` or `reference`"
     ]
     reference: Col[str, "label of the method whose output this one is held against"]
-    reference_speedup: Col[float | None, "speedup over that method, where it is not `ar`", "×"]
+    reference_speedup: Col[Number, "speedup over that method, where it is not `ar`", "×"]
     reference_interval: Col[Interval | None, Ends("reference_speedup", "×")]
     reference_of: Col[tuple[str, ...], "labels of the methods held against this one, where it is not `ar`; a tuple"]
-    tokens_per_s: Col[float | None, "all tokens over all seconds, prefill included", "tokens/s"]
-    tokens: Col[float | None, "mean length of an answer", "tokens"]
-    prefill_s: Col[float | None, "mean time to read a prompt, up to the first token", "s"]
-    tau: Col[float | None, "tokens per step, pooled over all steps; 1 for `ar`", "tokens"]
-    tau_request_mean: Col[float | None, "tokens per step of each sample, their mean", "tokens"]
-    acceptance_rate: Col[
-        float | None, "accepted drafted tokens over drafted ones, where a tree counts its depth", "0 to 1"
-    ]
+    tokens_per_s: Col[Number, "all tokens over all seconds, prefill included", "tokens/s"]
+    tokens: Col[Number, "mean length of an answer", "tokens"]
+    prefill_s: Col[Number, "mean time to read a prompt, up to the first token", "s"]
+    tau: Col[Number, "tokens per step, pooled over all steps; 1 for `ar`", "tokens"]
+    tau_request_mean: Col[Number, "tokens per step of each sample, their mean", "tokens"]
+    acceptance_rate: Col[Number, "accepted drafted tokens over drafted ones, where a tree counts its depth", "0 to 1"]
     acceptance_at: Col[
         tuple[float, ...], "for each draft position, share of the steps that drafted it and accepted it", "0 to 1"
     ]
@@ -316,55 +313,51 @@ class SummaryRow:
     acceptance_given_n: Col[
         tuple[int, ...], "for each draft position, the steps that had accepted the one before it", "steps"
     ]
-    target_calls: Col[float | None, "mean steps of a sample", "steps"]
-    draft_calls: Col[float | None, "mean forward passes of a draft model in a sample", "passes"]
-    overshoot: Col[int | None, "accepted tokens beyond the end of an answer, in all", "tokens"]
-    quality: Col[float | None, "the suite's score, a mean over questions", "0 to 1"]
+    target_calls: Col[Number, "mean steps of a sample", "steps"]
+    draft_calls: Col[Number, "mean forward passes of a draft model in a sample", "passes"]
+    overshoot: Col[Whole, "accepted tokens beyond the end of an answer, in all", "tokens"]
+    quality: Col[Number, "the suite's score, a mean over questions", "0 to 1"]
     quality_n: Col[int, "questions that have a score on both sides", "questions"]
-    quality_difference: Col[float | None, "mean paired difference of quality to `ar`"]
+    quality_difference: Col[Number, "mean paired difference of quality to `ar`"]
     quality_interval: Col[Interval | None, Ends("quality_difference")]
     quality_verdict: Col[
         NonInferiority | None, "of a method that changes the model: `non-inferior`, `inferior` or `not shown`"
     ]
-    quality_margin: Col[float | None, "how much lower than `ar` its quality may be to be called non-inferior"]
-    judged: Col[float | None, "rating over ten by the judge who judged last, a mean over questions", "0 to 1"]
+    quality_margin: Col[Number, "how much lower than `ar` its quality may be to be called non-inferior"]
+    judged: Col[Number, "rating over ten by the judge who judged last, a mean over questions", "0 to 1"]
     judged_n: Col[int, "questions that have a rating on both sides", "questions"]
-    judged_difference: Col[float | None, "mean paired difference of the rating to `ar`"]
+    judged_difference: Col[Number, "mean paired difference of the rating to `ar`"]
     judged_interval: Col[Interval | None, Ends("judged_difference")]
     judge: Col[str, "that judge, its host, prompts and most tokens; empty where there is none"]
-    step_s: Col[float | None, "mean time of a step: the sum of the next five", "s"]
-    draft_s: Col[float | None, "of it, making the draft", "s"]
-    verify_s: Col[float | None, "of it, the model's pass over the draft", "s"]
-    accept_s: Col[float | None, "of it, choosing the accepted path and compacting the cache", "s"]
-    host_s: Col[float | None, "of it, what the host needs besides", "s"]
-    parts_residual_s: Col[float | None, "of it, by what it differs from the four parts; 0 but where clocks differ", "s"]
-    step_ratio: Col[float | None, "mean time of a step of `ar` over that of the method", "×"]
-    residual: Col[float | None, "speedup / (tau × step_ratio): prefill, the first token, answers of other lengths", "×"]
-    ttft_s_p50: Col[float | None, "time to the first token: median over samples", "s"]
-    ttft_s_p95: Col[float | None, "time to the first token: 95th percentile over samples", "s"]
-    ttft_s_p99: Col[float | None, "time to the first token: 99th percentile over samples", "s"]
-    tpot_s_p50: Col[float | None, "time per output token after the first: median over samples", "s"]
-    tpot_s_p95: Col[float | None, "time per output token after the first: 95th percentile over samples", "s"]
-    tpot_s_p99: Col[float | None, "time per output token after the first: 99th percentile over samples", "s"]
-    latency_s_p50: Col[float | None, "time of a whole request: median over samples", "s"]
-    latency_s_p95: Col[float | None, "time of a whole request: 95th percentile over samples", "s"]
-    latency_s_p99: Col[float | None, "time of a whole request: 99th percentile over samples", "s"]
-    peak_memory_bytes: Col[
-        int | None, "peak of the CUDA memory that a sample took besides; missing where replayed", "bytes"
-    ]
+    step_s: Col[Number, "mean time of a step: the sum of the next five", "s"]
+    draft_s: Col[Number, "of it, making the draft", "s"]
+    verify_s: Col[Number, "of it, the model's pass over the draft", "s"]
+    accept_s: Col[Number, "of it, choosing the accepted path and compacting the cache", "s"]
+    host_s: Col[Number, "of it, what the host needs besides", "s"]
+    parts_residual_s: Col[Number, "of it, by what it differs from the four parts; 0 but where clocks differ", "s"]
+    step_ratio: Col[Number, "mean time of a step of `ar` over that of the method", "×"]
+    residual: Col[Number, "speedup / (tau × step_ratio): prefill, the first token, answers of other lengths", "×"]
+    ttft_s_p50: Col[Number, "time to the first token: median over samples", "s"]
+    ttft_s_p95: Col[Number, "time to the first token: 95th percentile over samples", "s"]
+    ttft_s_p99: Col[Number, "time to the first token: 99th percentile over samples", "s"]
+    tpot_s_p50: Col[Number, "time per output token after the first: median over samples", "s"]
+    tpot_s_p95: Col[Number, "time per output token after the first: 95th percentile over samples", "s"]
+    tpot_s_p99: Col[Number, "time per output token after the first: 99th percentile over samples", "s"]
+    latency_s_p50: Col[Number, "time of a whole request: median over samples", "s"]
+    latency_s_p95: Col[Number, "time of a whole request: 95th percentile over samples", "s"]
+    latency_s_p99: Col[Number, "time of a whole request: 99th percentile over samples", "s"]
+    peak_memory_bytes: Col[Whole, "peak of the CUDA memory that a sample took besides; missing where replayed", "bytes"]
     sameness: Mapping[str, int]
     bias: Col[
         Bias | None, "of sampled tokens, over all tasks: `biased`, `no bias found`, `too few tokens`, `not testable`"
     ] = None
-    bias_tokens: Col[int | None, "sampled tokens that were compared, over all tasks", "tokens"] = None
-    bias_p: Col[float | None, "bound on the probability of such tokens without bias; `biased` below 1e-6", "0 to 1"] = (
-        None
-    )
-    bias_surplus: Col[float | None, "their mean log-likelihood minus its expectation; 0 without bias", "nats"] = None
-    bias_outside: Col[int | None, "of them, tokens that top-p or top-k exclude, beyond rounding", "tokens"] = None
-    bias_offered: Col[int | None, "of them, tokens for which something was drafted", "tokens"] = None
-    bias_accepted: Col[int | None, "of these, tokens that were drafted", "tokens"] = None
-    bias_expected: Col[float | None, "as many as should have been, by the model's distribution", "tokens"] = None
+    bias_tokens: Col[Whole, "sampled tokens that were compared, over all tasks", "tokens"] = None
+    bias_p: Col[Number, "bound on the probability of such tokens without bias; `biased` below 1e-6", "0 to 1"] = None
+    bias_surplus: Col[Number, "their mean log-likelihood minus its expectation; 0 without bias", "nats"] = None
+    bias_outside: Col[Whole, "of them, tokens that top-p or top-k exclude, beyond rounding", "tokens"] = None
+    bias_offered: Col[Whole, "of them, tokens for which something was drafted", "tokens"] = None
+    bias_accepted: Col[Whole, "of these, tokens that were drafted", "tokens"] = None
+    bias_expected: Col[Number, "as many as should have been, by the model's distribution", "tokens"] = None
     bias_reason: Col[str | None, "why they are not testable; empty where they are"] = None
     within_tau: Col[
         bool | None, "whether it is no faster than its steps allow, as it must be; missing where not checked"

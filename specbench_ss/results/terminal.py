@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -14,14 +14,14 @@ from typing import Any
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, OverflowMethod
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.checks import Check, CheckState, worst_first
+from specbench_ss.results.checks import Check, worst_first
 from specbench_ss.results.compare import (
     FAILED,
     OTHER_MACHINE,
@@ -97,12 +97,7 @@ WIDTH = 110  # where there is no terminal to ask
 MANY = 6  # tasks; with more, no blank lines between them
 MOST = 40  # rows of all tasks; with more, each task has one
 SHOWN = 8  # details of a check
-STATE_MARKS: dict[CheckState, str] = {
-    "wrong": "[red]✕[/]",
-    "warning": "[yellow]![/]",
-    "not checked": "[dim]?[/]",
-    "ok": "✓",
-}
+STATE_MARKS = {"wrong": "[red]✕[/]", "warning": "[yellow]![/]", "not checked": "[dim]?[/]"}
 Line = dict[str, str]  # cells by column
 
 
@@ -178,10 +173,9 @@ def one_line(made: Sequence[Check]) -> list[Check]:
 
 
 def _print_check(console: Console, check: Check) -> None:
-    style = "dim" if check.state == "not checked" else ""
+    style, lines, rest = "dim" if check.state == "not checked" else "", check.lines[:SHOWN], len(check.lines) - SHOWN
     console.print(f"{STATE_MARKS[check.state]} {escape(check.sentence)}", style=style, highlight=False, soft_wrap=True)
-    rest = len(check.lines) - SHOWN
-    for line in (*check.lines[:SHOWN], *([f"and {rest} more"] if rest > 0 else [])):
+    for line in (*lines, f"and {rest} more") if rest > 0 else lines:
         console.print(f"    {escape(line)}", highlight=False, soft_wrap=True)
 
 
@@ -233,17 +227,13 @@ def _width(columns: Sequence[str], lines: Sequence[Line], labels: int = 0) -> in
     return 1 + sum(longest(column) + 3 for column in columns)
 
 
-def result_table(name: str, columns: Sequence[str]) -> Table:
-    """Return an empty table in the form that all results have."""
+def result_table(name: str, columns: Sequence[str], left: Collection[str] = LEFT) -> Table:
+    """Return an empty table in the form that all results have. left: columns of text."""
     table = Table(title=name, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, header_style="bold")
     for column in columns:
         wraps = column in FOLDING + LABELS
-        table.add_column(
-            column,
-            justify="left" if column in LEFT else "right",
-            no_wrap=not wraps,
-            overflow="fold" if wraps else "ellipsis",
-        )
+        overflow: OverflowMethod = "fold" if wraps else "ellipsis"
+        table.add_column(column, justify="left" if column in left else "right", no_wrap=not wraps, overflow=overflow)
     return table
 
 
@@ -487,12 +477,10 @@ def marked(line: Sequence[Span], colours: bool) -> Text:
 
 
 def _table(grid: Grid) -> Table:
-    table = Table(
-        title=grid.caption or grid.name, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD,
-        header_style="bold",
-    )  # fmt: skip
-    for column in grid.columns:
-        table.add_column(column.title, justify="left" if column.form == "text" else "right")
+    left = [column.title for column in grid.columns if column.form == "text"]
+    table = result_table(grid.caption or grid.name, [column.title for column in grid.columns], left)
+    for column in table.columns:
+        column.no_wrap = False
     for row in grid.rows:
         table.add_row(*(escape(cell(v, c)) for v, c in zip(row, grid.columns, strict=True)))
     return table
@@ -523,22 +511,17 @@ def status(parts: Sequence[Part]) -> list[str]:
 
 def write_result(result: Result, about: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write table.csv (and NAME.csv for each further table) and result.json; return their paths. Raises UserError."""
+    paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        paths = []
         for i, grid in enumerate(result.all_grids()):
             paths.append(folder / (TABLE if i == 0 else f"{grid.name}.csv"))
-            _write_csv(grid, paths[-1])
+            with paths[-1].open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerows([[column.title for column in grid.columns], *grid.rows])
         paths.append(folder / RESULT)
         text = json.dumps({**about, **asdict(result)}, indent=1, ensure_ascii=False, default=str)
         paths[-1].write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {os_reason(error)}") from error
     return paths
-
-
-def _write_csv(grid: Grid, path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(column.title for column in grid.columns)
-        writer.writerows(["" if value is None else value for value in row] for row in grid.rows)

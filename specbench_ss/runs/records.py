@@ -192,6 +192,7 @@ assert tuple(DTYPES) == tuple(field.name for field in fields(Step)) == tuple(f.n
 Agreement = Literal["identical", "near-tie", "length", "mismatch", "other text", "sampled", "not compared"]
 NonNegative = Annotated[float, Meta(ge=0)]
 Seconds = NonNegative
+Number, Known = float | None, Count | None  # None: it was not measured
 
 KILLED = "killed"  # what read_run makes of a status `running` where no process holds the directory
 MEASURED = (  # what every good sample has
@@ -240,27 +241,25 @@ class Row(OfSample):
     suite_hash: Col[str, "sha256 of the suite's questions as asked"]
     status: Col[Literal["ok", "failed"], "`ok` or `failed`; of a failed sample every number is missing"]
     error: Col[str | None, "what the failed sample raised"] = None
-    started: Col[float | None, "Unix time at which the sample began", "s"] = None
-    ended: Col[float | None, "Unix time at which the sample ended", "s"] = None
-    prompt_tokens: Col[Count | None, "length of the prompt", "tokens"] = None
-    tokens: Col[Count | None, "length of the answer, its end token included", "tokens"] = None
-    prefill_tokens: Col[Count | None, "tokens of the answer that came from prefill, not from a step", "tokens"] = None
-    steps: Col[Count | None, "forward passes of the model that verify a draft", "steps"] = None
-    drafted: Col[Count | None, "nodes of all draft trees, roots left out", "nodes"] = None
-    verified: Col[Count | None, "of these, nodes that reached the model's last layer", "nodes"] = None
-    depth: Col[Count | None, "sum of the depths of all draft trees", "tokens"] = None
-    accepted: Col[Count | None, "drafted tokens that were accepted, before the answer was cut at its end", "tokens"] = (
-        None
-    )
-    overshoot: Col[Count | None, "accepted tokens that lay beyond the end of the answer", "tokens"] = None
-    draft_calls: Col[Count | None, "forward passes of a draft model", "passes"] = None
+    started: Col[Number, "Unix time at which the sample began", "s"] = None
+    ended: Col[Number, "Unix time at which the sample ended", "s"] = None
+    prompt_tokens: Col[Known, "length of the prompt", "tokens"] = None
+    tokens: Col[Known, "length of the answer, its end token included", "tokens"] = None
+    prefill_tokens: Col[Known, "tokens of the answer that came from prefill, not from a step", "tokens"] = None
+    steps: Col[Known, "forward passes of the model that verify a draft", "steps"] = None
+    drafted: Col[Known, "nodes of all draft trees, roots left out", "nodes"] = None
+    verified: Col[Known, "of these, nodes that reached the model's last layer", "nodes"] = None
+    depth: Col[Known, "sum of the depths of all draft trees", "tokens"] = None
+    accepted: Col[Known, "drafted tokens that were accepted, before the answer was cut at its end", "tokens"] = None
+    overshoot: Col[Known, "accepted tokens that lay beyond the end of the answer", "tokens"] = None
+    draft_calls: Col[Known, "forward passes of a draft model", "passes"] = None
     finish: Col[str | None, "why the answer ended: `eos`, `stop`, `length` or `context`"] = None
     prefill_s: Col[Seconds | None, "time to read the prompt, up to the first token", "s"] = None
     decode_s: Col[Seconds | None, "time of all steps", "s"] = None
     wall_s: Col[Seconds | None, "prefill_s + decode_s", "s"] = None
-    peak_memory_bytes: Col[
-        Count | None, "peak of the CUDA memory that it took besides; missing where replayed", "bytes"
-    ] = None
+    peak_memory_bytes: Col[Known, "peak of the CUDA memory that it took besides; missing where replayed", "bytes"] = (
+        None
+    )
     quality: Col[
         Annotated[float, Meta(ge=0, le=1)] | None,
         "the suite's score of the answer; missing where the question has no reference",
@@ -273,37 +272,35 @@ class Row(OfSample):
     ] = None
     remade: Col[int | None, "how often it was made again since it was disturbed; missing without telemetry"] = None
     host_cpu_share: Col[
-        float | None, "share of the usable cores that this process took, its mean over the sample", "0 to 1"
+        Number, "share of the usable cores that this process took, its mean over the sample", "0 to 1"
     ] = None
-    host_foreign_share: Col[float | None, "share of the usable cores that everything else took", "0 to 1"] = None
+    host_foreign_share: Col[Number, "share of the usable cores that everything else took", "0 to 1"] = None
     host_rss_bytes: Col[int | None, "most memory that this process had resident when it was read", "bytes"] = None
     host_page_faults: Col[int | None, "page faults of this process, minor ones included"] = None
-    nvml_kernel_busy: Col[float | None, "share of the time in which any kernel ran, as NVML samples it", "0 to 1"] = (
+    nvml_kernel_busy: Col[Number, "share of the time in which any kernel ran, as NVML samples it", "0 to 1"] = None
+    nvml_memory_busy: Col[Number, "share of the time in which device memory was read or written, by NVML", "0 to 1"] = (
         None
     )
-    nvml_memory_busy: Col[
-        float | None, "share of the time in which device memory was read or written, by NVML", "0 to 1"
-    ] = None
-    nvml_sm_mhz: Col[float | None, "mean clock of the multiprocessors", "MHz"] = None
-    nvml_power_w: Col[float | None, "mean power of the device", "W"] = None
-    energy_j: Col[float | None, "energy of the device: the difference of NVML's counter", "J"] = None
-    joules_per_token: Col[float | None, "energy_j over tokens of the answer", "J"] = None
+    nvml_sm_mhz: Col[Number, "mean clock of the multiprocessors", "MHz"] = None
+    nvml_power_w: Col[Number, "mean power of the device", "W"] = None
+    energy_j: Col[Number, "energy of the device: the difference of NVML's counter", "J"] = None
+    joules_per_token: Col[Number, "energy_j over tokens of the answer", "J"] = None
     gpm_sm_active: Col[
-        float | None, "share of the multiprocessors that were busy, by the device's GPM counters", "0 to 1"
+        Number, "share of the multiprocessors that were busy, by the device's GPM counters", "0 to 1"
     ] = None
-    gpm_tensor_active: Col[float | None, "share of the time in which tensor cores worked, by GPM", "0 to 1"] = None
-    gpm_dram_active: Col[float | None, "share of the device memory's bandwidth that was used, by GPM", "0 to 1"] = None
+    gpm_tensor_active: Col[Number, "share of the time in which tensor cores worked, by GPM", "0 to 1"] = None
+    gpm_dram_active: Col[Number, "share of the device memory's bandwidth that was used, by GPM", "0 to 1"] = None
     counted: Col[
         Literal["usage", "chunks"] | None,
         "of a server: `usage` where it told the number of tokens, `chunks` where pieces were counted",
     ] = None
-    chunks: Col[Count | None, "of a server: pieces of text that came", "chunks"] = None
+    chunks: Col[Known, "of a server: pieces of text that came", "chunks"] = None
     drafts: Col[
-        Count | None, "of a server: how often it drafted, by its own counters; missing where not measured", "drafts"
+        Known, "of a server: how often it drafted, by its own counters; missing where not measured", "drafts"
     ] = None
-    concurrency: Col[Count | None, "requests at a time, where more than one; missing in this frame", "requests"] = None
+    concurrency: Col[Known, "requests at a time, where more than one; missing in this frame", "requests"] = None
     unreplayed: Col[
-        Count | None, "passes made operator by operator where steps are replayed; missing where none are", "passes"
+        Known, "passes made operator by operator where steps are replayed; missing where none are", "passes"
     ] = None
     unreplayed_why: Col[
         str | None, "why they were not replayed; empty where all were, missing where no steps are replayed"

@@ -24,9 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol, TypeVar
-
-import msgspec
+from typing import Any, Protocol, TypeVar
 
 from specbench_ss import storage, user_files
 from specbench_ss.engine.decoder import Step
@@ -52,7 +50,7 @@ from specbench_ss.runs.records import (
 from specbench_ss.runs.records import Level as Level
 from specbench_ss.runs.step_files import PARQUET, StepLines, read_step_lines, stored_steps
 from specbench_ss.storage import in_use, lock
-from specbench_ss.suite import Message, Question
+from specbench_ss.suite import Question
 
 
 class Ledger(Protocol):
@@ -70,7 +68,7 @@ class Ledger(Protocol):
         """Take one comparison with the reference."""
 
     def append_beside(self, name: str, line: dict[str, Any]) -> str:
-        """Take a line of one of the optional files that `side_files` names. Returns why it could not, or ''."""
+        """Take a line of an optional file, TELEMETRY or DRAFTS. Returns why it could not, or ''."""
 
     def update(self, **changes: Any) -> None:
         """Change entries of the manifest."""
@@ -168,35 +166,6 @@ class Drafts(OfSample):
     steps: list[DraftStep] = field(default_factory=list)
 
 
-class SideFiles:
-    """The side files of an open run directory. They are worth less than the run: no failure here is raised."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.files, self._given_up = path, dict[str, BinaryIO](), dict[str, str]()
-
-    def append(self, name: str, line: dict[str, Any]) -> str:
-        """Append a line. Returns why it could not, or ''.
-
-        After a failure nothing more is written to that file in this session: no line is put behind half of one.
-        """
-        if name in self._given_up:
-            return self._given_up[name]
-        try:
-            if name not in self.files:
-                self.files[name] = (self.path / name).open("ab", buffering=0)
-            storage.append(self.files[name], [line])
-        except ValueError as e:  # a number that is not finite: nothing of the line was written
-            return f"a line of {name} could not be written: {e}"
-        except OSError as e:
-            self._given_up[name] = f"{name} could not be written any further: {os_reason(e)}"
-        return self._given_up.get(name, "")
-
-    def close(self) -> None:
-        """Close the files. What was appended is already on the disk."""
-        for file in self.files.values():
-            file.close()
-
-
 _read_readings, _read_drafts = user_files.decoder(Readings), user_files.decoder(Drafts)
 
 
@@ -229,18 +198,7 @@ JUDGE = "judge.jsonl"
 Record = TypeVar("Record", bound=OfSample)
 
 
-class _StoredQuestion(msgspec.Struct):
-    """An entry of questions.json: `Question.content`, with its fields in their order."""
-
-    id: str
-    category: str
-    turns: tuple[str, ...]
-    references: tuple[tuple[str, ...], ...]
-    metric: str | None
-    history: tuple[Message, ...] = ()
-
-
-_read_questions = user_files.decoder(list[_StoredQuestion])
+_read_questions = user_files.decoder(list[Question])
 
 
 class RunDir:
@@ -254,7 +212,7 @@ class RunDir:
         self.rows = {row.key: row for row in rows}
         self.judged = set(judged)
         self._process = os.getpid()
-        self._lock, self._beside = held, SideFiles(path)
+        self._lock, self._given_up = held, dict[str, str]()
         self._files = {name: (path / name).open("ab", buffering=0) for name in (STEPS, ROWS, SAMENESS)}
 
     @classmethod
@@ -301,9 +259,23 @@ class RunDir:
                     storage.append(file, made)
 
     def append_beside(self, name: str, line: dict[str, Any]) -> str:
-        """Append a line to one of the optional files that `side_files` names. Returns why it could not, or ''."""
+        """Append a line to an optional file, TELEMETRY or DRAFTS. Returns why it could not, or ''.
+
+        These are worth less than the run: no failure is raised. After one nothing more is written to that file in this
+        session: no line is put behind half of one.
+        """
         with self._write_access():
-            return self._beside.append(name, line)
+            if name in self._given_up:
+                return self._given_up[name]
+            try:
+                if name not in self._files:
+                    self._files[name] = (self.path / name).open("ab", buffering=0)
+                storage.append(self._files[name], [line])
+            except ValueError as e:  # a number that is not finite: nothing of the line was written
+                return f"a line of {name} could not be written: {e}"
+            except OSError as e:
+                self._given_up[name] = f"{name} could not be written any further: {os_reason(e)}"
+            return self._given_up.get(name, "")
 
     def update(self, **changes: Any) -> None:
         """Change entries of the manifest atomically."""
@@ -327,7 +299,6 @@ class RunDir:
 
     def close(self) -> None:
         """Close the files. What was appended is already on the disk."""
-        self._beside.close()
         for file in self._files.values():
             file.close()
         os.close(self._lock)
@@ -443,14 +414,13 @@ def read_questions(path: Path) -> list[Question]:
     """
     file = path / QUESTIONS
     try:
-        stored = _read_questions(file.read_bytes())
+        return _read_questions(file.read_bytes())
     except FileNotFoundError:
         return []
     except OSError as e:
         raise UserError(f"cannot read {file}: {os_reason(e)}") from e
     except ValueError as e:
         raise UserError(f"{file} is damaged: {e}") from e
-    return [Question(*msgspec.structs.astuple(question)) for question in stored]
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
