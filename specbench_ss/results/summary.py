@@ -269,7 +269,8 @@ def served_tau(of: Sequence[Counted], later: int) -> float | None:
 
 
 OVERALL = "overall"
-Number, Whole = float | None, int | None  # None: there is nothing to compute from
+Number = float | None  # None: there is nothing to compute from
+Whole = int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

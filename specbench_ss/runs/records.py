@@ -192,7 +192,8 @@ assert tuple(DTYPES) == tuple(field.name for field in fields(Step)) == tuple(f.n
 Agreement = Literal["identical", "near-tie", "length", "mismatch", "other text", "sampled", "not compared"]
 NonNegative = Annotated[float, Meta(ge=0)]
 Seconds = NonNegative
-Number, Known = float | None, Count | None  # None: it was not measured
+Number = float | None  # None: it was not measured
+Known = Count | None
 
 KILLED = "killed"  # what read_run makes of a status `running` where no process holds the directory
 MEASURED = (  # what every good sample has

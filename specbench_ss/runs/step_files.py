@@ -1,6 +1,6 @@
 """Files of a run's steps: JSON lines read into columns, and Parquet.
 
-docs/design/store.md has the rules. What is written: `specbench_ss/results/parquet_files.py`.
+docs/design/store.md has the rules. What is written: `specbench_ss/results/frames.py`.
 """
 
 from __future__ import annotations
