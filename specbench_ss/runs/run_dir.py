@@ -26,6 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from specbench_ss import storage, user_files
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, os_reason
@@ -50,7 +52,7 @@ from specbench_ss.runs.records import (
 from specbench_ss.runs.records import Level as Level
 from specbench_ss.runs.step_files import PARQUET, StepLines, read_step_lines, stored_steps
 from specbench_ss.storage import in_use, lock
-from specbench_ss.suite import Question
+from specbench_ss.suite import Message, Question
 
 
 class Ledger(Protocol):
@@ -198,7 +200,18 @@ JUDGE = "judge.jsonl"
 Record = TypeVar("Record", bound=OfSample)
 
 
-_read_questions = user_files.decoder(list[Question])
+class _StoredQuestion(msgspec.Struct):
+    """An entry of questions.json: `Question.content`, with its fields in their order."""
+
+    id: str
+    category: str
+    turns: tuple[str, ...]
+    references: tuple[tuple[str, ...], ...]
+    metric: str | None
+    history: tuple[Message, ...] = ()
+
+
+_read_questions = user_files.decoder(list[_StoredQuestion])
 
 
 class RunDir:
@@ -414,7 +427,7 @@ def read_questions(path: Path) -> list[Question]:
     """
     file = path / QUESTIONS
     try:
-        return _read_questions(file.read_bytes())
+        return [Question(*msgspec.structs.astuple(stored)) for stored in _read_questions(file.read_bytes())]
     except FileNotFoundError:
         return []
     except OSError as e:

@@ -167,21 +167,9 @@ def test_tokens_per_step_and_answers_that_changed_are_counted(
     )
 
 
-OTHERS: list[tuple[tuple[str, ...], Any, str]] = [
-    (("model", "hash"), "f" * 64, "model hash (0123456789ab and ffffffffffff)"),
-    (("config", "temperature"), 0.5, "decoding (greedy and temperature 0.5)"),
-    (("config", "stop"), ["Q:"], 'decoding (greedy and greedy, stop at "Q:")'),
-    (("suite", "max_new_tokens"), 7, "longest answer (64 tokens and 7 tokens)"),
-    (("suite", "name"), "apps", "suite (specbench and apps)"),
-]
-
-
-@pytest.mark.parametrize(("keys", "value", "said"), OTHERS)
-def test_what_does_not_compare_is_refused_unless_told(
-    make_run: MakeRun, capsys: pytest.CaptureFixture[str], keys: tuple[str, ...], value: Any, said: str
-) -> None:
-    a, b = str(make_run(questions=1)), str(restated(make_run(questions=1), *keys, value=value))
-    assert said in failing(["compare", a, b], capsys)
+def test_what_does_not_compare_is_refused_unless_told(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = str(make_run(questions=1)), str(restated(make_run(questions=1), "model", "hash", value="f" * 64))
+    assert "model hash (0123456789ab and ffffffffffff)" in failing(["compare", a, b], capsys)
     assert main(["compare", a, b, "--anyway"]) == 0
     assert "✕" in capsys.readouterr().out
 
@@ -219,22 +207,6 @@ def test_nothing_in_common_is_a_mistake(make_run: MakeRun, capsys: pytest.Captur
     assert "no question in common" in failing(["compare", str(a), str(b), "--anyway"], capsys)
     with pytest.raises(UserError, match="compare takes run directories"):
         compare(3, a)  # type: ignore[arg-type]
-
-
-BLANKS = [(text, "blank") for text in ("", " ", "speedup<0.9,", ",speedup<0.9", "tau<-1%, ,tau<-2%")]
-
-
-LIMITS = [
-    (";;", "cannot read"),
-    ("speed<-5%", "did you mean speedup?"),
-    ("speedup>5%", "cannot read"),
-    ("tau<-500%", "100%"),
-]
-
-
-@pytest.mark.parametrize(("text", "said"), [*LIMITS, *BLANKS])
-def test_a_limit_that_is_none_is_a_mistake(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said in failing(["compare", "nowhere", "nowhere", "--fail-on", text], capsys)
 
 
 def test_json_and_frames_hold_the_documented_columns(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,12 +125,6 @@ def test_nothing_is_written_over_a_run(
     assert {file: file.read_bytes() for file in (*run.iterdir(), *other.iterdir())} == before
 
 
-def test_a_line_of_another_form_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for text in ("{", "[]", '{"question_id": 1, "choices": [{"turns": ["a"]}]}', _line(1, [3], [1], steps=[1, 1])):
-        (tmp_path / "ar.jsonl").write_text(text + "\n")
-        assert "ar.jsonl:1: " in failing(["import-specbench", str(tmp_path / "ar.jsonl")], capsys)
-
-
 def _line(question: int, tokens: list[int], accepted: list[int], **changes: Any) -> str:
     steps = changes.get("steps", [len(accepted)])
     texts = changes.get("texts", [f"answer to {question}"] * len(tokens))

@@ -323,13 +323,6 @@ def test_sameness_counts_and_differences_are_told() -> None:
     assert [h.partition(":")[0] for h in overall(run).health] == ["mismatch"]
 
 
-def test_a_summary_row_is_json_ready() -> None:
-    import json
-
-    for row in summarise(make([(q, m, [step(0.01)] * 3) for q in ("a", "b") for m in ("ar", "m")])):
-        assert json.loads(json.dumps(row.as_dict(), allow_nan=False))["method"] == row.method
-
-
 @pytest.mark.parametrize(("questions", "verdict"), [(4, "not shown"), (100, "not shown"), (160, "non-inferior")])
 def test_equal_scores_of_few_questions_do_not_show_that_a_method_is_no_worse(questions: int, verdict: str) -> None:
     """A change that nobody saw in n questions may be one in n / 3: the margin is 0.02, so it takes 150."""

@@ -112,22 +112,6 @@ def test_what_a_method_does_not_promise_is_said(make_run: MakeRun) -> None:
     assert "not compared: the method does not promise the output of its reference" in told(run)
 
 
-def test_the_overall_table_stands_apart(make_run: MakeRun) -> None:
-    lines = told(read_run(make_run(labels=("ar", "ss"), questions=4))).splitlines()
-    at = next(i for i, line in enumerate(lines) if " Overall, 4 tasks " in line)
-    assert not lines[at - 1].strip() and set(lines[at].strip().replace(" Overall, 4 tasks ", "")) == {"─"}
-
-
-@pytest.mark.parametrize(("tasks", "blank"), [(6, True), (7, False)])
-def test_many_tasks_stand_close_together(make_run: MakeRun, tasks: int, blank: bool) -> None:
-    names = tuple(f"t{i}" for i in range(tasks))
-    text = told(read_run(make_run(labels=("ar", "ss"), categories=names, questions=1)))
-    lines = text[text.index("t0") : text.index("t1  ")].splitlines()
-    assert any(not line.strip() for line in lines[1:-1]) == blank
-    tables = text[: text.index("Overall")]
-    assert all(tables.count(f" {name} ") == 1 for name in names)
-
-
 @pytest.mark.parametrize(("width", "missing"), [(80, {"tokens/s", "quality"}), (94, {"tokens/s"}), (130, set())])
 def test_a_narrow_terminal_lacks_whole_columns_and_never_half_a_number(
     make_run: MakeRun, width: int, missing: set[str]
@@ -186,13 +170,6 @@ def test_many_methods_get_one_row_a_task(make_run: MakeRun) -> None:
 def test_the_last_line_is_the_finding(make_run: MakeRun, changes: dict[str, Any], sentence: str) -> None:
     last = told(read_run(make_run(**{"questions": 5, **changes}))).splitlines()[-1]
     assert re.match(sentence, last), last
-
-
-def test_a_lossy_method_with_its_own_reference_reads_not_compared(make_run: MakeRun) -> None:
-    run = read_run(make_run(**SHARED, questions=5, verdict="not compared"))
-    run.manifest["methods"][1]["lossless"] = False
-    text = told(run)
-    assert "not compared" in text and not re.search(r"\bnot †", text)
 
 
 def test_quality_of_a_changed_model_is_judged_against_a_margin(make_run: MakeRun) -> None:
