@@ -10,7 +10,6 @@ from typing import Any
 from specbench_ss.reports.charts import ratio_axis
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, figure, plain
 from specbench_ss.reports.palette import Style
-from specbench_ss.results import analysis
 from specbench_ss.results import ranking as verdict_text
 from specbench_ss.results.analysis import Budget
 from specbench_ss.results.checks import floor
@@ -219,9 +218,8 @@ BUDGETS = (
 
 def budgets_table(found: Sequence[Budget], styles: Mapping[str, Style]) -> Table:
     """Return a row for each method."""
-    note = analysis.unequal(found)
     rows = [_budget_row(budget, styles[budget.method]) for budget in found]
-    return Table("budgets", BUDGETS, rows, "What each method had", notes=(note,) if note else ())
+    return Table("budgets", BUDGETS, rows, "What each method had")
 
 
 def _budget_row(budget: Budget, style: Style) -> list[Cell]:

@@ -102,29 +102,12 @@ def told_scope(run: Run, found: Sequence[Budget]) -> str:
     return "; ".join([said, " and ".join(unequal)] if unequal else [said]) + "."
 
 
-def _trained(found: Sequence[Budget]) -> dict[str, Mapping[str, Any]]:
-    return {one.method: one.learnt for one in found if one.learnt and "searched" not in one.learnt}
-
-
-def unequal(found: Sequence[Budget]) -> str:
-    """Say whether the methods that learnt had equal budgets, and of which that is not known; '' where none learnt."""
-    read = {label: learnt.get("tokens") for label, learnt in _trained(found).items()}
-    unknown = [label for label, tokens in read.items() if tokens is None]
-    known, said = [tokens for tokens in read.values() if tokens is not None], []
-    if len(set(known)) > 1:
-        said.append(f"Trained methods read {min(known):,} to {max(known):,} tokens of text: their budgets differ.")
-    elif len(known) > 1:
-        said.append(f"{len(known)} trained methods read {known[0]:,} tokens of text each, repeats counted.")
-    if unknown:
-        said.append(f"How many tokens {', '.join(unknown)} read was not recorded.")
-    return " ".join(said)
-
-
 def trained(found: Sequence[Budget]) -> str:
     """Say how long the weights of trained drafters were trained, each budget once; '' where none learnt."""
     of: dict[str, list[str]] = {}
-    for label, learnt in _trained(found).items():
-        of.setdefault(_training(learnt), []).append(label)
+    for one in found:
+        if one.learnt and "searched" not in one.learnt:
+            of.setdefault(_training(one.learnt), []).append(one.method)
     told = []
     for how, labels in of.items():
         many = f"{counted(len(labels), 'method')} ({', '.join(labels)}) draft{'s' * (len(labels) == 1)}"

@@ -275,49 +275,33 @@ def _times(a: float | None, b: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """Milliseconds per kept token on the prompts that both answered: reference_ms + the five parts = method_ms.
+    """Milliseconds per kept token on the prompts that both answered: reference_ms + the parts = method_ms.
 
-    passes_saved: the reference's pass, made less often. verifying: what the method's passes take beyond that.
-    drafting: making drafts. reading: the prompt. other: accepting, the host. tau: kept tokens a step. pass_ratio: the
-    method's pass over the reference's.
+    parts, in order: the reference's pass, made less often (below 0); what the method's passes take beyond that; making
+    drafts; reading prompts; accepting and the host. tau: kept tokens a step. pass_ratio: the method's pass over the
+    reference's.
     """
 
     method: str
     reference_ms: float
-    passes_saved: float
-    verifying: float
-    drafting: float
-    reading: float
-    other: float
+    parts: dict[str, float]
     method_ms: float
     tau: float
     pass_ratio: float | None
 
-    @property
-    def parts(self) -> dict[str, float]:
-        """Return the five parts by what they are called, in order."""
-        return {
-            "passes saved": self.passes_saved,
-            "verifying widened": self.verifying,
-            "drafting added": self.drafting,
-            "reading prompts": self.reading,
-            "other": self.other,
-        }
-
     def sentence(self) -> str:
         """Say the same in words."""
-        end = f"{number(self.reference_ms)} ms a token become {number(self.method_ms)}."
-        if self.passes_saved >= 0:
-            return f"{self.method} keeps {number(self.tau)} tokens a pass and saves no passes. {self._costs()} {end}"
-        share = percent(-self.passes_saved / self.reference_ms)
-        saved = f"saves {number(-self.passes_saved)} ms a token in passes ({share} of all, reading the prompt included)"
-        return f"{self.method} keeps {number(self.tau)} tokens a pass, which {saved}. {self._costs()} {end}"
-
-    def _costs(self) -> str:
+        saved, verifying, drafting, reading, other = self.parts.values()
+        how = "saves no passes"
+        if saved < 0:
+            share = f"{percent(-saved / self.reference_ms)} of all, reading the prompt included"
+            how = f"saves {number(-saved)} ms a token in passes ({share})"
         wide = f" (its passes take {number(self.pass_ratio)} times as long as plain ones)" if self.pass_ratio else ""
-        rest = self.reading + self.other
-        others = f"drafting {_adds(self.drafting)}, reading the prompt and other work {_adds(rest)}:"
-        return f"Verifying {_adds(self.verifying)}{wide}, {others}"
+        return (
+            f"{self.method} keeps {number(self.tau)} tokens a pass{' and' if saved >= 0 else ', which'} {how}. "
+            f"Verifying {_adds(verifying)}{wide}, drafting {_adds(drafting)}, reading the prompt and other work "
+            f"{_adds(reading + other)}: {number(self.reference_ms)} ms a token become {number(self.method_ms)}."
+        )
 
 
 def _adds(ms: float) -> str:
@@ -345,22 +329,15 @@ def _waterfall(pair: Pair) -> Waterfall | None:
 
     verify, verify_ref = (work.tally.sums["verify_s"] / work.tally.steps for work in (own, ref))
     passes = a_token(own, own.tally.steps)
-    saved = verify_ref * (passes - a_token(ref, ref.tally.steps))
-    wider = (verify - verify_ref) * passes
-    drafting = a_token(own, own.tally.sums["draft_s"]) - a_token(ref, ref.tally.sums["draft_s"])
-    reading = a_token(own, own.total("prefill_s")) - a_token(ref, ref.total("prefill_s"))
-    return Waterfall(
-        own.method,
-        reference_ms=1000 * start,
-        passes_saved=1000 * saved,
-        verifying=1000 * wider,
-        drafting=1000 * drafting,
-        reading=1000 * reading,
-        other=1000 * (end - start - saved - wider - drafting - reading),
-        method_ms=1000 * end,
-        tau=own.tally.tau,
-        pass_ratio=over(verify, verify_ref),
-    )
+    parts = {
+        "passes saved": verify_ref * (passes - a_token(ref, ref.tally.steps)),
+        "verifying widened": (verify - verify_ref) * passes,
+        "drafting added": a_token(own, own.tally.sums["draft_s"]) - a_token(ref, ref.tally.sums["draft_s"]),
+        "reading prompts": a_token(own, own.total("prefill_s")) - a_token(ref, ref.total("prefill_s")),
+    }
+    parts["other"] = end - start - sum(parts.values())
+    in_ms = {name: 1000 * seconds for name, seconds in parts.items()}
+    return Waterfall(own.method, 1000 * start, in_ms, 1000 * end, own.tally.tau, over(verify, verify_ref))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def test_passes_saved_are_the_references_passes_less_often_made(make_run: MakeRu
     by = {label: [row for row in run.rows if row.method == label] for label in run.labels}
     passes = {label: sum(r.steps or 0 for r in own) / sum(r.tokens or 0 for r in own) for label, own in by.items()}
     verify = {label: run.steps.together([r.key for r in own]).verify_s.mean() * 1000 for label, own in by.items()}
-    assert one.passes_saved == pytest.approx(verify["ar"] * (passes["ss"] - passes["ar"]))
+    assert one.parts["passes saved"] == pytest.approx(verify["ar"] * (passes["ss"] - passes["ar"]))
     assert one.verifying == pytest.approx((verify["ss"] - verify["ar"]) * passes["ss"])
     assert one.pass_ratio == pytest.approx(verify["ss"] / verify["ar"])
 
@@ -54,7 +54,7 @@ def test_reading_the_prompt_is_a_part_of_its_own(make_run: MakeRun) -> None:
 def test_the_sentence_has_the_numbers_of_the_drawing(make_run: MakeRun) -> None:
     one = waterfalls(read_run(make_run(labels=("ar", "ss"))))["ss"]
     said = one.sentence()
-    assert said.startswith(f"ss keeps {one.tau:.2f} tokens a pass, which saves {-one.passes_saved:.2f} ms a token")
+    assert said.startswith(f"ss keeps {one.tau:.2f} tokens a pass, which saves {-one.parts["passes saved"]:.2f} ms a token")
     assert said.endswith(f"{one.reference_ms:.2f} ms a token become {one.method_ms:.2f}.")
     rest = ("reading the prompt and other work", one.reading + one.other)
     for name, part in (("Verifying", one.verifying), ("drafting", one.drafting), rest):
