@@ -98,22 +98,16 @@ class Tally:
 
     def acceptance(self) -> dict[str, tuple[Any, ...]]:
         """Return the acceptance by draft position, as far as any draft reached."""
-        at, at_n, given, given_n = list[float](), list[int](), list[float](), list[int]()
-        for position in range(1, len(self.reached)):
-            of_accepted = self.reached[position:].sum(0)  # [accepted + 1], of the steps that drafted this position
-            drafted, taken = int(of_accepted.sum()), int(of_accepted[position:].sum())
-            at.append(taken / drafted)
-            at_n.append(drafted)
-            if reached := int(of_accepted[position - 1 :].sum()):
-                given.append(taken / reached)
-                given_n.append(reached)
-        found: dict[str, list[Any]] = {
-            "acceptance_at": at,
-            "acceptance_at_n": at_n,
-            "acceptance_given": given,
-            "acceptance_given_n": given_n,
+        positions = range(1, len(self.reached))
+        drafted = [int(self.reached[p:].sum()) for p in positions]
+        taken = [int(self.reached[p:, p:].sum()) for p in positions]
+        before = [int(self.reached[p:, p - 1 :].sum()) for p in positions]  # accepted as far as the position before
+        return {
+            "acceptance_at": tuple(a / n for a, n in zip(taken, drafted, strict=True)),
+            "acceptance_at_n": tuple(drafted),
+            "acceptance_given": tuple(a / n for a, n in zip(taken, before, strict=True) if n),
+            "acceptance_given_n": tuple(n for n in before if n),
         }
-        return {name: tuple(values) for name, values in found.items()}
 
     def _per_step(self, name: str) -> float | None:
         return over(self.sums[name], self.steps)
@@ -446,10 +440,7 @@ def _summary(
         unstable=sample_checks.unstable(spread),
         health=(
             *disbelieved,
-            *sample_checks.failures(here.all_own),
-            *here.differences(),
-            *sample_checks.unjudged(here.all_own, without),
-            *sample_checks.unsteady(spread),
+            *sample_checks.findings(run, here.all_own, here.verdicts, without, spread),
             *unsuited_control(run, label, test),
         ),
         baseline=run.baseline,
@@ -523,12 +514,6 @@ class _Compared:
             "quality_verdict": non_inferiority(scores["quality_interval"], margin) if told else None,
             "quality_margin": margin if told else None,
         }
-
-    def differences(self) -> list[str]:
-        """Return what differs from the answers that must be equal."""
-        named = f", {self.same_as}" if self.same_as != self.run.baseline else ""
-        found = sample_checks.differences(self.verdicts, self.run.manifest["model"]["dtype"])
-        return [f"{line}{named}" for line in found]
 
 
 def _held_against(run: Run, label: str) -> tuple[str, ...]:
