@@ -21,7 +21,7 @@ from specbench_ss.engine.numerics import arithmetic
 from specbench_ss.options import REFERENCE
 from specbench_ss.results.summary import PARTS, Number, PairedTimes, Tally, over, paired, tally
 from specbench_ss.results.text import number, percent
-from specbench_ss.runs.records import Key, Row, Run
+from specbench_ss.runs.records import Row, Run
 
 
 @final
@@ -105,15 +105,8 @@ class Pair:
 
 def pairs(run: Run) -> list[Pair]:
     """Return a pair for each method, in the order in which the methods were asked for; the reference's is of itself."""
-    plains: dict[frozenset[Key], Work] = {}  # the reference's, by its samples: one, where no method failed
-    found = []
-    for label in run.labels:
-        own, ref = paired(run.of(label), run.of(run.baseline))
-        same = frozenset(row.key for row in ref)
-        if same not in plains:
-            plains[same] = _work(run, run.baseline, ref)
-        found.append(Pair(plains[same] if label == run.baseline else _work(run, label, own), plains[same]))
-    return found
+    both = [(label, *paired(run.of(label), run.of(run.baseline))) for label in run.labels]
+    return [Pair(_work(run, label, own), _work(run, run.baseline, ref)) for label, own, ref in both]
 
 
 def _work(run: Run, label: str, rows: Sequence[Row]) -> Work:

@@ -20,7 +20,7 @@ from specbench_ss.results.cost_model import MachineRow
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.runs.columns import Column, columns_of, table
-from specbench_ss.runs.records import KEY, Key, Row, Run, Sameness, SampledTokens, StepColumns, Steps
+from specbench_ss.runs.records import KEY, Row, Run, Sameness, SampledTokens, StepColumns, Steps
 from specbench_ss.runs.run_dir import ROWS, Readings, read_run
 from specbench_ss.runs.run_dir import STEPS as STEP_LINES
 from specbench_ss.runs.step_files import (
@@ -241,10 +241,8 @@ def median_step_ms(run: Run) -> dict[str, float]:
 
 def _by_method(run: Run) -> dict[str, StepColumns]:
     """Return the steps of each method that has some."""
-    keys: dict[str, list[Key]] = {}
-    for key in run.steps.keys:
-        keys.setdefault(key[2], []).append(key)
-    return {label: run.steps.together(own) for label, own in sorted(keys.items())}
+    found = {label: run.steps.together(row.key for row in run.of(label)) for label in sorted(run.labels)}
+    return {label: own for label, own in found.items() if len(own)}
 
 
 def telemetry(tries: list[Readings]) -> pd.DataFrame:
