@@ -59,14 +59,14 @@ def differences(a: Run, b: Run) -> list[Difference]:
     """Return everything that differs between two runs, what makes them incomparable first."""
     old, new = _facts(a), _facts(b)
     pairs = [(what, old.get(what, MISSING), new.get(what, MISSING)) for what in {**old, **new}]
-    found = [Difference(what, x, y, what in HINDERING or _rounded(what, x, y)) for what, x, y in pairs if x != y]
+    found = [Difference(what, x, y, _hinders(what, x, y)) for what, x, y in pairs if x != y]
     made = [*_question_differences(a, b), *found, *_method_differences(a.manifest, b.manifest)]
     return sorted(made, key=lambda difference: not difference.hinders)
 
 
-def _rounded(what: str, x: str, y: str) -> bool:
-    """Say whether weights were rounded for one run alone: their hash is of the weights as loaded."""
-    return what == "number format" and HALF_WEIGHTS in (x, y)
+def _hinders(what: str, x: str, y: str) -> bool:
+    # weights that were rounded for one run alone: their hash is of the weights as loaded
+    return what in HINDERING or (what == "number format" and HALF_WEIGHTS in (x, y))
 
 
 def conditions_apart(a: Run, b: Run) -> dict[str, str]:

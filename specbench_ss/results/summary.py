@@ -415,6 +415,7 @@ def _summary(
     test: SamplingTest | None,
 ) -> SummaryRow:
     run, label, own = here.run, here.label, here.own
+    others = (other for other in run.labels if run.entry(other).get("reference") == label)  # held against this one
     disbelieved = here.disbelieved(void)
     spread = sample_checks.spread(own, label == run.baseline)
     return SummaryRow(
@@ -426,7 +427,7 @@ def _summary(
         n_failed=sum(not r.ok for r in here.all_own),
         **here.speedups(void=bool(disbelieved) and label != run.baseline),
         reference=here.same_as,
-        reference_of=_held_against(run, label),
+        reference_of=() if label == run.baseline else tuple(other for other in others if other != label),
         tokens_per_s=over(total(own, "tokens"), total(own, "wall_s")),
         tokens=over(total(own, "tokens"), len(own)),
         prefill_s=over(total(own, "prefill_s"), len(own)),
@@ -514,9 +515,3 @@ class _Compared:
             "quality_verdict": non_inferiority(scores["quality_interval"], margin) if told else None,
             "quality_margin": margin if told else None,
         }
-
-
-def _held_against(run: Run, label: str) -> tuple[str, ...]:
-    """Return the methods whose output must equal this one's; none for the run's reference."""
-    others = [other for other in run.labels if run.entry(other).get("reference") == label != other]
-    return () if label == run.baseline else tuple(others)

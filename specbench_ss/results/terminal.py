@@ -237,18 +237,13 @@ def result_table(name: str, columns: Sequence[str], left: Collection[str] = LEFT
     return table
 
 
-def _around(row: SummaryRow) -> str:
-    if row.comparison in ("reference", "void"):
-        return row.comparison
-    return interval(row.speedup_interval) or row.comparison
-
-
 def _line(row: SummaryRow, config: Mapping[str, Any]) -> Line:
+    around = "" if row.comparison == "void" else interval(row.speedup_interval)
     return {
         "task": escape(title(row.category)),
         "method": escape(row.method),
         "speedup": f"[bold]{speedup(row)}[/]" if row.comparison in ("faster", "slower") else speedup(row),
-        "95% interval": _around(row),
+        "95% interval": around or row.comparison,
         "tokens/s": number(row.tokens_per_s, 1),
         "τ": number(row.tau),
         "output": escape(short_output(row, config)),

@@ -169,21 +169,17 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = user_files.parse(file.read_bytes())
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise UserError(_unreadable(file, manifest))
+            form = manifest.get("format") if isinstance(manifest, dict) else None
+            if isinstance(form, int) and form > FORMAT:
+                newer = f"its format is {form}, and this version reads {FORMAT}"
+                raise UserError(f"{file} is of a newer version of ssbench: {newer}")
+            raise UserError(f"{file} is not the manifest of a run that this version can read")
         _check_whole(manifest)
     except OSError as e:
         raise UserError(f"{path} is not a run directory: cannot read {MANIFEST}: {e.strerror}") from e
     except ValueError as e:
         raise UserError(f"{file} is damaged: {e}") from e
     return manifest
-
-
-def _unreadable(file: Path, manifest: Any) -> str:
-    """Say why what was read is no manifest of this version."""
-    form = manifest.get("format") if isinstance(manifest, dict) else None
-    if isinstance(form, int) and form > FORMAT:
-        return f"{file} is of a newer version of ssbench: its format is {form}, and this version reads {FORMAT}"
-    return f"{file} is not the manifest of a run that this version can read"
 
 
 def _check_whole(manifest: dict[str, Any]) -> None:
