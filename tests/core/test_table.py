@@ -37,12 +37,6 @@ def test_a_value_without_an_interval_is_marked_and_the_mark_explained(make_run: 
     assert "? no interval, since there are fewer than 4 questions" in text
 
 
-def test_marks_that_no_row_bears_are_not_explained(make_run: MakeRun) -> None:
-    text = told(read_run(make_run(labels=("ar",), categories=("qa",), questions=2)))
-    assert "? no interval" not in text and "≈" not in text
-    assert "?" not in text[: text.index("Disturbances") - 2]
-
-
 def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> None:
     several = {"labels": ("ar", "ss"), "categories": ("qa",), "questions": 5, "failing": ("ss",)}
     text = told(read_run(make_run(turns=2, repeats=3, **several)))
@@ -51,15 +45,6 @@ def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> N
     assert "quality is a mean over questions" in text
     assert "answered every prompt 3 times" in text
     assert " Overall, 3 repeats " in text and "By task, 3 repeats" in text
-
-
-def test_one_turn_and_one_repeat_need_no_words(make_run: MakeRun) -> None:
-    text = told(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5)))
-    assert (
-        " q)" not in text
-        and "mean over questions" not in text
-        and "repeat" not in text.replace("answer repeats from memory", "")
-    )
 
 
 def test_measures_that_differ_have_no_common_mean(make_run: MakeRun) -> None:
@@ -92,11 +77,6 @@ def test_a_method_that_changes_the_model_names_its_own_reference(make_run: MakeR
     assert "not compared" not in text
     assert "ss-shared over ss-shared-ar, its own model: " in text
     assert "(ss-shared-ar); in every row speedup and quality are relative to ar" in text
-
-
-def test_a_gain_over_its_own_model_without_an_interval_is_marked(make_run: MakeRun) -> None:
-    text = told(read_run(make_run(**SHARED, categories=("qa",), questions=2)))
-    assert re.search(r"its own model: \? [0-9.]+×\n", text)
 
 
 def test_a_mismatch_names_the_reference_that_it_is_against(make_run: MakeRun) -> None:
