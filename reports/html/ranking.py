@@ -10,7 +10,6 @@ from typing import Any
 from specbench_ss.reports.charts import ratio_axis
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, View, plain
 from specbench_ss.reports.palette import Style
-from specbench_ss.results import analysis
 from specbench_ss.results import ranking as verdict_text
 from specbench_ss.results.analysis import Budget, sources
 from specbench_ss.results.checks import floor, often_disturbed
@@ -191,7 +190,6 @@ def _output(row: SummaryRow, config: Mapping[str, Any]) -> Badge:
 
 def budgets_table(view: View, found: Sequence[Budget]) -> Table:
     """Return a row for each method."""
-    note = analysis.unequal(found)
     columns = [
         view.method(),
         Column("drafted a step", "drafted", "Nodes of the draft tree, the root left out, a mean over all steps", 1),
@@ -208,7 +206,7 @@ def budgets_table(view: View, found: Sequence[Budget]) -> Table:
             numeric=False,
         ),
     ]
-    return Table.of("budgets", columns, found, "What each method had", notes=(note,) if note else ())
+    return Table.of("budgets", columns, found, "What each method had")
 
 
 def _of(name: str) -> Callable[[Budget], Any]:

@@ -18,7 +18,7 @@ from operator import add
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import betaincinv
+from scipy.special import betaincinv, gammaln, logsumexp
 
 from specbench_ss.errors import UserError
 from specbench_ss.options import plain_number
@@ -66,18 +66,13 @@ def too_coarse(pooled: SampledTokens, filtered: bool) -> bool:
 
 def _histogram(counts: Sequence[int]) -> float:
     """Return the log likelihood ratio of a Dirichlet mixture of histograms to the uniform one."""
-    n, total = sum(counts), sum(PRIOR)
-    shares = (*[1 / PIT_BINS] * PIT_BINS, ROUNDING)
-    terms = (
-        math.lgamma(a + k) - math.lgamma(a) - k * math.log(share)
-        for a, k, share in zip(PRIOR, counts, shares, strict=True)
-    )
-    return math.fsum(terms) - math.lgamma(total + n) + math.lgamma(total)
+    k, prior, shares = np.array(counts), np.array(PRIOR), np.array([*[1 / PIT_BINS] * PIT_BINS, ROUNDING])
+    terms = gammaln(prior + k) - gammaln(prior) - k * np.log(shares)
+    return float(terms.sum() - gammaln(prior.sum() + k.sum()) + gammaln(prior.sum()))
 
 
 def _log_mean(logs: Sequence[float]) -> float:
-    largest = max(logs)
-    return largest + math.log(math.fsum(math.exp(x - largest) for x in logs) / len(logs))
+    return float(logsumexp(logs)) - math.log(len(logs))
 
 
 Bias = Literal["biased", "no bias found", "too few tokens", "not testable"]

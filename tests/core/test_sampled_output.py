@@ -35,7 +35,7 @@ from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.results.terminal import print_tables
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 from specbench_ss.runs.manifest import manifest_for
-from specbench_ss.runs.records import OUTSIDE, PIT_BINS, Run, Sameness, SampledTokens
+from specbench_ss.runs.records import OUTSIDE, PIT_BINS, Run, SampledTokens, read_sameness
 from specbench_ss.runs.run_dir import RunDir, read_run
 from specbench_ss.suite import Question, Suite, SuiteData
 from tests.core.test_runner import Recorder
@@ -192,7 +192,7 @@ def test_resuming_compares_what_is_not_compared(tmp_path: Path) -> None:
     before = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2).sameness}
     file = tmp_path / "r" / "sameness.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[1:3]))
-    kept = {Sameness.read(line).key for line in file.read_bytes().splitlines()}
+    kept = {read_sameness(line).key for line in file.read_bytes().splitlines()}
     after = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2, resume=True).sameness}
     assert after.keys() == before.keys() and any((of := before[key].sampled) and of.offered for key in kept)
     for key, verdict in after.items():  # what was drafted is known no more

@@ -79,7 +79,7 @@ def test_the_ranking_shows_the_summary(make_run: MakeRun) -> None:
 
 
 def test_bars_of_a_waterfall_end_where_the_next_begins(make_run: MakeRun) -> None:
-    one = waterfalls(read_run(make_run(labels=("ar", "ss"))))["ss"]
+    one = waterfalls(pairs(read_run(make_run(labels=("ar", "ss")))))["ss"]
     steps = charts.steps_of(one)
     for (_, start, size), (_, then, _) in zip(steps[:-2], steps[1:-1], strict=True):
         assert start + size == pytest.approx(then)
