@@ -54,13 +54,9 @@ class Eagle3Fields(FeatureFields, frozen=True, kw_only=True):
     """Fields of an EAGLE-3 config.json in speculators' layout, the layer's beside the others."""
 
     hidden_size: int
-    intermediate_size: int
     num_hidden_layers: int
-    num_key_value_heads: int
     vocab_size: int
-    attention_bias: bool = False
     layer_types: list[str] | None = None
-    norm_output: bool = False
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
@@ -119,12 +115,9 @@ def _network(tensors: Tensors, about: dict[str, Any], base: Outline, levels: int
     third = TYPE in about or any(n.endswith("hidden_norm.weight") for n in tensors)
     if third != bool(levels):
         raise UserError("these are weights of EAGLE-3: use eagle3" if third else "these are no weights of EAGLE-3")
-    fields = parse(about, Eagle3Fields) if TYPE in about else None
-    if fields is not None:
-        _check_supported(fields, base)
+    if TYPE in about:
+        _check_supported(parse(about, Eagle3Fields), base)
     shape = _shape(tensors, about, base, levels)
-    if fields is not None:
-        _check_stated(fields, shape)
     with describing("a Llama layer"):
         config = shape.llama(about)
         return Eagle3Drafter(shape, config, base.vocab_size) if levels else Eagle1Drafter(shape, config)
@@ -141,22 +134,6 @@ def _check_supported(fields: Eagle3Fields, base: Outline) -> None:
         ("hidden size", fields.target_hidden_size or fields.hidden_size, base.hidden_size),
         ("vocabulary", fields.vocab_size, base.vocab_size),
     ))  # fmt: skip
-
-
-def _check_stated(fields: Eagle3Fields, shape: Shape) -> None:
-    """Raise UserError where the tensors have other sizes than config.json states."""
-    for name, own in (
-        ("hidden_size", shape.hidden),
-        ("intermediate_size", shape.ffn),
-        ("num_key_value_heads", shape.kv_heads),
-        ("norm_before_fc", shape.input_norm),
-        ("fc_norm", shape.feature_norms),
-    ):
-        if getattr(fields, name) != own:
-            raise UserError(f"{name} in config.json is {getattr(fields, name)}, the drafter's tensors have {own}")
-    if shape.biases != (frozenset(BIASED) if fields.attention_bias else frozenset()):
-        has = ", ".join(sorted(shape.biases)) or "nothing"
-        raise UserError(f"attention_bias in config.json is {fields.attention_bias}, the drafter has biases of {has}")
 
 
 def _size(tensors: Tensors, name: str) -> tuple[int, int]:

@@ -30,9 +30,8 @@ from specbench_ss.methods._shared.heads import (
     asked_tree,
     check_tree,
     from_branches,
-    read_accuracies,
-    read_measured,
     tree_of,
+    tunable_nodes,
 )
 from specbench_ss.methods._shared.tree_growth import best, draw, grow
 from specbench_ss.methods.eagle.checkpoint import (
@@ -295,12 +294,11 @@ class Eagle(EagleDecoder):
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """Return sizes of the tree, where accuracies to build it from are known, and depths."""
-        given = self.options.tree
-        if given not in ("auto", "published"):
-            return {"nodes": NODES} if Path(given).is_file() and read_measured(Path(given), self.name) else {}
-        accuracies = read_accuracies(self.config, self.name) if given == "auto" else []
-        deepest = len(accuracies) or max(map(len, PUBLISHED))
-        return {**({"nodes": NODES} if accuracies else {}), "depth": range(1, deepest + 1)}
+        nodes = {"nodes": NODES} if tunable_nodes(self.options.tree, self.config, self.name) else {}
+        if self.options.tree not in ("auto", "published"):
+            return nodes
+        deepest = len(self.config["accuracies"]) if nodes else max(map(len, PUBLISHED))
+        return {**nodes, "depth": range(1, deepest + 1)}
 
     def max_rows(self) -> int:
         return len(self.plan.shape.parents)

@@ -36,7 +36,7 @@ from specbench_ss.methods.eagle.decode import (
 from specbench_ss.methods.eagle.drafter import Drafter, new_eagle, random_eagle
 from tests.methods.reference_drafter import Reference, draft_words, layer_weights, refused
 from tests.methods.reference_drafter import folder as written
-from tests.methods.refused_runs import check_refused_run, check_warned
+from tests.methods.refused_runs import check_warned
 from tests.tiny import paths, tiny_model
 
 H, V, HEADS, KV, HD, FFN, WORDS = 32, 61, 4, 2, 8, 48, 40
@@ -431,16 +431,12 @@ def test_a_map_to_other_words_is_refused(d2t: Tensor, said: str, tmp_path: Path)
         ({"fc.weight": torch.zeros(H, 3 * 64)}, {}, "fc.weight reads 192 numbers, not 3 hidden states of 32"),
     ],
 )
-def test_a_run_of_eagle3_with_a_wrong_folder_is_one_line(
-    changed: dict[str, Tensor | None],
-    about: dict[str, Any],
-    said: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_a_wrong_folder_of_eagle3_is_one_line(
+    changed: dict[str, Tensor | None], about: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     tensors = {n: t for n, t in {**eagle3(), **changed}.items() if t is not None}
     there = folder(tmp_path / "e", tensors, **about)
-    check_refused_run(f"eagle3[weights={there}]", said, tmp_path, capsys, layers=8)
+    refused(Eagle3, Eagle3Options(weights=there), Target(tiny_model("llama", layers=8)), said)
 
 
 def test_weights_of_the_other_kind_and_of_another_size_are_named(tmp_path: Path) -> None:

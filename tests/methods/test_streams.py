@@ -22,8 +22,8 @@ from specbench_ss.methods.ss import tree as drafting
 from specbench_ss.methods.ss.config import SSOptions, StreamConfig, StreamPosition
 from specbench_ss.methods.ss.decode import ROTATED, SAME_POSITION, SpeculativeStreaming
 from specbench_ss.methods.ss.layers import (
+    Layout,
     Streams,
-    TopP,
     TurnedValues,
     stream_positions,
     stream_visibility,
@@ -374,7 +374,7 @@ def test_top_p_attention_takes_the_keys_that_each_head_attends_to_most() -> None
     module = torch.nn.Module()
     module.num_key_value_groups = heads // kv_heads  # type: ignore[assignment]
     target = Target(tiny_model("llama"))
-    with top_p(target, TopP(p, m, g)):
+    with top_p(target, Layout(m, g, p)):
         found, _ = top_p_attention(module, q, k, v, mask)
     for head, row in product(range(heads), range(rows)):
         of_kv = head // (heads // kv_heads)
