@@ -64,7 +64,6 @@ class HeadsOptions(Bounded):
 
 
 Choice = tuple[int, ...]
-MOST_BYTES = 1 << 22  # of a file with a tree; the published one takes some hundred
 
 # the 63 nodes published for 7B models (FasterDecoding/Medusa, medusa_choices.py), as branches: prefix -> ranks
 _PUBLISHED: dict[Choice, int] = {
@@ -210,8 +209,6 @@ def read_tree(path: Path, heads: int, method: str, unit: str = "heads") -> list[
 def _read_json(path: Path, method: str) -> Any:
     check_ends(path)
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES:,} bytes, too many for a tree")
         return user_files.parse(path.read_bytes())
     except (OSError, ValueError) as error:
         reason = os_reason(error) if isinstance(error, OSError) else error

@@ -292,11 +292,6 @@ def not_exact(subject: Subject) -> str:
     return "" if subject.exact else "it declares itself lossy"
 
 
-def unstated(subject: Subject) -> str:
-    """Why it may write any number of rows: its cache grows."""
-    return "it states no max_rows" if subject.one.max_rows() is None else ""
-
-
 def no_fresh_rows(subject: Subject) -> str:
     """Say why its cache is not compared with a fresh pass; '' where it is."""
     if not subject.shows_rows:
@@ -434,11 +429,6 @@ def tunable(subject: Subject, case: Case) -> str:
     return ""
 
 
-def nothing_tunable(subject: Subject) -> str:
-    """Say why there is no option to try."""
-    return not_exact(subject) or ("" if subject.one.tunable() else "it declares nothing tunable")
-
-
 def described(subject: Subject, case: Case) -> str:
     """Test name and options, and the description that goes into the manifest."""
     decoder, again = subject.decoder(), subject.decoder()
@@ -521,7 +511,8 @@ def _wrong_logits(subject: Subject, case: Case, steps: Sequence[Seen]) -> str:
 EXACT_LAWS = (
     Law("draft", "a draft is a tree of known tokens under the root, which draft_probs could have drawn", few, draft),
     Law("answers", "prompts are answered", few, answers),
-    Law("rows", "no pass puts more rows through the target than max_rows() says", few, rows, unstated),
+    Law("rows", "no pass puts more rows through the target than max_rows() says", few, rows,
+        lambda subject: "it states no max_rows" if subject.one.max_rows() is None else ""),
     Law("counts", "a path of the draft and the next token are accepted, each counted once", own, counts, on=("small",)),
     Law("cache", "after every step the cache holds what a fresh prefill would", few, cache, no_fresh_rows),
     Law("model", "a method that is compared with plain decoding of the target decodes with the target", asked, model,
@@ -538,7 +529,9 @@ EXACT_LAWS = (
     Law("memory", "an answer depends on nothing that was answered before", asked_again, memory, on=("small",)),
     Law("together", "an answer is the same beside other requests", asked_again, together, not_together),
     Law("target", "the target is left as it was", asked, untouched),
-    Law("tunable", "no value that tuning may try changes the output", tuned, tunable, nothing_tunable, on=("small",)),
+    Law("tunable", "no value that tuning may try changes the output", tuned, tunable,
+        lambda subject: not_exact(subject) or ("" if subject.one.tunable() else "it declares nothing tunable"),
+        on=("small",)),
     Law("long", f"an answer of {ANSWER} tokens to a prompt of {PROMPT}, of {WORDS:,} words, is right, and the same "
         "in the same steps when asked again", lengthy, long, on=("long",)),
     Law("description", "the method says what it is and measures, and that it is lossy if it is", asked, described,

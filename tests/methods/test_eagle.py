@@ -40,7 +40,6 @@ from tests.methods.refused_runs import check_warned
 from tests.tiny import paths, tiny_model
 
 H, V, HEADS, KV, HD, FFN, WORDS = 32, 61, 4, 2, 8, 48, 40
-QKV = [f"self_attn.{n}_proj" for n in "qkv"]
 WIDE = ("hidden_norm", "input_layernorm")
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9])
 CONFIG = {
@@ -469,7 +468,7 @@ def test_trees_that_cannot_be_are_one_line(tmp_path: Path) -> None:
         target,
         "is 3 deep, there are 2 levels to draft with",
     )
-    assert Eagle.load(target, EagleOptions(weights=weights, tree=str(tree))).plan.shape.depth == 3
+    assert Eagle.load(target, EagleOptions(weights=weights, tree=str(tree))).tree.depth == 3
     tree.write_text("[[0], [70]]")
     refused(Eagle, EagleOptions(weights=weights, tree=str(tree)), target, "71 candidates of a vocabulary of 61")
     for bad in ({"depth": -2}, {"total_tokens": 1}, {"top_k": 1000}, {"depth": 1000}):

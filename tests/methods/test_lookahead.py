@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from specbench_ss.engine.decoder import State
 from specbench_ss.engine.generate import Limits, generate
@@ -90,11 +89,3 @@ def test_the_pool_keeps_the_newest() -> None:
 
 def test_common_beginnings_are_merged() -> None:
     assert merged([(5, 6, 7), (5, 6, 8), (9,), (5, 7)]) == ([5, 6, 7, 8, 9, 7], [0, 1, 2, 2, 0, 1])
-
-
-@pytest.mark.parametrize("options", [LookaheadOptions(), LookaheadOptions(6, 1, 1), LookaheadOptions(3, 9, 1)])
-def test_a_step_has_no_more_rows_than_it_says(options: LookaheadOptions) -> None:
-    decoder = Watched(Target(tiny_model("llama")), options)
-    generate(decoder, PROMPT, Limits(30), Sampling())
-    window = max(torch.tensor(w).numel() for _, w, _ in decoder.seen)
-    assert window + options.guesses * (options.level - 1) == decoder.max_rows()

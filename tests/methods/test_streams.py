@@ -52,20 +52,6 @@ def prefilled(decoder: SpeculativeStreaming, ids: list[int]) -> State:
     return state
 
 
-@pytest.mark.parametrize("kind", SOME)
-@torch.inference_mode()
-def test_main_logits_are_the_bases(kind: str) -> None:
-    target = Target(tiny_model(kind))
-    decoder = streaming(target, TWO_LAYERS, SSOptions(k=2, prune="off"))
-    ids = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
-    state = prefilled(decoder, ids)
-    tree = DraftTree.of(torch.tensor([3, 4, 5, 6, 7]), [-1, 0, 0, 1, 3])
-    out = decoder.forward(state, tree)
-    cache = target.new_cache(200)
-    target.prefill(torch.tensor([ids]), cache)
-    torch.testing.assert_close(out.logits, target.forward_tree(tree, cache).logits, atol=2e-5, rtol=1e-5)
-
-
 # sliding windows: as the model has it, narrower than the text; in one layer narrower than the streams of a position
 @pytest.mark.parametrize("config", LEARNT.values(), ids=LEARNT)
 @pytest.mark.parametrize(("kind", "window"), [*((kind, None) for kind in SOME), ("mistral-window", 2)])

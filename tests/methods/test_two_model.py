@@ -47,18 +47,6 @@ def akin(target: Target, noise: float = 0.04) -> Target:
     return Target(model)
 
 
-def test_the_context_ends(llama: Target) -> None:
-    """The target's, and the draft's before it."""
-    expected = {n: generate(Autoregressive(llama), WHOLE[:n], Limits(300), Sampling()).tokens for n in (127, 126, 115)}
-    for label, make in TwoModel.examples(llama).items():
-        for n, tokens in expected.items():
-            assert generate(make(), WHOLE[:n], Limits(300), Sampling()).tokens == tokens, label
-    short = TwoModel(llama, TwoModelOptions(), akin(llama, 0.0))
-    short.draft.model.context_length = 24
-    steps = generate(short, PROMPTS[0], Limits(30), Sampling()).steps
-    assert [s.nodes for s in steps] == [4, 4] + [0] * 19  # the draft reads ids 0 to 23
-
-
 def test_a_draft_that_is_the_target_is_always_right(target: Target) -> None:
     done = generate(TwoModel(target, TwoModelOptions(gamma=5), target), PROMPTS[0], Limits(31), Sampling())
     assert [s.tokens for s in done.steps] == [6] * 5
