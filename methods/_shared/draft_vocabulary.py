@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specbench_ss.engine.architectures import Outline
     from specbench_ss.engine.target import Target
     from specbench_ss.methods._shared.drafter_network import DrafterNetwork
-    from specbench_ss.training.trainee import Batch
+    from specbench_ss.training.batch import Batch
 
 MAPS = ("d2t", "t2d")
 SPREAD = 0.15  # of random weights: with more, a drafter is sure of one token

@@ -25,7 +25,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.methods.ss.config import StreamConfig, StreamPosition
 
 if TYPE_CHECKING:
-    from specbench_ss.training.trainee import Documents
+    from specbench_ss.training.batch import Documents
 
 
 @dataclass(frozen=True, slots=True)

@@ -491,7 +491,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch, kind: str = "llama", replay: Replay
     target = tiny_target(kind, words=61)
     monkeypatch.setattr(target, "device", Anywhere("cuda"))
     monkeypatch.setattr(engines.torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(engines, "captured_on", lambda device: replay)
+    monkeypatch.setattr(engines, "Graphs", lambda device: replay)
 
     def replayed(target: Target, replay: Replay, by: str, own: Any = replay_steps) -> None:
         monkeypatch.setattr(target, "device", torch.device("cpu"))  # where it really is

@@ -30,9 +30,9 @@ from specbench_ss.methods.ss.layers import (
     top_p,
     top_p_attention,
 )
-from specbench_ss.methods.ss.train import StreamsOptions, StreamsTrainee, StreamsTrainer, start_embedding
+from specbench_ss.methods.ss.train import StreamsOptions, StreamsTrainer, start_embedding
 from specbench_ss.methods.ss.tree import conditioned_tree, draft_tree, full_tree, judged, prune
-from specbench_ss.training.trainee import Anchors, Batch, base_states
+from specbench_ss.training.batch import Anchors, Batch, base_states
 from tests.methods.decoders import BESIDE_MLP, CONDITIONED, ROOTED, TWO_LAYERS, random_streams, randomise, streaming
 from tests.tiny import SOME, WITHOUT_WINDOW, paths, tiny_model
 
@@ -60,7 +60,7 @@ def test_training_sees_the_streams_that_decoding_uses(kind: str, window: int | N
     target = Target(tiny_model(kind))
     if window:
         target.family.blocks[-1].window = window
-    trainee = StreamsTrainee(target, config)
+    trainee = StreamsTrainer(target, config)
     randomise(trainee.module, 2)
     decoder = SpeculativeStreaming(target, SSOptions(), trainee.module, {})
     ids = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
@@ -100,7 +100,7 @@ def test_streams_stand_ahead_unless_they_were_trained_otherwise() -> None:
     assert stream_positions(target, at, 3).tolist() == [[4, 5, 6, 127, 127, 127]]  # of 128 positions
     assert stream_positions(target, at, 3, "same").tolist() == [[3, 3, 3, 126, 126, 126]]
     assert StreamConfig().stream_position == "ahead"
-    asked = StreamsTrainer(StreamsOptions(stream_position="same")).shape()
+    asked = StreamsOptions(stream_position="same").shape()
     assert asked == StreamConfig(stream_position="same") and StreamConfig(**asked.as_dict()) == asked
 
 
@@ -141,7 +141,7 @@ def test_keeping_the_mlp_wants_an_adapter() -> None:
 def test_training_and_decoding_tell_streams_their_root(kind: str) -> None:
     """The same root gives the same guesses in both, and another root others."""
     target = Target(tiny_model(kind))
-    trainee = StreamsTrainee(target, ROOTED)
+    trainee = StreamsTrainer(target, ROOTED)
     randomise(trainee.module, 2)
     decoder = SpeculativeStreaming(target, SSOptions(mode="chain"), trainee.module, {})
     ids, at = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], 6
@@ -163,7 +163,7 @@ def test_training_and_decoding_tell_a_nodes_children_the_node(kind: str, monkeyp
     """Each token of a chain is the best guess after those before it, as training sees them; and a tree has several."""
     target = Target(tiny_model(kind))
     monkeypatch.setattr(drafting, "SHORTLIST", target.vocab_size)  # random maps change more than trained ones
-    trainee = StreamsTrainee(target, CONDITIONED)
+    trainee = StreamsTrainer(target, CONDITIONED)
     randomise(trainee.module, 2)
     ids, at = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], 6
     states = base_states(target, torch.tensor([ids]), trainee.taps, trainee.kv_from)
@@ -255,7 +255,7 @@ def test_what_a_shortlist_leaves_out_keeps_its_mass() -> None:
 
 def test_streams_that_learn_their_root_are_told_it() -> None:
     target = Target(tiny_model("llama"))
-    trainee = StreamsTrainee(target, ROOTED)
+    trainee = StreamsTrainer(target, ROOTED)
     states = base_states(target, torch.tensor([[5, 6, 7, 8]]), trainee.taps, trainee.kv_from)
     with pytest.raises(ValueError, match="learn the tokens"):
         trainee.stream_logits(states, torch.tensor([[2]]))
@@ -285,7 +285,7 @@ def test_segments_change_neither_loss_nor_gradients(position: StreamPosition) ->
     labels = torch.stack([ids.gather(1, at + 1 + j) for j in range(4)], -1)
     found = []
     for segment in (0, 12, 5, 1):
-        trainee = StreamsTrainee(target, replace(TWO_LAYERS, root_rank=2, stream_position=position), segment=segment)
+        trainee = StreamsTrainer(target, replace(TWO_LAYERS, root_rank=2, stream_position=position), segment=segment)
         randomise(trainee.module, 3)
         batch = Batch(ids, labels, Anchors(at, labels))
         loss, _ = trainee.loss(base_states(target, ids, trainee.taps, trainee.kv_from), batch)
@@ -299,7 +299,7 @@ def test_segments_change_neither_loss_nor_gradients(position: StreamPosition) ->
 def test_training_learns_and_leaves_the_base_alone() -> None:
     target = Target(tiny_model("llama"))
     before = {k: v.clone() for k, v in target.model.state_dict().items()}
-    trainee = StreamsTrainee(target, StreamConfig(gamma=2, n_msa_layers=2, adapter_rank=16))
+    trainee = StreamsTrainer(target, StreamConfig(gamma=2, n_msa_layers=2, adapter_rank=16))
     ids = torch.arange(40)[None] % 20 + 5
     at = torch.arange(5, 30)[None]
     labels = torch.stack([ids.gather(1, at + 1 + j) for j in range(3)], -1)
