@@ -244,15 +244,21 @@ def read_network(
 
 
 def written_config(kind: str, layer: Mapping[str, Any], tokens: int, base: Outline, **fields: Any) -> dict[str, Any]:
-    """Return config.json of a drafter of this type in speculators' layout. tokens: drafted in a step."""
+    """Return config.json of a drafter of this type in speculators' layout. tokens: drafted in a step.
+
+    It names the base by its hub id; not the lab's models, nor folders and files of this machine.
+    """
     names = {"eagle3": "Eagle3DraftModel", "peagle": "PEagleDraftModel", "dflash": "DFlashDraftModel"}
-    return {
-        "architectures": [names[kind]],
-        TYPE: kind,
-        LAYER: dict(layer),
-        **fields,
-        "speculators_config": proposals(kind, tokens, base),
+    page, here = str(base.origin.get("page", "")), base.is_lab or base.folder is not None or "gguf" in base.origin
+    name = page.removeprefix(HUB) if page.startswith(HUB) else None if here else base.name
+    proposals = {
+        "algorithm": kind,
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
+        "default_proposal_method": "greedy",
+        "verifier": {"name_or_path": name, "architectures": getattr(base.config, "architectures", None) or []},
     }
+    layers = {"architectures": [names[kind]], TYPE: kind, LAYER: dict(layer)}
+    return {**layers, **fields, "speculators_config": proposals}
 
 
 def written_features(shape: Any, layers: Sequence[int], base: Outline) -> dict[str, Any]:
@@ -264,22 +270,4 @@ def written_features(shape: Any, layers: Sequence[int], base: Outline) -> dict[s
         "norm_before_residual": shape.residual_normed,
         "norm_before_fc": shape.input_norm,
         "fc_norm": shape.feature_norms,
-    }
-
-
-def proposals(algorithm: str, tokens: int, base: Outline) -> dict[str, Any]:
-    """Return `speculators_config` of a drafter of so many tokens a step.
-
-    It names the base by its hub id; not the lab's models, nor folders and files of this machine.
-    """
-    page, here = str(base.origin.get("page", "")), base.is_lab or base.folder is not None or "gguf" in base.origin
-    name = page.removeprefix(HUB) if page.startswith(HUB) else None if here else base.name
-    return {
-        "algorithm": algorithm,
-        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
-        "default_proposal_method": "greedy",
-        "verifier": {
-            "name_or_path": name,
-            "architectures": getattr(base.config, "architectures", None) or [],
-        },
     }

@@ -63,6 +63,7 @@ class EagleDecoder(FeatureDecoder):
     """Base of the three methods: slots of true hidden states, and drafter passes over nodes."""
 
     other_options = ("nodes", "total_tokens", "depth", "top_k")  # of all that use a folder
+    third: ClassVar[bool] = False  # whether the drafter is one of EAGLE-3
 
     def __init__(
         self, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], layers: Sequence[int] = (FINAL,)
@@ -76,15 +77,10 @@ class EagleDecoder(FeatureDecoder):
         return ((FINAL,),)
 
     @classmethod
-    def levels(cls, layers: Sequence[int]) -> int:
-        """Return `levels` as `read_drafter` takes it: 0 for EAGLE-1."""
-        return 0
-
-    @classmethod
     def read(cls, options: Any, path: Path, base: Outline, read: Read) -> tuple[Drafter, dict[str, Any]]:
         config = drafter_config(path, cls.name)
         layers = cls.layers_of(options, config, base, path)[0]
-        return read_drafter(path, base, cls.name, cls.levels(layers), read), config
+        return read_drafter(path, base, cls.name, len(layers) if cls.third else 0, read), config
 
     @classmethod
     def build(cls, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], path: Path) -> Self:
@@ -444,7 +440,7 @@ class Eagle3(Eagle2):
     """EAGLE-3: EAGLE-2's tree; the drafter reads several target layers and has its own LM head."""
 
     name = "eagle3"
-    companion = "eagle3"
+    third = True
     summary = "EAGLE-3: features of three levels, training-time test, dynamic tree"
     paper = "Li et al. 2025, arXiv:2503.01840"
     Options = Eagle3Options
@@ -464,11 +460,6 @@ class Eagle3(Eagle2):
             return layers_of(config, base)
         except UserError as error:
             raise UserError(f"{error} ({path})") from None
-
-    @classmethod
-    def levels(cls, layers: Sequence[int]) -> int:
-        """Return the number of layers that are read."""
-        return len(layers)
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:

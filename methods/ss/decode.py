@@ -33,8 +33,6 @@ from specbench_ss.options import value_text
 NODES = (4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafted, or kept: one step is about a third more
 CANDIDATES = (1, 2, 3, 4, 6)
 MOST_NODES = 128  # of a tree drafted whole: larger ones have never paid at batch 1
-
-
 WEIGHTS = "model.safetensors"
 LEARNT = ("root", "parent")  # of the streams: which of the folders beside a model has them
 TWO_LAYERS = StreamConfig(gamma=3, n_msa_layers=2, init_rank=2)
