@@ -280,18 +280,6 @@ def option_values(options: Any) -> dict[str, Any]:
     return {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
 
 
-def recorded_values(options: Any) -> dict[str, Any]:
-    """The values by name as they are stored, so that what earlier versions stored is still equal.
-
-    A field with `metadata={"later": True}` was not there in an earlier version: it is left out at its default.
-    """
-    return {
-        field.name: value
-        for field in dataclasses.fields(options)
-        if (value := getattr(options, field.name)) != field.default or not field.metadata.get("later")
-    }
-
-
 def options_text(options: Any) -> str:
     """'k=4, prune=on': every value of an Options instance, as it would be written on the command line."""
     return ", ".join(f"{name}={value_text(value)}" for name, value in option_values(options).items())
