@@ -186,14 +186,12 @@ def train(
     """Run the stages in order: all that are not done, or the named ones, done before or not.
 
     In a folder without a training run `cards` alone measures the shipped weights.
-    Raises UserError for an unknown stage or size, and for a folder that holds a run with other settings. The
+    Raises UserError for an unknown stage, and for a folder that holds a run with other settings. The
     KeyboardInterrupt of a Ctrl-C says how to go on.
     """
     for name in stages:
         if name not in STAGES:
             raise UserError(f"unknown stage {name!r}{did_you_mean(name, STAGES)}; stages: {', '.join(STAGES)}")
-    if size not in ("s", "m"):
-        raise UserError(f"unknown size {size!r}; sizes: s, m")
     check_one_device(device, "lab train")
     lab = LabTraining(out, size, resolve_device(device), seed, budget_scale, log)
     if stages == ("cards",) and not any((out / name).exists() for name in STAGES):

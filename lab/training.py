@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.models.cpu_dtype import has_bfloat16
-from specbench_ss.models.load import hash_weights
+from specbench_ss.models.load import load_target
 from specbench_ss.storage import ordinary_mode, replacing
 from specbench_ss.training.data import completion_mask, pack, render, special_ids, tokenize
 from specbench_ss.training.loop import DrafterText, Machine, Resumable, digest
@@ -220,20 +220,10 @@ class LabTraining:
 
         return AutoTokenizer.from_pretrained(self.made("tokenizer/tokenizer.json", "tokenizer").parent)
 
-    def tokenizer_hash(self) -> str:
-        """A short sha256 of that tokenizer: what was tokenized with another one is of no use."""
-        return hashlib.sha256(self.made("tokenizer/tokenizer.json", "tokenizer").read_bytes()).hexdigest()[:12]
-
     def base_target(self) -> Target:
         """The base as it will be shipped: float16 weights, computed in float32 (bfloat16 on CUDA trains as well)."""
-        from transformers import AutoModelForCausalLM
-
         path = self.made("polish/model/model.safetensors", "polish").parent
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        model = model.to(self.device)
-        target = Target(model, self.tokenizer(), "lab", path)
-        target.weights_hash = hash_weights(model)
-        return target
+        return load_target(str(path), dtype="float32", device=self.device)
 
 
 def training_rows(
@@ -244,7 +234,8 @@ def training_rows(
     Made once for a tokenizer, then read from disk.
     """
     length = lab.base_size(lab.size).row_length
-    path = lab.folder("text") / f"rows-{least}-{length}-{seed}-{lab.tokenizer_hash()}.npy"
+    made_by = hashlib.sha256(lab.made("tokenizer/tokenizer.json", "tokenizer").read_bytes()).hexdigest()[:12]
+    path = lab.folder("text") / f"rows-{least}-{length}-{seed}-{made_by}.npy"
     if path.exists():
         rows: NDArray[np.int32] = np.load(path, mmap_mode="r")
         return rows
@@ -290,14 +281,15 @@ def answers_in(lab: LabTraining, rows: NDArray[np.int32], seed: int) -> DrafterT
     return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], seed)
 
 
+@dataclass(slots=True)
 class LabTalk:
     """A generated example whose answers the model gives; one that did not end within the limit ends it."""
 
-    def __init__(self, example: Example, backend: Any) -> None:
-        self.example, self.backend = example, backend
-        self.ids: list[int] = []
-        self.turn = 0
-        self.going = True
+    example: Example
+    backend: Any
+    ids: list[int] = field(default_factory=list)
+    turn: int = 0
+    going: bool = True
 
     def prompt(self) -> list[int] | None:
         """The conversation up to the marker that opens the next answer."""
