@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 import typer
 
 from lab.text import APP_CATEGORIES, SPECBENCH_CATEGORIES, conversations, questions
-from specbench_ss.cli.shared import interrupted
 from specbench_ss.errors import UserError
 from specbench_ss.storage import writing
 from specbench_ss.suite import Question
@@ -32,7 +31,8 @@ def train(
     out: Out, size: Size = "s", stages: Stages = "", device: str = "auto", seed: Seed = 0, budget_scale: Scale = 1.0
 ) -> None:
     """Train the lab's base model and the weights of all methods for it; the same command goes on after a cut."""
-    from lab import pipeline
+    from lab import pipeline  # loads torch, which the other commands do without
+    from specbench_ss.cli.shared import interrupted
 
     named = tuple(name.strip() for name in stages.split(",") if name.strip())
     try:

@@ -30,7 +30,7 @@ from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
-from specbench_ss.training.data import completion_mask, pack, special_ids, tokenize
+from specbench_ss.training.data import completion_mask, special_ids, tokenize
 from specbench_ss.training.trainee import future_labels, pick_anchors
 
 SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "user": 3, "assistant": 4}
@@ -155,14 +155,6 @@ def test_a_resumed_base_is_the_uninterrupted_one(tmp_path: Path) -> None:
         BaseTrainer(new_model(deeper, SPECIAL, 0), deeper, rows, SPECIAL, "cpu", tmp_path / "cut")
     with pytest.raises(UserError, match="made with text"):
         BaseTrainer(new_model(size, SPECIAL, 0), size, rows[::-1], SPECIAL, "cpu", tmp_path / "cut")
-
-
-def test_packing_loses_no_conversation_and_splits_none() -> None:
-    rng = np.random.default_rng(1)
-    docs = [np.r_[1, rng.integers(5, 60, rng.integers(1, 14)), 2].astype(np.int32) for _ in range(200)]
-    rows = pack(docs, 16, 0)
-    found = sorted(tuple(doc) for row in rows for doc in np.split(row, np.flatnonzero(row == 1)) if doc.size)
-    assert [tuple(x for x in doc if x) for doc in found] == sorted(tuple(d.tolist()) for d in docs)
 
 
 def test_answers_are_masked_from_after_the_marker_to_the_end_token() -> None:
