@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -23,9 +23,9 @@ from specbench_ss.models.checkpoint import belongs_to, write_config
 from specbench_ss.models.load import load_target
 from specbench_ss.options import make_options
 from specbench_ss.registry import trainer_class
-from specbench_ss.training.distributed import Trained
-from specbench_ss.training.loop import Budget, DrafterText, TogetherTrainer
-from specbench_ss.training.session import DrafterTrainer
+from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
+from specbench_ss.training.session import mean_accuracies
+from specbench_ss.training.trainer import DrafterTrainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,39 +57,34 @@ class Course:
         return 2 * self.rows * lab.base_size(lab.size).row_length
 
 
+CALIBRATION_BATCHES = 12
 OWN_ANSWERS = Course(900, 5, 3, 50)
 BASE_TEXT = Course(900, 4, 5, 20, WEIGHTS, 2_000_000)
 APPS_TEXT = Course(600, 8, 6, 20, APP_WEIGHTS, 600 * 8 * 512)
 
 
-class TunedDraftTrainer(DrafterTrainer):
+class AppsDraft(TunedDraft):
     """One LoRA of the small draft for the three applications, so that one run of `sd` can draft for all.
 
     The papers (2024 sec. 4; ACL table 5, caption) tune one draft for each.
     """
 
-    name = "draft-apps"
-    summary = "a LoRA of the lab's draft"
-    method = "sd"
-    ahead = 4
+    @classmethod
+    def build(cls, target: Target, options: Any, lr: float) -> AppsDraft:
+        """Return a LoRA that changes nothing yet."""
+        return cls(target, 32, lr)
 
-    def build(self, target: Target, lr: float) -> TunedDraft:
-        """A LoRA that changes nothing yet."""
-        return TunedDraft(target, 32, lr)
-
-    def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
-        """As `sd` reads it."""
-        trainee = training.trainee
-        assert isinstance(trainee, TunedDraft)
+    def save(self, folder: Path, about: dict[str, Any]) -> None:
+        """Write it as `sd` reads it."""
         write_config(folder, about)
-        save_lora(folder, trainee.tuned)
+        save_lora(folder, self.tuned)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How a drafter is trained.
 
-    trainer, options: those of `ssbench train`. beyond: attributes of the trainee that have no option there. large:
+    trainer, options: those of `ssbench train`. beyond: attributes of the trainer that have no option there. large:
     options of a larger base than the one that ships. about: what its config.json says besides shape and training.
     what: for its card. methods: those that the card measures with it, the drafter's own first.
     """
@@ -104,15 +99,14 @@ class Recipe:
     what: str = ""
     methods: tuple[str, ...] = ()
 
-    def built(self, target: Target) -> tuple[DrafterTrainer, Any]:
-        """The trainer, and what is trained, with its first weights."""
-        kind: Any = TunedDraftTrainer if self.trainer == TunedDraftTrainer.name else trainer_class(self.trainer)
+    def built(self, target: Target) -> DrafterTrainer:
+        """Return the trainer, with first weights."""
+        kind: Any = AppsDraft if self.trainer == AppsDraft.name else trainer_class(self.trainer)
         larger = self.large if target.hidden_size > SIZES["s"].hidden else {}
-        trainer = kind(make_options(kind.Options, self.options | larger, self.trainer))
-        trainee = trainer.build(target, self.lr)
+        trainer = kind.build(target, make_options(kind.Options, self.options | larger, self.trainer), self.lr)
         for name, value in self.beyond.items():
-            setattr(trainee, name, value)
-        return trainer, trainee
+            setattr(trainer, name, value)
+        return cast(DrafterTrainer, trainer)
 
 
 # Adapters of a higher rank than published for a small model, whose hidden size is a sixteenth of the papers'.
@@ -144,7 +138,7 @@ RECIPES = {
         what="Hydra++, four sequential heads behind one more layer,", methods=("hydra",),
     ),
     "eagle": Recipe(  # accuracies of one level more than the published tree has
-        "eagle", OWN_ANSWERS, 3e-3, beyond={"levels": 6}, about={"nodes": 8, "advice": _TREE},
+        "eagle", OWN_ANSWERS, 3e-3, beyond={"ahead": 6}, about={"nodes": 8, "advice": _TREE},
         what="EAGLE's drafter, which eagle2 uses too,", methods=("eagle", "eagle2"),
     ),
     "eagle3": Recipe(  # four levels of training-time test: with this budget better than the published seven
@@ -195,18 +189,17 @@ def train_drafter(lab: LabTraining, name: str) -> None:
         target = load_target(str(lab.made("draft/model", "draft")), dtype="float32", device=lab.device)
         tokens = getattr(target.model.config, "ssbench", {}).get("trained", {}).get("tokens", 0)
     torch.manual_seed(lab.seed + course.seed)
-    trainer, trainee = recipe.built(target)
-    ahead = getattr(trainee, "levels", trainer.ahead)
-    budget = Budget(lab.scaled(course.steps, 2), course.rows, ahead=ahead, warmup=course.warmup)
-    training = TogetherTrainer(target, [trainee], course.text(lab), budget, folder, lab.machine)
-    training.train(lab.log)
-    held_out: Any = drafter_text(lab, "calibration")
-    machine: Any = lab.machine
-    part = Trained(
-        trainee, target, training.text, held_out, budget, machine, training.total, training.tokens_per_step, folder
-    )
-    trained = {"steps": budget.steps, "lr": recipe.lr, "tokens": training.total * training.tokens_per_step + tokens}
-    if hasattr(trainee, "alpha_j"):
-        trained["alpha_j"] = trainee.alpha_j
-    about = {**belongs_to(target), "trained": trained, **trainer.measured(part), **recipe.about}
-    trainer.save(part, lab.folder(f"{name}/weights"), about)
+    trainer, machine = recipe.built(target), lab.machine
+    budget = Budget(lab.scaled(course.steps, 2), course.rows, ahead=trainer.ahead, warmup=course.warmup)
+    loop = DrafterLoop(target, [trainer], course.text(lab), budget, folder, machine)
+    loop.train(lab.log)
+    tokens += loop.total * loop.tokens_per_step
+    trained = {"steps": budget.steps, "lr": recipe.lr, "tokens": tokens}
+    if hasattr(trainer, "alpha_j"):
+        trained["alpha_j"] = trainer.alpha_j
+    about: dict[str, Any] = {**belongs_to(target), "trained": trained, **recipe.about}
+    if trainer.ranked:
+        batches = lab.scaled(CALIBRATION_BATCHES, 1)
+        held_out = drafter_text(lab, "calibration")
+        about["accuracies"] = mean_accuracies(target, trainer, held_out, budget, batches, machine)
+    trainer.save(lab.folder(f"{name}/weights"), about)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from lab import wording
 from lab.example import Example, load, tables
@@ -125,8 +126,8 @@ _KINDS = (
 )
 
 
-def _slots(rng: random.Random, draws: tuple[str, ...]) -> dict[str, object]:
-    slots: dict[str, object] = {}
+def _slots(rng: random.Random, draws: tuple[str, ...]) -> dict[str, Any]:
+    slots: dict[str, Any] = {}
     for name in draws:
         if name in _SCENES:
             slots.update(_SCENES[name](rng))

@@ -191,6 +191,11 @@ class Bounded:
         """Raise UserError for values that are each within their bounds and do not go together."""
 
 
+def option(default: Any, help: str) -> Any:
+    """Return the field of an option with this help text."""
+    return field(default=default, metadata={"help": help})
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class OptionInfo:
     """One option, as listed to the user."""

@@ -217,14 +217,13 @@ def _command(trainer: type[Trainer], name: str) -> Any:
     def run(**given: Any) -> None:
         chosen = {p.name: given.pop(p.name) for p in own}
         config = _config(given)
-        try:
-            made = trainer(make_options(trainer.Options, chosen, name))
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{name}: {error}") from error
+        chosen_options = make_options(trainer.Options, chosen, name)
         _keep_memory(config)
+        from specbench_ss.training import session
+
         try:
             with writing(config.out, "make room: the same command goes on from the last checkpoint"):
-                made.train(config)
+                session.run(trainer, chosen_options, config)
         except KeyboardInterrupt as stop:
             saved = f": {stop};" if str(stop) else "; if a checkpoint was saved before,"
             raise interrupted(f"{saved} the same command goes on from it") from None
