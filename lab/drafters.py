@@ -47,14 +47,10 @@ class Course:
         """What is learnt."""
         if self.weights is None:
             return drafter_text(lab, "train")
-        rows = training_rows(
-            lab, lab.scaled(self.tokens, self.least(lab)), self.rows, lab.seed + self.seed, self.weights
+        seed, two_steps = lab.seed + self.seed, 2 * self.rows * lab.base_size(lab.size).row_length
+        return answers_in(
+            lab, training_rows(lab, lab.scaled(self.tokens, two_steps), self.rows, seed, self.weights), seed
         )
-        return answers_in(lab, rows, lab.seed + self.seed)
-
-    def least(self, lab: LabTraining) -> int:
-        """Tokens of two steps."""
-        return 2 * self.rows * lab.base_size(lab.size).row_length
 
 
 CALIBRATION_BATCHES = 12
