@@ -169,11 +169,11 @@ def test_a_method_that_cannot_be_is_one_line(lab: Target, method: Any, options: 
         ([5, 61], {}, "token 61 is not in the model's vocabulary of 61"),
         ([-1], {}, "token -1 is not in"),
         ([5] * 128, {}, "the prompt has 128 tokens, the context"),
-        ([5], {"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1, not 0"),
+        ([5], {"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
         ([5], {"temperature": -1}, "temperature must be a number of at least 0"),
         ([5], {"temperature": "warm"}, "temperature must be a number, not 'warm'"),
         ([5], {"top_p": 0}, "top_p must be above 0 and at most 1"),
-        ([5], {"top_k": 1.5}, "top_k must be a whole number of at least 0, not 1.5"),
+        ([5], {"top_k": 1.5}, "top_k must be a whole number, at least 0, not 1.5"),
         ([5], {"stop_strings": ""}, "a stop string is text that is not empty"),
         ([5], {"stop_strings": "x"}, "stop strings need a tokenizer"),
         ([5], {"stop_ids": ["x"]}, "stop_ids must be a whole number"),
@@ -181,7 +181,7 @@ def test_a_method_that_cannot_be_is_one_line(lab: Target, method: Any, options: 
         (torch.tensor(5), {}, "a prompt is token ids: whole numbers"),
         ([5], {"stop_ids": 5}, "stop_ids must be a list, not 5"),
         ([5], {"stop_strings": None}, "stop_strings must be a list, not None"),
-        ([5], {"seed": 2**70}, "seed must be below 2**63"),
+        ([5], {"seed": 2**70}, "seed must be 0 to 9223372036854775807"),
     ],
 )
 def test_what_cannot_be_decoded_is_one_line(tiny: Target, ids: Any, options: dict[str, Any], said: str) -> None:
