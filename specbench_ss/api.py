@@ -168,11 +168,11 @@ def _prompt(ids: Any, vocab_size: int) -> list[int]:
 
 def _limits(target: Target, max_new_tokens: int, stop_strings: str | Sequence[str], stop_ids: Any) -> Limits:
     """Where answers end, as in a run; with other end tokens where they are given."""
-    for name, value in (("stop_strings", stop_strings), ("stop_ids", () if stop_ids is None else stop_ids)):
-        if not isinstance(value, Iterable):
-            raise UserError(f"{name} must be a list, not {value!r}")
-    stops = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
-    if not all(isinstance(text, str) and text for text in stops):
+    if not isinstance(stop_ids, Iterable | None):
+        raise UserError(f"stop_ids must be a list, not {stop_ids!r}")
+    texts = [stop_strings] if isinstance(stop_strings, str) else stop_strings
+    stops = checked_value("stop_strings", list[str], texts) or []
+    if "" in stops:
         raise UserError("a stop string is text that is not empty")
     if stops and target.tokenizer is None:
         raise UserError(f"stop strings need a tokenizer, and {target.name!r} has none: Target(model, tokenizer)")

@@ -91,14 +91,25 @@ def _told(value: Any) -> str:
 def make(experiment: Experiment, request: Request, where: RunTarget) -> None:
     """Measure a table or figure, print it, and write its files and its page. Raises UserError where nothing can run."""
     begin_folder(where.out, experiment.name, request)
-    bench, runs = _bench(request, where, experiment.recording)
-    result = experiment.run(bench)
+    runs = list[str]()
+    result = experiment.run(_bench(request, where, experiment.recording, runs))
     claims = claims_of(experiment, result)
     result = result.with_claims(claims)
     console = Console()
     console.print(f"{experiment.source}: {experiment.title}", style="bold", highlight=False, soft_wrap=True)
     print_result(result, console)
-    about = _about(experiment, request, runs) | {"claims": [asdict(claim) for claim in claims]}
+    about = {
+        "experiment": experiment.name,
+        "title": experiment.title,
+        "source": experiment.source,
+        "version": __version__,
+        "command": ["ssbench", *sys.argv[1:]],
+        "request": asdict(request),
+        "runs": runs,
+        "created": now(),
+        "environment": environment(),
+        "claims": [asdict(claim) for claim in claims],
+    }
     paths = write_result(result, about, where.out)
     figure = where.out / FIGURE
     registry.load(registry.REPORTS, "html")().write_result(experiment, result, _facts(about), figure)
@@ -131,9 +142,8 @@ def claims_of(experiment: Experiment, result: Result) -> list[Claim]:
         return [Claim("What the paper says of it", None, f"could not be held against this result: {error_text(error)}")]
 
 
-def _bench(request: Request, where: RunTarget, recording: Recording) -> tuple[Bench, list[str]]:
-    """Return what the experiment works with, and the names of the runs that it makes, as it makes them."""
-    runs: list[str] = []
+def _bench(request: Request, where: RunTarget, recording: Recording, runs: list[str]) -> Bench:
+    """Return what the experiment works with. runs: receives the names of the runs that it makes."""
 
     def measure(config: RunConfig, name: str) -> Run:
         folder = where.out / name
@@ -143,34 +153,14 @@ def _bench(request: Request, where: RunTarget, recording: Recording) -> tuple[Be
         return done.run
 
     def target() -> Any:
-        return load_target(
-            request.model,
-            dtype=request.dtype,
-            device=request.device,
-            engine="auto",
-            chat_template=request.chat_template,
-        )
+        like = {name: getattr(request, name) for name in ("dtype", "device", "chat_template")}
+        return load_target(request.model, engine="auto", **like)
 
-    return Bench(request, where.out, measure, target, lambda text: print(text, file=sys.stderr)), runs
-
-
-def _about(experiment: Experiment, request: Request, runs: list[str]) -> dict[str, Any]:
-    """Say how the result was made, as JSON-ready data."""
-    return {
-        "experiment": experiment.name,
-        "title": experiment.title,
-        "source": experiment.source,
-        "version": __version__,
-        "command": ["ssbench", *sys.argv[1:]],
-        "request": asdict(request),
-        "runs": runs,
-        "created": now(),
-        "environment": environment(),
-    }
+    return Bench(request, where.out, measure, target, lambda text: print(text, file=sys.stderr))
 
 
 def _facts(about: dict[str, Any]) -> dict[str, str]:
-    """Say the same in texts for people."""
+    """Say how a result was made, in texts for people."""
     here = about["environment"]
     gpus = ", ".join(gpu["name"] for gpu in here["gpus"])
     packages = {k: v for k, v in here["packages"].items() if v}
@@ -189,10 +179,10 @@ ALL, PAGE = "all", "paper.md"
 ROWS = 40  # of a table on the page
 
 
-class _Stored(msgspec.Struct):
+class _Stored(msgspec.Struct, frozen=True):
     """What is read of an experiment's result.json."""
 
-    claims: list[Claim] = []
+    claims: tuple[Claim, ...] = ()
     grids: tuple[Grid, ...] = ()
     lines: tuple[tuple[Span, ...], ...] = ()
     notes: tuple[str, ...] = ()
@@ -202,11 +192,8 @@ class _Stored(msgspec.Struct):
 class Item:
     """What became of one table or figure. problem: why it was not made. lacking: rows that need what is not here."""
 
-    name: str
-    title: str
-    source: str
-    claims: tuple[Claim, ...] = ()
-    result: Result | None = None
+    experiment: Experiment
+    stored: _Stored = _Stored()
     lacking: tuple[str, ...] = ()
     problem: str = ""
 
@@ -245,21 +232,16 @@ def _in_order(name: str) -> list[str]:
 
 def _item(experiment: Experiment, request: Request, where: RunTarget) -> Item:
     """Make one of them, unless it was made in an earlier session."""
-    own, folder = _used(experiment, request), where.out / experiment.name
-    item = Item(experiment.name, experiment.title, experiment.source)
+    own, folder, lacking = _used(experiment, request), where.out / experiment.name, tuple[str, ...]()
     try:
         lacking = tuple(f"{part.name} needs {part.missing}" for part in experiment.parts(own) if part.missing)
-        item = replace(item, lacking=lacking)
         check_folder(folder, experiment.name, own)
-        if (stored := _stored(folder)) is None:
+        if not (folder / FIGURE).exists():
             make(experiment, own, RunTarget(folder, resume=folder.exists()))
-            stored = _stored(folder)
+        stored = user_files.decoder(_Stored)((folder / RESULT).read_bytes())
     except Exception as error:  # one of them: the others are worth having
-        return replace(item, problem=error_text(error))
-    if stored is None:
-        return replace(item, problem=f"{folder / RESULT} cannot be read")
-    grids = tuple(grid for grid in stored.grids if grid.name != CLAIMS)
-    return replace(item, claims=tuple(stored.claims), result=Result(grids, (), stored.lines, stored.notes))
+        return Item(experiment, lacking=lacking, problem=error_text(error))
+    return Item(experiment, stored, lacking)
 
 
 def _used(experiment: Experiment, request: Request) -> Request:
@@ -279,20 +261,9 @@ def _has_use(setting: str, experiment: Experiment, request: Request) -> bool:
     return not without_effect([setting], configs.values())
 
 
-def _stored(folder: Path) -> _Stored | None:
-    """Return a result that was written, its page with it; None where there is none that can be read."""
-    if not (folder / FIGURE).exists():
-        return None
-    try:
-        return user_files.decoder(_Stored)((folder / RESULT).read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
 def _lines(items: Sequence[Item], request: Request) -> Iterator[str]:
     given = {name: value for name, value in asdict(request).items() if value != getattr(Request(), name)}
-    claims = [claim for item in items for claim in item.claims]
-    counts = Counter(claim.verdict for claim in claims)
+    counts = Counter(claim.verdict for item in items for claim in item.stored.claims)
     yield "# The papers' tables and figures, measured again"
     yield ""
     options = "".join(f", {name} {value}" for name, value in given.items() if name != "model")
@@ -304,19 +275,20 @@ def _lines(items: Sequence[Item], request: Request) -> Iterator[str]:
         "direction, never their size."
     )
     for item in items:
-        page = "" if item.problem else f" [The whole of it]({item.name}/{FIGURE})."
-        yield from ("", f"## {item.name}: {item.title}", "", f"{item.source}.{page}", "")
+        yield from ("", f"## {item.experiment.name}: {item.experiment.title}", "")
         if item.problem:
-            yield f"Not made: {item.problem}"
-        elif item.claims:
-            head = ("the paper says", "here", "found")
-            yield table(head, [(claim.says, claim.verdict, claim.found) for claim in item.claims], head)
+            yield from (f"{item.experiment.source}.", "", f"Not made: {item.problem}")
+            continue
+        yield from (f"{item.experiment.source}. [The whole of it]({item.experiment.name}/{FIGURE}).", "")
+        head, found = ("the paper says", "here", "found"), item.stored
+        if found.claims:
+            yield table(head, [(claim.says, claim.verdict, claim.found) for claim in found.claims], head)
         else:
             yield "No statement of the paper is held against it here."
-        if item.lacking and not item.problem:
+        if item.lacking:
             yield from ("", f"Left out: {'; '.join(item.lacking)}.")
-        if item.result is not None:
-            yield from ("", "<details><summary>The numbers</summary>", *markdown(item.result, ROWS), "", "</details>")
+        numbers = Result(tuple(grid for grid in found.grids if grid.name != CLAIMS), (), found.lines, found.notes)
+        yield from ("", "<details><summary>The numbers</summary>", *markdown(numbers, ROWS), "", "</details>")
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ def test_a_method_that_cannot_be_is_one_line(lab: Target, method: Any, options: 
         (5, {}, "a prompt is token ids, not an object of type int"),
         (torch.tensor(5), {}, "a prompt is token ids: whole numbers"),
         ([5], {"stop_ids": 5}, "stop_ids must be a list, not 5"),
-        ([5], {"stop_strings": None}, "stop_strings must be a list, not None"),
+        ([5], {"stop_strings": None}, "stop_strings must be a list of texts, not None"),
         ([5], {"seed": 2**70}, "seed must be 0 to 9223372036854775807"),
     ],
 )
