@@ -9,31 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from lab.text import APP_WEIGHTS
-from lab.training import SIZES, LabTraining, answers_in, drafter_budget, drafter_text, save_model, training_rows
+from lab.training import SIZES, LabTraining, answers_in, drafter_budget, drafter_text, training_rows
 from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.fine_tuned import save_lora
-from specbench_ss.methods.block_drafters.dflash import config_of as dflash_config
-from specbench_ss.methods.block_drafters.dflash import new_drafter as dflash_drafter
-from specbench_ss.methods.block_drafters.peagle import config_of as peagle_config
-from specbench_ss.methods.block_drafters.peagle import new_drafter as peagle_drafter
-from specbench_ss.methods.block_drafters.train_dflash import DFlashTrainee
-from specbench_ss.methods.block_drafters.train_peagle import PEagleTrainee
-from specbench_ss.methods.eagle.train import Eagle3Trainee, EagleTrainee
-from specbench_ss.methods.hydra.train import HydraTrainee
-from specbench_ss.methods.medusa.train import MedusaTrainee
-from specbench_ss.methods.sd.train import DraftSize, DraftTrainee, TunedDraft
+from specbench_ss.methods.block_drafters.train import DFlashTrainer, DFlashTraining, PEagleTrainer, PEagleTraining
+from specbench_ss.methods.eagle.train import Eagle3Trainer, Eagle3TrainOptions, EagleTrainer
+from specbench_ss.methods.hydra.train import HydraTrainer, HydraTraining
+from specbench_ss.methods.medusa.train import MedusaTrainer, MedusaTraining
+from specbench_ss.methods.sd.train import DraftOptions, DraftTrainer, TunedDraft
 from specbench_ss.methods.ss.config import StreamConfig
-from specbench_ss.methods.ss.train import StreamsTrainee
-from specbench_ss.models.checkpoint import belongs_to, write_checkpoint, write_config
+from specbench_ss.methods.ss.train import StreamsTrainer
+from specbench_ss.models.checkpoint import belongs_to, write_config
 from specbench_ss.models.load import load_target
-from specbench_ss.training.loop import Budget, TogetherTrainer
+from specbench_ss.training.loop import Budget, DrafterLoop
 from specbench_ss.training.session import mean_accuracies
+from specbench_ss.training.trainer import DrafterTrainer
 
 CALIBRATION_BATCHES = 12
 HEADS = 4
@@ -56,78 +51,48 @@ def streams_of(target: Target) -> StreamConfig:
     return StreamConfig(gamma=4, n_msa_layers=4, adapter_rank=128, init_rank=64)
 
 
-def write_weights(folder: Path, trainee: Any, target: Target, about: dict[str, Any], file: str) -> None:
-    """The weights in float16, and a config.json that says what they are."""
-    config = trainee.config if isinstance(trainee.config, dict) else {"streams": trainee.config.as_dict()}
-    write_checkpoint(folder, trainee.module, {**config, **about}, file)
+def _dflash(target: Target, levels: int, lr: float) -> DFlashTrainer:
+    """Return DFlash's drafter of one layer, as EAGLE's drafters have."""
+    return DFlashTrainer(target, DFlashTraining(layers=1, block_size=levels + 1), lr)
 
 
-def write_model(folder: Path, trainee: Any, target: Target, about: dict[str, Any], file: str) -> None:
-    """An ordinary model's folder, with the base's tokenizer."""
-    trainee.module.config.ssbench = about
-    save_model(trainee.module, target.tokenizer, folder)
+def _peagle(target: Target, levels: int, lr: float) -> PEagleTrainer:
+    """Return P-EAGLE's drafter of one layer, with the base's embedding."""
+    return PEagleTrainer(target, PEagleTraining(depths=levels, draft_vocab=EAGLE3_WORDS, embedding="target"), lr)
 
 
-Write = Callable[[Path, Any, Target, dict[str, Any], str], None]
-
-
-def as_published(config_of: Callable[[Any, Target], dict[str, Any]]) -> Write:
-    """Return what writes a drafter with the config of a published layout."""
-
-    def write(folder: Path, trainee: Any, target: Target, about: dict[str, Any], file: str) -> None:
-        write_checkpoint(folder, trainee.module, {**config_of(trainee.module, target), **about}, file)
-
-    return write
-
-
-def _dflash(target: Target, levels: int, lr: float) -> DFlashTrainee:
-    """One layer, as EAGLE's drafters have."""
-    return DFlashTrainee(target, dflash_drafter(target, 1, levels + 1, 0, None, False), lr)
-
-
-def _peagle(target: Target, levels: int, lr: float) -> PEagleTrainee:
-    """One layer, and the base's embedding."""
-    return PEagleTrainee(target, peagle_drafter(target, levels, 1, EAGLE3_WORDS, None, False), lr)
+def _draft(target: Target, levels: int, lr: float) -> DraftTrainer:
+    """Return a draft of the shape of the large one, which learns from ten times the text."""
+    size = SIZES["draft"]
+    return DraftTrainer(target, DraftOptions(size.layers, size.hidden, size.heads, size.ffn, gamma=levels), lr)
 
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """build: the trainee, with first weights. about: what its config.json says besides its shape and its training.
+    """build: the trainer, with first weights. about: what its config.json says besides its shape and its training.
 
-    ahead: tokens that it looks ahead, 0 = as far as the streams. ranked: whether accuracies are measured, for a static
-    tree.
+    ahead: tokens that it looks ahead, 0 = as far as the streams.
     """
 
-    build: Callable[[Target, int, float], Any]  # the last two: levels to draft, learning rate
+    build: Callable[[Target, int, float], DrafterTrainer]  # the last two: levels to draft, learning rate
     lr: float
     about: dict[str, Any] = field(default_factory=dict)
     ahead: int = 0
-    ranked: bool = False
-    file: str = "model.safetensors"
-    write: Write = write_weights
-
-
-def _draft(target: Target, levels: int, lr: float) -> DraftTrainee:
-    """Of the shape of the large draft, which learns from ten times the text."""
-    size = SIZES["draft"]
-    return DraftTrainee(target, DraftSize(size.layers, size.hidden, size.heads, size.ffn), lr, levels)
 
 
 DRAFTERS = {
     "medusa": Drafter(
-        lambda target, levels, lr: MedusaTrainee(target, HEADS, lr, own_unembed=False),
+        lambda target, levels, lr: MedusaTrainer(target, MedusaTraining(HEADS, own_unembed=False), lr),
         1e-2,
         {"nodes": MEDUSA_NODES},
-        ranked=True,
-        file="medusa_lm_head.safetensors",
     ),
     "ss": Drafter(
-        lambda target, levels, lr: StreamsTrainee(target, streams_of(target), lr, embedding_lr=STREAM_EMBEDDING_LR),
+        lambda target, levels, lr: StreamsTrainer(target, streams_of(target), lr, embedding_lr=STREAM_EMBEDDING_LR),
         STREAM_LR,
         {"advice": SS_ADVICE},
     ),
     "ss-parent": Drafter(  # beyond the papers
-        lambda target, levels, lr: StreamsTrainee(
+        lambda target, levels, lr: StreamsTrainer(
             target,
             replace(streams_of(target), root_rank=KNOWN_RANK, parent_rank=KNOWN_RANK),
             lr,
@@ -137,28 +102,25 @@ DRAFTERS = {
         {"advice": SS_ADVICE},
     ),
     "hydra": Drafter(  # Hydra++; one block a head, as `medusa` has: with this budget as good as the published four
-        lambda target, levels, lr: HydraTrainee(target, HEADS, layers=1, own_unembed=False, lr=lr),
+        lambda target, levels, lr: HydraTrainer(target, HydraTraining(HEADS, own_unembed=False, layers=1), lr),
         1e-2,
         {"nodes": HYDRA_NODES},
-        ranked=True,
-        file="hydra_lm_head.safetensors",
     ),
     "eagle": Drafter(
-        lambda target, levels, lr: EagleTrainee(target, lr, levels),
+        lambda target, levels, lr: EagleTrainer(target, None, lr, levels),
         3e-3,
         {"nodes": EAGLE_NODES, "advice": EAGLE_ADVICE},
         ahead=EAGLE_LEVELS,
-        ranked=True,
     ),
     "eagle3": Drafter(
-        lambda target, levels, lr: Eagle3Trainee(target, lr, levels, EAGLE3_WORDS),
+        lambda target, levels, lr: Eagle3Trainer(target, Eagle3TrainOptions(levels, EAGLE3_WORDS), lr),
         3e-3,
         {"advice": EAGLE_ADVICE},
         ahead=EAGLE3_LEVELS,
     ),
-    "dflash": Drafter(_dflash, 3e-3, ahead=BLOCK_LEVELS, write=as_published(dflash_config)),
-    "peagle": Drafter(_peagle, 3e-3, ahead=BLOCK_LEVELS, write=as_published(peagle_config)),
-    "draft-2m": Drafter(_draft, 3e-3, write=write_model),
+    "dflash": Drafter(_dflash, 3e-3, ahead=BLOCK_LEVELS),
+    "peagle": Drafter(_peagle, 3e-3, ahead=BLOCK_LEVELS),
+    "draft-2m": Drafter(_draft, 3e-3),
 }
 
 
@@ -174,16 +136,16 @@ def train_drafter(lab: LabTraining, target: Target, name: str) -> None:
     drafter, budget = DRAFTERS[name], drafter_budget(lab)
     budget = replace(budget, ahead=drafter.ahead or budget.ahead)
     torch.manual_seed(lab.seed + 3)
-    trainee = drafter.build(target, budget.ahead, drafter.lr)
+    trainer = drafter.build(target, budget.ahead, drafter.lr)
     text, folder = drafter_text(lab, "train"), lab.folder(f"drafters/{name}")
-    TogetherTrainer(target, [trainee], text, budget, folder, lab.machine).train(lab.log)
+    DrafterLoop(target, [trainer], text, budget, folder, lab.machine).train(lab.log)
     tokens = budget.steps * budget.rows_per_step * text.rows.shape[1]
     trained = {"steps": budget.steps, "lr": drafter.lr, "tokens": tokens}
     about: dict[str, Any] = {**belongs_to(target), "trained": trained}
-    if drafter.ranked:
+    if trainer.ranked:
         held_out, batches = drafter_text(lab, "calibration"), lab.scaled(CALIBRATION_BATCHES, 1)
-        about["accuracies"] = mean_accuracies(target, trainee, held_out, budget, batches, lab.machine)
-    drafter.write(lab.folder(name), trainee, target, {**about, **drafter.about}, drafter.file)
+        about["accuracies"] = mean_accuracies(target, trainer, held_out, budget, batches, lab.machine)
+    trainer.save(lab.folder(name), {**about, **drafter.about})
 
 
 # stage `draft-apps`: one LoRA of the small draft for the three applications, where the papers (2024 sec. 4; ACL table
@@ -203,7 +165,7 @@ def draft_apps(lab: LabTraining) -> None:
     tokens = budget.steps * APP_ROWS * length
     size = replace(lab.base_size(lab.size), tokens=tokens, rows_per_step=APP_ROWS)
     text = answers_in(lab, training_rows(lab, size, lab.seed + APP_SEED, APP_WEIGHTS), lab.seed + APP_SEED)
-    TogetherTrainer(draft, [tuned], text, budget, lab.folder("draft-apps"), lab.machine).train(lab.log)
+    DrafterLoop(draft, [tuned], text, budget, lab.folder("draft-apps"), lab.machine).train(lab.log)
     before: dict[str, Any] = getattr(draft.model.config, "ssbench", {}).get("trained", {})
     trained = {"steps": budget.steps, "lr": APP_LR, "tokens": tokens + before.get("tokens", 0)}
     folder = lab.folder("draft-apps/weights")

@@ -46,25 +46,23 @@ from lab.training import (
 )
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, did_you_mean
-from specbench_ss.methods.medusa.train import Medusa2Trainee, save_joint
+from specbench_ss.methods.medusa.train import JointTraining, Medusa2Trainer
 from specbench_ss.methods.rest.datastore import build as build_datastore
-from specbench_ss.methods.space.model import save as save_space
-from specbench_ss.methods.space.train import SPACETrainee
+from specbench_ss.methods.space.train import MaskOptions, SPACETrainer
 from specbench_ss.methods.ss.config import StreamConfig
-from specbench_ss.methods.ss.train import SharedTrainee, save_shared
+from specbench_ss.methods.ss.train import SharedTrainer
 from specbench_ss.models.checkpoint import belongs_to
 from specbench_ss.models.devices import check_one_device, resolve_device
 from specbench_ss.models.load import load_target
 from specbench_ss.models.resolve import LAB
 from specbench_ss.storage import write_json
 from specbench_ss.training.data import pack, render, special_ids
-from specbench_ss.training.loop import Budget, TogetherTrainer, check_same
+from specbench_ss.training.loop import Budget, DrafterLoop, check_same
 from specbench_ss.training.session import mean_accuracies
-from specbench_ss.training.trainee import Trainee
+from specbench_ss.training.trainer import DrafterTrainer
 
 POLISH_SHARE = 0.33
 CALIBRATION_TALKS = 768
-SPACE_MASK_LR = 5e-3
 SHARED_STREAMS = StreamConfig(
     gamma=4, n_msa_layers=4, adapter_rank=0, mode="shared", lora_rank=32, main_attends_streams=True
 )  # ACL sec. 3: LoRA for main and streams alike, eq. 3
@@ -146,52 +144,53 @@ def shared(lab: LabTraining) -> None:
     """Shared mode in the forms of both papers, and the same LoRA on next tokens alone: same start, batches, steps."""
     target = lab.base_target()
     forms = (("ss-shared", SHARED_STREAMS, 0.1), ("next-token", NO_EQ3, 0.0), ("ss-shared-eq1", NO_EQ3, 0.1))
-    trainees = [shared_trainee(lab, target, *form) for form in forms]
-    train_shared(lab, target, trainees, "shared")
+    trainers = [shared_trainer(lab, target, *form) for form in forms]
+    train_shared(lab, target, trainers, "shared")
 
 
-def shared_trainee(
+def shared_trainer(
     lab: LabTraining, target: Target, name: str, streams: StreamConfig, alpha_j: float, ramp: int = 0
-) -> SharedTrainee:
+) -> SharedTrainer:
     """A LoRA with its streams; all of a seed start from the same one. ramp: steps in which alpha_j rises to its value.
 
     alpha_j 0 learns next tokens alone.
     """
     torch.manual_seed(lab.seed + 5)
     rates = (SHARED_LR, STREAM_LR, STREAM_EMBEDDING_LR)
-    return SharedTrainee(target, streams, *rates, alpha_j=alpha_j, name=name, ramp=ramp)
+    return SharedTrainer(target, streams, *rates, alpha_j=alpha_j, name=name, ramp=ramp)
 
 
-def train_shared(lab: LabTraining, target: Target, trainees: Sequence[SharedTrainee], stage: str) -> None:
+def train_shared(lab: LabTraining, target: Target, trainers: Sequence[SharedTrainer], stage: str) -> None:
     """Fine-tunes with LoRA, all on the same batches; each is saved in the folder of its own name."""
-    budget = _tune(lab, target, trainees, stage)
-    for trainee in trainees:
-        rises = {"ramp": trainee.ramp.steps} if trainee.ramp.steps else {}
-        trained = {**_trained(lab, budget), "alpha_j": trainee.alpha_j, **rises}
+    budget = _tune(lab, target, trainers, stage)
+    for trainer in trainers:
+        rises = {"ramp": trainer.ramp.steps} if trainer.ramp.steps else {}
+        trained = {**_trained(lab, budget), "alpha_j": trainer.alpha_j, **rises}
         about = {**belongs_to(target), "trained": trained, "advice": SS_ADVICE}
-        save_shared(lab.folder(trainee.name), trainee, about)
+        trainer.save(lab.folder(trainer.name), about)
 
 
 def medusa2(lab: LabTraining) -> None:
     """Heads and backbone together, on the batches of stage `shared`; the heads share the backbone's LM head."""
     target = lab.base_target()
     torch.manual_seed(lab.seed + 5)
-    trainee = Medusa2Trainee(target, 4, SHARED_STREAMS.lora_rank, own_unembed=False, lr=SHARED_LR)
-    budget = _tune(lab, target, [trainee], "medusa2")
+    options = JointTraining(lora_rank=SHARED_STREAMS.lora_rank, own_unembed=False)
+    trainer = Medusa2Trainer(target, options, SHARED_LR)
+    budget = _tune(lab, target, [trainer], "medusa2")
     batches = lab.scaled(CALIBRATION_BATCHES, 1)
-    accuracies = mean_accuracies(target, trainee, drafter_text(lab, "calibration"), budget, batches, lab.machine)
+    accuracies = mean_accuracies(target, trainer, drafter_text(lab, "calibration"), budget, batches, lab.machine)
     config = {
         **belongs_to(target), "trained": _trained(lab, budget), "accuracies": accuracies, "nodes": MEDUSA_NODES,
     }  # fmt: skip
-    save_joint(lab.folder("medusa2/weights"), trainee, config)
+    trainer.save(lab.folder("medusa2/weights"), config)
 
 
-def _tune(lab: LabTraining, target: Target, trainees: Sequence[Trainee], stage: str) -> Budget:
+def _tune(lab: LabTraining, target: Target, trainers: Sequence[DrafterTrainer], stage: str) -> Budget:
     """Train what changes the base, on text of the base's own kind."""
     size = replace(lab.base_size(lab.size), tokens=lab.scaled(SHARED_TOKENS, 4096), rows_per_step=SHARED_ROWS)
     text = answers_in(lab, training_rows(lab, size, lab.seed + 5), lab.seed + 5)
     budget = Budget(lab.scaled(DRAFTER_STEPS, 2), rows_per_step=SHARED_ROWS, warmup=20)
-    TogetherTrainer(target, trainees, text, budget, lab.folder(stage), lab.machine).train(lab.log)
+    DrafterLoop(target, trainers, text, budget, lab.folder(stage), lab.machine).train(lab.log)
     return budget
 
 
@@ -204,10 +203,10 @@ def space(lab: LabTraining) -> None:
     """SPACE's LoRA and mask, on the batches of stage `shared`."""
     target = lab.base_target()
     torch.manual_seed(lab.seed + 5)
-    trainee = SPACETrainee(target, SPACE_MASKS, SHARED_STREAMS.lora_rank, SHARED_LR, mask_lr=SPACE_MASK_LR)
-    budget = _tune(lab, target, [trainee], "space")
+    trainer = SPACETrainer(target, MaskOptions(SPACE_MASKS, SHARED_STREAMS.lora_rank), SHARED_LR)
+    budget = _tune(lab, target, [trainer], "space")
     about = {**belongs_to(target), "trained": _trained(lab, budget)}
-    save_space(lab.folder("space/weights"), trainee.mask, trainee.tuned, about)
+    trainer.save(lab.folder("space/weights"), about)
 
 
 def datastore(lab: LabTraining) -> None:

@@ -26,7 +26,8 @@ from specbench_ss.models.cpu_dtype import has_bfloat16
 from specbench_ss.models.load import hash_weights
 from specbench_ss.storage import ordinary_mode, replacing
 from specbench_ss.training.data import completion_mask, pack, render, special_ids, tokenize
-from specbench_ss.training.loop import Budget, DrafterText, Machine, Resumable, digest
+from specbench_ss.training.distributed import Machine
+from specbench_ss.training.loop import Budget, DrafterText, Resumable, digest
 from specbench_ss.training.losses import weighted_loss
 from specbench_ss.training.self_distill import Answering, own_answers
 

@@ -7,22 +7,20 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, Qwen3Config
 from transformers.activations import ACT2FN
 
 from specbench_ss import registry, user_files
+from specbench_ss.engine.architectures import Outline
 from specbench_ss.errors import UserError, did_you_mean, first_line
 from specbench_ss.methods._shared.draft_vocabulary import check_words
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, check_rope
+from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.models.checkpoint import load_into, weight_file
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.engine.architectures import Outline
 
 TYPE = "speculators_model_type"
 LAYER = "transformer_layer_config"
@@ -191,6 +189,11 @@ def _check_depth(stated: Any, drafted: Iterable[str]) -> None:
 def sizes_of(layer: PretrainedConfig) -> dict[str, Any]:
     """Return a layer's sizes. Sliding windows are not among them: drafters make their own masks."""
     return {name: getattr(layer, name) for name in SIZES}
+
+
+def new_sizes(target: Outline, layers: int) -> dict[str, Any]:
+    """Return the sizes of new layers of the target's width, heads and rotary embedding."""
+    return sizes_of(llama_layer(target)) | {"num_hidden_layers": layers, "vocab_size": target.vocab_size}
 
 
 def sliding_layers(layer: PretrainedConfig) -> list[bool]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ from specbench_ss.methods._shared.draft_vocabulary import (
     check_mask_token,
     choose_words,
     mask_token,
+    randomised,
     vocabulary_fields,
 )
-from specbench_ss.methods._shared.drafter_network import DrafterNetwork, Rotary, block_of
-from specbench_ss.methods._shared.small_llama import llama_layer
+from specbench_ss.methods._shared.drafter_network import DrafterNetwork, Rotary, VocabularyShape, block_of
 from specbench_ss.methods._shared.speculators import (
     TYPE,
     WEIGHT_FILES,
@@ -44,17 +45,16 @@ from specbench_ss.methods._shared.speculators import (
     check_type,
     describing,
     layer_config,
+    new_sizes,
     parse,
     read_network,
     sizes_of,
     sliding_layers,
     written_config,
 )
-from specbench_ss.methods.block_drafters.options import MOST_BLOCK
 from specbench_ss.models.checkpoint import read_config, weight_file
-from specbench_ss.models.tiny import randomise
 
-SPREAD = 0.15  # of random weights: with more, a drafter is sure of one token
+MOST_BLOCK = 256  # positions of a block; 16 are the most that were published
 NOT_HERE = ("output_multiplier", "final_logit_softcapping")  # what z-lab's code does to logits of some models
 NON_CAUSAL = "sliding_window_non_causal"  # speculators: of sliding layers; vLLM 0.32: of all layers
 
@@ -97,12 +97,11 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(VocabularyShape):
     """A drafter's form, besides the sizes of its layers.
 
     layers: target layers whose inputs are read; FINAL = the final, normed state. block: positions of a block, the
-    root's included. from_anchor: the root's position drafts too. scale: factor on embeddings. vocab, draft_vocab,
-    mapped, marked: as `DrafterNetwork` documents.
+    root's included. from_anchor: the root's position drafts too. scale: factor on embeddings.
     """
 
     layers: tuple[int, ...]
@@ -111,15 +110,16 @@ class Shape:
     sights: tuple[Sight, ...]
     from_anchor: bool = False
     scale: float = 1.0
-    vocab: int = 0
-    draft_vocab: int = 0
-    mapped: bool = False
-    marked: bool = False
 
     @property
     def first(self) -> int:
         """Return the first position of a block that drafts a token."""
         return 0 if self.from_anchor else 1
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Return the smallest block, which drafts one token, and the trained one."""
+        return 1 + self.first, self.block
 
 
 class Drafter(DrafterNetwork):
@@ -206,24 +206,6 @@ def published_layers(draft_layers: int, target_layers: int) -> tuple[int, ...]:
     return tuple(sorted({min(max(0, i), max(0, target_layers - 2)) for i in outputs}))
 
 
-def new_layers(target: Target, draft_layers: int) -> Qwen3Config:
-    """Return Qwen3 layers of the target's width, heads and rotary embedding."""
-    c = llama_layer(target)
-    assert c.head_dim
-    return Qwen3Config(
-        vocab_size=target.vocab_size,
-        hidden_size=c.hidden_size,
-        intermediate_size=c.intermediate_size,
-        num_hidden_layers=draft_layers,
-        num_attention_heads=c.num_attention_heads,
-        num_key_value_heads=c.num_key_value_heads,
-        head_dim=c.head_dim,
-        rms_norm_eps=c.rms_norm_eps,
-        max_position_embeddings=c.max_position_embeddings,
-        rope_parameters=c.rope_parameters,
-    )
-
-
 def new_drafter(
     target: Target,
     draft_layers: int,
@@ -240,7 +222,7 @@ def new_drafter(
     mask = mask_token(target, target.model.get_input_embeddings().weight) if mask is None else mask
     every = tuple(sights) if sights is not None else (Sight(),) * draft_layers
     shape = Shape(inputs, block, mask, every, from_anchor, draft_vocab=draft_vocab, mapped=own, marked=own)
-    drafter = Drafter(shape, new_layers(target, draft_layers), target.vocab_size)
+    drafter = Drafter(shape, Qwen3Config(**new_sizes(target, draft_layers)), target.vocab_size)
     if draft_vocab:
         choose_words(drafter, torch.arange(draft_vocab))
     return drafter
@@ -249,12 +231,9 @@ def new_drafter(
 def random_drafter(
     target: Target, draft_vocab: int = 0, from_anchor: bool = False, sights: Sequence[Sight] | None = None
 ) -> Drafter:
-    """Return random weights: two layers, blocks of five; a reduced vocabulary lacks some first tokens."""
+    """Return random weights: two layers, blocks of five."""
     drafter = new_drafter(target, 2, 5, draft_vocab, from_anchor=from_anchor, sights=sights)
-    if drafter.shape.draft_vocab:
-        choose_words(drafter, torch.arange(target.vocab_size - draft_vocab, target.vocab_size))
-    randomise(drafter, 3, SPREAD)
-    return drafter
+    return randomised(drafter, target.vocab_size)
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -292,25 +271,17 @@ def read_fields(config: dict[str, Any]) -> DFlashFields:
     return fields
 
 
-def read_drafter(
-    path: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]
-) -> tuple[Drafter, dict[str, Any]]:
+def read_drafter(path: Path, base: Outline, read: Callable[..., dict[str, Tensor]]) -> tuple[Drafter, dict[str, Any]]:
     """Return the drafter of a folder, and its config.json. Raise UserError where it does not fit the base.
 
     Warn where vLLM serves the folder differently.
     """
     config = read_config(weight_file(path, WEIGHT_FILES, "dflash")[0].parent)
-
-    def build(tensors: dict[str, Tensor]) -> Drafter:
-        return _network(config, tensors, base)
-
-    def problems(drafter: Drafter) -> list[str]:
-        return _problems_in_vllm(config, drafter.shape)
-
+    build, problems = partial(_network, config, base), partial(_problems_in_vllm, config)
     return read_network("dflash", path, base, read, build, problems), config
 
 
-def _network(config: dict[str, Any], tensors: dict[str, Tensor], base: Outline) -> Drafter:
+def _network(config: dict[str, Any], base: Outline, tensors: dict[str, Tensor]) -> Drafter:
     fields = read_fields(config)
     layer = layer_config(config, "Qwen3", drafted=tensors)
     _check_fits(fields, layer, base)
@@ -327,9 +298,9 @@ def _network(config: dict[str, Any], tensors: dict[str, Tensor], base: Outline) 
         return Drafter(shape, Qwen3Config(**sizes_of(layer)), base.vocab_size)
 
 
-def _problems_in_vllm(config: dict[str, Any], shape: Shape) -> list[str]:
+def _problems_in_vllm(config: dict[str, Any], drafter: Drafter) -> list[str]:
     """Return how vLLM 0.32 serves a drafter differently, each with its remedy."""
-    problems = []
+    problems, shape = [], drafter.shape
     if shape.from_anchor:
         problems.append('does not serve "sample_from_anchor": true; train a drafter without it')
     causal, served = {sight.causal for sight in shape.sights}, not config.get(NON_CAUSAL, True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import torch
@@ -26,10 +27,10 @@ from specbench_ss.methods._shared.draft_vocabulary import (
     check_mask_token,
     choose_words,
     mask_token,
+    randomised,
     vocabulary_fields,
 )
-from specbench_ss.methods._shared.drafter_network import FeatureFusion, block_of
-from specbench_ss.methods._shared.small_llama import llama_layer
+from specbench_ss.methods._shared.drafter_network import FeatureFusion, VocabularyShape, block_of, input_levels
 from specbench_ss.methods._shared.speculators import (
     LAYER_IDS,
     WEIGHT_FILES,
@@ -39,6 +40,7 @@ from specbench_ss.methods._shared.speculators import (
     check_type,
     describing,
     layer_config,
+    new_sizes,
     parse,
     read_network,
     sizes_of,
@@ -46,36 +48,37 @@ from specbench_ss.methods._shared.speculators import (
     written_config,
     written_features,
 )
-from specbench_ss.methods.block_drafters.options import DEPTHS, MOST_DEPTHS
 from specbench_ss.models.checkpoint import read_config, weight_file
-from specbench_ss.models.tiny import randomise
 
-SPREAD = 0.15  # of random weights: with more, a drafter is sure of one token
+DEPTHS = 8  # draft positions of published drafters
+MOST_DEPTHS = 64
 LAYERS: dict[str, Any] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}  # by the type in a configuration
 CONFIGS: dict[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 MASKS = ("mask_token_id", "pard_token", "ptd_token_id")  # the mask token's names; the latter two are vLLM's
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(VocabularyShape):
     """A drafter's form, besides the sizes of its layers.
 
     layers: target layers whose inputs are read. depths: draft positions of a step. windows: sliding windows of its own
-    layers, None = everything is visible. vocab, draft_vocab, mapped, marked: as `DrafterNetwork` documents.
+    layers, None = everything is visible.
     """
 
     layers: tuple[int, ...]
     depths: int
     mask_token: int
     windows: tuple[int | None, ...]
-    draft_vocab: int
-    vocab: int = 0
-    mapped: bool = False
-    marked: bool = False
     fc_bias: bool = False
     feature_norms: bool = False  # fc_norm.*, of each layer's features
     input_norm: bool = False  # one norm over the features of all layers
     residual_normed: bool = False  # norm_before_residual
+    first: ClassVar[int] = 0  # the first position that drafts a token
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Return the fewest depths and the trained ones."""
+        return 1, self.depths
 
 
 class Drafter(FeatureFusion):
@@ -125,13 +128,6 @@ def _widen(layer: Any, hidden: int, eps: float) -> None:
 # -- new drafters --------------------------------------------------------------------------------------------------
 
 
-def feature_layers(n_layers: int) -> tuple[int, ...]:
-    """Return the layers whose inputs are read: 2, N/2, N - 3; in a shallow model the second, middle and last."""
-    if n_layers >= 7:  # fewer, and two would be the same
-        return 2, n_layers // 2, n_layers - 3
-    return tuple(sorted({min(1, n_layers - 1), n_layers // 2, n_layers - 1}))
-
-
 def new_drafter(
     target: Target,
     depths: int,
@@ -149,11 +145,11 @@ def new_drafter(
     draft_vocab = 0 if draft_vocab >= target.vocab_size else draft_vocab
     mask = mask_token(target, table) if mask is None else mask
     shape = Shape(
-        feature_layers(target.n_layers), depths, mask, tuple(windows[:layers]) or (None,) * layers,
-        draft_vocab or target.vocab_size, target.vocab_size * own_embedding, bool(draft_vocab), bool(draft_vocab),
+        input_levels(target.n_layers), depths, mask, tuple(windows[:layers]) or (None,) * layers,
+        vocab=target.vocab_size * own_embedding, draft_vocab=draft_vocab or target.vocab_size,
+        mapped=bool(draft_vocab), marked=bool(draft_vocab),
     )  # fmt: skip
-    sizes = sizes_of(llama_layer(target)) | {"num_hidden_layers": layers, "vocab_size": target.vocab_size}
-    drafter = Drafter(shape, LlamaConfig(**sizes), target.vocab_size)
+    drafter = Drafter(shape, LlamaConfig(**new_sizes(target, layers)), target.vocab_size)
     assert drafter.lm_head is not None
     with torch.no_grad():
         drafter.lm_head.weight.copy_(target.unembed[: shape.draft_vocab])
@@ -167,12 +163,9 @@ def new_drafter(
 def random_drafter(
     target: Target, layers: int = 2, draft_vocab: int = 0, windows: Sequence[int | None] = ()
 ) -> Drafter:
-    """Return random weights: five positions; a reduced vocabulary lacks some of the target's first tokens."""
+    """Return random weights of five positions."""
     drafter = new_drafter(target, 5, layers, draft_vocab, own_embedding=layers > 1, windows=windows)
-    if "d2t" in drafter.state_dict():
-        choose_words(drafter, torch.arange(target.vocab_size - draft_vocab, target.vocab_size))
-    randomise(drafter, 3, SPREAD)
-    return drafter
+    return randomised(drafter, target.vocab_size)
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -215,19 +208,13 @@ def read_fields(config: dict[str, Any]) -> PEagleFields:
     return parse({**flat, "mask_token_id": mask}, PEagleFields)
 
 
-def read_drafter(
-    path: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]
-) -> tuple[Drafter, dict[str, Any]]:
+def read_drafter(path: Path, base: Outline, read: Callable[..., dict[str, Tensor]]) -> tuple[Drafter, dict[str, Any]]:
     """Return the drafter of a folder, and its config.json. Raise UserError where it does not fit the base."""
     config = read_config(weight_file(path, WEIGHT_FILES, "peagle")[0].parent)
-
-    def build(tensors: dict[str, Tensor]) -> Drafter:
-        return _network(config, tensors, base)
-
-    return read_network("peagle", path, base, read, build), config
+    return read_network("peagle", path, base, read, partial(_network, config, base)), config
 
 
-def _network(config: dict[str, Any], tensors: dict[str, Tensor], base: Outline) -> Drafter:
+def _network(config: dict[str, Any], base: Outline, tensors: dict[str, Tensor]) -> Drafter:
     fields = read_fields(config)
     layer = layer_config(config, "Llama", tuple(CONFIGS), tensors)
     _check_fits(fields, layer, base)
@@ -264,7 +251,7 @@ def _inputs(fields: PEagleFields, base: Outline) -> tuple[int, ...]:
     """Return the target layers whose inputs are read. Raise UserError for those that the base lacks."""
     listed = fields.eagle_aux_hidden_state_layer_ids
     if listed is None:
-        return feature_layers(base.n_layers)
+        return input_levels(base.n_layers)
     check_layer_ids(listed, LAYER_IDS, base)
     return tuple(listed)
 

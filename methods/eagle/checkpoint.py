@@ -21,7 +21,7 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import vocabulary_fields
-from specbench_ss.methods._shared.drafter_network import Rotary
+from specbench_ss.methods._shared.drafter_network import Rotary, published_levels
 from specbench_ss.methods._shared.speculators import (
     LAYER,
     LAYER_IDS,
@@ -41,7 +41,7 @@ from specbench_ss.methods._shared.speculators import (
     written_features,
 )
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.eagle.drafter import Drafter, Eagle1Drafter, Eagle3Drafter, Shape, published_levels
+from specbench_ss.methods.eagle.drafter import Drafter, Eagle1Drafter, Eagle3Drafter, Shape
 from specbench_ss.models.checkpoint import read_config, weight_file
 
 FIRST = "layers.0"
@@ -282,6 +282,8 @@ def checked_layers(layers: Any, base: Outline, what: str) -> tuple[int, ...]:
 @torch.inference_mode()
 def best_layers(target: Target, drafter: Drafter, candidates: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the candidate with which the drafter predicts most of the target's own greedy answer; ties: the first."""
+    if len(candidates) == 1:
+        return candidates[0]
     prompt = _prompt(target)
     tokens = min(TOKENS, target.context_length - len(prompt))
     answer = generate(Autoregressive(target), prompt, Limits(tokens), Sampling()).tokens

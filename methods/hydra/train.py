@@ -6,7 +6,7 @@ Grounded: a head reads the text's own tokens where decoding gives it drafted one
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,54 +17,70 @@ from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.hydra.heads import HydraHeads, start
-from specbench_ss.training.losses import Targets, head_sums, mean_loss, targets_option, told_targets
-from specbench_ss.training.session import TOP, MeasurableHeads, MeasurableHeadsTrainer, ranked
-from specbench_ss.training.trainee import Anchors, BaseStates, Batch, Trainee
+from specbench_ss.methods.medusa.train import MeasurableHeads
+from specbench_ss.training.batch import Anchors, BaseStates, Batch
+from specbench_ss.training.losses import TOP, Targets, head_sums, mean_loss, ranked, targets_option
+from specbench_ss.training.trainer import DrafterTrainer
 
 
-class HydraTrainee(Trainee):
-    """Heads, and for Hydra++ the prefix layer. heads: how many new ones, or those that there are.
+@dataclass(frozen=True, slots=True)
+class HydraTraining(MeasurableHeads):
+    """Options of `ssbench train hydra`; defaults make Hydra++ as published."""
 
-    own_unembed: an LM head for each, which starts as the base's. tap: the states that the heads read. targets: what
-    they learn; published is the base's distribution.
+    owner: ClassVar[str] = "hydra"
+    layers: Annotated[int, Ge(1)] = field(default=4, metadata={"help": "Number of residual blocks of a head."})
+    prefix: bool = field(default=True, metadata={"help": "Put one more decoder layer before the heads (Hydra++)."})
+    targets: Targets = targets_option("distribution")
+
+
+class HydraTrainer(DrafterTrainer):
+    """Heads, for Hydra++ the prefix layer, and accuracies, of which `hydra` builds its tree.
+
+    heads, tap: existing heads, and the layer whose input they read.
     """
 
     name = "hydra"
+    summary = "Hydra heads on the frozen base, teacher loss, with Hydra++'s prefix layer"
+    method = "hydra"
+    weights_file = "hydra_lm_head.safetensors"
+    ranked = True
+    Options = HydraTraining
+    module: HydraHeads
 
     def __init__(
         self,
         target: Target,
-        heads: int | HydraHeads = 4,
-        layers: int = 4,
-        prefix: bool = True,
-        own_unembed: bool = True,
-        lr: float = 5e-4,
+        options: Any = None,
+        lr: float | None = None,
+        heads: HydraHeads | None = None,
         tap: int = FINAL,
-        targets: Targets = "distribution",
     ) -> None:
+        super().__init__(target, options, lr)
         self.embedding: Tensor = target.model.get_input_embeddings().weight
         if self.embedding.shape[1] != target.hidden_size:
             raise UserError(
                 f"hydra: the model embeds tokens in {self.embedding.shape[1]} numbers, its states have "
                 f"{target.hidden_size}: such models are not supported"
             )
-        if isinstance(heads, int):
-            layer = llama_layer(target) if prefix else None
-            heads = HydraHeads(heads, layers, target.hidden_size, target.vocab_size, layer, own_unembed)
+        if heads is None:
+            o, layer = self.options, llama_layer(target) if self.options.prefix else None
+            heads = HydraHeads(o.heads, o.layers, target.hidden_size, target.vocab_size, layer, o.own_unembed)
             start(heads, target.unembed)
-        self.module: HydraHeads = heads
+        self.module, self.ahead, self.tap = heads, heads.count, tap
         self.config = {  # as published configs have it
             "hydra_num_heads": heads.count,
             "hydra_num_layers": heads.layers,
             "hydra_head_arch": "mlp" if heads.prefix is None else "prefix-mlp",
         }
-        self.target, self.lr, self.tap, self.targets = target, lr, tap, targets
         self.taps = () if tap == FINAL else (tap,)
 
-    def about(self) -> dict[str, Any]:
-        """The heads' shape, and what they learn."""
-        about = {**self.config, "own_unembed": self.module.hydra_lm_head is not None}
-        return about | told_targets(self.targets, "distribution")
+    @classmethod
+    def loaded(cls, target: Target, weights: str) -> Self:
+        """Return a trainer of existing heads, as `hydra` loads them."""
+        from specbench_ss.methods.hydra.decode import Hydra
+
+        decoder = Hydra.load(target, Hydra.Options(weights=weights, tree="published"))
+        return cls(target, heads=decoder.heads, tap=decoder.tap)
 
     @torch.no_grad()
     def prepare(self, states: BaseStates, batch: Batch) -> None:
@@ -80,7 +96,7 @@ class HydraTrainee(Trainee):
         sums = []
         for i, logits in enumerate(self._logits(states, anchors)):
             with torch.no_grad():
-                teacher = self.target.logits(final[:, i, None]) if self.targets == "distribution" else None
+                teacher = self.target.logits(final[:, i, None]) if self.options.targets == "distribution" else None
             sums.append(head_sums(logits[:, None], labels[:, i, None], teacher))
         return mean_loss((torch.cat([a for a, _ in sums]), torch.cat([b for _, b in sums])), whole, [1.0] * n)
 
@@ -112,42 +128,3 @@ class HydraTrainee(Trainee):
         mask = None if documents is None else documents.masks((None,), x.dtype)[None]
         out: Tensor = layer(x, None, [mask], layer.rotary(places, t, x.dtype))
         return out
-
-
-@dataclass(frozen=True, slots=True)
-class HydraTraining(MeasurableHeads):
-    """Options of `ssbench train hydra`; defaults make Hydra++ as published.
-
-    Raises UserError for values beyond their bounds.
-    """
-
-    owner: ClassVar[str] = "hydra"
-    layers: Annotated[int, Ge(1)] = field(default=4, metadata={"help": "Number of residual blocks of a head."})
-    prefix: bool = field(default=True, metadata={"help": "Put one more decoder layer before the heads (Hydra++)."})
-    own_unembed: bool = field(
-        default=True, metadata={"help": "Give every head an LM head of its own, or let all use the base's."}
-    )
-    targets: Targets = targets_option("distribution")
-
-
-class HydraTrainer(MeasurableHeadsTrainer):
-    """Heads, the prefix layer, and accuracies, of which `hydra` builds its tree."""
-
-    name = "hydra"
-    summary = "Hydra heads on the frozen base, teacher loss, with Hydra++'s prefix layer"
-    method = "hydra"
-    weights_file = "hydra_lm_head.safetensors"
-    Options = HydraTraining
-
-    def build(self, target: Target, lr: float) -> HydraTrainee:
-        """Heads that begin as the base's LM head."""
-
-        o = self.options
-        return HydraTrainee(target, o.heads, o.layers, o.prefix, o.own_unembed, lr, targets=o.targets)
-
-    def loaded(self, target: Target, weights: str) -> HydraTrainee:
-        """As `hydra` loads them."""
-        from specbench_ss.methods.hydra.decode import Hydra
-
-        decoder = Hydra.load(target, Hydra.Options(weights=weights, tree="published"))
-        return HydraTrainee(target, decoder.heads, tap=decoder.tap)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.models.checkpoint import read_config, read_shapes
 from specbench_ss.models.resolve import weight_files
-
-if TYPE_CHECKING:
-    from specbench_ss.methods._shared.heads import Read
 
 
 class MedusaHeads(nn.Module):

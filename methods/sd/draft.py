@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.target import Target
@@ -22,9 +22,6 @@ from specbench_ss.methods._shared.fine_tuned import (
 from specbench_ss.models.checkpoint import check_base, read_config
 from specbench_ss.models.load import adapted_model, config_of
 from specbench_ss.user_files import read_json
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Draft:

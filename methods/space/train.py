@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,91 +20,17 @@ from specbench_ss.engine.kv_cache import StreamCache
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import lora_parameters, with_lora
-from specbench_ss.methods.space.model import MASKS, MaskToken
+from specbench_ss.methods.space.model import MaskToken, save
 from specbench_ss.methods.ss.layers import own_streams, stream_positions
 from specbench_ss.options import Bounded
+from specbench_ss.training.batch import BaseStates, Batch, Documents, additive
 from specbench_ss.training.losses import head_loss
-from specbench_ss.training.session import DrafterTrainer
-from specbench_ss.training.trainee import BaseStates, Batch, Documents, Trainee, additive
-
-if TYPE_CHECKING:
-    from specbench_ss.training.distributed import Trained
-
-
-class SPACETrainee(Trainee):
-    """LoRA in every layer, and the mask. Runs its own copy of the base, so it wants nothing of the frozen one.
-
-    mask_share: of the loss (published: half of the examples). mask_id: the token that the mask starts as.
-    """
-
-    needs_base = False
-    adapts_base = True
-
-    def __init__(
-        self,
-        target: Target,
-        masks: int = MASKS,
-        rank: int = 32,
-        lr: float = 5e-4,
-        mask_lr: float = 5e-3,
-        mask_share: float = 0.5,
-        mask_id: int = 0,
-        name: str = "space",
-    ) -> None:
-        self.name, self.rank, self.lr, self.mask_lr, self.mask_share = name, rank, lr, mask_lr, mask_share
-        self.tuned = with_lora(target, rank)
-        if any(block.window for block in self.tuned.family.blocks):
-            raise UserError(f"{name} cannot be trained on layers with a sliding window")
-        self.mask = MaskToken(target.hidden_size, masks, mask_id)
-        self.lora = lora_parameters(self.tuned.model)
-        self.module = nn.ModuleList([self.mask, nn.ParameterList(self.lora)])
-
-    def about(self) -> dict[str, Any]:
-        """The masks, the LoRA and the weights of the losses."""
-        shape = {"masks": self.mask.masks, "mask_id": self.mask.mask_id, "rank": self.rank}
-        return {**shape, "mask_share": self.mask_share}
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """The LoRA, the mask."""
-        return [{"params": self.lora, "lr": self.lr}, {"params": [self.mask.offset], "lr": self.mask_lr}]
-
-    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Next tokens of all answers, and the masks behind the anchors, each a mean over its positions."""
-        k, share = self.mask.masks, self.mask_share
-        main, masked = self.states(batch.ids, batch.anchors.at, batch.documents)
-        answer = batch.labels[..., 0] != -100
-        following = self.tuned.logits(main[answer])[:, None]  # [n, 1, V]
-        own, _ = head_loss(following, batch.labels[answer][:, :1], [1.0], batch.whole.labels[..., :1])
-        labels, whole = (b.anchors.labels[..., 1 : k + 1] for b in (batch, batch.whole))
-        ahead, right = head_loss(self.tuned.logits(masked), labels, [1 / k] * k, whole)
-        return (1 - share) * own + share * ahead, right
-
-    def states(self, ids: Tensor, at: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:
-        """Rows ids [B, T], a group of masks behind each place `at` [B, A] -> final states [B, T, h], [B, A, k, h]."""
-        target, k, t = self.tuned, self.mask.masks, ids.shape[1]
-        places = torch.arange(t, device=ids.device).expand_as(ids) if documents is None else documents.places
-        positions = torch.cat((places, stream_positions(target, places.gather(1, at), k)), 1)
-        x = self.mask.embed(target, ids, positions, at.shape[1] * k)
-        mask = additive(self._visible(places.shape[1], at, documents), x.dtype)
-        cache = StreamCache(dict.fromkeys(range(target.n_layers)))
-        x = target.family.norm(target.run(x, 0, target.n_layers, cache, mask, target.rotary(positions)))
-        return x[:, :t], x[:, t:].unflatten(1, (-1, k))
-
-    def _visible(self, t: int, at: Tensor, documents: Documents | None) -> Tensor:
-        """Bool [B, T + A*k, T + A*k]: tokens as ever; a mask what its token sees, and its group up to itself."""
-        b, a = at.shape
-        keys = torch.arange(t, device=at.device)
-        main = (keys <= keys[:, None]).expand(b, -1, -1)
-        if documents is not None:
-            main = main & documents.same(keys.expand(b, -1), t)
-        prefix = main.gather(1, at[..., None].expand(-1, -1, t)).repeat_interleave(self.mask.masks, 1)
-        own = own_streams(a, self.mask.masks, at.device).expand(b, -1, -1)
-        return torch.cat((F.pad(main, (0, own.shape[1])), torch.cat((prefix, own), 2)), 1)
+from specbench_ss.training.trainer import DrafterTrainer
 
 
 @dataclass(frozen=True, slots=True)
 class MaskOptions(Bounded):
-    """Options of `ssbench train space`. Raises UserError for values beyond their bounds."""
+    """Options of `ssbench train space`."""
 
     owner: ClassVar[str] = "space"
     masks: Annotated[int, Ge(1)] = field(
@@ -122,28 +48,64 @@ class MaskOptions(Bounded):
 
 
 class SPACETrainer(DrafterTrainer):
-    """LoRA and the mask together."""
+    """LoRA in every layer, and the mask's embedding, which starts as the padding token's.
+
+    It runs its own copy of the base, so it reads no state of the frozen one.
+    """
 
     name = "space"
     summary = "LoRA and a mask token that predicts how the text goes on; the model itself changes"
     method = "space"
     Options = MaskOptions
+    needs_base = False
+    adapts_base = True
 
-    @property
-    def ahead(self) -> int:
-        """A token a mask."""
-        return int(self.options.masks)
+    def __init__(self, target: Target, options: Any = None, lr: float | None = None) -> None:
+        super().__init__(target, options, lr)
+        self.tuned, self.ahead = with_lora(target, self.options.lora_rank), self.options.masks
+        if any(block.window for block in self.tuned.family.blocks):
+            raise UserError("space cannot be trained on layers with a sliding window")
+        self.mask = MaskToken(target.hidden_size, self.ahead, target.config.pad_token_id or 0)
+        self.lora = lora_parameters(self.tuned.model)
+        self.module = nn.ModuleList([self.mask, nn.ParameterList(self.lora)])
 
-    def build(self, target: Target, lr: float) -> Trainee:
-        """Untrained LoRA; the mask is the padding token at first."""
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the LoRA and the mask."""
+        return [{"params": self.lora, "lr": self.lr}, {"params": [self.mask.offset], "lr": self.options.mask_lr}]
 
-        o = self.options
-        return SPACETrainee(target, o.masks, o.lora_rank, lr, o.mask_lr, o.mask_share, target.config.pad_token_id or 0)
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the loss of next tokens of all answers and of the masks behind the anchors (SPACE sec. 3.1)."""
+        k, share = self.ahead, self.options.mask_share
+        main, masked = self.states(batch.ids, batch.anchors.at, batch.documents)
+        answer = batch.labels[..., 0] != -100
+        following = self.tuned.logits(main[answer])[:, None]  # [n, 1, V]
+        own, _ = head_loss(following, batch.labels[answer][:, :1], [1.0], batch.whole.labels[..., :1])
+        labels, whole = (b.anchors.labels[..., 1 : k + 1] for b in (batch, batch.whole))
+        ahead, right = head_loss(self.tuned.logits(masked), labels, [1 / k] * k, whole)
+        return (1 - share) * own + share * ahead, right
 
-    def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
-        """As `space` reads it."""
-        from specbench_ss.methods.space.model import save
+    def states(self, ids: Tensor, at: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:
+        """Return final states of rows ids [B, T], [B, T, h], and of the masks behind each `at` [B, A], [B, A, k, h]."""
+        target, k, t = self.tuned, self.mask.masks, ids.shape[1]
+        places = torch.arange(t, device=ids.device).expand_as(ids) if documents is None else documents.places
+        positions = torch.cat((places, stream_positions(target, places.gather(1, at), k)), 1)
+        x = self.mask.embed(target, ids, positions, at.shape[1] * k)
+        mask = additive(self._visible(places.shape[1], at, documents), x.dtype)
+        cache = StreamCache(dict.fromkeys(range(target.n_layers)))
+        x = target.family.norm(target.run(x, 0, target.n_layers, cache, mask, target.rotary(positions)))
+        return x[:, :t], x[:, t:].unflatten(1, (-1, k))
 
-        trainee = training.trainee
-        assert isinstance(trainee, SPACETrainee)
-        save(folder, trainee.mask, trainee.tuned, about)
+    def _visible(self, t: int, at: Tensor, documents: Documents | None) -> Tensor:
+        """Return the mask, bool [B, T + A*k, T + A*k]: a mask sees what its token sees, and its group up to itself."""
+        b, a = at.shape
+        keys = torch.arange(t, device=at.device)
+        main = (keys <= keys[:, None]).expand(b, -1, -1)
+        if documents is not None:
+            main = main & documents.same(keys.expand(b, -1), t)
+        prefix = main.gather(1, at[..., None].expand(-1, -1, t)).repeat_interleave(self.mask.masks, 1)
+        own = own_streams(a, self.mask.masks, at.device).expand(b, -1, -1)
+        return torch.cat((F.pad(main, (0, own.shape[1])), torch.cat((prefix, own), 2)), 1)
+
+    def save(self, folder: Path, about: dict[str, Any]) -> None:
+        """Write the mask and the LoRA as `space` reads them."""
+        save(folder, self.mask, self.tuned, about)

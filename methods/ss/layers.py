@@ -5,7 +5,7 @@ Equations of the ACL paper; M main states, S stream states, gamma streams, N_s M
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -18,16 +18,14 @@ from transformers import AttentionInterface
 
 from specbench_ss.engine.architectures import Block
 from specbench_ss.engine.attention import grouped_attention
+from specbench_ss.engine.cpu_kernels import Product
 from specbench_ss.engine.device_map import to_device
 from specbench_ss.engine.kv_cache import PartsCache
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ss.config import StreamConfig, StreamPosition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from specbench_ss.engine.cpu_kernels import Product
-    from specbench_ss.training.trainee import Documents
+    from specbench_ss.training.batch import Documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,8 +412,6 @@ class TokenMap:
     @cached_property
     def product(self) -> Product:
         """By W times the map, [V, rank]: what it changes in the logits of each token."""
-        from specbench_ss.engine.cpu_kernels import Product
-
         target = self.target
         with torch.no_grad():
             weight = target.unembed @ self.up

@@ -18,9 +18,9 @@ alive, and of the others their main keys and values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Gt
@@ -43,321 +43,9 @@ from specbench_ss.methods.ss.layers import (
 )
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.options import Bounded
-from specbench_ss.training.losses import Ramp, Targets, head_loss, head_sums, mean_loss, targets_option, told_targets
-from specbench_ss.training.session import DrafterTrainer
-from specbench_ss.training.trainee import BaseStates, Batch, Documents, Trainee, additive, run_rows
-
-if TYPE_CHECKING:
-    from specbench_ss.training.distributed import Trained
-
-
-class StreamsTrainee(Trainee):
-    """P_j, the stream adapters and, on their own next-token loss, the pruning map o_theta.
-
-    segment: anchors a row whose streams are alive at once; 0 = all of them (the naive form). targets: what streams
-    learn; published is the text.
-    """
-
-    def __init__(
-        self,
-        target: Target,
-        config: StreamConfig,
-        lr: float = 5e-4,
-        embedding_lr: float = 5e-2,
-        segment: int = 0,
-        prune_weight: float = 0.5,
-        name: str = "ss",
-        targets: Targets = "tokens",
-    ) -> None:
-        self.name, self.target, self.config = name, target, config
-        target.check_taken_apart("ss")
-        self.lo = config.check_layers(target.n_layers)
-        self.prune_layer = self.lo if config.prune_layer < 0 else config.prune_layer
-        self.taps = tuple(sorted({self.lo, self.prune_layer}))
-        self.kv_from = self.lo
-        self.lr, self.embedding_lr, self.segment, self.prune_weight = lr, embedding_lr, segment, prune_weight
-        self.targets = targets
-        self.module: Streams = Streams(config, target.hidden_size)
-
-    def about(self) -> dict[str, Any]:
-        """The streams and the weight of the pruning map's loss. Segments only change the rounding."""
-        return {**self.config.as_dict(), "prune_weight": self.prune_weight, **told_targets(self.targets, "tokens")}
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """P_j is added to the residual stream, whose scale is its natural unit; so is its learning rate's."""
-        return stream_groups(self.module, self.lr, self.embedding_lr)
-
-    def prepare(self, states: BaseStates, batch: Batch) -> None:
-        """P_j starts at the scale of the residual stream."""
-        start_embedding(self.module, states.taps[self.lo])
-
-    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Stream losses over all segments, plus the pruning map's next-token loss."""
-        g, anchors = self.config.gamma, batch.anchors
-        labels = anchors.labels[..., 1 : g + 1]
-        step = self.segment or labels.shape[1]
-        pieces = [slice(i, i + step) for i in range(0, labels.shape[1], step)]
-        known = self.module.heard(anchors.labels[..., :g], anchors.at)
-        parts = [self._segment(states, anchors.at[:, piece], labels[:, piece], known[:, piece]) for piece in pieces]
-        sums = torch.stack([a for a, _ in parts]).sum(0), torch.stack([b for _, b in parts]).sum(0)
-        total, right = mean_loss(sums, batch.whole.anchors.labels[..., 1 : g + 1], [1.0] * g)
-        low = states.at(states.taps[self.prune_layer], anchors)
-        loss: Tensor = total + self.prune_weight * prune_loss(self.target, self.module, low, batch)
-        return loss, right
-
-    def _segment(self, states: BaseStates, at: Tensor, labels: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of a segment's loss and right guesses; its streams and logits are not kept for the backward pass."""
-
-        def run(at: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-            return head_sums(self.stream_logits(states, at, known), labels, self._teacher(states, at))
-
-        if not self.segment:
-            return run(at, labels)
-        sums: tuple[Tensor, Tensor] = checkpoint(run, at, labels, use_reentrant=False)
-        return sums
-
-    def _teacher(self, states: BaseStates, at: Tensor) -> Tensor | None:
-        """The base's logits [B, a, gamma, V] for the streams' tokens, where its distribution is learnt."""
-        if self.targets == "tokens":
-            return None
-        with torch.no_grad():
-            return self.target.logits(states.ahead(at, self.config.gamma))
-
-    def stream_logits(self, states: BaseStates, at: Tensor, known: Tensor | None = None) -> Tensor:
-        """Streams at positions `at` [B, a] of one segment -> logits [B, a, gamma, V].
-
-        known int64 [B, a, gamma]: the tokens after each position, for streams that learn them.
-        """
-        target, g = self.target, self.config.gamma
-        low = states.taps[self.lo]
-        x = self.module.insert(low.gather(1, at[..., None].expand(-1, -1, low.shape[-1])), g).to(
-            low.dtype
-        )  # [B, a*gamma, h]
-        places = at if states.documents is None else states.documents.places.gather(1, at)
-        positions = stream_positions(target, places, g, self.config.stream_position)
-        masks = self._masks(at, low.shape[1], next(iter(states.kv.values()))[0].dtype, states.documents)
-        cache, rotary = StreamCache(states.kv), target.rotary(positions)
-        x = run_masked(target, self.module, x, Layout(0, g), cache, masks, rotary)
-        x = self.module.told(target, target.family.norm(x).unflatten(1, (at.shape[1], g)), known)
-        logits: Tensor = target.logits(x)
-        return logits
-
-    def _masks(self, at: Tensor, t: int, dtype: torch.dtype, documents: Documents | None) -> list[Tensor]:
-        """The mask of every MSA layer; made once for each width of a sliding window."""
-        windows = [block.window for block in self.target.family.blocks[self.lo :]]
-        masks = {window: self._mask(at, t, dtype, window, documents) for window in dict.fromkeys(windows)}
-        return [masks[window] for window in windows]
-
-    def _mask(self, at: Tensor, t: int, dtype: torch.dtype, window: int | None, documents: Documents | None) -> Tensor:
-        """Additive [B, 1, a*gamma, T + a*gamma]: main keys up to the anchor, own streams up to oneself.
-
-        Main keys of the anchor's own text only; with a sliding window only what is less than `window` places before the
-        stream's own.
-        """
-        g, a = self.config.gamma, at.shape[1]
-        keys = torch.arange(t, device=at.device)
-        main = keys <= at[..., None]
-        if documents is not None:
-            main = main & documents.same(at, t)
-        main = main.repeat_interleave(g, 1)  # [B, a*gamma, T]
-        own = own_streams(a, g, at.device).expand(at.shape[0], -1, -1)
-        if window is not None:
-            ahead = steps_ahead(g, self.config.stream_position, at.device)
-            places = (at[..., None] + ahead).flatten(1)  # [B, a*gamma]
-            main = main & (places[..., None] - keys < window)
-            own = own & (places[..., None] - places[:, None] < window)
-        return additive(torch.cat((main, own), 2), dtype)
-
-
-def stream_groups(module: Streams, lr: float, embedding_lr: float) -> list[dict[str, Any]]:
-    """Optimizer groups: P_j apart from the others."""
-    groups = [{"params": [p for n, p in module.named_parameters() if n != "embedding"], "lr": lr}]
-    if module.config.stream_init == "embedding":
-        groups.append({"params": [module.embedding], "lr": embedding_lr})
-    return groups
-
-
-@torch.no_grad()
-def start_embedding(module: Streams, low: Tensor) -> None:
-    """P_j starts random at half the scale of the residual stream low [B, T, h], or streams would look alike for long.
-
-    The scale is that of the middle position: the first one is a hundred times larger in many models, since attention
-    rests on it where it has nothing to look at.
-    """
-    if module.config.stream_init == "embedding":
-        scale = 0.5 * low.float().pow(2).mean(-1).sqrt().median()
-        p = module.embedding
-        p.copy_(p / p.pow(2).mean(-1, keepdim=True).sqrt() * scale)
-
-
-def prune_loss(target: Target, module: Streams, low: Tensor, batch: Batch) -> Tensor:
-    """Next-token loss of the early exit (sec. 2.3), from the anchors' states low [B, A, h] at the pruning layer."""
-    logits = target.logits(target.family.norm(module.early_exit(low.detach())))[..., None, :]
-    return head_loss(logits, batch.anchors.labels[..., :1], [1.0], batch.whole.anchors.labels[..., :1])[0]
-
-
-KeysAndValues = list[tuple[Tensor, Tensor]]  # of main rows, an entry for each MSA layer, each [B, kv_heads, t, d]
-
-
-class SharedTrainee(Trainee):
-    """LoRA in every layer, P_j (and whatever else the config has) and the pruning map.
-
-    Runs its own copy of the base, so it wants nothing of the frozen one. alpha_j 0 trains the LoRA on next tokens
-    alone, without streams: the fine-tune to compare with. segment: positions whose streams are alive at once; 0 = all
-    of them, nothing computed twice. recompute: the layers below the streams are computed again in the backward pass.
-    ramp: updates in which alpha_j rises from nothing; 0 = it is what it is from the start.
-    """
-
-    needs_base = False
-    adapts_base = True
-
-    def __init__(
-        self,
-        target: Target,
-        config: StreamConfig,
-        lr: float = 5e-4,
-        stream_lr: float = 5e-4,
-        embedding_lr: float = 5e-2,
-        segment: int = 0,
-        alpha_j: float = 0.1,
-        prune_weight: float = 0.5,
-        name: str = "ss-shared",
-        recompute: bool = False,
-        ramp: int = 0,
-    ) -> None:
-        self.name, self.config, self.recompute = name, config, recompute
-        target.check_taken_apart("ss-shared")
-        self.lo = config.check_layers(target.n_layers)
-        self.prune_layer = self.lo if config.prune_layer < 0 else config.prune_layer
-        self.tuned = with_lora(target, config.lora_rank)
-        if any(block.window for block in self.tuned.family.blocks):
-            raise UserError(f"{name}: shared mode cannot be trained on layers with a sliding window")
-        self.lr, self.stream_lr, self.embedding_lr, self.segment = lr, stream_lr, embedding_lr, segment
-        self.alpha_j, self.prune_weight = alpha_j, prune_weight
-        self.streams = Streams(config, target.hidden_size)
-        self.lora = lora_parameters(self.tuned.model)
-        self.ramp = Ramp(ramp)
-        # a training without a ramp is the one of before there was a choice
-        self.module = nn.ModuleList([self.streams, nn.ParameterList(self.lora), *([self.ramp] if ramp else [])])
-
-    def about(self) -> dict[str, Any]:
-        """The streams and the weights of the losses."""
-        weights = {"alpha_j": self.alpha_j, "prune_weight": self.prune_weight}
-        return {**self.config.as_dict(), **weights, **({"ramp": self.ramp.steps} if self.ramp.steps else {})}
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """The LoRA, P_j, the rest."""
-        groups = stream_groups(self.streams, self.stream_lr, self.embedding_lr)
-        return [{"params": self.lora, "lr": self.lr}, *groups]
-
-    @torch.no_grad()
-    def prepare(self, states: BaseStates, batch: Batch) -> None:
-        """P_j starts at the scale of the residual stream."""
-        start_embedding(self.streams, self._lower(batch.ids, batch.documents)[0])
-
-    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Eq. 6 over all segments, plus the pruning map's next-token loss."""
-        g = self.config.gamma if self.alpha_j else 0
-        low, at_pruning = self._lower(batch.ids, batch.documents)
-        labels = batch.labels[..., : 1 + g]
-        sums: list[tuple[Tensor, Tensor]] = []
-        past: list[KeysAndValues] = []  # an entry for each segment so far
-        step = self.segment or labels.shape[1]
-        for start in range(0, labels.shape[1], step):
-            piece = slice(start, start + step)
-            found, own = self._segment(low[:, piece], labels[:, piece], start, past, batch.documents)
-            sums.append(found)
-            past.append(own)
-        together = torch.stack([a for a, _ in sums]).sum(0), torch.stack([b for _, b in sums]).sum(0)
-        weights = [1.0] + [self.alpha_j * self.ramp()] * g
-        total, right = mean_loss(together, batch.whole.labels[..., : 1 + g], weights)
-        pruned = states.at(at_pruning, batch.anchors)
-        loss: Tensor = total + self.prune_weight * prune_loss(self.tuned, self.streams, pruned, batch)
-        return loss, right[1:] if g else right
-
-    def _lower(self, ids: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:
-        """States [B, T, h] at layer N - N_s and at the pruning layer, with gradients for the LoRA."""
-        tapped: dict[int, Tensor] = {}
-        recompute = self.recompute and torch.is_grad_enabled()
-        x = run_rows(self.tuned, ids, self.lo, None, documents, (self.prune_layer,), tapped, recompute)
-        return x, tapped.get(self.prune_layer, x)
-
-    def _segment(
-        self, low: Tensor, labels: Tensor, start: int, past: list[KeysAndValues], documents: Documents | None
-    ) -> tuple[tuple[Tensor, Tensor], KeysAndValues]:
-        """One segment through the MSA layers: (sums of loss and right guesses [1 + gamma], its main keys and values).
-
-        past: those of the segments before, joined only while the segment is computed.
-        """
-        carriers, real = carriers_of(labels[..., 0] != -100)  # [B, c]
-        own = labels.gather(1, carriers[..., None].expand(-1, -1, labels.shape[-1]))
-        own = own.masked_fill(~real[..., None], -100)
-
-        def run(low: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
-            n = 2 * self.config.n_msa_layers  # keys and values of every layer, segment after segment
-            joined = [torch.cat(flat[i::n], 2) for i in range(n)] if flat else []
-            before = list(zip(joined[::2], joined[1::2], strict=True))
-            gamma, known = labels.shape[-1] - 1, self.streams.heard(own[..., :-1], start + carriers)
-            logits, after = self.upper(low, start, carriers, real, before, gamma, documents, known)
-            # clones: a view would keep the streams' keys, and those of all segments before, alive
-            return (*head_sums(logits, own), *(x[:, :, start:].clone() for pair in after for x in pair))
-
-        flat = [x for segment in past for pair in segment for x in pair]
-        out = checkpoint(run, low, *flat, use_reentrant=False) if self.segment else run(low, *flat)
-        return (out[0], out[1]), list(zip(out[2::2], out[3::2], strict=True))
-
-    def upper(
-        self,
-        low: Tensor,
-        start: int,
-        carriers: Tensor,
-        real: Tensor,
-        past: KeysAndValues,
-        gamma: int,
-        documents: Documents | None = None,
-        known: Tensor | None = None,
-    ) -> tuple[Tensor, KeysAndValues]:
-        """Main rows low [B, L, h] at positions start.. and streams of the carriers [B, c] through the MSA layers.
-
-        known int64 [B, c, gamma]: the tokens after each carrier, for streams that learn them.
-        Returns logits [B, c, 1 + gamma, V] of main rows and streams, and the keys and values of all main rows so far.
-        """
-        target, length = self.tuned, low.shape[1]
-        b, c = carriers.shape
-        picked = carriers[..., None].expand(-1, -1, low.shape[-1])
-        places = start + torch.arange(length, device=low.device).expand(b, -1)
-        if documents is not None:
-            places = documents.places[:, start : start + length]
-        rows = low
-        if gamma:
-            rows = torch.cat((low, self.streams.insert(low.gather(1, picked), gamma).to(low.dtype)), 1)
-            beside = stream_positions(target, places.gather(1, carriers), gamma, self.config.stream_position)
-            places = torch.cat((places, beside), 1)
-        attends = self.config.main_attends_streams
-        visible = segment_visibility(length, start, carriers, real, gamma, attends, documents)
-        mask = additive(visible, low.dtype)
-        cache = StreamCache(dict(enumerate(past or [None] * self.config.n_msa_layers, start=self.lo)), length)
-        masks = [mask] * self.config.n_msa_layers
-        x = run_masked(target, self.streams, rows, Layout(length, max(gamma, 1)), cache, masks, target.rotary(places))
-        main, streams = x[:, :length].gather(1, picked)[:, :, None], x[:, length:].unflatten(1, (c, gamma))
-        final = target.family.norm(torch.cat((main, streams), 2))
-        if gamma:
-            final = torch.cat((final[:, :, :1], self.streams.told(target, final[:, :, 1:], known)), 2)
-        return target.logits(final), [cache.kept[layer] for layer in range(self.lo, target.n_layers)]
-
-
-def carriers_of(carry: Tensor) -> tuple[Tensor, Tensor]:
-    """Bool [B, L] -> int64 [B, c] places of the carrying positions, padded with others; bool [B, c] which are real."""
-    count = int(carry.sum(1).max())
-    order = carry.int().argsort(dim=1, descending=True, stable=True)[:, : max(count, 1)]
-    return order, carry.gather(1, order)
-
-
-def save_shared(folder: Path, trainee: SharedTrainee, about: dict[str, Any]) -> None:
-    """model.safetensors and config.json (streams), adapter_model.safetensors and adapter_config.json (LoRA)."""
-    write_checkpoint(folder, trainee.streams, {**about, "streams": trainee.config.as_dict()})
-    save_lora(folder, trainee.tuned)
-
+from specbench_ss.training.batch import BaseStates, Batch, Documents, additive, run_rows
+from specbench_ss.training.losses import Ramp, Targets, head_loss, head_sums, mean_loss, targets_option
+from specbench_ss.training.trainer import DrafterTrainer
 
 SHARED_RANK = 32  # of the 2024 baseline
 LOSSLESS_RANK = 8  # R_s, ACL sec. 2.1
@@ -365,7 +53,7 @@ LOSSLESS_RANK = 8  # R_s, ACL sec. 2.1
 
 @dataclass(frozen=True, slots=True)
 class StreamsOptions(Bounded):
-    """Options of `ssbench train ss`. Raises UserError for values beyond their bounds. -1: as the papers have it."""
+    """Options of `ssbench train ss`. -1: as the papers have it."""
 
     owner: ClassVar[str] = "ss"
     mode: Literal["lossless", "shared"] = field(
@@ -410,7 +98,6 @@ class StreamsOptions(Bounded):
         default=False,
         metadata={
             "help": "Let streams pass the layers' own MLPs beside their adapters, which is not in the papers.",
-            "later": True,
         },
     )
     root_rank: Annotated[int, Ge(0)] = field(
@@ -418,7 +105,6 @@ class StreamsOptions(Bounded):
         metadata={
             "help": "Rank of the map by which streams learn the token that the main stream has decided, which is not "
             "in the papers. 0: they do not learn it.",
-            "later": True,
         },
     )
     parent_rank: Annotated[int, Ge(0)] = field(
@@ -426,7 +112,6 @@ class StreamsOptions(Bounded):
         metadata={
             "help": "Rank of the map by which the guesses of a node's children learn the node's token, which is not in "
             "the papers. 0: all nodes of a level have the same children.",
-            "later": True,
         },
     )
     stream_position: Literal["ahead", "same"] = field(
@@ -434,7 +119,6 @@ class StreamsOptions(Bounded):
         metadata={
             "help": "Position at which attention takes a stream to be. ahead: that of the token whose successor it "
             "predicts, so each stream has its own. same: the position of the token beside which it runs.",
-            "later": True,
         },
     )
     targets: Targets = targets_option("tokens")
@@ -446,7 +130,6 @@ class StreamsOptions(Bounded):
         metadata={
             "help": "Steps in which alpha rises from 0 in shared mode, so that streams that know nothing yet do not "
             "distort the base. 0: it is the same from the start.",
-            "later": True,
         },
     )
     embedding_lr: float = field(default=5e-2, metadata={"help": "Peak learning rate of the stream embeddings."})
@@ -465,7 +148,7 @@ class StreamsOptions(Bounded):
     )
 
     def check_together(self) -> None:
-        """What each mode has."""
+        """Raise UserError for options of the other mode."""
         if self.mode == "shared" and self.targets != "tokens":
             raise UserError("ss: targets=distribution is for --mode lossless: in shared mode the base itself changes")
         if self.mode == "lossless" and self.alpha_ramp:
@@ -475,73 +158,342 @@ class StreamsOptions(Bounded):
                 "ss: main_attends_streams and lora_rank are for --mode shared; lossless leaves the base alone"
             )
 
+    def shape(self) -> StreamConfig:
+        """Return the streams that are trained. Raises UserError for what cannot be."""
+        shared = self.mode == "shared"
+        given = {f.name: getattr(self, f.name) for f in fields(StreamConfig)}
+        if self.adapter_rank < 0:
+            given["adapter_rank"] = 0 if shared else LOSSLESS_RANK
+        if self.main_attends_streams is None:
+            given["main_attends_streams"] = shared
+        if self.lora_rank < 0 or not shared:
+            given["lora_rank"] = SHARED_RANK if shared else 0
+        return StreamConfig(**given)
 
-class StreamsTrainer(DrafterTrainer):
-    """Streams of either mode."""
+
+class StreamTrainer(DrafterTrainer):
+    """Streams of either mode: P_j, whatever else the config has, and the pruning map o_theta.
+
+    segment: positions of a row whose streams are alive at once; 0 = all of them (the naive form).
+    """
 
     name = "ss"
     summary = "speculative streams: adapters in the frozen base, or LoRA and streams together (--mode shared)"
     method = "ss"
     Options = StreamsOptions
 
-    @property
-    def ahead(self) -> int:
-        """gamma."""
-        return int(self.options.gamma)
+    def __init__(
+        self,
+        target: Target,
+        config: StreamConfig,
+        lr: float,
+        embedding_lr: float,
+        segment: int,
+        prune_weight: float,
+        name: str,
+    ) -> None:
+        self.target, self.shape, self.lr, self.name = target, config, lr, name
+        target.check_taken_apart(self.method)
+        self.lo, self.ahead = config.check_layers(target.n_layers), config.gamma
+        self.prune_layer = self.lo if config.prune_layer < 0 else config.prune_layer
+        self.embedding_lr, self.segment, self.prune_weight = embedding_lr, segment, prune_weight
+        self.config = {"streams": config.as_dict()}
 
-    def shape(self) -> StreamConfig:
-        """What is trained. Raises UserError for what cannot be."""
-        from specbench_ss.methods.ss.config import StreamConfig
+    def stream_groups(self, streams: Streams, lr: float) -> list[dict[str, Any]]:
+        """Return optimizer groups: P_j apart, whose natural unit is the scale of the residual stream."""
+        groups = [{"params": [p for n, p in streams.named_parameters() if n != "embedding"], "lr": lr}]
+        if streams.config.stream_init == "embedding":
+            groups.append({"params": [streams.embedding], "lr": self.embedding_lr})
+        return groups
 
-        o, shared = self.options, self.options.mode == "shared"
-        return StreamConfig(
-            gamma=o.gamma,
-            n_msa_layers=o.n_msa_layers,
-            adapter_rank=o.adapter_rank if o.adapter_rank >= 0 else 0 if shared else LOSSLESS_RANK,
-            init_rank=o.init_rank,
-            prune_rank=o.prune_rank,
-            prune_layer=o.prune_layer,
-            stream_init=o.stream_init,
-            rotation_step=o.rotation_step,
-            mode=o.mode,
-            main_attends_streams=shared if o.main_attends_streams is None else o.main_attends_streams,
-            keep_mlp=o.keep_mlp,
-            root_rank=o.root_rank,
-            parent_rank=o.parent_rank,
-            stream_position=o.stream_position,
-            lora_rank=(SHARED_RANK if o.lora_rank < 0 else o.lora_rank) if shared else 0,
-        )
+    def prune_loss(self, target: Target, streams: Streams, low: Tensor, batch: Batch) -> Tensor:
+        """Return the weighted next-token loss of the early exit (sec. 2.3).
 
-    def build(self, target: Target, lr: float) -> Trainee:
-        """Of the mode. Without --segment, --gradient-checkpointing takes all positions as one segment."""
+        low: the anchors' states [B, A, h] at the pruning layer.
+        """
+        logits = target.logits(target.family.norm(streams.early_exit(low.detach())))[..., None, :]
+        labels, whole = (b.anchors.labels[..., :1] for b in (batch, batch.whole))
+        return self.prune_weight * head_loss(logits, labels, [1.0], whole)[0]
 
-        o = self.options
+
+@torch.no_grad()
+def start_embedding(module: Streams, low: Tensor) -> None:
+    """Start P_j at random at half the scale of the residual stream low [B, T, h], or streams would look alike for long.
+
+    The scale is that of the middle position: the first one is a hundred times larger in many models, since attention
+    rests on it where it has nothing to look at.
+    """
+    if module.config.stream_init == "embedding":
+        scale = 0.5 * low.float().pow(2).mean(-1).sqrt().median()
+        p = module.embedding
+        p.copy_(p / p.pow(2).mean(-1, keepdim=True).sqrt() * scale)
+
+
+class StreamsTrainer(StreamTrainer):
+    """Streams in lossless mode: P_j, the stream adapters and, on their own next-token loss, the pruning map o_theta.
+
+    Segments are of anchors here. targets: what streams learn; published is the text.
+    """
+
+    module: Streams
+
+    def __init__(
+        self,
+        target: Target,
+        config: StreamConfig,
+        lr: float = 5e-4,
+        embedding_lr: float = 5e-2,
+        segment: int = 0,
+        prune_weight: float = 0.5,
+        name: str = "ss",
+        targets: Targets = "tokens",
+    ) -> None:
+        super().__init__(target, config, lr, embedding_lr, segment, prune_weight, name)
+        self.taps = tuple(sorted({self.lo, self.prune_layer}))
+        self.kv_from, self.targets = self.lo, targets
+        self.module = Streams(config, target.hidden_size)
+
+    @classmethod
+    def build(cls, target: Target, options: StreamsOptions, lr: float) -> DrafterTrainer:
+        """Return the trainer of the mode. Without --segment, --gradient-checkpointing takes a row as one segment."""
+        o, shape = options, options.shape()
         segment = o.segment or (target.context_length if o.gradient_checkpointing else 0)
         if o.mode == "lossless":
-            return StreamsTrainee(target, self.shape(), lr, o.embedding_lr, segment, targets=o.targets)
-        return SharedTrainee(
-            target,
-            self.shape(),
-            lr,
-            lr,
-            o.embedding_lr,
-            segment,
-            o.alpha,
-            recompute=o.gradient_checkpointing,
-            ramp=o.alpha_ramp,
+            return cls(target, shape, lr, o.embedding_lr, segment, targets=o.targets)
+        checkpointing = o.gradient_checkpointing
+        return SharedTrainer(
+            target, shape, lr, lr, o.embedding_lr, segment, o.alpha, recompute=checkpointing, ramp=o.alpha_ramp
         )
 
-    def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
-        """As `ss` or `ss-shared` reads it."""
-        from specbench_ss.models.checkpoint import write_checkpoint
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return P_j and the rest."""
+        return self.stream_groups(self.module, self.lr)
 
-        trainee = training.trainee
-        if isinstance(trainee, SharedTrainee):
-            save_shared(folder, trainee, about)
-        else:
-            write_checkpoint(folder, trainee.module, {**about, "streams": self.shape().as_dict()})
+    def prepare(self, states: BaseStates, batch: Batch) -> None:
+        """Start P_j at the scale of the residual stream."""
+        start_embedding(self.module, states.taps[self.lo])
 
-    @property
-    def decoded_by(self) -> str:
-        """Shared streams are read by `ss-shared`."""
-        return "ss" if self.options.mode == "lossless" else "ss-shared"
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return stream losses over all segments, plus the pruning map's next-token loss."""
+        g, anchors = self.ahead, batch.anchors
+        labels = anchors.labels[..., 1 : g + 1]
+        step = self.segment or labels.shape[1]
+        pieces = [slice(i, i + step) for i in range(0, labels.shape[1], step)]
+        known = self.module.heard(anchors.labels[..., :g], anchors.at)
+        parts = [self._segment(states, anchors.at[:, piece], labels[:, piece], known[:, piece]) for piece in pieces]
+        sums = torch.stack([a for a, _ in parts]).sum(0), torch.stack([b for _, b in parts]).sum(0)
+        total, right = mean_loss(sums, batch.whole.anchors.labels[..., 1 : g + 1], [1.0] * g)
+        low = states.at(states.taps[self.prune_layer], anchors)
+        return total + self.prune_loss(self.target, self.module, low, batch), right
+
+    def _segment(self, states: BaseStates, at: Tensor, labels: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sums of a segment's loss and right guesses; the backward pass computes its streams again."""
+
+        def run(at: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+            return head_sums(self.stream_logits(states, at, known), labels, self._teacher(states, at))
+
+        if not self.segment:
+            return run(at, labels)
+        sums: tuple[Tensor, Tensor] = checkpoint(run, at, labels, use_reentrant=False)
+        return sums
+
+    def _teacher(self, states: BaseStates, at: Tensor) -> Tensor | None:
+        """Return the base's logits [B, a, gamma, V] for the streams' tokens, where its distribution is learnt."""
+        if self.targets == "tokens":
+            return None
+        with torch.no_grad():
+            return self.target.logits(states.ahead(at, self.ahead))
+
+    def stream_logits(self, states: BaseStates, at: Tensor, known: Tensor | None = None) -> Tensor:
+        """Run streams at positions `at` [B, a] of one segment -> logits [B, a, gamma, V].
+
+        known int64 [B, a, gamma]: the tokens after each position, for streams that learn them.
+        """
+        target, g = self.target, self.ahead
+        low = states.taps[self.lo]
+        picked = low.gather(1, at[..., None].expand(-1, -1, low.shape[-1]))
+        x = self.module.insert(picked, g).to(low.dtype)  # [B, a*gamma, h]
+        places = at if states.documents is None else states.documents.places.gather(1, at)
+        positions = stream_positions(target, places, g, self.shape.stream_position)
+        masks = self._masks(at, low.shape[1], next(iter(states.kv.values()))[0].dtype, states.documents)
+        cache, rotary = StreamCache(states.kv), target.rotary(positions)
+        x = run_masked(target, self.module, x, Layout(0, g), cache, masks, rotary)
+        x = self.module.told(target, target.family.norm(x).unflatten(1, (at.shape[1], g)), known)
+        logits: Tensor = target.logits(x)
+        return logits
+
+    def _masks(self, at: Tensor, t: int, dtype: torch.dtype, documents: Documents | None) -> list[Tensor]:
+        """Return the mask of every MSA layer, made once for each width of a sliding window."""
+        windows = [block.window for block in self.target.family.blocks[self.lo :]]
+        masks = {window: self._mask(at, t, dtype, window, documents) for window in dict.fromkeys(windows)}
+        return [masks[window] for window in windows]
+
+    def _mask(self, at: Tensor, t: int, dtype: torch.dtype, window: int | None, documents: Documents | None) -> Tensor:
+        """Return the additive mask [B, 1, a*gamma, T + a*gamma]: main keys up to the anchor, own streams up to oneself.
+
+        Main keys of the anchor's own text only; with a sliding window only what is less than `window` places before the
+        stream's own.
+        """
+        g, a = self.ahead, at.shape[1]
+        keys = torch.arange(t, device=at.device)
+        main = keys <= at[..., None]
+        if documents is not None:
+            main = main & documents.same(at, t)
+        main = main.repeat_interleave(g, 1)  # [B, a*gamma, T]
+        own = own_streams(a, g, at.device).expand(at.shape[0], -1, -1)
+        if window is not None:
+            ahead = steps_ahead(g, self.shape.stream_position, at.device)
+            places = (at[..., None] + ahead).flatten(1)  # [B, a*gamma]
+            main = main & (places[..., None] - keys < window)
+            own = own & (places[..., None] - places[:, None] < window)
+        return additive(torch.cat((main, own), 2), dtype)
+
+
+KeysAndValues = list[tuple[Tensor, Tensor]]  # of main rows, an entry for each MSA layer, each [B, kv_heads, t, d]
+
+
+class SharedTrainer(StreamTrainer):
+    """Streams in shared mode: LoRA in every layer, P_j (and whatever else the config has) and the pruning map.
+
+    It runs its own copy of the base, so it reads no state of the frozen one. alpha_j 0 trains the LoRA on next tokens
+    alone, without streams: the fine-tune to compare with. recompute: the layers below the streams are computed again
+    in the backward pass. ramp: updates in which alpha_j rises from 0; 0 = it is the same from the start.
+    """
+
+    method = "ss-shared"
+    needs_base = False
+    adapts_base = True
+
+    def __init__(
+        self,
+        target: Target,
+        config: StreamConfig,
+        lr: float = 5e-4,
+        stream_lr: float = 5e-4,
+        embedding_lr: float = 5e-2,
+        segment: int = 0,
+        alpha_j: float = 0.1,
+        prune_weight: float = 0.5,
+        name: str = "ss-shared",
+        recompute: bool = False,
+        ramp: int = 0,
+    ) -> None:
+        super().__init__(target, config, lr, embedding_lr, segment, prune_weight, name)
+        self.stream_lr, self.alpha_j, self.recompute = stream_lr, alpha_j, recompute
+        self.tuned = with_lora(target, config.lora_rank)
+        if any(block.window for block in self.tuned.family.blocks):
+            raise UserError(f"{name}: shared mode cannot be trained on layers with a sliding window")
+        self.streams = Streams(config, target.hidden_size)
+        self.lora, self.ramp = lora_parameters(self.tuned.model), Ramp(ramp)
+        self.module = nn.ModuleList([self.streams, nn.ParameterList(self.lora), *([self.ramp] if ramp else [])])
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the LoRA, P_j and the rest."""
+        return [{"params": self.lora, "lr": self.lr}, *self.stream_groups(self.streams, self.stream_lr)]
+
+    @torch.no_grad()
+    def prepare(self, states: BaseStates, batch: Batch) -> None:
+        """Start P_j at the scale of the residual stream."""
+        start_embedding(self.streams, self._lower(batch.ids, batch.documents)[0])
+
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return eq. 6 over all segments, plus the pruning map's next-token loss."""
+        g = self.shape.gamma if self.alpha_j else 0
+        low, at_pruning = self._lower(batch.ids, batch.documents)
+        labels = batch.labels[..., : 1 + g]
+        sums: list[tuple[Tensor, Tensor]] = []
+        past: list[KeysAndValues] = []  # an entry for each segment so far
+        step = self.segment or labels.shape[1]
+        for start in range(0, labels.shape[1], step):
+            piece = slice(start, start + step)
+            found, own = self._segment(low[:, piece], labels[:, piece], start, past, batch.documents)
+            sums.append(found)
+            past.append(own)
+        together = torch.stack([a for a, _ in sums]).sum(0), torch.stack([b for _, b in sums]).sum(0)
+        weights = [1.0] + [self.alpha_j * self.ramp()] * g
+        total, right = mean_loss(together, batch.whole.labels[..., : 1 + g], weights)
+        pruned = states.at(at_pruning, batch.anchors)
+        loss = total + self.prune_loss(self.tuned, self.streams, pruned, batch)
+        return loss, right[1:] if g else right
+
+    def _lower(self, ids: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:
+        """Return states [B, T, h] at layer N - N_s and at the pruning layer, with gradients for the LoRA."""
+        tapped: dict[int, Tensor] = {}
+        recompute = self.recompute and torch.is_grad_enabled()
+        x = run_rows(self.tuned, ids, self.lo, None, documents, (self.prune_layer,), tapped, recompute)
+        return x, tapped.get(self.prune_layer, x)
+
+    def _segment(
+        self, low: Tensor, labels: Tensor, start: int, past: list[KeysAndValues], documents: Documents | None
+    ) -> tuple[tuple[Tensor, Tensor], KeysAndValues]:
+        """Run a segment through the MSA layers; return (sums of loss and right guesses [1 + gamma], keys and values).
+
+        past: those of the segments before, joined only while the segment is computed.
+        """
+        carriers, real = carriers_of(labels[..., 0] != -100)  # [B, c]
+        own = labels.gather(1, carriers[..., None].expand(-1, -1, labels.shape[-1]))
+        own = own.masked_fill(~real[..., None], -100)
+
+        def run(low: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
+            n = 2 * self.shape.n_msa_layers  # keys and values of every layer, segment after segment
+            joined = [torch.cat(flat[i::n], 2) for i in range(n)] if flat else []
+            before = list(zip(joined[::2], joined[1::2], strict=True))
+            gamma, known = labels.shape[-1] - 1, self.streams.heard(own[..., :-1], start + carriers)
+            logits, after = self.upper(low, start, carriers, real, before, gamma, documents, known)
+            # clones: a view would keep the streams' keys, and those of all segments before, alive
+            return (*head_sums(logits, own), *(x[:, :, start:].clone() for pair in after for x in pair))
+
+        flat = [x for segment in past for pair in segment for x in pair]
+        out = checkpoint(run, low, *flat, use_reentrant=False) if self.segment else run(low, *flat)
+        return (out[0], out[1]), list(zip(out[2::2], out[3::2], strict=True))
+
+    def upper(
+        self,
+        low: Tensor,
+        start: int,
+        carriers: Tensor,
+        real: Tensor,
+        past: KeysAndValues,
+        gamma: int,
+        documents: Documents | None = None,
+        known: Tensor | None = None,
+    ) -> tuple[Tensor, KeysAndValues]:
+        """Run main rows low [B, L, h] at positions start.. and streams of the carriers [B, c] through the MSA layers.
+
+        known int64 [B, c, gamma]: the tokens after each carrier, for streams that learn them.
+        Returns logits [B, c, 1 + gamma, V] of main rows and streams, and the keys and values of all main rows so far.
+        """
+        target, length = self.tuned, low.shape[1]
+        b, c = carriers.shape
+        picked = carriers[..., None].expand(-1, -1, low.shape[-1])
+        places = start + torch.arange(length, device=low.device).expand(b, -1)
+        if documents is not None:
+            places = documents.places[:, start : start + length]
+        rows = low
+        if gamma:
+            rows = torch.cat((low, self.streams.insert(low.gather(1, picked), gamma).to(low.dtype)), 1)
+            beside = stream_positions(target, places.gather(1, carriers), gamma, self.shape.stream_position)
+            places = torch.cat((places, beside), 1)
+        attends = self.shape.main_attends_streams
+        visible = segment_visibility(length, start, carriers, real, gamma, attends, documents)
+        mask = additive(visible, low.dtype)
+        cache = StreamCache(dict(enumerate(past or [None] * self.shape.n_msa_layers, start=self.lo)), length)
+        masks = [mask] * self.shape.n_msa_layers
+        x = run_masked(target, self.streams, rows, Layout(length, max(gamma, 1)), cache, masks, target.rotary(places))
+        main, streams = x[:, :length].gather(1, picked)[:, :, None], x[:, length:].unflatten(1, (c, gamma))
+        final = target.family.norm(torch.cat((main, streams), 2))
+        if gamma:
+            final = torch.cat((final[:, :, :1], self.streams.told(target, final[:, :, 1:], known)), 2)
+        return target.logits(final), [cache.kept[layer] for layer in range(self.lo, target.n_layers)]
+
+    def save(self, folder: Path, about: dict[str, Any]) -> None:
+        """Write the streams, and beside them the LoRA as peft saves it."""
+        write_checkpoint(folder, self.streams, {**about, **self.config})
+        save_lora(folder, self.tuned)
+
+
+def carriers_of(carry: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the carrying positions of `carry` bool [B, L], int64 [B, c], padded with others; and which are real."""
+    count = int(carry.sum(1).max())
+    order = carry.int().argsort(dim=1, descending=True, stable=True)[:, : max(count, 1)]
+    return order, carry.gather(1, order)

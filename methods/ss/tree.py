@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from specbench_ss.engine.tree import DraftTree, TreeShape, shape_of
 from specbench_ss.methods._shared.tree_growth import IMPOSSIBLE, best_nodes, draw, with_root
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    # tokens [.., m], tokens [.., s] -> what the former change in the logits of the latter as their children, [.., m, s]
-    Changes = Callable[[Tensor, Tensor], Tensor]
+# tokens [.., m], tokens [.., s] -> what the former change in the logits of the latter as their children, [.., m, s]
+Changes = Callable[[Tensor, Tensor], Tensor]
 
 # breaks ties between a node and its parent when a transition has probability one: the parent wins
 DEPTH_PENALTY = 1e-4

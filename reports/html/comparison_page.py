@@ -30,6 +30,7 @@ class Named:
     """A run with its letter. summary: of all tasks and each. overall: that over all tasks, by method."""
 
     letter: str
+    results: Results
     run: Run
     summary: Sequence[SummaryRow]
     overall: dict[str, SummaryRow]
@@ -72,12 +73,13 @@ def page(runs: Sequence[Results]) -> dict[str, Any]:
 
 
 def _named(letter: str, results: Results) -> Named:
-    return Named(letter, results.run, results.rows, {row.method: row for row in results.overall}, results.checks)
+    overall = {row.method: row for row in results.overall}
+    return Named(letter, results, results.run, results.rows, overall, results.checks)
 
 
 def _pair(first: Named, other: Named) -> Pair:
     try:
-        _, rows = compared(first.run, other.run)
+        _, rows = compared(first.results, other.results)
     except UserError as error:
         return Pair(other.letter, "no comparison, see below.", (), str(error).split("; --anyway")[0])
     return Pair(other.letter, comparison_finding(rows), rows)

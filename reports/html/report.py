@@ -27,7 +27,7 @@ from specbench_ss.results import ranking as verdict_text
 from specbench_ss.results.analysis import Results, sources, told_scope, trained
 from specbench_ss.results.analysis import budgets as what_each_had
 from specbench_ss.results.checks import Check, often_disturbed
-from specbench_ss.results.cost_model import Pair, machine_rows, pairs, points, roof_of, waterfalls
+from specbench_ss.results.cost_model import MachineRow, Pair, points, roof_of, waterfalls
 from specbench_ss.results.ranking import Standing
 from specbench_ss.results.report import Experiment, Report, Result
 from specbench_ss.results.summary import OVERALL, SummaryRow
@@ -85,7 +85,7 @@ def page(results: Results) -> dict[str, Any]:
     drawn = palette.styles(run.labels, ranking.controls(overall), run.baseline)
     look = {label: drawn[label] for label in ranked}
     made = results.checks
-    worked = pairs(run)
+    worked = results.pairs
     made_steps = {pair.own.method: pair.own.tally.steps for pair in worked}
     placed = results.standings
     notices, first = health.notices(made), _first_screen(run, overall, look, config, placed, made)
@@ -122,7 +122,7 @@ def page(results: Results) -> dict[str, Any]:
         "time": [steps.per_token(overall, look, contestants), steps.per_step(overall, look, contestants)],
         "latency": steps.latency(overall, look),
         "steps": steps.decomposition(overall, frames.median_step_ms(run), look),
-        **_machine(run, look, [label for label, row in overall.items() if row.comparison == "void"], worked),
+        **_machine(run, look, results.machine_rows),
         "samples": samples.samples(run, overall, look, ranked),
         **_replay(run, look, ranked),
         "what_if": _what_if(run, look, contestants, worked),
@@ -190,7 +190,7 @@ def _unlike(overall: Mapping[str, SummaryRow]) -> list[str]:
 
 
 def _why(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str], worked: Sequence[Pair]) -> dict[str, Any]:
-    found = waterfalls(run, worked)
+    found = waterfalls(worked)
     order = [label for label in ranked if label in found]
     room = max(1, 7 - len(order) // 4)  # below the table, which has a row for each method
     sentences = [found[label].sentence() for label in order[: min(PRINTED, room)]]
@@ -198,11 +198,9 @@ def _why(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str], wor
     return {"why": steps.why(found, look, order), "why_printed": printed, "sentences": sentences}
 
 
-def _machine(
-    run: Run, look: Mapping[str, palette.Style], void: Sequence[str], worked: Sequence[Pair]
-) -> dict[str, Any]:
+def _machine(run: Run, look: Mapping[str, palette.Style], found: Sequence[MachineRow]) -> dict[str, Any]:
     order = list(look)
-    rows = sorted(machine_rows(run, void, worked), key=lambda row: order.index(row.method))
+    rows = sorted(found, key=lambda row: order.index(row.method))
     tables = [machine.counted(rows, look), machine.read(rows, look)]
     return {"machine": tables, "machine_lines": machine_lines(rows, run.manifest)}
 
@@ -223,10 +221,10 @@ def _what_if(
     run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str], worked: Sequence[Pair]
 ) -> list[dict[str, Any]]:
     """Return the measured parts of every method's step, and of the reference's on the same prompts, for predictions."""
-    found = {sides.own.method: sides for sides in cost_model.parts(run, worked)}
+    found = cost_model.parts(worked, roof_of(run))
     return [
-        asdict(found[label].own)
-        | {"method": visible(label), "plain": asdict(found[label].plain)}
+        asdict(found[label][0])
+        | {"method": visible(label), "plain": asdict(found[label][1])}
         | {"css": look[label].css, "symbol": look[label].symbol}
         for label in ranked
         if label in found and label != run.baseline

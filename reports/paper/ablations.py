@@ -30,7 +30,7 @@ from specbench_ss.reports.paper.training import train_drafters
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Request, Result, Value
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.training.distributed import LOG
+from specbench_ss.training.loop import LOG
 from specbench_ss.training.trainer import TrainConfig
 
 GAMMA, LR = 4, 0.01

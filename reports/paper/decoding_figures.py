@@ -28,7 +28,8 @@ from specbench_ss.reports.paper.experiment import (
     table,
 )
 from specbench_ss.reports.paper.figures import Axis, Points, Text, bars, lines
-from specbench_ss.results.cost_model import MachineRow, machine_rows
+from specbench_ss.results.analysis import analyse
+from specbench_ss.results.cost_model import MachineRow
 from specbench_ss.results.report import Bench, Experiment, Mark, Part, Request, Result, Span, Value
 from specbench_ss.results.terminal import BRACKETS
 from specbench_ss.runs.config import Recording, RunConfig
@@ -249,7 +250,7 @@ class Figure19(_Utilisation):
 
     def show(self, run: Run) -> Result:
         """Show both as bars: NVML's where it was read, else those of the trace and of the counted bytes."""
-        found = machine_rows(run)
+        found = analyse(run).machine_rows
         read = any(row.nvml_kernel_busy is not None for row in found)
         forms = {
             "method": "text", "kernel": "percent 1", "memory": "percent 1", "FLOP per byte": "number",

@@ -19,7 +19,7 @@ from specbench_ss.methods.medusa.decode import Medusa
 from specbench_ss.methods.ss.config import SSOptions, StreamConfig
 from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.methods.ss.layers import Streams
-from specbench_ss.methods.ss.train import SharedTrainee, StreamsTrainee
+from specbench_ss.methods.ss.train import SharedTrainer, StreamsTrainer
 from specbench_ss.options import REFERENCE
 from specbench_ss.reports.paper.claims import all_of, number_or_none, rising
 from specbench_ss.reports.paper.experiment import (
@@ -40,8 +40,8 @@ from specbench_ss.reports.paper.lab_text import lab_text
 from specbench_ss.reports.paper.training import train_variants
 from specbench_ss.results.report import Bench, Claim, Grid, Part, Request, Result
 from specbench_ss.runs.config import RunConfig
+from specbench_ss.training.batch import BaseStates, Batch, base_states
 from specbench_ss.training.loop import Budget, DrafterText
-from specbench_ss.training.trainee import BaseStates, Batch, base_states
 
 # -- figure 5: similarity with the true states --------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ def stream_similarity(target: Target, streams: Streams, states: BaseStates, at: 
     It is a mean over `at` [a]. Layers lo..N-1 are the inputs of those layers; the last one is the state after the final
     norm, as the LM head reads it.
     """
-    trainee = StreamsTrainee(target, streams.config)
+    trainee = StreamsTrainer(target, streams.config)
     watched = trainee.module = WatchedStreams(streams)
     trainee.stream_logits(states, at[None])
     g, lo = streams.config.gamma, trainee.lo
@@ -237,18 +237,18 @@ def states_with_gradient(target: Target, ids: Tensor, lo: int) -> BaseStates:
     return BaseStates(target.family.norm(x), tapped, {i: cache.kept[i] for i in range(lo, target.n_layers)})
 
 
-def lossless_loss(target: Target, trainee: StreamsTrainee) -> Loss:
+def lossless_loss(target: Target, trainee: StreamsTrainer) -> Loss:
     """Return the loss of the streams' terms of eq. 6, with alpha_j = 1."""
     trainee.prune_weight = 0.0
     return lambda batch: trainee.loss(states_with_gradient(target, batch.ids, trainee.lo), batch)[0]
 
 
-def shared_loss(trainee: SharedTrainee) -> Loss:
+def shared_loss(trainee: SharedTrainer) -> Loss:
     """Return the same loss for shared mode: eq. 6 with alpha_j = 1 minus eq. 6 with alpha_j = 0.
 
     Raises ValueError where main rows see their streams (eq. 3): there the two differ in more than the streams' terms.
     """
-    if trainee.config.main_attends_streams:
+    if trainee.shape.main_attends_streams:
         raise ValueError("the losses of main rows and streams do not separate where main rows see streams")
     trainee.prune_weight = 0.0
 
@@ -340,12 +340,12 @@ def _states_of_training(bench: Bench, target: Target, text: DrafterText) -> Iter
         (f"shared, {STEPS} steps", "shared-trained", True),
     ):
         torch.manual_seed(bench.request.seed)
-        shared = SharedTrainee(target, SHARED, lr=2e-3, stream_lr=2e-3)
+        shared = SharedTrainer(target, SHARED, lr=2e-3, stream_lr=2e-3)
         train_variants(bench, target, [shared], text, GRADIENT_BUDGET, folder, steps)
         yield name, shared.tuned.model, shared_loss(shared)
-    lossless = StreamsTrainee(target, trained.config)
+    lossless = StreamsTrainer(target, trained.config)
     train_variants(bench, target, [lossless], text, GRADIENT_BUDGET, "lossless-start", steps=False)
     yield "lossless, at the start", target.model, lossless_loss(target, lossless)
-    lossless = StreamsTrainee(target, trained.config)
+    lossless = StreamsTrainer(target, trained.config)
     lossless.module = trained
     yield "lossless, trained", target.model, lossless_loss(target, lossless)

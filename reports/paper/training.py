@@ -18,38 +18,44 @@ from torch.profiler import ProfilerActivity, profile
 from specbench_ss.engine.target import Target
 from specbench_ss.results.report import Bench, Request
 from specbench_ss.stats import FEWEST, Floats, Interval, ratio_interval
-from specbench_ss.training.loop import Budget, Machine, Outcome, Text, TogetherTrainer
-from specbench_ss.training.session import Together, TogetherOptions
-from specbench_ss.training.trainee import BaseStates, Batch, Trainee
-from specbench_ss.training.trainer import TrainConfig
+from specbench_ss.training.batch import BaseStates, Batch
+from specbench_ss.training.distributed import Machine
+from specbench_ss.training.loop import Budget, DrafterLoop, Outcome, Text
+from specbench_ss.training.session import Together, TogetherOptions, jobs_of, run
+from specbench_ss.training.trainer import DrafterTrainer, TrainConfig
 
 T = TypeVar("T")
 
 
 def train_variants(
-    bench: Bench, target: Target, trainees: Sequence[Trainee], text: Text, budget: Budget, name: str, steps: bool = True
+    bench: Bench,
+    target: Target,
+    trainees: Sequence[DrafterTrainer],
+    text: Text,
+    budget: Budget,
+    name: str,
+    steps: bool = True,
 ) -> None:
     """Train variants side by side on the same batches, with checkpoints in the folder `name`.
 
     steps: False prepares them, which sets their scale, and takes no step.
     """
-    trainer = TogetherTrainer(target, trainees, text, budget, bench.folder / name)
+    trainer = DrafterLoop(target, trainees, text, budget, bench.folder / name)
     if steps:
         trainer.train(bench.log, save_every=20)
 
 
 def train_drafters(drafters: str, config: TrainConfig) -> list[Path]:
     """Train drafters as `ssbench train together --drafters` does, and return their folders."""
-    trainer = Together(TogetherOptions(drafters))
     with redirect_stdout(sys.stderr):
-        trainer.train(config)
-    return [order.folder for order in trainer.orders(config)]
+        run(Together, TogetherOptions(drafters), config)
+    return [job.folder for job in jobs_of(drafters, config)]
 
 
-def new_trainees(drafters: dict[str, str], target: Target, bench: Bench) -> list[Trainee]:
+def new_trainees(drafters: dict[str, str], target: Target, bench: Bench) -> list[DrafterTrainer]:
     """Return untrained drafters, {name: as `ssbench train together --drafters` takes it}, under these names."""
-    orders = Together(TogetherOptions(",".join(drafters.values()))).orders(TrainConfig(bench.folder, ()))
-    trainees = [order.build(target, bench.request.seed) for order in orders]
+    jobs = jobs_of(",".join(drafters.values()), TrainConfig(bench.folder, ()))
+    trainees = [job.build(target, bench.request.seed) for job in jobs]
     for trainee, name in zip(trainees, drafters, strict=True):
         trainee.name = name
     return trainees
@@ -94,7 +100,7 @@ def peak_bytes(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
     return found, max(accumulate((e.nbytes() for e in sorted(moves, key=lambda e: e.start_ns())), initial=0))
 
 
-class MeteredTrainer(TogetherTrainer):
+class MeteredTrainer(DrafterLoop):
     """A trainer that meters the parts of a step: the base's pass and each drafter's."""
 
     meter: Meter | None = None
@@ -111,7 +117,9 @@ class MeteredTrainer(TogetherTrainer):
         make = super().states
         return self._metered(BASE, lambda: make(batch))
 
-    def learn(self, trainee: Trainee, optimizer: torch.optim.Optimizer, states: BaseStates, batch: Batch) -> Outcome:
+    def learn(
+        self, trainee: DrafterTrainer, optimizer: torch.optim.Optimizer, states: BaseStates, batch: Batch
+    ) -> Outcome:
         """Take one step of a trainee, and meter it."""
         step = super().learn
         return self._metered(trainee.name, lambda: step(trainee, optimizer, states, batch))

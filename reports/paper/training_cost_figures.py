@@ -35,9 +35,10 @@ from specbench_ss.reports.paper.training import (
 )
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Result, Value
 from specbench_ss.results.text import interval, times
+from specbench_ss.training.batch import Anchors, Batch, base_states
 from specbench_ss.training.data import special_ids
 from specbench_ss.training.loop import Budget, DrafterText
-from specbench_ss.training.trainee import Anchors, Batch, Trainee, base_states
+from specbench_ss.training.trainer import DrafterTrainer
 
 TALKS, GAMMA = 400, 4
 
@@ -347,7 +348,7 @@ class AppendixJ(TrainingExperiment):
         ]
 
 
-def _cost_rows(trainees: Sequence[Trainee], found: dict[str, StepCost]) -> list[tuple[Value, ...]]:
+def _cost_rows(trainees: Sequence[DrafterTrainer], found: dict[str, StepCost]) -> list[tuple[Value, ...]]:
     base = found[BASE]
     whole = {t.name: found[t.name].seconds + base.seconds * t.needs_base for t in trainees}
     rows: list[tuple[Value, ...]] = [(BASE, None, float(base.seconds.mean()), None, None, None, base.peak / MIB)]
@@ -395,7 +396,7 @@ def counted_steps(model: str, drafters: Mapping[str, str], bench: Bench) -> Iter
             yield _counted(trainee, learnt, target)
 
 
-def _counted(trainee: Trainee, learnt: float, target: Target) -> StepFlops:
+def _counted(trainee: DrafterTrainer, learnt: float, target: Target) -> StepFlops:
     ids = torch.zeros(1, LENGTH, dtype=torch.long, device=META)
     labels = torch.zeros(1, LENGTH, LABELS, dtype=torch.long, device=META)
     anchors = int(learnt * LENGTH)

@@ -16,7 +16,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import lora_parameters, with_lora
 from specbench_ss.methods.ss.config import StreamConfig
-from specbench_ss.methods.ss.train import StreamsTrainee
+from specbench_ss.methods.ss.train import StreamsTrainer
 from specbench_ss.models.checkpoint import belongs_to, write_checkpoint
 from specbench_ss.options import REFERENCE, MethodSpec
 from specbench_ss.reports.paper.claims import all_of, number_or_none, rising
@@ -39,9 +39,10 @@ from specbench_ss.reports.paper.training import train_variants
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Request, Result, Value
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.config import RunConfig
+from specbench_ss.training.batch import Anchors, BaseStates, Batch, additive, base_states, future_labels
 from specbench_ss.training.loop import Budget, DrafterText
 from specbench_ss.training.losses import head_loss, head_sums
-from specbench_ss.training.trainee import Anchors, BaseStates, Batch, Trainee, additive, base_states, future_labels
+from specbench_ss.training.trainer import DrafterTrainer
 
 # -- figures 11 and 12 (a): multi-stream-attention (MSA) layers ---------------------------------------------------
 
@@ -80,14 +81,14 @@ class Shape:
         own = {"n_msa_layers": str(self.layers), "stream_init": self.config.stream_init, "prune": "off"}
         return MethodSpec("ss", own | given.options | more)
 
-    def trainee(self, target: Target, seed: int) -> StreamsTrainee:
+    def trainee(self, target: Target, seed: int) -> StreamsTrainer:
         """Return an untrained trainee. Variants of one shape begin with the same weights."""
         torch.manual_seed(seed)
-        return StreamsTrainee(target, self.config, LR, EMBEDDING_LR, name=self.name)
+        return StreamsTrainer(target, self.config, LR, EMBEDDING_LR, name=self.name)
 
 
 @torch.inference_mode()
-def accuracies(target: Target, trainees: Sequence[StreamsTrainee], text: DrafterText) -> list[list[float]]:
+def accuracies(target: Target, trainees: Sequence[StreamsTrainer], text: DrafterText) -> list[list[float]]:
     """Return the share of right top-1 guesses on held-out text, teacher-forced, [trainees][gamma].
 
     The base runs once a batch.
@@ -248,7 +249,7 @@ PEEKING_NOTES = (
 )
 
 
-class PeekingTrainee(Trainee):
+class PeekingTrainee(DrafterTrainer):
     """LoRA in every layer, trained on the next token. gamma 0 has no look ahead and serves for comparison.
 
     The row that predicts x_{i+1} must learn nothing of x_{i+1} itself, neither from a later token's state nor from an

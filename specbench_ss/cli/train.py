@@ -156,14 +156,13 @@ def _command(trainer: type[Trainer], name: str) -> Any:
     def run(ctx: Any, **given: Any) -> None:
         own = {option: value for option, value in given.items() if option not in common}
         config = _config(**{option: given[option] for option in common})
-        try:
-            made = trainer(make_options(trainer.Options, own, name))
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{name}: {error}") from error
+        chosen = make_options(trainer.Options, own, name)
         _keep_memory(config)
+        from specbench_ss.training import session
+
         try:
             with writing(config.out, "make room: the same command goes on from the last checkpoint"):
-                made.train(config)
+                session.run(trainer, chosen, config)
         except KeyboardInterrupt as stop:
             saved = f": {stop};" if str(stop) else "; if a checkpoint was saved before,"
             raise interrupted(f"{saved} the same command goes on from it") from None

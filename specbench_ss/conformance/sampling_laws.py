@@ -222,7 +222,6 @@ class Designed(Watched):
     """Accepts as the wrapped decoder does, but from logits that make the drafted tokens likely."""
 
     def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
-        """Return the wrapped decoder's verdict on the changed logits."""
         output.logits = designed(output.logits[0], tree, state.sampling)[None]
         self.steps[-1].logits = output.logits[0].clone()
         return super().accept(state, tree, output)

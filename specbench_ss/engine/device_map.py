@@ -129,7 +129,7 @@ def layers_on(blocks: Sequence[Any], first: torch.device) -> dict[torch.device, 
 def as_one(layers: Sequence[nn.Module], first: torch.device, stand_in: Any) -> Iterator[None]:
     """Within: the model's own forward pass works, though layers lie on several devices. It is slow: for observing.
 
-    stand_in: `recording.stand_in`.
+    stand_in: `generic_model.stand_in`.
     """
     with ExitStack() as stack:
         for layer in layers:

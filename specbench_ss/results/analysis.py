@@ -18,8 +18,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
 from specbench_ss.results import frames
 from specbench_ss.results.checks import Check, checks
-from specbench_ss.results.columns import LEVELS
-from specbench_ss.results.concurrency import level_rows, value
+from specbench_ss.results.cost_model import MachineRow, Pair, machine_rows, pairs
 from specbench_ss.results.quality import MARGIN, checked_margin
 from specbench_ss.results.ranking import Standing, config_of, finding, standings
 from specbench_ss.results.sample_checks import unfinished
@@ -191,6 +190,17 @@ class Results:
         return standings(self.run, self.rows)
 
     @cached_property
+    def pairs(self) -> list[Pair]:
+        """Each method beside the reference, over the samples that both answered."""
+        return pairs(self.run)
+
+    @cached_property
+    def machine_rows(self) -> list[MachineRow]:
+        """What the steps of each method cost by their shapes, and what of the machine's limits they reached."""
+        void = {row.method for row in self.overall if row.comparison == "void"}
+        return machine_rows(self.run, void, self.pairs)
+
+    @cached_property
     def headline(self) -> str:
         """The finding over all tasks, in a sentence."""
         return finding(self.rows, self.checks, self.standings)
@@ -227,11 +237,11 @@ class Results:
 
     def machine(self) -> pd.DataFrame:
         """One row for each method: what its steps cost by their shapes, and what of the limits they reached."""
-        return frames.machine(self.run)
+        return frames.frame(frames.MACHINE, self.machine_rows)
 
     def concurrency(self) -> pd.DataFrame:
         """One row for each number of requests in flight and served engine; empty where only one was in flight."""
-        return frames.frame(LEVELS, level_rows(self.run), value)
+        return frames.concurrency(self.run)
 
     @cached_property
     def plot(self) -> Any:

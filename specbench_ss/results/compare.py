@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated as Col
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,12 @@ import pandas as pd
 
 from specbench_ss.engine.numerics import HALF_WEIGHTS
 from specbench_ss.errors import UserError, known_words
-from specbench_ss.options import REFERENCE, value_text
+from specbench_ss.options import value_text
 from specbench_ss.results.analysis import Results, load_run
-from specbench_ss.results.columns import COMPARISON, DIFFERENCES
 from specbench_ss.results.frames import frame
-from specbench_ss.results.summary import OVERALL, PairedTimes, disbelieved, paired
+from specbench_ss.results.summary import OVERALL, PairedTimes, paired
 from specbench_ss.results.text import MISSING
+from specbench_ss.runs.columns import OF_INTERVAL, Column, columns_of
 from specbench_ss.runs.config import decoding
 from specbench_ss.runs.environment import between_sessions, machine_changes
 from specbench_ss.runs.manifest import engine_of
@@ -48,12 +49,12 @@ Manifest = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What differs, with its value in both runs as text. hinders: results then do not compare."""
+    """What differs between two runs."""
 
-    what: str
-    a: str
-    b: str
-    hinders: bool = False
+    what: Col[str, "what differs, in words"]
+    a: Col[str, "its value in run A"]
+    b: Col[str, "its value in run B"]
+    hinders: Col[bool, "whether results do not compare for it"] = False
 
 
 def differences(a: Run, b: Run) -> list[Difference]:
@@ -146,26 +147,18 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _question_differences(a: Run, b: Run) -> Iterator[Difference]:
-    """Yield where questions of the same id have other texts, or where no question is in both runs.
-
-    Where a run has no texts, as those of old versions, the hashes of all questions must be the same.
-    """
-    same = a.manifest["suite"]["content_hash"] == b.manifest["suite"]["content_hash"]
-    if same:
+    """Yield where questions of the same id have other texts, or where no question is in both runs."""
+    if a.manifest["suite"]["content_hash"] == b.manifest["suite"]["content_hash"]:
         return
     old, new = ({question.id: (question.history, question.turns) for question in run.questions} for run in (a, b))
-    if not old or not new:
-        known = ["known" if texts else "not known" for texts in (old, new)]
-        yield Difference("texts of the questions", known[0], known[1], hinders=True)
-        return
     common = [id for id in old if id in new]
     others = [id for id in common if old[id] != new[id]]
     if not common:
         yield Difference("questions in both", "none", "none", True)
-    if others:
+    elif others:
         said = f"{len(others)} of {len(common)} with another text, first {others[0]}"
         yield Difference("questions of the same id", said, said, True)
-    elif common:
+    else:
         yield Difference("questions in both", f"{len(common)} of {len(old)}", f"{len(common)} of {len(new)}")
 
 
@@ -202,7 +195,6 @@ def _text(value: Any) -> str:
 
 OTHER_MACHINE, OTHER_THREADS, FAILED = "other machine", "other threads", "failed"
 TOO_FEW, SAME, VOID = "too few", "not distinguishable", "void"
-FIGURES = ("speedup", "tokens_per_s", "tau", "quality")
 UNJUDGED = (OTHER_MACHINE, OTHER_THREADS, FAILED, TOO_FEW, VOID)
 WORDS = {"speedup": ("slower", "faster"), "tokens_per_s": ("slower", "faster")}  # others are lower or higher
 Rows = list[Row]
@@ -234,44 +226,86 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """One method on one category (or `overall`). changes: by the names in `regression.METRICS`.
+    """One method on one category (or `overall`). changes: by the names in METRICS. error: the first of a failed sample.
 
-    n_prompts, n_questions: what is in both runs. n_failed_a, n_failed_b: the method's failed samples in each run;
-    error: the first of their errors.
-    n_answers: answers of the same prompt and repeat in both; n_other_answers: of these, with other tokens. baseline:
-    the method that speedups are over.
+    baseline: the method that speedups are over.
     """
 
-    category: str
-    method: str
-    n_prompts: int
-    n_questions: int
-    n_failed_a: int
-    n_failed_b: int
+    category: Col[str, "task of the suite; `overall` is all of them together"]
+    method: Col[str, "label of the method"]
+    n_prompts: Col[int, "turns that the method and `ar` answered in both runs: what all numbers are of", "prompts"]
+    n_questions: Col[int, "questions that these turns belong to: what intervals resample", "questions"]
+    n_failed_a: Col[int, "the method's samples that failed in run A", "samples"]
+    n_failed_b: Col[int, "the method's samples that failed in run B", "samples"]
     changes: Mapping[str, Change]
-    n_answers: int
-    n_other_answers: int
-    baseline: str = REFERENCE
-    error: str = ""
+    n_answers: Col[int, "answers of the same prompt and repeat in both runs", "answers"]
+    n_other_answers: Col[int, "of these, answers with other tokens", "answers"]
+    baseline: str
+    error: str
 
 
-def compared(a: Run, b: Run, anyway: bool = False) -> tuple[list[Difference], list[ComparedRow]]:
+OTHERS = "`not distinguishable`, `too few` or `failed`"
+CHANGES = {  # metric -> unit and meaning in both runs, unit and meaning of the change, verdicts
+    "speedup": (
+        "×", "speedup over `ar` in run A, over these prompts", "speedup over `ar` in run B",
+        "share", "speedup of B over that of A, less 1",
+        "`faster`, `slower`, `not distinguishable`, `too few` (questions), `failed` (in a run) or `void`",
+    ),
+    "tokens_per_s": (
+        "tokens/s", "all tokens over all seconds in run A", "all tokens over all seconds in run B",
+        "share", "B over A, less 1; missing where the machine is another one",
+        "as that of the speedup, `other machine` or `other threads`",
+    ),
+    "tau": (
+        "tokens", "tokens per step in run A", "tokens per step in run B",
+        "share", "tau of B over that of A, less 1", f"`higher`, `lower`, {OTHERS}",
+    ),
+    "quality": (
+        "0 to 1", "the suite's score in run A, a mean over questions that have one in both",
+        "the suite's score in run B", "", "mean paired difference, B less A", f"`higher`, `lower`, {OTHERS}",
+    ),
+}  # fmt: skip
+METRICS = tuple(CHANGES)
+
+
+def _columns_of_change(metric: str) -> Iterator[Column]:
+    unit, in_a, in_b, unit_of_change, change, verdict = CHANGES[metric]
+
+    def of(get: Callable[[Change], Any]) -> Callable[[ComparedRow], Any]:
+        return lambda row: get(row.changes[metric])
+
+    yield Column(f"{metric}_a", "Float64", unit, in_a, of(lambda one: one.a))
+    yield Column(f"{metric}_b", "Float64", unit, in_b, of(lambda one: one.b))
+    yield Column(f"{metric}_change", "Float64", unit_of_change, change, of(lambda one: one.change))
+    for i, (name, word) in enumerate((("low", "lower"), ("high", "upper"))):
+        end = of(lambda one, i=i: one.interval[i] if one.interval else None)  # type: ignore[misc]
+        yield Column(f"{metric}_change_{name}", "Float64", unit_of_change, f"{word} {OF_INTERVAL}", end)
+    yield Column(f"{metric}_verdict", "string", "", verdict, of(lambda one: one.verdict))
+
+
+_OWN = columns_of(ComparedRow)
+COMPARISON = (*_OWN[:-2], *(column for metric in METRICS for column in _columns_of_change(metric)), *_OWN[-2:])
+DIFFERENCES = columns_of(Difference)
+
+
+def compared(first: Results, second: Results, anyway: bool = False) -> tuple[list[Difference], list[ComparedRow]]:
     """Return what differs between two runs, and a row for each method that is in both, `overall` first, then by task.
 
     Raises UserError where they do not compare, unless `anyway`, and where no method or question is in both.
     """
+    a, b = first.run, second.run
     found = differences(a, b)
     hindering = [f"{one.what} ({one.a} and {one.b})" for one in found if one.hinders]
     if hindering and not anyway:
         raise UserError(f"the runs do not compare, since they differ in {', '.join(hindering)}; --anyway compares them")
     labels = [label for label in a.labels if label in b.labels]
     shared = {row.question_id for row in a.rows} & {row.question_id for row in b.rows}
-    if not shared or not [label for label in labels if label != a.baseline]:
+    if not shared or labels in ([], [a.baseline]):
         what = "question" if not shared else f"method besides {a.baseline}"
         raise UserError(f"the runs have no {what} in common: there is nothing to compare")
     apart = conditions_apart(a, b)
     categories = [OVERALL, *(category for category in a.categories if category in b.categories)]
-    void = {label for label in labels if any(disbelieved(run, label) for run in (a, b))}
+    void = {row.method for row in (*first.overall, *second.overall) if row.comparison == "void"}
     rows = [_Pair(a, b, label, category, label in void).row(apart) for category in categories for label in labels]
     return found, rows
 
@@ -321,7 +355,7 @@ class _Pair:
 
     def _changes(self, apart: Mapping[str, str]) -> dict[str, Change]:
         if self.failed:
-            return dict.fromkeys(FIGURES, _nothing(FAILED, self.failed))
+            return dict.fromkeys(METRICS, _nothing(FAILED, self.failed))
         rates = self._rates()
         if apart:
             rates = Change(rates.a, rates.b, None, None, *_unmeasured(apart))
@@ -425,15 +459,9 @@ def _verdict(metric: str, around: Interval | None) -> str:
 
 def as_record(row: ComparedRow) -> dict[str, Any]:
     """Return a row with its changes as flat, JSON-ready columns: `speedup_a`, `speedup_change_low`, ..."""
-    own = {name: getattr(row, name) for name in ComparedRow.__slots__ if name not in ("changes", "baseline", "error")}
-    for metric, change in row.changes.items():
-        low, high = change.interval or (None, None)
-        own |= {f"{metric}_a": change.a, f"{metric}_b": change.b, f"{metric}_change": change.change}
-        own |= {f"{metric}_change_low": low, f"{metric}_change_high": high, f"{metric}_verdict": change.verdict}
-    return own
+    return {column.name: column.cell(row) for column in COMPARISON}
 
 
-METRICS = ("speedup", "tokens_per_s", "tau", "quality")
 FORM = re.compile(r"(?P<metric>\w+)\s*<\s*(?P<value>[-+−]?\d+(?:\.\d+)?)\s*(?P<percent>%?)")
 
 
@@ -501,7 +529,7 @@ class RunComparison:
 
     def __init__(self, a: Results, b: Results, anyway: bool = False) -> None:
         self.a, self.b = a.path, b.path
-        self.found, self.rows = compared(a.run, b.run, anyway)
+        self.found, self.rows = compared(a, b, anyway)
         self.warnings = tuple(f"run {name}: {said}" for name, one in (("A", a), ("B", b)) for said in _doubts(one))
 
     def __repr__(self) -> str:
@@ -510,12 +538,12 @@ class RunComparison:
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row for each task and method, `overall` first, with every figure in both runs and its change."""
-        return frame(COMPARISON, map(as_record, self.rows), lambda record, name: record[name])
+        return frame(COMPARISON, self.rows)
 
     @cached_property
     def differences(self) -> pd.DataFrame:
         """One row for each thing in which the configurations differ: what, a, b, and whether it hinders comparing."""
-        return frame(DIFFERENCES, self.found, getattr)
+        return frame(DIFFERENCES, self.found)
 
 
 def _doubts(results: Results) -> list[str]:

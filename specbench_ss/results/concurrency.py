@@ -4,36 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated as Col
 from typing import Any
 
 from specbench_ss.results.summary import Counted, PairedTimes, counted, latencies, over, paired, served_tau, total
+from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.records import Row, Run
 from specbench_ss.stats import Comparison, Interval, compare
 
 
 @dataclass(frozen=True, slots=True)
 class LevelRow:
-    """One method with so many requests in flight, its repeats together.
+    """One method with so many requests in flight, its repeats together. waits: quantiles in seconds."""
 
-    wall_s: of all requests together; with one in flight, the sum of their times. tokens_per_s, requests_per_s: over
-    wall_s. throughput_ratio: tokens_per_s over the baseline's with as many in flight. speedup: of single requests, as
-    everywhere: the baseline's seconds per token over the method's, paired by prompt. waits: quantiles in seconds.
-    """
-
-    concurrency: int
-    method: str
-    requests: int
-    failed: int
-    wall_s: float
-    tokens: int
-    tokens_per_s: float | None
-    requests_per_s: float | None
-    throughput_ratio: float | None
-    speedup: float | None
-    speedup_interval: Interval | None
-    comparison: Comparison
-    tau: float | None
-    acceptance_rate: float | None
+    concurrency: Col[int, "requests in flight at a time", "requests"]
+    method: Col[str, "label of the server"]
+    requests: Col[int, "requests that were sent, all repeats together", "requests"]
+    failed: Col[int, "of them, requests without a whole answer; no other number includes them", "requests"]
+    wall_s: Col[float, "time of all requests together; with one in flight, the sum of their times", "s"]
+    tokens: Col[int, "tokens of all answers", "tokens"]
+    tokens_per_s: Col[float | None, "throughput: tokens over wall_s", "tokens/s"]
+    requests_per_s: Col[float | None, "answers over wall_s", "requests/s"]
+    throughput_ratio: Col[float | None, "tokens_per_s over the baseline's with as many in flight", "×"]
+    speedup: Col[
+        float | None, "of single requests: the baseline's seconds per token over its own, paired by prompt", "×"
+    ]
+    speedup_interval: Col[Interval | None, Ends("speedup", "×")]
+    comparison: Col[Comparison, "`reference`, `faster`, `slower`, `not distinguishable` or `too few`"]
+    tau: Col[float | None, "tokens per step by the server's own counts; missing where not measured", "tokens"]
+    acceptance_rate: Col[float | None, "accepted over drafted tokens, by the same counts", "0 to 1"]
     waits: dict[str, Any]
 
 
@@ -100,13 +99,6 @@ def own_tau(good: Sequence[Row]) -> float | None:
 def at_a_time(manifest: Mapping[str, Any]) -> str:
     """Return how many requests were made at a time, as '1' or '1, 2, 4'."""
     return ", ".join(map(str, (1, *manifest["config"].get("concurrency", ()))))
-
-
-def value(row: LevelRow, name: str) -> Any:
-    """Return a cell of the table, by the name of its column."""
-    if name in ("speedup_low", "speedup_high"):
-        return row.speedup_interval[name == "speedup_high"] if row.speedup_interval else None
-    return row.waits[name] if name in row.waits else getattr(row, name)
 
 
 def missing(run: Run) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Training loop on a frozen base: several drafters learn from its states, and a cut training goes on.
+"""Training loop: several drafters learn side by side from one base's states, and a cut training goes on.
 
 All have the same text, batches and budget, so that they can be compared.
 """
@@ -12,21 +12,27 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from specbench_ss import storage, user_files
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.storage import replacing
-from specbench_ss.training.trainee import BaseStates, Batch, Trainee, base_states, future_labels, pick_anchors
+from specbench_ss.training.batch import BaseStates, Batch, Documents, base_states, future_labels, pick_anchors
+from specbench_ss.training.data import TrainingRows, positions
+from specbench_ss.training.distributed import Machine
+from specbench_ss.training.trainer import DrafterTrainer
 
 CHECKPOINT = "checkpoint.pt"
 KEPT = "checkpoint.pt.kept"
@@ -56,9 +62,12 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def digest(rows: NDArray[Any]) -> str:
-    """Return a short sha256 of an array's contents, which tells texts apart."""
-    return hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()[:16]
+def digest(*arrays: NDArray[Any]) -> str:
+    """Return a short sha256 of the arrays' contents, which tells texts apart."""
+    whole = hashlib.sha256()
+    for array in arrays:
+        whole.update(np.ascontiguousarray(array).data)
+    return whole.hexdigest()[:16]
 
 
 class Resumable(ABC):
@@ -131,12 +140,12 @@ class Resumable(ABC):
             "optimizers": [o.state_dict() for o in self.optimizers],
         }
         for name in (KEPT, CHECKPOINT) if self.step == self.kept else (CHECKPOINT,):
-            with replacing(self.folder / name) as file:
+            with storage.replacing(self.folder / name) as file:
                 torch.save(state, file)
 
     def _resume(self, path: Path) -> None:
         state = self._load(path)
-        before, total = state.get("kept"), state.get("total", self.total)
+        before, total = state["kept"], state["total"]
         if (before, total) != (self.kept, self.total) and state["step"] > min(before or 0, self.kept or 0):
             if not path.with_name(KEPT).exists():  # it is past where the two trainings are alike
                 raise UserError(f"{self.folder} cannot be made longer: it has no {KEPT}. Give another --out")
@@ -238,6 +247,11 @@ class DrafterText:
     end: int
     seed: int = 0
 
+    @property
+    def digest(self) -> str:
+        """Return a short sha256 of the rows."""
+        return digest(self.rows)
+
     def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
         """Return the batch of a step.
 
@@ -266,129 +280,223 @@ class Text(Protocol):
     def seed(self) -> int:
         """Seed of the order of batches and of the anchors."""
 
+    @property
+    def digest(self) -> str:
+        """Return a short sha256 of everything that batches are made of."""
+
     def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
         """Return the batch of a step, which depends on seed and step alone."""
 
 
-class Machine:
-    """Where a step is computed: in this process, on its device.
+NO_END = -1  # completions end where their mask does, not at a token
 
-    exact: in float32 throughout, instead of bfloat16 where autocast allows it.
-    """
 
-    def __init__(self, device: torch.device, exact: bool = False) -> None:
-        self.device, self.exact = device, exact
+@dataclass(frozen=True, slots=True)
+class PackedText:
+    """Rows to train on or to evaluate on."""
+
+    packed: TrainingRows
+    seed: int = 0
 
     @property
-    def count(self) -> int:
-        """Number of processes."""
-        return 1
+    def rows(self) -> NDArray[np.int32]:
+        """Return token ids int32 [R, T]."""
+        return self.packed.ids
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context that sets the precision of forward passes."""
-        return nullcontext() if self.exact else torch.autocast(self.device.type, dtype=torch.bfloat16)
+    @property
+    def digest(self) -> str:
+        """Return a short sha256 of tokens, completions and documents."""
+        return digest(self.packed.ids, self.packed.mask, self.packed.documents)
 
-    def share(self, batch: Batch) -> Batch:
-        """Return the part of a batch that this process computes."""
-        return batch
+    def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
+        """Return the batch of a step. Every pass over the text takes each row once, in an order of its own."""
+        n, r = budget.rows_per_step, len(self.rows)
+        rng = np.random.default_rng((self.seed, step))
+        epochs, places = np.divmod(np.arange(step * n, (step + 1) * n), r)
+        orders = {e: np.random.default_rng((self.seed, e, 1)).permutation(r) for e in np.unique(epochs).tolist()}
+        rows = np.array([orders[e][i] for e, i in zip(epochs.tolist(), places.tolist(), strict=True)])
+        return self.chosen(rows, budget, rng).to(device)
 
-    def gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-        """Compute the gradients of the whole batch's loss from this share's part of it, and clip them to norm 1."""
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
+    def chosen(self, rows: NDArray[np.int64], budget: Budget, rng: np.random.Generator) -> Batch:
+        """Return a batch of these rows."""
+        ids = self.packed.ids[rows].astype(np.int64)
+        numbers = self.packed.documents[rows].astype(np.int64)
+        labels = future_labels(ids, np.asarray(self.packed.mask[rows]), NO_END, budget.ahead)
+        documents = Documents(torch.from_numpy(numbers), torch.from_numpy(positions(self.packed.documents[rows])))
+        anchors = pick_anchors(labels, budget.anchors_per_row, rng)
+        return Batch(torch.from_numpy(ids), torch.from_numpy(labels), anchors, documents)
 
-    def total(self, value: Tensor) -> Tensor:
-        """Return the sum over all processes of what each has found on its share."""
-        return value
+
+LOG = "training.jsonl"
+JUDGED_ROWS = 64  # of the held-out text, at most, in one evaluation
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a trainee did on a batch: its loss, and the share of right top-1 guesses at each drafted position."""
+    """Loss of a drafter on a batch, and the share of right top-1 guesses at each drafted position."""
 
     loss: float
     right: tuple[float, ...]
 
 
-class TogetherTrainer(Resumable):
-    """Trains several drafters side by side on the same batches. It can be resumed at any step.
+class _LogLine(msgspec.Struct):
+    """The field of a line of training.jsonl that resuming needs."""
 
-    about: further facts that a checkpoint has to agree in. machine: None means this process alone, in bfloat16 by
-    autocast.
+    step: int
+
+
+def estimated_tau(right: Sequence[float]) -> float:
+    """Return 1 + a_1 + a_1 a_2 + ... for top-1 shares a_j: a chain's tokens per pass if guesses were independent."""
+    products: list[float] = list(accumulate(right, mul))
+    return 1 + sum(products)
+
+
+class DrafterLoop(Resumable):
+    """Training of several drafters side by side on the same batches. It can be resumed at any step.
+
+    Args:
+        about: further facts that a checkpoint has to agree in.
+        machine: None means this process alone, in bfloat16 by autocast.
+        held_out: rows that are evaluated every `eval_every` steps and at the end.
+        logs: a training.jsonl for each drafter, with a line for each step; after a cut it ends where the checkpoint
+            does. Without them nothing is evaluated.
     """
 
     def __init__(
         self,
         target: Target,
-        trainees: Sequence[Trainee],
+        trainers: Sequence[DrafterTrainer],
         text: Text,
         budget: Budget,
         folder: Path,
         machine: Machine | None = None,
         about: Mapping[str, Any] | None = None,
+        *,
+        held_out: PackedText | None = None,
+        eval_every: int = 100,
+        logs: Sequence[Path] = (),
     ) -> None:
-        self.target, self.trainees, self.text, self.budget = target, trainees, text, budget
+        self.target, self.trainers, self.text, self.budget = target, trainers, text, budget
         self.machine = machine or Machine(target.device)
+        self.held_out, self.eval_every, self.logs = held_out, eval_every, logs
         self.outcomes: dict[str, Outcome] = {}  # of the newest step
-        for trainee in trainees:
-            trainee.module.to(target.device).train()
-        optimizers = [torch.optim.AdamW(t.parameter_groups(), weight_decay=0.0) for t in trainees]
+        for trainer in trainers:
+            trainer.module.to(target.device).train()
+        optimizers = [torch.optim.AdamW(t.parameter_groups(), weight_decay=0.0) for t in trainers]
         self.peaks = [[group["lr"] for group in o.param_groups] for o in optimizers]
         about = {
             **(about or {}),
             **budget.about(),
-            "drafters": [t.name for t in trainees],
-            **{f"{t.name}'s {key}": value for t in trainees for key, value in t.about().items()},
+            "drafters": [t.name for t in trainers],
             "learning rates": self.peaks,
             "processes": self.machine.count,
             "seed": text.seed,
-            "text": digest(text.rows),
+            "text": text.digest,
             "base": target.weights_hash,
         }
         tokens = budget.rows_per_step * text.rows.shape[1]
-        modules, kept = [t.module for t in trainees], budget.falls_from
+        modules, kept = [t.module for t in trainers], budget.falls_from
         super().__init__(folder, modules, optimizers, budget.steps, tokens, about, kept)
         if not self.resumed:
-            looked = SCANNED if budget.cooldown else min(budget.steps, SCANNED)  # a longer training looks at the same
-            for trainee in trainees:
-                trainee.scan(text.batch(s, budget, torch.device("cpu")) for s in range(looked))
-            first = text.batch(0, budget, target.device).rows(slice(1))  # of all processes the same
-            with self.machine.autocast():
-                states = self.states(first)
-                for trainee in trainees:
-                    trainee.prepare(states, first)
+            self._prepare()
+        for log in self.logs if self.machine.first else ():
+            log.parent.mkdir(parents=True, exist_ok=True)
+            storage.cut(log, user_files.decoder(_LogLine), lambda line: line.step <= self.step)
+        self.machine.wait()
+
+    def _prepare(self) -> None:
+        """Let every trainer read the text and the base's states before the first step."""
+        budget = self.budget  # one with a cooldown may be made longer: all lengths read the same batches
+        count = SCANNED if budget.cooldown else min(budget.steps, SCANNED)
+        for trainer in self.trainers:
+            trainer.scan(self.text.batch(s, budget, torch.device("cpu")) for s in range(count))
+        first = self.text.batch(0, budget, self.target.device).rows(slice(1))  # of all processes the same
+        with self.machine.autocast():
+            states = self.states(first)
+            for trainer in self.trainers:
+                trainer.prepare(states, first)
+        for trainer in self.trainers:
+            self.machine.broadcast(trainer.module)
 
     def agree(self, stops: bool) -> bool:
         """Let all processes stop where one of them is asked to."""
         return bool(self.machine.total(torch.tensor(float(stops), device=self.machine.device)))
 
     def states(self, batch: Batch) -> BaseStates:
-        """Return the states of the base that the trainees ask for."""
-        if not any(t.needs_base for t in self.trainees):
+        """Return the states of the base that the trainers ask for."""
+        if not any(t.needs_base for t in self.trainers):
             return BaseStates(torch.empty(0), {}, {})
-        taps = sorted({layer for t in self.trainees for layer in t.taps})
-        lows = [t.kv_from for t in self.trainees if t.kv_from is not None]
-        return base_states(self.target, batch.ids, taps, min(lows) if lows else None, batch.documents)
+        taps = sorted({layer for t in self.trainers for layer in t.taps})
+        lowest = min((t.kv_from for t in self.trainers if t.kv_from is not None), default=None)
+        return base_states(self.target, batch.ids, taps, lowest, batch.documents)
 
     def _update(self) -> str:
         batch = self.machine.share(self.text.batch(self.step, self.budget, self.target.device))
         with self.machine.autocast():
             states = self.states(batch)
-        said = []
-        for trainee, optimizer, peaks in zip(self.trainees, self.optimizers, self.peaks, strict=True):
+        parts = []
+        for trainer, optimizer, peaks in zip(self.trainers, self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * self.budget.rate(self.step)
-            self.outcomes[trainee.name] = found = self.learn(trainee, optimizer, states, batch)
+            self.outcomes[trainer.name] = found = self.learn(trainer, optimizer, states, batch)
             shares = " ".join(f"{share:.2f}" for share in found.right)
-            said.append(f"{trainee.name} loss {found.loss:.3f} right {shares}")
-        return "; ".join(said)
+            parts.append(f"{trainer.name} loss {found.loss:.3f} right {shares}")
+        return "; ".join([*parts, *self._log(self.step + 1)])
 
-    def learn(self, trainee: Trainee, optimizer: torch.optim.Optimizer, states: BaseStates, batch: Batch) -> Outcome:
-        """Take one step of a trainee: loss, gradients, optimizer."""
+    def learn(
+        self, trainer: DrafterTrainer, optimizer: torch.optim.Optimizer, states: BaseStates, batch: Batch
+    ) -> Outcome:
+        """Take one step of a trainer: loss, gradients, optimizer."""
         with self.machine.autocast():
-            loss, right = trainee.loss(states, batch)
-        self.machine.gradients(loss, list(trainee.module.parameters()))
+            loss, right = trainer.loss(states, batch)
+        self.machine.gradients(loss, list(trainer.module.parameters()))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         found = self.machine.total(torch.cat((loss.detach()[None], right.detach()))).tolist()
         return Outcome(found[0], tuple(found[1:]))
+
+    def _log(self, step: int) -> list[str]:
+        """Append the step to every log, with an evaluation where one is due; return that in words."""
+        due = bool(self.logs) and (step % self.eval_every == 0 or step == self.total)
+        evaluated = self.evaluate() if due else {}
+        words = []
+        for trainer, log in zip(self.trainers, self.logs, strict=False):
+            learnt = self.outcomes[trainer.name]
+            line: dict[str, Any] = {"step": step, "tokens": step * self.tokens_per_step}
+            line |= {"loss": learnt.loss, "right": learnt.right}
+            if held_out := evaluated.get(trainer.name):
+                tau = estimated_tau(held_out.right)
+                line |= {"held_out_loss": held_out.loss, "held_out_right": held_out.right, "estimated_tau": tau}
+                whose = f"{trainer.name} " if len(self.trainers) > 1 else ""
+                words.append(f"held out: {whose}loss {held_out.loss:.3f}, estimated tau {tau:.2f}")
+            if self.machine.first:
+                with log.open("ab", buffering=0) as file:
+                    storage.append(file, [line])
+        return words
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, Outcome]:
+        """Return each drafter's loss and shares of right guesses on held-out rows, taken as one batch.
+
+        The rows are always the same. Where none are held out the result is empty.
+        """
+        count = min(len(self.held_out.rows), JUDGED_ROWS) if self.held_out else 0
+        if not self.held_out or not count:
+            return {}
+        rng = np.random.default_rng(self.held_out.seed)
+        whole = self.held_out.chosen(np.arange(count), self.budget, rng).to(self.target.device)
+        sums: dict[str, Tensor] = {}
+        n = self.budget.rows_per_step  # as many rows at a time as in a step: there is memory for that
+        for batch in (whole.rows(slice(start, start + n)) for start in range(0, count, n)):
+            with self.machine.autocast():
+                states = self.states(batch)
+                for trainer in self.trainers:
+                    found = torch.cat([part.reshape(-1) for part in trainer.loss(states, batch)])
+                    sums[trainer.name] = sums[trainer.name] + found if trainer.name in sums else found
+        return {name: Outcome(total[0], tuple(total[1:])) for name, total in ((n, s.tolist()) for n, s in sums.items())}
+
+    def save(self) -> None:
+        """Have the first process write the checkpoint while the others wait."""
+        if self.machine.first:
+            super().save()
+        self.machine.wait()

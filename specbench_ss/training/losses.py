@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specbench_ss.training.batch import Anchors
+
 
 def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor, whole: Tensor | None = None) -> Tensor:
     """Return the cross-entropy of logits [B, T, V] against labels [B, T], averaged with per-token weights [B, T].
@@ -91,18 +93,22 @@ class Ramp(nn.Module):
         return math.sin(math.pi / 2 * min(1.0, t / self.steps)) if self.steps else 1.0
 
 
+TOP = 10  # guesses of a level that are ranked
+
+
+def ranked(guesses: Tensor, anchors: Anchors) -> tuple[Tensor, Tensor]:
+    """Compare guesses [levels, B*A, top] with the tokens after the next one.
+
+    Return (hits [levels, top], positions [levels]).
+    """
+    labels = anchors.labels[..., 1 : len(guesses) + 1].flatten(0, 1).T  # [levels, B*A]
+    return (guesses == labels[..., None]).sum(1), (labels != -100).sum(1)
+
+
 Targets = Literal["distribution", "tokens"]
 HELP = "What is learnt: the base's distribution at each drafted place, or the text's own token."
 
 
-def targets_option(published: Targets, later: bool = True) -> Any:
-    """Return the field of a trainer's options. published: what the drafter was published with, the default.
-
-    later: whether the trainer was there before it had this option.
-    """
-    return field(default=published, metadata={"help": HELP, **({"later": True} if later else {})})
-
-
-def told_targets(targets: Targets, published: Targets) -> dict[str, Any]:
-    """Return what a trainee says of it: nothing where it is as published, as before there was a choice."""
-    return {} if targets == published else {"targets": targets}
+def targets_option(published: Targets) -> Any:
+    """Return the field of a trainer's options. published: what the drafter was published with, the default."""
+    return field(default=published, metadata={"help": HELP})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import torch
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, first_line
 from specbench_ss.models.checkpoint import HUB_ID
-from specbench_ss.options import value_text
+from specbench_ss.options import options_text
 from specbench_ss.storage import write_text
 from specbench_ss.training.data import TrainingText
-from specbench_ss.training.distributed import LOG, Trained
-from specbench_ss.training.loop import Budget
-from specbench_ss.training.trainer import DrafterRecipe, TrainConfig
+from specbench_ss.training.loop import LOG, Budget, DrafterLoop
+from specbench_ss.training.trainer import DrafterTrainer, TrainConfig
 from specbench_ss.version import __version__
 
 CARD = """# {title} for {base}
@@ -52,21 +50,20 @@ NOTHING = (
 
 
 def write_card(
-    trainer: DrafterRecipe, config: TrainConfig, lr: float, training: Trained, text: TrainingText, folder: Path
+    trainer: DrafterTrainer, config: TrainConfig, loop: DrafterLoop, text: TrainingText, folder: Path
 ) -> None:
-    """Write the README.md of a drafter's folder. lr: its peak learning rate."""
-    last = json.loads(training.log_file.read_text().splitlines()[-1])
-    target, own = training.target, "the base's own answers: " if config.own_answers else ""
+    """Write the README.md of a drafter's folder."""
+    last = json.loads((folder / LOG).read_text().splitlines()[-1])
+    target, own = loop.target, "the base's own answers: " if config.own_answers else ""
     words = {
-        "title": training.trainee.name, "base": base_name(target),
+        "title": trainer.name, "base": base_name(target),
         "summary": trainer.summary[:1].upper() + trainer.summary[1:],
-        "name": trainer.name, "version": __version__, "torch": torch.__version__, "device": _device(training),
+        "name": type(trainer).name, "version": __version__, "torch": torch.__version__, "device": _device(loop),
         "base_hash": target.weights_hash, "base_dtype": "NF4" if config.load_in_4bit else str(target.dtype),
-        "text": own + text.train.counts.line(), "held_out": text.held_out.counts.line(), "steps": training.total,
-        "rows": config.batch_size, "length": config.length, "anchors": config.anchors, "lr": lr, "seed": config.seed,
-        "options": _options(trainer.options), "log": LOG, "course": _course(training.budget),
-        "learnt": sum(p.numel() for p in training.trainee.module.parameters() if p.requires_grad),
-        "measured": _measured(last),
+        "text": own + text.train.counts.line(), "held_out": text.held_out.counts.line(), "steps": loop.total,
+        "rows": config.batch_size, "length": config.length, "anchors": config.anchors, "lr": trainer.lr,
+        "seed": config.seed,        "options": options_text(trainer.options), "log": LOG,
+        "course": _course(loop.budget), "learnt": trainer.n_learning, "measured": _measured(last),
     }  # fmt: skip
     write_text(folder / "README.md", CARD.format(**words))
 
@@ -96,16 +93,12 @@ def _course(budget: Budget) -> str:
     return f"{rise}, and to 0 in a line from step {budget.falls_from} on"
 
 
-def _options(options: Any) -> str:
-    return ", ".join(f"{f.name}={value_text(getattr(options, f.name))}" for f in fields(options))
-
-
-def _device(training: Trained) -> str:
-    kind, count = training.target.device.type, training.processes.count
+def _device(loop: DrafterLoop) -> str:
+    kind, count = loop.target.device.type, loop.machine.count
     name = kind
     if kind == "cuda":
-        most = torch.cuda.max_memory_allocated(training.target.device) / 2**30
-        name = f"{torch.cuda.get_device_name(training.target.device)} ({most:.1f} GiB of memory at most)"
+        most = torch.cuda.max_memory_allocated(loop.target.device) / 2**30
+        name = f"{torch.cuda.get_device_name(loop.target.device)} ({most:.1f} GiB of memory at most)"
     return name if count == 1 else f"{count} x {name}"
 
 

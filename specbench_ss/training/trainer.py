@@ -1,26 +1,23 @@
-"""Trainer interface of `ssbench train`, and the recipe of a drafter that the common loop trains.
-
-A trainer is found by an entry point of the group `specbench_ss.trainers`. Its options are a frozen dataclass, as a
-method's are, and become options of the command.
-"""
+"""Trainer interface of `ssbench train`: what a drafter learns, its loss, and how it is saved."""
 
 from __future__ import annotations
 
 import math
-import shlex
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from annotated_types import Gt, Lt
 
 from specbench_ss.options import NoOptions, check_bounds
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `ssbench train --help` imports this module, and no torch
+    from torch import Tensor, nn
+
     from specbench_ss.engine.target import Target
-    from specbench_ss.training.distributed import Trained
-    from specbench_ss.training.trainee import Trainee
+    from specbench_ss.training.batch import BaseStates, Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,72 +66,125 @@ class TrainConfig:
 
         How long a training with a cooldown is to be is left out, since it can be made longer.
         """
-        kept = asdict(self)
-        for name in ("cooldown",) if self.cooldown is None else ("cooldown", "steps", "epochs"):
-            del kept[name]
-        for name in ("out", "data", "model", "device", "push_to_hub", "save_every", "trust_remote_code"):
-            del kept[name]
-        return kept
+        left_out = {"out", "data", "model", "device", "push_to_hub", "save_every", "trust_remote_code", "cooldown"}
+        left_out |= {"steps", "epochs"} if self.cooldown else set()
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 class Trainer(ABC):
-    """A kind of drafter that can be trained for a target.
+    """A training that `ssbench train` offers, by an entry point of the group `specbench_ss.trainers`.
 
-    name: as in its entry point. summary: one line. Options(**given) raises UserError or ValueError for impossible
-    values, before anything is loaded.
+    Options: a frozen dataclass, as a method's; its fields are options of the command.
     """
 
-    name: ClassVar[str]
+    name: str  # as in its entry point
     summary: ClassVar[str]
     Options: ClassVar[type[Any]] = NoOptions
 
-    def __init__(self, options: Any) -> None:
-        self.options = options
-
+    @classmethod
     @abstractmethod
-    def train(self, config: TrainConfig) -> None:
-        """Train and write the folder `config.out`, going on from what is there. Raises UserError."""
+    def jobs(cls, options: Any, config: TrainConfig) -> list[TrainJob]:
+        """Return the drafters to train, all on the same batches. Raises UserError."""
 
 
-class DrafterRecipe(Trainer):
-    """What differs between drafters: what is trained, how far ahead it looks, and how its folder is written.
+@dataclass(frozen=True, slots=True)
+class TrainJob:
+    """A drafter to train. folder: for its weights. label: its name beside others; '' where it is alone."""
 
-    method: the method that reads the folder, unless options change it (`decoded_by`). lr: peak learning rate where the
-    user gives none.
+    kind: type[DrafterTrainer]
+    options: Any
+    folder: Path
+    lr: float
+    label: str = ""
+
+    def build(self, target: Target, seed: int) -> DrafterTrainer:
+        """Return the trainer, with the initial weights that it would have alone."""
+        import torch
+
+        torch.manual_seed(seed)
+        trainer = self.kind.build(target, self.options, self.lr)
+        trainer.name, trainer.options = self.label or trainer.name, self.options
+        return trainer
+
+
+class DrafterTrainer(Trainer):
+    """One drafter in training: its module, its loss, the base's states that the loss reads, and how it is saved.
+
+    Attributes:
+        method: the method that loads the folder.
+        weights_file: name of the file with the weights.
+        ranked: whether accuracies by rank are measured at the end, of which the method builds a static tree; the
+            trainer then has `accuracies`.
+        module: what learns.
+        config: what config.json states of the drafter's shape.
+        ahead: number of tokens drafted after the next one, which are the further labels of a position.
+        lr: peak learning rate.
+        taps: layers of the base whose inputs the loss reads.
+        kv_from: the loss reads keys and values from this layer up.
+        needs_base: whether the loss reads any state of the frozen base.
+        adapts_base: whether weights inside the base's own layers learn.
     """
 
     method: ClassVar[str]
-    lr: ClassVar[float] = 5e-4
+    weights_file: ClassVar[str] = "model.safetensors"
+    ranked: ClassVar[bool] = False
+    module: nn.Module
+    config: dict[str, Any]
+    ahead: int
+    lr: float = 5e-4
+    taps: tuple[int, ...] = ()
+    kv_from: int | None = None
+    needs_base: bool = True
+    adapts_base: bool = False
+
+    def __init__(self, target: Target, options: Any = None, lr: float | None = None) -> None:
+        self.target, self.options = target, self.Options() if options is None else options
+        if lr is not None:
+            self.lr = lr
+
+    @classmethod
+    def jobs(cls, options: Any, config: TrainConfig) -> list[TrainJob]:
+        """Return this drafter alone."""
+        return [TrainJob(cls, options, config.out, config.lr or cls.lr)]
+
+    @classmethod
+    def build(cls, target: Target, options: Any, lr: float) -> DrafterTrainer:
+        """Return a trainer with initial weights. Raises UserError where the drafter does not fit the target."""
+        return cls(target, options, lr)
+
+    @classmethod
+    def loaded(cls, target: Target, weights: str) -> Self:
+        """Return a trainer of existing weights, whose accuracies are measured. Raises UserError."""
+        raise NotImplementedError
 
     @property
+    def n_learning(self) -> int:
+        """Number of parameters that learn."""
+        return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the parameters with their peak learning rates, as torch.optim takes them."""
+        return [{"params": [p for p in self.module.parameters() if p.requires_grad], "lr": self.lr}]
+
+    def scan(self, batches: Iterable[Batch]) -> None:
+        """Read batches of the text, on the CPU, before the first step: for example to count its words."""
+
+    def prepare(self, states: BaseStates, batch: Batch) -> None:
+        """Read the base's states on the first row before the first step: for example to start at their scale."""
+
     @abstractmethod
-    def ahead(self) -> int:
-        """Number of tokens that are drafted after the next one: how many further labels a position has."""
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return (loss, share of right top-1 guesses per drafted position [ahead]), both over `batch.whole`."""
 
-    @property
-    def decoded_by(self) -> str:
-        """Name of the method that reads the folder, as `ssbench run --methods` takes it."""
-        return self.method
+    def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return (hits [levels, top], positions [levels]): how often a level's r-th guess is right, out of how many.
 
-    @abstractmethod
-    def build(self, target: Target, lr: float) -> Trainee:
-        """Return what is trained, with its initial weights. Raises UserError where it does not fit the target."""
-
-    def measured(self, training: Trained) -> dict[str, Any]:
-        """Return what the folder's config says of the drafter's accuracy.
-
-        All processes measure it together at the end.
+        The tokens before the guessed one are those of the text.
         """
-        return {}
+        raise NotImplementedError
 
-    @abstractmethod
-    def save(self, training: Trained, folder: Path, about: dict[str, Any]) -> None:
-        """Write weights and config so that the method loads them.
+    def save(self, folder: Path, about: dict[str, Any]) -> None:
+        """Write weights and config.json so that the method loads them. about: facts of the base and the training."""
+        from specbench_ss.models.checkpoint import write_checkpoint
 
-        about: the base's hash and facts about the training.
-        """
-
-    def usage(self, folder: Path, model: str) -> str:
-        """Return the shell command that decodes with the folder."""
-        weights = f"{self.decoded_by}.weights={folder}"
-        return shlex.join(["ssbench", "run", "--model", model, "--methods", self.decoded_by, "--set", weights])
+        write_checkpoint(folder, self.module, {**self.config, **about}, self.weights_file)

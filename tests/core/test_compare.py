@@ -14,8 +14,7 @@ import pytest
 
 from specbench_ss import UserError, compare, load_run
 from specbench_ss.cli.main import main
-from specbench_ss.results.columns import COMPARISON, DIFFERENCES
-from specbench_ss.results.compare import METRICS, ComparedRow, compared
+from specbench_ss.results.compare import COMPARISON, DIFFERENCES, METRICS, ComparedRow, compared
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run

@@ -16,8 +16,7 @@ import pytest
 from specbench_ss import load_run
 from specbench_ss.engine.decoder import Step
 from specbench_ss.results.analysis import analyse
-from specbench_ss.results.columns import LEVELS, MACHINE, SAMENESS, SAMPLES, STEPS, SUMMARY, TELEMETRY, Column
-from specbench_ss.results.frames import OF_SAMPLED
+from specbench_ss.results.frames import LEVELS, MACHINE, SAMENESS, SAMPLES, STEPS, SUMMARY, TELEMETRY, Column
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.records import Row, Sameness, SampledTokens
 

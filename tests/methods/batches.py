@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specbench_ss.training.trainee import Anchors, Batch
+from specbench_ss.training.batch import Anchors, Batch
 
 
 def answers_of(ids: Tensor, first: int, ahead: int = 3) -> Batch:

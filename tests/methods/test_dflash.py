@@ -18,7 +18,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import mask_token
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.block_drafters.decode import DFlash, best_nodes
+from specbench_ss.methods.block_drafters.decode import DFlash, DFlashOptions, best_nodes
 from specbench_ss.methods.block_drafters.dflash import (
     Sight,
     config_of,
@@ -28,7 +28,6 @@ from specbench_ss.methods.block_drafters.dflash import (
     read_drafter,
     speculators_config_of,
 )
-from specbench_ss.methods.block_drafters.options import DFlashOptions
 from specbench_ss.models.checkpoint import read_tensors, write_checkpoint
 from specbench_ss.models.tiny import tiny_target
 from tests.methods import oracles

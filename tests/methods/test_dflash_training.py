@@ -17,15 +17,15 @@ from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.block_drafters import train_dflash
-from specbench_ss.methods.block_drafters.decode import DFlash
+from specbench_ss.methods.block_drafters import train
+from specbench_ss.methods.block_drafters.decode import DFlash, DFlashOptions
 from specbench_ss.methods.block_drafters.dflash import Sight, config_of, new_drafter, random_drafter
-from specbench_ss.methods.block_drafters.options import DFlashOptions
-from specbench_ss.methods.block_drafters.train_dflash import DFlashTrainee
-from specbench_ss.methods.medusa.train import MedusaTrainee
+from specbench_ss.methods.block_drafters.train import DFlashTrainer, DFlashTraining
+from specbench_ss.methods.medusa.train import MedusaTrainer, MedusaTraining
 from specbench_ss.models.checkpoint import write_checkpoint
-from specbench_ss.training.loop import Budget, DrafterText, Machine, TogetherTrainer
-from specbench_ss.training.trainee import Anchors, BaseStates, Batch, Documents, base_states
+from specbench_ss.training.batch import Anchors, BaseStates, Batch, Documents, base_states
+from specbench_ss.training.distributed import Machine
+from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
 from tests.tiny import SOME, tiny_model
 
 DRAFTS = 4
@@ -46,11 +46,15 @@ def batch_of(ids: Tensor, at: Tensor, documents: Documents | None = None, ahead:
     return Batch(ids, labels, Anchors(at, chosen), documents)
 
 
-def trainee_of(target: Target, soft: bool = True, **shape: Any) -> DFlashTrainee:
-    return DFlashTrainee(target, random_drafter(target, **shape), 3e-3, soft=soft)
+def learning(soft: bool = True) -> DFlashTraining:
+    return DFlashTraining(targets="distribution" if soft else "tokens")
 
 
-def states_of(target: Target, trainee: DFlashTrainee, batch: Batch) -> BaseStates:
+def trainee_of(target: Target, soft: bool = True, **shape: Any) -> DFlashTrainer:
+    return DFlashTrainer(target, learning(soft), 3e-3, random_drafter(target, **shape))
+
+
+def states_of(target: Target, trainee: DFlashTrainer, batch: Batch) -> BaseStates:
     return base_states(target, batch.ids, trainee.taps, None, batch.documents)
 
 
@@ -83,7 +87,7 @@ def test_training_sees_what_decoding_sees(kind: str, shape: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.no_grad()
 def test_blocks_and_texts_stand_alone(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_dflash, "AT_ONCE", 2)
+    monkeypatch.setattr(train, "AT_ONCE", 2)
     target = Target(tiny_model("llama"))
     one, two = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(2))
     numbers = torch.tensor([[0] * 12 + [1] * 12])
@@ -147,13 +151,13 @@ def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(draft_vocab: in
     target = Target(tiny_model("llama"))
     text, budget = text_of(target), Budget(40, 8, 16, DRAFTS, warmup=3)
 
-    def fresh() -> DFlashTrainee:
+    def fresh() -> DFlashTrainer:
         torch.manual_seed(0)
-        return DFlashTrainee(target, new_drafter(target, 2, 1 + DRAFTS, draft_vocab), 5e-3, soft=soft)
+        return DFlashTrainer(target, learning(soft), 5e-3, new_drafter(target, 2, 1 + DRAFTS, draft_vocab))
 
     trainee, again = fresh(), fresh()
     machine = Exact(target.device)
-    trainer = TogetherTrainer(target, [trainee], text, budget, tmp_path / "t", machine)
+    trainer = DrafterLoop(target, [trainee], text, budget, tmp_path / "t", machine)
     losses = []
     for step in range(budget.steps):
         trainer.advance()
@@ -161,7 +165,7 @@ def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(draft_vocab: in
         if step == 19:
             trainer.save()
     assert np.mean(losses[-5:]) < (0.95 if soft else 0.6) * np.mean(losses[:5])  # the distribution's own entropy stays
-    other = TogetherTrainer(target, [again], text, budget, tmp_path / "t", machine)
+    other = DrafterLoop(target, [again], text, budget, tmp_path / "t", machine)
     assert other.resumed and other.step == 20
     while other.step < budget.steps:
         other.advance()
@@ -187,9 +191,9 @@ def test_beside_another_drafter_it_learns_what_it_would_alone(dtype: torch.dtype
     text, budget, states = text_of(target), Budget(3, 4, 8, DRAFTS + 2), []
     for others in (False, True):
         torch.manual_seed(0)
-        trainee = DFlashTrainee(target, new_drafter(target, 2, 1 + DRAFTS), 5e-3)
-        trainees = [trainee, MedusaTrainee(target, 2)] if others else [trainee]
-        trainer = TogetherTrainer(target, trainees, text, budget, tmp_path / str(others))
+        trainee = DFlashTrainer(target, learning(), 5e-3, new_drafter(target, 2, 1 + DRAFTS))
+        trainees = [trainee, MedusaTrainer(target, MedusaTraining(2))] if others else [trainee]
+        trainer = DrafterLoop(target, trainees, text, budget, tmp_path / str(others))
         for _ in range(budget.steps):
             trainer.advance()
         states.append(trainee.module.state_dict())

@@ -20,8 +20,7 @@ from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.drafter_network import Rotary
-from specbench_ss.methods._shared.heads import with_advice
+from specbench_ss.methods._shared.drafter_network import Rotary, published_levels
 from specbench_ss.methods._shared.tree_growth import best, grow
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.checkpoint import best_layers, layers_of
@@ -34,7 +33,7 @@ from specbench_ss.methods.eagle.decode import (
     Eagle3Options,
     EagleOptions,
 )
-from specbench_ss.methods.eagle.drafter import Drafter, new_eagle, published_levels, random_eagle
+from specbench_ss.methods.eagle.drafter import Drafter, new_eagle, random_eagle
 from tests.methods.reference_drafter import Reference, draft_words, layer_weights, refused
 from tests.methods.reference_drafter import folder as written
 from tests.methods.refused_runs import check_refused_run, check_warned
@@ -482,20 +481,21 @@ def test_trees_that_cannot_be_are_one_line(tmp_path: Path) -> None:
             Eagle3Options(**bad)
     with pytest.raises(UserError, match="eagle: depth must be"):
         EagleOptions(depth=-1)
-    refused(Eagle, EagleOptions(weights=weights, nodes=-1), target, "nodes must be at least 1")
+    with pytest.raises(UserError, match="eagle: nodes must be 0"):
+        EagleOptions(nodes=-1)
 
 
 def test_advice_and_options_settle_the_tree() -> None:
-    settle = Eagle2.settle
-    assert settle(DynamicOptions(), {}, 32000) == settle(DynamicOptions(total_tokens=60, depth=5, top_k=10), {}, 32000)
-    assert Eagle3.settle(Eagle3Options(), {}, 32000).depth == 7
+    size_of = Eagle2.size_of
+    assert size_of(DynamicOptions(), 32000) == size_of(DynamicOptions(total_tokens=60, depth=5, top_k=10), 32000)
+    assert Eagle3.size_of(Eagle3Options(), 32000).depth == 7
     advice = {"advice": {"total_tokens": 8, "depth": 3, "top_k": 2, "nodes": 4}}
     outline = Target(tiny_model("llama"))
-    advised, taken = with_advice(Eagle2, DynamicOptions(depth=1), advice, outline, Path("e"), Eagle2.tree_options)
+    advised, taken = Eagle2.advised_by(DynamicOptions(depth=1), advice, outline, Path("e"))
     assert taken == {"total_tokens": 8, "top_k": 2}
-    size = settle(advised, {}, 32000)
+    size = size_of(advised, 32000)
     assert (size.drafted, size.depth, size.top_k) == (6, 1, 2)  # two, and two of each
-    assert settle(DynamicOptions(), {}, 7).top_k == 7
+    assert size_of(DynamicOptions(), 7).top_k == 7
 
 
 def test_it_tells_weights_and_trees_apart() -> None:

@@ -6,7 +6,6 @@ What is written here is read again; what cannot be computed, or does not fit, is
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +17,12 @@ from specbench_ss.engine.decoder import State
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
+from specbench_ss.methods._shared.drafter_network import input_levels
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.block_drafters.decode import DFlash
-from specbench_ss.methods.block_drafters.options import DFlashOptions
+from specbench_ss.methods.block_drafters.decode import DFlash, DFlashOptions
 from specbench_ss.methods.eagle import checkpoint
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle2, Eagle3, Eagle3Options
-from specbench_ss.methods.eagle.drafter import input_levels
-from specbench_ss.methods.eagle.train import Eagle3Trainee, Eagle3Trainer, Eagle3TrainOptions
+from specbench_ss.methods.eagle.train import Eagle3Trainer, Eagle3TrainOptions
 from specbench_ss.models.checkpoint import read_tensors, write_checkpoint
 from specbench_ss.models.tiny import randomise
 from tests.methods import oracles
@@ -218,16 +216,14 @@ def test_the_package_speculators_computes_the_same(name: str, target: Target, tm
 # -- what is written here is read again ----------------------------------------------------------------------------
 
 
-def saved(target: Target, path: Path, layout: str, words: int) -> Eagle3Trainee:
+def saved(target: Target, path: Path, layout: str, words: int) -> Eagle3Trainer:
     """What `ssbench train eagle3 --format LAYOUT` writes at its end, of random weights."""
     options = Eagle3TrainOptions(levels=4, draft_vocab=words, format=layout)  # type: ignore[arg-type]
-    trainer = Eagle3Trainer(options)
-    trainee: Any = trainer.build(target, 1e-3)
-    randomise(trainee.module, 3, 0.15)
-    training: Any = SimpleNamespace(trainee=trainee, target=target)
+    trainer = Eagle3Trainer(target, options)
+    randomise(trainer.module, 3, 0.15)
     about = {"base": "tiny", "base_hash": target.weights_hash, "base_dtype": str(target.dtype), "trained": {"steps": 1}}
-    trainer.save(training, path, about)
-    return trainee
+    trainer.save(path, about)
+    return trainer
 
 
 @pytest.mark.parametrize("words", [WORDS, V])

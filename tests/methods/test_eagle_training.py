@@ -18,11 +18,18 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
-from specbench_ss.methods.eagle.train import Eagle3Trainee, EagleTrainee, FeatureTrainee
+from specbench_ss.methods.eagle.train import (
+    Eagle3Trainer,
+    Eagle3TrainOptions,
+    EagleTrainer,
+    EagleTrainOptions,
+    UnrolledTrainer,
+)
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.models.tiny import randomise
-from specbench_ss.training.loop import Budget, DrafterText, Machine, TogetherTrainer
-from specbench_ss.training.trainee import Anchors, BaseStates, Batch, Documents, base_states
+from specbench_ss.training.batch import Anchors, BaseStates, Batch, Documents, base_states
+from specbench_ss.training.distributed import Machine
+from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
 from tests.tiny import SOME, tiny_model
 
 LEVELS = 3
@@ -35,10 +42,10 @@ class Exact(Machine):
         return torch.autocast(self.device.type, enabled=False)
 
 
-def trainees(target: Target) -> list[FeatureTrainee]:
+def trainees(target: Target) -> list[UnrolledTrainer]:
     torch.manual_seed(0)
-    made: list[FeatureTrainee] = [
-        EagleTrainee(target, 3e-3, LEVELS), Eagle3Trainee(target, 3e-3, LEVELS, draft_vocab=40)
+    made: list[UnrolledTrainer] = [
+        EagleTrainer(target, None, 3e-3, LEVELS), Eagle3Trainer(target, Eagle3TrainOptions(LEVELS, 40), 3e-3)
     ]  # fmt: skip
     return made
 
@@ -53,7 +60,7 @@ def batch_of(ids: Tensor, at: Tensor, documents: Documents | None = None) -> Bat
     return Batch(ids, labels, Anchors(at, chosen), documents)
 
 
-def states_of(target: Target, trainee: FeatureTrainee, batch: Batch) -> BaseStates:
+def states_of(target: Target, trainee: UnrolledTrainer, batch: Batch) -> BaseStates:
     return base_states(target, batch.ids, trainee.taps, None, batch.documents)
 
 
@@ -116,14 +123,14 @@ def test_the_loss_falls_what_is_saved_loads_and_a_cut_changes_nothing(tmp_path: 
     for trainee, fresh in zip(trainees(target), trainees(target), strict=True):
         first, last = [], []
         machine = Exact(target.device)
-        trainer = TogetherTrainer(target, [trainee], text, budget, tmp_path / trainee.name, machine)
+        trainer = DrafterLoop(target, [trainee], text, budget, tmp_path / trainee.name, machine)
         for step in range(budget.steps):
             trainer.advance()
             if trainer.step == 15:
                 trainer.save()
             (first if step < 5 else last).append(trainer.outcomes[trainee.name].loss)
         assert np.mean(last[-5:]) < 0.92 * np.mean(first), trainee.name
-        again = TogetherTrainer(target, [fresh], text, budget, tmp_path / trainee.name, machine)
+        again = DrafterLoop(target, [fresh], text, budget, tmp_path / trainee.name, machine)
         assert again.resumed and again.step == 15
         while again.step < budget.steps:
             again.advance()
@@ -134,11 +141,11 @@ def test_the_loss_falls_what_is_saved_loads_and_a_cut_changes_nothing(tmp_path: 
     assert min(taus.values()) > 1.1, taus
 
 
-class Noted(EagleTrainee):
+class Noted(EagleTrainer):
     """Keeps the noise on the features of every step that learns: [B, T, h]."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, target: Target, levels: int = 5, **options: Any) -> None:
+        super().__init__(target, EagleTrainOptions(**options), levels=levels)
         self.noises: list[Tensor] = []
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -197,14 +204,14 @@ def test_a_resumed_training_has_the_same_noise(anchors: int, tmp_path: Path) -> 
     text = DrafterText(rows, lambda row: np.arange(len(row)) > 9, 2, seed=1)
     budget, machine = Budget(6, 4, anchors, LEVELS, warmup=3), Exact(target.device)  # every step has all rows
     whole = Noted(target)
-    trainer = TogetherTrainer(target, [whole], text, budget, tmp_path, machine)
+    trainer = DrafterLoop(target, [whole], text, budget, tmp_path, machine)
     while trainer.step < budget.steps:
         trainer.advance()
         if trainer.step == 3:
             trainer.save()
     torch.manual_seed(7)
     cut = Noted(target)
-    again = TogetherTrainer(target, [cut], text, budget, tmp_path, machine)
+    again = DrafterLoop(target, [cut], text, budget, tmp_path, machine)
     assert again.resumed and again.step == 3
     while again.step < budget.steps:
         again.advance()
@@ -235,7 +242,7 @@ def tau(target: Target, folder: Path, name: str) -> float:
 
 def test_the_draft_vocabulary_is_what_answers_say_most(tmp_path: Path) -> None:
     target = Target(tiny_model("llama"))
-    trainee = Eagle3Trainee(target, levels=LEVELS, draft_vocab=3)
+    trainee = Eagle3Trainer(target, Eagle3TrainOptions(LEVELS, 3))
     ids = torch.tensor([[9, 9, 50, 50, 50, 4, 4, 30, 30, 30, 30, 8]])
     batch = batch_of(ids, torch.tensor([[0]]))
     batch.labels[:, 8:] = -100  # what is no answer does not count: 30 once as 50 three times, 4 twice, 9 once
@@ -254,7 +261,7 @@ def test_the_draft_vocabulary_is_what_answers_say_most(tmp_path: Path) -> None:
 def test_the_loss_of_eagle_3_is_the_cross_entropy_over_its_words() -> None:
     """Computed again position by position: soft targets over the words drafted, 0.8^j, others left out."""
     target = Target(tiny_model("llama"))
-    trainee = Eagle3Trainee(target, levels=LEVELS, draft_vocab=30)
+    trainee = Eagle3Trainer(target, Eagle3TrainOptions(LEVELS, 30))
     randomise(trainee.module, 3, 0.15)
     ids = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(3))
     batch = batch_of(ids, torch.tensor([[0, 4, 10], [2, 3, 9]]))

@@ -23,9 +23,9 @@ from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.hydra.decode import Hydra, HydraOptions
 from specbench_ss.methods.hydra.heads import Prefix
-from specbench_ss.methods.hydra.train import HydraTrainee
+from specbench_ss.methods.hydra.train import HydraTrainer, HydraTraining
 from specbench_ss.models.tiny import randomise
-from specbench_ss.training.trainee import Anchors, Batch, Documents, base_states
+from specbench_ss.training.batch import Anchors, Batch, Documents, base_states
 from tests.methods.exactness import PROMPTS
 from tests.tiny import paths, tiny_model
 
@@ -247,8 +247,8 @@ def test_a_file_without_heads_is_refused(tmp_path: Path) -> None:
 # -- training -------------------------------------------------------------------------------------------------------
 
 
-def trainee_of(target: Target, prefix: bool = True) -> HydraTrainee:
-    trainee = HydraTrainee(target, 3, layers=2, prefix=prefix)
+def trainee_of(target: Target, prefix: bool = True) -> HydraTrainer:
+    trainee = HydraTrainer(target, HydraTraining(3, layers=2, prefix=prefix))
     randomise(trainee.module, 3)
     return trainee
 
@@ -335,7 +335,7 @@ def test_an_untrained_prefix_layer_gives_back_the_bases_state() -> None:
     target = Target(tiny_model("llama"))
     states = base_states(target, torch.tensor([[5, 6, 7, 8, 9, 10]]), (), 4)
     anchors = Anchors(torch.tensor([[3]]), torch.tensor([[[9, 10, 11, 12]]]))
-    trainee = HydraTrainee(target, 2)
+    trainee = HydraTrainer(target, HydraTraining(2))
     trainee.prepare(states, Batch(torch.zeros(1, 6), anchors.labels, anchors))
     with torch.no_grad():
         made = trainee._prefixed(states)

@@ -27,8 +27,8 @@ from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
+from specbench_ss.training.batch import future_labels, pick_anchors
 from specbench_ss.training.data import completion_mask, pack, special_ids
-from specbench_ss.training.trainee import future_labels, pick_anchors
 
 SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "user": 3, "assistant": 4}
 

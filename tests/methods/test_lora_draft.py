@@ -32,7 +32,7 @@ from specbench_ss.models.load import load_target
 from specbench_ss.models.resolve import LAB
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.training.trainee import BaseStates, Batch, future_labels, pick_anchors
+from specbench_ss.training.batch import BaseStates, Batch, future_labels, pick_anchors
 from tests.cli import failing
 from tests.tiny import tiny_model
 

@@ -16,11 +16,10 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import MOST_NODES
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.fused_head import MOST_FUSED
-from specbench_ss.methods._shared.heads import PUBLISHED, best_tree, read_tree, tree_of
+from specbench_ss.methods._shared.heads import MOST_FUSED, PUBLISHED, asked_tree, best_tree, read_tree, tree_of
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.medusa import decode
-from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions, random_medusa
+from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.methods.medusa.heads import heads_from_tensors
 from tests.methods.decoders import medusa
 from tests.methods.exactness import assert_greedy_same, p_value
@@ -126,7 +125,7 @@ def test_few_nodes_are_drafted_from_the_product_that_verifies(monkeypatch: pytes
     found = []
     for most in (MOST_FUSED, 0):
         monkeypatch.setattr(decode, "MOST_FUSED", most)
-        decoder = random_medusa(Medusa, target, 2, own_unembed=False, options=MedusaOptions(nodes=2))
+        decoder = Medusa.random(target, 2, own_unembed=False, options=MedusaOptions(nodes=2))
         products.clear()
         steps = generate(decoder, [5, 6, 7], Limits(24), Sampling()).steps
         found.append([(step.nodes, step.accepted, step.tokens) for step in steps])
@@ -137,7 +136,7 @@ def test_few_nodes_are_drafted_from_the_product_that_verifies(monkeypatch: pytes
 @pytest.mark.parametrize(("rule", "exact"), [("exact", True), ("typical", False), ("nucleus", False)])
 def test_only_the_exact_rule_keeps_the_distribution(rule: str, exact: bool) -> None:
     target = Target(tiny_model("llama", vocab=7, layers=2))
-    decoder = random_medusa(Medusa, target, options=MedusaOptions(accept=rule, nodes=24))  # type: ignore[arg-type]
+    decoder = Medusa.random(target, options=MedusaOptions(accept=rule, nodes=24))  # type: ignore[arg-type]
     assert (p_value(decoder, [3, 4, 5], Sampling(1.2), n=300) > 1e-3) is exact
 
 
@@ -189,7 +188,7 @@ def test_a_torch_file_loads_and_a_truncated_one_is_one_line(tmp_path: Path) -> N
         Medusa.load(target, MedusaOptions(weights=str(path)))
 
 
-@pytest.mark.parametrize("heads", [-2, 4])
+@pytest.mark.parametrize("heads", [4])
 def test_only_heads_that_are_there_can_be_asked_for(heads: int, tmp_path: Path) -> None:
     torch.save(layout(), tmp_path / "heads.pt")
     options = MedusaOptions(weights=str(tmp_path / "heads.pt"), heads=heads)
@@ -212,7 +211,7 @@ def test_only_heads_that_are_there_can_be_asked_for(heads: int, tmp_path: Path) 
 )
 def test_a_malformed_config_is_named(config: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=f"'{said}' in config.json must be"):
-        Medusa.choices(MedusaOptions(), config, 3)
+        asked_tree("auto", 0, config, 3, "medusa")
 
 
 @pytest.mark.parametrize("shape", [(2, V, H), (3, V), (3,), (3, V, H + 1)])
@@ -267,9 +266,9 @@ def test_a_tree_deeper_than_the_heads_and_a_broken_tree_file(tmp_path: Path) -> 
 
 
 def test_a_tree_of_too_many_nodes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"nodes must be at most {MOST_NODES}, not {MOST_NODES + 1}"):
-        Medusa.choices(MedusaOptions(nodes=MOST_NODES + 1), {"accuracies": [[0.5] * 10] * 4}, 4)
-    whole = Medusa.choices(MedusaOptions(nodes=MOST_NODES), {"accuracies": [[0.5] * 10] * 4}, 4)
+    with pytest.raises(UserError, match=f"nodes must be 0 to {MOST_NODES}, not {MOST_NODES + 1}"):
+        MedusaOptions(nodes=MOST_NODES + 1)
+    whole = asked_tree("auto", MOST_NODES, {"accuracies": [[0.5] * 10] * 4}, 4, "medusa")
     assert len(tree_of(whole).ranks) == MOST_NODES
     with pytest.raises(UserError, match=f"at most {MOST_NODES} nodes, not {MOST_NODES + 1}"):
         tree_of([(rank,) for rank in range(MOST_NODES + 1)])
@@ -279,7 +278,7 @@ def test_a_tree_of_too_many_nodes_is_refused(tmp_path: Path) -> None:
 def test_a_tree_file_of_another_form_says_which_is_expected(content: str, tmp_path: Path) -> None:
     (tmp_path / "tree.json").write_text(content)
     with pytest.raises(UserError, match=r"each a list of ranks from 0, as in \[\[0\], \[0, 0\], \[1\]\]"):
-        Medusa.choices(MedusaOptions(tree=str(tmp_path / "tree.json")), {}, 3)
+        read_tree(tmp_path / "tree.json", 3, "medusa")
 
 
 def test_heads_are_checked_without_their_numbers(tmp_path: Path) -> None:

@@ -24,13 +24,12 @@ from specbench_ss.methods.medusa.decode import (
     Medusa2AROptions,
     Medusa2Autoregressive,
     MedusaOptions,
-    backbone_outline,
 )
-from specbench_ss.methods.medusa.train import Medusa2Trainee, save_joint
+from specbench_ss.methods.medusa.train import JointTraining, Medusa2Trainer
 from specbench_ss.models.tiny import randomise
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.training.trainee import BaseStates
+from specbench_ss.training.batch import BaseStates
 from tests.methods.batches import answers_of
 from tests.methods.test_medusa import layout
 from tests.tiny import SOME, tiny_model
@@ -43,11 +42,11 @@ def answer(decoder: Decoder, n: int = 16) -> list[int]:
     return generate(decoder, PROMPT, Limits(n), Sampling()).tokens
 
 
-def trained(kind: str, **options: Any) -> tuple[Target, Medusa2Trainee]:
+def trained(kind: str, **options: Any) -> tuple[Target, Medusa2Trainer]:
     """Random LoRA (or weights) and heads on a tiny base."""
     target = Target(tiny_model(kind))
     torch.manual_seed(2)
-    trainee = Medusa2Trainee(target, 3, **{"lora_rank": 4, **options})
+    trainee = Medusa2Trainer(target, JointTraining(3, **{"lora_rank": 4, **options}))
     with torch.no_grad():
         for p in trainee.backbone:
             p.add_(torch.randn_like(p) * 0.05)
@@ -58,7 +57,7 @@ def trained(kind: str, **options: Any) -> tuple[Target, Medusa2Trainee]:
 @pytest.mark.parametrize("kind", SOME)
 def test_output_is_its_own_backbones(kind: str, tmp_path: Path) -> None:
     target, trainee = trained(kind)
-    save_joint(tmp_path, trainee, {})
+    trainee.save(tmp_path, {})
     before = answer(Autoregressive(target))
     Medusa2.check(MedusaOptions(weights=str(tmp_path)), target)
     own = Medusa2Autoregressive.load(target, Medusa2AROptions(str(tmp_path)))
@@ -77,7 +76,7 @@ def test_output_is_its_own_backbones(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["llama", "opt"])
 def test_all_weights_may_have_learnt(kind: str, tmp_path: Path) -> None:
     target, trainee = trained(kind, lora_rank=0)
-    save_joint(tmp_path, trainee, {"accuracies": [[0.5, 0.2], [0.4, 0.1], [0.3, 0.1]], "nodes": 3})
+    trainee.save(tmp_path, {"accuracies": [[0.5, 0.2], [0.4, 0.1], [0.3, 0.1]], "nodes": 3})
     options = MedusaOptions(weights=str(tmp_path))
     Medusa2.check(options, target)
     drafted = Medusa2.load(target, options)
@@ -150,7 +149,7 @@ def test_what_is_wrong_with_a_model_is_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / name, {"format": "pt"})
     with pytest.raises(UserError, match=r"unknown tensor 'medusa_head\.0\.0\.strange'"):
         Medusa2.check(options, target)
-    assert backbone_outline(target, tmp_path).n_layers == 4
+    assert Medusa2.outline_of(target, tmp_path).n_layers == 4
 
 
 def test_a_run_includes_its_own_reference() -> None:

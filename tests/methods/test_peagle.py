@@ -15,12 +15,11 @@ from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.drafter_network import input_levels
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.block_drafters.decode import PEagle
-from specbench_ss.methods.block_drafters.options import PEagleOptions
+from specbench_ss.methods.block_drafters.decode import PEagle, PEagleOptions
 from specbench_ss.methods.block_drafters.peagle import (
     config_of,
-    feature_layers,
     new_drafter,
     random_drafter,
     read_drafter,
@@ -146,7 +145,7 @@ def test_what_a_configuration_leaves_open(tmp_path: Path) -> None:
         there = folder(tmp_path / str(i), tensors(features=3), told | {name: 5})
         shape = read_drafter(Path(there), target, read_tensors)[0].shape
         assert (shape.layers, shape.depths, shape.mask_token) == ((1, 2, 3), 8, 5)
-    assert feature_layers(36) == (2, 18, 33) and feature_layers(2) == (1,) and feature_layers(1) == (0,)
+    assert input_levels(36) == (2, 18, 33) and input_levels(2) == (1,) and input_levels(1) == (0,)
 
 
 # -- the package that writes the other layout, where it is installed -----------------------------------------------

@@ -17,13 +17,12 @@ from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.block_drafters.decode import PEagle
-from specbench_ss.methods.block_drafters.options import PEagleOptions
+from specbench_ss.methods.block_drafters.decode import PEagle, PEagleOptions
 from specbench_ss.methods.block_drafters.peagle import config_of, new_drafter, random_drafter
-from specbench_ss.methods.block_drafters.train_peagle import PEagleTrainee
+from specbench_ss.methods.block_drafters.train import PEagleTrainer, PEagleTraining
 from specbench_ss.models.checkpoint import write_checkpoint
-from specbench_ss.training.loop import Budget, TogetherTrainer
-from specbench_ss.training.trainee import BaseStates, Batch, Documents, base_states
+from specbench_ss.training.batch import BaseStates, Batch, Documents, base_states
+from specbench_ss.training.loop import Budget, DrafterLoop
 from tests.methods.test_dflash_training import Exact, batch_of, text_of
 from tests.tiny import SOME, tiny_model
 
@@ -35,15 +34,19 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-def trainee_of(target: Target, soft: bool = True, keep: float = 1.0, **form: Any) -> PEagleTrainee:
-    return PEagleTrainee(target, random_drafter(target, **form), 3e-3, keep, soft=soft)
+def learning(soft: bool, keep: float) -> PEagleTraining:
+    return PEagleTraining(keep=keep, targets="distribution" if soft else "tokens")
 
 
-def states_of(target: Target, trainee: PEagleTrainee, batch: Batch) -> BaseStates:
+def trainee_of(target: Target, soft: bool = True, keep: float = 1.0, **form: Any) -> PEagleTrainer:
+    return PEagleTrainer(target, learning(soft, keep), 3e-3, random_drafter(target, **form))
+
+
+def states_of(target: Target, trainee: PEagleTrainer, batch: Batch) -> BaseStates:
     return base_states(target, batch.ids, trainee.taps, None, batch.documents)
 
 
-def deep(trainee: PEagleTrainee, target: Target, batch: Batch) -> Tensor:
+def deep(trainee: PEagleTrainer, target: Target, batch: Batch) -> Tensor:
     """[depths, B, A, h] where nothing is dropped."""
     return torch.stack(trainee.states(states_of(target, trainee, batch), batch))
 
@@ -154,14 +157,14 @@ def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(
     text, budget = text_of(target), Budget(40, 8, 16, 4, warmup=3)
     table = target.model.get_input_embeddings().weight.clone()
 
-    def fresh() -> PEagleTrainee:
+    def fresh() -> PEagleTrainer:
         torch.manual_seed(0)
-        return PEagleTrainee(target, new_drafter(target, 4, 1, draft_vocab, None, own), 5e-3, soft=soft)
+        return PEagleTrainer(target, learning(soft, 0.7), 5e-3, new_drafter(target, 4, 1, draft_vocab, None, own))
 
     trainee, again = fresh(), fresh()
     before = trainee.module.mask_hidden.detach().clone()
     machine = Exact(target.device)
-    trainer = TogetherTrainer(target, [trainee], text, budget, tmp_path / "t", machine)
+    trainer = DrafterLoop(target, [trainee], text, budget, tmp_path / "t", machine)
     losses = []
     for step in range(budget.steps):
         trainer.advance()
@@ -169,7 +172,7 @@ def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(
         if step == 19:
             trainer.save()
     assert np.mean(losses[-5:]) < (0.95 if soft else 0.6) * np.mean(losses[:5])  # the distribution's own entropy stays
-    other = TogetherTrainer(target, [again], text, budget, tmp_path / "t", machine)
+    other = DrafterLoop(target, [again], text, budget, tmp_path / "t", machine)
     assert other.resumed and other.step == 20
     while other.step < budget.steps:
         other.advance()

@@ -22,11 +22,11 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.ss.config import SharedAROptions, SSOptions, StreamConfig
 from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.methods.ss.shared import SharedAutoregressive, SharedStreaming
-from specbench_ss.methods.ss.train import SharedTrainee, carriers_of, save_shared
+from specbench_ss.methods.ss.train import SharedTrainer, carriers_of
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.training.loop import Budget, DrafterText, TogetherTrainer
-from specbench_ss.training.trainee import BaseStates
+from specbench_ss.training.batch import BaseStates
+from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
 from tests.methods.batches import answers_of
 from tests.methods.decoders import randomise
 from tests.tiny import WITHOUT_WINDOW, tiny_model
@@ -39,11 +39,11 @@ def config(attends: bool = True, **changes: Any) -> StreamConfig:
     return StreamConfig(**{**shape, "main_attends_streams": attends, **changes})
 
 
-def trained(kind: str, shape: StreamConfig, segment: int = 0, seed: int = 2) -> tuple[Target, SharedTrainee]:
+def trained(kind: str, shape: StreamConfig, segment: int = 0, seed: int = 2) -> tuple[Target, SharedTrainer]:
     """A trainee with random LoRA and streams on a tiny base."""
     target = Target(tiny_model(kind))
     torch.manual_seed(seed)
-    trainee = SharedTrainee(target, shape, segment=segment)
+    trainee = SharedTrainer(target, shape, segment=segment)
     randomise(trainee.module, seed, std=0.2)
     with torch.no_grad():
         for weight in trainee.module.parameters():
@@ -59,7 +59,7 @@ EMPTY = BaseStates(torch.empty(0), {}, {})
 @pytest.mark.parametrize("kind", WITHOUT_WINDOW)
 def test_output_is_the_shared_models_own(kind: str, attends: bool, tmp_path: Path) -> None:
     target, trainee = trained(kind, config(attends))
-    save_shared(tmp_path, trainee, {})
+    trainee.save(tmp_path, {})
     before = generate(Autoregressive(target), PROMPT, Limits(30), Sampling()).tokens
     own = SharedAutoregressive.load(target, SharedAROptions(weights=str(tmp_path)))
     reference = generate(own, PROMPT, Limits(30), Sampling()).tokens
@@ -74,7 +74,7 @@ def test_output_is_the_shared_models_own(kind: str, attends: bool, tmp_path: Pat
 def test_its_logits_are_those_it_decodes_with(attends: bool, tmp_path: Path) -> None:
     """What sameness asks for: after any part of an answer, the token that the answer goes on with."""
     target, trainee = trained("llama", config(attends))
-    save_shared(tmp_path, trainee, {})
+    trainee.save(tmp_path, {})
     own = SharedAutoregressive.load(target, SharedAROptions(weights=str(tmp_path)))
     tokens = generate(own, PROMPT, Limits(12), Sampling()).tokens
     with torch.inference_mode():
@@ -119,7 +119,7 @@ def test_training_sees_what_decoding_sees(kind: str, attends: bool, more: dict[s
         roots = ids.gather(1, carriers + 1)
         logits, _ = trainee.upper(low, 0, carriers, real, [], 3, None, roots[..., None])  # [1, c, 4, V]
     assert carriers.tolist() == [[3, 4, 5, 6, 7, 8]]
-    save_shared(tmp_path, trainee, {})
+    trainee.save(tmp_path, {})
     decoder = SharedStreaming.load(target, SSOptions(weights=str(tmp_path), k=1, prune="off"))
     with torch.inference_mode():
         cache = decoder.target.new_cache(64)
@@ -221,9 +221,9 @@ def test_a_checkpoint_is_of_one_set_of_settings(changes: dict[str, Any], field: 
     rows = np.random.default_rng(0).integers(3, 60, (4, 12), dtype=np.int32)
     text = DrafterText(rows, lambda row: np.arange(len(row)) > 4, end=2)
 
-    def trainer(attends: bool, **settings: Any) -> TogetherTrainer:
-        trainee = SharedTrainee(target, config(attends), **settings)
-        return TogetherTrainer(target, [trainee], text, Budget(2, 2, 4, 3, warmup=0), tmp_path)
+    def trainer(attends: bool, **settings: Any) -> DrafterLoop:
+        trainee = SharedTrainer(target, config(attends), **settings)
+        return DrafterLoop(target, [trainee], text, Budget(2, 2, 4, 3, warmup=0), tmp_path)
 
     trainer(True).train(lambda _: None)
     assert trainer(True).resumed
@@ -238,7 +238,7 @@ def test_losses_of_streams_rise_from_nothing() -> None:
 
     def losses(**settings: Any) -> tuple[list[float], float]:
         torch.manual_seed(0)
-        trainee = SharedTrainee(target, config(False), **settings)
+        trainee = SharedTrainer(target, config(False), **settings)
         with torch.no_grad():
             looked = trainee.loss(EMPTY, batch)[0].item()
         return [trainee.loss(EMPTY, batch)[0].item() for _ in range(4)], looked
@@ -252,7 +252,7 @@ def test_losses_of_streams_rise_from_nothing() -> None:
 def test_the_base_is_not_touched(tmp_path: Path) -> None:
     target, trainee = trained("qwen3", config())
     before = {k: v.clone() for k, v in target.model.state_dict().items()}
-    save_shared(tmp_path, trainee, {})
+    trainee.save(tmp_path, {})
     SharedStreaming.load(target, SSOptions(weights=str(tmp_path)))
     after = target.model.state_dict()
     assert before.keys() == after.keys()
@@ -261,12 +261,12 @@ def test_the_base_is_not_touched(tmp_path: Path) -> None:
 
 def test_modes_are_not_mixed_up(tmp_path: Path) -> None:
     target, trainee = trained("llama", config())
-    save_shared(tmp_path, trainee, {})
+    trainee.save(tmp_path, {})
     with pytest.raises(UserError, match="use ss-shared"):
         SpeculativeStreaming.load(target, SSOptions(weights=str(tmp_path)))
-    with pytest.raises(UserError, match="lora_rank 4, not 8"):
+    with pytest.raises(UserError, match="lora_rank=8 is not as"):
         SharedStreaming.load(target, SSOptions(weights=str(tmp_path), lora_rank=8))
-    with pytest.raises(UserError, match="main_attends_streams True, not False"):
+    with pytest.raises(UserError, match="main_attends_streams=off is not as"):
         SharedStreaming.load(target, SSOptions(weights=str(tmp_path), main_attends_streams="off"))
     with pytest.raises(UserError, match="mode shared trains LoRA"):
         StreamConfig(mode="shared")
@@ -276,7 +276,7 @@ def test_modes_are_not_mixed_up(tmp_path: Path) -> None:
 
 def test_it_is_checked_before_the_target_is_loaded(tmp_path: Path) -> None:
     target, trainee = trained("llama", config())
-    save_shared(tmp_path, trainee, {})
+    trainee.save(tmp_path, {})
     given = SSOptions(weights=str(tmp_path))
     with pytest.raises(UserError, match="not defined for layers with a sliding window"):
         SharedStreaming.check(given, Target(tiny_model("mistral-window")))
@@ -294,7 +294,7 @@ def test_it_is_checked_before_the_target_is_loaded(tmp_path: Path) -> None:
 
 def test_another_lora_in_the_same_folder_is_another_model(tmp_path: Path) -> None:
     target, trainee = trained("llama", config())
-    save_shared(tmp_path, trainee, {})
+    trainee.save(tmp_path, {})
     options = SSOptions(weights=str(tmp_path))
     before = SharedStreaming.load(target, options)
     assert SharedStreaming.load(target, options).target is before.target
@@ -308,7 +308,7 @@ def test_another_lora_in_the_same_folder_is_another_model(tmp_path: Path) -> Non
 @pytest.mark.parametrize("strange", ["key", "bias"])
 def test_only_lora_of_linear_layers_is_merged(strange: str, tmp_path: Path) -> None:
     target, trainee = trained("llama", config())
-    save_shared(tmp_path, trainee, {})
+    trainee.save(tmp_path, {})
     if strange == "key":
         tensors = load_file(tmp_path / "adapter_model.safetensors")
         tensors["base_model.model.model.embed_tokens.lora_embedding_A"] = torch.zeros(4, 61)

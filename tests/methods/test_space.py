@@ -20,11 +20,12 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.space.decode import SPACE, SPACEAROptions, SPACEAutoregressive, SPACEOptions
 from specbench_ss.methods.space.model import MaskToken, rows_of, save
-from specbench_ss.methods.space.train import MaskOptions, SPACETrainee, SPACETrainer
+from specbench_ss.methods.space.train import MaskOptions, SPACETrainer
 from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
-from specbench_ss.training.loop import Budget, DrafterText, TogetherTrainer
-from specbench_ss.training.trainee import Anchors, BaseStates, Batch, Documents
+from specbench_ss.training.batch import Anchors, BaseStates, Batch, Documents
+from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
+from specbench_ss.training.session import run
 from specbench_ss.training.trainer import TrainConfig
 from tests.methods.decoders import randomise
 from tests.methods.exactness import assert_greedy_same, p_value
@@ -114,10 +115,10 @@ def test_the_published_rule_is_told_and_differs() -> None:
 # -- training sees what decoding sees -------------------------------------------------------------------------------
 
 
-def trained(kind: str, k: int = 3) -> tuple[Target, SPACETrainee]:
+def trained(kind: str, k: int = 3) -> tuple[Target, SPACETrainer]:
     """A trainee with random LoRA and mask on a tiny base."""
     target = Target(tiny_model(kind))
-    trainee = SPACETrainee(target, k, rank=4)
+    trainee = SPACETrainer(target, MaskOptions(k, 4))
     randomise(trainee.module, 2, std=0.2)
     return target, trainee
 
@@ -166,11 +167,11 @@ def test_it_learns(tmp_path: Path) -> None:
     """A text that counts: masks learn what comes, and next tokens are not forgotten."""
     target = Target(tiny_model("llama"))
     torch.manual_seed(0)
-    trainee = SPACETrainee(target, 3, rank=8, lr=2e-2, mask_lr=5e-2)
+    trainee = SPACETrainer(target, MaskOptions(3, 8, mask_lr=5e-2), 2e-2)
     start = torch.arange(64)[:, None]
     rows = ((start + torch.arange(24)) % 50 + 5).int().numpy()
     text = DrafterText(rows, lambda row: row >= 5, end=2)
-    training = TogetherTrainer(target, [trainee], text, Budget(100, 8, 8, 3, 5), tmp_path / "work")
+    training = DrafterLoop(target, [trainee], text, Budget(100, 8, 8, 3, 5), tmp_path / "work")
     training.train(lambda _: None)
     assert min(training.outcomes["space"].right) > 0.5
     save(tmp_path, trainee.mask, trainee.tuned, {})
@@ -274,7 +275,7 @@ def test_the_trainer_writes_what_the_method_reads(tmp_path: Path, monkeypatch: p
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = (str(tmp_path / "chats.jsonl"),)
     config = TrainConfig(out=out, data=data, model=str(model), steps=2, batch_size=2, length=64, device="cpu", lr=0.02)
-    SPACETrainer(MaskOptions(masks=2, lora_rank=4)).train(config)
+    run(SPACETrainer, MaskOptions(masks=2, lora_rank=4), config)
     target = load_target(str(model), device="cpu")
     decoder = SPACE.load(target, SPACEOptions(weights=str(out)))
     assert decoder.k == 2 and decoder.mask.offset.abs().max() > 0
@@ -283,4 +284,4 @@ def test_the_trainer_writes_what_the_method_reads(tmp_path: Path, monkeypatch: p
 
 def test_masks_cannot_be_trained_behind_a_window() -> None:
     with pytest.raises(UserError, match="sliding window"):
-        SPACETrainee(Target(tiny_model("mistral-window")))
+        SPACETrainer(Target(tiny_model("mistral-window")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
-from specbench_ss.methods._shared.heads import tree_of
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.methods.ss.config import SharedAROptions
@@ -35,7 +35,7 @@ def medusa(target: Target) -> Medusa:
     """On an auto tree of five nodes."""
     heads = decoders.medusa(target).heads
     config = {"accuracies": ACCURACIES, "nodes": 5}
-    return Medusa(target, MedusaOptions(), heads, tree_of(Medusa.choices(MedusaOptions(), config, 3)), config)
+    return Medusa.build(target, MedusaOptions(), heads, config, Path())
 
 
 def streams(target: Target) -> SpeculativeStreaming:

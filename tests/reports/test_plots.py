@@ -15,7 +15,7 @@ from specbench_ss.reports.palette import styles
 from specbench_ss.reports.plot_command import Kind
 from specbench_ss.reports.run_figures import RunFigures, write_plot
 from specbench_ss.results.analysis import analyse, load_run
-from specbench_ss.results.cost_model import Roof, machine_rows, pairs, points, waterfalls
+from specbench_ss.results.cost_model import Roof, pairs, points, waterfalls
 from specbench_ss.runs.run_dir import read_run
 from tests.cli import failing
 from tests.conftest import MakeRun
@@ -104,7 +104,7 @@ def test_parts_of_the_roofline_add_up_to_the_counted_step(make_run: MakeRun) -> 
     shapes = {label: {**SHAPE, "drafter": None if label == "ar" else DRAFTER} for label in run.labels}
     run.manifest["machine"] = {"limits": LIMITS, "shapes": shapes}
     parts = {(point.method, point.part): point for point in points(pairs(run))}
-    for row in machine_rows(run):
+    for row in analyse(run).machine_rows:
         own = [parts[row.method, part] for part in ("verifying", "drafting") if (row.method, part) in parts]
         seconds = [row.step_s * row.verify_share, row.step_s * row.draft_share][: len(own)]
         assert sum(p.rate * s for p, s in zip(own, seconds, strict=True)) == pytest.approx(row.flops_per_step)

@@ -14,8 +14,8 @@ from specbench_ss.errors import UserError
 from specbench_ss.reports.paper import training_figures as peeking
 from specbench_ss.reports.paper.training_figures import Figure4, PeekingTrainee, held_out, least_sure
 from specbench_ss.results.report import Bench, Request
+from specbench_ss.training.batch import base_states
 from specbench_ss.training.loop import Budget, DrafterText
-from specbench_ss.training.trainee import base_states
 from tests.methods.decoders import randomise
 from tests.tiny import WITHOUT_WINDOW, tiny_model
 

@@ -20,7 +20,8 @@ from specbench_ss.reports.paper.training import (
     timed_steps,
 )
 from specbench_ss.results.report import Bench, Request
-from specbench_ss.training.loop import Budget, DrafterText, Machine, TogetherTrainer
+from specbench_ss.training.distributed import Machine
+from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
 from tests.tiny import tiny_model
 
 BUDGET = Budget(steps=7, rows_per_step=2, anchors_per_row=4, warmup=1)
@@ -37,14 +38,14 @@ def bench(folder: Path, request: Request | None = None) -> Bench:
     return Bench(request or Request(), folder, never, never)
 
 
-def trainer(kind: type[TogetherTrainer], folder: Path) -> Any:
+def trainer(kind: type[DrafterLoop], folder: Path) -> Any:
     target = Target(tiny_model("llama"))
     made = new_trainees(dict(zip(LABELS, LABELS, strict=True)), target, bench(folder))
     return kind(target, made, text(), BUDGET, folder, Machine(target.device, exact=True))
 
 
 def test_metered_steps_are_those_of_the_common_loop(tmp_path: Path) -> None:
-    plain, metered = trainer(TogetherTrainer, tmp_path / "a"), trainer(MeteredTrainer, tmp_path / "b")
+    plain, metered = trainer(DrafterLoop, tmp_path / "a"), trainer(MeteredTrainer, tmp_path / "b")
     (found,) = measure([metered], 4, bench(tmp_path))
     plain.train(lambda line: None)
     assert list(found) == [BASE, *LABELS] and metered.step == 7, "two to warm up, four timed, one for memory"

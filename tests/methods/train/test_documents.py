@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from specbench_ss.engine.target import Target
-from specbench_ss.methods.sd.train import DraftSize, DraftTrainee
+from specbench_ss.methods.sd.train import DraftOptions, DraftTrainer
 from specbench_ss.methods.ss.config import StreamConfig, StreamPosition
-from specbench_ss.methods.ss.train import SharedTrainee, StreamsTrainee, carriers_of
+from specbench_ss.methods.ss.train import SharedTrainer, StreamsTrainer, carriers_of
+from specbench_ss.training.batch import BaseStates, Batch, base_states
 from specbench_ss.training.data import TrainingRows
-from specbench_ss.training.distributed import PackedText
-from specbench_ss.training.loop import Budget
-from specbench_ss.training.trainee import BaseStates, Batch, base_states
+from specbench_ss.training.loop import Budget, PackedText
 from tests.methods.decoders import randomise
 from tests.tiny import SOME, WITHOUT_WINDOW, tiny_model
 
@@ -47,7 +46,7 @@ def batch(packed: TrainingRows, ahead: int = 3) -> Batch:
 @pytest.mark.parametrize("kind", SOME)
 def test_the_base_and_its_streams(kind: str, position: StreamPosition) -> None:
     target = Target(tiny_model(kind))
-    trainee = StreamsTrainee(target, StreamConfig(gamma=3, n_msa_layers=2, stream_position=position))
+    trainee = StreamsTrainer(target, StreamConfig(gamma=3, n_msa_layers=2, stream_position=position))
     randomise(trainee.module, 1)
     whole = rows()
     with torch.no_grad():
@@ -67,7 +66,7 @@ def test_the_base_and_its_streams(kind: str, position: StreamPosition) -> None:
 def test_shared_mode(kind: str, attends: bool, position: StreamPosition) -> None:
     more = {"main_attends_streams": attends, "stream_position": position}
     shape = StreamConfig(3, 2, adapter_rank=0, mode="shared", lora_rank=4, **more)  # type: ignore[arg-type]
-    trainee = SharedTrainee(Target(tiny_model(kind)), shape)
+    trainee = SharedTrainer(Target(tiny_model(kind)), shape)
     randomise(trainee.module, 2, std=0.2)
     whole = rows()
 
@@ -90,7 +89,7 @@ def test_segments_of_packed_rows() -> None:
     shape = StreamConfig(3, 2, adapter_rank=0, mode="shared", lora_rank=4, main_attends_streams=True)
     losses = []
     for segment in (0, 7):
-        trainee = SharedTrainee(Target(tiny_model("llama")), shape, segment=segment)
+        trainee = SharedTrainer(Target(tiny_model("llama")), shape, segment=segment)
         randomise(trainee.module, 2, std=0.2)
         losses.append(trainee.loss(NONE, batch(rows()))[0].detach())
     torch.testing.assert_close(losses[0], losses[1])
@@ -98,7 +97,7 @@ def test_segments_of_packed_rows() -> None:
 
 def test_the_draft() -> None:
     target = Target(tiny_model("llama"))
-    trainee = DraftTrainee(target, DraftSize(1, 32, 2), 1e-3, 3)
+    trainee = DraftTrainer(target, DraftOptions(1, 32, 2, gamma=3))
     whole = rows()
     with torch.no_grad():
         packed = trainee._logits(batch(whole))

@@ -13,13 +13,12 @@ import pytest
 from specbench_ss.cli.main import main
 from specbench_ss.storage import disk_error, writing
 from specbench_ss.training import data, session
-from specbench_ss.training.distributed import DrafterTraining
-from specbench_ss.training.loop import CHECKPOINT
+from specbench_ss.training.loop import CHECKPOINT, DrafterLoop
 from tests.methods.test_resumable import Line
 from tests.methods.train.test_train import _cache, arguments, chats, models
 
 __all__ = ["_cache", "chats", "models"]  # fixtures
-PLACES = {"rows": (data, "_keep"), "checkpoint": (DrafterTraining, "save"), "weights": (session, "_finish")}
+PLACES = {"rows": (data, "_keep"), "checkpoint": (DrafterLoop, "save"), "weights": (session, "_finish")}
 
 
 @contextmanager

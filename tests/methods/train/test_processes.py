@@ -14,43 +14,40 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 
 from specbench_ss.cli.main import main
 from specbench_ss.engine.target import Target
-from specbench_ss.methods.block_drafters.dflash import new_drafter
-from specbench_ss.methods.block_drafters.peagle import new_drafter as new_peagle
-from specbench_ss.methods.block_drafters.train_dflash import DFlashTrainee
-from specbench_ss.methods.block_drafters.train_peagle import PEagleTrainee
-from specbench_ss.methods.eagle.train import Eagle3Trainee, EagleTrainee
-from specbench_ss.methods.hydra.train import HydraTrainee
-from specbench_ss.methods.medusa.train import Medusa2Trainee, MedusaTrainee
-from specbench_ss.methods.sd.train import DraftSize, DraftTrainee
-from specbench_ss.methods.space.train import SPACETrainee
+from specbench_ss.methods.block_drafters.train import DFlashTrainer, DFlashTraining, PEagleTrainer, PEagleTraining
+from specbench_ss.methods.eagle.train import Eagle3Trainer, Eagle3TrainOptions, EagleTrainer
+from specbench_ss.methods.hydra.train import HydraTrainer, HydraTraining
+from specbench_ss.methods.medusa.train import JointTraining, Medusa2Trainer, MedusaTrainer, MedusaTraining
+from specbench_ss.methods.sd.train import DraftOptions, DraftTrainer
+from specbench_ss.methods.space.train import MaskOptions, SPACETrainer
 from specbench_ss.methods.ss.config import StreamConfig
-from specbench_ss.methods.ss.train import SharedTrainee, StreamsTrainee
+from specbench_ss.methods.ss.train import SharedTrainer, StreamsTrainer
+from specbench_ss.training.batch import Batch, base_states
 from specbench_ss.training.data import TrainingRows
-from specbench_ss.training.distributed import DrafterTraining, PackedText, Processes
-from specbench_ss.training.loop import Budget
-from specbench_ss.training.trainee import Batch, Trainee, base_states
+from specbench_ss.training.distributed import Machine
+from specbench_ss.training.loop import Budget, DrafterLoop, PackedText
+from specbench_ss.training.trainer import DrafterTrainer
 from tests.methods.decoders import randomise
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import tiny_model
 
 SHARED = StreamConfig(3, 2, adapter_rank=0, mode="shared", lora_rank=4, main_attends_streams=True)
-TRAINEES: dict[str, Callable[[Target], Trainee]] = {
-    "streams": lambda target: StreamsTrainee(target, StreamConfig(gamma=3, n_msa_layers=2)),
-    "shared": lambda target: SharedTrainee(target, SHARED),
-    "medusa": lambda target: MedusaTrainee(target, heads=3),
-    "medusa2": lambda target: Medusa2Trainee(target, 3, lora_rank=4, ramp=0),
-    "hydra": lambda target: HydraTrainee(target, 3, layers=1, prefix=False),
-    "hydra++": lambda target: HydraTrainee(target, 3, layers=1),
-    "dflash": lambda target: DFlashTrainee(target, new_drafter(target, 2, 4)),
-    "eagle": lambda target: EagleTrainee(target, levels=3),
-    "eagle3": lambda target: Eagle3Trainee(target, levels=3, draft_vocab=61),
-    "peagle": lambda target: PEagleTrainee(target, new_peagle(target, 3, draft_vocab=50, own_embedding=True)),
-    "space": lambda target: SPACETrainee(target, masks=3, mask_id=4, rank=4),
-    "draft": lambda target: DraftTrainee(target, DraftSize(1, 32, 2), 1e-3, 3, distill=0.5),
+TRAINERS: dict[str, Callable[[Target], DrafterTrainer]] = {
+    "streams": lambda target: StreamsTrainer(target, StreamConfig(gamma=3, n_msa_layers=2)),
+    "shared": lambda target: SharedTrainer(target, SHARED),
+    "medusa": lambda target: MedusaTrainer(target, MedusaTraining(3)),
+    "medusa2": lambda target: Medusa2Trainer(target, JointTraining(3, lora_rank=4, ramp=0)),
+    "hydra": lambda target: HydraTrainer(target, HydraTraining(3, layers=1, prefix=False)),
+    "hydra++": lambda target: HydraTrainer(target, HydraTraining(3, layers=1)),
+    "dflash": lambda target: DFlashTrainer(target, DFlashTraining(layers=2, block_size=4)),
+    "eagle": lambda target: EagleTrainer(target, levels=3),
+    "eagle3": lambda target: Eagle3Trainer(target, Eagle3TrainOptions(3, 61)),
+    "peagle": lambda target: PEagleTrainer(target, PEagleTraining(depths=3, draft_vocab=50)),
+    "space": lambda target: SPACETrainer(target, MaskOptions(3, 4)),
+    "draft": lambda target: DraftTrainer(target, DraftOptions(1, 32, 2, gamma=3, distill=True, distill_share=0.5)),
 }
 
 
@@ -65,7 +62,7 @@ def uneven() -> PackedText:
     return PackedText(TrainingRows(ids, mask, np.where(inside, 0, -1).astype(np.int32)))
 
 
-def learnt(target: Target, trainee: Trainee, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def learnt(target: Target, trainee: DrafterTrainer, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(loss and shares, gradients)."""
     trainee.module.zero_grad(set_to_none=True)
     states = base_states(target, batch.ids, trainee.taps, trainee.kv_from, batch.documents)
@@ -75,11 +72,11 @@ def learnt(target: Target, trainee: Trainee, batch: Batch) -> tuple[list[torch.T
     return [loss.detach(), right.float()], grads
 
 
-@pytest.mark.parametrize("kind", TRAINEES)
+@pytest.mark.parametrize("kind", TRAINERS)
 def test_shares_of_a_batch_add_up_to_it(kind: str) -> None:
     target = Target(tiny_model("llama"))
     torch.manual_seed(0)
-    trainee = TRAINEES[kind](target)
+    trainee = TRAINERS[kind](target)
     if kind != "draft":
         randomise(trainee.module, 1)
     batch = uneven().chosen(np.arange(4), Budget(1, 4, 16, 3), np.random.default_rng(0))
@@ -92,15 +89,13 @@ def test_shares_of_a_batch_add_up_to_it(kind: str) -> None:
 
 
 def test_held_out_rows_count_by_their_tokens(tmp_path: Path) -> None:
-    target, text, processes, found = Target(tiny_model("llama")), uneven(), Processes("cpu"), []
+    target, text, found = Target(tiny_model("llama")), uneven(), []
+    machine = Machine(target.device, exact=True)
     for rows in (1, 3, 4):  # however many are judged at a time
         torch.manual_seed(0)
-        trainee, folder = TRAINEES["draft"](target), tmp_path / str(rows)
-        training = DrafterTraining(
-            target, {folder: trainee}, text, text, Budget(1, rows, 16, 3), folder, processes, 1, {}
-        )
-        processes.exact = True
-        (outcome,) = training.judge().values()
+        trainee, folder = TRAINERS["draft"](target), tmp_path / str(rows)
+        loop = DrafterLoop(target, [trainee], text, Budget(1, rows, 16, 3), folder, machine, held_out=text)
+        (outcome,) = loop.evaluate().values()
         found.append([outcome.loss, *outcome.right])
     assert found[0] == pytest.approx(found[2], rel=1e-5) == found[1]
 
@@ -148,7 +143,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path, monkeypatch: pytest.M
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 processes") == 7  # the first process alone speaks
     assert torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)["step"] == 1  # both stopped
-    monkeypatch.setattr(Accelerator, "clip_grad_norm_", lambda *_: None)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: None)
     for kind in COMMANDS:
         assert main(command(kind, f"{kind}-1")) == 0
         assert_alike(tmp_path / f"{kind}-2", tmp_path / f"{kind}-1")

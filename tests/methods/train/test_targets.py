@@ -1,4 +1,4 @@
-"""`--targets`: every drafter can learn the base's distribution or the text's tokens, and says which where it chose."""
+"""`--targets`: every drafter can learn the base's distribution or the text's tokens."""
 
 from __future__ import annotations
 
@@ -11,37 +11,36 @@ import torch
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.block_drafters.dflash import random_drafter
-from specbench_ss.methods.block_drafters.train_dflash import DFlashTrainee
-from specbench_ss.methods.eagle.train import Eagle3Trainee, Eagle3Trainer, EagleTrainee, EagleTrainer
-from specbench_ss.methods.hydra.train import HydraTrainee, HydraTrainer
-from specbench_ss.methods.medusa.train import MedusaTrainee, MedusaTrainer
+from specbench_ss.methods.block_drafters.train import DFlashTrainer, DFlashTraining
+from specbench_ss.methods.eagle.train import Eagle3Trainer, Eagle3TrainOptions, EagleTrainer, EagleTrainOptions
+from specbench_ss.methods.hydra.train import HydraTrainer, HydraTraining
+from specbench_ss.methods.medusa.train import MedusaTrainer, MedusaTraining
 from specbench_ss.methods.ss.config import StreamConfig
-from specbench_ss.methods.ss.train import StreamsOptions, StreamsTrainee, StreamsTrainer
-from specbench_ss.models.tiny import tiny_target
+from specbench_ss.methods.ss.train import StreamsOptions, StreamsTrainer
+from specbench_ss.training.batch import Anchors, Batch, base_states
 from specbench_ss.training.losses import head_sums
-from specbench_ss.training.trainee import Anchors, Batch, Trainee, base_states
+from specbench_ss.training.trainer import DrafterTrainer
 from tests.methods.batches import answers_of
 from tests.tiny import tiny_model
 
 AHEAD = 3
-MADE: dict[str, Callable[[Target, Any], Trainee]] = {
-    "ss": lambda target, t: StreamsTrainee(target, StreamConfig(gamma=3, n_msa_layers=2), prune_weight=0, targets=t),
-    "medusa": lambda target, t: MedusaTrainee(target, 3, targets=t),
-    "hydra": lambda target, t: HydraTrainee(target, 3, layers=1, prefix=False, targets=t),
-    "eagle": lambda target, t: EagleTrainee(target, levels=3, feature_weight=0, noise=0, targets=t),
-    "eagle3": lambda target, t: Eagle3Trainee(target, levels=3, draft_vocab=61, targets=t),
-    "dflash": lambda target, t: DFlashTrainee(target, random_drafter(target), soft=t == "distribution"),
+MADE: dict[str, Callable[[Target, Any], DrafterTrainer]] = {
+    "ss": lambda target, t: StreamsTrainer(target, StreamConfig(gamma=3, n_msa_layers=2), prune_weight=0, targets=t),
+    "medusa": lambda target, t: MedusaTrainer(target, MedusaTraining(3, targets=t)),
+    "hydra": lambda target, t: HydraTrainer(target, HydraTraining(3, layers=1, prefix=False, targets=t)),
+    "eagle": lambda target, t: EagleTrainer(target, EagleTrainOptions(feature_weight=0, noise=0, targets=t), levels=3),
+    "eagle3": lambda target, t: Eagle3Trainer(target, Eagle3TrainOptions(3, 61, targets=t)),
+    "dflash": lambda target, t: DFlashTrainer(target, DFlashTraining(targets=t), drafter=random_drafter(target)),
 }
-PUBLISHED = {"ss": "tokens", "medusa": "tokens"}  # of the others: distribution
 
 
-def loss_of(trainee: Trainee, target: Target, batch: Batch) -> torch.Tensor:
+def loss_of(trainee: DrafterTrainer, target: Target, batch: Batch) -> torch.Tensor:
     torch.manual_seed(0)
     loss, _ = trainee.loss(base_states(target, batch.ids, trainee.taps, trainee.kv_from), batch)
     return loss
 
 
-def pair(name: str, target: Target, batch: Batch) -> list[Trainee]:
+def pair(name: str, target: Target, batch: Batch) -> list[DrafterTrainer]:
     made = []
     for targets in ("tokens", "distribution"):
         torch.manual_seed(1)
@@ -67,7 +66,7 @@ def test_a_base_that_is_sure_teaches_the_tokens_that_it_would_say(name: str) -> 
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_an_unsure_base_teaches_something_else_and_the_choice_is_told(name: str) -> None:
+def test_an_unsure_base_teaches_something_else(name: str) -> None:
     model = tiny_model("llama")
     model.lm_head.weight.data.mul_(5)  # unsure, and not of everything alike
     target = Target(model)
@@ -79,24 +78,6 @@ def test_an_unsure_base_teaches_something_else_and_the_choice_is_told(name: str)
         loss.backward()
         learnt = [p.grad for p in trainee.module.parameters() if p.grad is not None]
         assert learnt and all(bool(grad.isfinite().all()) for grad in learnt)
-    if name != "dflash":  # which says it in a form of its own
-        told = {t.about().get("targets") for t in trainees}
-        assert told == {None, "distribution" if PUBLISHED.get(name) == "tokens" else "tokens"}
-
-
-@pytest.mark.parametrize("trainer", [StreamsTrainer, MedusaTrainer, HydraTrainer, EagleTrainer, Eagle3Trainer])
-def test_trainers_hand_the_option_on(trainer: Any) -> None:
-    target = tiny_target("llama", 61)
-    for targets in ("tokens", "distribution"):
-        small = (
-            {"n_msa_layers": 2}
-            if trainer is StreamsTrainer
-            else {"draft_vocab": 61}
-            if trainer is Eagle3Trainer
-            else {}
-        )
-        made = trainer(trainer.Options(targets=targets, **small)).build(target, 1e-3)
-        assert made.targets == targets
 
 
 def test_where_there_is_no_label_nothing_is_learnt() -> None:

@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 
 from specbench_ss.cli.main import main
 from specbench_ss.storage import locked
-from specbench_ss.training.distributed import DrafterTraining
-from specbench_ss.training.loop import Budget
+from specbench_ss.training.loop import Budget, DrafterLoop
 from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import tiny_model
@@ -70,15 +69,15 @@ def test_what_was_trained_together_decodes(tmp_path: Path, given: list[str]) -> 
 
 def test_it_goes_on_where_it_was_cut_off(tmp_path: Path, given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(together(tmp_path / "whole", given)) == 0
-    step = DrafterTraining.advance
+    step = DrafterLoop.advance
 
-    def killed(self: DrafterTraining) -> str:
+    def killed(self: DrafterLoop) -> str:
         if self.step == 2:
             raise MemoryError
         return step(self)
 
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(DrafterTraining, "advance", killed)
+        patch.setattr(DrafterLoop, "advance", killed)
         main([*together(tmp_path / "cut", given), "--save-every", "1"])
     assert main([*together(tmp_path / "cut", given), "--save-every", "1"]) == 0
     for folder in FOLDERS:
@@ -145,16 +144,16 @@ def test_one_that_is_cut_off_while_it_cools_is_made_longer_or_ended(
 ) -> None:
     for steps in (4, 6):
         assert main(cooled(tmp_path / f"whole {steps}", given, steps)) == 0
-    step = DrafterTraining.advance
+    step = DrafterLoop.advance
 
-    def killed(self: DrafterTraining) -> str:
+    def killed(self: DrafterLoop) -> str:
         if self.step == 3:  # the first step of the cooldown is done
             raise MemoryError
         return step(self)
 
     for steps in (4, 6):
         with monkeypatch.context() as patch, pytest.raises(MemoryError):
-            patch.setattr(DrafterTraining, "advance", killed)
+            patch.setattr(DrafterLoop, "advance", killed)
             main(cooled(tmp_path / f"cut {steps}", given, 4))
         assert main(cooled(tmp_path / f"cut {steps}", given, steps)) == 0
         assert learnt(tmp_path / f"cut {steps}") == learnt(tmp_path / f"whole {steps}")

@@ -17,8 +17,7 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.block_drafters.decode import DFlash, PEagle
-from specbench_ss.methods.block_drafters.options import DFlashOptions, PEagleOptions
+from specbench_ss.methods.block_drafters.decode import DFlash, DFlashOptions, PEagle, PEagleOptions
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
 from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.methods.ss.config import SharedAROptions, SSOptions
@@ -26,7 +25,7 @@ from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.methods.ss.shared import SharedAutoregressive, SharedStreaming
 from specbench_ss.models import checkpoint as drafter_folder
 from specbench_ss.models.load import load_target
-from specbench_ss.training.distributed import DrafterTraining, estimated_tau
+from specbench_ss.training.loop import DrafterLoop, estimated_tau
 from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import SOME, WITHOUT_WINDOW, tiny_model
@@ -269,17 +268,17 @@ def test_cut_off_it_ends_as_if_it_had_not_been(
         return main(arguments(kind.partition("-")[0], models["llama"], chats, tmp_path / out, *more))
 
     assert run("whole") == 0
-    step = DrafterTraining.advance
+    step = DrafterLoop.advance
     for last in (1, 5):  # before any checkpoint, and a step after one
 
-        def killed(self: DrafterTraining, last: int = last) -> str:
+        def killed(self: DrafterLoop, last: int = last) -> str:
             said = step(self)
             if self.step == last:
                 raise Killed
             return said
 
         with monkeypatch.context() as patch:
-            patch.setattr(DrafterTraining, "advance", killed)
+            patch.setattr(DrafterLoop, "advance", killed)
             with pytest.raises(Killed):
                 run("cut")
     assert run("cut") == 0
@@ -295,16 +294,16 @@ def test_ctrl_c_says_where_it_is_and_how_to_go_on(
     models: dict[str, Path], chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    out, step = tmp_path / "out", DrafterTraining.advance
+    out, step = tmp_path / "out", DrafterLoop.advance
     command = arguments("medusa", models["llama"], chats, out, "--steps", "4")
 
-    def interrupted(self: DrafterTraining) -> str:
+    def interrupted(self: DrafterLoop) -> str:
         if self.step == 1:
             signal.raise_signal(signal.SIGINT)
         return step(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DrafterTraining, "advance", interrupted)
+        patch.setattr(DrafterLoop, "advance", interrupted)
         assert main(command) == 130
     saved = f"step 2 of 4 is saved in {out / 'checkpoint.pt'}"
     assert capsys.readouterr().err == f"\nssbench: interrupted: {saved}; the same command goes on from it\n"

@@ -15,17 +15,16 @@ import sys
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from specbench_ss.cli.main import main
 from specbench_ss.engine.target import Target
-from specbench_ss.training.distributed import PATIENCE, Processes
-from specbench_ss.training.loop import TogetherTrainer
+from specbench_ss.training.distributed import PATIENCE, Machine
+from specbench_ss.training.loop import DrafterLoop
 
 
-def interrupted(self: TogetherTrainer, update: Any = TogetherTrainer._update) -> str:
+def interrupted(self: DrafterLoop, update: Any = DrafterLoop._update) -> str:
     if os.environ["RANK"] == "1":
         signal.raise_signal(signal.SIGINT)
     return str(update(self))
@@ -42,18 +41,18 @@ def fork() -> None:
 if __name__ == "__main__":
     fork()
     *plain, streams, heads, cut = json.loads(sys.argv[1])
-    Accelerator.clip_grad_norm_ = lambda *_: None  # type: ignore[assignment, method-assign] # cut, a wrong scale is hidden
+    torch.nn.utils.clip_grad_norm_ = lambda *_: None  # type: ignore[assignment] # cut, a wrong scale is hidden
     for command in plain:
         assert main(command) == 0
     group = torch.distributed.distributed_c10d._get_default_group()
     assert group._get_backend(torch.device("cpu")).options._timeout == PATIENCE
-    Processes.shards_base = property(lambda self: True)  # type: ignore[assignment, method-assign]
+    Machine.shards_base = property(lambda self: True)  # type: ignore[assignment, method-assign]
     bases: list[Target] = []
-    shard = Processes.shard
-    Processes.shard = lambda self, target, trainee: bases.append(target) or shard(self, target, trainee)  # type: ignore
+    shard = Machine.shard
+    Machine.shard = lambda self, target, trainee: bases.append(target) or shard(self, target, trainee)  # type: ignore
     for command in (streams, heads):
         assert main(command) == 0
         parts = [part for part in bases[-1].model.modules() if isinstance(part, FSDPModule)]
         assert parts and all(isinstance(p, DTensor) for part in parts for p in part.parameters())  # none left gathered
-    TogetherTrainer._update = interrupted  # type: ignore[method-assign]
+    DrafterLoop._update = interrupted  # type: ignore[method-assign]
     assert main(cut) == 130

@@ -1,8 +1,7 @@
-"""A drafter in training: batches, anchors and labels, and the states of the frozen base that it learns from."""
+"""Training batches: anchors, labels and documents, and the states of the frozen base on them."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.engine.kv_cache import Cache
@@ -156,39 +155,6 @@ class BaseStates:
         found = self.final.gather(1, places[..., None].expand(-1, -1, self.final.shape[-1]))
         shaped: Tensor = found.unflatten(1, (-1, n))
         return shaped
-
-
-class Trainee(ABC):
-    """One drafter in training."""
-
-    name: str
-    module: nn.Module
-    lr: float = 1e-3
-    taps: tuple[int, ...] = ()  # layer inputs it wants of the base
-    kv_from: int | None = None  # keys and values it wants, from this layer up
-    needs_base: bool = True  # whether it wants the base's states at all
-    adapts_base: bool = False  # whether it trains weights inside the base's own layers
-
-    def about(self) -> dict[str, Any]:
-        """Return what decides what is learnt, besides text, budget and learning rates.
-
-        A checkpoint has to agree in it.
-        """
-        return {}
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the parameters with their peak learning rates, as torch.optim takes them."""
-        return [{"params": list(self.module.parameters()), "lr": self.lr}]
-
-    def scan(self, batches: Iterable[Batch]) -> None:  # noqa: B027 - optional hook
-        """See batches of the text, on the CPU, before anything is learnt: for example to count its words."""
-
-    def prepare(self, states: BaseStates, batch: Batch) -> None:  # noqa: B027 - optional hook
-        """See the base's states on the first row before anything is learnt: for example to start at their scale."""
-
-    @abstractmethod
-    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return (loss, share of right top-1 guesses per drafted position [ahead]), both over `batch.whole`."""
 
 
 @torch.no_grad()

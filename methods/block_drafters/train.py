@@ -1,0 +1,269 @@
+"""Trainers of DFlash and P-EAGLE, whose drafters make all drafted positions in one pass.
+
+DFlash (sec. 4.2) learns blocks at random anchors of the answers. The block of anchor t has its root at x_{t+1}; it sees
+the features up to position t, and all of its own positions. Position k behind the root predicts x_{t+1+k}.
+
+P-EAGLE (sec. 3) learns all depths in one pass. Slot t reads the feature of position t and the token x_{t+1}, and
+predicts x_{t+2}. Depth d of anchor t reads what stands in for both, and predicts x_{t+2+d}; it sees the true slots up
+to t and its own anchor's depths up to d.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Gt, Le
+from torch import Tensor
+
+from specbench_ss.engine.kv_cache import StreamCache
+from specbench_ss.engine.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.draft_vocabulary import check_mask_token
+from specbench_ss.methods._shared.feature_trainer import FeatureTrainer
+from specbench_ss.methods.block_drafters import dflash, peagle
+from specbench_ss.methods.block_drafters.dflash import MOST_BLOCK
+from specbench_ss.methods.block_drafters.peagle import DEPTHS, MOST_DEPTHS
+from specbench_ss.models.checkpoint import write_checkpoint
+from specbench_ss.options import Bounded
+from specbench_ss.training.batch import BaseStates, Batch
+from specbench_ss.training.losses import Targets, mean_loss, targets_option
+
+AT_ONCE = 32  # blocks of a row that pass together: each one's rows are keys that the others do not see
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTraining(Bounded):
+    """Options of both trainers."""
+
+    targets: Targets = targets_option("distribution")
+    mask_token_id: Annotated[int, Ge(-1)] = field(
+        default=-1,
+        metadata={
+            "help": "Token that stands at drafted places. -1: the tokenizer's mask token, or else the last token whose "
+            "embedding is not zero."
+        },
+    )
+
+
+class BlockTrainer(FeatureTrainer):
+    """A drafter of either kind, whose LM head and embedding stay those of the target."""
+
+    checkpoints: Any  # the module with `config_of` and `speculators_config_of`
+
+    def mask_token(self, target: Target) -> int | None:
+        """Return the mask token that the user gave. Raises UserError for a target that has no such token."""
+        target.check_square(self.name)
+        mask: int = self.options.mask_token_id
+        if mask < 0:
+            return None
+        try:
+            check_mask_token(mask, target)
+        except UserError as error:
+            raise UserError(f"{self.name}: {error}") from None
+        return mask
+
+    def save(self, folder: Path, about: dict[str, Any]) -> None:
+        """Write the folder in one of the published layouts."""
+        theirs, ours = self.checkpoints.speculators_config_of, self.checkpoints.config_of
+        config = (theirs if self.options.format == "speculators" else ours)(self.module, self.target)
+        write_checkpoint(folder, self.module, {**config, **about})
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashTraining(BlockTraining):
+    """Options of `ssbench train dflash`."""
+
+    owner: ClassVar[str] = "dflash"
+    layers: Annotated[int, Ge(1)] = field(default=5, metadata={"help": "Number of decoder layers of the drafter."})
+    block_size: Annotated[int, Ge(2), Le(MOST_BLOCK)] = field(
+        default=8, metadata={"help": "Places of a block: the root's, and one for each token that is drafted."}
+    )
+    decay: Annotated[float, Gt(0)] = field(
+        default=4.0, metadata={"help": "The k-th drafted token's loss has the weight exp(-(k - 1) / decay)."}
+    )
+    draft_vocab: Annotated[int, Ge(0)] = field(
+        default=0, metadata={"help": "How many words it can draft: the most frequent ones of the text. 0: all."}
+    )
+    sample_from_anchor: bool = field(
+        default=False,
+        metadata={"help": "Whether the root's place drafts a token, too. vLLM does not serve such a drafter."},
+    )
+    format: Literal["z-lab", "speculators"] = field(
+        default="z-lab",
+        metadata={"help": "Layout of the folder: as z-lab publishes drafters, or as speculators does, for vLLM."},
+    )
+
+
+class DFlashTrainer(BlockTrainer):
+    """DFlash's drafter. The loss of the k-th drafted token has the weight exp(-(k - 1) / decay) (DFlash sec. 4.2)."""
+
+    name = "dflash"
+    summary = "DFlash's drafter of whole blocks on the frozen base"
+    method = "dflash"
+    Options = DFlashTraining
+    checkpoints = dflash
+    lr = 6e-4
+
+    def __init__(
+        self, target: Target, options: Any = None, lr: float | None = None, drafter: dflash.Drafter | None = None
+    ) -> None:
+        super().__init__(target, options, lr)
+        if drafter is None:
+            o, mask = self.options, self.mask_token(target)
+            drafter = dflash.new_drafter(target, o.layers, o.block_size, o.draft_vocab, mask, o.sample_from_anchor)
+        self.use(drafter, drafter.shape.layers, drafter.config, drafter.shape.block - drafter.shape.first)
+        for head in (drafter.lm_head, drafter.embed_tokens):  # the target's, or a part of it
+            if head is not None:
+                head.requires_grad_(False)
+
+    def blocks(self, states: BaseStates, batch: Batch) -> Tensor:
+        """Return normed states [B, A, drafts, h] of the drafting positions of every anchor's block."""
+        drafter, places = self.module, batch.positions
+        context = drafter.fuse(self.features(states))
+        keys, values = drafter.inject(context, self.rotary(places, context.dtype))
+        given = dict(enumerate(zip(keys, values, strict=True)))
+        parts = batch.anchors.at.split(AT_ONCE, 1)
+        return torch.cat([self._some(batch, at, places.gather(1, at), StreamCache(given)) for at in parts], 1)
+
+    def _some(self, batch: Batch, at: Tensor, places: Tensor, cache: StreamCache) -> Tensor:
+        """Return the same for anchors `at` [B, A] at these places of their texts; cache: all of the row's context."""
+        drafter, (b, a), size = self.module, at.shape, self.module.shape.block
+        tokens = torch.full((b, a, size), drafter.shape.mask_token, device=at.device)
+        tokens[..., 0] = batch.ids.gather(1, (at + 1).clamp_max(batch.ids.shape[1] - 1))
+        ahead = places[..., None] + 1 + torch.arange(size, device=at.device)  # [B, A, size]
+        embedded = drafter.embed(tokens.flatten(1), self.target)
+        rotary = self.rotary(ahead.flatten(1), embedded.dtype)
+        out = drafter(embedded, cache, self._masks(batch, at), rotary)
+        blocks: Tensor = out.unflatten(1, (a, size))
+        return blocks[:, :, drafter.shape.first :]
+
+    def _masks(self, batch: Batch, at: Tensor) -> list[Tensor | None]:
+        """Return a mask [B, 1, A * size, T + A * size] a layer: context before the root, and the same block."""
+        shape, (b, t) = self.module.shape, batch.ids.shape
+        keys, own = torch.arange(t, device=at.device), torch.eye(at.shape[1], dtype=torch.bool, device=at.device)
+        made = {}
+        for sight in set(shape.sights):
+            context = sight.context(at + 1, shape.block, keys)  # [B, A, size, T]
+            if batch.documents is not None:
+                context = context & batch.documents.same(at, t)[:, :, None]
+            block = torch.kron(own, sight.block(shape.block, at.device))  # [A * size, A * size]
+            made[sight] = torch.cat((context.flatten(1, 2), block.expand(b, -1, -1)), -1)[:, None]
+        return [made[sight] for sight in shape.sights]
+
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the weighted sum of the drafts' losses, each a mean over the anchors with a token so far ahead."""
+        labels, out = self.labels(batch), self.blocks(states, batch)
+        sums = [self.sums(states, batch, out[:, :, k], labels[..., k], k) for k in range(self.ahead)]
+        total = torch.stack([a for a, _ in sums]), torch.stack([b for _, b in sums])
+        weights = [math.exp(-k / self.options.decay) for k in range(self.ahead)]
+        return mean_loss(total, self.labels(batch.whole), weights)
+
+
+@dataclass(frozen=True, slots=True)
+class PEagleTraining(BlockTraining):
+    """Options of `ssbench train peagle`."""
+
+    owner: ClassVar[str] = "peagle"
+    layers: Annotated[int, Ge(1)] = field(default=1, metadata={"help": "Number of decoder layers of the drafter."})
+    depths: Annotated[int, Ge(1), Le(MOST_DEPTHS)] = field(
+        default=DEPTHS, metadata={"help": "How many tokens it drafts in one pass."}
+    )
+    keep: Annotated[float, Gt(0), Le(1)] = field(
+        default=0.7, metadata={"help": "Depth d is trained at max(keep^d, keep_least) of the anchors."}
+    )
+    keep_least: Annotated[float, Gt(0), Le(1)] = field(
+        default=0.2, metadata={"help": "The smallest share of the anchors that a depth keeps."}
+    )
+    draft_vocab: Annotated[int, Ge(0)] = field(
+        default=32000, metadata={"help": "How many words it can draft: the most frequent ones of the text. 0: all."}
+    )
+    embedding: Literal["own", "target"] = field(
+        default="own",
+        metadata={"help": "own: an embedding that is trained and saved, as published. target: the base's, unchanged."},
+    )
+    format: Literal["eagle3", "speculators"] = field(
+        default="eagle3",
+        metadata={"help": "Layout of the folder: as EAGLE-3's drafters have it, or as speculators does, for vLLM."},
+    )
+
+
+class PEagleTrainer(BlockTrainer):
+    """P-EAGLE's drafter. Depth d is trained at max(keep^d, keep_least) of the anchors."""
+
+    name = "peagle"
+    summary = "P-EAGLE's drafter of all depths at once on the frozen base"
+    method = "peagle"
+    Options = PEagleTraining
+    checkpoints = peagle
+    lr = 3e-4
+
+    def __init__(
+        self, target: Target, options: Any = None, lr: float | None = None, drafter: peagle.Drafter | None = None
+    ) -> None:
+        super().__init__(target, options, lr)
+        o = self.options
+        if drafter is None:
+            mask, own = self.mask_token(target), o.embedding == "own"
+            drafter = peagle.new_drafter(target, o.depths, o.layers, o.draft_vocab, mask, own)
+        self.use(drafter, drafter.shape.layers, drafter.config, drafter.shape.depths)
+        self.shares = [max(o.keep**d, o.keep_least) for d in range(self.ahead)]
+        assert drafter.lm_head is not None
+        drafter.lm_head.requires_grad_(False)  # the target's, or a part of it
+
+    def states(self, states: BaseStates, batch: Batch) -> list[Tensor]:
+        """Return normed states [B, n_d, h] of every depth d, at the first n_d anchors of each row."""
+        drafter, at, t = self.module, batch.anchors.at, batch.ids.shape[1]
+        counts = [math.ceil(share * at.shape[1]) for share in self.shares]
+        deep = torch.tensor(counts[1:], dtype=torch.long, device=at.device)
+        depth = torch.arange(1, len(counts), device=at.device).repeat_interleave(deep)  # [R], of rows behind true slots
+        anchor = torch.cat([at[:, :0], *(at[:, :n] for n in counts[1:])], 1)  # [B, R]
+        fused = drafter.fuse(self.features(states))  # [B, T, h]
+        unknown = drafter.unknown().expand(len(at), len(depth), -1)
+        following = torch.cat((batch.ids[:, 1:], batch.ids[:, -1:]), 1)
+        tokens = torch.cat((following, torch.full_like(anchor, drafter.shape.mask_token)), 1)
+        places = torch.cat((batch.positions, batch.positions.gather(1, anchor) + depth), 1)
+        masks = self._masks(batch, anchor, depth)
+        embedded = drafter.embed(tokens, self.target)
+        out = drafter(embedded, torch.cat((fused, unknown), 1), None, masks, self.rotary(places, fused.dtype))
+        true, *others = out.split((t, *counts[1:]), 1)
+        return [true.gather(1, at[..., None].expand(-1, -1, out.shape[-1])), *others]
+
+    def _masks(self, batch: Batch, anchor: Tensor, depth: Tensor) -> list[Tensor]:
+        """Return a mask [B, 1, T + R, T + R] a layer: true slots up to a row's anchor, and its earlier depths."""
+        b, t = batch.ids.shape
+        at = torch.cat((torch.arange(t, device=anchor.device).expand(b, -1), anchor), 1)  # [B, T + R]
+        deep = torch.cat((depth.new_zeros(t), depth))
+        keys = torch.arange(t, device=anchor.device)
+        own = (at[:, :, None] == anchor[:, None]) & (deep[:, None] >= depth)  # [B, T + R, R]
+        made: dict[int | None, Tensor] = {}
+        for window in set(self.module.shape.windows):
+            true = keys <= at[..., None]  # [B, T + R, T]
+            if window is not None:
+                true &= keys > (at + deep)[..., None] - window
+            if batch.documents is not None:
+                true &= batch.documents.same(at, t)
+            made[window] = torch.cat((true, own), -1)[:, None]
+        return [made[window] for window in self.module.shape.windows]
+
+    def labels(self, batch: Batch) -> Tensor:
+        """Return x_{t+2+d}, int64 [B, A, depths]; -100 where the answer has ended by then or the depth is dropped.
+
+        Anchors are in random order, those of no use last: the first ones are a random choice.
+        """
+        labels = super().labels(batch)
+        good = (labels[..., :1] != -100).sum(1, keepdim=True)  # [B, 1, 1]
+        rank = torch.arange(labels.shape[1], device=labels.device)[:, None]
+        kept = (good * labels.new_tensor(self.shares, dtype=torch.float64)).ceil()  # [B, 1, depths]
+        return labels.masked_fill(rank >= kept, -100)
+
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the mean over all positions that are kept, of whatever depth."""
+        labels, outs = self.labels(batch), self.states(states, batch)
+        sums = [self.sums(states, batch, out, labels[:, : out.shape[1], d], d) for d, out in enumerate(outs)]
+        count = (self.labels(batch.whole) != -100).sum((0, 1))  # [depths]
+        right = torch.stack([hits for _, hits in sums]) / count.clamp_min(1)
+        return torch.stack([loss for loss, _ in sums]).sum() / count.sum().clamp_min(1), right
