@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
+import msgspec
 from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Le, Lt
 
 from specbench_ss.errors import UserError, did_you_mean, first_line, known_words
@@ -242,7 +243,8 @@ def parse_options(options: type[Any], given: Mapping[str, str], owner: str) -> A
         try:
             values[name] = _read(hints[name], text)
         except ValueError:
-            raise UserError(f"{owner}: option {name}={text!r} is not {_wanted(hints[name])}") from None
+            wanted = type_name(hints[name]).replace("float", "a finite number")
+            raise UserError(f"{owner}: option {name}={text!r} is not {wanted}") from None
     return make_options(options, values, owner)
 
 
@@ -321,52 +323,20 @@ def type_name(kind: Any) -> str:
     return "text" if kind is str else str(getattr(kind, "__name__", kind))
 
 
-def _wanted(kind: Any) -> str:
-    """The type as a complaint names it: floats have to be finite."""
-    return type_name(kind).replace("float", "a finite number")
-
-
 def _read(kind: Any, text: str) -> Any:
-    """Text as a value of type `kind`; ValueError where it is none."""
-    if _is_union(kind):
-        return _read_union(get_args(kind), text)
-    if get_origin(kind) is Literal:
-        choices = {str(choice): choice for choice in get_args(kind)}
-        if text not in choices:
-            raise ValueError(text)
-        return choices[text]
-    if kind is bool:
-        if text.lower() not in _SWITCH:
-            raise ValueError(text)
-        return _SWITCH[text.lower()]
-    if kind is Path:
-        return Path(text).expanduser()
-    if kind is float:
-        return _read_float(text)
-    if kind in (int, str):
-        return kind(text)
-    raise TypeError(f"options of type {kind} cannot be given as text")
-
-
-def _read_float(text: str) -> float:
-    """A finite number: nothing can be done with another one, and a run directory cannot hold it."""
-    value = float(text)
-    if not math.isfinite(value):
+    """Text as a value of type `kind`; ValueError where it is none, and for a number that is not finite."""
+    parts, word = get_args(kind) if _is_union(kind) else (kind,), text.lower()
+    if type(None) in parts and word in _NONE:
+        return None
+    if bool in parts and word in _SWITCH:
+        return _SWITCH[word]
+    try:
+        value = msgspec.convert(text, kind, strict=False, dec_hook=lambda path, given: path(given).expanduser())
+    except msgspec.ValidationError as error:
+        raise ValueError(text) from error
+    if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(text)
     return value
-
-
-def _read_union(parts: tuple[Any, ...], text: str) -> Any:
-    """The first part of a union that can read the text; None for 'none'."""
-    if type(None) in parts and text.lower() in _NONE:
-        return None
-    for part in parts:
-        if part is not type(None):
-            try:
-                return _read(part, text)
-            except ValueError:
-                continue
-    raise ValueError(text)
 
 
 def _is_union(kind: Any) -> bool:
