@@ -33,18 +33,14 @@ def interrupted(rest: str) -> typer.Exit:
 
 def to_go_on(out: Path, hidden: Callable[[list[str]], list[str]] = list) -> str:
     """Return '; to go on: COMMAND' where there is something to go on with, else ''. hidden: words without secrets."""
-    begun = out.is_dir() and any(p.suffix != ".tmp" for p in out.iterdir())
-    return f"; to go on: {resume_line(out, hidden)}" if begun else ""
-
-
-def resume_line(out: Path, hidden: Callable[[list[str]], list[str]] = list) -> str:
-    """Return this command line with --resume and with --out, the folder that it wrote to."""
+    if not (out.is_dir() and any(p.suffix != ".tmp" for p in out.iterdir())):
+        return ""
     arguments = hidden(sys.argv[1:])
     if "--resume" not in arguments:
         arguments.append("--resume")
     if not any(word == "--out" or word.startswith("--out=") for word in arguments):
         arguments += ["--out", str(out)]
-    return shlex.join(["ssbench", *arguments])
+    return f"; to go on: {shlex.join(['ssbench', *arguments])}"
 
 
 def typer_option(name: str, kind: type[Any] = RunOptions, panel: str | None = None) -> Any:
@@ -104,19 +100,14 @@ def read(text: str | None) -> tuple[str, ...]:
 
 
 def found(made: Sequence[Check], names: Sequence[str]) -> list[str]:
-    """Return what was asked for and found, one text for each check."""
-    return [
-        f"{'not-checked' if check.state == 'not checked' else check.name} ({_details(check)})"
-        for check in made
-        if (check.name in names and check.state in ("wrong", "warning"))
-        or ("not-checked" in names and check.state == "not checked")
-    ]
-
-
-def _details(check: Check) -> str:
-    """Return the first line of what was found, and how many there are besides."""
-    rest = len(check.lines) - 1
-    return (check.lines[0] if check.lines else check.sentence) + (f", and {rest} more" if rest > 0 else "")
+    """Return what was asked for and found, one text for each check: its first line, and how many there are besides."""
+    why = []
+    for check in made:
+        name = "not-checked" if check.state == "not checked" else check.name
+        if name in names and check.state in ("wrong", "warning", "not checked"):
+            more = f", and {len(check.lines) - 1} more" if len(check.lines) > 1 else ""
+            why.append(f"{name} ({check.lines[0] if check.lines else check.sentence}{more})")
+    return why
 
 
 def fail(results: Results, asked: str | None) -> None:
