@@ -389,6 +389,7 @@ class DrafterLoop(Resumable):
             **budget.about(),
             "drafters": [t.name for t in trainers],
             "learning rates": self.peaks,
+            **{f"{t.name}'s {key}": value for t in trainers for key, value in t.settings().items()},
             "processes": self.machine.count,
             "seed": text.seed,
             "text": text.digest,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from annotated_types import Gt, Lt
 
-from specbench_ss.options import NoOptions, check_bounds
+from specbench_ss.options import NoOptions, check_bounds, option_values
 
 if TYPE_CHECKING:  # `ssbench train --help` imports this module, and no torch
     from torch import Tensor, nn
@@ -161,6 +161,12 @@ class DrafterTrainer(Trainer):
     def n_learning(self) -> int:
         """Number of parameters that learn."""
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+
+    def settings(self) -> dict[str, Any]:
+        """Return options, shape and other plain attributes, in all of which a checkpoint has to agree."""
+        shapes = [option_values(value) for value in vars(self).values()]  # of options and other dataclasses
+        held = {name: value for part in (*shapes, vars(self)) for name, value in part.items()}
+        return {name: value for name, value in held.items() if isinstance(value, bool | int | float | str)}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the parameters with their peak learning rates, as torch.optim takes them."""
