@@ -195,7 +195,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 UNTIL_COOLDOWN = "at its peak until a cooldown"
-SCANNED = 1000  # batches, at most, that a trainee may look through before it begins
+SCANNED = 1000  # batches, at most, that a trainer may read before the first step
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from specbench_ss.results.report import Bench, Column, Grid, Request, Result
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
-from specbench_ss.training.session import Together, TogetherOptions
+from specbench_ss.training.session import jobs_of
 from specbench_ss.training.trainer import TrainConfig
 from tests.conftest import fabricate
 
@@ -29,11 +29,11 @@ FEW = (
 def test_every_variant_is_one_that_can_be_trained_and_each_is_another(tmp_path: Path) -> None:
     for longer in {v.longer for v in VARIANTS}:
         asked = [v.drafter for v in VARIANTS if v.longer == longer]
-        orders = Together(TogetherOptions(",".join(asked))).orders(TrainConfig(tmp_path, ("text",)))
-        assert len({order.label for order in orders}) == len(asked)
-        assert {order.lr for order in orders} == {ablations.LR}
+        jobs = jobs_of(",".join(asked), TrainConfig(tmp_path, ("text",)))
+        assert len({job.label for job in jobs}) == len(asked)
+        assert {job.lr for job in jobs} == {ablations.LR}
     assert len({v.name for v in VARIANTS}) == len(VARIANTS)
-    centre = Together(TogetherOptions(VARIANTS[0].drafter)).orders(TrainConfig(tmp_path, ("text",)))[0].recipe.options
+    centre = jobs_of(VARIANTS[0].drafter, TrainConfig(tmp_path, ("text",)))[0].options
     assert (VARIANTS[0].name, centre.n_msa_layers, centre.adapter_rank) == (CENTRE, 4, 32)
 
 
