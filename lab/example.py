@@ -5,6 +5,7 @@ Knows nothing of models or of any category.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import random
 from collections.abc import Callable, Iterator
@@ -70,15 +71,10 @@ def load(name: str, kind: type[T]) -> T:
     return msgspec.convert(_data(file)[entry], kind)
 
 
-def table(name: str) -> list[tuple[str, ...]]:
-    """Return a table of one record a line, its fields parted by `|`; lines that start with # say what it holds."""
-    text = (DATA / f"{name}.txt").read_text(encoding="utf-8")
-    return rows("\n".join(line for line in text.splitlines() if not line.startswith("#")))
-
-
-def rows(text: str) -> list[tuple[str, ...]]:
-    """Return the records of a table, one a line, with fields parted by `|`; blank lines are skipped."""
-    return [tuple(field.strip() for field in line.split("|")) for line in text.strip().splitlines() if line.strip()]
+def table(name: str) -> list[dict[str, str]]:
+    """Return the records of a text file, whose first line names the fields, parted by `|`."""
+    lines = (DATA / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    return list(csv.DictReader(lines, delimiter="|", quoting=csv.QUOTE_NONE))
 
 
 @cache

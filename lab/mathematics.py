@@ -1,12 +1,11 @@
-# ruff: noqa: E501 - a template or a word list is one line
 """Sums, word problems and short calculations."""
 
 from __future__ import annotations
 
+import operator
 import random
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from lab.example import Example, load
@@ -43,13 +42,13 @@ def generate_drill(rng: random.Random) -> Example:
     return Example("arithmetic", (f"{rng.choice(ASKS)}: {asked}",), ((answer,),), asked, "none")
 
 
-# Reads stories with numbers, draws their slots and writes the worked answers.
+# Stories with numbers, and the worked answers to their questions.
 
 Numbers = dict[str, int]
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {
-    "+": lambda left, right: left + right,
-    "-": lambda left, right: left - right,
-    "*": lambda left, right: left * right,
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
     # 0 marks a division that leaves a rest; no story allows a result of 0
     "/": lambda left, right: left // right if right and left % right == 0 else 0,
 }
@@ -57,104 +56,81 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
 _COMMON = "T=things F=fruit D=weekday E=weekday Z=weekday I=clothing S=subject P=city Q=city d=2-30"
 _HIGHEST = 199
 _LEADS = "[||Let us work it out. |We go step by step. ]"
-_DERIVED = re.compile(r"(\w+)=(\w+)\*(\w+)(?:([+-])(\w+))?$")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One calculation and the sentence that says it."""
+class Turn:
+    """A question of a story. steps: calculation -> the sentence that says it. `s1` is the result of the first step."""
 
-    left: str
-    operation: str
-    right: str
-    sentence: str
+    ask: str
+    steps: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A story: its slots, the numbers made of other numbers, and for each turn its text and steps."""
+    """A story: its slots, the numbers made of other numbers, and what is asked."""
 
     name: str
-    spec: str
-    derived: tuple[tuple[str | None, ...], ...]
-    turns: tuple[tuple[str, tuple[Step, ...]], ...]
+    slots: str
+    turns: tuple[Turn, ...]
+    derived: dict[str, str] = field(default_factory=dict)
+
+    def spec(self) -> str:
+        """What is drawn for it."""
+        given = {*self.derived, *(entry.partition("=")[0] for entry in self.slots.split())}
+        return " ".join([self.slots, *(entry for entry in _COMMON.split() if entry.partition("=")[0] not in given)])
 
 
-def _step(line: str) -> Step:
-    calculation, _, sentence = line.partition(": ")
-    left, operation, right = calculation.split()
-    return Step(left, operation, right, sentence)
+def _calculated(calculation: str, numbers: Numbers) -> tuple[str, int]:
+    """The calculation with its numbers, and its result, from left to right; 0 where it is out of range."""
+    terms = [str(numbers.get(term, term)) for term in calculation.split()]
+    result = int(terms[0])
+    for sign, value in zip(terms[1::2], terms[2::2], strict=True):
+        result = _OPERATIONS[sign](result, int(value))
+    return " ".join(terms), result if 0 < result <= _HIGHEST else 0
 
 
-def _story(block: str) -> Story:
-    head, *lines = block.strip().split("\n")
-    name, spec = head.split(" | ")
-    derived = [_DERIVED.match(entry) for entry in spec.split()]
-    drawn = [entry for entry, match in zip(spec.split(), derived, strict=True) if not match]
-    given = {entry.split("=")[0] for entry in spec.split()}
-    drawn += [entry for entry in _COMMON.split() if entry.split("=")[0] not in given]
-    turns: list[tuple[str, tuple[Step, ...]]] = []
-    for turn in "\n".join(lines).split("\n> "):
-        text, *steps = turn.split("\n")
-        turns.append((text, tuple(_step(line) for line in steps)))
-    return Story(name, " ".join(drawn), tuple(match.groups() for match in derived if match), tuple(turns))
-
-
-def read_stories(text: str) -> tuple[Story, ...]:
-    """All stories of a text."""
-    return tuple(_story(block) for block in text.strip().removeprefix("# ").split("\n# "))
-
-
-def _value(term: str | None, numbers: Numbers) -> int:
-    return int(term) if term and term.isdigit() else numbers[term or ""]
-
-
-def _solve(story: Story, numbers: Numbers) -> list[str] | None:
-    """The worked calculations; adds the results to the numbers. None if one of them is out of range."""
+def _solve(story: Story, numbers: Numbers) -> list[str]:
+    """The worked calculations; adds derived numbers and results to `numbers`. Empty if one is out of range."""
+    for name, calculation in story.derived.items():
+        _, numbers[name] = _calculated(calculation, numbers)
+        if not numbers[name]:
+            return []
     worked: list[str] = []
-    for step in (step for _, steps in story.turns for step in steps):
-        left, right = _value(step.left, numbers), _value(step.right, numbers)
-        result = _OPERATIONS[step.operation](left, right)
-        if not 0 < result <= _HIGHEST:
-            return None
-        worked.append(f"{left} {step.operation} {right} = {result}")
+    for calculation in (calculation for turn in story.turns for calculation in turn.steps):
+        shown, result = _calculated(calculation, numbers)
+        if not result:
+            return []
+        worked.append(f"{shown} = {result}")
         numbers[f"s{len(worked)}"] = result
     return worked
 
 
-def _derive(story: Story, numbers: Numbers) -> bool:
-    """Adds the numbers made of others; false if one of them is out of range."""
-    for name, left, right, sign, last in story.derived:
-        value = _value(left, numbers) * _value(right, numbers)
-        if sign:
-            value = _OPERATIONS[sign](value, _value(last, numbers))
-        numbers[name or ""] = value
-        if not 0 < value <= _HIGHEST:
-            return False
-    return True
-
-
-def _people(rng: random.Random) -> dict[str, object]:
-    first, second, third = people(rng, 3)
-    he, his, him = person_forms(first)
-    return {"A": first, "B": second, "C": third, "he": he, "He": he.title(), "his": his, "His": his.title(), "him": him}
-
-
 def _draw(rng: random.Random, story: Story) -> tuple[dict[str, object], list[str]]:
     """Slots for which every step has a good result, and the calculations."""
-    while True:
-        slots = draw_slots(rng, story.spec)
+    spec, worked = story.spec(), list[str]()
+    while not worked:
+        slots = draw_slots(rng, spec)
         numbers = {name: value for name, value in slots.items() if isinstance(value, int)}
-        worked = _solve(story, numbers) if _derive(story, numbers) else None
-        if worked:
-            return {**slots, **_people(rng), **numbers}, worked
+        worked = _solve(story, numbers)
+    first, second, third = people(rng, 3)
+    he, his, him = person_forms(first)
+    names = {
+        "A": first,
+        "B": second,
+        "C": third,
+        "he": he,
+        "He": he.title(),
+        "his": his,
+        "His": his.title(),
+        "him": him,
+    }
+    return {**slots, **names, **numbers}, worked
 
 
-def _answer(rng: random.Random, steps: tuple[Step, ...], worked: list[str], slots: dict[str, object]) -> str:
-    pairs = zip(steps, worked, strict=True)
-    sentences = [say(rng, step.sentence.replace("{=}", done), slots) for step, done in pairs]
-    result = worked[-1].rpartition(" ")[2]
-    return say(rng, _LEADS, {}) + " ".join([*sentences, f"The answer is {result}."])
+def _answer(rng: random.Random, sentences: list[str], slots: dict[str, object], result: str) -> str:
+    said = [say(rng, sentence, slots) for sentence in sentences]
+    return say(rng, _LEADS, {}) + " ".join([*said, f"The answer is {result}."])
 
 
 def tell(rng: random.Random, story: Story) -> tuple[list[str], list[tuple[str, ...]], str]:
@@ -162,55 +138,38 @@ def tell(rng: random.Random, story: Story) -> tuple[list[str], list[tuple[str, .
     slots, worked = _draw(rng, story)
     questions: list[str] = []
     answers: list[tuple[str, ...]] = []
-    done = 0
-    for text, steps in story.turns:
-        part = worked[done : done + len(steps)]
-        done += len(steps)
-        questions.append(punctuated(say(rng, text, slots)))
-        answers.append(wordings(partial(_answer, rng, steps, part, slots), 3))
-    first = story.turns[0][0]
+    calculations = iter(worked)
+    for turn in story.turns:
+        done = [next(calculations) for _ in turn.steps]
+        sentences = [text.replace("{=}", shown) for text, shown in zip(turn.steps.values(), done, strict=True)]
+        questions.append(punctuated(say(rng, turn.ask, slots)))
+        answers.append(wordings(partial(_answer, rng, sentences, slots, done[-1].rpartition(" ")[2]), 3))
+    first = story.turns[0].ask
     used = [
         value for name, value in slots.items() if f"{{{name}}}" in first and name.lower() not in ("he", "his", "him")
     ]
     return questions, answers, key_of(story.name, *used)
 
 
-# The word problems, in the notation of stories.
-
-STORIES = load("story_words.stories", str)
-
-
-# Word problems of two or three steps, each solved with every calculation written out.
-
-_STORIES = read_stories(STORIES)
-_MATH_REASONING_FRAMES = load("math_reasoning.frames", tuple[str, ...])
+_PROBLEMS = load("math_reasoning.stories", tuple[Story, ...])
+_PROBLEM_FRAMES = load("math_reasoning.frames", tuple[str, ...])
 
 
 def generate_math_reasoning(rng: random.Random) -> Example:
     """A short story with a question; the answer works it out and ends with `The answer is N.`"""
-    (problem,), answers, key = tell(rng, pick(rng, _STORIES))
-    prompt = say(rng, pick(rng, _MATH_REASONING_FRAMES), {"problem": problem})
+    (problem,), answers, key = tell(rng, pick(rng, _PROBLEMS))
+    prompt = say(rng, pick(rng, _PROBLEM_FRAMES), {"problem": problem})
     return Example("math_reasoning", (prompt,), tuple(answers), key, "numeric")
 
 
-# Short questions of school mathematics with a follow-up each, in the notation of stories.
-
-MATH = load("math_words.math", str)
-
-
-# Short questions of school mathematics, each with a follow-up on its result.
-
-_QUESTIONS = read_stories(MATH)
-_SCHOOL_MATH_FRAMES = load("school_math.frames", tuple[str, ...])
+_QUESTIONS = load("math.stories", tuple[Story, ...])
+_QUESTION_FRAMES = load("math.frames", tuple[str, ...])
 
 
 def generate_math(rng: random.Random) -> Example:
-    """A question and a follow-up; each answer works it out and ends with `The answer is N.`"""
-    turns, answers, key = tell(rng, pick(rng, _QUESTIONS))
+    """A question of school mathematics and a follow-up on its result, answered in the same way."""
+    (question, *follow_ups), answers, key = tell(rng, pick(rng, _QUESTIONS))
     # Who asks is no part of the key: the numbers of the evaluation text are new under any name.
-    turns[0] = say(
-        rng,
-        pick(rng, _SCHOOL_MATH_FRAMES),
-        {"question": turns[0], "name": pick(rng, PEOPLE), "city": pick(rng, KINDS["city"])},
-    )
-    return Example("math", tuple(turns), tuple(answers), key, "numeric")
+    frame = pick(rng, _QUESTION_FRAMES)
+    question = say(rng, frame, {"question": question, "name": pick(rng, PEOPLE), "city": pick(rng, KINDS["city"])})
+    return Example("math", (question, *follow_ups), tuple(answers), key, "numeric")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -74,55 +75,45 @@ def key_of(*parts: str) -> str:
     return "\x1f".join(parts)
 
 
-def terms(text: str) -> list[str]:
-    """A list written as one text, parted by commas."""
-    return [term.strip() for term in text.split(",")]
-
-
 # People, invented places and firms, days and numbers: details that prompts give and answers must copy.
 
-WOMEN = load("names.women", list[str])
-MEN = load("names.men", list[str])
-_FIRST_NAMES = WOMEN + MEN
-SURNAMES = terms(load("names.surnames", str))
-TOWN_STARTS = load("names.town_starts", list[str])
-TOWN_ENDS = load("names.town_ends", list[str])
-FIRM_STARTS = load("names.firm_starts", list[str])
-FIRM_ENDS = load("names.firm_ends", list[str])
-WEEKDAYS = terms("Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday")
-MONTHS = terms("January, February, March, April, May, June, July, August, September, October, November, December")
+# A kind is a list of values, or a template of other kinds.
+Kinds = Mapping[str, str | list[str]]
+
+_NAMES = load("names.kinds", dict[str, str | list[str]])
+FIRST_NAMES = [*_NAMES["women"], *_NAMES["men"]]
+KINDS: Kinds = {**_NAMES, "first_name": FIRST_NAMES}
+_SLOT = re.compile(r"\{([^{}]+)\}")
 
 
-def town(rng: random.Random) -> str:
-    """An invented town."""
-    return rng.choice(TOWN_STARTS) + rng.choice(TOWN_ENDS)
+def drawn(rng: random.Random, template: str, kinds: Kinds = KINDS) -> str:
+    """The template with a value for each {kind}, {one|of|these} or number: {20-900}, or {20-900/10} in tens."""
+
+    def value(match: re.Match[str]) -> str:
+        name = str(match[1])
+        if "|" in name:
+            return rng.choice(name.split("|"))
+        if name in kinds:
+            kind = kinds[name]
+            return drawn(rng, kind, kinds) if isinstance(kind, str) else rng.choice(kind)
+        low, _, high = name.partition("-")
+        high, _, step = high.partition("/")
+        return str(rng.randrange(int(low), int(high) + 1, int(step or 1)))
+
+    return _SLOT.sub(value, template)
 
 
-def firm(rng: random.Random) -> str:
-    """An invented company."""
-    return f"{rng.choice(FIRM_STARTS)} {rng.choice(FIRM_ENDS)}"
+def draw_slots(rng: random.Random, templates: Mapping[str, str], kinds: Kinds = KINDS) -> dict[str, str]:
+    """A value for every slot; a template may name the slots before it, too."""
+    slots: dict[str, str] = {}
+    for name, template in templates.items():
+        slots[name] = drawn(rng, template, ChainMap(slots, kinds))  # type: ignore[arg-type]
+    return slots
 
 
-def first_name(rng: random.Random) -> str:
-    """A first name of either sex."""
-    return rng.choice(_FIRST_NAMES)
-
-
-def two_first_names(rng: random.Random) -> tuple[str, str]:
-    """Different first names, for two people in one text."""
-    one, other = rng.sample(_FIRST_NAMES, 2)
-    return one, other
-
-
-def full_name(rng: random.Random) -> str:
-    """First name and surname."""
-    return f"{first_name(rng)} {rng.choice(SURNAMES)}"
-
-
-def clock(rng: random.Random) -> str:
-    """A time of day when people meet, on the half hour."""
-    hour = rng.randint(9, 20)
-    return f"{(hour - 1) % 12 + 1}{rng.choice((':00', ':30'))} {'am' if hour < 12 else 'pm'}"
+def told(slots: Slots, template: str) -> list[str]:
+    """What the template tells: the values of the slots that it names."""
+    return [value for slot, value in slots.items() if f"{{{slot}}}" in template]
 
 
 # A fact and another of its field beside it: what the explaining categories, stem and humanities, are told from.

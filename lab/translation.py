@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from lab.example import Example, load, rows
+import msgspec
+
+from lab import wording
+from lab.example import Example, load
 from lab.phrases import REFERENCES, say
 
-# The bilingual lexicon of `translation`: German forms with their English.
+# The lexicon: German forms with their English, one list of forms a word.
 
 
-@dataclass(frozen=True, slots=True)
-class Noun:
+class Word(msgspec.Struct, array_like=True, frozen=True):
+    """A phrase, or the stem of an adjective, that takes plain endings (no dunkel, teuer or hoch)."""
+
+    german: str
+    english: str
+
+
+class Noun(msgspec.Struct, array_like=True, frozen=True):
     """A noun with gender m, f or n and its plurals."""
 
     german: str
@@ -23,68 +32,48 @@ class Noun:
     english_plural: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """A transitive verb with the forms sentences need, and the noun class its object comes from."""
+class Verb(msgspec.Struct, array_like=True, frozen=True):
+    """A transitive verb with the forms that sentences need, and the class of nouns that its object comes from."""
 
     infinitive: str
     present: str
     past: str
-    past_plural: str
     participle: str
     english: str
     english_third: str
     english_past: str
+    english_participle: str
     objects: str
 
 
-def _nouns(table: str) -> list[Noun]:
-    return [Noun(*row) for row in rows(table)]
+class Action(msgspec.Struct, array_like=True, frozen=True):
+    """An intransitive verb."""
+
+    past: str
+    present: str
+    english_past: str
+    english_third: str
 
 
-PEOPLE = _nouns(load("german_lexicon.people", str))
-ANIMALS = _nouns(load("german_lexicon.animals", str))
-THINGS = _nouns(load("german_lexicon.things", str))
-FOODS = _nouns(load("german_lexicon.foods", str))
-TEXTS = _nouns(load("german_lexicon.texts", str))
-BUILDINGS = _nouns(load("german_lexicon.buildings", str))
-OBJECTS = load("german_lexicon.objects", dict[str, list[Noun]])
+class Modal(msgspec.Struct, array_like=True, frozen=True):
+    """A modal verb."""
 
-VERBS = [Verb(*row) for row in rows(load("german_lexicon.verbs", str))]
-
-# Stem and English; the stems take plain endings (no dunkel, teuer or hoch).
-ADJECTIVES = rows(load("german_lexicon.adjectives", str))
-COLOURS = rows("rot|red\nblau|blue\ngrün|green\nweiß|white\nschwarz|black\nbraun|brown\ngelb|yellow\ngrau|grey")
-PERSON_ADJECTIVES = rows(load("german_lexicon.person_adjectives", str))
-FITTING = load("german_lexicon.fitting", dict[str, list[tuple[str, ...]]])
-
-# German with its preposition and contraction, English.
-PLACES = rows(load("german_lexicon.places", str))
-PAST_TIMES = rows(load("german_lexicon.past_times", str))
-PRESENT_TIMES = rows(load("german_lexicon.present_times", str))
-FUTURE_TIMES = rows(load("german_lexicon.future_times", str))
-NUMBERS = rows(
-    "zwei|two\ndrei|three\nvier|four\nfünf|five\nsechs|six\nsieben|seven\nacht|eight\nzehn|ten\nzwölf|twelve"
-)
-
-# Intransitive: past singular, past plural, present, English past, English third person, infinitive pair.
-ACTIONS = rows(load("german_lexicon.actions", str))
-# Clauses after weil or obwohl (verb last), as a main clause, and in English.
-REASONS = rows(load("german_lexicon.reasons", str))
-MODALS = rows(load("german_lexicon.modals", str))
-FEELINGS = rows(load("german_lexicon.feelings", str))
+    singular: str
+    plural: str
+    english_third: str
+    english: str
 
 
-# German to English: a small bilingual grammar over `german_lexicon`.
-
-PROMPTS = load("translation.prompts", tuple[str, ...])
-_DEFINITE = load("translation.definite", dict[str, dict[str, str]])
-_INDEFINITE = load("translation.indefinite", dict[str, dict[str, str]])
+NOUNS = load("german.nouns", dict[str, list[Noun]])
+ADJECTIVES = load("german.adjectives", dict[str, list[Word]])  # those that fit a class of nouns
+VERBS = load("german.verbs", list[Verb])
+WORDS: dict[str, list[Any]] = {
+    **load("german.words", dict[str, list[Word]]),
+    "action": load("german.actions", list[Action]),
+    "modal": load("german.modals", list[Modal]),
+}
+_ARTICLES = load("translation.articles", dict[str, dict[str, dict[str, str]]])
 _MIXED_NOMINATIVE = {"m": "er", "f": "e", "n": "es"}
-_PRONOUNS = {"m": ("er", "he"), "f": ("sie", "she")}
-
-# A sentence: German, and English as a template with choices.
-Pair = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +84,7 @@ class Phrase:
     acc: str
     dat: str
     english: str
-    gender: str
-    plural: bool = False
+    pronoun: str = ""
 
 
 def _ending(gender: str, case: str, definite: bool) -> str:
@@ -108,219 +96,122 @@ def _ending(gender: str, case: str, definite: bool) -> str:
 
 def _inflected(stem: str, ending: str) -> str:
     """The adjective with its ending; a stem in -e (müde) does not double the e."""
-    return (stem.removesuffix("e") if ending.startswith("e") else stem) + ending
+    return stem.removesuffix("e") + ending
 
 
 def singular(rng: random.Random, noun: Noun, kind: str, definite: bool) -> Phrase:
     """One of something, half the time with an adjective."""
-    adjective = rng.choice(FITTING[kind]) if rng.random() < 0.5 else None
-    articles = _DEFINITE if definite else _INDEFINITE
+    adjective = rng.choice(ADJECTIVES[kind]) if rng.random() < 0.5 else None
     forms = []
-    for case in ("nom", "acc", "dat"):
-        middle = f" {_inflected(adjective[0], _ending(noun.gender, case, definite))}" if adjective else ""
-        forms.append(f"{articles[case][noun.gender]}{middle} {noun.german}")
-    english = f"{adjective[1]} {noun.english}" if adjective else noun.english
-    return Phrase(forms[0], forms[1], forms[2], f"{'the' if definite else 'a(n)'} {english}", noun.gender)
+    for case, articles in _ARTICLES["definite" if definite else "indefinite"].items():
+        middle = f" {_inflected(adjective.german, _ending(noun.gender, case, definite))}" if adjective else ""
+        forms.append(f"{articles[noun.gender]}{middle} {noun.german}")
+    english = f"{adjective.english} {noun.english}" if adjective else noun.english
+    pronoun = _ARTICLES["definite"]["nom"][noun.gender]
+    return Phrase(forms[0], forms[1], forms[2], f"{'the' if definite else 'a(n)'} {english}", pronoun)
 
 
 def counted(rng: random.Random, noun: Noun, kind: str) -> Phrase:
     """Several of something: no article, strong plural endings; never used in the dative."""
-    number = rng.choice(NUMBERS)
-    adjective = rng.choice(FITTING[kind])
-    german = f"{number[0]} {_inflected(adjective[0], 'e')} {noun.german_plural}"
-    return Phrase(german, german, german, f"{number[1]} {adjective[1]} {noun.english_plural}", "p", True)
+    number, adjective = rng.choice(WORDS["number"]), rng.choice(ADJECTIVES[kind])
+    german = f"{number.german} {_inflected(adjective.german, 'e')} {noun.german_plural}"
+    return Phrase(german, german, german, f"{number.english} {adjective.english} {noun.english_plural}")
 
 
 def subject(rng: random.Random) -> Phrase:
-    """Someone who does something, always one definite person."""
-    return singular(rng, rng.choice(PEOPLE), "person", rng.random() < 0.85)
+    """Someone who does something, always one person."""
+    return singular(rng, rng.choice(NOUNS["person"]), "person", rng.random() < 0.85)
 
 
 def thing(rng: random.Random, kind: str) -> Phrase:
     """The object of a verb."""
-    noun = rng.choice(OBJECTS[kind])
+    noun = rng.choice(NOUNS[kind])
     if rng.random() < 0.2:
         return counted(rng, noun, kind)
     return singular(rng, noun, kind, rng.random() < 0.4)
 
 
-def _scene(rng: random.Random) -> tuple[Phrase, Verb, Phrase]:
+def scene(rng: random.Random) -> dict[str, object]:
+    """Someone, a verb and its object."""
     verb, who = rng.choice(VERBS), subject(rng)
     what = thing(rng, verb.objects)
     # Nobody greets the same noun: "the friend greets the friend".
     while what.nom.split()[-1] == who.nom.split()[-1]:
         what = thing(rng, verb.objects)
-    return who, verb, what
+    return {"who": who, "verb": verb, "what": what}
 
 
-def present(rng: random.Random) -> Pair:
-    """Der Koch kauft heute einen Hut."""
-    who, verb, what = _scene(rng)
-    time, when = rng.choice(PRESENT_TIMES)
-    frequent = when in ("often", "sometimes", "always")
-    english = (
-        f"{who.english} {when} {verb.english_third} {what.english}."
-        if frequent
-        else f"[{who.english} {verb.english_third} {what.english} {when}.|"
-        f"{when}, {who.english} {verb.english_third} {what.english}.]"
-    )
-    return f"{who.nom} {verb.present} {time} {what.acc}.", english
+def gift(rng: random.Random) -> dict[str, object]:
+    """Someone, someone else and a thing."""
+    (giver, taker), what = rng.sample(NOUNS["person"], 2), thing(rng, rng.choice(("thing", "food", "text")))
+    who = singular(rng, giver, "person", True)
+    return {"who": who, "whom": singular(rng, taker, "person", rng.random() < 0.85), "what": what}
 
 
-def perfect(rng: random.Random) -> Pair:
-    """Gestern hat der Koch einen Hut gekauft."""
-    who, verb, what = _scene(rng)
-    time, when = rng.choice(PAST_TIMES)
-    german = rng.choice(
-        (f"{time} hat {who.nom} {what.acc} {verb.participle}.", f"{who.nom} hat {time} {what.acc} {verb.participle}.")
-    )
-    return german, _past_english(who, verb, what, when)
+def building(rng: random.Random) -> dict[str, object]:
+    """A place in which there is a building, or several."""
+    places = WORDS["place"]
+    place, noun = rng.choice(places[1:2] + places[12:]), rng.choice(NOUNS["building"])
+    several = rng.random() < 0.4
+    what = counted(rng, noun, "building") if several else singular(rng, noun, "building", False)
+    return {"place": place, "what": what, "be": "are" if several else "is"}
 
 
-def _past_english(who: Phrase, verb: Verb, what: Phrase, when: str) -> str:
-    return (
-        f"[{who.english} {verb.english_past} {what.english} {when}.|"
-        f"{when}[,|] {who.english} {verb.english_past} {what.english}.]"
-    )
+_SCENES = {"scene": scene, "gift": gift, "building": building}
 
 
-def in_year(rng: random.Random) -> Pair:
-    """Im Jahr 1998 kaufte die Frau drei alte Häuser."""
-    who, verb, what = _scene(rng)
-    year = str(rng.randint(1900, 2023))
-    return f"Im Jahr {year} {verb.past} {who.nom} {what.acc}.", _past_english(who, verb, what, f"in {year}")
+# Sentences, and what is drawn for them.
 
 
-def at_place(rng: random.Random) -> Pair:
-    """Der Koch wartete gestern am Bahnhof."""
-    who, action, place = subject(rng), rng.choice(ACTIONS), rng.choice(PLACES)
-    time, when = rng.choice(PAST_TIMES)
-    english = f"[{who.english} {action[3]} {place[1]} {when}.|{when}[,|] {who.english} {action[3]} {place[1]}.]"
-    return f"{time} {action[0]} {who.nom} {place[0]}.", english
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A kind of sentence. draws: scenes, subjects and words in turn. english: a template with choices."""
+
+    draws: tuple[str, ...]
+    german: tuple[str, ...]
+    english: str
 
 
-def because(rng: random.Random) -> Pair:
-    """Weil das Wetter schlecht war, kaufte der Koch ein Buch; also with obwohl."""
-    who, verb, what = _scene(rng)
-    reason, why = rng.choice(REASONS)
-    german_word, english_word = rng.choice((("weil", "because"), ("obwohl", "although")))
-    main = f"{who.english} {verb.english_past} {what.english}"
-    english = f"[{english_word} {why}, {main}.|{main} {english_word} {why}.]"
-    if rng.random() < 0.5:
-        return f"{german_word} {reason}, {verb.past} {who.nom} {what.acc}.", english
-    return f"{who.nom} {verb.past} {what.acc}, {german_word} {reason}.", english
-
-
-def reported(rng: random.Random) -> Pair:
-    """Der Koch sagte, dass die Frau den Brief gelesen hat."""
-    speaker, (who, verb, what) = subject(rng), _scene(rng)
-    word, english_word = rng.choice(
-        (("sagte", "said"), ("glaubte", "believed"), ("wusste", "knew"), ("erzählte", "[told us|reported]"))
-    )
-    done = f"[{verb.english_past}|had {_participle(verb)}]"
-    english = f"{speaker.english} {english_word} that {who.english} {done} {what.english}."
-    return f"{speaker.nom} {word}, dass {who.nom} {what.acc} {verb.participle} hat.", english
-
-
-_ENGLISH_PARTICIPLES = load("translation.english_participles", dict[str, str])
-
-
-def _participle(verb: Verb) -> str:
-    return _ENGLISH_PARTICIPLES.get(verb.english_past, verb.english_past)
-
-
-def relative(rng: random.Random) -> Pair:
-    """Die Frau, die in Berlin wohnt, verkauft ein Haus."""
-    who, verb, what = _scene(rng)
-    action, place = rng.choice(ACTIONS), rng.choice(PLACES)
-    pronoun = _DEFINITE["nom"][who.gender]
-    english = (
-        f"[{who.english}, who {action[4]} {place[1]}, {verb.english_third} {what.english}.|"
-        f"{who.english} who {action[4]} {place[1]} {verb.english_third} {what.english}.]"
-    )
-    return f"{who.nom}, {pronoun} {place[0]} {action[2]}, {verb.present} {what.acc}.", english
-
-
-def modal(rng: random.Random) -> Pair:
-    """Der Koch muss morgen den Bericht lesen."""
-    who, verb, what = _scene(rng)
-    word = rng.choice(MODALS)
-    time, when = rng.choice(FUTURE_TIMES)
-    german = rng.choice(
-        (
-            f"{who.nom} {word[0]} {time} {what.acc} {verb.infinitive}.",
-            f"{time} {word[0]} {who.nom} {what.acc} {verb.infinitive}.",
-        )
-    )
-    core = f"{who.english} {word[3]} {verb.english} {what.english}"
-    return german, f"[{core} {when}.|{when}[,|] {core}.]"
-
-
-def we_modal(rng: random.Random) -> Pair:
-    """Wir wollen morgen ein Museum besuchen."""
-    _, verb, what = _scene(rng)
-    word, (time, when) = rng.choice(MODALS), rng.choice(FUTURE_TIMES)
-    core = f"we {word[4]} {verb.english} {what.english}"
-    return f"Wir {word[1]} {time} {what.acc} {verb.infinitive}.", f"[{core} {when}.|{when}[,|] {core}.]"
-
-
-def giving(rng: random.Random) -> Pair:
-    """Die Mutter gab dem Kind einen Apfel."""
-    (giver, taker), what = rng.sample(PEOPLE, 2), thing(rng, rng.choice(("thing", "food", "text")))
-    who, whom = singular(rng, giver, "person", True), singular(rng, taker, "person", rng.random() < 0.85)
-    verb, english = rng.choice((("gab", "gave"), ("zeigte", "showed"), ("schenkte", "gave"), ("brachte", "brought")))
-    return (
-        f"{who.nom} {verb} {whom.dat} {what.acc}.",
-        f"{who.english} {english} [{whom.english} {what.english}|{what.english} to {whom.english}].",
-    )
-
-
-def there_is(rng: random.Random) -> Pair:
-    """In der Stadt gibt es eine neue Brücke."""
-    place, noun = rng.choice(PLACES[1:2] + PLACES[12:]), rng.choice(BUILDINGS)
-    what = counted(rng, noun, "building") if rng.random() < 0.4 else singular(rng, noun, "building", False)
-    be = "are" if what.plural else "is"
-    return (
-        f"{place[0]} gibt es {what.acc}.",
-        f"[there {be} {what.english} {place[1]}.|{place[1]} there {be} {what.english}.]",
-    )
-
-
-def lifted(pair: Pair) -> Pair:
-    """German sentences start with a capital; English ones get theirs when a wording is drawn."""
-    return pair[0][0].upper() + pair[0][1:], pair[1]
-
-
-def feeling(rng: random.Random) -> Pair:
-    """Er war müde, weil das Wetter schlecht war: a second sentence that can follow any first."""
-    who, english_who = rng.choice(tuple(_PRONOUNS.values()))
-    mood, english_mood = rng.choice(FEELINGS)
-    reason, why = rng.choice(REASONS)
-    return f"{who} war {mood}, weil {reason}.", f"{english_who} was {english_mood} because {why}."
-
-
-SENTENCES: tuple[Callable[[random.Random], Pair], ...] = (
-    present,
-    perfect,
-    perfect,
-    in_year,
-    at_place,
-    because,
-    because,
-    reported,
-    relative,
-    modal,
-    we_modal,
-    giving,
-    there_is,
+SENTENCES = load("translation.sentences", dict[str, Sentence])
+PROMPTS = load("translation.prompts", tuple[str, ...])
+_OFTEN = load("translation.often", tuple[str, ...])  # words that stand before the English verb
+_KINDS = (
+    *("present", "perfect", "perfect", "in_year", "at_place", "because", "because", "reported"),
+    *("relative", "modal", "we_modal", "giving", "there_is"),
 )
+
+
+def _slots(rng: random.Random, draws: tuple[str, ...]) -> dict[str, Any]:
+    slots: dict[str, Any] = {}
+    for name in draws:
+        if name in _SCENES:
+            slots.update(_SCENES[name](rng))
+        elif name in ("who", "speaker"):
+            slots[name] = subject(rng)
+        else:
+            slots[name] = rng.randint(1900, 2023) if name == "year" else rng.choice(WORDS[name])
+    return slots
+
+
+def sentence(rng: random.Random, kind: str) -> tuple[str, str]:
+    """A German sentence, and its English as a template with choices."""
+    form = SENTENCES[kind]
+    slots = _slots(rng, form.draws)
+    if kind == "present" and slots["present"].english in _OFTEN:
+        form = SENTENCES["present_often"]
+    german = form.german[0]
+    if len(form.german) > 1:
+        # which of the two draws an order decides is part of the text that the shipped weights learnt
+        german = wording.pick(rng, form.german) if kind == "because" else rng.choice(form.german)
+    german = german.format_map(slots)
+    return german[0].upper() + german[1:], form.english.format_map(slots)
 
 
 def generate_translation(rng: random.Random) -> Example:
     """One or two sentences; the text itself is the key, as it is all the content there is."""
-    pairs = [lifted(rng.choice(SENTENCES)(rng))]
+    pairs = [sentence(rng, rng.choice(_KINDS))]
     if rng.random() < 0.85:
-        pairs.append(lifted(rng.choice((*SENTENCES, feeling, feeling))(rng)))
+        pairs.append(sentence(rng, rng.choice((*_KINDS, "feeling", "feeling"))))
     german, english = (" ".join(parts) for parts in zip(*pairs, strict=True))
     prompt = rng.choice(PROMPTS).format(german=german)
     answers = tuple(dict.fromkeys(say(rng, english, {}) for _ in range(REFERENCES)))

@@ -71,11 +71,6 @@ def punctuated(text: str) -> str:
     return text.rstrip("?. ") + ("?" if asks else ".")
 
 
-def several(text: str) -> tuple[str, ...]:
-    """The words of a text, or its parts where it has semicolons."""
-    return tuple(text.split(";") if ";" in text else text.split())
-
-
 def listing(items: Sequence[str], word: str = "and") -> str:
     """`a`, `a and b`, `a, b and c`."""
     if len(items) < 2:
@@ -102,11 +97,6 @@ KINDS = load("words.kinds", dict[str, tuple[str, ...]])
 def person_forms(name: str) -> tuple[str, str, str]:
     """The pronouns of a first name: subject, possessive, object."""
     return ("she", "her", "her") if name in _FEMALE else ("he", "his", "him")
-
-
-def full_name(rng: random.Random) -> str:
-    """A first name and a surname."""
-    return f"{pick(rng, PEOPLE)} {pick(rng, SURNAMES)}"
 
 
 def people(rng: random.Random, count: int) -> list[str]:
@@ -136,9 +126,3 @@ def draw_slots(rng: random.Random, spec: str, kinds: dict[str, tuple[str, ...]] 
             value = pick(rng, kinds[kind])
         slots[name] = value
     return slots
-
-
-def more_kinds(text: str) -> dict[str, tuple[str, ...]]:
-    """Kinds written as lines of `kind: value;value`."""
-    pairs = (line.split(": ") for line in text.strip().split("\n"))
-    return {name: several(values) for name, values in pairs}

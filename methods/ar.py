@@ -14,9 +14,7 @@ class Autoregressive(Decoder):
     autoregressive = True
 
     def max_rows(self) -> int:
-        """Only the root."""
         return 1
 
     def propose(self, state: State) -> DraftTree:
-        """Nothing is drafted."""
         return DraftTree.root_only(state.root)

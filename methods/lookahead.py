@@ -7,12 +7,13 @@ follow each other: level 0 is the oldest; its first token is the root. docs/meth
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge
+from torch import Tensor
 
 from specbench_ss.engine.costs import OwnWork, of_head, of_layers
 from specbench_ss.engine.decoder import Decoder, State
@@ -20,10 +21,7 @@ from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.options import Bounded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from specbench_ss.options import Bounded, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +32,14 @@ class LookaheadOptions(Bounded):
     """
 
     owner: ClassVar[str] = "lookahead"
-    level: Annotated[int, Ge(2)] = field(
-        default=5, metadata={"help": "Tokens of an n-gram (N). All but the first are guessed."}
+    level: Annotated[int, Ge(2)] = option(5, "Tokens of an n-gram (N). All but the first are guessed.")
+    window: Annotated[int, Ge(1)] = option(7, "Columns of the Jacobi window (W).")
+    guesses: Annotated[int, Ge(1)] = option(
+        7, "How many n-grams are kept for each first token and verified in a step (G)."
     )
-    window: Annotated[int, Ge(1)] = field(default=7, metadata={"help": "Columns of the Jacobi window (W)."})
-    guesses: Annotated[int, Ge(1)] = field(
-        default=7, metadata={"help": "How many n-grams are kept for each first token and verified in a step (G)."}
-    )
-    pool_from_prompt: bool = field(
-        default=False, metadata={"help": "Put the n-grams of the prompt into the pool as well."}
-    )
+    pool_from_prompt: bool = option(False, "Put the n-grams of the prompt into the pool as well.")
 
     def check_together(self) -> None:
-        """The rows of a step."""
         if self.most_rows() > MOST_NODES:
             raise UserError(
                 f"lookahead: level={self.level}, window={self.window}, guesses={self.guesses} make steps of "
@@ -75,7 +68,6 @@ class Lookahead(Decoder):
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """The published one, the smallest, and two that draft from the first step on."""
         shapes = {
             "default": LookaheadOptions(),
             "prompt": LookaheadOptions(3, 5, 4, pool_from_prompt=True),
@@ -85,7 +77,6 @@ class Lookahead(Decoder):
         return {label: partial(cls, target, options) for label, options in shapes.items()}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
-        """All: a row costs little on some devices and much on others."""
         return {
             "window": (1, 2, 3, 5, 7, 10, 15),
             "guesses": (1, 2, 3, 5, 7, 10, 15),
@@ -94,7 +85,6 @@ class Lookahead(Decoder):
         }
 
     def max_rows(self) -> int:
-        """Tree and window."""
         rows: int = self.options.most_rows()
         return rows
 

@@ -7,7 +7,7 @@ docs/methods/pld.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,7 +16,7 @@ from annotated_types import Ge, Le
 from specbench_ss.engine.decoder import Decoder, State
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
-from specbench_ss.options import Bounded
+from specbench_ss.options import Bounded, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,13 @@ class LookupOptions(Bounded):
     """Options of `pld`. Raises UserError for values beyond their bounds."""
 
     owner: ClassVar[str] = "pld"
-    ngram: Annotated[int, Ge(1), Le(MOST_NODES)] = field(
-        default=3,
-        metadata={"help": "Length of the longest n-gram that is looked up. Shorter ones follow where it is new."},
+    ngram: Annotated[int, Ge(1), Le(MOST_NODES)] = option(
+        3, "Length of the longest n-gram that is looked up. Shorter ones follow where it is new."
     )
-    length: Annotated[int, Ge(1), Le(MOST_NODES - 1)] = field(
-        default=10, metadata={"help": "How many tokens are copied at most."}
-    )
-    match: Literal["first", "last"] = field(
-        default="first", metadata={"help": "Whether the first or the last earlier occurrence is copied."}
-    )
-    complete: bool = field(
-        default=False,
-        metadata={"help": "Copy only from occurrences that `length` tokens follow, as first published. Off: from any."},
+    length: Annotated[int, Ge(1), Le(MOST_NODES - 1)] = option(10, "How many tokens are copied at most.")
+    match: Literal["first", "last"] = option("first", "Whether the first or the last earlier occurrence is copied.")
+    complete: bool = option(
+        False, "Copy only from occurrences that `length` tokens follow, as first published. Off: from any."
     )
 
 
@@ -54,7 +48,6 @@ class PromptLookup(Decoder):
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Either occurrence, and complete ones."""
         shapes = {
             "first": LookupOptions(),
             "last": LookupOptions(ngram=2, length=4, match="last"),
@@ -63,7 +56,6 @@ class PromptLookup(Decoder):
         return {label: partial(cls, target, options) for label, options in shapes.items()}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
-        """How much is copied, and from where."""
         return {
             "length": (2, 4, 6, 10, 16, 24),
             "ngram": (1, 2, 3, 4),
@@ -71,7 +63,6 @@ class PromptLookup(Decoder):
         }
 
     def max_rows(self) -> int:
-        """The root and what is copied."""
         return 1 + int(self.options.length)
 
     def begin(self, state: State) -> None:

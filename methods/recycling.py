@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge, Le
+from torch import Tensor
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.decoder import Decoder, State
@@ -23,10 +24,7 @@ from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.heads import Choice, MedusaTree, from_branches, read_tree, tree_of
-from specbench_ss.options import Bounded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from specbench_ss.options import Bounded, option
 
 # the 80 nodes published (template 2.2.2), as branches: prefix -> ranks
 PUBLISHED: tuple[Choice, ...] = from_branches({
@@ -52,32 +50,22 @@ class RecyclingOptions(Bounded):
     """
 
     owner: ClassVar[str] = "recycling"
-    k: Annotated[int, Ge(1), Le(MOST_NODES)] = field(
-        default=WIDTH, metadata={"help": "How many successors are kept for each token."}
+    k: Annotated[int, Ge(1), Le(MOST_NODES)] = option(WIDTH, "How many successors are kept for each token.")
+    nodes: Annotated[int, Ge(1), Le(len(PUBLISHED))] = option(
+        len(PUBLISHED), "How many nodes are drafted: the best ones of the published tree."
     )
-    nodes: Annotated[int, Ge(1), Le(len(PUBLISHED))] = field(
-        default=len(PUBLISHED), metadata={"help": "How many nodes are drafted: the best ones of the published tree."}
+    tree: str = option(
+        "",
+        "JSON file with a draft tree of your own, a list of lists of ranks; `nodes` is then ignored. "
+        "Empty: the published tree.",
     )
-    tree: str = field(
-        default="",
-        metadata={
-            "help": "JSON file with a draft tree of your own, a list of lists of ranks; `nodes` is then ignored. "
-            "Empty: the published tree."
-        },
+    prompt: bool = option(False, "Begin each answer with the successors that tokens have in the prompt.")
+    known_only: bool = option(
+        False,
+        "Leave out nodes of which no token is known yet, instead of drafting token 0 there as published: "
+        "steps are cheaper, but fewer rows are learnt.",
     )
-    prompt: bool = field(
-        default=False, metadata={"help": "Begin each answer with the successors that tokens have in the prompt."}
-    )
-    known_only: bool = field(
-        default=False,
-        metadata={
-            "help": "Leave out nodes of which no token is known yet, instead of drafting token 0 there as published: "
-            "steps are cheaper, but fewer rows are learnt."
-        },
-    )
-    keep: bool = field(
-        default=False, metadata={"help": "Keep the successors from one prompt to the next, as published."}
-    )
+    keep: bool = option(False, "Keep the successors from one prompt to the next, as published.")
 
 
 class Recycling(Decoder):
@@ -99,17 +87,14 @@ class Recycling(Decoder):
         self.successors = torch.full((rows, self.options.k), self.unknown, device=target.device)
 
     def forget(self) -> None:
-        """No token has successors."""
         self.successors.fill_(self.unknown)
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
-        """The tree."""
         chosen_tree(options)
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """The published tree and smaller ones, with and without a memory."""
         shapes = {
             "default": RecyclingOptions(),
             "small": RecyclingOptions(nodes=6, prompt=True),
@@ -120,7 +105,6 @@ class Recycling(Decoder):
         return {label: partial(cls, target, options) for label, options in shapes.items()}
 
     def described(self) -> dict[str, Any]:
-        """And the tree as it is."""
         return asdict(self.options) | self.tree.described()
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
@@ -129,7 +113,6 @@ class Recycling(Decoder):
         return {**sizes, "prompt": (False, True), "known_only": (False, True)}
 
     def max_rows(self) -> int:
-        """The tree, root included."""
         return len(self.tree.shape.parents)
 
     def begin(self, state: State) -> None:
@@ -175,11 +158,7 @@ def chosen_tree(options: RecyclingOptions) -> MedusaTree:
 
 def template() -> list[Choice]:
     """The published nodes, the best first: rank r counts 1 / (r + 1)."""
-    return sorted(PUBLISHED, key=lambda choice: (-_weight(choice), choice))
-
-
-def _weight(choice: Choice) -> float:
-    return math.prod(DECAY / (rank + 1) for rank in choice)
+    return sorted(PUBLISHED, key=lambda choice: (-math.prod(DECAY / (rank + 1) for rank in choice), choice))
 
 
 def gathers(tree: MedusaTree, device: torch.device) -> list[tuple[Tensor, Tensor]]:

@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Le
 from specbench_ss.engine.decoder import Decoder, State
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
-from specbench_ss.options import Bounded
+from specbench_ss.options import Bounded, option
 
 
 @dataclass(slots=True)
@@ -137,28 +137,17 @@ class SuffixOptions(Bounded):
     """
 
     owner: ClassVar[str] = "suffix"
-    form: Literal["tree", "chain"] = field(
-        default="tree", metadata={"help": "Form of the draft: a tree, or as a chain only its likeliest path."}
+    form: Literal["tree", "chain"] = option("tree", "Form of the draft: a tree, or as a chain only its likeliest path.")
+    factor: Annotated[float, Ge(0)] = option(1.0, "How many nodes are drafted for every token that matched.")
+    offset: float = option(0.0, "How many nodes are drafted in addition, however many tokens matched.")
+    min_prob: Annotated[float, Gt(0), Le(1)] = option(
+        0.1, "A node is drafted only if its path is estimated to be at least this probable."
     )
-    factor: Annotated[float, Ge(0)] = field(
-        default=1.0, metadata={"help": "How many nodes are drafted for every token that matched."}
-    )
-    offset: float = field(
-        default=0.0, metadata={"help": "How many nodes are drafted in addition, however many tokens matched."}
-    )
-    min_prob: Annotated[float, Gt(0), Le(1)] = field(
-        default=0.1, metadata={"help": "A node is drafted only if its path is estimated to be at least this probable."}
-    )
-    depth: Annotated[int, Ge(1)] = field(
-        default=64, metadata={"help": "How many of the newest tokens are compared at most."}
-    )
-    nodes: Annotated[int, Ge(1), Le(MOST_NODES)] = field(
-        default=64, metadata={"help": "How many nodes a step drafts at most."}
-    )
-    past: bool = field(default=False, metadata={"help": "Look into the answers to earlier prompts as well."})
-    requests: Annotated[int, Ge(1)] = field(
-        default=512,
-        metadata={"help": "With `past`: how many answers are kept at most. Beyond that the older half is forgotten."},
+    depth: Annotated[int, Ge(1)] = option(64, "How many of the newest tokens are compared at most.")
+    nodes: Annotated[int, Ge(1), Le(MOST_NODES)] = option(64, "How many nodes a step drafts at most.")
+    past: bool = option(False, "Look into the answers to earlier prompts as well.")
+    requests: Annotated[int, Ge(1)] = option(
+        512, "With `past`: how many answers are kept at most. Beyond that the older half is forgotten."
     )
 
     def budget(self, matched: int) -> int:
@@ -185,7 +174,6 @@ class Suffix(Decoder):
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Trees and chains, short and long, with and without the past."""
         shapes = {
             "default": SuffixOptions(),
             "chain": SuffixOptions(form="chain", factor=2.0, depth=2, nodes=3),
@@ -195,7 +183,6 @@ class Suffix(Decoder):
         return {label: partial(cls, target, options) for label, options in shapes.items()}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
-        """How long and how wide a draft is worth its rows."""
         return {
             "nodes": (2, 4, 6, 8, 12, 16, 24, 32, 64),
             "min_prob": (0.5, 0.3, 0.2, 0.1, 0.05),
@@ -205,11 +192,9 @@ class Suffix(Decoder):
         }
 
     def max_rows(self) -> int:
-        """The root and the largest draft."""
         return 1 + int(self.options.nodes)
 
     def forget(self) -> None:
-        """No past."""
         self.past, self.answered = Past(self.options.requests), None
 
     def begin(self, state: State) -> None:

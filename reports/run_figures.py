@@ -14,7 +14,7 @@ from specbench_ss.reports.html.assets import plotly_js
 from specbench_ss.reports.html.steps import ms_per_step
 from specbench_ss.reports.palette import styles
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.cost_model import pairs, points, roof_of, waterfalls
+from specbench_ss.results.cost_model import points, roof_of, waterfalls
 from specbench_ss.results.report import Figures
 from specbench_ss.results.summary import SummaryRow
 
@@ -73,7 +73,7 @@ class RunFigures(Figures):
 
     def waterfall(self) -> Figure:
         """Return the milliseconds per token from the baseline to each method."""
-        made = waterfalls(self.results.run)
+        made = waterfalls(self.results.pairs)
         found = [made[row.method] for row in self.contestants if row.method in made]
         if not found:
             raise UserError("nothing to draw: no method of the run was timed beside plain decoding")
@@ -86,7 +86,7 @@ class RunFigures(Figures):
         roof, wanted = roof_of(self.results.run), {row.method for row in self.rows}
         if roof is None:
             raise UserError("nothing to draw: the run does not know the machine's limits (ssbench doctor --calibrate)")
-        found = [point for point in points(pairs(self.results.run)) if point.method in wanted]
+        found = [point for point in points(self.results.pairs) if point.method in wanted]
         if not found:
             raise UserError("nothing to draw: what a step reads and computes could not be counted")
         return charts.roofline(roof, found, self.styles)

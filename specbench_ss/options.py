@@ -192,6 +192,11 @@ class Bounded:
         """Raise UserError for values that are each within their bounds and do not go together."""
 
 
+def option(default: Any, help: str) -> Any:
+    """Return the field of an option with this help text."""
+    return field(default=default, metadata={"help": help})
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class OptionInfo:
     """One option, as listed to the user."""
@@ -274,18 +279,6 @@ def option_values(options: Any) -> dict[str, Any]:
     if not dataclasses.is_dataclass(options):
         return {}
     return {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-
-
-def recorded_values(options: Any) -> dict[str, Any]:
-    """The values by name as they are stored, so that what earlier versions stored is still equal.
-
-    A field with `metadata={"later": True}` was not there in an earlier version: it is left out at its default.
-    """
-    return {
-        field.name: value
-        for field in dataclasses.fields(options)
-        if (value := getattr(options, field.name)) != field.default or not field.metadata.get("later")
-    }
 
 
 def options_text(options: Any) -> str:

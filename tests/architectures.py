@@ -80,7 +80,6 @@ ALIKE = (
 )  # to others of them, in what counts
 TRIED = tuple(DRIVEN) if THOROUGH else tuple(kind for kind in DRIVEN if kind not in ALIKE)
 
-_ALIBI = "which depends on more than a token's position"
 _RECURRENT = "it is recurrent, in all layers or some: its state cannot take back a refused token"
 BY_CONFIGURATION: dict[str, tuple[Any, str]] = {
     "mamba": (t.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2), _RECURRENT),
@@ -89,10 +88,10 @@ BY_CONFIGURATION: dict[str, tuple[Any, str]] = {
     "llama4_text": (t.Llama4TextConfig(**_GROUPED), "layers of the kind chunked_attention"),
     "t5": (t.T5Config(vocab_size=VOCAB, d_model=32), "it has an encoder"),
     "bloom": (t.BloomConfig(vocab_size=VOCAB, hidden_size=32), "does not state how many positions it has"),
+    "falcon": (t.FalconConfig(**_COMMON, alibi=True), "its layers are given 'alibi'"),
     "gemma3": (t.Gemma3Config(), "states no num_hidden_layers"),
 }
 AT_LOAD: dict[str, tuple[Any, str]] = {
-    "falcon": (t.FalconConfig(**_COMMON, alibi=True), f"its layers are given 'alibi', {_ALIBI}"),
     "gpt_neo": (
         t.GPTNeoConfig(
             vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],

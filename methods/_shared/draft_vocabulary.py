@@ -6,25 +6,26 @@ d2t int64 [draft vocabulary]: the target's id of draft word d is d + d2t[d]. t2d
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from specbench_ss.errors import UserError
-from specbench_ss.models.checkpoint import read_shapes
+from specbench_ss.models.checkpoint import Keep, read_shapes
+from specbench_ss.models.tiny import randomise
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
-
     from specbench_ss.engine.architectures import Outline
     from specbench_ss.engine.target import Target
     from specbench_ss.methods._shared.drafter_network import DrafterNetwork
     from specbench_ss.training.batch import Batch
 
 MAPS = ("d2t", "t2d")
+SPREAD = 0.15  # of random weights: with more, a drafter is sure of one token
+N = TypeVar("N", bound="DrafterNetwork")
 
 
 @torch.no_grad()
@@ -34,9 +35,17 @@ def choose_words(drafter: Any, words: Tensor) -> None:
     drafter.get_buffer("t2d").zero_()[words.to(drafter.d2t.device)] = True
 
 
-def read_shapes_and_words(path: Path) -> dict[str, Tensor]:
+def randomised(drafter: N, vocab: int) -> N:
+    """Give a drafter random weights; a reduced draft vocabulary lacks some of the target's `vocab` first tokens."""
+    if "d2t" in drafter.state_dict():
+        choose_words(drafter, torch.arange(vocab - drafter.draft_vocab, vocab))
+    randomise(drafter, 3, SPREAD)
+    return drafter
+
+
+def read_shapes_and_words(path: Path, keep: Keep | None = None) -> dict[str, Tensor]:
     """Read a drafter's tensors without their values, except for d2t and t2d, which `check_words` needs."""
-    return read_shapes(path, valued=lambda name: name.rpartition(".")[2] in MAPS)
+    return read_shapes(path, keep, valued=lambda name: name.rpartition(".")[2] in MAPS)
 
 
 def check_words(tensors: Mapping[str, Tensor], vocab: int) -> None:

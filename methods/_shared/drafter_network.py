@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from specbench_ss.engine import attention as grouped_attention
 from specbench_ss.engine.architectures import Block
 from specbench_ss.engine.cpu_kernels import FIRST, ROWS, LeanBlock, Packing, Product, Turn, lean
-from specbench_ss.engine.target import Target
+from specbench_ss.engine.target import FINAL, Target
 
 LENGTH_BOUND_ROPE = ("dynamic", "longrope")  # kinds whose frequencies change with the length of the sequence
 
@@ -50,12 +51,25 @@ class Rotary:
         return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyShape:
+    """Sizes of a drafter's embedding and LM head.
+
+    vocab: rows of the embedding, 0 = use the target's. draft_vocab: rows of the LM head, 0 = use the target's. mapped,
+    marked: d2t and t2d are present.
+    """
+
+    vocab: int = 0
+    draft_vocab: int = 0
+    mapped: bool = False
+    marked: bool = False
+
+
 class DrafterNetwork(nn.Module):
     """Base of the drafters: decoder layers, an optional embedding, an optional LM head over a draft vocabulary.
 
-    shape: has `vocab` (rows of the embedding, 0 = use the target's), `draft_vocab` (rows of the LM head, 0 = use the
-    target's), `mapped` and `marked` (d2t and t2d are present). The target's id of draft token d is d + d2t[d]; t2d
-    bool [V] marks the target's tokens that can be drafted.
+    shape: a `VocabularyShape` with more. The target's id of draft token d is d + d2t[d]; t2d bool [V] marks the
+    target's tokens that can be drafted.
     """
 
     embed_tokens: nn.Embedding | None
@@ -161,3 +175,25 @@ def block_of(layer: Any, norm: nn.Module | None = None) -> Block:
         norm or layer.input_layernorm, layer.self_attn, layer.post_attention_layernorm, layer.mlp, False,
         "past_key_values", None,
     )  # fmt: skip
+
+
+# -- target layers that EAGLE-3 and P-EAGLE read -------------------------------------------------------------------
+
+
+def published_levels(n_layers: int) -> tuple[int, ...]:
+    """Return the layers whose inputs EAGLE-3 reads: 2, N/2, N - 3.
+
+    In a model of fewer than 7 layers: the outputs of the first, middle and last, FINAL for the last one's.
+    """
+    if n_layers >= 7:  # fewer, and two would be the same
+        return 2, n_layers // 2, n_layers - 3
+    return _first_middle_last((*range(1, n_layers), FINAL))
+
+
+def input_levels(n_layers: int) -> tuple[int, ...]:
+    """Return `published_levels` without FINAL, for layouts that name inputs of layers; 0 in a model of one layer."""
+    return published_levels(n_layers) if n_layers >= 7 else _first_middle_last((*range(1, n_layers),) or (0,))
+
+
+def _first_middle_last(states: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(states[i] for i in sorted({0, len(states) // 2, len(states) - 1}))

@@ -10,7 +10,6 @@ import copy
 import hashlib
 import json
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -23,10 +22,10 @@ import torch
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.checks import check_target
 from specbench_ss.engine.cpu_kernels import holds_numbers
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.target import Target
-from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
+from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.models.checkpoint import read_shapes, read_tensors
 from specbench_ss.models.load import config_of, hash_weights, load_model
 from specbench_ss.models.resolve import check_model, weight_files
@@ -97,21 +96,29 @@ class OwnModel(Decoder):
         return super().described() | {"model_hash": self.target.weights_hash}
 
 
-class OwnAutoregressive(Decoder):
-    """Plain decoding of the model of such a method: its reference, itself another model than the target."""
+class OwnAutoregressive(Autoregressive):
+    """Plain decoding of the model of a method: its reference, itself another model than the target.
 
-    autoregressive = True
+    of: the method, which loads its model by `own_model` and checks its files by `check_own_model`.
+    """
+
     lossless = False
+    of: ClassVar[Any]
 
     @classmethod
-    @abstractmethod
-    def model_of(cls, target: Target, options: Any) -> Target:
-        """The method's own model."""
+    def check(cls, options: Any, base: Outline) -> None:
+        """Check the model's files."""
+        cls.of.check_own_model(options, base)
 
     @classmethod
     def load(cls, target: Target, options: Any) -> Decoder:
-        """On its own model."""
-        return cls(cls.model_of(target, options), options)
+        """Load the model that the options name."""
+        return cls(cls.of.own_model(target, options), options)
+
+    @classmethod
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """On a changed copy of the target."""
+        return {"default": lambda: cls(fine_tuned(target), cls.Options())}
 
     def beside(self) -> Decoder:
         """On the same model."""
@@ -120,14 +127,6 @@ class OwnAutoregressive(Decoder):
     def described(self) -> dict[str, Any]:
         """Which model."""
         return {"model_hash": self.target.weights_hash}
-
-    def max_rows(self) -> int:
-        """The root."""
-        return 1
-
-    def propose(self, state: State) -> DraftTree:
-        """Nothing."""
-        return DraftTree.root_only(state.root)
 
 
 def holds_model(folder: Path) -> bool:

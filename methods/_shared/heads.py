@@ -8,37 +8,28 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-import torch
-from annotated_types import Gt
-from torch import Tensor
+import msgspec
+from annotated_types import Ge, Gt, Le
+from msgspec import Meta
 
 from specbench_ss import user_files
 from specbench_ss.engine.architectures import Outline
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.decoder import State
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, TreeShape, shape_of
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError, os_reason
+from specbench_ss.methods._shared.drafting import DrafterDecoder
 from specbench_ss.methods._shared.lossy_acceptance import accept_rows, accept_typical
-from specbench_ss.models.checkpoint import (
-    KEY,
-    check_base,
-    drafter_folder,
-    drafter_here,
-    learnt,
-    read_advice,
-    read_shapes,
-    read_tensors,
-)
 from specbench_ss.models.load import hash_weights
-from specbench_ss.options import Bounded
+from specbench_ss.models.tiny import randomise
+from specbench_ss.options import Bounded, option
 from specbench_ss.user_files import check_ends
 
 
@@ -46,48 +37,33 @@ from specbench_ss.user_files import check_ends
 class HeadsOptions(Bounded):
     """Which heads draft, on which tree, and which drafted tokens are accepted."""
 
-    weights: str = field(
-        default="", metadata={"help": "Folder or file with the heads. Empty: those that came with the model."}
+    weights: str = option("", "Folder or file with the heads. Empty: those that came with the model.")
+    tree: str = option(
+        "auto",
+        "Draft tree. auto: built from the measured accuracies that came with the heads, else the "
+        "published one. published: that one. Else a JSON file with a tree, or with accuracies from "
+        "`ssbench train NAME --measure`.",
     )
-    tree: str = field(
-        default="auto",
-        metadata={
-            "help": "Draft tree. auto: built from the measured accuracies that came with the heads, else the "
-            "published one. published: that one. Else a JSON file with a tree, or with accuracies from "
-            "`ssbench train NAME --measure`."
-        },
+    nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
+        0, "How many nodes an auto tree has. 0: as the heads' folder advises."
     )
-    nodes: int = field(
-        default=0, metadata={"help": "How many nodes an auto tree has. 0: as the heads' folder advises."}
+    heads: Annotated[int, Ge(-1)] = option(
+        -1, "How many of the heads are used, the first ones. 0: all. -1: as the heads' folder advises, else all."
     )
-    heads: int = field(
-        default=-1,
-        metadata={
-            "help": "How many of the heads are used, the first ones. 0: all. -1: as the heads' folder advises, "
-            "else all."
-        },
+    accept: Literal["exact", "typical", "nucleus"] = option(
+        "exact",
+        "Rule by which drafted tokens are accepted where tokens are sampled. typical (Medusa sec. 2.3.1) "
+        "and nucleus (every path is judged by itself) are lossy.",
     )
-    accept: Literal["exact", "typical", "nucleus"] = field(
-        default="exact",
-        metadata={
-            "help": "Rule by which drafted tokens are accepted where tokens are sampled. typical (Medusa sec. 2.3.1) "
-            "and nucleus (every path is judged by itself) are lossy."
-        },
+    epsilon: Annotated[float, Gt(0)] = option(
+        0.09,
+        "With accept=typical: a drafted token of probability p is accepted where p is above the smaller of "
+        "epsilon and alpha * exp(-H), H the entropy of the model's distribution.",
     )
-    epsilon: Annotated[float, Gt(0)] = field(
-        default=0.09,
-        metadata={
-            "help": "With accept=typical: a drafted token of probability p is accepted where p is above the smaller of "
-            "epsilon and alpha * exp(-H), H the entropy of the model's distribution."
-        },
-    )
-    alpha: Annotated[float, Gt(0)] = field(
-        default=0.3, metadata={"help": "With accept=typical: the factor before exp(-H); see epsilon."}
-    )
+    alpha: Annotated[float, Gt(0)] = option(0.3, "With accept=typical: the factor before exp(-H); see epsilon.")
 
 
 Choice = tuple[int, ...]
-MOST_BYTES = 1 << 22  # of a file with a tree; the published one takes some hundred
 
 # the 63 nodes published for 7B models (FasterDecoding/Medusa, medusa_choices.py), as branches: prefix -> ranks
 _PUBLISHED: dict[Choice, int] = {
@@ -124,7 +100,6 @@ class MedusaTree:
         return max(self.heads) + 1
 
     def described(self) -> dict[str, Any]:
-        """What results say of it, JSON-ready."""
         form = [list(pair) for pair in zip(self.shape.parents[1:], self.ranks, strict=True)]
         digest = hashlib.sha256(json.dumps(form).encode()).hexdigest()[:16]
         return {"tree_nodes": len(self.ranks), "depth": self.depth, "tree_hash": digest}
@@ -169,37 +144,28 @@ def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> list[Choice]
     return best
 
 
-def read_accuracies(config: dict[str, Any], method: str = "medusa", where: str = "config.json") -> list[list[float]]:
-    """accuracies[head][rank] of a drafter's config; [] where it has none. Raises UserError for anything else."""
-    table = config.get("accuracies") or []
-    if not isinstance(table, list) or not all(_are_shares(row) for row in table):
-        raise UserError(f"{method}: 'accuracies' in {where} must be a list for each level of numbers from 0 to 1")
-    return [[float(x) for x in row] for row in table]
+class Measured(msgspec.Struct, frozen=True):
+    """What a drafter's config.json, or a file of measurements, says of its trees. accuracies: [head][rank]."""
+
+    accuracies: list[Annotated[list[Annotated[float, Meta(ge=0, le=1)]], Meta(min_length=1)]] | None = None
+    nodes: Annotated[int, Meta(ge=1, le=MOST_NODES)] | None = None
 
 
-def read_nodes(config: dict[str, Any], method: str = "medusa", published: int = 63, where: str = "config.json") -> int:
-    """How many nodes a drafter's config advises, `published` where it says nothing. Raises UserError otherwise."""
-    nodes = config.get("nodes", published)
-    if not isinstance(nodes, int) or isinstance(nodes, bool) or not 1 <= nodes <= MOST_NODES:
-        raise UserError(f"{method}: 'nodes' in {where} must be a whole number from 1 to {MOST_NODES}, not {nodes!r}")
-    return nodes
-
-
-def _are_shares(row: Any) -> bool:
-    numbers = isinstance(row, list) and all(isinstance(x, (int, float)) and 0 <= x <= 1 for x in row)
-    return numbers and bool(row)
-
-
-def read_measured(path: Path, method: str) -> dict[str, Any]:
-    """The JSON object with measured `accuracies` in a file; {} where it holds something else, as a tree."""
-    content = _read_json(path, method)
-    return content if isinstance(content, dict) and content.get("accuracies") else {}
+def read_measured(tree: str, config: Mapping[str, Any], method: str) -> Measured:
+    """Return accuracies and nodes of the config (tree=auto) or of a JSON file; nothing where it holds a tree."""
+    content: Any = config if tree == "auto" else {} if tree == "published" else _read_json(Path(tree), method)
+    if not isinstance(content, Mapping) or not content.get("accuracies"):
+        return Measured()
+    try:
+        return user_files.convert(dict(content), Measured)
+    except ValueError as problem:
+        raise UserError(f"{method}: {'config.json' if tree == 'auto' else tree}: {problem}") from None
 
 
 def asked_tree(
     tree: str,
     nodes: int,
-    config: dict[str, Any],
+    config: Mapping[str, Any],
     deepest: int,
     method: str,
     published: Sequence[Choice] = PUBLISHED,
@@ -210,19 +176,18 @@ def asked_tree(
     tree: auto (off the drafter's config, else published), published, or a JSON file with a tree or with accuracies.
     nodes: of one built from accuracies, 0 = as measured ones advise. Raises UserError that names the method.
     """
-    if nodes < 0:
-        raise UserError(f"{method}: nodes must be at least 1, or 0 for the drafter's own, not {nodes}")
-    if nodes > MOST_NODES:
-        raise UserError(f"{method}: nodes must be at most {MOST_NODES}, not {nodes}")
-    measured, where = config if tree == "auto" else {}, "config.json"
+    measured = read_measured(tree, config, method)
+    if measured.accuracies:
+        return best_tree(measured.accuracies[:deepest], nodes or measured.nodes or len(published))
     if tree not in ("auto", "published"):
-        measured, where = read_measured(Path(tree), method), tree
-        if not measured:
-            return read_tree(Path(tree), deepest, method, unit)
-    accuracies = read_accuracies(measured, method, where)
-    if accuracies:
-        return best_tree(accuracies[:deepest], nodes or read_nodes(measured, method, len(published), where))
+        return read_tree(Path(tree), deepest, method, unit)
     return [c for c in published if len(c) <= deepest]
+
+
+def tunable_nodes(tree: str, config: Mapping[str, Any], method: str) -> bool:
+    """Return True if the tree is built from accuracies, so that it can have any number of nodes."""
+    there = tree in ("auto", "published") or Path(tree).is_file()
+    return there and bool(read_measured(tree, config, method).accuracies)
 
 
 def read_tree(path: Path, heads: int, method: str, unit: str = "heads") -> list[Choice]:
@@ -244,48 +209,26 @@ def read_tree(path: Path, heads: int, method: str, unit: str = "heads") -> list[
 def _read_json(path: Path, method: str) -> Any:
     check_ends(path)
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES:,} bytes, too many for a tree")
         return user_files.parse(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{method}: cannot read tree {path}: {os_reason(error)}") from None
-    except ValueError as problem:
-        raise UserError(f"{method}: cannot read tree {path}: {problem}") from None
+    except (OSError, ValueError) as error:
+        reason = os_reason(error) if isinstance(error, OSError) else error
+        raise UserError(f"{method}: cannot read tree {path}: {reason}") from None
 
 
-def with_advice(
-    method: Any, options: Any, config: Mapping[str, Any], base: Outline, path: Path, others: Collection[str] = ()
-) -> tuple[Any, dict[str, Any]]:
-    """Return the options with the folder's advice in place of defaults, and what was taken.
+MOST_FUSED = 9
+"""Rows, verified and drafted, up to which one product with the LM head is cheaper than reading it twice.
 
-    A tree that the user states is drafted as it is. Raises UserError for options that the folder may not advise.
-
-    method: a class with `name`, `Options` and `advisable`. others: options of other methods that use the same folder.
-    """
-    file = path / "config.json" if path.is_dir() else path
-    advice = read_advice(config.get(KEY), method.Options, method.advisable, method.name, file, others)
-    if getattr(options, "tree", "auto") != "auto":
-        return options, {}
-    return advice.settle(options, base.device_type)
-
-
-Read = Callable[..., dict[str, Tensor]]  # `read_tensors` or `read_shapes`
+Measured with SmolLM2 on two cores with AVX-512 (docs/log.md).
+"""
+ACCURACIES = [[0.5 / (rank + 1) for rank in range(6)] for _ in range(4)]  # of examples
 NODES = (4, 6, 8, 10, 15, 20, 31, 48, 63)  # of auto trees, worth trying; 63 is the published size
 
 
-class Heads(Protocol):
-    """Any kind of heads."""
-
-    @property
-    def count(self) -> int:
-        """How many."""
-
-
-class TreeHeads(Decoder):
+class TreeHeads(DrafterDecoder):
     """Heads on a fixed tree, drafted from the last state. At T=0 every rule of acceptance is greedy."""
 
     Options: ClassVar[type[Any]] = HeadsOptions
-    advisable: ClassVar[tuple[str, ...]] = ("nodes", "heads")
+    advisable = ("nodes", "heads")
 
     def __init__(
         self,
@@ -295,82 +238,53 @@ class TreeHeads(Decoder):
         tree: MedusaTree,
         config: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(target, options)
-        self.config = config or {}  # what came with the heads
-        self.learnt = learnt(self.config)
         check_tree(tree, heads.count, target.vocab_size, self.name)
-        self.heads = target.adopt(heads, self.name)
+        super().__init__(target, options, heads, config)
         self.tree, self.depth = tree, tree.depth
         self.lossless = options.accept == "exact"
 
-    # -- loading ------------------------------------------------------------------------------------------------
+    @property
+    def heads(self) -> Any:
+        """The heads' module."""
+        return self.drafter
 
     @classmethod
-    @abstractmethod
-    def read(cls, path: Path, base: Outline, read: Read) -> tuple[Any, dict[str, Any]]:
-        """The heads of a file or folder, and their config. Raises UserError where they do not fit the base."""
+    def settle(cls, options: HeadsOptions, config: Mapping[str, Any], drafter: Any, base: Outline) -> MedusaTree:
+        """Return the tree that the options ask for, no deeper than the heads, or those of them that are used."""
+        count = drafter.count
+        if options.heads > count:
+            raise UserError(f"{cls.name}: heads must be 1 to {count}, or 0 for all, not {options.heads}")
+        heads = options.heads if options.heads > 0 else count
+        tree = tree_of(asked_tree(options.tree, options.nodes, config, heads, cls.name), cls.name)
+        check_tree(tree, count, base.vocab_size, cls.name)
+        return tree
 
     @classmethod
-    def outline_of(cls, base: Outline, path: Path) -> Outline:
-        """The model that heads of this folder draft for, by its configuration."""
-        return base
+    def build(cls, target: Target, options: Any, drafter: Any, config: dict[str, Any], path: Path) -> Self:
+        return cls(target, options, drafter, cls.settle(options, config, drafter, target), config)
 
-    @classmethod
-    def model_of(cls, target: Target, path: Path) -> Target:
-        """That model."""
-        return target
-
-    @classmethod
-    def check(cls, options: Any, base: Outline) -> None:
-        """The heads' file and shapes, and the tree."""
-        base.check_square(cls.name)
-        path = drafter_here(options.weights, cls.name, base)
-        if path is None:
-            return
-        base = cls.outline_of(base, path)
-        with torch.device("meta"):
-            heads, config = cls.read(path, base, read_shapes)
-        options, _ = with_advice(cls, options, config, base, path)
-        check_tree(tree_of(cls.choices(options, config, heads.count), cls.name), heads.count, base.vocab_size, cls.name)
-
-    @classmethod
-    def load(cls, target: Target, options: Any) -> Self:
-        """Heads from the folder or file that the user named, or those that came with the model."""
-        target.check_square(cls.name)
-        path = drafter_folder(options.weights, cls.name, target)
-        own = cls.model_of(target, path)
-        heads, config = cls.read(path, own, read_tensors)
-        check_base(config, target, cls.name)
-        options, advised = with_advice(cls, options, config, target, path)
-        found = cls(own, options, heads, tree_of(cls.choices(options, config, heads.count), cls.name), config)
-        found.advised = advised
-        return found
-
-    def variant(self, options: Any) -> Self:
-        """The same heads on another tree."""
-        options, _ = with_advice(self, options, self.config, self.target, Path("config.json"))
-        tree = tree_of(self.choices(options, self.config, self.heads.count), self.name)
-        other = type(self)(self.target, options, self.heads, tree, self.config)
+    def with_options(self, options: Any) -> Self:
+        other = self.build(self.target, options, self.heads, self.config, Path())
         other.heads_hash = self.heads_hash
         return other
 
     @classmethod
-    def choices(cls, options: HeadsOptions, config: dict[str, Any], count: int) -> list[Choice]:
-        """The tree that the options ask for, no deeper than the `count` heads, or those of them that are used."""
-        if not -1 <= options.heads <= count:
-            raise UserError(f"{cls.name}: heads must be 1 to {count}, or 0 for all, not {options.heads}")
-        heads = options.heads if options.heads > 0 else count
-        return asked_tree(options.tree, options.nodes, config, heads, cls.name)
+    def example(cls, target: Target, drafter: Any, config: Mapping[str, Any], options: Any) -> Self:
+        """Return random heads on the published tree, as deep as there are heads; with options on their tree."""
+        randomise(drafter, 1)
+        if options is None:
+            few = [c for c in PUBLISHED if len(c) <= drafter.count and max(c) < target.vocab_size]
+            return cls(target, cls.Options(), drafter, tree_of(few), dict(config))
+        known = {**config, "accuracies": ACCURACIES[: drafter.count], "nodes": 5}
+        return cls.build(target, options, drafter, known, Path())
 
     # -- what the harness asks ----------------------------------------------------------------------------------
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """The size of the tree, where accuracies to build it from are known, and its depth."""
-        given, heads = self.options.tree, {"heads": range(1, self.heads.count + 1)}
-        if given not in ("auto", "published"):
-            return {"nodes": NODES, **heads} if Path(given).is_file() and read_measured(Path(given), self.name) else {}
-        known = given == "auto" and read_accuracies(self.config, self.name)
-        return {"nodes": NODES, **heads} if known else heads
+        nodes = {"nodes": NODES} if tunable_nodes(self.options.tree, self.config, self.name) else {}
+        heads = {"heads": range(1, self.heads.count + 1)}
+        return {**nodes, **(heads if nodes or self.options.tree in ("auto", "published") else {})}
 
     @cached_property
     def heads_hash(self) -> str:
@@ -389,11 +303,9 @@ class TreeHeads(Decoder):
         }
 
     def max_rows(self) -> int:
-        """The tree, root included."""
         return len(self.tree.shape.parents)
 
     def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
-        """As the options say."""
         o, logits = self.options, output.logits[0]
         if o.accept == "typical":
             return accept_typical(logits, tree, state.sampling, o.epsilon, o.alpha)

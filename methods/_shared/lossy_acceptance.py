@@ -7,17 +7,14 @@ change is measured in tests/methods/test_scorecard.py. Exact verification is in 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from specbench_ss.engine.checks import check_probs
 from specbench_ss.engine.sampling import Sampling, sample_categorical
 from specbench_ss.engine.tree import DraftTree, TreeShape
 from specbench_ss.engine.verify import Verdict, verify_greedy
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def accept_typical(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
-    from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import Outline
 
 
 def new_llama(
     hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int, context: int, special: dict[str, Any]
 ) -> Any:
     """A freshly initialised Llama in float32, embeddings tied. special: ids of bos, eos and pad."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     config = LlamaConfig(
         hidden_size=hidden,
         num_hidden_layers=layers,
@@ -38,8 +35,6 @@ def llama_layer(base: Outline, ffn: int = 0, kv_rows: int = 0) -> LlamaConfig:
 
     It has the base's rotary embedding, of whole heads, and its norms' epsilon, where the base has such.
     """
-    from transformers import LlamaConfig
-
     config, hidden = base.config, base.hidden_size
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or hidden // heads

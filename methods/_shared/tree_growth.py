@@ -1,29 +1,23 @@
 """Draft trees grown level by level by a model: the best nodes of a level get children (EAGLE-2, Li et al. 2024b).
 
-A level has k parents with k candidates each; a node's score is its path's probability to the drafting model. Knows
-trees, not models.
+A level has k parents with k candidates each; a node's score is its path's probability to the drafting model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from specbench_ss.engine.sampling import exponential_race, sample_categorical
 from specbench_ss.engine.tree import DraftTree
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    # tokens [k], what of the tree each sees [k, level * k] bool, the place of its parent's row among the last level's
-    # [k], level from 1 -> logits [k, V]
-    Expand = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-    # logits [m, V] -> tokens [m, k], their log-probabilities [m, k], the distribution they are drawn from [m, V] or
-    # None
-    Choose = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
-
+# tokens [k], what of the tree each sees [k, level * k] bool, the place of its parent's row among the last level's [k],
+# level from 1 -> logits [k, V]
+Expand = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+# logits [m, V] -> tokens [m, k], their log-probabilities [m, k], the distribution they are drawn from [m, V] or None
+Choose = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
 IMPOSSIBLE = -100.0  # at least: sums must stay finite and tell parents from children
 
 

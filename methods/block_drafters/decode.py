@@ -8,129 +8,140 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Le
+from torch import Tensor
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.decoder import Decoder, State
 from specbench_ss.engine.target import Output, Target
-from specbench_ss.engine.tree import DraftTree, indices
+from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.feature_decoder import FeatureDecoder
+from specbench_ss.methods._shared.drafter_network import DrafterNetwork
+from specbench_ss.methods._shared.drafting import FeatureDecoder, Read
 from specbench_ss.methods._shared.heads import best_tree, tree_of
 from specbench_ss.methods._shared.tree_growth import draw
-from specbench_ss.methods.block_drafters.options import BlockDraftOptions, DFlashOptions, PEagleOptions
-from specbench_ss.models.checkpoint import check_base, drafter_folder, drafter_here, learnt, read_tensors
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.methods._shared.drafter_network import DrafterNetwork
+from specbench_ss.methods.block_drafters import dflash, peagle
+from specbench_ss.options import Bounded, option
 
 NODES = (7, 15, 23, 31, 48, 63)  # of trees, for tuning
 POSITIONS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # of a block, for tuning
 
 
-class BlockDecoder(FeatureDecoder):
-    """Base of both methods: weights, options, and a chain or a tree from the logits of the draft positions.
+@dataclass(frozen=True, slots=True)
+class BlockDraftOptions(Bounded):
+    """Options of both methods. Raises UserError for values that do not go together."""
 
-    A drafter's network is read by `read`; `size_option` names the option that shortens its block.
+    weights: str = option("", "Folder, file or hub id of the drafter. Empty: the one that came with the model.")
+    mode: Literal["chain", "tree"] = option(
+        "chain",
+        "Draft shape. chain: the top token of each position, as published. tree: the nodes with the "
+        "greatest product of the positions' probabilities, which is this project's addition.",
+    )
+    nodes: Annotated[int, Ge(1), Le(MOST_NODES)] = option(31, "With mode=tree: number of drafted nodes of the tree.")
+    k: Annotated[int, Ge(1), Le(64)] = option(8, "With mode=tree: most candidates of a position, the best ones.")
+    sample: Literal["on", "off"] = option(
+        "off", "With sampling and mode=chain: draw drafts from the positions' distributions."
+    )
+
+    def check_together(self) -> None:
+        if self.sample == "on" and self.mode == "tree":
+            raise UserError(f"{self.owner}: sample=on draws a chain: it does not go with mode=tree")
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashOptions(BlockDraftOptions):
+    """Options of `dflash`."""
+
+    owner: ClassVar[str] = "dflash"
+    block_size: Annotated[int, Ge(0), Le(dflash.MOST_BLOCK)] = option(
+        0, "Positions of a block, the root's included; at most as many as were trained. 0: as trained."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PEagleOptions(BlockDraftOptions):
+    """Options of `peagle`."""
+
+    owner: ClassVar[str] = "peagle"
+    depths: Annotated[int, Ge(0), Le(peagle.MOST_DEPTHS)] = option(
+        0, "Tokens drafted a step; at most as many as were trained. 0: as trained."
+    )
+
+
+class BlockDecoder(FeatureDecoder):
+    """Base of both methods: options, and a chain or a tree from the logits of the draft positions.
+
+    size_option: the option that shortens a drafter's block. For `examples`, few: arguments of `random` for a drafter of
+    few words; short: size of its block; own_forms: arguments of `random`, and options.
     """
 
-    Options: ClassVar[Any]
     size_option: ClassVar[str]
+    few: ClassVar[dict[str, Any]]
+    short: ClassVar[int]
+    own_forms: ClassVar[dict[str, tuple[dict[str, Any], dict[str, Any]]]]
 
-    def __init__(self, target: Target, options: Any, drafter: Any) -> None:
-        self.size = self.settle(options, drafter.shape)
-        self.drafts = self.drafted(self.size, drafter.shape)
-        super().__init__(target, options, drafter, drafter.shape.layers)
+    random: ClassVar[Callable[..., Any]]  # returns a drafter with random weights
+    read_drafter: ClassVar[Callable[..., tuple[Any, dict[str, Any]]]]  # as `read`, without options
+
+    def __init__(self, target: Target, options: Any, drafter: Any, config: dict[str, Any] | None = None) -> None:
+        self.size = self.settle(options, {}, drafter, target)
+        self.drafts = self.size - drafter.shape.first
+        super().__init__(target, options, drafter, config, drafter.shape.layers)
         self.masked = indices([drafter.shape.mask_token] * (self.size - 1), target.device)
 
-    # -- one family's own ---------------------------------------------------------------------------------------
-
-    @staticmethod
-    @abstractmethod
-    def read(path: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]) -> tuple[Any, dict[str, Any]]:
-        """Return a folder's network and config.json. Raise UserError where it does not fit the base."""
-
-    @staticmethod
-    @abstractmethod
-    def trained(shape: Any) -> tuple[int, int]:
-        """Return the smallest and the largest block that a network of this shape drafts."""
-
-    @staticmethod
-    def drafted(size: int, shape: Any) -> int:
-        """Return how many tokens a block of this size drafts."""
-        return size
-
-    @abstractmethod
-    def logits(self, state: State) -> Tensor:
-        """Return logits [drafts, draft vocabulary] of the tokens after the root, from one pass of the drafter."""
-
-    # -- weights ------------------------------------------------------------------------------------------------
+    @classmethod
+    def read(cls, options: Any, path: Path, base: Outline, read: Read) -> tuple[Any, dict[str, Any]]:
+        return cls.read_drafter(path, base, read)
 
     @classmethod
-    def settle(cls, options: Any, shape: Any) -> int:
+    def settle(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: Outline) -> int:
         """Return the size of a block. Raise UserError for one that the drafter was not trained for."""
-        (least, most), asked = cls.trained(shape), int(getattr(options, cls.size_option))
+        (least, most), asked = drafter.shape.sizes, int(getattr(options, cls.size_option))
         if asked and not least <= asked <= most:
             allowed = f"{least} to {most}, as the drafter was trained, or 0"
             raise UserError(f"{cls.name}: {cls.size_option} must be {allowed}, not {asked}")
         return asked or most
 
     @classmethod
-    def check(cls, options: Any, base: Outline) -> None:
-        """Check the drafter's configuration, file and shapes, and the size of the block."""
-        from specbench_ss.methods._shared.draft_vocabulary import read_shapes_and_words
+    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        few, tree = cls.few | {"draft_vocab": max(2, target.vocab_size * 3 // 4)}, {"mode": "tree"}
+        forms: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+            "chain": ({}, {}),
+            "tree": ({}, {**tree, "nodes": 9, "k": 4}),
+            "sampled": ({}, {"sample": "on"}),
+            "reduced": (few, {**tree, "nodes": 6, "k": 3, cls.size_option: cls.short}),
+            "reduced and sampled": (few, {"sample": "on"}),
+            **cls.own_forms,
+        }
 
-        base.check_square(cls.name)
-        path = drafter_here(options.weights, cls.name, base)
-        if path is not None:
-            with torch.device("meta"):
-                drafter, _ = cls.read(path, base, read_shapes_and_words)
-            cls.settle(options, drafter.shape)
+        def make(form: dict[str, Any], options: dict[str, Any]) -> Decoder:
+            return cls(target, cls.Options(**options), cls.random(target, **form))
 
-    @classmethod
-    def load(cls, target: Target, options: Any) -> BlockDecoder:
-        """Load the drafter from the folder or file that the user named, or the one that came with the model."""
-        target.check_square(cls.name)
-        drafter, config = cls.read(drafter_folder(options.weights, cls.name, target), target, read_tensors)
-        check_base(config, target, cls.name)
-        found = cls(target, options, drafter)
-        found.learnt = learnt(config)
-        return found
-
-    def variant(self, options: Any) -> BlockDecoder:
-        """Return the same drafter with another block or tree."""
-        return type(self)(self.target, options, self.drafter)
-
-    @classmethod
-    def example(cls, target: Target, random: Any, form: dict[str, Any], **options: Any) -> Callable[[], Decoder]:
-        """Return what makes the method of random weights, as `random(target, **form)` gives them."""
-        return lambda: cls(target, cls.Options(**options), random(target, **form))
-
-    # -- what the harness asks ----------------------------------------------------------------------------------
+        return {label: partial(make, *given) for label, given in forms.items()}
 
     def described(self) -> dict[str, Any]:
-        """Return the draft's form and the drafter."""
         o, words = self.options, self.drafter.draft_vocab or self.target.vocab_size
         tree = {"nodes": o.nodes, "k": min(o.k, words)} if o.mode == "tree" else {}
         return {self.size_option: self.size, "mode": o.mode, **tree, "sample": o.sample, **super().described()}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
-        """Return sizes of the block, and of the tree where there is one."""
-        least, most = self.trained(self.drafter.shape)
+        least, most = self.drafter.shape.sizes
         sizes = sorted({n for n in POSITIONS if least <= n < most} | {most})
         return {self.size_option: sizes, **({"nodes": NODES} if self.options.mode == "tree" else {})}
 
     def max_rows(self) -> int:
-        """Return the size of the chain or the tree, root included."""
         return 1 + int(self.options.nodes if self.options.mode == "tree" else self.drafts)
 
-    # -- drafting -----------------------------------------------------------------------------------------------
+    @abstractmethod
+    def logits(self, state: State) -> Tensor:
+        """Return logits [drafts, draft vocabulary] of the tokens after the root, from one pass of the drafter."""
 
     def propose(self, state: State) -> DraftTree:
         """Draft in one pass: the top token of each position, a tree of them, or a token sampled at each."""
@@ -175,39 +186,9 @@ class DFlash(BlockDecoder):
     paper = "Chen et al. 2026, arXiv:2602.06036"
     Options = DFlashOptions
     size_option = "block_size"
-
-    @staticmethod
-    def read(path: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]) -> tuple[Any, dict[str, Any]]:
-        """Return a folder's network and config.json."""
-        from specbench_ss.methods.block_drafters.dflash import read_drafter
-
-        return read_drafter(path, base, read)
-
-    @staticmethod
-    def trained(shape: Any) -> tuple[int, int]:
-        """Return the smallest block, which drafts one token, and the trained one."""
-        return 1 + shape.first, shape.block
-
-    @staticmethod
-    def drafted(size: int, shape: Any) -> int:
-        """Return the positions that draft: all, or all but the root's."""
-        return int(size - shape.first)
-
-    @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Return random weights in every form."""
-        from specbench_ss.methods.block_drafters.dflash import Sight, random_drafter
-
-        few = {"draft_vocab": max(2, target.vocab_size * 3 // 4), "from_anchor": True}
-        windows = {"sights": (Sight(6, causal=True), Sight(6, from_root=True))}
-        return {
-            "chain": cls.example(target, random_drafter, {}),
-            "tree": cls.example(target, random_drafter, {}, mode="tree", nodes=9, k=4),
-            "sampled": cls.example(target, random_drafter, {}, sample="on"),
-            "reduced": cls.example(target, random_drafter, few, block_size=4, mode="tree", nodes=6, k=3),
-            "reduced and sampled": cls.example(target, random_drafter, few, sample="on"),
-            "windows": cls.example(target, random_drafter, windows),
-        }
+    random, read_drafter = staticmethod(dflash.random_drafter), staticmethod(dflash.read_drafter)
+    few, short = {"from_anchor": True}, 4
+    own_forms: ClassVar = {"windows": ({"sights": (dflash.Sight(6, causal=True), dflash.Sight(6, from_root=True))}, {})}
 
     def begin(self, state: State) -> None:
         """Take the prompt's hidden states as context; drop the last prompt's."""
@@ -263,38 +244,13 @@ class PEagle(BlockDecoder):
     paper = "Hui et al. 2026, arXiv:2602.01469"
     Options = PEagleOptions
     size_option = "depths"
+    random, read_drafter = staticmethod(peagle.random_drafter), staticmethod(peagle.read_drafter)
+    few, short = {"layers": 1}, 3
+    own_forms: ClassVar = {"one place": ({}, {"depths": 1}), "windows": ({"windows": (6, None)}, {})}
 
-    def __init__(self, target: Target, options: PEagleOptions, drafter: Any) -> None:
-        super().__init__(target, options, drafter)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._tokens = self.masked  # [n], of slots that are not in the cache yet, the root last; `_features` are theirs
-
-    @staticmethod
-    def read(path: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]) -> tuple[Any, dict[str, Any]]:
-        """Return a folder's network and config.json."""
-        from specbench_ss.methods.block_drafters.peagle import read_drafter
-
-        return read_drafter(path, base, read)
-
-    @staticmethod
-    def trained(shape: Any) -> tuple[int, int]:
-        """Return 1 and the trained depths."""
-        return 1, shape.depths
-
-    @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Return random weights in every form."""
-        from specbench_ss.methods.block_drafters.peagle import random_drafter
-
-        few = {"draft_vocab": max(2, target.vocab_size * 3 // 4)}
-        return {
-            "chain": cls.example(target, random_drafter, {}),
-            "tree": cls.example(target, random_drafter, {}, mode="tree", nodes=9, k=4),
-            "sampled": cls.example(target, random_drafter, {}, sample="on"),
-            "reduced": cls.example(target, random_drafter, few | {"layers": 1}, depths=3, mode="tree", nodes=6, k=3),
-            "reduced and sampled": cls.example(target, random_drafter, few, sample="on"),
-            "one place": cls.example(target, random_drafter, {}, depths=1),
-            "windows": cls.example(target, random_drafter, {"windows": (6, None)}),
-        }
 
     def begin(self, state: State) -> None:
         """Fill slots of the prompt but its last, which the first step passes; drop the last prompt's."""

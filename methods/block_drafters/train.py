@@ -25,7 +25,8 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import check_mask_token
 from specbench_ss.methods._shared.feature_trainer import FeatureTrainer
 from specbench_ss.methods.block_drafters import dflash, peagle
-from specbench_ss.methods.block_drafters.options import DEPTHS, MOST_BLOCK, MOST_DEPTHS
+from specbench_ss.methods.block_drafters.dflash import MOST_BLOCK
+from specbench_ss.methods.block_drafters.peagle import DEPTHS, MOST_DEPTHS
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.options import Bounded
 from specbench_ss.training.batch import BaseStates, Batch

@@ -9,40 +9,40 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from annotated_types import Ge, Le
+from torch import Tensor
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.decoder import Decoder, State
 from specbench_ss.engine.target import FINAL, Output, Target
-from specbench_ss.engine.tree import MOST_NODES, DraftTree, TreeShape, indices
+from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.drafter_pass import pass_drafter
-from specbench_ss.methods._shared.feature_decoder import FeatureDecoder
+from specbench_ss.methods._shared.drafting import FeatureDecoder, Read, pass_drafter
 from specbench_ss.methods._shared.heads import (
     Choice,
     MedusaTree,
     asked_tree,
     check_tree,
     from_branches,
-    read_accuracies,
-    read_measured,
     tree_of,
-    with_advice,
+    tunable_nodes,
 )
 from specbench_ss.methods._shared.tree_growth import best, draw, grow
-from specbench_ss.models.checkpoint import check_base, drafter_folder, drafter_here, learnt, read_tensors
-from specbench_ss.options import Bounded
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.methods.eagle.drafter import Drafter
+from specbench_ss.methods.eagle.checkpoint import (
+    best_layers,
+    checked_layers,
+    drafter_config,
+    layers_of,
+    read_drafter,
+)
+from specbench_ss.methods.eagle.drafter import Drafter, random_eagle, random_eagle3
+from specbench_ss.options import Bounded, option
 
 MOST_DEPTH = 64  # levels of a draft tree, a pass of the drafter each
 NODES = (4, 6, 8, 10, 15, 20, 25, 31, 48)  # of auto trees, for tuning; 25 is the published size
@@ -56,32 +56,20 @@ PUBLISHED: tuple[Choice, ...] = from_branches({
     (0, 0, 0, 0): 2,
 })  # fmt: skip
 
-WEIGHTS_HELP = {"help": "Folder or file with the drafter. Empty: the one that came with the model."}
+WEIGHTS_HELP = "Folder or file with the drafter. Empty: the one that came with the model."
 
 
 class EagleDecoder(FeatureDecoder):
-    """Base of the three methods: weights, slots of true hidden states, and drafter passes over nodes.
+    """Base of the three methods: slots of true hidden states, and drafter passes over nodes."""
 
-    config: the config.json that came with the weights.
-    """
-
-    companion: ClassVar[str]  # the folder beside a model that has the weights
-    advisable: ClassVar[tuple[str, ...]]  # options that the folder may advise
-    tree_options: ClassVar[tuple[str, ...]] = ("nodes", "total_tokens", "depth", "top_k")  # of all that use a folder
+    other_options = ("nodes", "total_tokens", "depth", "top_k")  # of all that use a folder
+    third: ClassVar[bool] = False  # whether the drafter is one of EAGLE-3
 
     def __init__(
         self, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], layers: Sequence[int] = (FINAL,)
     ) -> None:
-        super().__init__(target, options, drafter, layers)
-        self.config, self.learnt = config, learnt(config)
+        super().__init__(target, options, drafter, config, layers)
         self.newest = torch.empty(0)  # [1, 1, h], output of the last slot, from which the root's children are drafted
-
-    # -- weights ------------------------------------------------------------------------------------------------
-
-    @classmethod
-    @abstractmethod
-    def settle(cls, options: Any, config: dict[str, Any], vocab: int) -> Any:
-        """Return the tree by options and config.json. Raise UserError where there cannot be such a tree."""
 
     @classmethod
     def layers_of(cls, options: Any, config: dict[str, Any], base: Outline, path: Path) -> Sequence[tuple[int, ...]]:
@@ -89,47 +77,17 @@ class EagleDecoder(FeatureDecoder):
         return ((FINAL,),)
 
     @classmethod
-    def levels(cls, layers: Sequence[int]) -> int:
-        """Return `levels` as `read_drafter` takes it: 0 for EAGLE-1."""
-        return 0
-
-    @classmethod
-    def check(cls, options: Any, base: Outline) -> None:
-        """Check the drafter's file and shapes, the layers it reads, and the tree."""
-        from specbench_ss.methods._shared.draft_vocabulary import read_shapes_and_words
-        from specbench_ss.methods.eagle.checkpoint import drafter_config, read_drafter
-
-        base.check_square(cls.name)
-        path = drafter_here(options.weights, cls.name, base, cls.companion)
-        if path is None:
-            return
+    def read(cls, options: Any, path: Path, base: Outline, read: Read) -> tuple[Drafter, dict[str, Any]]:
         config = drafter_config(path, cls.name)
         layers = cls.layers_of(options, config, base, path)[0]
-        with torch.device("meta"):
-            drafter = read_drafter(path, base, cls.name, cls.levels(layers), read_shapes_and_words)
-        options, _ = with_advice(cls, options, config, base, path, cls.tree_options)
-        cls.settle(options, config, drafter.draft_vocab or base.vocab_size)
+        return read_drafter(path, base, cls.name, len(layers) if cls.third else 0, read), config
 
     @classmethod
-    def load(cls, target: Target, options: Any) -> EagleDecoder:
-        """Load the drafter from the folder or file that the user named, or the one that came with the model."""
-        from specbench_ss.methods.eagle.checkpoint import best_layers, drafter_config, read_drafter
+    def build(cls, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], path: Path) -> Self:
+        layers = cls.layers_of(options, config, target, path)
+        return cls(target, options, drafter, config, best_layers(target, drafter, layers))
 
-        target.check_square(cls.name)
-        path = drafter_folder(options.weights, cls.name, target, cls.companion)
-        config = drafter_config(path, cls.name)
-        check_base(config, target, cls.name)
-        options, advised = with_advice(cls, options, config, target, path, cls.tree_options)
-        candidates = cls.layers_of(options, config, target, path)
-        drafter = read_drafter(path, target, cls.name, cls.levels(candidates[0]), read_tensors)
-        layers = candidates[0] if len(candidates) == 1 else best_layers(target, drafter, candidates)
-        found = cls(target, options, drafter, config, layers)
-        found.advised = advised
-        return found
-
-    def variant(self, options: Any) -> EagleDecoder:
-        """Return the same drafter with another tree."""
-        options, _ = with_advice(self, options, self.config, self.target, Path("config.json"), self.tree_options)
+    def with_options(self, options: Any) -> Self:
         return type(self)(self.target, options, self.drafter, self.config, self.layers)
 
     # -- slots of true hidden states ----------------------------------------------------------------------------
@@ -191,15 +149,12 @@ class EagleDecoder(FeatureDecoder):
         self, rows: Sequence[Tensor], masks: Sequence[Tensor | None], rotary: tuple[Tensor, Tensor]
     ) -> Tensor:
         """Run the drafter, whose one layer takes one mask."""
-        return pass_drafter(self.target, self.drafter, self._one_layer, rows, self.cache, masks, rotary)
 
-    def _one_layer(self, tokens: Tensor, states: Tensor, cache: Any, masks: Sequence[Any], rotary: Any) -> Tensor:
-        out: Tensor = self.drafter(tokens, states, cache, masks[0], rotary)
-        return out
+        def one_layer(tokens: Tensor, states: Tensor, cache: Any, masks: Sequence[Any], rotary: Any) -> Tensor:
+            out: Tensor = self.drafter(tokens, states, cache, masks[0], rotary)
+            return out
 
-    def drop_drafted(self, state: State) -> None:
-        """Keep only slots of true hidden states."""
-        self.cache.keep(state.position, ())
+        return pass_drafter(self.target, self.drafter, one_layer, rows, self.cache, masks, rotary)
 
 
 # -- EAGLE: a static tree ------------------------------------------------------------------------------------------
@@ -226,19 +181,8 @@ class Level:
     visible: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A static tree as drafter passes. nodes: int64 [passed], the node of each row that gives logits, root first."""
-
-    shape: TreeShape
-    width: int
-    siblings: int  # the most children of a node
-    levels: tuple[Level, ...]
-    nodes: Tensor
-
-
-def plan_of(tree: MedusaTree, device: torch.device) -> Plan:
-    """Return the passes of a static tree, level by level."""
+def passes_of(tree: MedusaTree, device: torch.device) -> tuple[list[Level], Tensor]:
+    """Return the levels of a static tree, and int64 [passed], the node of each row that gives logits, root first."""
     shape, children = tree.shape, tree.shape.children()
     ancestors = shape.ancestors()
     passed: list[int] = []  # of all levels, in order
@@ -255,8 +199,7 @@ def plan_of(tree: MedusaTree, device: torch.device) -> Plan:
         ranks, carry = [tree.ranks[i - 1] for i in level], [parents[n] for n in inner]
         parent, rank, place, passed_on, carried = (indices(x, device) for x in (parents, ranks, places, inner, carry))
         levels.append(Level(parent, rank, place, passed_on, carried, visible.to(device)))
-    most = max(map(len, children))
-    return Plan(shape, tree.width, most, tuple(levels), indices([0, *passed], device))
+    return levels, indices([0, *passed], device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,23 +207,20 @@ class EagleOptions(Bounded):
     """Options of `eagle`. Raises UserError for values beyond their bounds."""
 
     owner: ClassVar[str] = "eagle"
-    weights: str = field(default="", metadata=WEIGHTS_HELP)
-    tree: str = field(
-        default="auto",
-        metadata={
-            "help": "Draft tree. auto: built from the measured accuracies that came with the drafter, else the "
-            "published one. published: that one. Else a JSON file with a tree or with measured accuracies."
-        },
+    weights: str = option("", WEIGHTS_HELP)
+    tree: str = option(
+        "auto",
+        "Draft tree. auto: built from the measured accuracies that came with the drafter, else the "
+        "published one. published: that one. Else a JSON file with a tree or with measured accuracies.",
     )
-    nodes: int = field(
-        default=0, metadata={"help": "How many nodes an auto tree has. 0: as the drafter's folder advises."}
+    nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
+        0, "How many nodes an auto tree has. 0: as the drafter's folder advises."
     )
-    depth: Annotated[int, Ge(0), Le(MOST_DEPTH)] = field(
-        default=0, metadata={"help": "How many levels are drafted at most. 0: as many as the tree has."}
+    depth: Annotated[int, Ge(0), Le(MOST_DEPTH)] = option(
+        0, "How many levels are drafted at most. 0: as many as the tree has."
     )
-    sample: Literal["on", "off"] = field(
-        default="off",
-        metadata={"help": "With sampling: draw candidates from the draft's distribution, as published."},
+    sample: Literal["on", "off"] = option(
+        "off", "With sampling: draw candidates from the draft's distribution, as published."
     )
 
 
@@ -288,36 +228,27 @@ class Eagle(EagleDecoder):
     """EAGLE: every level of a static tree is one pass of the drafter."""
 
     name = "eagle"
-    companion = "eagle"
     summary = "EAGLE: one layer drafts features, static tree"
     paper = "Li et al. 2024, arXiv:2401.15077"
     Options = EagleOptions
     advisable = ("nodes",)
 
-    def __init__(
-        self,
-        target: Target,
-        options: EagleOptions,
-        drafter: Drafter,
-        config: dict[str, Any],
-        layers: Sequence[int] = (FINAL,),
-    ) -> None:
-        self.tree = self.settle(options, config, target.vocab_size)
-        self.plan: Plan = plan_of(self.tree, target.device)
-        super().__init__(target, options, drafter, config, layers)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.tree = self.settle(self.options, self.config, self.drafter, self.target)
+        self.passes, self.passed = passes_of(self.tree, self.target.device)
+        self.siblings = max(map(len, self.tree.shape.children()))  # the most of a node
 
     @classmethod
-    def settle(cls, options: EagleOptions, config: dict[str, Any], vocab: int) -> MedusaTree:
-        """Return the tree."""
+    def settle(cls, options: EagleOptions, config: Mapping[str, Any], drafter: Any, base: Outline) -> MedusaTree:
         depth = options.depth or MOST_DEPTH
         tree = tree_of(asked_tree(options.tree, options.nodes, config, depth, cls.name, PUBLISHED, "levels"), cls.name)
-        check_tree(tree, depth, vocab, cls.name)
+        check_tree(tree, depth, drafter.draft_vocab or base.vocab_size, cls.name)
         return tree
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """Return random weights on the published tree and on a deep one, and with sampled candidates."""
-        from specbench_ss.methods.eagle.drafter import random_eagle
 
         def make(accuracies: list[list[float]], **options: Any) -> Callable[[], Decoder]:
             return lambda: cls(
@@ -334,51 +265,47 @@ class Eagle(EagleDecoder):
         }
 
     def described(self) -> dict[str, Any]:
-        """Return the tree and the drafter."""
         return super().described() | self.tree.described() | {"sample": self.options.sample}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """Return sizes of the tree, where accuracies to build it from are known, and depths."""
-        given = self.options.tree
-        if given not in ("auto", "published"):
-            return {"nodes": NODES} if Path(given).is_file() and read_measured(Path(given), self.name) else {}
-        accuracies = read_accuracies(self.config, self.name) if given == "auto" else []
-        deepest = len(accuracies) or max(map(len, PUBLISHED))
-        return {**({"nodes": NODES} if accuracies else {}), "depth": range(1, deepest + 1)}
+        nodes = {"nodes": NODES} if tunable_nodes(self.options.tree, self.config, self.name) else {}
+        if self.options.tree not in ("auto", "published"):
+            return nodes
+        deepest = len(self.config["accuracies"]) if nodes else max(map(len, PUBLISHED))
+        return {**nodes, "depth": range(1, deepest + 1)}
 
     def max_rows(self) -> int:
-        """Return the tree's size, root included."""
-        return len(self.plan.shape.parents)
+        return len(self.tree.shape.parents)
 
     @property
     def drafted_rows(self) -> int:
-        """Return the number of nodes with children."""
-        return len(self.plan.nodes) - 1
+        return len(self.passed) - 1
 
     def propose(self, state: State) -> DraftTree:
         """Draft each level from the states of the level above, on the static tree."""
         sampled = self.options.sample == "on" and not state.sampling.greedy
-        rotary = self.rotary_ahead(state, len(self.plan.levels))
+        rotary = self.rotary_ahead(state, len(self.passes))
         states, tokens, qs = self.newest, [state.root], []
-        for depth, level in enumerate(self.plan.levels):
+        for depth, level in enumerate(self.passes):
             logits = self.drafter.logits(states, self.target)[0]  # [rows, V]
             if sampled:
                 qs.append(state.sampling.probs(logits))
-                candidates, at = draw(qs[-1], state.rng, self.plan.siblings), level.place
+                candidates, at = draw(qs[-1], state.rng, self.siblings), level.place
             else:
-                candidates, at = logits.topk(self.plan.width).indices, level.rank
+                candidates, at = logits.topk(self.tree.width).indices, level.rank
             tokens.append(candidates[level.parent, at])
             if len(level.inner):
                 states = self.descend(
                     state, tokens[-1][level.inner], states[:, level.carry], level.visible, rotary, depth
                 )
-        self.drop_drafted(state)
-        return DraftTree(torch.cat(tokens), self.plan.shape, self._probs(qs) if sampled else None)
+        self.cache.keep(state.position, ())  # slots of true hidden states
+        return DraftTree(torch.cat(tokens), self.tree.shape, self._probs(qs) if sampled else None)
 
     def _probs(self, qs: list[Tensor]) -> Tensor:
         """Return q [n, V] at the nodes with children; rows of leaves are zero."""
         q = torch.cat(qs)
-        return q.new_zeros(len(self.plan.shape.parents), q.shape[-1]).index_copy_(0, self.plan.nodes, q)
+        return q.new_zeros(len(self.tree.shape.parents), q.shape[-1]).index_copy_(0, self.passed, q)
 
 
 # -- EAGLE-2 and EAGLE-3: dynamic trees ----------------------------------------------------------------------------
@@ -389,22 +316,18 @@ class DynamicOptions(Bounded):
     """Options of `eagle2`. Raises UserError for impossible values."""
 
     owner: ClassVar[str] = "eagle2"
-    weights: str = field(default="", metadata=WEIGHTS_HELP)
-    total_tokens: Annotated[int, Ge(0), Le(MOST_NODES)] = field(
-        default=0,
-        metadata={"help": "How many nodes are verified, the root included. 0: as the folder advises, else 60."},
+    weights: str = option("", WEIGHTS_HELP)
+    total_tokens: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
+        0, "How many nodes are verified, the root included. 0: as the folder advises, else 60."
     )
-    depth: Annotated[int, Ge(-1), Le(MOST_DEPTH)] = field(
-        default=-1,
-        metadata={"help": "How many levels are drafted after the first. -1: as the folder advises, else as published."},
+    depth: Annotated[int, Ge(-1), Le(MOST_DEPTH)] = option(
+        -1, "How many levels are drafted after the first. -1: as the folder advises, else as published."
     )
-    top_k: Annotated[int, Ge(0), Le(64)] = field(
-        default=0,
-        metadata={"help": "Beams of a level, and candidates of each. 0: as the folder advises, else 10."},
+    top_k: Annotated[int, Ge(0), Le(64)] = option(
+        0, "Beams of a level, and candidates of each. 0: as the folder advises, else 10."
     )
 
     def check_together(self) -> None:
-        """Raise UserError for a tree that is its root alone."""
         if self.total_tokens == 1:
             raise UserError(f"{self.owner}: total_tokens counts the root: it must be at least 2")
 
@@ -414,12 +337,10 @@ class Eagle3Options(DynamicOptions):
     """Options of `eagle3`."""
 
     owner: ClassVar[str] = "eagle3"
-    layers: str = field(
-        default="auto",
-        metadata={
-            "help": "Layers of the target whose inputs the drafter reads, as in 2:16:29; -1 is the final state. "
-            "auto: as the checkpoint's configuration says."
-        },
+    layers: str = option(
+        "auto",
+        "Layers of the target whose inputs the drafter reads, as in 2:16:29; -1 is the final state. "
+        "auto: as the checkpoint's configuration says.",
     )
 
 
@@ -443,20 +364,17 @@ class Eagle2(EagleDecoder):
     advisable = ("total_tokens", "depth", "top_k")
     published_depth: ClassVar[int] = 5
 
-    def __init__(
-        self,
-        target: Target,
-        options: DynamicOptions,
-        drafter: Drafter,
-        config: dict[str, Any],
-        layers: Sequence[int] = (FINAL,),
-    ) -> None:
-        self.size = self.settle(options, config, drafter.draft_vocab or target.vocab_size)
-        super().__init__(target, options, drafter, config, layers)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.size = self.settle(self.options, self.config, self.drafter, self.target)
 
     @classmethod
-    def settle(cls, options: DynamicOptions, config: dict[str, Any], vocab: int) -> Size:
-        """Return the tree's size, no wider than the vocabulary."""
+    def settle(cls, options: DynamicOptions, config: Mapping[str, Any], drafter: Any, base: Outline) -> Size:
+        return cls.size_of(options, drafter.draft_vocab or base.vocab_size)
+
+    @classmethod
+    def size_of(cls, options: DynamicOptions, vocab: int) -> Size:
+        """Return the tree's size in a vocabulary of so many words."""
         depth = cls.published_depth if options.depth < 0 else options.depth
         k = min(options.top_k or 10, vocab)
         total = options.total_tokens or 60
@@ -464,8 +382,6 @@ class Eagle2(EagleDecoder):
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Return random weights on trees of several forms."""
-        from specbench_ss.methods.eagle.drafter import random_eagle
 
         def make(**options: Any) -> Callable[[], Decoder]:
             return lambda: cls(target, DynamicOptions(**options), random_eagle(target), {})
@@ -478,12 +394,10 @@ class Eagle2(EagleDecoder):
         }
 
     def described(self) -> dict[str, Any]:
-        """Return the tree's size as resolved, and the drafter."""
         s = self.size
         return super().described() | {"total_tokens": s.drafted + 1, "depth": s.depth, "top_k": s.top_k}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
-        """Return sizes of the tree."""
         s, vocab = self.size, self.drafter.draft_vocab or self.target.vocab_size
         most = s.top_k + s.depth * s.top_k**2
         return {
@@ -493,12 +407,10 @@ class Eagle2(EagleDecoder):
         }
 
     def max_rows(self) -> int:
-        """Return the tree's size, root included."""
         return 1 + self.size.drafted
 
     @property
     def drafted_rows(self) -> int:
-        """Return the number of beams of all levels."""
         return self.size.depth * self.size.top_k
 
     def propose(self, state: State) -> DraftTree:
@@ -515,7 +427,7 @@ class Eagle2(EagleDecoder):
 
         root_logits = self.drafter.logits(first, self.target)[0, 0]
         tree = grow(state.root, root_logits, self._choose, expand, size.depth + 1, size.drafted)
-        self.drop_drafted(state)
+        self.cache.keep(state.position, ())  # slots of true hidden states
         return tree
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -528,7 +440,7 @@ class Eagle3(Eagle2):
     """EAGLE-3: EAGLE-2's tree; the drafter reads several target layers and has its own LM head."""
 
     name = "eagle3"
-    companion = "eagle3"
+    third = True
     summary = "EAGLE-3: features of three levels, training-time test, dynamic tree"
     paper = "Li et al. 2025, arXiv:2503.01840"
     Options = Eagle3Options
@@ -537,8 +449,6 @@ class Eagle3(Eagle2):
     @classmethod
     def layers_of(cls, options: Any, config: dict[str, Any], base: Outline, path: Path) -> Sequence[tuple[int, ...]]:
         """Return the layers by the option of that name, else by config.json, errors of which name the weights."""
-        from specbench_ss.methods.eagle.checkpoint import checked_layers, layers_of
-
         if options.layers != "auto":
             try:
                 numbers = [int(part) for part in options.layers.split(":")]
@@ -552,14 +462,7 @@ class Eagle3(Eagle2):
             raise UserError(f"{error} ({path})") from None
 
     @classmethod
-    def levels(cls, layers: Sequence[int]) -> int:
-        """Return the number of layers that are read."""
-        return len(layers)
-
-    @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Return random weights with a reduced vocabulary and a whole one."""
-        from specbench_ss.methods.eagle.drafter import random_eagle3
 
         def make(reduced: bool, **options: Any) -> Callable[[], Decoder]:
             def build() -> Decoder:

@@ -17,22 +17,24 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from specbench_ss.engine.target import FINAL, AnyCache, Target
-from specbench_ss.methods._shared.draft_vocabulary import choose_words
-from specbench_ss.methods._shared.drafter_network import DrafterNetwork, FeatureFusion, block_of
+from specbench_ss.engine.target import AnyCache, Target
+from specbench_ss.methods._shared.draft_vocabulary import choose_words, randomised
+from specbench_ss.methods._shared.drafter_network import (
+    DrafterNetwork,
+    FeatureFusion,
+    VocabularyShape,
+    block_of,
+    published_levels,
+)
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods._shared.speculators import check_layer
-from specbench_ss.models.tiny import randomise
-
-SPREAD = 0.15  # of random weights: with more, a drafter is sure of one token
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(VocabularyShape):
     """Sizes and switches of a drafter, sizes as in its tensors.
 
     levels: target layers that EAGLE-3 reads, each `feature` wide. biases: linear layers that have one, by name.
-    vocab, draft_vocab, mapped, marked: as `DrafterNetwork` documents.
     """
 
     hidden: int
@@ -41,10 +43,6 @@ class Shape:
     kv_heads: int
     head_dim: int
     biases: frozenset[str] = frozenset()
-    vocab: int = 0
-    draft_vocab: int = 0
-    mapped: bool = False
-    marked: bool = False
     feature: int = 0
     levels: int = 1
     feature_norms: bool = False  # fc_norm.*, EAGLE-3.1
@@ -163,28 +161,6 @@ class Eagle3Drafter(FeatureFusion, Drafter):
         return super().logits(state if self.shape.output_normed else self.norm(state), target)
 
 
-# -- target layers that EAGLE-3 reads ------------------------------------------------------------------------------
-
-
-def published_levels(n_layers: int) -> tuple[int, ...]:
-    """Return the layers whose inputs EAGLE-3 reads: 2, N/2, N - 3.
-
-    In a model of fewer than 7 layers: the outputs of the first, middle and last, FINAL for the last one's.
-    """
-    if n_layers >= 7:  # fewer, and two would be the same
-        return 2, n_layers // 2, n_layers - 3
-    return _first_middle_last((*range(1, n_layers), FINAL))
-
-
-def input_levels(n_layers: int) -> tuple[int, ...]:
-    """Return `published_levels` without FINAL, for layouts that name inputs of layers; 0 in a model of one layer."""
-    return published_levels(n_layers) if n_layers >= 7 else _first_middle_last((*range(1, n_layers),) or (0,))
-
-
-def _first_middle_last(states: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(states[i] for i in sorted({0, len(states) // 2, len(states) - 1}))
-
-
 # -- new drafters --------------------------------------------------------------------------------------------------
 
 
@@ -248,15 +224,11 @@ def new_eagle3(
 
 def random_eagle(target: Target) -> Eagle1Drafter:
     """Return an EAGLE drafter with random weights."""
-    drafter, _ = new_eagle(target)
-    randomise(drafter, 3, SPREAD)
-    return drafter
+    return randomised(new_eagle(target)[0], target.vocab_size)
 
 
 def random_eagle3(target: Target, reduced: bool = True) -> tuple[Eagle3Drafter, dict[str, Any], tuple[int, ...]]:
     """Return `new_eagle3` with random weights; reduced: its draft vocabulary lacks some first tokens."""
     words = target.vocab_size * 3 // 4 if reduced else target.vocab_size
     drafter, config, layers = new_eagle3(target, words)
-    choose_words(drafter, torch.arange(target.vocab_size - words, target.vocab_size))
-    randomise(drafter, 3, SPREAD)
-    return drafter, config, layers
+    return randomised(drafter, target.vocab_size), config, layers

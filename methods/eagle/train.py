@@ -21,9 +21,10 @@ from torch import Tensor
 from specbench_ss.engine.kv_cache import StreamCache
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.drafter_network import input_levels
 from specbench_ss.methods._shared.feature_trainer import FeatureTrainer
 from specbench_ss.methods.eagle.checkpoint import config_of, published_name
-from specbench_ss.methods.eagle.drafter import input_levels, new_eagle, new_eagle3
+from specbench_ss.methods.eagle.drafter import new_eagle, new_eagle3
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.options import Bounded
 from specbench_ss.training.batch import BaseStates, Batch

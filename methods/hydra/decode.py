@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
 import torch
+from torch import Tensor
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.decoder import Decoder, State
@@ -16,17 +17,11 @@ from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree, indices
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.drafter_pass import pass_drafter
-from specbench_ss.methods._shared.heads import HeadsOptions, MedusaTree, TreeHeads, tree_of
+from specbench_ss.methods._shared.drafting import Read, pass_drafter
+from specbench_ss.methods._shared.heads import HeadsOptions, MedusaTree, TreeHeads
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.hydra.heads import HydraHeads, read_heads
-from specbench_ss.methods.medusa.decode import ACCURACIES, example_choices
-from specbench_ss.models.tiny import randomise
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.methods._shared.heads import Read
+from specbench_ss.options import option
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +29,9 @@ class HydraOptions(HeadsOptions):
     """Options of `hydra`."""
 
     owner: ClassVar[str] = "hydra"
-    accept: Literal["exact", "typical"] = field(
-        default="exact",
-        metadata={
-            "help": "Rule by which drafted tokens are accepted where tokens are sampled. typical (Medusa sec. 2.3.1) "
-            "is lossy."
-        },
+    accept: Literal["exact", "typical"] = option(
+        "exact",
+        "Rule by which drafted tokens are accepted where tokens are sampled. typical (Medusa sec. 2.3.1) is lossy.",
     )
 
 
@@ -86,16 +78,43 @@ class Hydra(TreeHeads):
         self.prefix_state = torch.empty(0)  # [1, h], at the position before the root
 
     @classmethod
-    def read(cls, path: Path, base: Outline, read: Read) -> tuple[HydraHeads, dict[str, Any]]:
-        """In our layout or the published one."""
+    def read(cls, options: Any, path: Path, base: Outline, read: Read) -> tuple[HydraHeads, dict[str, Any]]:
         heads, config = read_heads(path, base, read)
         state_tap(config, base.n_layers)
         return heads, config
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Random heads in every shape."""
-        return shapes(cls, target)
+        """Return random heads: both prefixes and LM heads, an earlier state, and a rule that is lossy."""
+
+        def make(heads: int = 3, options: HydraOptions | None = None, **form: Any) -> Callable[[], Decoder]:
+            return lambda: cls.random(target, heads, options, **form)
+
+        return {
+            "hydra++": make(4, layers=2),
+            "hydra": make(4, prefix=False),
+            "auto": make(options=HydraOptions()),
+            "one-head": make(1),
+            "earlier-state": make(2, prefix=False, offset=1),
+            "shared-head": make(own_unembed=False, offset=1),
+            "typical": make(options=HydraOptions(accept="typical")),
+        }
+
+    @classmethod
+    def random(
+        cls,
+        target: Target,
+        heads: int = 3,
+        options: HydraOptions | None = None,
+        layers: int = 1,
+        prefix: bool = True,
+        own_unembed: bool = True,
+        offset: int = 0,
+    ) -> Self:
+        """Return random heads, as `example` has them. offset: `hidden_state_offset` of their config."""
+        layer = llama_layer(target) if prefix else None
+        module = HydraHeads(heads, layers, target.hidden_size, target.vocab_size, layer, own_unembed)
+        return cls.example(target, module, {"hidden_state_offset": offset}, options)
 
     # -- the loop's calls ---------------------------------------------------------------------------------------
 
@@ -167,41 +186,3 @@ def levels_of(tree: MedusaTree, device: torch.device) -> list[Level]:
         pick = torch.tensor([row * width + rank for row, rank in ranks], device=device)
         levels.append(Level(torch.tensor([paths[n] for n in inner], device=device), width, pick))
     return levels
-
-
-H = TypeVar("H", bound=TreeHeads)
-
-
-def random_hydra(
-    method: type[H],
-    target: Target,
-    heads: int = 3,
-    layers: int = 1,
-    prefix: bool = True,
-    own_unembed: bool = True,
-    offset: int = 0,
-    options: HydraOptions | None = None,
-) -> H:
-    """Random heads on the published tree, as deep as there are heads; with options on the tree that they ask for."""
-    layer = llama_layer(target) if prefix else None
-    module = HydraHeads(heads, layers, target.hidden_size, target.vocab_size, layer, own_unembed)
-    randomise(module, 1)
-    config: dict[str, Any] = {"hidden_state_offset": offset}
-    if options is None:
-        return method(target, HydraOptions(), module, tree_of(example_choices(target, heads)), config)
-    config |= {"accuracies": ACCURACIES[:heads], "nodes": 5}
-    return method(target, options, module, tree_of(method.choices(options, config, heads)), config)
-
-
-def shapes(method: type[TreeHeads], target: Target) -> Mapping[str, Callable[[], Decoder]]:
-    """With the prefix layer and without, own LM heads and the base's, an earlier state, and a rule that is lossy."""
-    auto, typical = HydraOptions(), HydraOptions(accept="typical")
-    return {
-        "hydra++": lambda: random_hydra(method, target, 4, layers=2),
-        "hydra": lambda: random_hydra(method, target, 4, prefix=False),
-        "auto": lambda: random_hydra(method, target, options=auto),
-        "one-head": lambda: random_hydra(method, target, 1),
-        "earlier-state": lambda: random_hydra(method, target, 2, prefix=False, offset=1),
-        "shared-head": lambda: random_hydra(method, target, own_unembed=False, offset=1),
-        "typical": lambda: random_hydra(method, target, options=typical),
-    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +23,9 @@ from specbench_ss.engine.architectures import Outline, rotary_table
 from specbench_ss.engine.attention import Heads
 from specbench_ss.engine.target import AnyCache, Target
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.models.checkpoint import load_into, weight_file
-
-if TYPE_CHECKING:
-    from specbench_ss.methods._shared.heads import Read
 
 
 class ResBlock(nn.Module):

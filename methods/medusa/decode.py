@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.decoder import Decoder, State
@@ -15,27 +16,14 @@ from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.fine_tuned import (
-    ADAPTER,
-    OwnAutoregressive,
-    OwnModel,
-    check_lora,
-    fine_tuned,
-    holds_model,
-    merged_target,
-    outline_beside,
-    target_beside,
-)
-from specbench_ss.methods._shared.fused_head import MOST_FUSED
-from specbench_ss.methods._shared.heads import PUBLISHED, Choice, HeadsOptions, MedusaTree, TreeHeads, tree_of
+from specbench_ss.methods._shared import fine_tuned
+from specbench_ss.methods._shared.drafting import Read
+from specbench_ss.methods._shared.heads import MOST_FUSED, HeadsOptions, MedusaTree, TreeHeads
 from specbench_ss.methods.medusa.heads import MedusaHeads, read_heads
 from specbench_ss.models.checkpoint import drafter_folder, drafter_here
-from specbench_ss.models.tiny import randomise
+from specbench_ss.options import option
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.methods._shared.heads import Read
+ADAPTER = fine_tuned.ADAPTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +53,10 @@ class Medusa(TreeHeads):
         self._ahead: Tensor | None = None  # [heads, V], what the last pass made for this draft; None = nothing
 
     @classmethod
-    def read(cls, path: Path, base: Outline, read: Read) -> tuple[MedusaHeads, dict[str, Any]]:
+    def read(cls, options: Any, path: Path, base: Outline, read: Read) -> tuple[MedusaHeads, dict[str, Any]]:
         """In any published layout. Those inside or beside another backbone are for that: it must be the base."""
         heads, config, whole = read_heads(path, base, read, cls.name)
-        if (whole or (path / ADAPTER).is_file() or holds_model(path)) and not cls.accepts_whole(path, base):
+        if (whole or (path / ADAPTER).is_file() or fine_tuned.holds_model(path)) and not cls.accepts_whole(path, base):
             raise UserError(
                 f"{cls.name}: {path} has a backbone of its own: decode with medusa2, or with it as the --model"
             )
@@ -82,8 +70,28 @@ class Medusa(TreeHeads):
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Random heads on every kind of tree."""
-        return shapes(cls, target)
+        """Return random heads on trees by accuracy and as published, every rule, the base's LM head and their own."""
+
+        def make(heads: int = 3, own: bool = True, layers: int = 1, **options: Any) -> Callable[[], Decoder]:
+            return lambda: cls.random(target, heads, own, cls.Options(**options) if options else None, layers)
+
+        return {
+            "auto": make(tree="auto"),
+            "published": make(),
+            "shared-head": make(4, own=False, layers=2),
+            "few-nodes": make(2, own=False, nodes=2),
+            "one-head": make(1),
+            "typical": make(accept="typical"),
+            "nucleus": make(accept="nucleus"),
+        }
+
+    @classmethod
+    def random(
+        cls, target: Target, heads: int = 3, own_unembed: bool = True, options: Any = None, layers: int = 1
+    ) -> Self:
+        """Return random heads, as `example` has them."""
+        module = MedusaHeads(heads, layers, target.hidden_size, target.vocab_size, own_unembed)
+        return cls.example(target, module, {}, options)
 
     def begin(self, state: State) -> None:
         """Nothing was drafted yet."""
@@ -124,50 +132,6 @@ class Medusa(TreeHeads):
         self._ahead = None if made is None else made.unflatten(0, (self.depth, -1))[:, verdict.path[-1]]
 
 
-ACCURACIES = [[0.5 / (rank + 1) for rank in range(6)] for _ in range(4)]
-M = TypeVar("M", bound=TreeHeads)
-
-
-def example_choices(target: Target, heads: int) -> list[Choice]:
-    """Of the published tree what a small vocabulary and few heads can draft."""
-    return [c for c in PUBLISHED if len(c) <= heads and max(c) < target.vocab_size]
-
-
-def random_medusa(
-    method: type[M],
-    target: Target,
-    heads: int = 3,
-    own_unembed: bool = True,
-    options: MedusaOptions | None = None,
-    layers: int = 1,
-) -> M:
-    """Random heads on the published tree, as deep as there are heads; with options on the tree that they ask for."""
-    module = MedusaHeads(heads, layers, target.hidden_size, target.vocab_size, own_unembed)
-    randomise(module, 1)
-    if options is None:
-        return method(target, MedusaOptions(), module, tree_of(example_choices(target, heads)))
-    config = {"accuracies": ACCURACIES[:heads], "nodes": 5}
-    return method(target, options, module, tree_of(method.choices(options, config, heads)), config)
-
-
-def shapes(method: type[TreeHeads], target: Target) -> Mapping[str, Callable[[], Decoder]]:
-    """Trees by accuracy and as published; heads of their own, and those that share the base's; every rule."""
-
-    def made(heads: int = 3, own: bool = True, layers: int = 1, **options: Any) -> Callable[[], Decoder]:
-        chosen = MedusaOptions(**options) if options else None
-        return lambda: random_medusa(method, target, heads, own, chosen, layers)
-
-    return {
-        "auto": made(tree="auto"),
-        "published": made(),
-        "shared-head": made(4, own=False, layers=2),
-        "few-nodes": made(2, own=False, nodes=2),
-        "one-head": made(1),
-        "typical": made(accept="typical"),
-        "nucleus": made(accept="nucleus"),
-    }
-
-
 NAME = "medusa2"
 
 
@@ -175,12 +139,10 @@ NAME = "medusa2"
 class Medusa2AROptions:
     """Options of `medusa2-ar`: which model it is."""
 
-    weights: str = field(
-        default="", metadata={"help": "Folder as for `medusa2`. Empty: the one that came with the model."}
-    )
+    weights: str = option("", "Folder as for `medusa2`. Empty: the one that came with the model.")
 
 
-class Medusa2(OwnModel, Medusa):
+class Medusa2(fine_tuned.OwnModel, Medusa):
     """Medusa in the backbone that was trained with the heads."""
 
     name = NAME
@@ -195,60 +157,47 @@ class Medusa2(OwnModel, Medusa):
 
     @classmethod
     def outline_of(cls, base: Outline, path: Path) -> Outline:
-        """Of the backbone."""
-        return backbone_outline(base, path)
+        """The backbone by its configuration. Raises UserError where a folder holds none, or one of other words."""
+        if (path / ADAPTER).is_file():
+            fine_tuned.check_lora(path, NAME)
+            return base
+        if not fine_tuned.holds_model(path):
+            raise UserError(f"{NAME}: {path} holds no backbone: neither {ADAPTER} nor the weights of a whole model")
+        own = fine_tuned.outline_beside(path, base)
+        if own.vocab_size != base.vocab_size:
+            sizes = f"{own.vocab_size} words, {base.name!r} has {base.vocab_size}"
+            raise UserError(f"{NAME}: the model in {path} has {sizes}")
+        return own
 
     @classmethod
     def model_of(cls, target: Target, path: Path) -> Target:
-        """The backbone."""
-        return backbone(target, path)
+        """The backbone; what does not fit raises UserError as in `outline_of`."""
+        cls.outline_of(target, path)
+        return (
+            fine_tuned.merged_target(target, path, NAME)
+            if (path / ADAPTER).is_file()
+            else fine_tuned.target_beside(target, path)
+        )
+
+    @classmethod
+    def check_own_model(cls, options: Any, base: Outline) -> None:
+        path = drafter_here(options.weights, NAME, base)
+        if path is not None:
+            cls.outline_of(base, path)
+
+    @classmethod
+    def own_model(cls, target: Target, options: Any) -> Target:
+        return cls.model_of(target, drafter_folder(options.weights, NAME, target))
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """As `medusa`, on a changed copy of the target."""
-        return super().examples(fine_tuned(target))
+        return super().examples(fine_tuned.fine_tuned(target))
 
 
-class Medusa2Autoregressive(OwnAutoregressive):
+class Medusa2Autoregressive(fine_tuned.OwnAutoregressive):
     """The backbone of a Medusa-2 checkpoint, one token a step."""
 
     name = "medusa2-ar"
     summary = "plain decoding of the backbone of medusa2: its reference"
     Options = Medusa2AROptions
-
-    @classmethod
-    def check(cls, options: Any, base: Outline) -> None:
-        """The backbone's files."""
-        path = drafter_here(options.weights, NAME, base)
-        if path is not None:
-            backbone_outline(base, path)
-
-    @classmethod
-    def model_of(cls, target: Target, options: Any) -> Target:
-        """The backbone."""
-        return backbone(target, drafter_folder(options.weights, NAME, target))
-
-    @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """On a changed copy of the target."""
-        return {"default": lambda: cls(fine_tuned(target), Medusa2AROptions())}
-
-
-def backbone_outline(base: Outline, path: Path) -> Outline:
-    """The backbone by its configuration. Raises UserError where a folder holds none, or one of other words."""
-    if (path / ADAPTER).is_file():
-        check_lora(path, NAME)
-        return base
-    if not holds_model(path):
-        raise UserError(f"{NAME}: {path} holds no backbone: neither {ADAPTER} nor the weights of a whole model")
-    own = outline_beside(path, base)
-    if own.vocab_size != base.vocab_size:
-        raise UserError(f"{NAME}: the model in {path} has {own.vocab_size} words, {base.name!r} has {base.vocab_size}")
-    return own
-
-
-def backbone(target: Target, path: Path) -> Target:
-    """The backbone as a target; what does not fit raises UserError as in `backbone_outline`."""
-    backbone_outline(target, path)
-    lora = (path / ADAPTER).is_file()
-    return merged_target(target, path, NAME) if lora else target_beside(target, path)
+    of = Medusa2

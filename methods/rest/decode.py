@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -20,7 +20,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.lossy_acceptance import accept_rows
 from specbench_ss.methods.rest.datastore import Datastore, Prefixes, best_prefixes, open_datastore, retrieve
 from specbench_ss.models.checkpoint import read_advice
-from specbench_ss.options import Bounded
+from specbench_ss.options import Bounded, option
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,38 +35,27 @@ class RESTOptions(Bounded):
     """Options of `rest`; defaults as published. Raises UserError for values beyond their bounds."""
 
     owner: ClassVar[str] = "rest"
-    datastore: str = field(
-        default="",
-        metadata={
-            "help": "Folder that `ssbench datastore build` wrote, or an .idx file of REST itself. "
-            "Empty: the datastore that came with the model."
-        },
+    datastore: str = option(
+        "",
+        "Folder that `ssbench datastore build` wrote, or an .idx file of REST itself. "
+        "Empty: the datastore that came with the model.",
     )
-    draft: Annotated[int, Ge(0), Le(MOST_NODES)] = field(
-        default=0, metadata={"help": "How many nodes are drafted at most. 0: as the datastore advises, else 64."}
+    draft: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
+        0, "How many nodes are drafted at most. 0: as the datastore advises, else 64."
     )
-    span: Annotated[int, Ge(1)] = field(
-        default=16, metadata={"help": "Longest suffix of the text, in tokens, that is looked up."}
+    span: Annotated[int, Ge(1)] = option(16, "Longest suffix of the text, in tokens, that is looked up.")
+    shortest: Annotated[int, Ge(1)] = option(2, "Shortest suffix of the text, in tokens, that is looked up.")
+    occurrences: Annotated[int, Ge(1)] = option(
+        5000, "How many occurrences are read at most in each chunk of the datastore."
     )
-    shortest: Annotated[int, Ge(1)] = field(
-        default=2, metadata={"help": "Shortest suffix of the text, in tokens, that is looked up."}
-    )
-    occurrences: Annotated[int, Ge(1)] = field(
-        default=5000, metadata={"help": "How many occurrences are read at most in each chunk of the datastore."}
-    )
-    length: Annotated[int, Ge(1)] = field(
-        default=10, metadata={"help": "How many tokens are read behind each occurrence."}
-    )
-    accept: Literal["exact", "rows"] = field(
-        default="exact",
-        metadata={
-            "help": "Rule by which drafted tokens are accepted. rows: each path on its own, as published, "
-            "which is lossy where tokens are sampled."
-        },
+    length: Annotated[int, Ge(1)] = option(10, "How many tokens are read behind each occurrence.")
+    accept: Literal["exact", "rows"] = option(
+        "exact",
+        "Rule by which drafted tokens are accepted. rows: each path on its own, as published, "
+        "which is lossy where tokens are sampled.",
     )
 
     def check_together(self) -> None:
-        """The two lengths of suffixes."""
         if self.shortest > self.span:
             raise UserError(f"rest: shortest {self.shortest} is above span {self.span}")
 
@@ -87,7 +76,6 @@ class REST(Decoder):
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
-        """The datastore, and whether its ids are the base's."""
         cls.with_advice(options, base, cls.opened(options, base))
 
     @classmethod
@@ -135,22 +123,18 @@ class REST(Decoder):
         }
 
     def described(self) -> dict[str, Any]:
-        """The settings as resolved, and the text that is searched."""
         o = self.options
         settings = {name: getattr(o, name) for name in ("span", "shortest", "occurrences", "length", "accept")}
         return {"draft": self.draft, **settings, "datastore": self.store.about}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
-        """The size of the tree, and which suffixes are worth a draft."""
         return {"draft": (4, 8, 16, 32, 64), "shortest": (2, 3, 4), "length": (4, 6, 10)}
 
     def variant(self, options: Any) -> REST:
-        """The same datastore."""
         options, _ = self.with_advice(options, self.target, self.store)
         return type(self)(self.target, options, self.store)
 
     def max_rows(self) -> int:
-        """The tree, root included."""
         return self.draft + 1
 
     def propose(self, state: State) -> DraftTree:

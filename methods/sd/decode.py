@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
 from annotated_types import Ge, Lt
+from torch import Tensor
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.costs import read_by_a_pass
@@ -21,17 +22,11 @@ from specbench_ss.engine.tree import MOST_NODES, AnyShape, DeviceShape, DraftTre
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError, told_of
 from specbench_ss.methods._shared.small_llama import new_llama
-from specbench_ss.methods._shared.tree_growth import best, draw, grow
+from specbench_ss.methods._shared.tree_growth import Choose, best, draw, grow
 from specbench_ss.methods.sd.draft import Draft, check_named, checked_lora, holds_lora, merged_lora, mismatch
 from specbench_ss.models.checkpoint import drafter_here, learnt, read_config
 from specbench_ss.models.load import hash_weights, load_target, outline_of
-from specbench_ss.options import Bounded
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.methods._shared.tree_growth import Choose
-
+from specbench_ss.options import Bounded, option
 
 LONGEST = 64  # tokens of a chain whose length is not fixed: more has never paid
 
@@ -41,60 +36,46 @@ class TwoModelOptions(Bounded):
     """Options of `sd`. Raises UserError for what cannot be drafted."""
 
     owner: ClassVar[str] = "sd"
-    weights: str = field(
-        default="",
-        metadata={
-            "help": "The draft model: folder or hub id, or as `draft-2m` the name of another one that came with the "
-            "model. A folder with a LoRA that names no model changes the one that came with the model. Empty: that one."
-        },
+    weights: str = option(
+        "",
+        "The draft model: folder or hub id, or as `draft-2m` the name of another one that came with the "
+        "model. A folder with a LoRA that names no model changes the one that came with the model. Empty: that one.",
     )
-    form: Literal["chain", "tree"] = field(default="chain", metadata={"help": "Form of the draft."})
-    gamma: Annotated[int, Ge(1)] = field(
-        default=4,
-        metadata={"help": "Length of a chain, at first where a schedule changes it; or depth of a tree."},
+    form: Literal["chain", "tree"] = option("chain", "Form of the draft.")
+    gamma: Annotated[int, Ge(1)] = option(
+        4, "Length of a chain, at first where a schedule changes it; or depth of a tree."
     )
-    threshold: Annotated[float, Ge(0), Lt(1)] = field(
-        default=0.0,
-        metadata={
-            "help": "Chains only: end the chain with a token that is less probable to the draft model than this. "
-            "0: chains of a fixed length."
-        },
+    threshold: Annotated[float, Ge(0), Lt(1)] = option(
+        0.0,
+        "Chains only: end the chain with a token that is less probable to the draft model than this. "
+        "0: chains of a fixed length.",
     )
-    schedule: Literal["constant", "heuristic"] = field(
-        default="constant",
-        metadata={
-            "help": "Chains only: how the length changes. heuristic: 2 longer after a chain that was accepted whole, "
-            "else 1 shorter."
-        },
+    schedule: Literal["constant", "heuristic"] = option(
+        "constant",
+        "Chains only: how the length changes. heuristic: 2 longer after a chain that was accepted whole, "
+        "else 1 shorter.",
     )
-    k: Annotated[int, Ge(1)] = field(
-        default=3,
-        metadata={"help": "Trees only: candidates of a node, and how many nodes of a level are given candidates."},
+    k: Annotated[int, Ge(1)] = option(
+        3, "Trees only: candidates of a node, and how many nodes of a level are given candidates."
     )
-    nodes: Annotated[int, Ge(0)] = field(
-        default=12,
-        metadata={"help": "Trees only: how many nodes are drafted, the best by joint probability. 0: all of them."},
+    nodes: Annotated[int, Ge(0)] = option(
+        12, "Trees only: how many nodes are drafted, the best by joint probability. 0: all of them."
     )
-    candidates: Literal["auto", "top", "drawn"] = field(
-        default="auto",
-        metadata={
-            "help": "Where tokens are sampled: whether candidates are drawn from the draft model's distribution or are "
-            "its likeliest tokens (top). auto: drawn for chains, top for trees."
-        },
+    candidates: Literal["auto", "top", "drawn"] = option(
+        "auto",
+        "Where tokens are sampled: whether candidates are drawn from the draft model's distribution or are "
+        "its likeliest tokens (top). auto: drawn for chains, top for trees.",
     )
-    retokenise: bool = field(
-        default=False,
-        metadata={
-            "help": "Accept a draft model of another vocabulary: its likeliest tokens are turned into text, and that "
-            "into the target's tokens, which are the draft (a chain)."
-        },
+    retokenise: bool = option(
+        False,
+        "Accept a draft model of another vocabulary: its likeliest tokens are turned into text, and that "
+        "into the target's tokens, which are the draft (a chain).",
     )
-    lookbehind: Annotated[int, Ge(1)] = field(
-        default=10, metadata={"help": "With `retokenise`: how many earlier tokens new text is tokenised together with."}
+    lookbehind: Annotated[int, Ge(1)] = option(
+        10, "With `retokenise`: how many earlier tokens new text is tokenised together with."
     )
 
     def check_together(self) -> None:
-        """What only a chain can have, and the size of the whole draft."""
         if self.form == "tree" and (self.threshold or self.schedule != "constant"):
             raise UserError("sd: threshold and schedule are for chains, not for form=tree")
         if self.form == "tree" and self.retokenise:
@@ -113,30 +94,15 @@ class TwoModelOptions(Bounded):
         drawn = self.form == "chain" if self.candidates == "auto" else self.candidates == "drawn"
         return drawn and not greedy
 
-    def most_drafted(self) -> int:
-        """Drafted nodes of a step, at most."""
-        if self.form == "tree":
-            drawn = self.candidates == "drawn"  # nothing that was drawn may be dropped
-            return self.whole_tree() if drawn else min(self.nodes, self.whole_tree()) or self.whole_tree()
-        return LONGEST if self.retokenise or self.schedule == "heuristic" else self.gamma
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """tokens int64 [n]; probs [n + 1, V]: what each was drawn from (the last row is of no token), None = the best."""
-
-    tokens: Tensor
-    probs: Tensor | None
-
 
 def draft_chain(
     draft: Draft, logits: Tensor, length: int, threshold: float, drawn: Sampling | None, state: State
-) -> Drafted:
-    """At most `length` tokens after what has been fed, given its logits [V]: the best, or drawn as `drawn` samples.
+) -> tuple[Tensor, Tensor | None]:
+    """At most `length` tokens int64 [n] after what has been fed, given its logits [V]: the best, or as `drawn` samples.
 
-    A token less probable than the threshold ends the chain: whether another follows depends on what is verified
-    alone, and what was drawn is never dropped, so that verification stays exact. Without threshold the device is never
-    waited for.
+    Also what each was drawn from [n + 1, V] (the last row is of no token), None = the best. A token less probable than
+    the threshold ends the chain: whether another follows depends on what is verified alone, and what was drawn is never
+    dropped, so that verification stays exact. Without threshold the device is never waited for.
     """
     tokens: list[Tensor] = []
     probs: list[Tensor] = []
@@ -154,39 +120,7 @@ def draft_chain(
             if float(p[token]) < threshold:
                 break
         logits = draft.feed(token)
-    return Drafted(torch.cat(tokens), torch.stack([*probs, probs[-1]]) if probs else None)
-
-
-class Length:
-    """How long a chain is next, as transformers' schedules have it; forgotten with every prompt."""
-
-    def __init__(self, options: TwoModelOptions) -> None:
-        self.gamma, self.adapts = options.gamma, options.schedule == "heuristic"
-        self.now = self.gamma
-
-    def begin(self) -> None:
-        """A new prompt."""
-        self.now = self.gamma
-
-    def observe(self, accepted: int, drafted: int) -> None:
-        """Two longer where everything was accepted, else one shorter."""
-        if self.adapts and drafted:
-            self.now = min(LONGEST, self.now + 2) if accepted == drafted else max(1, self.now - 1)
-
-
-def draft_tree(
-    draft: Draft, logits: Tensor, depth: int, k: int, nodes: int, drawn: Sampling | None, state: State
-) -> DraftTree:
-    """A tree under state.root, after whose logits [V]. drawn: the distribution to draw from, None = the best tokens.
-
-    Of drawn candidates all stay in the tree: what is given children depends on what is verified alone.
-    """
-    choose = best(k) if drawn is None else drawing(k, drawn, state.rng)
-
-    def expand(tokens: Tensor, visible: Tensor, above: Tensor, level: int) -> Tensor:
-        return draft.feed_level(tokens, visible, level)
-
-    return grow(state.root, logits, choose, expand, depth, nodes if drawn is None else 0)
+    return torch.cat(tokens), torch.stack([*probs, probs[-1]]) if probs else None
 
 
 def drawing(k: int, sampling: Sampling, rng: torch.Generator) -> Choose:
@@ -294,7 +228,7 @@ class TwoModel(Decoder):
     def __init__(self, target: Target, options: TwoModelOptions, draft: Target) -> None:
         super().__init__(target, options)
         self.draft = Draft(draft, target.vocab_size)
-        self.length = Length(options)
+        self.gamma = options.gamma  # length of the next chain
         self.bridge: Bridge | None = None
         if check_pair(options, target, draft):
             self.bridge = Bridge(target.tokenizer, draft.tokenizer, options.lookbehind)
@@ -308,7 +242,6 @@ class TwoModel(Decoder):
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
-        """The draft's configuration and vocabulary."""
         path = drafter_here(options.weights, cls.name, base, cls.companion)
         if path is not None:
             check_pair(options, base, draft_in(str(path), base, outline_of, checked_lora))
@@ -341,24 +274,20 @@ class TwoModel(Decoder):
         return {label: partial(cls, target, options, draft) for label, (options, draft) in shapes.items()}
 
     def variant(self, options: Any) -> TwoModel:
-        """The same draft."""
         other = type(self)(self.target, options, self.draft.model)
         other.draft = self.draft
         return other
 
     def beside(self) -> TwoModel:
-        """The same draft, with a cache of its own."""
         return type(self)(self.target, self.options, self.draft.model)
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
-        """Length, size and form of the draft."""
         if self.options.form == "tree":
             return {"gamma": (1, 2, 3, 4, 5, 6), "k": (1, 2, 3, 4, 6), "nodes": NODES, "form": ("chain", "tree")}
         chain = {"gamma": (1, 2, 3, 4, 5, 6, 8, 10), "threshold": (0.0, 0.2, 0.4, 0.6, 0.8)}
         return chain if self.bridge else {**chain, "form": ("chain", "tree")}
 
     def described(self) -> dict[str, Any]:
-        """What shapes the draft, and the draft."""
         used = ("gamma", "k", "nodes") if self.options.form == "tree" else ("gamma", "threshold", "schedule")
         through = {"lookbehind": self.options.lookbehind} if self.bridge else {}
         model = self.draft.model
@@ -374,8 +303,11 @@ class TwoModel(Decoder):
         }
 
     def max_rows(self) -> int:
-        """The root and what is drafted."""
-        return 1 + (LONGEST if self.bridge else int(self.options.most_drafted()))
+        o = self.options
+        if o.form == "chain":
+            return 1 + (LONGEST if o.retokenise or o.schedule == "heuristic" else int(o.gamma))
+        whole = int(o.whole_tree())
+        return 1 + (whole if o.candidates == "drawn" else min(o.nodes, whole) or whole)  # what was drawn is not dropped
 
     # -- the loop's calls ---------------------------------------------------------------------------------------
 
@@ -388,7 +320,7 @@ class TwoModel(Decoder):
         capacity = state.cache.capacity * (FINER if self.bridge else 1)
         replay_draft(self.draft.model, self.target)
         self.draft.begin(min(capacity, self.draft.model.context_length) + own)
-        self.length.begin()
+        self.gamma = o.gamma
         self.fed = []
         if self.bridge:
             self.bridge.begin()
@@ -401,15 +333,17 @@ class TwoModel(Decoder):
         here = self.target.context_length - 1 - state.position
         if here < 1 or not self._catch_up(state):
             return DraftTree.root_only(state.root)
-        wanted = self.options.gamma if self.options.form == "tree" else self.length.now
-        tree = self._drafted(state, min(wanted, here, self.draft.room + 1))  # the last token is not fed
+        tree = self._drafted(state, min(self.gamma, here, self.draft.room + 1))  # the last token is not fed
         state.draft_calls = self.draft.calls
         return tree
 
     def observe(self, state: State, verdict: Verdict, output: Output) -> None:
         """The draft's cache forgets what was not accepted."""
         assert output.tree is not None
-        self.length.observe(verdict.accepted, len(output.tree) - 1)
+        drafted = len(output.tree) - 1
+        if self.options.schedule == "heuristic" and drafted:  # as in transformers
+            whole = verdict.accepted == drafted
+            self.gamma = min(LONGEST, self.gamma + 2) if whole else max(1, self.gamma - 1)
         rows = self.shape.notes if isinstance(self.shape, DeviceShape) else []
         if max(rows, default=-1) >= 0:
             self.draft.keep(state.position - verdict.accepted, [rows[i] for i in verdict.path if rows[i] >= 0])
@@ -419,13 +353,19 @@ class TwoModel(Decoder):
     def _drafted(self, state: State, length: int) -> DraftTree:
         o, drawn = self.options, state.sampling if self._drawn(state.sampling.greedy) else None
         if o.form == "tree":
-            tree = draft_tree(self.draft, self.logits, length, o.k, o.nodes, drawn, state)
+            choose = best(o.k) if drawn is None else drawing(o.k, drawn, state.rng)
+            nodes = o.nodes if drawn is None else 0  # drawn candidates stay: only what is verified may choose
+
+            def expand(tokens: Tensor, visible: Tensor, above: Tensor, level: int) -> Tensor:
+                return self.draft.feed_level(tokens, visible, level)
+
+            tree = grow(state.root, self.logits, choose, expand, length, nodes)
             self.shape = tree.shape
             return tree
-        chain = draft_chain(self.draft, self.logits, length, o.threshold, drawn, state)
+        tokens, probs = draft_chain(self.draft, self.logits, length, o.threshold, drawn, state)
         if self.bridge is None:
-            return DraftTree.chain(state.root, chain.tokens, chain.probs)
-        return self._through_text(state, chain.tokens.tolist())
+            return DraftTree.chain(state.root, tokens, probs)
+        return self._through_text(state, tokens.tolist())
 
     def _drawn(self, greedy: bool) -> bool:
         return self.bridge is None and bool(self.options.drawn(greedy))
@@ -437,7 +377,8 @@ class TwoModel(Decoder):
             if not self.bridge.tell(state.ids):
                 return False
             known, settled = self.bridge.ids, self.bridge.settled
-            self.draft.rewind(settled + agreement(self.fed[settled:], known[settled:-1]))
+            alike = takewhile(lambda pair: pair[0] == pair[1], zip(self.fed[settled:], known[settled:-1], strict=False))
+            self.draft.rewind(settled + sum(1 for _ in alike))
             self.fed = known
         unseen = known[self.draft.fed :]
         if len(unseen) > self.draft.room:
@@ -479,30 +420,15 @@ def draft_in(place: str, base: Outline, load: Callable[[str], T], with_lora: Cal
     Raises UserError.
     """
     with told_of("sd"):
-        return _draft_in(place, base, load, with_lora)
-
-
-def _draft_in(place: str, base: Outline, load: Callable[[str], T], with_lora: Callable[[T, Path], T]) -> T:
-    if not holds_lora(Path(place)):
-        check_named(Path(place))
-        return named_draft(load, place)
-    own = base.companion(TwoModel.companion)
-    if own is None:
-        raise UserError(f"sd: {place} holds a LoRA that names no model, and no draft came with {base.name!r}")
-    return with_lora(named_draft(load, str(own)), Path(place))
-
-
-def named_draft(load: Callable[[str], T], model: str) -> T:
-    """What `load` gives. Raises UserError that says that it is the draft which cannot be loaded."""
-    try:
-        return load(model)
-    except UserError as error:
-        raise UserError(f"sd: the draft: {error}") from error
-
-
-def agreement(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+        only_lora = holds_lora(Path(place))
+        own = base.companion(TwoModel.companion) if only_lora else None
+        if only_lora and own is None:
+            raise UserError(f"{place} holds a LoRA that names no model, and no draft came with {base.name!r}")
+        if not only_lora:
+            check_named(Path(place))
+        with told_of("sd: the draft"):
+            draft = load(str(own or place))
+        return with_lora(draft, Path(place)) if only_lora else draft
 
 
 def random_draft(target: Target, context: int) -> Target:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.costs import OwnWork, of_layers
@@ -18,44 +19,29 @@ from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import OwnAutoregressive, OwnModel
 from specbench_ss.methods._shared.lossy_acceptance import accept_resampled
-from specbench_ss.methods.space.model import MASKS, check_model, is_target, learnt_of, load_model, rows_of
+from specbench_ss.methods.space.model import MASKS, MaskToken, check_model, is_target, load_model, rows_of
 from specbench_ss.models.load import hash_weights
-from specbench_ss.options import MethodSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.methods.space.model import MaskToken
+from specbench_ss.options import MethodSpec, option
 
 
 @dataclass(frozen=True, slots=True)
 class SPACEOptions:
     """Options of `space`."""
 
-    weights: str = field(
-        default="",
-        metadata={
-            "help": "Folder with the LoRA and the mask, or with a whole fine-tuned model. "
-            "Empty: those that came with the model."
-        },
+    weights: str = option(
+        "",
+        "Folder with the LoRA and the mask, or with a whole fine-tuned model. Empty: those that came with the model.",
     )
-    mask_id: int = field(
-        default=0,
-        metadata={
-            "help": "Token that is the mask of a whole fine-tuned model (published: 32002). With `weights` empty: of "
-            "the target itself, which is then the fine-tuned model. 0: there is none."
-        },
+    mask_id: int = option(
+        0,
+        "Token that is the mask of a whole fine-tuned model (published: 32002). With `weights` empty: of "
+        "the target itself, which is then the fine-tuned model. 0: there is none.",
     )
-    k: int = field(
-        default=0,
-        metadata={"help": "Candidates of a step. 0: as many as masks were trained (published: 5)."},
-    )
-    accept: Literal["exact", "resample"] = field(
-        default="exact",
-        metadata={
-            "help": "Rule by which candidates are accepted. resample: after a refusal draw from the model's "
-            "distribution, as published, which is lossy where tokens are sampled."
-        },
+    k: int = option(0, "Candidates of a step. 0: as many as masks were trained (published: 5).")
+    accept: Literal["exact", "resample"] = option(
+        "exact",
+        "Rule by which candidates are accepted. resample: after a refusal draw from the model's "
+        "distribution, as published, which is lossy where tokens are sampled.",
     )
 
 
@@ -63,13 +49,8 @@ class SPACEOptions:
 class SPACEAROptions:
     """Options of `space-ar`: which model it is."""
 
-    weights: str = field(
-        default="",
-        metadata={"help": "Folder as for `space`. Empty: the one that came with the model."},
-    )
-    mask_id: int = field(
-        default=0, metadata={"help": "Token that is the mask of a whole fine-tuned model, as for `space`."}
-    )
+    weights: str = option("", "Folder as for `space`. Empty: the one that came with the model.")
+    mask_id: int = option(0, "Token that is the mask of a whole fine-tuned model, as for `space`.")
 
 
 class SPACE(OwnModel):
@@ -92,17 +73,23 @@ class SPACE(OwnModel):
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
-        """Files, shapes and the mask's id."""
         mask = check_model(options, base)
         if mask is not None:
             cls.settle(options, mask)
 
     @classmethod
+    def check_own_model(cls, options: Any, base: Outline) -> None:
+        check_model(options, base)
+
+    @classmethod
+    def own_model(cls, target: Target, options: Any) -> Target:
+        return load_model(options, target)[0]
+
+    @classmethod
     def load(cls, target: Target, options: Any) -> SPACE:
-        """The fine-tuned model and its mask."""
-        own, mask = load_model(options, target)
+        own, mask, trained = load_model(options, target)
         found = cls(own, options, mask)
-        found.learnt = learnt_of(options, target)
+        found.learnt = trained
         return found
 
     @staticmethod
@@ -114,9 +101,6 @@ class SPACE(OwnModel):
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """A random mask on the target as it is: another model would be another target."""
-        from specbench_ss.methods.space.model import MaskToken
-
         def made(k: int, accept: Literal["exact", "resample"] = "exact") -> Callable[[], Decoder]:
             mask = MaskToken(target.hidden_size, k, min(2, target.vocab_size - 1))
             torch.nn.init.normal_(mask.offset, std=0.3, generator=torch.Generator().manual_seed(k))
@@ -130,20 +114,16 @@ class SPACE(OwnModel):
         return Decoder.reference_for(options) if is_target(options) else super().reference_for(options)
 
     def described(self) -> dict[str, Any]:
-        """The settings as resolved, the mask, and the model."""
         mask = {"masks": self.mask.masks, "mask_id": self.mask.mask_id, "mask_hash": hash_weights(self.mask)}
         return {"k": self.k, "accept": self.options.accept, **mask, "model_hash": self.target.weights_hash}
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
-        """How many candidates: rows grow with their square."""
         return {"k": range(1, self.mask.masks + 1)}
 
     def variant(self, options: Any) -> SPACE:
-        """The same model and mask."""
         return type(self)(self.target, options, self.mask)
 
     def max_rows(self) -> int:
-        """Root and candidates, and k masks behind each."""
         return (self.k + 1) ** 2
 
     def own_work(self) -> OwnWork:
@@ -205,18 +185,4 @@ class SPACEAutoregressive(OwnAutoregressive):
     name = "space-ar"
     summary = "plain decoding of the model of space: its reference"
     Options = SPACEAROptions
-
-    @classmethod
-    def check(cls, options: Any, base: Outline) -> None:
-        """As of `space`."""
-        check_model(options, base)
-
-    @classmethod
-    def model_of(cls, target: Target, options: Any) -> Target:
-        """The fine-tuned model."""
-        return load_model(options, target)[0]
-
-    @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """On the target as it is."""
-        return {"default": lambda: cls(target, SPACEAROptions())}
+    of = SPACE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le, Lt
@@ -11,7 +11,7 @@ from annotated_types import Ge, Le, Lt
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.tree import MOST_NODES
 from specbench_ss.errors import UserError
-from specbench_ss.options import Bounded, recorded_values
+from specbench_ss.options import Bounded, option, value_text
 
 StreamPosition = Literal["ahead", "same"]
 
@@ -43,13 +43,12 @@ class StreamConfig(Bounded):
     mode: Literal["lossless", "shared"] = "lossless"
     main_attends_streams: bool = False
     lora_rank: Annotated[int, Ge(0)] = 0
-    keep_mlp: bool = field(default=False, metadata={"later": True})
-    root_rank: Annotated[int, Ge(0)] = field(default=0, metadata={"later": True})
-    parent_rank: Annotated[int, Ge(0)] = field(default=0, metadata={"later": True})
-    stream_position: StreamPosition = field(default="ahead", metadata={"later": True})
+    keep_mlp: bool = False
+    root_rank: Annotated[int, Ge(0)] = 0
+    parent_rank: Annotated[int, Ge(0)] = 0
+    stream_position: StreamPosition = "ahead"
 
     def check_together(self) -> None:
-        """What each mode has."""
         if self.mode == "lossless" and (self.main_attends_streams or self.lora_rank):
             raise UserError(
                 "ss: main_attends_streams and lora_rank belong to mode shared; lossless leaves the base alone"
@@ -60,8 +59,8 @@ class StreamConfig(Bounded):
             raise UserError("ss: mode shared trains LoRA adapters: lora_rank must be at least 1")
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready, as `recorded_values` says, so that runs and trainings of before go on."""
-        return recorded_values(self)
+        """JSON-ready."""
+        return asdict(self)
 
     def angle(self, context: int) -> float:
         """epsilon of eq. 8: at most pi / 2 N_max, where N_max counts the longest sequence and the streams."""
@@ -77,9 +76,6 @@ class StreamConfig(Bounded):
         return lo
 
 
-TRAINED = ("n_msa_layers", "adapter_rank", "lora_rank")
-
-
 @dataclass(frozen=True, slots=True)
 class SSOptions(Bounded):
     """Options of `ss` and `ss-shared`. Raises UserError for values beyond their bounds.
@@ -87,111 +83,75 @@ class SSOptions(Bounded):
     0, -1 or auto mean: as the streams' folder advises, else as they were trained.
     """
 
-    weights: str = field(
-        default="", metadata={"help": "Folder with the streams. Empty: those that came with the model."}
+    weights: str = option("", "Folder with the streams. Empty: those that came with the model.")
+    gamma: Annotated[int, Ge(0)] = option(
+        0, "How many streams a step uses, at most as many as were trained. 0: as the folder advises, else all."
     )
-    gamma: Annotated[int, Ge(0)] = field(
-        default=0,
-        metadata={
-            "help": "How many streams a step uses, at most as many as were trained. 0: as the folder advises, else all."
-        },
+    k: Annotated[int, Ge(0)] = option(0, "Candidates of a stream; 1 drafts a chain. 0: as the folder advises, else 3.")
+    n_draft: Annotated[int, Ge(-1)] = option(
+        -1, "How many nodes are drafted, the best by joint probability. 0: all. -1: as the folder advises, else all."
     )
-    k: Annotated[int, Ge(0)] = field(
-        default=0, metadata={"help": "Candidates of a stream; 1 drafts a chain. 0: as the folder advises, else 3."}
+    n_keep: Annotated[int, Ge(0)] = option(
+        0, "How many nodes stay after pruning, the root included. 0: as the folder advises, else 32."
     )
-    n_draft: Annotated[int, Ge(-1)] = field(
-        default=-1,
-        metadata={
-            "help": "How many nodes are drafted, the best by joint probability. 0: all. -1: as the folder advises, "
-            "else all."
-        },
+    prune: Literal["auto", "on", "off"] = option(
+        "auto", "Whether the tree is pruned at the pruning layer. auto: as the folder advises, else on."
     )
-    n_keep: Annotated[int, Ge(0)] = field(
-        default=0,
-        metadata={"help": "How many nodes stay after pruning, the root included. 0: as the folder advises, else 32."},
+    prune_layer: Annotated[int, Ge(-1)] = option(-1, "Layer before which the tree is pruned. -1: as trained.")
+    prune_threshold: Annotated[float, Ge(0), Lt(1)] = option(
+        0.0, "Prune nodes whose transition probability is below this."
     )
-    prune: Literal["auto", "on", "off"] = field(
-        default="auto",
-        metadata={"help": "Whether the tree is pruned at the pruning layer. auto: as the folder advises, else on."},
+    mode: Literal["tree", "chain"] = option(
+        "tree", "Form of the draft: a tree, or as a chain the single best path (k=1)."
     )
-    prune_layer: Annotated[int, Ge(-1)] = field(
-        default=-1, metadata={"help": "Layer before which the tree is pruned. -1: as trained."}
+    stream_attention_top_p: Annotated[int, Ge(0)] = option(
+        0, "Streams see only so many tokens, those that their main row attends to most. 0: all."
     )
-    prune_threshold: Annotated[float, Ge(0), Lt(1)] = field(
-        default=0.0, metadata={"help": "Prune nodes whose transition probability is below this."}
+    sample: Literal["on", "off"] = option(
+        "off",
+        "Where tokens are sampled: draw candidates from the streams' distributions (eq. 9), instead of the "
+        "best ones. Such a tree is not pruned: a choice by what was drawn would not be exact.",
     )
-    mode: Literal["tree", "chain"] = field(
-        default="tree", metadata={"help": "Form of the draft: a tree, or as a chain the single best path (k=1)."}
+    n_msa_layers: int = option(
+        -1, "Number of top layers that streams pass. Only as trained, else an error. -1: as trained."
     )
-    stream_attention_top_p: Annotated[int, Ge(0)] = field(
-        default=0,
-        metadata={"help": "Streams see only so many tokens, those that their main row attends to most. 0: all."},
+    adapter_rank: int = option(-1, "Rank of the stream adapters. Only as trained, else an error. -1: as trained.")
+    lora_rank: int = option(-1, "Rank of the LoRA of shared mode. Only as trained, else an error. -1: as trained.")
+    main_attends_streams: Literal["auto", "on", "off"] = option(
+        "auto",
+        "Whether the main stream sees its streams (shared mode, eq. 3). Only as trained, else an error. "
+        "auto: as trained.",
     )
-    sample: Literal["on", "off"] = field(
-        default="off",
-        metadata={
-            "help": "Where tokens are sampled: draw candidates from the streams' distributions (eq. 9), instead of the "
-            "best ones. Such a tree is not pruned: a choice by what was drawn would not be exact."
-        },
+    stream_init: Literal["auto", "embedding", "rotation"] = option(
+        "auto", "What tells streams apart. Only as trained, else an error. auto: as trained."
     )
-    n_msa_layers: int = field(
-        default=-1,
-        metadata={"help": "Number of top layers that streams pass. Only as trained, else an error. -1: as trained."},
+    root: Literal["auto", "on", "off"] = option(
+        "auto",
+        "Whether streams learn the token that the main stream has decided, which is not in the papers. on: "
+        "the weights of that kind that came with the model. Only as trained, else an error. auto: as the folder "
+        "advises that came with the model, else as trained.",
     )
-    adapter_rank: int = field(
-        default=-1,
-        metadata={"help": "Rank of the stream adapters. Only as trained, else an error. -1: as trained."},
-    )
-    lora_rank: int = field(
-        default=-1,
-        metadata={"help": "Rank of the LoRA of shared mode. Only as trained, else an error. -1: as trained."},
-    )
-    main_attends_streams: Literal["auto", "on", "off"] = field(
-        default="auto",
-        metadata={
-            "help": "Whether the main stream sees its streams (shared mode, eq. 3). Only as trained, else an error. "
-            "auto: as trained."
-        },
-    )
-    stream_init: Literal["auto", "embedding", "rotation"] = field(
-        default="auto",
-        metadata={"help": "What tells streams apart. Only as trained, else an error. auto: as trained."},
-    )
-    root: Literal["auto", "on", "off"] = field(
-        default="auto",
-        metadata={
-            "help": "Whether streams learn the token that the main stream has decided, which is not in the papers. on: "
-            "the weights of that kind that came with the model. Only as trained, else an error. auto: as the folder "
-            "advises that came with the model, else as trained."
-        },
-    )
-    parent: Literal["auto", "on", "off"] = field(
-        default="auto",
-        metadata={
-            "help": "Whether a node's children learn the node's token, which is not in the papers. on: the weights of "
-            "that kind that came with the model. Only as trained, else an error. auto: as of root.",
-            "later": True,
-        },
+    parent: Literal["auto", "on", "off"] = option(
+        "auto",
+        "Whether a node's children learn the node's token, which is not in the papers. on: the weights of "
+        "that kind that came with the model. Only as trained, else an error. auto: as of root.",
     )
 
 
 def check_trained(options: SSOptions, config: StreamConfig, name: str) -> None:
     """Raise UserError where the user asks for what these streams were not trained with."""
-    asked: dict[str, Any] = {n: getattr(options, n) for n in TRAINED if getattr(options, n) >= 0}
-    if options.main_attends_streams != "auto":
-        asked["main_attends_streams"] = options.main_attends_streams == "on"
-    if options.stream_init != "auto":
-        asked["stream_init"] = options.stream_init
-    learnable = ("root", options.root, config.root_rank), ("parent", options.parent, config.parent_rank)
-    for token, given, rank in learnable:
-        if given != "auto" and (given == "on") != bool(rank):
-            learnt = "do not learn" if given == "on" else "learn"
-            said = f"{name}: these streams {learnt} their {token}"
-            raise UserError(f"{said}: {token}={given} is not as they were trained")
-    for field_name, value in asked.items():
-        have = getattr(config, field_name)
-        if have != value:
-            raise UserError(f"{name}: these streams were trained with {field_name} {have}, not {value}")
+    fixed = ("n_msa_layers", "adapter_rank", "lora_rank", "main_attends_streams", "stream_init")
+    trained = {key: getattr(config, key) for key in fixed}
+    trained |= {"root": config.root_rank > 0, "parent": config.parent_rank > 0}
+    for key, have in trained.items():
+        asked = getattr(options, key)
+        if asked not in (-1, "auto", value_text(have), have):
+            raise UserError(f"{name}: {key}={asked} is not as these streams were trained, {value_text(have)} is")
+
+
+def full_size(gamma: int, k: int) -> int:
+    """Return the number of drafted nodes of the whole tree: sum of k^g over its levels."""
+    return sum(k**g for g in range(1, gamma + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +170,7 @@ class Settings:
 
     def most_rows(self) -> int:
         """Rows of a step: the whole tree below the pruning layer, kept nodes with their streams above it."""
-        nodes: int = 1 + sum(self.k**g for g in range(1, self.gamma + 1))
+        nodes = 1 + full_size(self.gamma, self.k)
         nodes = min(nodes, 1 + self.n_draft) if self.n_draft else nodes
         kept = min(nodes, self.n_keep) if self.prune and not self.sample else nodes
         return max(nodes, kept * (1 + self.gamma))
@@ -222,22 +182,18 @@ def resolve(options: SSOptions, config: StreamConfig, base: Outline, name: str) 
     options: with the folder's advice taken.
     """
     lo = config.check_layers(base.n_layers, name)
-    if not 0 <= options.gamma <= config.gamma:
+    if options.gamma > config.gamma:
         raise UserError(f"{name}: gamma must be 1 to {config.gamma} (as trained), not {options.gamma}")
     gamma = options.gamma or config.gamma
     k = 1 if options.mode == "chain" else options.k or 3
-    n_draft = max(options.n_draft, 0)
-    n_keep = options.n_keep or 32
     trained_at = lo if config.prune_layer < 0 else config.prune_layer
     layer = trained_at if options.prune_layer < 0 else options.prune_layer
-    if min(k, n_keep) < 1:
-        raise UserError(f"{name}: k and n_keep must be at least 1")
     if k > base.vocab_size or k**gamma > MOST_NODES:
         raise UserError(f"{name}: k={k} with gamma={gamma} makes a tree of more than {MOST_NODES} nodes")
     if layer > lo:
         raise UserError(f"{name}: the pruning layer {layer} is above layer {lo}, where streams begin")
     return Settings(
-        gamma, k, n_draft, n_keep, options.prune != "off", layer, options.prune_threshold,
+        gamma, k, max(options.n_draft, 0), options.n_keep or 32, options.prune != "off", layer, options.prune_threshold,
         options.stream_attention_top_p, options.sample == "on",
     )  # fmt: skip
 
@@ -246,16 +202,12 @@ def resolve(options: SSOptions, config: StreamConfig, base: Outline, name: str) 
 class SharedAROptions(Bounded):
     """Options of `ss-shared-ar`: which model it is. They are what the output of `ss-shared` depends on."""
 
-    weights: str = field(
-        default="", metadata={"help": "Folder as for `ss-shared`. Empty: the one that came with the model."}
+    weights: str = option("", "Folder as for `ss-shared`. Empty: the one that came with the model.")
+    gamma: Annotated[int, Ge(0)] = option(
+        0, "How many streams run along, where the main stream sees them (eq. 3). 0: all of them."
     )
-    gamma: Annotated[int, Ge(0)] = field(
-        default=0,
-        metadata={"help": "How many streams run along, where the main stream sees them (eq. 3). 0: all of them."},
-    )
-    stream_attention_top_p: Annotated[int, Ge(0)] = field(
-        default=0,
-        metadata={"help": "Streams see only so many tokens, those that their main row attends to most. 0: all."},
+    stream_attention_top_p: Annotated[int, Ge(0)] = option(
+        0, "Streams see only so many tokens, those that their main row attends to most. 0: all."
     )
 
     def step(self) -> SSOptions:

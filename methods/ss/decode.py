@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import msgspec
 import torch
+from torch import Tensor
 
 from specbench_ss import user_files
 from specbench_ss.engine.architectures import Outline
@@ -18,70 +20,29 @@ from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.fine_tuned import fine_tuned
-from specbench_ss.methods._shared.fused_head import MOST_FUSED
-from specbench_ss.methods.ss.config import Settings, SharedAROptions, SSOptions, StreamConfig, check_trained, resolve
+from specbench_ss.methods._shared.heads import MOST_FUSED
+from specbench_ss.methods.ss.config import Settings, SSOptions, StreamConfig, check_trained, full_size, resolve
 from specbench_ss.methods.ss.layers import Layout, Streams, TokenMaps, stream_positions, stream_visibility
 from specbench_ss.methods.ss.tree import conditioned_tree, draft_tree, drawn_tree, judged, prune
-from specbench_ss.models.checkpoint import (
-    KEY,
-    Advice,
-    check_base,
-    drafter_folder,
-    drafter_here,
-    learnt,
-    load_into,
-    read_advice,
-    read_config,
-    read_shapes,
-    read_tensors,
-)
+from specbench_ss.models import checkpoint
+from specbench_ss.models.checkpoint import KEY, Advice
 from specbench_ss.models.load import hash_weights
 from specbench_ss.models.tiny import randomise
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from specbench_ss.options import value_text
 
 NODES = (4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafted, or kept: one step is about a third more
 CANDIDATES = (1, 2, 3, 4, 6)
 MOST_NODES = 128  # of a tree drafted whole: larger ones have never paid at batch 1
-
-
-def worth_trying(
-    trained: int, gamma: int, k: int, n_draft: int, n_keep: int, pruned: bool, chain: bool
-) -> dict[str, Sequence[Any]]:
-    """Values of the options of `ss` around a configuration, as `Decoder.tunable` gives them.
-
-    trained: streams there are. gamma, k, n_draft, n_keep: as resolved. pruned: prune=on. chain: mode=chain, where
-    there is no tree to be cut.
-    """
-    gammas = range(1, trained + 1)
-    if chain:
-        return {"gamma": gammas}
-    full = _size(gamma, k)
-    nodes = 1 + (min(n_draft, full) or full)
-    found: dict[str, Sequence[Any]] = {
-        "n_draft": [n for n in NODES if n < full] + [0] * (full <= MOST_NODES),
-        "gamma": gammas,
-        "k": [n for n in CANDIDATES if n_draft or _size(gamma, n) <= MOST_NODES],
-    }
-    if nodes > min(n_keep, max(NODES)):  # else pruning finds nothing to do
-        found["prune"] = ("off", "on")
-    if pruned:
-        found["n_keep"] = [n for n in NODES if n < nodes]
-    return found
-
-
-def _size(gamma: int, k: int) -> int:
-    """Drafted nodes of the whole tree."""
-    return sum(k**g for g in range(1, gamma + 1))
-
-
 WEIGHTS = "model.safetensors"
-
-
 LEARNT = ("root", "parent")  # of the streams: which of the folders beside a model has them
+TWO_LAYERS = StreamConfig(gamma=3, n_msa_layers=2, init_rank=2)
+ROTATED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, stream_init="rotation", rotation_step=0.4)
+ROOTED = StreamConfig(gamma=3, n_msa_layers=2, root_rank=4)
+CONDITIONED = StreamConfig(gamma=3, n_msa_layers=2, root_rank=4, parent_rank=4)
+SAME_POSITION = StreamConfig(gamma=3, n_msa_layers=2, stream_position="same")
+BESIDE_MLP = StreamConfig(gamma=3, n_msa_layers=2, keep_mlp=True)
+EARLY_PRUNING = StreamConfig(gamma=2, n_msa_layers=1, prune_layer=1)
+Forms = Mapping[str, tuple[StreamConfig, Mapping[str, Any]]]
 
 
 class _Config(msgspec.Struct):
@@ -101,6 +62,25 @@ class SpeculativeStreaming(Decoder):
     mode: ClassVar[str] = "lossless"
     most_fused: ClassVar[int] = MOST_FUSED
     advisable: ClassVar[tuple[str, ...]] = ("k", "n_draft", "n_keep", "prune", "gamma", *LEARNT)
+    forms: ClassVar[Forms] = {  # trees, chains, pruning early and late, and the ways in which streams begin and attend
+        "tree": (TWO_LAYERS, {"k": 2, "n_keep": 6}),
+        "unpruned": (TWO_LAYERS, {"k": 2, "prune": "off"}),
+        "chain": (TWO_LAYERS, {"mode": "chain"}),
+        "best-nodes": (TWO_LAYERS, {"k": 3, "n_draft": 9, "n_keep": 5}),
+        "threshold": (TWO_LAYERS, {"k": 2, "prune_threshold": 0.05}),
+        "one-kept": (TWO_LAYERS, {"k": 2, "n_keep": 1}),
+        "early-pruning": (EARLY_PRUNING, {"k": 3, "n_keep": 4}),
+        "rotation": (ROTATED, {"k": 2, "n_keep": 6}),
+        "top-p": (TWO_LAYERS, {"k": 2, "n_keep": 6, "stream_attention_top_p": 3}),
+        "root": (ROOTED, {"k": 2, "n_keep": 6}),
+        "root-chain": (ROOTED, {"mode": "chain", "gamma": 2}),
+        "parent": (CONDITIONED, {"k": 3, "n_draft": 9, "n_keep": 6}),
+        "parent-chain": (CONDITIONED, {"mode": "chain", "gamma": 2}),
+        "same-position": (SAME_POSITION, {"k": 2, "n_keep": 6}),
+        "beside-mlp": (BESIDE_MLP, {"k": 2, "n_keep": 6}),
+        "fewer-streams": (TWO_LAYERS, {"gamma": 1, "k": 3}),
+        "drawn": (TWO_LAYERS, {"k": 3, "n_draft": 9, "n_keep": 5, "sample": "on"}),
+    }
 
     def __init__(self, target: Target, options: SSOptions, streams: Streams, advice: Advice | None = None) -> None:
         super().__init__(target, options)
@@ -118,10 +98,9 @@ class SpeculativeStreaming(Decoder):
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
-        """The streams' file and shapes, and the settings."""
         base.check_taken_apart(cls.name)
         options, _ = cls.with_kind(options, base)
-        folder = drafter_here(options.weights, cls.name, base, cls.companion_of(options))
+        folder = checkpoint.drafter_here(options.weights, cls.name, base, cls.companion_of(options))
         if folder is None:
             return
         config, shape = cls.read_shape(folder)
@@ -129,7 +108,7 @@ class SpeculativeStreaming(Decoder):
             if rank:
                 base.check_square(f"{cls.name}[{token}=on]")
         with torch.device("meta"):
-            cls.read_streams(folder, shape, base, read_shapes)
+            cls.read_streams(folder, shape, base, checkpoint.read_shapes)
         options, _ = cls.advice_of(folder, config).settle(options, base.device_type, without=LEARNT)
         cls.settle(cls.step_options(options), shape, base)
 
@@ -137,21 +116,32 @@ class SpeculativeStreaming(Decoder):
     def load(cls, target: Target, options: Any) -> SpeculativeStreaming:
         """Streams from the folder that the user named, or those that came with the model."""
         options, kind = cls.with_kind(options, target)
-        folder = drafter_folder(options.weights, cls.name, target, cls.companion_of(options))
+        folder = checkpoint.drafter_folder(options.weights, cls.name, target, cls.companion_of(options))
         config, shape = cls.read_shape(folder)
-        check_base(config, target, cls.name)
-        streams = cls.read_streams(folder, shape, target, read_tensors)
+        checkpoint.check_base(config, target, cls.name)
+        streams = cls.read_streams(folder, shape, target, checkpoint.read_tensors)
         advice = cls.advice_of(folder, config)
         options, advised = advice.settle(options, target.device_type, without=LEARNT)
         found = cls(cls.model_of(target, folder), options, streams, advice)
-        found.learnt, found.advised = learnt(config), kind | advised
+        found.learnt, found.advised = checkpoint.learnt(config), kind | advised
         found.maps.prepare()
         return found
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Random streams in every form."""
-        return shapes(cls, target)
+        """Return random streams in every form; sliding windows do not have eq. 3."""
+        model = cls.example_model(target)
+
+        def make(config: StreamConfig, options: Mapping[str, Any]) -> Decoder:
+            return cls(model, cls.Options(**options), random_streams(model, config))
+
+        forms = {n: f for n, f in cls.forms.items() if not (f[0].main_attends_streams and any(target.windows))}
+        return {name: partial(make, *form) for name, form in forms.items()}
+
+    @classmethod
+    def example_model(cls, target: Target) -> Target:
+        """Return the model that examples decode with."""
+        return target
 
     @classmethod
     def companion_of(cls, options: Any) -> str:
@@ -171,13 +161,15 @@ class SpeculativeStreaming(Decoder):
         if beside is None or stated or not set(LEARNT) & set(cls.advisable):
             return options, {}
         others = [name for name in cls.advisable if name not in LEARNT]
-        return cls.advice_of(beside, read_config(beside)).settle(options, base.device_type, without=others)
+        return cls.advice_of(beside, checkpoint.read_config(beside)).settle(options, base.device_type, without=others)
 
     @classmethod
     def advice_of(cls, folder: Path, config: Mapping[str, Any]) -> Advice:
         """Return the advice of a folder. Raises UserError for options that it may not advise."""
         others = SpeculativeStreaming.advisable
-        return read_advice(config.get(KEY), cls.Options, cls.advisable, cls.name, folder / "config.json", others)
+        return checkpoint.read_advice(
+            config.get(KEY), cls.Options, cls.advisable, cls.name, folder / "config.json", others
+        )
 
     @classmethod
     def model_of(cls, target: Target, folder: Path) -> Target:
@@ -202,7 +194,7 @@ class SpeculativeStreaming(Decoder):
     @classmethod
     def read_shape(cls, folder: Path) -> tuple[dict[str, Any], StreamConfig]:
         """config.json of a folder, and the streams it describes. Raises UserError where it describes none of ours."""
-        config, file = read_config(folder), folder / "config.json"
+        config, file = checkpoint.read_config(folder), folder / "config.json"
         try:
             user_files.convert(config, _Config)
             shape = StreamConfig(**config["streams"])
@@ -218,27 +210,39 @@ class SpeculativeStreaming(Decoder):
         cls, folder: Path, shape: StreamConfig, base: Outline, read: Callable[[Path], dict[str, Tensor]]
     ) -> Streams:
         """The streams of a folder. Raises UserError where they are damaged or of another base."""
-        from specbench_ss.methods.ss.layers import Streams
-
         streams = Streams(shape, base.hidden_size)
         file = folder / WEIGHTS
-        load_into(streams, {k: v.float() for k, v in read(file).items()}, f"{cls.name}: {file}")
+        checkpoint.load_into(streams, {k: v.float() for k, v in read(file).items()}, f"{cls.name}: {file}")
         return streams
 
     def described(self) -> dict[str, Any]:
-        """The settings as resolved, and the streams."""
-        resolved = asdict(self.settings) | {"prune": "on" if self.settings.prune else "off"}
-        if resolved.pop("sample"):  # which runs of before there was a choice do not have
-            resolved["sample"] = "on"
-        return resolved | {"streams": self.streams.config.as_dict(), "streams_hash": hash_weights(self.streams)}
+        s = self.settings
+        switches = {"prune": value_text(s.prune), "sample": value_text(s.sample)}
+        return (
+            asdict(s)
+            | switches
+            | {"streams": self.streams.config.as_dict(), "streams_hash": hash_weights(self.streams)}
+        )
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
-        """The size and the form of the tree."""
-        s, chain = self.settings, self.options.mode == "chain"
-        return worth_trying(self.streams.config.gamma, s.gamma, s.k, s.n_draft, s.n_keep, s.prune, chain)
+        """The size and the form of the tree; of a chain its length alone."""
+        s, gammas = self.settings, range(1, self.streams.config.gamma + 1)
+        if self.options.mode == "chain":
+            return {"gamma": gammas}
+        full = full_size(s.gamma, s.k)
+        nodes = 1 + (min(s.n_draft, full) or full)
+        found: dict[str, Sequence[Any]] = {
+            "n_draft": [n for n in NODES if n < full] + [0] * (full <= MOST_NODES),
+            "gamma": gammas,
+            "k": [n for n in CANDIDATES if s.n_draft or full_size(s.gamma, n) <= MOST_NODES],
+        }
+        if nodes > min(s.n_keep, max(NODES)):  # else pruning finds nothing to do
+            found["prune"] = ("off", "on")
+        if s.prune:
+            found["n_keep"] = [n for n in NODES if n < nodes]
+        return found
 
     def variant(self, options: Any) -> Self:
-        """The same streams."""
         options, _ = self.advice.settle(options, self.target.device_type, without=LEARNT)
         other = type(self)(self.target, options, self.streams, self.advice)
         other.maps = self.maps
@@ -265,7 +269,6 @@ class SpeculativeStreaming(Decoder):
         return self.gamma * (own + c.n_msa_layers * adapters) + 2 * target.hidden_size * c.init_rank
 
     def max_rows(self) -> int:
-        """The most rows of a step."""
         return self.settings.most_rows()
 
     def _with_streams(self, main: Tensor, positions: Tensor, carriers: slice) -> tuple[Tensor, Tensor]:
@@ -385,76 +388,8 @@ class SpeculativeStreaming(Decoder):
         self._ahead = None if self._fused is None else self._fused[last]
 
 
-TWO_LAYERS = StreamConfig(gamma=3, n_msa_layers=2, init_rank=2)
-ROTATED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, stream_init="rotation", rotation_step=0.4)
-ROOTED = StreamConfig(gamma=3, n_msa_layers=2, root_rank=4)
-CONDITIONED = StreamConfig(gamma=3, n_msa_layers=2, root_rank=4, parent_rank=4)
-SAME_POSITION = StreamConfig(gamma=3, n_msa_layers=2, stream_position="same")
-BESIDE_MLP = StreamConfig(gamma=3, n_msa_layers=2, keep_mlp=True)
-EARLY_PRUNING = StreamConfig(gamma=2, n_msa_layers=1, prune_layer=1)
-SHARED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4)
-ATTENDING = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4, main_attends_streams=True)
-D = TypeVar("D", bound=Decoder)
-Made = Callable[..., D]  # a class of methods/ss, which takes target, options, streams
-
-
 def random_streams(target: Target, config: StreamConfig) -> Streams:
-    """Streams that draft something."""
+    """Return streams that draft something."""
     module = Streams(config, target.hidden_size)
     randomise(module, 2)
     return module
-
-
-def streaming(method: Made[D], target: Target, config: StreamConfig, options: SSOptions) -> D:
-    """Lossless mode."""
-    return method(target, options, random_streams(target, config))
-
-
-def shapes(method: Made[D], target: Target) -> dict[str, Callable[[], D]]:
-    """Trees, chains, pruning early and late, and the ways in which streams begin and attend."""
-
-    def made(config: StreamConfig, **options: Any) -> Callable[[], D]:
-        return lambda: streaming(method, target, config, SSOptions(**options))
-
-    return {
-        "tree": made(TWO_LAYERS, k=2, n_keep=6),
-        "unpruned": made(TWO_LAYERS, k=2, prune="off"),
-        "chain": made(TWO_LAYERS, mode="chain"),
-        "best-nodes": made(TWO_LAYERS, k=3, n_draft=9, n_keep=5),
-        "threshold": made(TWO_LAYERS, k=2, prune_threshold=0.05),
-        "one-kept": made(TWO_LAYERS, k=2, n_keep=1),
-        "early-pruning": made(EARLY_PRUNING, k=3, n_keep=4),
-        "rotation": made(ROTATED, k=2, n_keep=6),
-        "top-p": made(TWO_LAYERS, k=2, n_keep=6, stream_attention_top_p=3),
-        "root": made(ROOTED, k=2, n_keep=6),
-        "root-chain": made(ROOTED, mode="chain", gamma=2),
-        "parent": made(CONDITIONED, k=3, n_draft=9, n_keep=6),
-        "parent-chain": made(CONDITIONED, mode="chain", gamma=2),
-        "same-position": made(SAME_POSITION, k=2, n_keep=6),
-        "beside-mlp": made(BESIDE_MLP, k=2, n_keep=6),
-        "fewer-streams": made(TWO_LAYERS, gamma=1, k=3),
-        "drawn": made(TWO_LAYERS, k=3, n_draft=9, n_keep=5, sample="on"),
-    }
-
-
-def shared_shapes(method: Made[D], target: Target) -> dict[str, Callable[[], D]]:
-    """Of another model than the target: without and with eq. 3, which sliding windows do not have."""
-    tuned, attending = fine_tuned(target), not any(target.windows)
-
-    def made(config: StreamConfig, **options: Any) -> Callable[[], D]:
-        return lambda: method(tuned, SSOptions(k=2, n_keep=6, **options), random_streams(tuned, config))
-
-    shapes = {"tree": made(SHARED), "chain": made(SHARED, mode="chain")}
-    if not attending:
-        return shapes
-    return {"eq-3": made(ATTENDING), **shapes, "eq-3-chain": made(ATTENDING, mode="chain", gamma=2)}
-
-
-def shared_ar_shapes(method: Made[D], target: Target) -> dict[str, Callable[[], D]]:
-    """The same models, a token at a time."""
-    tuned, attending = fine_tuned(target), not any(target.windows)
-
-    def made(config: StreamConfig, **options: Any) -> Callable[[], D]:
-        return lambda: method(tuned, SharedAROptions(**options), random_streams(tuned, config))
-
-    return ({"eq-3": made(ATTENDING)} if attending else {}) | {"plain": made(SHARED)}

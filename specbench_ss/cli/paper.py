@@ -28,13 +28,13 @@ from specbench_ss.models.devices import check_one_device
 from specbench_ss.models.load import load_target
 from specbench_ss.models.resolve import check_model
 from specbench_ss.options import MOST_SEED, REFERENCE, MethodSpec
+from specbench_ss.results.analysis import Results
 from specbench_ss.results.report import CLAIMS, VERDICTS, Bench, Claim, Experiment, Grid, Request, Result, Span
 from specbench_ss.results.terminal import FIGURE, RESULT, markdown, print_result, status, write_result
 from specbench_ss.results.text import table
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 from specbench_ss.runs.environment import environment
 from specbench_ss.runs.manifest import MANIFEST, now, plain
-from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import check_place
 
 ASKED = "asked.json"
@@ -147,12 +147,12 @@ def _bench(request: Request, where: RunTarget, recording: Recording) -> tuple[Be
     """Return what the experiment works with, and the names of the runs that it makes, as it makes them."""
     runs: list[str] = []
 
-    def measure(config: RunConfig, name: str) -> Run:
+    def measure(config: RunConfig, name: str) -> Results:
         folder = where.out / name
         resume = where.resume and (folder / MANIFEST).exists()
         done = make_run(config, RunTarget(folder, resume, recording=recording))
         runs.append(name)
-        return done.run
+        return done
 
     def target() -> Any:
         return load_target(

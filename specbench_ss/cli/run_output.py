@@ -33,7 +33,6 @@ from specbench_ss.models.checkpoint import advice_text
 from specbench_ss.models.devices import device_class
 from specbench_ss.options import options_text
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.cost_model import machine_rows
 from specbench_ss.results.terminal import machine_lines, print_levels, print_tables
 from specbench_ss.results.text import counted, parameters
 from specbench_ss.runs.config import RunConfig, RunTarget, decoding
@@ -258,7 +257,7 @@ def tell(results: Results, open_report: bool, fail_on: str | None = None) -> Non
     Exit with code 1 where a method has no good sample, or where the run has one of the findings in `fail_on`.
     """
     done = results.run
-    for line in machine_lines(machine_rows(done), done.manifest):
+    for line in machine_lines(results.machine_rows, done.manifest):
         print(line)
     if "until_ci" in done.manifest:
         print(f"repeats: {done.manifest['until_ci']['why']}")

@@ -79,7 +79,6 @@ class WatchedCache(Cache):
     excess = 0
 
     def check(self, start: int, end: int, layer: int) -> None:
-        """Make room as any cache does, and record how many rows there are."""
         self.excess = max(self.excess, end - self.decided)
         super().check(start, end, layer)
 
@@ -107,7 +106,6 @@ class Watched(Wrapped):
         self.steps: list[Seen] = []
 
     def prefill(self, state: State, ids: Tensor) -> Output:
-        """Delegates to the wrapped decoder."""
         _of(state).decided = ids.shape[1]
         return self.inner.prefill(state, ids)
 
@@ -133,7 +131,6 @@ class Watched(Wrapped):
         return verdict
 
     def observe(self, state: State, verdict: Verdict, output: Output) -> None:
-        """Delegates to the wrapped decoder."""
         _of(state).decided = state.position
         self.inner.observe(state, verdict, output)
 

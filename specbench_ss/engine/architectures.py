@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench_ss.engine.attention import without_warnings
-from specbench_ss.engine.generic_model import Tables, cannot_be_used, check_unknown, own_parts
+from specbench_ss.engine.generic_model import WholeModel, cannot_be_used, check_unknown
 from specbench_ss.errors import UserError, error_text, first_line
 
 
@@ -56,14 +56,14 @@ class Block:
 
 @dataclass(slots=True)
 class Family:
-    """A causal LM in parts: embed -> blocks -> norm -> head. tables: of a model whose layers are called whole."""
+    """A causal LM in parts: embed -> blocks -> norm -> head. whole: of a model whose layers are called whole."""
 
-    blocks: list[Any]  # of `Block`, or of `own_layers.OwnLayer`
+    blocks: list[Any]  # of `Block`, or of `generic_model.OwnLayer`
     embed: Callable[[Tensor, Tensor], Tensor]  # ids [B, q], positions [B, q] -> [B, q, h]
     norm: Callable[[Tensor], Tensor]
-    head: Any  # nn.Linear or `own_layers.OwnHead`
+    head: Any  # nn.Linear or `generic_model.OwnHead`
     rotary: nn.Module | None
-    tables: Tables | None = None
+    whole: WholeModel | None = None
 
     def modules(self) -> list[nn.Module]:
         """Return a module of each block."""
@@ -164,7 +164,7 @@ def usable_context(config: Any) -> int:
     return min([longest, *(int(one) for one in originals if one)])
 
 
-LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # whose layers `lean_layers` knows
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # whose layers `cpu_kernels` knows
 _BUILDERS: dict[str, Callable[[Any], Family]] = {
     "opt": _opt,
     "gpt_neox": _gpt_neox,
@@ -176,9 +176,9 @@ TAKEN_APART = tuple(sorted(_BUILDERS))
 
 
 def check_config(config: Any) -> None:
-    """Raises UserError for an architecture that cannot be used, as far as a model's configuration tells.
+    """Raise UserError for an architecture that cannot be used, as far as a model's configuration tells.
 
-    One that is not known here proves itself when it is loaded: `proof.py`.
+    One that is not known here proves itself when it is loaded (`generic_model.prove`).
     """
     kind = config.model_type
     if kind == "opt" and not config.do_layer_norm_before:
@@ -199,20 +199,20 @@ def family_of(model: Any) -> Family:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     check_config(base.config)
     builder = _BUILDERS.get(base.config.model_type)
-    return builder(base) if builder else _any_other(base, usable_context(base.config))
+    return builder(base) if builder else _any_other(base)
 
 
-def _any_other(model: Any, context: int) -> Family:
+def _any_other(model: Any) -> Family:
     try:
         with without_warnings():
-            parts = own_parts(model, context)
+            whole = WholeModel(model, windows_of(model.config))
     except UserError as error:
         raise cannot_be_used(model.config, str(error)) from error
     except Exception as error:  # whatever an architecture's code raises where it is called in another way
         raise cannot_be_used(
             model.config, f"observing it raises {type(error).__name__}: {first_line(error)}"
         ) from error
-    return Family(parts.layers, parts.embed, parts.norm, parts.head, None, parts.tables)
+    return Family(whole.layers, whole.embed, whole.norm, whole.head, None, whole)
 
 
 def rotary_table(rotary: nn.Module, length: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,9 @@ alone, without a cache, is replayed as it is.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -34,23 +34,15 @@ class CannotReplay(Exception):  # noqa: N818 - not the user's fault, and none of
     """A pass cannot be recorded here, or gives something else when it is replayed. Its text says which."""
 
 
-def recorded(replay: Replay, one: Pass, fill: Callable[[], None]) -> Pass:
-    """Return a pass as it is replayed, once it has given what it gives operator by operator.
-
-    fill: puts real rows into its buffers, after it was recorded over others: what is baked in of these shows. Raises
-    CannotReplay, also where its recording takes more memory than there is.
-    """
+@contextmanager
+def _reason_told() -> Iterator[None]:
+    """Raise CannotReplay for what torch raises where a pass cannot be recorded or replayed."""
     try:
-        replayed = replay(one)
-        fill()
-        proven = any(same(replayed(), [out.clone() for out in one()]) for _ in range(PROOFS))
+        yield
     except torch.OutOfMemoryError:
         raise CannotReplay("passes for whose recording there is not enough memory") from None
     except (RuntimeError, NotImplementedError, TypeError) as error:  # of the device's own libraries
         raise CannotReplay(f"passes that cannot be recorded ({first_line(error)})") from None
-    if not proven:
-        raise CannotReplay(SOMETHING_ELSE)
-    return replayed
 
 
 def same(given: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
@@ -67,16 +59,12 @@ def called(one: Pass) -> Pass:
     return one
 
 
-def captured_on(device: torch.device) -> Replay:
-    """Return what records a pass as a CUDA graph and replays it. Its results lie in memory that a later replay writes.
+class Graphs:
+    """Records passes of one device as CUDA graphs. Their results lie in memory that a later replay writes.
 
     All recordings share a pool of memory: they are replayed one after the other, and what they gave is copied before.
+    The pool's memory is given back when the last of them is gone.
     """
-    return Graphs(device)
-
-
-class Graphs:
-    """Records passes of one device as CUDA graphs. The pool's memory is given back when the last of them is gone."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.stream = device, torch.cuda.Stream(device)
@@ -145,6 +133,7 @@ class StaticRows:
 
     def __init__(self, cache: Cache, at: Tensor, keys: int) -> None:
         self.cache, self.at, self.keys = cache, at, keys
+        self.layers = set[int]()  # that have written rows
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Raise NotImplementedError: how many keys count is in the mask alone, and changes from replay to replay."""
@@ -155,7 +144,17 @@ class StaticRows:
         keys, values = self.cache.memory_of(layer)
         keys.index_copy_(2, self.at, k)
         values.index_copy_(2, self.at, v)
+        self.layers.add(layer)
         return keys[:, :, : self.keys], values[:, :, : self.keys]
+
+    def written(self, count: int) -> list[Tensor]:
+        """Return a copy of the first rows that the pass writes; those behind them are padding."""
+        return [part.index_select(2, self.at[:count]) for layer in self.layers for part in self.cache.memory_of(layer)]
+
+    def spoil(self) -> None:
+        """Overwrite the rows that the pass writes, so that a pass that does not write them shows."""
+        for part in (part for layer in self.layers for part in self.cache.memory_of(layer)):
+            part.index_fill_(2, self.at, 1)
 
 
 @dataclass(slots=True)
@@ -193,41 +192,32 @@ class Tensors:
 
 @dataclass(slots=True)
 class Form:
-    """A pass over buffers. memory: the cache's that it writes. past: rows behind which it was given its rows."""
+    """A pass over buffers. where: the keys and values that it writes; None without a cache."""
 
     buffers: Buffers | Tensors
     one: Pass
-    memory: Memory | None = None
-    past: int | None = None
+    where: StaticRows | None = None
 
 
 @dataclass(slots=True)
 class Kept:
-    """A pass that is replayed. memory: the cache's, which a recording writes.
+    """A recording. memory: the cache's, which it writes. past: rows behind which it was recorded.
 
-    proven: the one place behind which it has proven itself so far; None where it is proven behind others as well.
+    proven: whether it gives what the pass gives that is made anew, behind another number of rows where it has a cache.
     """
 
     buffers: Buffers | Tensors
     replayed: Pass
     memory: Memory | None
-    proven: int | None
-
-
-@dataclass(slots=True)
-class Counts:
-    """What is counted of the passes of a model, and of those of its draft. As `StaticPasses` tells it."""
-
-    made: int = 0
-    tried: int = 0
-    declined: Counter[str] = field(default_factory=Counter)
+    past: int | None
+    proven: bool = False
 
 
 class StaticPasses:
     """The replayed passes of one model. replay: how a pass is made again.
 
-    Each proves itself when it is recorded, and once more behind another number of rows: it has to give what the same
-    pass gives operator by operator.
+    A recording is used once it has given, behind another number of rows than it was recorded behind, what the same pass
+    gives operator by operator, made anew. So what is baked in of rows, masks, places or the host's numbers shows.
     made: how many passes were recorded so far.
     tried: how often one was to be recorded or proven: an answer during which that was, took longer than it takes.
     declined: how many passes of steps could not be replayed, by the reason in words; prompts are not counted.
@@ -237,7 +227,8 @@ class StaticPasses:
 
     def __init__(self, replay: Replay, widths: tuple[int, ...] = WIDTHS) -> None:
         self.replay, self.widths = replay, widths
-        self.counts = Counts()
+        self.counts = Counter[str]()  # of what was made and tried
+        self.declined = Counter[str]()
         self.kept: OrderedDict[Hashable, Kept] = OrderedDict()
         self.memories: WeakKeyDictionary[Cache, Memory] = WeakKeyDictionary()  # of caches, when last seen
         self.refused: dict[Hashable, str] = {}  # (name, rows or forms) of what cannot be replayed -> why
@@ -245,17 +236,12 @@ class StaticPasses:
     @property
     def made(self) -> int:
         """How many passes were recorded."""
-        return self.counts.made
+        return self.counts["made"]
 
     @property
     def tried(self) -> int:
         """How often a pass was to be recorded or proven."""
-        return self.counts.tried
-
-    @property
-    def declined(self) -> Counter[str]:
-        """How many passes were not replayed, by reason."""
-        return self.counts.declined
+        return self.counts["tried"]
 
     def of_another(self) -> StaticPasses:
         """Return passes of another model of the same form, replayed in the same way."""
@@ -264,7 +250,7 @@ class StaticPasses:
     def of_draft(self) -> StaticPasses:
         """Return passes of a model that drafts for this one, whose counts are this one's as well."""
         own = self.of_another()
-        own.counts = self.counts
+        own.counts, own.declined = self.counts, self.declined
         return own
 
     def forget(self, cache: Cache | None = None) -> None:
@@ -327,7 +313,13 @@ class StaticPasses:
         if _keys(past + rows) > cache.capacity:
             self.declined[NO_ROOM] += 1
             return None
-        return self._replayed(name, layers, x, layer, cache, mask, rotary, rows, past)
+        if self.memories.get(cache, (None,))[0] is not cache.keys:
+            self.memories[cache] = (cache.keys, cache.values)
+        name = held_weakly(name)
+        key = (name, rows, _keys(past + rows), id(cache.keys))  # which is held: no other has its number
+        form = partial(_form, layers, x, cache, rotary, rows, past)
+        outs = self._again(key, (name, rows), form, (x, mask, rotary, past), past)
+        return None if outs is None else tuple(out[:, :q].clone() for out in outs)
 
     def call(self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
         """Return what a function of these tensors alone gives: it looks at no number, and writes nowhere.
@@ -343,18 +335,6 @@ class StaticPasses:
         outs = self._again(key, key, form, given)
         return function(*given) if outs is None else tuple(out.clone() for out in outs)
 
-    def _replayed(
-        self, name: Hashable, layers: Layers, x: Tensor, layer: int, cache: Cache, mask: Tensor | None, rotary: Any,
-        rows: int, past: int,
-    ) -> tuple[Tensor, ...] | None:  # fmt: skip
-        if self.memories.get(cache, (None,))[0] is not cache.keys:
-            self.memories[cache] = (cache.keys, cache.values)
-        name = held_weakly(name)
-        key = (name, rows, _keys(past + rows), id(cache.keys))  # which is held: no other has its number
-        form = partial(_form, layers, x, cache, rotary, rows, past)
-        outs = self._again(key, (name, rows), form, (x, mask, rotary, past), past)
-        return None if outs is None else tuple(out[:, : x.shape[1]].clone() for out in outs)
-
     def _again(
         self,
         key: Hashable,
@@ -365,46 +345,51 @@ class StaticPasses:
     ) -> tuple[Tensor, ...] | None:
         """Return what the pass of this key gives, in memory that the next one writes; None where it is not replayed.
 
-        form: makes the pass where there is no recording yet. kind: what cannot be replayed once is not tried again.
-        past: rows behind which it is made; None of a pass without a cache.
+        form: makes the pass anew. kind: what cannot be replayed once is not tried again. past: rows behind which it is
+        made; None of a pass without a cache.
         """
-        if key not in self.kept and kind not in self.refused:
-            self._record(key, kind, form(), given)
-        kept = self.kept.get(key)
-        if kept is not None and kept.proven not in (None, past):
-            self._prove_elsewhere(key, kind, form(), given)
-        if key not in self.kept:
-            self.declined[self.refused[kind]] += 1
+        try:
+            if kind in self.refused:
+                raise CannotReplay(self.refused[kind])
+            if key not in self.kept or not self.kept[key].proven:
+                with _reason_told():
+                    made = self._first_times(key, form(), given, past)
+                if made is not None:
+                    return made
+        except CannotReplay as error:
+            self.refused[kind] = str(error)
+            self.declined[str(error)] += 1
+            self.kept.pop(key, None)
             return None
         self.kept.move_to_end(key)
         self.kept[key].buffers.fill(*given)
         return self.kept[key].replayed()
 
-    def _record(self, key: Hashable, kind: Hashable, form: Form, given: Sequence[Any]) -> None:
-        """Keep what replays this pass, or refuse all of its kind with the reason."""
-        self.counts.tried += 1
-        try:
-            replayed = recorded(self.replay, form.one, lambda: form.buffers.fill(*given))
-        except CannotReplay as error:
-            self.refused[kind] = str(error)
-            return
-        self.kept[key] = Kept(form.buffers, replayed, form.memory, form.past)
-        self.counts.made += 1
-        while len(self.kept) > MOST_KEPT:
-            self.kept.popitem(last=False)
+    def _first_times(
+        self, key: Hashable, form: Form, given: Sequence[Any], past: int | None
+    ) -> tuple[Tensor, ...] | None:
+        """Record a pass, or prove its recording behind another number of rows; return what it gives until then.
 
-    def _prove_elsewhere(self, key: Hashable, kind: Hashable, form: Form, given: Sequence[Any]) -> None:
-        """Hold a recording against the pass made anew, behind another number of rows: what is baked in of it shows."""
-        self.counts.tried += 1
+        Raises CannotReplay, and what torch raises.
+        """
+        anew = key not in self.kept
+        if anew:  # over other rows than are given: what is baked in of these shows
+            self.counts["tried"] += 1
+            memory = None if form.where is None else (form.where.cache.keys, form.where.cache.values)
+            self.kept[key] = Kept(form.buffers, self.replay(form.one), memory, past)
+            self.counts["made"] += 1
+            while len(self.kept) > MOST_KEPT:
+                self.kept.popitem(last=False)
+        form.buffers.fill(*given)
         kept = self.kept[key]
-        for buffers in (form.buffers, kept.buffers):
-            buffers.fill(*given)
-        expected = [out.clone() for out in form.one()]
-        if same(kept.replayed(), expected):
-            kept.proven = None
-        else:
-            self.refused[kind] = SOMETHING_ELSE
-            del self.kept[key]
+        if past is not None and past == kept.past:
+            return form.one()
+        self.counts["tried"] += not anew
+        kept.buffers.fill(*given)
+        kept.proven = any(_gives_the_same(kept.replayed, form, given[0]) for _ in range(PROOFS))
+        if not kept.proven:
+            raise CannotReplay(SOMETHING_ELSE)
+        return None
 
     def decline(self, why: str, layer: int, cache: Any) -> None:
         """Count a pass that a method makes by itself, since it cannot be replayed, from the layer it begins with."""
@@ -440,7 +425,17 @@ def _form(layers: Layers, x: Tensor, cache: Cache, rotary: Any, rows: int, past:
         # layers know what they made of cos and sin by the pair that was given: a new one, for other values
         return layers(buffers.x, where, buffers.mask, None if turn is None else (turn[0], turn[1]))
 
-    return Form(buffers, one, (cache.keys, cache.values), past)
+    return Form(buffers, one, where)
+
+
+def _gives_the_same(replayed: Pass, form: Form, x: Tensor) -> bool:
+    """Say whether a replay gives, and writes of rows x, what the pass does operator by operator."""
+    expected = [out.clone() for out in form.one()]
+    if form.where is None:
+        return same(replayed(), expected)
+    expected += form.where.written(x.shape[1])
+    form.where.spoil()
+    return same([*replayed(), *form.where.written(x.shape[1])], expected)
 
 
 def _next(widths: Sequence[int], rows: int) -> int:

@@ -1,17 +1,17 @@
 """Execution engines of a model: eager, or CUDA graphs.
 
-Replayed passes of a model are proven when it is loaded, and every pass when it is recorded (`replaying`).
+Every replayed pass proves itself (`engine/cuda_graphs.py`). When a model is loaded, a few passes show whether its
+layers can be replayed at all, and stand rows and keys that are added.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.cuda_graphs import SOMETHING_ELSE, Replay, StaticPasses, called, captured_on, same
+from specbench_ss.engine.cuda_graphs import Graphs, Replay, StaticPasses
 from specbench_ss.engine.numerics import FRACTION_BITS, near_tie_drop
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
@@ -42,7 +42,7 @@ def use_engine(target: Target, engine: str) -> None:
         return
     try:
         with torch.cuda.device(target.device):
-            replay_steps(target, captured_on(target.device), "CUDA graphs")
+            replay_steps(target, Graphs(target.device), "CUDA graphs")
     except UserError as error:
         if engine == GRAPH:
             raise
@@ -53,19 +53,17 @@ def use_engine(target: Target, engine: str) -> None:
 def replay_steps(target: Target, replay: Replay, by: str) -> None:
     """Replay the target's passes over few rows. by: what replays them, for the record.
 
-    Raises UserError, and leaves the target as it was, where its layers cannot be replayed, where a replayed pass does
-    not give what the same pass gives when it is called, or where padded passes give other logits than unpadded ones.
+    Raises UserError, and leaves the target as it was, where its layers cannot be replayed, or where replayed passes
+    give other logits than passes that are made operator by operator.
     """
     if which := target.not_replayable:
         raise UserError(f"engine graph cannot be used with {target.name!r}: its layers {which}; engine eager can")
     unpadded = _logits(target)
     problem = "passes that were broken off"
     try:
-        target.passes = StaticPasses(called)
-        padded = _logits(target)
         passes = target.passes = StaticPasses(replay)
-        replayed = _logits(target)
-        problem = next(iter(passes.declined), "") or _difference(unpadded, padded, replayed)
+        agreed = all(map(agree, _logits(target), unpadded))
+        problem = next(iter(passes.declined), "" if agreed else "other logits when rows and keys are added to a pass")
     except torch.OutOfMemoryError:
         problem = "not enough memory for recordings of its passes"
     except RuntimeError as error:  # of the device's own libraries
@@ -85,13 +83,6 @@ def replay_draft(draft: Target, target: Target) -> None:
         draft.passes = target.passes.of_draft()
 
 
-def _difference(unpadded: Sequence[Tensor], padded: Sequence[Tensor], replayed: Sequence[Tensor]) -> str:
-    """Describe how logits [1, n, V] of the same passes differ beyond rounding; '' where they do not."""
-    if not same(replayed, padded):
-        return SOMETHING_ELSE
-    return "" if all(map(agree, padded, unpadded)) else "other logits when rows and keys are added to a pass"
-
-
 def agree(given: Tensor, expected: Tensor) -> bool:
     """Return True if two logits tensors [.., V] agree within rounding.
 
@@ -101,22 +92,14 @@ def agree(given: Tensor, expected: Tensor) -> bool:
     finite = expected.isfinite()
     if not (torch.equal(given.isfinite(), finite) and finite.any()):
         return False
+    a, b = (logits.float().where(finite, 0).flatten(0, -2) for logits in (given, expected))
     if str(expected.dtype).removeprefix("torch.") not in FRACTION_BITS:
-        return off(given, expected) <= ROUNDING
-    best = expected.float().amax(-1)  # [..]
-    drops = best - expected.float().gather(-1, given.argmax(-1, keepdim=True))[..., 0]
-    pairs = zip(drops.flatten().tolist(), best.flatten().tolist(), strict=True)
+        # a few very large numbers, as states of a model have, would hide the others in a largest difference
+        return bool(((a - b).abs().mean(-1) <= ROUNDING * b.abs().mean(-1).clamp_min(1e-6)).all())
+    best = b.where(finite.flatten(0, -2), -torch.inf).amax(-1)
+    drops = best - b.gather(-1, given.flatten(0, -2).argmax(-1, keepdim=True))[..., 0]
+    pairs = zip(drops.tolist(), best.tolist(), strict=True)
     return all(drop <= near_tie_drop(str(expected.dtype), most) for drop, most in pairs)
-
-
-def off(given: Tensor, expected: Tensor) -> float:
-    """Return the largest mean difference of rows [.., n], as a share of a row's mean size.
-
-    A few very large numbers, as states of a model have, would hide the others in a largest difference.
-    """
-    finite = expected.isfinite()
-    a, b = (tensor.float().where(finite, 0).flatten(0, -2) for tensor in (given, expected))
-    return float(((a - b).abs().mean(-1) / b.abs().mean(-1).clamp_min(1e-6)).max())
 
 
 @torch.inference_mode()

@@ -35,7 +35,7 @@ from specbench_ss.engine.timing import settle_cuda
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
 
-Rotary = Any  # what `Target.rotary` gives to the layers: cos and sin, `own_arguments.Places`, or None
+Rotary = Any  # what `Target.rotary` gives to the layers: cos and sin, `generic_model.Arguments`, or None
 MOST_LOGITS = 1 << 22  # that `answer_logits` has at a time: 16 MiB
 FINAL = -1  # the tap of the final, normed state that the LM head reads
 
@@ -123,7 +123,7 @@ class Target(Outline):
 
     def _settle(self) -> None:
         """Compute lean from now on, where the model is taken apart or its LM head is a plain matrix."""
-        head, apart = self.family.head, self.family.tables is None
+        head, apart = self.family.head, self.family.whole is None
         if apart:
             self.family.blocks = lean_blocks(self.family, self.packs, self.device)
         plain = apart or type(head) is torch.nn.Linear
@@ -136,11 +136,11 @@ class Target(Outline):
 
     def _attention(self, given: str | None) -> str:
         """The attention to compute with. A model that is not taken apart proves that it is driven rightly with it."""
-        if self.family.tables is None:
+        if self.family.whole is None:
             return NAME
         if given is None:
             base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-            given = prove(base, self.windows, lambda small, attention: Target(small, attention=attention))
+            given = prove(base, lambda small, attention: Target(small, attention=attention))
         for block in self.family.blocks:
             block.masks_itself = given != "eager"
         return given
@@ -253,8 +253,8 @@ class Target(Outline):
 
         cos, sin [1 or B, q, head_dim] in a model that is taken apart; methods hand it on as it is.
         """
-        if self.family.tables is not None:
-            return self.family.tables.at(positions, longest)
+        if self.family.whole is not None:
+            return self.family.whole.arguments(positions)
         if self.family.rotary is None:
             return None
         assert self._rotary is not None

@@ -1,8 +1,5 @@
 """Checks of a run: failures, output mismatches, impossible and unstable times.
 
-They are plain decodings of changed models, the reference a second time, and whatever drafted nothing. What their
-intervals have above 1 is noise, and a method's lead that begins within it may be noise as well.
-
 What is found wrong with a single method's numbers is in `health`; here this is gathered, and what could not be
 checked is said. A check is ok only where something was looked at.
 """
@@ -10,13 +7,13 @@ checked is said. A check is ok only where something was looked at.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from specbench_ss.results.concurrency import level_rows, missing
-from specbench_ss.results.sample_checks import comparable, says_so, unfinished
+from specbench_ss.results.sample_checks import comparable, unfinished
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.text import interval, number, times, title
 from specbench_ss.runs.environment import between_sessions, is_of_times
@@ -38,7 +35,10 @@ def often_disturbed(run: Run) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The highest speedup that the interval of such a method holds, and its name. It lies above 1."""
+    """The highest speedup, above 1, that the interval of a method that drafts nothing holds, and its name.
+
+    What such intervals have above 1 is noise, and a method's lead that begins within it may be noise as well.
+    """
 
     method: str
     speedup: float
@@ -76,100 +76,8 @@ def repeats_itself(ids: Sequence[int]) -> bool:
     return len(tail) == TAIL and any(tail[n:] == tail[:-n] for n in range(1, LONGEST + 1))
 
 
-def loops(run: Run) -> str:
-    """Say how many of the reference's answers end in a repetition; '' where these are less than a tenth."""
-    answers = [row.token_ids for row in run.rows if row.ok and row.method == run.baseline and row.token_ids]
-    looping = sum(map(repeats_itself, answers))
-    if not answers or looping < MANY * len(answers):
-        return ""
-    return (
-        f"{looping:,} of {len(answers):,} answers of {run.baseline} end in a repetition: methods that copy gain there."
-    )
-
-
 POOR = 0.1  # of 1, by the task's own measure: below that, answers are called poor
-
-
-def poor_tasks(summaries: Sequence[SummaryRow]) -> dict[str, float]:
-    """Return the mean quality of the reference's answers by task, where it is poor, the worst first."""
-    own = [row for row in summaries if row.comparison == "reference" and row.category != OVERALL]
-    found = {row.category: row.quality for row in own if row.quality is not None and row.quality < POOR}
-    return dict(sorted(found.items(), key=lambda item: item[1]))
-
-
-def poor_answers(run: Run, summaries: Sequence[SummaryRow]) -> str:
-    """Return a sentence on the tasks in which answers are poor, or ''. summaries: of all tasks, and of each."""
-    tasks = poor_tasks(summaries)
-    if not tasks:
-        return ""
-    named = ", ".join(f"{title(task)} ({number(quality)} of 1)" for task, quality in tasks.items())
-    return f"Answers of {run.baseline} are poor in {named}: the model is weak there, or the limit cut them too early."
-
-
-ServedState = Literal["wrong", "warning", "not checked", "ok"]
-Found = tuple[str, ServedState, str, tuple[str, ...]]  # name, state, sentence, lines
-
-
-def served_findings(run: Run) -> Iterator[Found]:
-    """Yield the checks that only such runs have; nothing for another one."""
-    if run.manifest["config"].get("endpoints"):
-        yield from _tokens(run)
-        yield from _acceptance(run)
-    if turned := tuple(_turned(run)):
-        said = "With several requests at a time some verdicts are others than those of one at a time."
-        yield "levels of requests", "warning", said, turned
-    if lacking := tuple(missing(run)):
-        yield "levels", "wrong", "Not every number of requests at a time was measured; --resume goes on.", lacking
-
-
-def _turned(run: Run) -> Iterator[str]:
-    """Say which methods have another verdict with several requests at a time than with one."""
-    found = level_rows(run)
-    alone = {row.method: row.comparison for row in found if row.concurrency == 1}
-    for row in found:
-        if row.concurrency > 1 and row.comparison in ("faster", "slower") and row.comparison != alone[row.method]:
-            how = f"{times(row.speedup)} ({interval(row.speedup_interval)})"
-            yield f"{row.method} with {row.concurrency} at a time: {how} by single requests, {row.comparison}"
-
-
-def _tokens(run: Run) -> Iterator[Found]:
-    """Say where pieces of text were counted in place of tokens, and whether servers were counted in one way."""
-    ways: dict[str, set[str]] = {label: set() for label in run.labels}
-    for row in run.rows:
-        if row.counted:
-            ways[row.method].add(row.counted)
-    known = {label: way for label, way in ways.items() if way}
-    by_pieces = [label for label, way in known.items() if way != {"usage"}]
-    names = ", ".join(by_pieces)
-    if by_pieces and len(by_pieces) < len(known):
-        said = (
-            f"Tokens were counted in two ways: {names} told no number of tokens, so that pieces of text were counted."
-        )
-        yield "tokens", "wrong", f"{said} Times per token do not compare with those of the others.", ()
-    elif by_pieces:
-        said = f"No server told its number of tokens: pieces of text were counted of {names}."
-        yield "tokens", "warning", f"{said} A piece may hold several tokens, above all where drafts are accepted.", ()
-    elif known:
-        yield "tokens", "ok", "Every server told how many tokens its answers have.", ()
-
-
-def _acceptance(run: Run) -> Iterator[Found]:
-    """Say of which servers nobody knows how many drafted tokens they accepted."""
-    lacking = []
-    for entry in run.manifest["methods"]:
-        own = [row for row in run.rows if row.method == entry["label"] and row.ok]
-        known = sum(row.accepted is not None for row in own)
-        if known < len(own):
-            told = str(entry.get("served", {}).get("acceptance", ""))
-            why = told.removeprefix("not measured: ") if told.startswith("not measured") else OTHERS
-            lacking.append(f"{entry['label']}, {len(own) - known:,} of {len(own):,} answers: {why}")
-    if lacking:
-        yield "acceptance", "not checked", f"Acceptance was not measured: {'; '.join(lacking)}.", tuple(lacking)
-
-
 OTHERS = "it answered somebody else meanwhile, or did not tell its counts every time"
-
-
 CheckState = Literal["ok", "warning", "wrong", "not checked"]
 STATES: tuple[CheckState, ...] = ("wrong", "warning", "not checked", "ok")  # the worst first
 
@@ -219,29 +127,21 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
         for sentence in row.health:
             kind, _, text = sentence.partition(": ")
             found.setdefault(kind, []).append(f"{row.method}: {text}")
-    answered = [row for row in rows if row.method in _answering(run) or row.comparison == "reference"]
-    passed = {check.name: check for check in _not_found(run, answered)}
-    bad = {
-        kind: Check(kind, *FOUND.get(kind, ("warning", f"{kind.capitalize()}.")), tuple(lines))
-        for kind, lines in found.items()
-    }
+    answering = {row.method for row in run.rows if row.ok} or set(run.labels)  # others can only have failed
+    answered = [row for row in rows if row.method in answering or row.comparison == "reference"]
+    bad = {kind: Check(kind, *FOUND[kind], tuple(lines)) for kind, lines in found.items()}
     return [
         _finished(run),
         *_warned(run),
         *_disturbed(run),
-        *{**passed, **bad}.values(),
-        *(Check(name, state, said, lines) for name, state, said, lines in served_findings(run)),
+        *{**{check.name: check for check in _not_found(run, answered)}, **bad}.values(),
+        *served_checks(run),
         *_unreplayed(run),
         *_bound(answered),
         *_noise(rows),
-        *(Check("loops", "ok", said) for said in filter(None, [loops(run)])),
+        *_loops(run),
         *_poor(run, summaries),
     ]
-
-
-def _answering(run: Run) -> set[str]:
-    """Return the methods with a good sample: of the others nothing but their failures can be checked."""
-    return {row.method for row in run.rows if row.ok} or set(run.labels)
 
 
 def worst_first(made: Sequence[Check]) -> list[Check]:
@@ -250,35 +150,23 @@ def worst_first(made: Sequence[Check]) -> list[Check]:
 
 
 def _finished(run: Run) -> Check:
-    lacking = unfinished(run)
-    if lacking:
-        going = run.manifest["status"] != "complete" and run.samples > len(run.rows)
-        share = len(run.rows) / run.samples if going else None
-        return Check("incomplete", "wrong", f"The run is {lacking}.", made=share)
-    return Check("incomplete", "ok", f"The run is complete: {len(run.rows):,} samples.")
-
-
-def _poor(run: Run, summaries: Sequence[SummaryRow]) -> Iterator[Check]:
-    """Say in which tasks the reference's own answers are poor."""
-    if said := poor_answers(run, summaries):
-        yield Check("poor", "warning", said, (USELESS,))
+    lacking, made = unfinished(run), len(run.rows)
+    if not lacking:
+        return Check("incomplete", "ok", f"The run is complete: {made:,} samples.")
+    going = run.manifest["status"] != "complete" and run.samples > made
+    return Check("incomplete", "wrong", f"The run is {lacking}.", made=made / run.samples if going else None)
 
 
 def _warned(run: Run) -> Iterator[Check]:
+    """Tell the run's own warnings, by how many there are and of what: the words before their first colon."""
     if said := tuple(run.manifest.get("warnings", [])):
-        yield Check("warnings", "warning", _kinds(said), said)
-    changed = between_sessions(run.manifest)
-    if changed:
+        kinds = list(dict.fromkeys(text.partition(":")[0] for text in said))
+        more = [f"{len(kinds) - KINDS} more"] if len(kinds) > KINDS else []
+        many = f"{len(said)} warning{'s' * (len(said) > 1)} of the run"
+        yield Check("warnings", "warning", f"{many}: {'; '.join([*kinds[:KINDS], *more])}.", said)
+    if changed := between_sessions(run.manifest):
         what = ", ".join(changed)
         yield Check("sessions", "warning", f"Not all sessions had the same {what}: their times do not compare.")
-
-
-def _kinds(warnings: Sequence[str]) -> str:
-    """Say how many warnings there are, and of what: the words before their first colon."""
-    kinds = list(dict.fromkeys(text.partition(":")[0] for text in warnings))
-    more = [f"{len(kinds) - KINDS} more"] if len(kinds) > KINDS else []
-    many = f"{len(warnings)} warning{'s' * (len(warnings) > 1)} of the run"
-    return f"{many}: {'; '.join([*kinds[:KINDS], *more])}."
 
 
 def _disturbed(run: Run) -> Iterator[Check]:
@@ -302,29 +190,25 @@ def _disturbed(run: Run) -> Iterator[Check]:
 
 def _seen(row: Row, manifest: Mapping[str, Any]) -> bool:
     """Whether the machine was read while this sample was made: the host and, where it computes, the GPU."""
-    if row.disturbed is None or row.host_foreign_share is None:
-        return False
     on_gpu = str(manifest["model"].get("device", "")).startswith("cuda")
-    return not on_gpu or row.nvml_sm_mhz is not None
+    host = row.disturbed is not None and row.host_foreign_share is not None
+    return host and (not on_gpu or row.nvml_sm_mhz is not None)
 
 
 def _alike(reasons: Sequence[str]) -> Iterator[str]:
     """Yield a line for each kind of reason: how often it was given, and its range of numbers by two examples."""
-    kinds = Counter(NUMBERS.sub("#", why) for why in reasons)
-    for kind, n in kinds.most_common():
-        found = sorted((why for why in reasons if NUMBERS.sub("#", why) == kind), key=_numbers)
-        ends = found[0] if found[0] == found[-1] else f"from “{found[0]}” to “{found[-1]}”"
-        yield f"{'once' if n == 1 else f'{n:,} times'}: {ends}"
-
-
-def _numbers(text: str) -> list[float]:
-    return [float(number.replace(",", "")) for number in NUMBERS.findall(text)]
+    kinds: dict[str, list[str]] = {}
+    for why in reasons:
+        kinds.setdefault(NUMBERS.sub("#", why), []).append(why)
+    for alike in sorted(kinds.values(), key=len, reverse=True):
+        alike.sort(key=lambda text: [float(number.replace(",", "")) for number in NUMBERS.findall(text)])
+        ends = alike[0] if alike[0] == alike[-1] else f"from “{alike[0]}” to “{alike[-1]}”"
+        yield f"{'once' if len(alike) == 1 else f'{len(alike):,} times'}: {ends}"
 
 
 def _not_found(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
     """Yield what each check says where no method has a finding of its kind."""
-    good = any(row.ok for row in run.rows)
-    if good:
+    if any(row.ok for row in run.rows):
         yield Check("impossible", "ok", "No impossible result: no count or time contradicts another.")
     else:
         yield Check("impossible", "not checked", "Counts and times were not checked: there is no good sample.")
@@ -334,13 +218,9 @@ def _not_found(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
         yield Check("failed", "not checked", "Failures were not checked: there is no sample.")
     yield _sampled(rows) if any(row.bias for row in rows) else _same(rows)
     yield _timing(run, rows)
-    yield from _remembered(run)
-
-
-def _remembered(run: Run) -> Iterator[Check]:
-    """Say whether methods could have been seen to answer from memory, where some do not say that they do."""
-    answering = _answering(run) - {run.baseline}
-    silent = [label for label in run.labels if label in answering and not says_so(run, label)]
+    silent = [
+        row.method for row in rows if row.comparison != "reference" and not run.entry(row.method).get("remembers")
+    ]
     rest = [label for label in silent if not comparable(run, label)]
     if len(rest) < len(silent):
         others = f" Not checked: {', '.join(rest)}." if rest else ""
@@ -360,15 +240,14 @@ def _same(rows: Sequence[SummaryRow]) -> Check:
 
 
 def _sampled(rows: Sequence[SummaryRow]) -> Check:
-    """Return the check of sampled tokens."""
     rest: dict[str, list[str]] = {}
     promised = [row for row in rows if row.lossless and row.comparison != "reference"]
     for row in (row for row in promised if row.bias not in ("biased", "no bias found")):
         rest.setdefault(row.bias or "no tokens", []).append(row.method)
-    if promised and not rest:
-        return Check("biased", "ok", "No bias was found in sampled tokens.")
     if not promised:
         return Check("biased", "not checked", "No method promises a distribution that its sampled tokens could follow.")
+    if not rest:
+        return Check("biased", "ok", "No bias was found in sampled tokens.")
     which = "; ".join(f"of {', '.join(methods)}: {why}" for why, methods in rest.items())
     return Check("biased", "not checked", f"Whether sampled tokens are biased was not checked {which}.")
 
@@ -379,18 +258,16 @@ def _timing(run: Run, rows: Sequence[SummaryRow]) -> Check:
     if any(row.disturbed for row in run.rows):
         return Check("unstable", "warning", "Timing cannot be called stable: samples were disturbed.")
     if not any(row.unstable is False for row in rows):
-        served = bool(run.manifest["config"].get("endpoints"))
-        takes = (
-            "that takes repeats" if served else f"that takes repeats, or {FEWEST} prompts that {run.baseline} answered"
-        )
-        return Check("unstable", "not checked", f"Whether timing is stable was not checked: {takes}.")
+        or_prompts = "" if run.served else f", or {FEWEST} prompts that {run.baseline} answered"
+        said = f"Whether timing is stable was not checked: that takes repeats{or_prompts}."
+        return Check("unstable", "not checked", said)
     work = "repeats of an answer" if run.repeats > 1 else f"steps of {run.baseline}"
     return Check("unstable", "ok", f"Timing is stable: the times of {work} differ by less than a tenth.")
 
 
 def _bound(rows: Sequence[SummaryRow]) -> Iterator[Check]:
     """Say of which methods nobody knows whether they are faster than their steps allow, and why some are."""
-    plain = next((row.verify_s for row in rows if row.comparison == "reference"), None)
+    plain_s = next((row.verify_s for row in rows if row.comparison == "reference"), None)
     rows = [row for row in rows if row.comparison != "reference"]
     unknown = [row.method for row in rows if row.within_tau is None]
     if unknown:
@@ -398,22 +275,19 @@ def _bound(rows: Sequence[SummaryRow]) -> Iterator[Check]:
         what = "Whether a method is faster than its steps allow was not checked"
         yield Check("tau", "not checked", f"{what} of {', '.join(unknown)}: {why}.")
     elif rows and all(row.within_tau for row in rows):
-        said = "Over all prompts no method is faster than its steps allow."
-        yield Check("tau", "ok", said, tuple(_cheaper(rows, plain)))
-
-
-def _cheaper(rows: Sequence[SummaryRow], plain: float | None) -> Iterator[str]:
-    """Yield how a method can be faster than its tokens per step."""
-    for row in rows:
-        if row.speedup and row.tau and row.speedup > row.tau and row.verify_s and plain:
-            share = f"its verifying takes {number(row.verify_s / plain)} of a plain pass"
-            yield f"{row.method}: {times(row.speedup)} with {number(row.tau)} tokens per step; {share}"
+        cheaper = tuple(
+            f"{row.method}: {times(row.speedup)} with {number(row.tau)} tokens per step; its verifying takes "
+            f"{number(row.verify_s / plain_s)} of a plain pass"
+            for row in rows
+            if row.speedup and row.tau and row.speedup > row.tau and row.verify_s and plain_s
+        )
+        yield Check("tau", "ok", "Over all prompts no method is faster than its steps allow.", cheaper)
 
 
 def _unreplayed(run: Run) -> Iterator[Check]:
     """Say, of a run that replays its steps, which passes were made operator by operator all the same, and why."""
     known = [row for row in run.rows if row.unreplayed is not None]
-    counts = defaultdict[tuple[str, str], int](int)
+    counts = Counter[tuple[str, str]]()
     for row in known:
         counts[row.method, row.unreplayed_why or ""] += row.unreplayed or 0
     in_order = sorted(counts.items(), key=lambda item: (run.labels.index(item[0][0]), item[0][1]))
@@ -438,3 +312,76 @@ def _noise(rows: Sequence[SummaryRow]) -> Iterator[Check]:
         yield Check("noise", "warning", f"Leads that may be noise: {seems}, and these begin below that.", lines)
     else:
         yield Check("noise", "ok", f"No lead begins within the noise: {seems}.")
+
+
+def _loops(run: Run) -> Iterator[Check]:
+    """Say how many of the reference's answers end in a repetition, from a tenth of them on."""
+    answers = [row.token_ids for row in run.of(run.baseline) if row.ok and row.token_ids]
+    looping = sum(map(repeats_itself, answers))
+    if answers and looping >= MANY * len(answers):
+        said = f"{looping:,} of {len(answers):,} answers of {run.baseline} end in a repetition: methods that copy gain"
+        yield Check("loops", "ok", f"{said} there.")
+
+
+def _poor(run: Run, summaries: Sequence[SummaryRow]) -> Iterator[Check]:
+    """Say in which tasks the reference's own answers are poor, the worst first."""
+    own = [row for row in summaries if row.comparison == "reference" and row.category != OVERALL]
+    tasks = sorted((row.quality, row.category) for row in own if row.quality is not None and row.quality < POOR)
+    if tasks:
+        named = ", ".join(f"{title(task)} ({number(quality)} of 1)" for quality, task in tasks)
+        why = "the model is weak there, or the limit cut them too early"
+        yield Check("poor", "warning", f"Answers of {run.baseline} are poor in {named}: {why}.", (USELESS,))
+
+
+def served_checks(run: Run) -> Iterator[Check]:
+    """Yield the checks that only runs of servers, or of several requests at a time, have."""
+    if run.served:
+        yield from _tokens(run)
+        yield from _acceptance(run)
+    found = level_rows(run)
+    alone = {row.method: row.comparison for row in found if row.concurrency == 1}
+    turned = tuple(
+        f"{row.method} with {row.concurrency} at a time: {times(row.speedup)} ({interval(row.speedup_interval)}) by "
+        f"single requests, {row.comparison}"
+        for row in found
+        if row.concurrency > 1 and row.comparison in ("faster", "slower") and row.comparison != alone[row.method]
+    )
+    if turned:
+        said = "With several requests at a time some verdicts are others than those of one at a time."
+        yield Check("levels of requests", "warning", said, turned)
+    if lacking := tuple(missing(run)):
+        said = "Not every number of requests at a time was measured; --resume goes on."
+        yield Check("levels", "wrong", said, lacking)
+
+
+def _tokens(run: Run) -> Iterator[Check]:
+    """Say where pieces of text were counted in place of tokens, and whether servers were counted in one way."""
+    ways = {label: {row.counted for row in run.of(label) if row.counted} for label in run.labels}
+    known = {label: way for label, way in ways.items() if way}
+    by_pieces = [label for label, way in known.items() if way != {"usage"}]
+    names = ", ".join(by_pieces)
+    if by_pieces and len(by_pieces) < len(known):
+        said = f"{names} told no number of tokens, so that pieces of text were counted"
+        rest = "Times per token do not compare with those of the others."
+        yield Check("tokens", "wrong", f"Tokens were counted in two ways: {said}. {rest}")
+    elif by_pieces:
+        said = f"No server told its number of tokens: pieces of text were counted of {names}."
+        rest = "A piece may hold several tokens, above all where drafts are accepted."
+        yield Check("tokens", "warning", f"{said} {rest}")
+    elif known:
+        yield Check("tokens", "ok", "Every server told how many tokens its answers have.")
+
+
+def _acceptance(run: Run) -> Iterator[Check]:
+    """Say of which servers nobody knows how many drafted tokens they accepted."""
+    lacking = []
+    for label in run.labels:
+        own = [row for row in run.of(label) if row.ok]
+        known = sum(row.accepted is not None for row in own)
+        if known < len(own):
+            told = str(run.entry(label).get("served", {}).get("acceptance", ""))
+            why = told.removeprefix("not measured: ") if told.startswith("not measured") else OTHERS
+            lacking.append(f"{label}, {len(own) - known:,} of {len(own):,} answers: {why}")
+    if lacking:
+        said = f"Acceptance was not measured: {'; '.join(lacking)}."
+        yield Check("acceptance", "not checked", said, tuple(lacking))

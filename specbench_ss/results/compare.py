@@ -1,8 +1,6 @@
 """Two runs compared: differences of configuration, changes with intervals, regression limits.
 
-A limit is broken only where the whole interval lies below it. Imports nothing heavy.
-
-Some differences make results incomparable: another model, other questions, another way of decoding.
+A limit is broken only where the whole interval lies below it.
 
 Only prompts count that the method and the reference answered in both runs. Intervals resample questions, as
 everywhere. docs/design/compare.md has the reasons.
@@ -16,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated as Col
 from typing import Any
 
 import numpy as np
@@ -23,12 +22,12 @@ import pandas as pd
 
 from specbench_ss.engine.numerics import HALF_WEIGHTS
 from specbench_ss.errors import UserError, known_words
-from specbench_ss.options import REFERENCE, value_text
+from specbench_ss.options import value_text
 from specbench_ss.results.analysis import Results, load_run
-from specbench_ss.results.columns import COMPARISON, DIFFERENCES
 from specbench_ss.results.frames import frame
-from specbench_ss.results.summary import OVERALL, PairedTimes, disbelieved, paired
+from specbench_ss.results.summary import OVERALL, PairedTimes, paired
 from specbench_ss.results.text import MISSING
+from specbench_ss.runs.columns import OF_INTERVAL, Column, columns_of
 from specbench_ss.runs.config import decoding
 from specbench_ss.runs.environment import between_sessions, machine_changes
 from specbench_ss.runs.manifest import engine_of
@@ -48,26 +47,26 @@ Manifest = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What differs, with its value in both runs as text. hinders: results then do not compare."""
+    """What differs between two runs."""
 
-    what: str
-    a: str
-    b: str
-    hinders: bool = False
+    what: Col[str, "what differs, in words"]
+    a: Col[str, "its value in run A"]
+    b: Col[str, "its value in run B"]
+    hinders: Col[bool, "whether results do not compare for it"] = False
 
 
 def differences(a: Run, b: Run) -> list[Difference]:
     """Return everything that differs between two runs, what makes them incomparable first."""
     old, new = _facts(a), _facts(b)
     pairs = [(what, old.get(what, MISSING), new.get(what, MISSING)) for what in {**old, **new}]
-    found = [Difference(what, x, y, what in HINDERING or _rounded(what, x, y)) for what, x, y in pairs if x != y]
+    found = [Difference(what, x, y, _hinders(what, x, y)) for what, x, y in pairs if x != y]
     made = [*_question_differences(a, b), *found, *_method_differences(a.manifest, b.manifest)]
     return sorted(made, key=lambda difference: not difference.hinders)
 
 
-def _rounded(what: str, x: str, y: str) -> bool:
-    """Say whether weights were rounded for one run alone: their hash is of the weights as loaded."""
-    return what == "number format" and HALF_WEIGHTS in (x, y)
+def _hinders(what: str, x: str, y: str) -> bool:
+    # weights that were rounded for one run alone: their hash is of the weights as loaded
+    return what in HINDERING or (what == "number format" and HALF_WEIGHTS in (x, y))
 
 
 def conditions_apart(a: Run, b: Run) -> dict[str, str]:
@@ -90,22 +89,17 @@ def _both(old: Any, new: Any) -> str:
     return f"{_text(old)} → {_text(new)}"
 
 
-HINDERING = (
-    "model hash",
-    "quantised weights",
-    "chat template",
-    "suite",
-    "decoding",
-    "longest answer",
-    "history of later turns",
-    "method that speedups are over",
-)
+HINDERING = (  # what makes results incomparable
+    "model hash", "quantised weights", "chat template", "suite", "decoding", "longest answer",
+    "history of later turns", "method that speedups are over",
+)  # fmt: skip
 
 
 def _facts(run: Run) -> dict[str, str]:
     """Return what is compared of a run, by its name in words."""
     manifest = run.manifest
     config, model, suite, here = (manifest[part] for part in ("config", "model", "suite", "environment"))
+    revision = here.get("revision")
     facts = {
         "model": model["name"],
         "model hash": model["hash"],
@@ -131,7 +125,7 @@ def _facts(run: Run) -> dict[str, str]:
         "methods": ", ".join(run.labels),
         "method that speedups are over": run.baseline,
         "version of ssbench": manifest["version"],
-        "code revision": _revision(here.get("revision")),
+        "code revision": f"{revision['commit'][:SHOWN]}{' with changes' * revision['dirty']}" if revision else None,
         "Python": here["python"],
         **{f"version of {name}": version for name, version in here["packages"].items()},
         "platform": here["platform"],
@@ -146,26 +140,18 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _question_differences(a: Run, b: Run) -> Iterator[Difference]:
-    """Yield where questions of the same id have other texts, or where no question is in both runs.
-
-    Where a run has no texts, as those of old versions, the hashes of all questions must be the same.
-    """
-    same = a.manifest["suite"]["content_hash"] == b.manifest["suite"]["content_hash"]
-    if same:
+    """Yield where questions of the same id have other texts, or where no question is in both runs."""
+    if a.manifest["suite"]["content_hash"] == b.manifest["suite"]["content_hash"]:
         return
     old, new = ({question.id: (question.history, question.turns) for question in run.questions} for run in (a, b))
-    if not old or not new:
-        known = ["known" if texts else "not known" for texts in (old, new)]
-        yield Difference("texts of the questions", known[0], known[1], hinders=True)
-        return
     common = [id for id in old if id in new]
     others = [id for id in common if old[id] != new[id]]
     if not common:
         yield Difference("questions in both", "none", "none", True)
-    if others:
+    elif others:
         said = f"{len(others)} of {len(common)} with another text, first {others[0]}"
         yield Difference("questions of the same id", said, said, True)
-    elif common:
+    else:
         yield Difference("questions in both", f"{len(common)} of {len(old)}", f"{len(common)} of {len(new)}")
 
 
@@ -179,12 +165,6 @@ def _method_differences(a: Manifest, b: Manifest) -> Iterator[Difference]:
                 texts = [_text(of[key]) if key in of else MISSING for of in (mine, theirs)]
                 if texts[0] != texts[1]:
                     yield Difference(f"{label}: {key}", texts[0], texts[1])
-
-
-def _revision(revision: Mapping[str, Any] | None) -> str | None:
-    if not revision:
-        return None
-    return f"{revision['commit'][:SHOWN]}{' with changes' if revision['dirty'] else ''}"
 
 
 def _text(value: Any) -> str:
@@ -202,11 +182,9 @@ def _text(value: Any) -> str:
 
 OTHER_MACHINE, OTHER_THREADS, FAILED = "other machine", "other threads", "failed"
 TOO_FEW, SAME, VOID = "too few", "not distinguishable", "void"
-FIGURES = ("speedup", "tokens_per_s", "tau", "quality")
 UNJUDGED = (OTHER_MACHINE, OTHER_THREADS, FAILED, TOO_FEW, VOID)
 WORDS = {"speedup": ("slower", "faster"), "tokens_per_s": ("slower", "faster")}  # others are lower or higher
 Rows = list[Row]
-Prompt = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,45 +212,87 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """One method on one category (or `overall`). changes: by the names in `regression.METRICS`.
+    """One method on one category (or `overall`). changes: by the names in METRICS. error: the first of a failed sample.
 
-    n_prompts, n_questions: what is in both runs. n_failed_a, n_failed_b: the method's failed samples in each run;
-    error: the first of their errors.
-    n_answers: answers of the same prompt and repeat in both; n_other_answers: of these, with other tokens. baseline:
-    the method that speedups are over.
+    baseline: the method that speedups are over.
     """
 
-    category: str
-    method: str
-    n_prompts: int
-    n_questions: int
-    n_failed_a: int
-    n_failed_b: int
+    category: Col[str, "task of the suite; `overall` is all of them together"]
+    method: Col[str, "label of the method"]
+    n_prompts: Col[int, "turns that the method and `ar` answered in both runs: what all numbers are of", "prompts"]
+    n_questions: Col[int, "questions that these turns belong to: what intervals resample", "questions"]
+    n_failed_a: Col[int, "the method's samples that failed in run A", "samples"]
+    n_failed_b: Col[int, "the method's samples that failed in run B", "samples"]
     changes: Mapping[str, Change]
-    n_answers: int
-    n_other_answers: int
-    baseline: str = REFERENCE
-    error: str = ""
+    n_answers: Col[int, "answers of the same prompt and repeat in both runs", "answers"]
+    n_other_answers: Col[int, "of these, answers with other tokens", "answers"]
+    baseline: str
+    error: str
 
 
-def compared(a: Run, b: Run, anyway: bool = False) -> tuple[list[Difference], list[ComparedRow]]:
+OTHERS = "`not distinguishable`, `too few` or `failed`"
+CHANGES = {  # metric -> unit and meaning in both runs, unit and meaning of the change, verdicts
+    "speedup": (
+        "×", "speedup over `ar` in run A, over these prompts", "speedup over `ar` in run B",
+        "share", "speedup of B over that of A, less 1",
+        "`faster`, `slower`, `not distinguishable`, `too few` (questions), `failed` (in a run) or `void`",
+    ),
+    "tokens_per_s": (
+        "tokens/s", "all tokens over all seconds in run A", "all tokens over all seconds in run B",
+        "share", "B over A, less 1; missing where the machine is another one",
+        "as that of the speedup, `other machine` or `other threads`",
+    ),
+    "tau": (
+        "tokens", "tokens per step in run A", "tokens per step in run B",
+        "share", "tau of B over that of A, less 1", f"`higher`, `lower`, {OTHERS}",
+    ),
+    "quality": (
+        "0 to 1", "the suite's score in run A, a mean over questions that have one in both",
+        "the suite's score in run B", "", "mean paired difference, B less A", f"`higher`, `lower`, {OTHERS}",
+    ),
+}  # fmt: skip
+METRICS = tuple(CHANGES)
+
+
+def _columns_of_change(metric: str) -> Iterator[Column]:
+    unit, in_a, in_b, unit_of_change, change, verdict = CHANGES[metric]
+
+    def of(get: Callable[[Change], Any]) -> Callable[[ComparedRow], Any]:
+        return lambda row: get(row.changes[metric])
+
+    yield Column(f"{metric}_a", "Float64", unit, in_a, of(lambda one: one.a))
+    yield Column(f"{metric}_b", "Float64", unit, in_b, of(lambda one: one.b))
+    yield Column(f"{metric}_change", "Float64", unit_of_change, change, of(lambda one: one.change))
+    for i, (name, word) in enumerate((("low", "lower"), ("high", "upper"))):
+        end = of(lambda one, i=i: one.interval[i] if one.interval else None)  # type: ignore[misc]
+        yield Column(f"{metric}_change_{name}", "Float64", unit_of_change, f"{word} {OF_INTERVAL}", end)
+    yield Column(f"{metric}_verdict", "string", "", verdict, of(lambda one: one.verdict))
+
+
+_OWN = columns_of(ComparedRow)
+COMPARISON = (*_OWN[:-2], *(column for metric in METRICS for column in _columns_of_change(metric)), *_OWN[-2:])
+DIFFERENCES = columns_of(Difference)
+
+
+def compared(first: Results, second: Results, anyway: bool = False) -> tuple[list[Difference], list[ComparedRow]]:
     """Return what differs between two runs, and a row for each method that is in both, `overall` first, then by task.
 
     Raises UserError where they do not compare, unless `anyway`, and where no method or question is in both.
     """
+    a, b = first.run, second.run
     found = differences(a, b)
     hindering = [f"{one.what} ({one.a} and {one.b})" for one in found if one.hinders]
     if hindering and not anyway:
         raise UserError(f"the runs do not compare, since they differ in {', '.join(hindering)}; --anyway compares them")
     labels = [label for label in a.labels if label in b.labels]
     shared = {row.question_id for row in a.rows} & {row.question_id for row in b.rows}
-    if not shared or not [label for label in labels if label != a.baseline]:
+    if not shared or labels in ([], [a.baseline]):
         what = "question" if not shared else f"method besides {a.baseline}"
         raise UserError(f"the runs have no {what} in common: there is nothing to compare")
     apart = conditions_apart(a, b)
     categories = [OVERALL, *(category for category in a.categories if category in b.categories)]
-    void = {label for label in labels if any(disbelieved(run, label) for run in (a, b))}
-    rows = [_Pair(a, b, label, category, label in void).row(apart) for category in categories for label in labels]
+    void = {row.method for row in (*first.overall, *second.overall) if row.comparison == "void"}
+    rows = [_compared(a, b, label, category, label in void, apart) for category in categories for label in labels]
     return found, rows
 
 
@@ -280,87 +300,78 @@ def _nothing(verdict: str, reason: str = "") -> Change:
     return Change(None, None, None, None, verdict, reason)
 
 
-def _unmeasured(apart: Mapping[str, str]) -> tuple[str, str]:
-    """Return the verdict on times made under other conditions, and the conditions with both values."""
-    if list(apart) == ["threads"]:
-        return OTHER_THREADS, apart["threads"]
-    return OTHER_MACHINE, ", ".join(f"{what} {values}" for what, values in apart.items())
+def _compared(a: Run, b: Run, label: str, category: str, void: bool, apart: Mapping[str, str]) -> ComparedRow:
+    """Compare a method's samples in two runs, with the reference's, on the prompts that all four answered."""
+    asked, references = (
+        [[row for row in run.of(one) if category in (OVERALL, row.category)] for run in (a, b)]
+        for one in (label, a.baseline)
+    )
+    sides = [paired(*both) for both in zip(asked, references, strict=True)]
+    both = {_prompt(row) for row in sides[0][0]} & {_prompt(row) for row in sides[1][0]}
+    kept = [tuple(sorted((r for r in rows if _prompt(r) in both), key=_prompt) for rows in side) for side in sides]
+    own, times = [rows for rows, _ in kept], [PairedTimes(*side) for side in kept]
+    made = [{(*_prompt(row), row.repeat): _answer(row) for row in rows} for rows in own]
+    twice = [key for key in made[0] if key in made[1]]
+    if failed := _failures(label, asked) or _failures(a.baseline, references):
+        changes = dict.fromkeys(METRICS, _nothing(FAILED, failed))
+    else:
+        changes = {"tau": _tau(own), "quality": _quality(own), **_of_times(times, void, apart)}
+    n_failed = [sum(not row.ok for row in rows) for rows in asked]
+    return ComparedRow(
+        category=category,
+        method=label,
+        n_prompts=len(times[0].own_s),
+        n_questions=len(times[0].questions),
+        n_failed_a=n_failed[0],
+        n_failed_b=n_failed[1],
+        changes=changes,
+        n_answers=len(twice),
+        n_other_answers=sum(made[0][key] != made[1][key] for key in twice),
+        baseline=a.baseline,
+        error=first_error([*asked[0], *asked[1]]),
+    )
 
 
-class _Pair:
-    """A method's samples in two runs, with the reference's, on the prompts that all four answered."""
+def _of_times(times: Sequence[PairedTimes], void: bool, apart: Mapping[str, str]) -> dict[str, Change]:
+    if void:
+        return dict.fromkeys(("speedup", "tokens_per_s"), _nothing(VOID))
+    sums = [of.by_question() for of in times]
+    speedups = _ratio("speedup", [(ref_s, own_n, ref_n, own_s) for ref_s, ref_n, own_s, own_n in sums])
+    rates = _ratio("tokens_per_s", [(own_n, own_s) for _, _, own_s, own_n in sums])
+    if apart:
+        only_threads = list(apart) == ["threads"]
+        reason = apart["threads"] if only_threads else ", ".join(f"{what} {values}" for what, values in apart.items())
+        rates = Change(rates.a, rates.b, None, None, OTHER_THREADS if only_threads else OTHER_MACHINE, reason)
+    return {"speedup": speedups, "tokens_per_s": rates}
 
-    def __init__(self, a: Run, b: Run, label: str, category: str, void: bool) -> None:
-        self.label, self.category, self.void, self.baseline = label, category, void, a.baseline
-        self.asked = [_rows(run, label, category) for run in (a, b)]
-        references = [_rows(run, run.baseline, category) for run in (a, b)]
-        sides = [paired(*both) for both in zip(self.asked, references, strict=True)]
-        self.failed = _failures(label, self.asked) or _failures(a.baseline, references)
-        both = {_prompt(row) for row in sides[0][0]} & {_prompt(row) for row in sides[1][0]}
-        kept = [tuple(sorted((r for r in rows if _prompt(r) in both), key=_prompt) for rows in side) for side in sides]
-        self.own: list[Rows] = [own for own, _ in kept]
-        self.times = [PairedTimes(own, ref) for own, ref in kept]
 
-    def row(self, apart: Mapping[str, str]) -> ComparedRow:
-        failed = [sum(not row.ok for row in rows) for rows in self.asked]
-        made = [{(*_prompt(row), row.repeat): _answer(row) for row in own} for own in self.own]
-        twice = [key for key in made[0] if key in made[1]]
-        return ComparedRow(
-            category=self.category,
-            method=self.label,
-            n_prompts=len(self.times[0].own_s),
-            n_questions=len(self.times[0].questions),
-            n_failed_a=failed[0],
-            n_failed_b=failed[1],
-            changes=self._changes(apart),
-            n_answers=len(twice),
-            n_other_answers=sum(made[0][key] != made[1][key] for key in twice),
-            baseline=self.baseline,
-            error=first_error([row for rows in self.asked for row in rows]),
+def _tau(own: Sequence[Rows]) -> Change:
+    """Tokens of steps over steps; questions that took no step in one of the runs are left out."""
+    a, b = (_by_question([(r, r.later, r.steps or 0) for r in rows]) for rows in own)
+    stepped = (a != 0).all(axis=1) & (b != 0).all(axis=1)
+    return _ratio("tau", [(of[stepped, 0], of[stepped, 1]) for of in (a, b)], processes=0)
+
+
+def _quality(own: Sequence[Rows]) -> Change:
+    scored = [{r.question_id for r in rows if r.quality is not None} for rows in own]
+    a, b = (
+        _by_question(
+            [(r, r.quality, 1) for r in rows if r.quality is not None and r.question_id in scored[0] & scored[1]]
         )
-
-    def _changes(self, apart: Mapping[str, str]) -> dict[str, Change]:
-        if self.failed:
-            return dict.fromkeys(FIGURES, _nothing(FAILED, self.failed))
-        rates = self._rates()
-        if apart:
-            rates = Change(rates.a, rates.b, None, None, *_unmeasured(apart))
-        return {
-            "speedup": _nothing(VOID) if self.void else self._speedups(),
-            "tokens_per_s": _nothing(VOID) if self.void else rates,
-            "tau": self._tau(),
-            "quality": self._quality(),
-        }
-
-    def _speedups(self) -> Change:
-        a, b = (times.by_question() for times in self.times)
-        return _ratio("speedup", [(ref_s, own_n, ref_n, own_s) for ref_s, ref_n, own_s, own_n in (a, b)])
-
-    def _rates(self) -> Change:
-        a, b = (times.by_question() for times in self.times)
-        return _ratio("tokens_per_s", [(own_n, own_s) for _, _, own_s, own_n in (a, b)])
-
-    def _tau(self) -> Change:
-        """Tokens of steps over steps; questions that took no step in one of the runs are left out."""
-        a, b = (_by_question(own, _in_steps) for own in self.own)
-        stepped = [question for question in a if a[question].all() and b[question].all()]
-        columns = [np.array([of[question] for question in stepped]).reshape(-1, 2) for of in (a, b)]
-        return _ratio("tau", [(of[:, 0], of[:, 1]) for of in columns], processes=0)
-
-    def _quality(self) -> Change:
-        scored = [[row for row in own if row.quality is not None] for own in self.own]
-        means = [_by_question(own, lambda r: (r.quality or 0.0, 1)) for own in scored]
-        both = [question for question in means[0] if question in means[1]]
-        if not both:
-            return _nothing(TOO_FEW)
-        a, b = (np.array([of[question][0] / of[question][1] for question in both]) for of in means)
-        around = mean_interval(b - a)
-        change = float((b - a).mean())
-        return Change(float(a.mean()), float(b.mean()), change, around, _verdict("quality", around))
+        for rows in own
+    )
+    if not len(a):
+        return _nothing(TOO_FEW)
+    before, after = a[:, 0] / a[:, 1], b[:, 0] / b[:, 1]
+    around = mean_interval(after - before)
+    means = float(before.mean()), float(after.mean())
+    return Change(*means, float((after - before).mean()), around, _verdict("quality", around))
 
 
-def _rows(run: Run, label: str, category: str) -> Rows:
-    return [row for row in run.rows if row.method == label and category in (OVERALL, row.category)]
+def _by_question(values: Sequence[tuple[Row, float, float]]) -> Floats:
+    """Return the sums of two values over the samples of each question: [questions, 2]."""
+    sums = pd.DataFrame([(row.question_id, x, y) for row, x, y in values], columns=["question", "x", "y"])
+    return np.asarray(sums.groupby("question", sort=False).sum(), dtype=np.float64)
 
 
 def _failures(label: str, asked: Sequence[Rows]) -> str:
@@ -374,26 +385,13 @@ def first_error(rows: Sequence[Row]) -> str:
     return next((line for row in rows if not row.ok for line in (row.error or "").splitlines()), "")
 
 
-def _prompt(row: Row) -> Prompt:
+def _prompt(row: Row) -> tuple[str, int]:
     return row.question_id, row.turn
 
 
 def _answer(row: Row) -> object:
     """Return the tokens of an answer; its text where a server made it, which sends no tokens."""
     return row.token_ids if row.token_ids is not None else row.text
-
-
-def _in_steps(row: Row) -> tuple[float, float]:
-    """Return the tokens that came from steps, and the steps."""
-    return (row.tokens or 0) - (row.prefill_tokens or 0), row.steps or 0
-
-
-def _by_question(rows: Rows, values: Callable[[Row], tuple[float, float]]) -> dict[str, Floats]:
-    """Return the sums of two values over the samples of each question."""
-    sums: dict[str, Floats] = {}
-    for row in rows:
-        sums[row.question_id] = sums.get(row.question_id, np.zeros(2)) + np.array(values(row), dtype=np.float64)
-    return sums
 
 
 def _ratio(metric: str, sides: Sequence[Sequence[Floats]], processes: int = 2) -> Change:
@@ -425,15 +423,9 @@ def _verdict(metric: str, around: Interval | None) -> str:
 
 def as_record(row: ComparedRow) -> dict[str, Any]:
     """Return a row with its changes as flat, JSON-ready columns: `speedup_a`, `speedup_change_low`, ..."""
-    own = {name: getattr(row, name) for name in ComparedRow.__slots__ if name not in ("changes", "baseline", "error")}
-    for metric, change in row.changes.items():
-        low, high = change.interval or (None, None)
-        own |= {f"{metric}_a": change.a, f"{metric}_b": change.b, f"{metric}_change": change.change}
-        own |= {f"{metric}_change_low": low, f"{metric}_change_high": high, f"{metric}_verdict": change.verdict}
-    return own
+    return {column.name: column.cell(row) for column in COMPARISON}
 
 
-METRICS = ("speedup", "tokens_per_s", "tau", "quality")
 FORM = re.compile(r"(?P<metric>\w+)\s*<\s*(?P<value>[-+−]?\d+(?:\.\d+)?)\s*(?P<percent>%?)")
 
 
@@ -467,17 +459,13 @@ def _read(part: str) -> Limit:
 
 def broken(rows: Iterable[ComparedRow], limits: Sequence[Limit]) -> list[tuple[ComparedRow, Limit]]:
     """Return the rows whose whole interval lies below a limit, with that limit."""
-    return [(row, limit) for row in rows for limit in limits if judged(limit.metric, row) and _below(row, limit)]
+    of = ((row, limit, row.changes[limit.metric].interval) for row in rows for limit in limits)
+    return [(row, one) for row, one, around in of if judged(one.metric, row) and around and around[1] < one.value]
 
 
 def judged(metric: str, row: ComparedRow) -> bool:
     """Say whether a figure of a method says anything: of the reference, only its tokens per second do."""
     return row.method != row.baseline or metric == "tokens_per_s"
-
-
-def _below(row: ComparedRow, limit: Limit) -> bool:
-    around = row.changes[limit.metric].interval
-    return around is not None and around[1] < limit.value
 
 
 def not_judged(rows: Iterable[ComparedRow], limits: Sequence[Limit]) -> list[str]:
@@ -501,7 +489,7 @@ class RunComparison:
 
     def __init__(self, a: Results, b: Results, anyway: bool = False) -> None:
         self.a, self.b = a.path, b.path
-        self.found, self.rows = compared(a.run, b.run, anyway)
+        self.found, self.rows = compared(a, b, anyway)
         self.warnings = tuple(f"run {name}: {said}" for name, one in (("A", a), ("B", b)) for said in _doubts(one))
 
     def __repr__(self) -> str:
@@ -510,12 +498,12 @@ class RunComparison:
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row for each task and method, `overall` first, with every figure in both runs and its change."""
-        return frame(COMPARISON, map(as_record, self.rows), lambda record, name: record[name])
+        return frame(COMPARISON, self.rows)
 
     @cached_property
     def differences(self) -> pd.DataFrame:
         """One row for each thing in which the configurations differ: what, a, b, and whether it hinders comparing."""
-        return frame(DIFFERENCES, self.found, getattr)
+        return frame(DIFFERENCES, self.found)
 
 
 def _doubts(results: Results) -> list[str]:

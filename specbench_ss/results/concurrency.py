@@ -4,36 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated as Col
 from typing import Any
 
-from specbench_ss.results.summary import Counted, PairedTimes, counted, latencies, over, paired, served_tau, total
+from specbench_ss.results.summary import (
+    Counted,
+    Number,
+    PairedTimes,
+    counted,
+    latencies,
+    over,
+    paired,
+    served_tau,
+    total,
+)
+from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.records import Row, Run
 from specbench_ss.stats import Comparison, Interval, compare
 
 
 @dataclass(frozen=True, slots=True)
 class LevelRow:
-    """One method with so many requests in flight, its repeats together.
+    """One method with so many requests in flight, its repeats together. waits: quantiles in seconds."""
 
-    wall_s: of all requests together; with one in flight, the sum of their times. tokens_per_s, requests_per_s: over
-    wall_s. throughput_ratio: tokens_per_s over the baseline's with as many in flight. speedup: of single requests, as
-    everywhere: the baseline's seconds per token over the method's, paired by prompt. waits: quantiles in seconds.
-    """
-
-    concurrency: int
-    method: str
-    requests: int
-    failed: int
-    wall_s: float
-    tokens: int
-    tokens_per_s: float | None
-    requests_per_s: float | None
-    throughput_ratio: float | None
-    speedup: float | None
-    speedup_interval: Interval | None
-    comparison: Comparison
-    tau: float | None
-    acceptance_rate: float | None
+    concurrency: Col[int, "requests in flight at a time", "requests"]
+    method: Col[str, "label of the server"]
+    requests: Col[int, "requests that were sent, all repeats together", "requests"]
+    failed: Col[int, "of them, requests without a whole answer; no other number includes them", "requests"]
+    wall_s: Col[float, "time of all requests together; with one in flight, the sum of their times", "s"]
+    tokens: Col[int, "tokens of all answers", "tokens"]
+    tokens_per_s: Col[Number, "throughput: tokens over wall_s", "tokens/s"]
+    requests_per_s: Col[Number, "answers over wall_s", "requests/s"]
+    throughput_ratio: Col[Number, "tokens_per_s over the baseline's with as many in flight", "×"]
+    speedup: Col[Number, "of single requests: the baseline's seconds per token over its own, paired by prompt", "×"]
+    speedup_interval: Col[Interval | None, Ends("speedup", "×")]
+    comparison: Col[Comparison, "`reference`, `faster`, `slower`, `not distinguishable` or `too few`"]
+    tau: Col[Number, "tokens per step by the server's own counts; missing where not measured", "tokens"]
+    acceptance_rate: Col[Number, "accepted over drafted tokens, by the same counts", "0 to 1"]
     waits: dict[str, Any]
 
 
@@ -54,7 +61,7 @@ def level_rows(run: Run) -> list[LevelRow]:
 def requests_of(run: Run, label: str, concurrency: int) -> list[Row]:
     """Return a method's samples with so many requests in flight."""
     if concurrency == 1:
-        return [row for row in run.rows if row.method == label]
+        return run.of(label)
     return [row for row in run.requests if (row.method, row.concurrency) == (label, concurrency)]
 
 
@@ -81,32 +88,15 @@ def _row(run: Run, label: str, concurrency: int, baseline: Sequence[Row], plain_
         speedup=times.speedup(),
         speedup_interval=around,
         comparison="reference" if itself else compare(around),
-        tau=served_tau(counts, tokens - len(good)) if _served(run) else own_tau(good),
+        tau=served_tau(counts, tokens - len(good)) if run.served else over(total(good, "later"), total(good, "steps")),
         acceptance_rate=over(counted(counts, "accepted"), counted(counts, "drafted")),
         waits=latencies(good),
     )
 
 
-def _served(run: Run) -> bool:
-    return bool(run.manifest["config"].get("endpoints"))
-
-
-def own_tau(good: Sequence[Row]) -> float | None:
-    """Return tokens a step of methods in this process, as everywhere."""
-    later = sum((row.tokens or 0) - (row.prefill_tokens or 0) for row in good)
-    return over(later, total(good, "steps"))
-
-
 def at_a_time(manifest: Mapping[str, Any]) -> str:
     """Return how many requests were made at a time, as '1' or '1, 2, 4'."""
     return ", ".join(map(str, (1, *manifest["config"].get("concurrency", ()))))
-
-
-def value(row: LevelRow, name: str) -> Any:
-    """Return a cell of the table, by the name of its column."""
-    if name in ("speedup_low", "speedup_high"):
-        return row.speedup_interval[name == "speedup_high"] if row.speedup_interval else None
-    return row.waits[name] if name in row.waits else getattr(row, name)
 
 
 def missing(run: Run) -> Iterator[str]:

@@ -1,31 +1,27 @@
-"""Cost model: FLOPs, bytes, roofline, waterfall and predictions for other models or machines.
+"""Cost model: FLOPs, bytes, roofline, waterfall and the measured parts of a step for predictions.
 
 A floor: weights are read once a step, keys and values of the context once, and activations are not counted. Of rows
 of a method's own, and of those that it drops before the last layer, the products with matrices are counted
-(`Decoder.own_work`), their attention is not.
+(`Decoder.own_work`), their attention is not. docs/metrics.md has the definitions.
 
-Everything that is told of steps and shapes over all tasks comes from here, so that it is of the same samples.
-
-docs/metrics.md has the definitions. No method is known by name.
-
-A step takes what reading or multiplying needs at the machine's limits, whichever is longer, and an overhead that the
-shapes do not explain (starting operators, above all), which is what was measured beyond that. What verifying several
-rows adds to a step beyond that is taken for products that are slower than the limit: it grows with the rows and with
-the model's size, and shrinks with faster products. docs/results has how far predictions are off.
+For predictions a step takes what reading or multiplying needs at the machine's limits, whichever is longer, and an
+overhead that the shapes do not explain (starting operators, above all), which is what was measured beyond that. What
+verifying several rows adds to a step beyond that is taken for products that are slower than the limit: it grows with
+the rows and with the model's size, and shrinks with faster products. docs/results has how far predictions are off.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated as Col
 from typing import Any, final
 
 from specbench_ss.engine.numerics import arithmetic
 from specbench_ss.options import REFERENCE
-from specbench_ss.results.summary import PARTS, PairedTimes, Tally, disbelieved, over, paired, tally
+from specbench_ss.results.summary import PARTS, Number, PairedTimes, Tally, over, paired, tally
 from specbench_ss.results.text import number, percent
-from specbench_ss.runs.records import Key, Row, Run
+from specbench_ss.runs.records import Row, Run
 
 
 @final
@@ -47,50 +43,42 @@ class Cost:
     @property
     def intensity(self) -> float | None:
         """Return floating-point operations for each byte."""
-        return self.flops / self.bytes if self.bytes else None
+        return over(self.flops, self.bytes)
 
-    def fastest_s(self, limits: Mapping[str, Any], dtype: str) -> float | None:
+    def fastest_s(self, read: float | None, products: float | None) -> float | None:
         """Return the seconds of a step that reaches the nearer limit, bandwidth or products; None without limits."""
-        rate, peak = limits.get("read_bytes_per_s"), (limits.get("flops_per_s") or {}).get(dtype)
-        return max(self.bytes / rate, self.flops / peak) / self.steps if rate and peak and self.steps else None
+        return max(self.bytes / read, self.flops / products) / self.steps if read and products else None
 
 
 def counted(rows: Sequence[Row], shape: Mapping[str, Any]) -> Cost | None:
     """Return the cost of all steps of these samples; None where there are none, or where shapes do not tell it.
 
-    shape: as `decoding.model_shape` gives it, with that of the drafter under `drafter` and the rows of the method's own
-    under `own`. The context of a step is taken as the mean of its lengths at the beginning and the end of the answer.
+    shape: as `model_shape` gives it, with that of the drafter under `drafter` and the rows of the method's own under
+    `own`. The context of a step is taken as the mean of its lengths at the beginning and the end of the answer.
     """
     good = [row for row in rows if row.ok and row.steps]
     if not good or shape["weight_bytes"] is None:
         return None
-    steps = sum(row.steps or 0 for row in good)
-    own = shape.get("own") or {}
+    steps, own = sum(row.steps or 0 for row in good), shape.get("own") or {}
     dropped = sum(max(0, (row.drafted or 0) - (row.verified or 0)) for row in good)
     fixed = 2.0 * steps * own.get("step", 0.0)
     flops, moved = fixed + 2.0 * dropped * own.get("dropped", 0.0), 0.0
     for row in good:
-        made, passed = _rows_of(row), _context_of(row)
-        seen = sum(passed if window is None else min(passed, window) for window in shape["windows"])
-        flops += made * (2 * (shape["matrix_parameters"] + own.get("node", 0.0)) + shape["attention_flops"] * seen)
+        in_last_layer = (row.verified or 0) + (
+            row.steps or 0
+        )  # of each step the root, and the nodes that were verified
+        context = (row.prompt_tokens or 0) + (row.tokens or 0) / 2
+        seen = sum(context if window is None else min(context, window) for window in shape["windows"])
+        products = 2 * (shape["matrix_parameters"] + own.get("node", 0.0)) + shape["attention_flops"] * seen
+        flops += in_last_layer * products
         moved += (row.steps or 0) * (shape["weight_bytes"] + shape["kv_bytes"] * seen)
     drafter = shape.get("drafter")
     if drafter is None or (not drafter["weight_bytes"] and any(row.draft_calls for row in good)):
         # what is called has weights: they are where nobody looked
         return Cost(steps, flops, moved, None, fixed_flops=fixed)
     calls = sum(row.draft_calls or row.steps or 0 for row in good)
-    read = float(calls * drafter["weight_bytes"])
-    drafting = calls * 2.0 * drafter["matrix_parameters"]
+    read, drafting = float(calls * drafter["weight_bytes"]), calls * 2.0 * drafter["matrix_parameters"]
     return Cost(steps, flops + drafting, moved + read, read, drafting, fixed)
-
-
-def _rows_of(row: Row) -> int:
-    """Return the rows that reached the last layer: of each step the root, and the drafted nodes that were verified."""
-    return (row.verified or 0) + (row.steps or 0)
-
-
-def _context_of(row: Row) -> float:
-    return (row.prompt_tokens or 0) + (row.tokens or 0) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +90,9 @@ class Work:
     tally: Tally
     cost: Cost | None
 
-    @property
-    def nodes(self) -> float:
-        """Return the drafted nodes that a step verified; 0 without a step."""
-        return sum(row.verified or 0 for row in self.rows) / max(self.tally.steps, 1)
+    def total(self, name: str) -> float:
+        """Return the sum of a field over the samples."""
+        return float(sum(getattr(row, name) or 0 for row in self.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +105,13 @@ class Pair:
 
 def pairs(run: Run) -> list[Pair]:
     """Return a pair for each method, in the order in which the methods were asked for; the reference's is of itself."""
-    rows = {label: [row for row in run.rows if row.method == label] for label in run.labels}
-    plains: dict[frozenset[Key], Work] = {}  # the reference's, by its samples: one, where no method failed
-    found = []
-    for label in run.labels:
-        own, ref = paired(rows[label], rows.get(run.baseline, []))
-        same = frozenset(row.key for row in ref)
-        if same not in plains:
-            plains[same] = _work(run, run.baseline, ref)
-        found.append(Pair(plains[same] if label == run.baseline else _work(run, label, own), plains[same]))
-    return found
+    both = [(label, *paired(run.of(label), run.of(run.baseline))) for label in run.labels]
+    return [Pair(_work(run, label, own), _work(run, run.baseline, ref)) for label, own, ref in both]
 
 
 def _work(run: Run, label: str, rows: Sequence[Row]) -> Work:
-    shapes: Mapping[str, Any] = (run.manifest.get("machine") or {}).get("shapes") or {}
-    cost = counted(rows, shapes[label]) if shapes.get(label) else None
-    return Work(label, rows, tally(rows, run.steps), cost)
+    shape = ((run.manifest.get("machine") or {}).get("shapes") or {}).get(label)
+    return Work(label, rows, tally(rows, run.steps), counted(rows, shape) if shape else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +131,19 @@ class Roof:
         return min(self.products, self.read * intensity)
 
 
+def limits_of(run: Run) -> tuple[float | None, float | None]:
+    """Return the bytes and the operations a second that the run's machine reaches; None where not measured."""
+    limits = (run.manifest.get("machine") or {}).get("limits") or {}
+    products = (limits.get("flops_per_s") or {}).get(arithmetic(run.manifest["model"]["dtype"]))
+    return limits.get("read_bytes_per_s"), products
+
+
+def roof_of(run: Run) -> Roof | None:
+    """Return the limits of the machine that the run was made on; None where they were not measured."""
+    read, products = limits_of(run)
+    return Roof(read, products) if read and products else None
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """A part of a method's steps, `verifying` or `drafting`. intensity: operations a byte. rate: operations a second.
@@ -166,118 +157,84 @@ class Point:
     rate: float
 
 
-def roof_of(run: Run) -> Roof | None:
-    """Return the limits of the machine that the run was made on; None where they were not measured."""
-    limits = (run.manifest.get("machine") or {}).get("limits") or {}
-    read, products = (
-        limits.get("read_bytes_per_s"),
-        (limits.get("flops_per_s") or {}).get(arithmetic(run.manifest["model"]["dtype"])),
-    )
-    return Roof(read, products) if read and products else None
-
-
 def points(pairs: Iterable[Pair]) -> list[Point]:
     """Return the parts of every method that could be counted; drafting only where a drafter has weights."""
     found = []
-    for work in (pair.own for pair in pairs):
-        cost, took = work.cost, work.tally.sums
-        if cost is None:
-            continue
-        drafted = cost.drafter_bytes or 0.0
-        parts = {
-            "verifying": (cost.flops - cost.drafter_flops, cost.bytes - drafted, took["verify_s"]),
-            "drafting": (cost.drafter_flops, drafted, took["draft_s"]),
-        }
-        found += [
-            Point(work.method, part, flops / moved, flops / seconds)
-            for part, (flops, moved, seconds) in parts.items()
-            if flops and moved and seconds
-        ]
+    for work, cost in ((pair.own, pair.own.cost) for pair in pairs):
+        if cost is not None:
+            drafted, took = cost.drafter_bytes or 0.0, work.tally.sums
+            parts = (
+                ("verifying", cost.flops - cost.drafter_flops, cost.bytes - drafted, took["verify_s"]),
+                ("drafting", cost.drafter_flops, drafted, took["draft_s"]),
+            )
+            found += [Point(work.method, part, x / y, x / s) for part, x, y, s in parts if x and y and s]
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class MachineRow:
-    """One method over its samples that are paired with the reference's. Void results have no speedup.
+    """One method over its samples that are paired with the reference's. Void results have no speedup."""
 
-    The fields are the columns of `MACHINE` in results/columns.py.
-    """
-
-    method: str
-    step_s: float | None
-    draft_share: float | None
-    verify_share: float | None
-    accept_share: float | None
-    host_share: float | None
-    parts_residual: float | None
-    flops_per_step: float | None
-    bytes_per_step: float | None
-    drafter_bytes_per_step: float | None
-    intensity: float | None
-    bandwidth_share: float | None
-    compute_share: float | None
-    fastest_step_s: float | None
-    predicted_speedup: float | None
-    decode_speedup: float | None
-    samples: int
-    disturbed: int
-    remade: int
-    host_cpu_share: float | None
-    host_foreign_share: float | None
-    nvml_kernel_busy: float | None
-    nvml_memory_busy: float | None
-    gpm_sm_active: float | None
-    gpm_tensor_active: float | None
-    gpm_dram_active: float | None
-    nvml_power_w: float | None
-    joules_per_token: float | None
-    trace_busy_share: float | None
-    trace_launches_per_token: float | None
+    method: Col[str, "label of the method: its name, with the options that were given for it"]
+    step_s: Col[Number, "mean time of a step, over all good samples", "s"]
+    draft_share: Col[Number, "share of it that making the draft took", "0 to 1"]
+    verify_share: Col[Number, "share that the model's pass over the draft took", "0 to 1"]
+    accept_share: Col[Number, "share that choosing the accepted path and compacting the cache took", "0 to 1"]
+    host_share: Col[Number, "share that these three leave of the step", "0 to 1"]
+    parts_residual: Col[Number, "share by which the step differs from these four; 0 but where clocks differ", "0 to 1"]
+    flops_per_step: Col[Number, "operations of a step, counted from shapes, the drafter's included", "FLOP"]
+    bytes_per_step: Col[Number, "bytes that a step reads, counted from shapes, the drafter's included", "bytes"]
+    drafter_bytes_per_step: Col[Number, "of them, weights of its own drafter; missing where not stated", "bytes"]
+    intensity: Col[Number, "flops_per_step over bytes_per_step", "FLOP/byte"]
+    bandwidth_share: Col[Number, "counted bytes per second over the limit; over 1 where caches hold all"]
+    compute_share: Col[Number, "counted operations per second over the measured limit of the dtype"]
+    fastest_step_s: Col[Number, "a step that reaches the nearer of these two limits", "s"]
+    predicted_speedup: Col[Number, "tau × fastest_step_s of `ar` over its own; missing where void or unknown", "×"]
+    decode_speedup: Col[Number, "tau × step_s of `ar` over its own: prefill is left out; missing where void", "×"]
+    samples: Col[int, "good samples of the method", "samples"]
+    disturbed: Col[int, "of them, samples that something else disturbed", "samples"]
+    remade: Col[int, "how often disturbed samples were made again"]
+    host_cpu_share: Col[Number, "share of the usable cores that this process took, weighted by time", "0 to 1"]
+    host_foreign_share: Col[Number, "share of the usable cores that everything else took", "0 to 1"]
+    nvml_kernel_busy: Col[Number, "share of the time in which any kernel ran, as NVML samples it", "0 to 1"]
+    nvml_memory_busy: Col[Number, "share of the time in which device memory was read or written, by NVML", "0 to 1"]
+    gpm_sm_active: Col[Number, "share of the multiprocessors that were busy, by the device's GPM counters", "0 to 1"]
+    gpm_tensor_active: Col[Number, "share of the time in which tensor cores worked, by GPM", "0 to 1"]
+    gpm_dram_active: Col[Number, "share of the device memory's bandwidth that was used, by GPM", "0 to 1"]
+    nvml_power_w: Col[Number, "mean power of the device", "W"]
+    joules_per_token: Col[Number, "energy of all samples over tokens of their answers", "J"]
+    trace_busy_share: Col[Number, "share of a traced request in which a kernel ran; on a CPU, an operator", "0 to 1"]
+    trace_launches_per_token: Col[Number, "kernels, or on a CPU operators, that it started for each token"]
 
 
-def machine_rows(
-    run: Run, void: Collection[str] | None = None, worked: Sequence[Pair] | None = None
-) -> list[MachineRow]:
-    """Return a row for each method, in the order in which the methods were asked for.
-
-    void: the methods without a speedup over all tasks, where the summaries are known; they are found out otherwise.
-    worked: what `work.pairs` gives, where that is known.
-    """
-    about = run.manifest.get("machine") or {}
-    limits, dtype = about.get("limits") or {}, arithmetic(run.manifest["model"]["dtype"])
-    traces = run.manifest.get("traces") or {}
-    found = []
-    for pair in pairs(run) if worked is None else worked:
-        label = pair.own.method
-        untold = bool(disbelieved(run, label)) if void is None else label in void
-        found.append(_row(pair, limits, dtype, traces.get(label) or {}, untold))
-    return found
+def machine_rows(run: Run, void: Collection[str], worked: Sequence[Pair]) -> list[MachineRow]:
+    """Return a row for each method. void: the methods without a speedup over all tasks. worked: what `pairs` gives."""
+    return [_row(run, pair, pair.own.method in void) for pair in worked]
 
 
-def _row(pair: Pair, limits: Mapping[str, Any], dtype: str, traced: Mapping[str, Any], void: bool) -> MachineRow:
-    """Return a method's row. traced: what the profiler saw of one request. void: no speedup is told."""
+def _row(run: Run, pair: Pair, void: bool) -> MachineRow:
     rows, cost, own = pair.own.rows, pair.own.cost, pair.own.tally
-    columns, steps = own.columns(), cost.steps if cost else 0
-    shares = {name.replace("_s", "_share"): over(columns[name], own.step_s) for name in PARTS}
+    columns, steps, limits = own.columns(), cost.steps if cost else 0, limits_of(run)
     energy = [row for row in rows if row.energy_j is not None]
-    decode_s = sum(row.decode_s or 0.0 for row in rows)
+    decode_s = pair.own.total("decode_s")
+    traced = (run.manifest.get("traces") or {}).get(pair.own.method) or {}
     return MachineRow(
         method=pair.own.method,
         step_s=own.step_s,
-        **shares,
+        **{name.replace("_s", "_share"): over(columns[name], own.step_s) for name in PARTS},
         parts_residual=over(columns["parts_residual_s"], own.step_s),
         flops_per_step=over(cost and cost.flops, steps),
         bytes_per_step=over(cost and cost.bytes, steps),
         drafter_bytes_per_step=over(cost and cost.drafter_bytes, steps),
         intensity=cost and cost.intensity,
-        bandwidth_share=over(over(cost and cost.bytes, decode_s), limits.get("read_bytes_per_s")),
-        compute_share=over(over(cost and cost.flops, decode_s), (limits.get("flops_per_s") or {}).get(dtype)),
-        fastest_step_s=cost and cost.fastest_s(limits, dtype),
-        predicted_speedup=None if void else _predicted(pair, limits, dtype),
+        bandwidth_share=over(over(cost and cost.bytes, decode_s), limits[0]),
+        compute_share=over(over(cost and cost.flops, decode_s), limits[1]),
+        fastest_step_s=cost and cost.fastest_s(*limits),
+        predicted_speedup=None if void else _predicted(pair, limits),
         decode_speedup=None if void else _times(own.tau, over(pair.plain.tally.step_s, own.step_s)),
         samples=len(rows),
         disturbed=sum(bool(row.disturbed) for row in rows),
-        remade=sum(row.remade or 0 for row in rows),
+        remade=int(pair.own.total("remade")),
         **{name: _weighted(rows, name) for name in TELEMETRY},
         joules_per_token=over(sum(r.energy_j or 0.0 for r in energy), sum(r.tokens or 0 for r in energy)),
         trace_busy_share=traced.get("busy_share"),
@@ -285,12 +242,12 @@ def _row(pair: Pair, limits: Mapping[str, Any], dtype: str, traced: Mapping[str,
     )
 
 
-def _predicted(pair: Pair, limits: Mapping[str, Any], dtype: str) -> float | None:
+def _predicted(pair: Pair, limits: tuple[float | None, float | None]) -> float | None:
     """Return what tau and shapes promise; None where nobody knows what the drafter reads."""
     own, plain = pair.own.cost, pair.plain.cost
     if own is None or own.drafter_bytes is None or plain is None:
         return None
-    return _times(pair.own.tally.tau, over(plain.fastest_s(limits, dtype), own.fastest_s(limits, dtype)))
+    return _times(pair.own.tally.tau, over(plain.fastest_s(*limits), own.fastest_s(*limits)))
 
 
 TELEMETRY = (
@@ -311,49 +268,33 @@ def _times(a: float | None, b: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """Milliseconds per kept token on the prompts that both answered: reference_ms + the five parts = method_ms.
+    """Milliseconds per kept token on the prompts that both answered: reference_ms + the parts = method_ms.
 
-    passes_saved: the reference's pass, made less often. verifying: what the method's passes take beyond that.
-    drafting: making drafts. reading: the prompt. other: accepting, the host. tau: kept tokens a step. pass_ratio: the
-    method's pass over the reference's.
+    parts, in order: the reference's pass, made less often (below 0); what the method's passes take beyond that; making
+    drafts; reading prompts; accepting and the host. tau: kept tokens a step. pass_ratio: the method's pass over the
+    reference's.
     """
 
     method: str
     reference_ms: float
-    passes_saved: float
-    verifying: float
-    drafting: float
-    reading: float
-    other: float
+    parts: dict[str, float]
     method_ms: float
     tau: float
     pass_ratio: float | None
 
-    @property
-    def parts(self) -> dict[str, float]:
-        """Return the five parts by what they are called, in order."""
-        return {
-            "passes saved": self.passes_saved,
-            "verifying widened": self.verifying,
-            "drafting added": self.drafting,
-            "reading prompts": self.reading,
-            "other": self.other,
-        }
-
     def sentence(self) -> str:
         """Say the same in words."""
-        end = f"{number(self.reference_ms)} ms a token become {number(self.method_ms)}."
-        if self.passes_saved >= 0:
-            return f"{self.method} keeps {number(self.tau)} tokens a pass and saves no passes. {self._costs()} {end}"
-        share = percent(-self.passes_saved / self.reference_ms)
-        saved = f"saves {number(-self.passes_saved)} ms a token in passes ({share} of all, reading the prompt included)"
-        return f"{self.method} keeps {number(self.tau)} tokens a pass, which {saved}. {self._costs()} {end}"
-
-    def _costs(self) -> str:
+        saved, verifying, drafting, reading, other = self.parts.values()
+        how = "saves no passes"
+        if saved < 0:
+            share = f"{percent(-saved / self.reference_ms)} of all, reading the prompt included"
+            how = f"saves {number(-saved)} ms a token in passes ({share})"
         wide = f" (its passes take {number(self.pass_ratio)} times as long as plain ones)" if self.pass_ratio else ""
-        rest = self.reading + self.other
-        others = f"drafting {_adds(self.drafting)}, reading the prompt and other work {_adds(rest)}:"
-        return f"Verifying {_adds(self.verifying)}{wide}, {others}"
+        return (
+            f"{self.method} keeps {number(self.tau)} tokens a pass{' and' if saved >= 0 else ', which'} {how}. "
+            f"Verifying {_adds(verifying)}{wide}, drafting {_adds(drafting)}, reading the prompt and other work "
+            f"{_adds(reading + other)}: {number(self.reference_ms)} ms a token become {number(self.method_ms)}."
+        )
 
 
 def _adds(ms: float) -> str:
@@ -362,52 +303,39 @@ def _adds(ms: float) -> str:
     return f"{'adds' if ms > 0 else 'saves'} {number(abs(ms))} ms"
 
 
-def waterfalls(run: Run, worked: Sequence[Pair] | None = None) -> dict[str, Waterfall]:
-    """Return the waterfall of each method that has samples and steps beside the reference's; of the reference none.
-
-    worked: what `work.pairs` gives, where that is known.
-    """
-    of = {pair.own.method: pair for pair in (pairs(run) if worked is None else worked)}
-    made = {label: _waterfall(pair) for label, pair in of.items() if label != REFERENCE}
+def waterfalls(worked: Iterable[Pair]) -> dict[str, Waterfall]:
+    """Return the waterfall of each method that has samples and steps beside the reference's; of the reference none."""
+    made = {pair.own.method: _waterfall(pair) for pair in worked if pair.own.method != REFERENCE}
     return {label: found for label, found in made.items() if found}
 
 
 def _waterfall(pair: Pair) -> Waterfall | None:
-    mine, theirs = pair.own.tally, pair.plain.tally
-    times = PairedTimes(*paired(pair.own.rows, pair.plain.rows))
+    own, ref = pair.own, pair.plain
+    times = PairedTimes(*paired(own.rows, ref.rows))
     start = over(float(times.ref_s.sum()), float(times.ref_tokens.sum()))
     end = over(float(times.own_s.sum()), float(times.own_tokens.sum()))
-    tokens, tokens_ref = (float(sum(row.tokens or 0 for row in work.rows)) for work in (pair.own, pair.plain))
-    if not start or not end or not mine.steps or not theirs.steps or mine.tau is None:
+    if not start or not end or not own.tally.steps or not ref.tally.steps or own.tally.tau is None:
         return None
-    verify, verify_ref = _mean(mine, "verify_s"), _mean(theirs, "verify_s")
-    passes, passes_ref = mine.steps / tokens, theirs.steps / tokens_ref
-    saved = verify_ref * (passes - passes_ref)
-    wider = (verify - verify_ref) * passes
-    drafting = mine.sums["draft_s"] / tokens - theirs.sums["draft_s"] / tokens_ref
-    prefill, prefill_ref = (sum(row.prefill_s or 0.0 for row in work.rows) for work in (pair.own, pair.plain))
-    reading = prefill / tokens - prefill_ref / tokens_ref
-    return Waterfall(
-        pair.own.method,
-        reference_ms=1000 * start,
-        passes_saved=1000 * saved,
-        verifying=1000 * wider,
-        drafting=1000 * drafting,
-        reading=1000 * reading,
-        other=1000 * (end - start - saved - wider - drafting - reading),
-        method_ms=1000 * end,
-        tau=mine.tau,
-        pass_ratio=over(verify, verify_ref),
-    )
 
+    def a_token(work: Work, seconds: float) -> float:
+        return seconds / work.total("tokens")
 
-def _mean(of: Tally, name: str) -> float:
-    return float(of.sums[name]) / of.steps
+    verify, verify_ref = (work.tally.sums["verify_s"] / work.tally.steps for work in (own, ref))
+    passes = a_token(own, own.tally.steps)
+    parts = {
+        "passes saved": verify_ref * (passes - a_token(ref, ref.tally.steps)),
+        "verifying widened": (verify - verify_ref) * passes,
+        "drafting added": a_token(own, own.tally.sums["draft_s"]) - a_token(ref, ref.tally.sums["draft_s"]),
+        "reading prompts": a_token(own, own.total("prefill_s")) - a_token(ref, ref.total("prefill_s")),
+    }
+    parts["other"] = end - start - sum(parts.values())
+    in_ms = {name: 1000 * seconds for name, seconds in parts.items()}
+    return Waterfall(own.method, 1000 * start, in_ms, 1000 * end, own.tally.tau, over(verify, verify_ref))
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """One method's step. depth, nodes: drafted tokens one behind the other, and verified drafted nodes, a step.
+    """One method's step, for the page's predictions. depth, nodes: drafted tokens in a row, and verified nodes, a step.
 
     read_s, product_s: seconds that counted bytes and operations take at the limits. overhead_s: measured time beyond
     the longer of the two. rows_s: the part of it by which verifying takes longer than the reference's pass of one row,
@@ -426,43 +354,19 @@ class Parts:
     fixed_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Sides:
-    """A method's step and that of the reference, over the samples that both answered."""
-
-    own: Parts
-    plain: Parts
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Factors on what was measured; 1 leaves it as it is.
-
-    size: of the model, and of drafters with it. bandwidth, products: of the machine. launch: of the overhead without
-    `rows_s`.
-    acceptance: of accepted drafted tokens a step. nodes: of verified nodes, acceptance unchanged.
-    """
-
-    size: float = 1.0
-    bandwidth: float = 1.0
-    products: float = 1.0
-    launch: float = 1.0
-    acceptance: float = 1.0
-    nodes: float = 1.0
-
-
-def parts(run: Run, worked: Sequence[Pair] | None = None) -> list[Sides]:
-    """Return both sides of every method that can be predicted; none where the machine's limits are not known.
-
-    worked: what `work.pairs` gives, where that is known.
-    """
-    roof = roof_of(run)
+def parts(worked: Iterable[Pair], roof: Roof | None) -> dict[str, tuple[Parts, Parts]]:
+    """Return the step of every method that can be predicted, and the reference's over the same samples."""
+    found: dict[str, tuple[Parts, Parts]] = {}
     if roof is None:
-        return []
-    both = [
-        (pair, _parts(pair.own, roof), _parts(pair.plain, roof)) for pair in (pairs(run) if worked is None else worked)
-    ]
-    return [Sides(_widened(own, roof, pair), plain) for pair, own, plain in both if own and plain]
+        return found
+    for pair in worked:
+        own, plain = _parts(pair.own, roof), _parts(pair.plain, roof)
+        if own and plain:
+            verify, verify_plain = (work.tally.sums["verify_s"] / work.tally.steps for work in (pair.own, pair.plain))
+            explained = _verifying_s(pair.own, roof) - _verifying_s(pair.plain, roof)
+            added = verify - verify_plain - max(0.0, explained)
+            found[own.method] = replace(own, rows_s=min(max(0.0, added), max(0.0, own.overhead_s))), plain
+    return found
 
 
 def _parts(work: Work, roof: Roof) -> Parts | None:
@@ -470,18 +374,9 @@ def _parts(work: Work, roof: Roof) -> Parts | None:
     if not cost or not cost.flops or not cost.bytes or not own.tau or not own.step_s:
         return None
     read, product = cost.bytes / cost.steps / roof.read, cost.flops / cost.steps / roof.products
-    depth = own.sums["depth"] / own.steps
+    depth, nodes = own.sums["depth"] / own.steps, work.total("verified") / max(own.steps, 1)
     fixed = (cost.drafter_flops + cost.fixed_flops) / cost.steps / roof.products
-    beyond = own.step_s - max(read, product)
-    return Parts(work.method, own.tau, depth, work.nodes, read, product, beyond, fixed_s=fixed)
-
-
-def _widened(own: Parts, roof: Roof, pair: Pair) -> Parts:
-    """Return the method's parts with what its rows add to the overhead of verifying, drafting left aside."""
-    verify, verify_plain = (work.tally.sums["verify_s"] / work.tally.steps for work in (pair.own, pair.plain))
-    counted = _verifying_s(pair.own, roof) - _verifying_s(pair.plain, roof)
-    added = verify - verify_plain - max(0.0, counted)
-    return replace(own, rows_s=min(max(0.0, added), max(0.0, own.overhead_s)))
+    return Parts(work.method, own.tau, depth, nodes, read, product, own.step_s - max(read, product), fixed_s=fixed)
 
 
 def _verifying_s(work: Work, roof: Roof) -> float:
@@ -490,37 +385,3 @@ def _verifying_s(work: Work, roof: Roof) -> float:
     assert cost is not None
     moved, flops = cost.bytes - (cost.drafter_bytes or 0.0), cost.flops - cost.drafter_flops
     return max(moved / roof.read, flops / roof.products) / cost.steps
-
-
-def step_s(one: Parts, change: Change) -> float:
-    """Return the predicted seconds of a step."""
-    wider = (1 + change.nodes * one.nodes) / (1 + one.nodes)
-    read = one.read_s * change.size / change.bandwidth
-    products = change.size / change.products
-    launched = (one.overhead_s - one.rows_s) * change.launch
-    computed = (one.fixed_s + (one.product_s - one.fixed_s) * wider) * products
-    return max(read, computed) + launched + one.rows_s * change.nodes * products
-
-
-def speedup(one: Parts, plain: Parts, change: Change) -> float:
-    """Return the predicted speedup of decoding over plain decoding."""
-    kept = min((one.tau - 1) * change.acceptance, max(one.depth, one.tau - 1))  # no more than is drafted
-    return (1 + kept) * step_s(plain, change) / step_s(one, change)
-
-
-def breaks_even(one: Parts, plain: Parts, change: Change) -> float | None:
-    """Return the factor of acceptance below which the method does not pay; None for one that keeps no draft.
-
-    It is infinite where not even accepting all that is drafted would pay.
-    """
-    if one.tau <= 1:
-        return None
-    needed = step_s(one, change) / step_s(plain, change) - 1  # accepted tokens a step
-    return math.inf if needed > max(one.depth, one.tau - 1) else max(0.0, needed / (one.tau - 1))
-
-
-def predictions(found: Iterable[Sides], change: Change) -> Mapping[str, float]:
-    """Return the predicted speedup of every method but the reference."""
-    return {
-        sides.own.method: speedup(sides.own, sides.plain, change) for sides in found if sides.own.method != REFERENCE
-    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import pyarrow.parquet as pq
 
 from specbench_ss.errors import first_line
 from specbench_ss.results import ranking
-from specbench_ss.results.columns import MACHINE, SAMENESS, SAMPLES, STEPS, SUMMARY, TELEMETRY, Column
-from specbench_ss.results.cost_model import machine_rows
+from specbench_ss.results.concurrency import LevelRow, level_rows
+from specbench_ss.results.cost_model import MachineRow
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import SummaryRow, summarise
-from specbench_ss.runs.records import KEY, Key, Row, Run, Sameness, StepColumns, Steps
+from specbench_ss.runs.columns import Column, columns_of, table
+from specbench_ss.runs.records import KEY, Row, Run, Sameness, SampledTokens, StepColumns, Steps
 from specbench_ss.runs.run_dir import ROWS, Readings, read_run
 from specbench_ss.runs.run_dir import STEPS as STEP_LINES
 from specbench_ss.runs.step_files import (
@@ -34,43 +36,127 @@ from specbench_ss.runs.step_files import (
 )
 from specbench_ss.storage import replacing
 
+Facts = dict[bytes, bytes]
 TALLIED = ("tokens", "steps", "share")  # of `tokens_per_step`, by method
-ENDS = {"_low": 0, "_high": 1}  # of an interval, by the end of a column's name
-INTERVALS = {
-    "speedup": "speedup_interval",
-    "reference_speedup": "reference_interval",
-    "quality_difference": "quality_interval",
-    "judged_difference": "judged_interval",
-}
-VERDICTS = {  # column -> what it counts
-    "n_identical": "identical",
-    "n_near_tie": "near-tie",
-    "n_length": "length",
-    "n_mismatch": "mismatch",
-    "n_other_text": "other text",
-    "n_sampled": "sampled",
-    "n_not_compared": "not compared",
-}
-
-OF_SAMPLED = {  # column -> field of `SampledTokens`
-    "sampled_tokens": "tokens",
-    "sampled_pit": "pit_counts",
-    "sampled_ratios": "log_ratios",
-    "sampled_surplus": "surplus",
-    "sampled_variance": "variance",
-    "sampled_offered": "offered",
-    "sampled_accepted": "accepted",
-    "sampled_expected": "expected",
-    "sampled_accept_variance": "accept_variance",
-    "sampled_accept_ratios": "accept_ratios",
-    "sampled_rounding": "rounding",
-}
+_KEY = (
+    "question_id | string | | id of the question",
+    "turn | Int64 | | number of the turn within the question, from 0",
+    "method | string | | label of the method: its name, with the options that were given for it",
+    "repeat | Int64 | | number of the repeat, from 0",
+)
+_CATEGORY = "category | string | | task of the suite that the question belongs to"
+JUDGED = table("judged | Float64 | 0 to 1 | a judge's rating over ten; missing where none was asked, or gave none")
 
 
-def frame(columns: Sequence[Column], records: Iterable[Any], value: Callable[[Any, str], Any]) -> pd.DataFrame:
-    """Return a frame with a row for each record. value(record, column name): the cell, None for a missing one."""
+def _behind(columns: Sequence[Column], name: str, more: Sequence[Column]) -> tuple[Column, ...]:
+    """Return the columns with some more behind the one of this name."""
+    at = [column.name for column in columns].index(name) + 1
+    return (*columns[:at], *more, *columns[at:])
+
+
+SAMPLES = (*table(*_KEY), *_behind(columns_of(Row), "quality", JUDGED))
+TELEMETRY = table(
+    *_KEY,
+    "attempt | Int64 | | which try at the sample this belongs to, from 0; the last one is the sample's",
+    "disturbed | string | | what disturbed that try, in words, or empty",
+    "t_s | Float64 | s | time since the try's first reading, which was made just before it",
+    "host_cpu_share | Float64 | 0 to 1 | share of the usable cores that this process took since the reading before",
+    "host_foreign_share | Float64 | 0 to 1 | share of the usable cores that everything else took since then",
+    "host_core_share | object | 0 to 1 | how busy each usable core was since then, whoever it worked for; a list",
+    "host_mhz | Float64 | MHz | the processor's frequency, where the system tells it; read before and after a try",
+    "host_rss_bytes | Int64 | bytes | memory of this process that was resident",
+    "host_page_faults | Int64 | | page faults of this process so far, minor ones included",
+    "nvml_kernel_busy | Float64 | 0 to 1 | share of NVML's last sample period in which any kernel ran",
+    "nvml_memory_busy | Float64 | 0 to 1 | share of that period in which device memory was read or written",
+    "nvml_sm_mhz | Int64 | MHz | clock of the multiprocessors",
+    "nvml_mem_mhz | Int64 | MHz | clock of the device's memory",
+    "nvml_clock_events | Int64 | | NVML's reasons for that clock, as bits",
+    "nvml_power_w | Float64 | W | power of the device",
+    "nvml_energy_j | Float64 | J | energy that the device has used since its driver was loaded",
+    "nvml_used_bytes | Int64 | bytes | device memory in use, whoever uses it",
+    "nvml_foreign_processes | Int64 | | processes that compute on the device besides this one",
+    "gpm_sm_active | Float64 | 0 to 1 | share of the multiprocessors that were busy since the reading before",
+    "gpm_tensor_active | Float64 | 0 to 1 | share of the time since then in which tensor cores worked",
+    "gpm_dram_active | Float64 | 0 to 1 | share of the memory's bandwidth that was used since then",
+)
+
+STEPS = table(
+    *_KEY,
+    _CATEGORY,
+    "index | Int64 | | number of the step within the sample, from 0",
+    "nodes | Int64 | nodes | drafted nodes of the step's tree, its root left out",
+    "verified | Int64 | nodes | of these, nodes that reached the model's last layer",
+    "depth | Int64 | tokens | depth of the tree as drafted",
+    "accepted | Int64 | tokens | drafted tokens that were accepted, before the answer was cut at its end",
+    "tokens | Int64 | tokens | tokens that the step added to the answer",
+    "draft_s | Float64 | s | making the draft, and preparing for the next one",
+    "verify_s | Float64 | s | the model's pass over the draft",
+    "accept_s | Float64 | s | choosing the accepted path and compacting the cache",
+    "host_s | Float64 | s | the rest of the step",
+    "total_s | Float64 | s | the whole step: the sum of the four parts",
+)
+
+
+def _sampled(name: str) -> Callable[[Sameness], Any]:
+    return lambda row: None if row.sampled is None else getattr(row.sampled, name)
+
+
+TESTED = table("tokens | Int64 | tokens | tokens of a sampled answer that were compared with the model's distribution")
+RENAMED = {"pit_counts": "pit", "log_ratios": "ratios"}  # fields of `SampledTokens` whose columns are called otherwise
+SAMENESS = (
+    *table(*_KEY, _CATEGORY),
+    *columns_of(Sameness),
+    *(
+        replace(column, name=f"sampled_{RENAMED.get(column.name, column.name)}", value=_sampled(column.name))
+        for column in (*TESTED, *columns_of(SampledTokens))
+    ),
+)
+
+
+def _number_of(verdict: str) -> Callable[[SummaryRow], Any]:
+    return lambda row: row.sameness.get(verdict, 0)
+
+
+VERDICTS = {  # what is counted -> its meaning
+    "identical": "answers equal to the reference's, token by token",
+    "near-tie": "answers that part where two tokens are equally good to the model within rounding",
+    "length": "answers that are a beginning of the reference's, or the other way round",
+    "mismatch": "answers that differ in any other way: a bug",
+    "other text": "answers of a server with another text, where equality is not promised",
+    "sampled": "sampled answers whose tokens were compared with the model's distribution",
+    "not compared": "answers of which equality is not promised, or could not be asked",
+}
+COUNTED = [
+    Column(f"n_{verdict.replace('-', '_').replace(' ', '_')}", "Int64", "answers", meaning, _number_of(verdict))
+    for verdict, meaning in VERDICTS.items()
+]
+OUTPUT = table("output | string | | these counts as text, as in the report")
+SUMMARY = _behind(columns_of(SummaryRow), "peak_memory_bytes", (*COUNTED, *OUTPUT))
+MACHINE = columns_of(MachineRow)
+
+
+def _wait(name: str) -> Callable[[LevelRow], Any]:
+    return lambda row: row.waits[name]
+
+
+LEVELS = (
+    *columns_of(LevelRow),
+    *(
+        Column(f"{name}_s_{quantile}", "Float64", "s", f"{what}: {words} over requests", _wait(f"{name}_s_{quantile}"))
+        for name, what in (
+            ("ttft", "time to the first piece of text"),
+            ("tpot", "time per output token after the first"),
+            ("latency", "time of a whole request"),
+        )
+        for quantile, words in (("p50", "median"), ("p95", "95th percentile"), ("p99", "99th percentile"))
+    ),
+)
+
+
+def frame(columns: Sequence[Column], records: Iterable[Any], **of: Callable[[Any], Any]) -> pd.DataFrame:
+    """Return a frame with a row for each record. of: gives the cells of the columns of these names."""
     rows = list(records)
-    return pd.DataFrame({c.name: _series(c, [value(row, c.name) for row in rows]) for c in columns})
+    return pd.DataFrame({c.name: _series(c, [of.get(c.name, c.cell)(row) for row in rows]) for c in columns})
 
 
 def _series(column: Column, values: list[Any]) -> pd.Series:
@@ -84,16 +170,16 @@ def array(column: Column, values: Any) -> Any:
     try:
         return pd.array(values, dtype=column.dtype)
     except UnicodeEncodeError:  # half of a surrogate pair: Python's strings hold it, Arrow's do not
-        return pd.array(values, dtype=pd.StringDtype("python"))
+        return pd.array([value if value is pd.NA else _without_halves(value) for value in values], dtype=column.dtype)
+
+
+def _without_halves(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def samples(run: Run) -> pd.DataFrame:
     """Return one row for each sample, failed ones included."""
-
-    def value(row: Row, name: str) -> Any:
-        return run.judged_scores.get(row.key) if name == "judged" else getattr(row, name)
-
-    return frame(SAMPLES, run.rows, value)
+    return frame(SAMPLES, run.rows, judged=lambda row: run.judged_scores.get(row.key))
 
 
 def steps(run: Run) -> pd.DataFrame:
@@ -120,13 +206,7 @@ def step_frame(steps: Steps, category: Mapping[Any, str]) -> pd.DataFrame:
 def sameness(run: Run) -> pd.DataFrame:
     """Return one row for each comparison of an answer with that of its reference."""
     category = _categories(run)
-
-    def value(row: Sameness, name: str) -> Any:
-        if name in OF_SAMPLED:
-            return None if row.sampled is None else getattr(row.sampled, OF_SAMPLED[name])
-        return category.get(row.key) if name == "category" else getattr(row, name)
-
-    return frame(SAMENESS, run.sameness, value)
+    return frame(SAMENESS, run.sameness, category=lambda row: category.get(row.key))
 
 
 def _categories(run: Run) -> dict[Any, str]:
@@ -134,23 +214,13 @@ def _categories(run: Run) -> dict[Any, str]:
 
 
 def summary_of(rows: Iterable[SummaryRow], config: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the same of rows that are known. config: that of the manifest."""
-
-    def value(row: SummaryRow, name: str) -> Any:
-        return ranking.output(row, config) if name == "output" else summary_value(row, name)
-
-    return frame(SUMMARY, rows, value)
+    """Return the summary's rows as a frame. config: that of the manifest."""
+    return frame(SUMMARY, rows, output=lambda row: ranking.output(row, config))
 
 
 def summary_value(row: SummaryRow, name: str) -> Any:
-    """Return a cell of the summary: a field of the row, an end of one of its intervals, or the count of a verdict."""
-    if name in VERDICTS:
-        return row.sameness.get(VERDICTS[name], 0)
-    stem, _, end = name.rpartition("_")
-    if f"_{end}" in ENDS:
-        bounds = getattr(row, INTERVALS[stem])
-        return bounds[ENDS[f"_{end}"]] if bounds else None
-    return getattr(row, name)
+    """Return a cell of the summary, by the name of its column."""
+    return next(column for column in SUMMARY if column.name == name).cell(row)
 
 
 def tokens_per_step(run: Run) -> pd.DataFrame:
@@ -171,45 +241,29 @@ def median_step_ms(run: Run) -> dict[str, float]:
 
 def _by_method(run: Run) -> dict[str, StepColumns]:
     """Return the steps of each method that has some."""
-    keys: dict[str, list[Key]] = {}
-    for key in run.steps.keys:
-        keys.setdefault(key[2], []).append(key)
-    return {label: run.steps.together(own) for label, own in sorted(keys.items())}
-
-
-Place = tuple[Readings, int]  # a try at a sample, and the number of one of its readings
+    found = {label: run.steps.together(row.key for row in run.of(label)) for label in sorted(run.labels)}
+    return {label: own for label, own in found.items() if len(own)}
 
 
 def telemetry(tries: list[Readings]) -> pd.DataFrame:
     """Return one row for each reading of the machine, in the order in which they were made."""
-    places = [(one, i) for one in tries for i in range(len(one.columns.get("t_s", ())))]
-    return frame(TELEMETRY, places, _value)
+
+    def values(column: Column) -> Iterator[Any]:
+        for one in tries:
+            n = len(one.columns.get("t_s", ()))
+            read = [getattr(one, column.name)] * n if hasattr(one, column.name) else one.columns.get(column.name, [])
+            yield from (pd.NA if value is None else value for value in (*read[:n], *[None] * (n - len(read))))
+
+    return pd.DataFrame({column.name: pd.Series(array(column, list(values(column)))) for column in TELEMETRY})
 
 
-def machine(run: Run) -> pd.DataFrame:
-    """Return one row for each method: its cost by shapes, and what of the machine's limits it reached."""
-    return frame(MACHINE, machine_rows(run), getattr)
-
-
-def _value(place: Place, name: str) -> Any:
-    one, i = place
-    if hasattr(one, name):
-        return getattr(one, name)
-    column = one.columns.get(name, [])
-    return column[i] if i < len(column) else None
+def concurrency(run: Run) -> pd.DataFrame:
+    """Return one row for each number of requests in flight and method; empty where only one was in flight."""
+    return frame(LEVELS, level_rows(run))
 
 
 ARROW = {"Int64": pa.int64(), "Float64": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
-LISTS = {  # of `object` columns, what their lists hold; texts where nothing is said here
-    "token_ids": pa.int64(),
-    "sampled_pit": pa.int64(),
-    "sampled_ratios": pa.float64(),
-    "sampled_accept_ratios": pa.float64(),
-    "acceptance_at": pa.float64(),
-    "acceptance_at_n": pa.int64(),
-    "acceptance_given": pa.float64(),
-    "acceptance_given_n": pa.int64(),
-}
+ITEMS = {int: pa.list_(pa.int64()), float: pa.list_(pa.float64()), str: pa.list_(pa.string())}
 SAMPLES_AT_ONCE = 1000  # whose steps are put into a frame and written together
 
 
@@ -262,38 +316,20 @@ def _step_frames(run: Run) -> Iterator[pd.DataFrame]:
         yield step_frame(run.steps.only(some), category)
 
 
-def _put(file: Path, columns: Sequence[Column], parts: Any, facts: dict[bytes, bytes] | None = None) -> None:
+def _put(file: Path, columns: Sequence[Column], parts: Iterable[pd.DataFrame], facts: Facts | None = None) -> None:
     """Write frames with these columns, one after the other, as one file."""
-    schema = pa.schema([(c.name, _kind(c)) for c in columns])
-    first = True
+    schema = pa.schema([(c.name, ARROW.get(c.dtype) or ITEMS[c.items]) for c in columns])
+    texts = [c.name for c in columns if c.dtype not in ("Int64", "Float64")]  # times hardly ever come twice
+    lists = [c.name for c in columns if c.dtype == "object"]
+    writer = None
     with replacing(file) as raw, contextlib.ExitStack() as stack:
         for part in parts:
-            table = _table(part, schema)
-            texts = [c.name for c in columns if c.dtype not in ("Int64", "Float64")]  # times hardly ever come twice
-            if first:  # pandas puts into the metadata which dtypes the columns are read back as
+            plain = part.assign(
+                **{name: part[name].map(lambda one: None if one is pd.NA else list(one)) for name in lists}
+            )
+            table = pa.Table.from_pandas(plain, schema=schema, preserve_index=False)
+            if writer is None:  # pandas puts into the metadata which dtypes the columns are read back as
                 schema = schema.with_metadata({**(table.schema.metadata or {}), **(facts or {})})
                 made = pq.ParquetWriter(raw, schema, use_dictionary=texts, write_page_checksum=True)
-                writer, first = stack.enter_context(made), False
+                writer = stack.enter_context(made)
             writer.write_table(table.cast(schema))
-
-
-def _table(frame: pd.DataFrame, schema: pa.Schema) -> pa.Table:
-    plain = frame.assign(**{name: frame[name].map(_plain) for name in frame if str(frame[name].dtype) == "object"})
-    try:
-        return pa.Table.from_pandas(plain, schema=schema, preserve_index=False)
-    except UnicodeEncodeError:  # half of a surrogate pair, which Arrow does not hold
-        texts = [name for name in frame if str(frame[name].dtype) == "string"]
-        whole = plain.assign(**{name: plain[name].map(_without_halves, na_action="ignore") for name in texts})
-        return pa.Table.from_pandas(whole, schema=schema, preserve_index=False)
-
-
-def _kind(column: Column) -> pa.DataType:
-    return ARROW[column.dtype] if column.dtype in ARROW else pa.list_(LISTS.get(column.name, pa.string()))
-
-
-def _plain(value: Any) -> list[Any] | None:
-    return None if value is pd.NA else list(value)
-
-
-def _without_halves(text: str) -> str:
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

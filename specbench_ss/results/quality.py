@@ -1,10 +1,8 @@
 """Quality beside speed: scores, paired differences, sampled output against the target's distribution.
 
-The score is a product of likelihood ratios, whose mean is at most 1 where tokens are drawn from the model's
-distribution (Ville 1939; Shafer, JRSS A 184, 2021). So the probability that it ever exceeds 1 / p is at most p, after
-any number of tokens and whatever ended the answers. docs/design/sampled-output.md has the alternatives.
-
-The evidence is that of `results/quality.py`. docs/design/sampled-output.md has the alternatives.
+The test of sampled tokens is a product of likelihood ratios, whose mean is at most 1 where tokens are drawn from the
+model's distribution (Ville 1939; Shafer, JRSS A 184, 2021). So the probability that it ever exceeds 1 / p is at most p,
+after any number of tokens and whatever ended the answers. docs/design/sampled-output.md has the alternatives.
 
 Non-inferiority is judged as in clinical trials: by the interval of the paired difference against a margin stated
 beforehand.
@@ -20,7 +18,7 @@ from operator import add
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import betaincinv
+from scipy.special import betaincinv, gammaln, logsumexp
 
 from specbench_ss.errors import UserError
 from specbench_ss.options import plain_number
@@ -68,18 +66,13 @@ def too_coarse(pooled: SampledTokens, filtered: bool) -> bool:
 
 def _histogram(counts: Sequence[int]) -> float:
     """Return the log likelihood ratio of a Dirichlet mixture of histograms to the uniform one."""
-    n, total = sum(counts), sum(PRIOR)
-    shares = (*[1 / PIT_BINS] * PIT_BINS, ROUNDING)
-    terms = (
-        math.lgamma(a + k) - math.lgamma(a) - k * math.log(share)
-        for a, k, share in zip(PRIOR, counts, shares, strict=True)
-    )
-    return math.fsum(terms) - math.lgamma(total + n) + math.lgamma(total)
+    k, prior, shares = np.array(counts), np.array(PRIOR), np.array([*[1 / PIT_BINS] * PIT_BINS, ROUNDING])
+    terms = gammaln(prior + k) - gammaln(prior) - k * np.log(shares)
+    return float(terms.sum() - gammaln(prior.sum() + k.sum()) + gammaln(prior.sum()))
 
 
 def _log_mean(logs: Sequence[float]) -> float:
-    largest = max(logs)
-    return largest + math.log(math.fsum(math.exp(x - largest) for x in logs) / len(logs))
+    return float(logsumexp(logs)) - math.log(len(logs))
 
 
 Bias = Literal["biased", "no bias found", "too few tokens", "not testable"]
@@ -122,29 +115,24 @@ def sampling_tests(run: Run) -> dict[str, SamplingTest]:
     found = {}
     for label, of in pooled.items():
         if of.tokens:
-            control = min((p[other] for other in _controls(run, label)), default=1.0)
+            control = run.reference(label)
+            reason = _why_not(run, of, control, 1.0 if control == label else p[control])
+            drafts = any(row.drafted for row in run.of(label) if row.ok)
+            bias: Bias = "not testable" if reason else _bias(of, p[label], drafts)
             counts = (of.pit_counts[-1], of.offered, of.accepted, of.expected)
-            reason = _why_not(run, label, of, control)
-            bias = (
-                "not testable"
-                if reason
-                else _bias(of, p[label], drafts=any(row.drafted for row in run.rows if row.method == label and row.ok))
-            )
             found[label] = SamplingTest(bias, of.tokens, p[label], of.surplus / of.tokens, *counts, reason)
     return found
 
 
-def bias_found(run: Run, label: str, tests: Mapping[str, SamplingTest]) -> list[str]:
+def bias_found(run: Run, label: str, test: SamplingTest | None) -> list[str]:
     """Report that a method that promises its reference's distribution draws from another one."""
-    test = tests.get(label)
-    if test is None or test.bias != "biased" or not _entry(run, label)["lossless"] or label == run.baseline:
-        return []
-    return [f"biased: {described(test)}"]
+    biased = test is not None and test.bias == "biased" and run.entry(label)["lossless"] and label != run.baseline
+    return [f"biased: {described(test)}"] if test and biased else []
 
 
 def unsuited_control(run: Run, label: str, test: SamplingTest | None) -> list[str]:
     """Report that methods cannot be tested: rounding, or the baseline fails the test itself."""
-    held = [m["label"] for m in run.manifest["methods"] if m.get("reference", run.baseline) == label != m["label"]]
+    held = [other for other in run.labels if run.reference(other) == label != other]
     if test is None or not held or not (test.reason or test.p < CONTROL):
         return []
     return [f"untestable: {test.reason or f'its own {described(test)}'}; not tested: {', '.join(held)}"]
@@ -159,25 +147,12 @@ def described(test: SamplingTest) -> str:
     return f"{test.tokens:,} sampled tokens, {p}, {abs(test.surplus):.3f} nats a token too {side}{drafted}{outside}"
 
 
-def _controls(run: Run, label: str) -> set[str]:
-    """Return the label of the method's reference, unless it is the method itself."""
-    return {_reference(run, label)} - {label}
-
-
-def _reference(run: Run, label: str) -> str:
-    return str(_entry(run, label).get("reference", run.baseline))
-
-
-def _entry(run: Run, label: str) -> dict[str, Any]:
-    return next(method for method in run.manifest["methods"] if method["label"] == label)
-
-
-def _why_not(run: Run, label: str, of: SampledTokens, control: float) -> str:
+def _why_not(run: Run, of: SampledTokens, control: str, p_of_control: float) -> str:
     """Return why the tokens of a method cannot be tested; '' where they can."""
     config = run.manifest["config"]
     if too_coarse(of, filtered=bool(config["top_k"]) or config["top_p"] < 1):
         return f"rounding of {run.manifest['model']['dtype']} at temperature {config['temperature']:g}"
-    return f"{_reference(run, label)} fails the test itself" if control < CONTROL else ""
+    return f"{control} fails the test itself" if p_of_control < CONTROL else ""
 
 
 def _bias(of: SampledTokens, p: float, drafts: bool) -> Bias:

@@ -2,16 +2,14 @@
 
 docs/metrics.md has the formula and the reason for the bound.
 
-Each sentence begins with its kind: `impossible:`, `void:` (some are made in `remembering`), `mismatch:`, `near-tie:`,
-`length:`, `unjudged:`, `failed:`, `unstable:`. After one of the first two a method has no speedup; a mismatch is a
-bug.
+Each sentence begins with its kind, one of `checks.FOUND`. After `impossible:` or `void:` a method has no speedup.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,23 +31,25 @@ def least_seconds(own: Sequence[Row], ref: Sequence[Row], steps: Steps) -> Float
     """
     made, verify, _ = _steps_of(own, steps)
     made_ref, verify_ref, total_ref = _steps_of(ref, steps)
-    prefill = np.array([row.prefill_s or 0.0 for row in ref])
     with np.errstate(all="ignore"):  # an answer without a step: prefill gave its one token
         share = np.minimum(1.0, np.nan_to_num((verify / made) / (verify_ref / made_ref), nan=1.0))
         step = np.nan_to_num(total_ref / made_ref, nan=0.0)
     drafts = any(row.drafted for row in own)
-    return np.asarray(prefill + made * step * (share if drafts else 1.0))
+    return np.asarray(_column(ref, "prefill_s") + made * step * (share if drafts else 1.0))
 
 
 def _steps_of(rows: Sequence[Row], steps: Steps) -> tuple[Floats, Floats, Floats]:
     """Return the number of steps of each sample, their seconds of verifying and their seconds: [samples] each."""
     places = np.array([steps.place.get(row.key, -1) for row in rows], dtype=np.int64)
-    there = places >= 0
-    counts, verify, total = (np.zeros(len(rows)) for _ in range(3))
-    totals = steps.totals
-    counts[there] = steps.counts[places[there]]
-    verify[there], total[there] = totals.verify_s[places[there]], totals.total_s[places[there]]
-    return counts, verify, total
+
+    def of(values: Array) -> Floats:
+        return np.append(values, 0.0)[places]  # the last one is of a sample without steps
+
+    return of(steps.counts), of(steps.totals.verify_s), of(steps.totals.total_s)
+
+
+def _column(rows: Sequence[Row], name: str) -> Floats:
+    return np.array([getattr(row, name) or 0.0 for row in rows], dtype=np.float64)
 
 
 LEAST = 0.1  # Lower bound, as a share of measured time; ratio_interval takes logarithms.
@@ -62,19 +62,11 @@ def passed_seconds(own: Sequence[Row], ref: Sequence[Row]) -> Floats | None:
     ref: the reference's answers to the same prompts. The time within these that is not measured is the harness's: it
     is taken off.
     """
-    rows = (*own, *ref)
-    if not own or any(row.counted or row.started is None or row.ended is None for row in rows):
+    if not own or any(row.counted or row.started is None or row.ended is None for row in (*own, *ref)):
         return None
-    left = _passed(own) - np.maximum(0.0, _passed(ref) - _measured(ref))
-    return np.maximum(LEAST * _measured(own), left)
-
-
-def _passed(rows: Sequence[Row]) -> Floats:
-    return np.array([(row.ended or 0.0) - (row.started or 0.0) for row in rows], dtype=np.float64)
-
-
-def _measured(rows: Sequence[Row]) -> Floats:
-    return np.array([row.wall_s or 0.0 for row in rows], dtype=np.float64)
+    passed, passed_ref = (_column(rows, "ended") - _column(rows, "started") for rows in (own, ref))
+    measured, measured_ref = _column(own, "wall_s"), _column(ref, "wall_s")
+    return np.maximum(LEAST * measured, passed - np.maximum(0.0, passed_ref - measured_ref))
 
 
 HALF = ("float16", "bfloat16")  # where two drafted tokens may be equally likely, and one repeat takes the other one
@@ -84,48 +76,37 @@ NOISE = 0.1  # share of its steps that a method must save in half precision
 def remembering(run: Run, label: str) -> list[str]:
     """Report a greedy method whose steps differ between repeats with the same prompt and the same answer.
 
-    Nothing in such a repeat is new but what the method kept from the one before. A method that `remembers` by its own
-    word is left out. So are samples that were made again
-    since the machine was disturbed: the method was asked them twice. In half precision a step or two may differ by a
-    tie of the drafter: only fewer steps in all later repeats are told.
+    Nothing in such a repeat is new but what the method kept from the one before. Samples that were made again are left
+    out: the method was asked them twice. In half precision a step or two may differ by a tie of the drafter: only
+    clearly fewer steps in all later repeats are told.
     """
     several = comparable(run, label)
     differ = [same for same in several if len({_counts(run.steps.of(row.key)) for row in same}) > 1]
-    if not differ or (run.manifest["model"]["dtype"] in HALF and not _fewer(several)):
+    first = sum(same[0].steps or 0 for same in several)
+    later = sum(sum(row.steps or 0 for row in same[1:]) / (len(same) - 1) for same in several)
+    if not differ or (run.manifest["model"]["dtype"] in HALF and later >= (1 - NOISE) * first):
         return []
-    first = differ[0][0]
+    row = differ[0][0]
     return [
         f"void: the steps of {len(differ)} of {len(several)} prompts differ between repeats with the same answer "
-        f"(first {first.question_id} turn {first.turn + 1}): the method remembers earlier answers and does not say so"
+        f"(first {row.question_id} turn {row.turn + 1}): the method remembers earlier answers and does not say so"
     ]
 
 
 def comparable(run: Run, label: str) -> list[list[Row]]:
     """Return the repeats with the same prompt and answer, of a greedy method that says it remembers nothing."""
-    if _entry(run, label).get("remembers", True) or run.manifest["config"]["temperature"]:
+    if run.entry(label).get("remembers", True) or run.manifest["config"]["temperature"]:
         return []
     repeats: dict[Any, list[Row]] = defaultdict(list)
-    own = (row for row in run.rows if row.method == label and row.ok and not row.remade)
-    for row in sorted(own, key=lambda row: row.repeat):
-        repeats[row.question_id, row.turn, _history(run, row), tuple(row.token_ids or ())].append(row)
+    for row in sorted(run.of(label), key=lambda row: row.repeat):
+        if row.ok and not row.remade:
+            repeats[row.question_id, row.turn, _history(run, row), tuple(row.token_ids or ())].append(row)
     return [same for same in repeats.values() if len(same) > 1]
-
-
-def says_so(run: Run, label: str) -> bool:
-    """Whether a method remembers by its own word."""
-    return bool(_entry(run, label).get("remembers", False))
 
 
 def _counts(steps: StepColumns) -> bytes:
     """Return what can be compared of the counts of every step."""
     return b"".join(getattr(steps, name).tobytes() for name in COUNTS)
-
-
-def _fewer(several: Sequence[Sequence[Row]]) -> bool:
-    """Whether the later repeats together take clearly fewer steps than the first ones."""
-    first = sum(same[0].steps or 0 for same in several)
-    later = sum(sum(row.steps or 0 for row in same[1:]) / (len(same) - 1) for same in several)
-    return later < (1 - NOISE) * first
 
 
 def _history(run: Run, row: Row) -> tuple[str | None, ...]:
@@ -135,10 +116,6 @@ def _history(run: Run, row: Row) -> tuple[str | None, ...]:
     place = (row.question_id, row.method, row.repeat)
     before = [r for r in run.rows if (r.question_id, r.method, r.repeat) == place and r.turn < row.turn]
     return tuple(r.text for r in sorted(before, key=lambda r: r.turn))
-
-
-def _entry(run: Run, label: str) -> Mapping[str, Any]:
-    return next((m for m in run.manifest["methods"] if m["label"] == label), {})
 
 
 SPREAD = 0.10  # relative standard deviation of times of the same work above which they are called unstable
@@ -177,14 +154,11 @@ def impossible(rows: Sequence[Row], steps: Steps) -> list[str]:
 
 
 def _bad_sums(rows: Sequence[Row], steps: Steps) -> dict[str, list[Row]]:
-    """Return the samples that each of `SUM_CHECKS` finds."""
-    rows = [row for row in rows if row.counted is None]  # a server's steps are not known
-    tokens, seconds = steps.totals.tokens.tolist(), steps.totals.total_s.tolist()
-    at = [steps.place.get(row.key) for row in rows]
-    sums = [(0, 0.0) if i is None else (tokens[i], seconds[i]) for i in at]
+    """Return the samples that each of `SUM_CHECKS` finds; a server's steps are not known."""
+    tokens, seconds = [*steps.totals.tokens.tolist(), 0], [*steps.totals.total_s.tolist(), 0.0]
+    sums = [(row, steps.place.get(row.key, -1)) for row in rows if row.counted is None]
     return {
-        text: [row for row, own in zip(rows, sums, strict=True) if broken(row, *own)]
-        for text, broken in SUM_CHECKS.items()
+        text: [row for row, at in sums if broken(row, tokens[at], seconds[at])] for text, broken in SUM_CHECKS.items()
     }
 
 
@@ -197,19 +171,15 @@ def _bad_steps(rows: Sequence[Row], steps: Steps) -> dict[str, list[Row]]:
     return {text: [made[i] for i in np.unique(sample[broken(own)]).tolist()] for text, broken in STEP_CHECKS.items()}
 
 
-def changed_target(run: Run) -> list[str]:
-    """Report that the model was another one at the end of the run than at its beginning."""
-    off = run.manifest.get("target_changed")
-    return [f"void: a method altered the model: its own logits changed in the run, by {off}"] if off else []
-
-
-def wrong_reference(run: Run, label: str) -> list[str]:
-    """Report answers of the method's reference that are not those of the reference's own model."""
-    reference = next((m.get("reference", "") for m in run.manifest["methods"] if m["label"] == label), "")
-    if reference in (label, run.baseline):
-        return []
-    wrong = sum(one.verdict == "mismatch" for one in run.sameness if one.method == reference)
-    return [f"void: {wrong} answers of its reference {reference} are not those of its own model"] if wrong else []
+def void_reasons(run: Run, label: str) -> list[str]:
+    """Report why a method's numbers must not be used: another model, a wrong reference, or answers from memory."""
+    off, reference = run.manifest.get("target_changed"), run.reference(label)
+    found = [f"void: a method altered the model: its own logits changed in the run, by {off}"] if off else []
+    if reference not in (label, run.baseline):
+        wrong = sum(one.verdict == "mismatch" for one in run.sameness if one.method == reference)
+        told = f"void: {wrong} answers of its reference {reference} are not those of its own model"
+        found += [told] if wrong else []
+    return [*found, *remembering(run, label)]
 
 
 def within_tau(excess: Interval | None) -> bool | None:
@@ -237,36 +207,28 @@ def outside_clock(passed: Interval | None) -> list[str]:
     return [f"void: wall time is at least {passed[0]:.2f}x the measured time; work happens outside the clock"]
 
 
-def failures(rows: Sequence[Row]) -> list[str]:
-    """Report how many samples failed, with the first one's error."""
-    bad = [row for row in rows if not row.ok]
-    return [f"failed: {_samples(bad)}: {bad[0].error}"] if bad else []
+def findings(
+    run: Run, rows: Sequence[Row], verdicts: Mapping[str, int], without: Sequence[Row], times: Spread | None
+) -> Iterator[str]:
+    """Yield what is wrong with a method's samples, whatever its speed: failures, other answers, unstable times.
 
-
-def differences(verdicts: Mapping[str, int], dtype: str) -> list[str]:
-    """Report answers that should equal the reference's and do not.
-
-    In half precision near-ties are expected and left out.
+    verdicts: on its answers, how many of each. without: all samples of the run that lack a verdict. In half precision
+    near-ties are expected and left out.
     """
-    exact = arithmetic(dtype) in ("float32", "float64")
-    told = ("mismatch", "length", "near-tie") if exact else ("mismatch", "length")
-    total = sum(verdicts.values())
-    return [f"{kind}: {verdicts[kind]} of {total} answers against the reference" for kind in told if verdicts.get(kind)]
-
-
-def unjudged(rows: Sequence[Row], without: Sequence[Row]) -> list[str]:
-    """Report how many of these answers have no verdict. without: all of the run that should have one."""
-    lacking = {row.key for row in without}.intersection(row.key for row in rows)
-    return [f"unjudged: {len(lacking)} of {len(rows)} answers, which --resume compares"] if lacking else []
-
-
-def unsteady(found: Spread | None) -> list[str]:
-    """Report times that spread too much."""
-    if found is None or not unstable(found):
-        return []
-    if found.of_repeats:
-        return [f"unstable: times of the same work differ by {percent(found.share)}, more than a tenth"]
-    return [f"unstable: its step times over different prompts differ by {percent(found.share)} (middle half)"]
+    if bad := [row for row in rows if not row.ok]:
+        yield f"failed: {_samples(bad)}: {bad[0].error}"
+    exact = arithmetic(run.manifest["model"]["dtype"]) in ("float32", "float64")
+    reference = run.reference(rows[0].method) if rows else run.baseline
+    named = f", {reference}" if reference != run.baseline else ""
+    for kind in ("mismatch", "length", "near-tie") if exact else ("mismatch", "length"):
+        if n := verdicts.get(kind):
+            yield f"{kind}: {n} of {sum(verdicts.values())} answers against the reference{named}"
+    if lacking := {row.key for row in without}.intersection(row.key for row in rows):
+        yield f"unjudged: {len(lacking)} of {len(rows)} answers, which --resume compares"
+    if times and unstable(times):
+        what = "times of the same work differ by {}, more than a tenth"
+        what = what if times.of_repeats else "its step times over different prompts differ by {} (middle half)"
+        yield f"unstable: {what.format(percent(times.share))}"
 
 
 def unfinished(run: Run) -> str:

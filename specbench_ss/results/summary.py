@@ -1,7 +1,5 @@
 """Summary of a run: speedups, mean acceptance lengths, times and counts of each method.
 
-A prompt is one turn of one question; its repeats are averaged. Intervals resample questions.
-
 A prompt is one turn of one question; its repeats are averaged. Only prompts that both the method and the reference
 answered count, and n says how many those are. Intervals resample questions.
 """
@@ -11,11 +9,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Annotated as Col
 from typing import Any, Protocol
 
 import numpy as np
 
-from specbench_ss.options import REFERENCE
 from specbench_ss.results import sample_checks
 from specbench_ss.results.quality import (
     MARGIN,
@@ -28,13 +26,13 @@ from specbench_ss.results.quality import (
     sampling_tests,
     unsuited_control,
 )
-from specbench_ss.results.sample_checks import least_seconds, passed_seconds, remembering
+from specbench_ss.results.sample_checks import least_seconds, passed_seconds, void_reasons
+from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.records import DTYPES, Array, Row, Run, Steps
 from specbench_ss.runs.run_dir import unjudged, without_verdict
 from specbench_ss.stats import FEWEST, Comparison, Floats, Interval, compare, ratio_interval, speedup_interval
 
 QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
-TIMES = ("ttft", "tpot", "latency")
 
 
 def latencies(rows: Sequence[Row]) -> dict[str, Any]:
@@ -44,18 +42,14 @@ def latencies(rows: Sequence[Row]) -> dict[str, Any]:
     """
     times = {
         "ttft": [row.prefill_s for row in rows if row.prefill_s is not None],
-        "tpot": [row.decode_s / later for row in rows if row.decode_s is not None and (later := _later(row)) > 0],
+        "tpot": [row.decode_s / row.later for row in rows if row.decode_s is not None and row.later > 0],
         "latency": [row.wall_s for row in rows if row.wall_s is not None],
     }
     return {
-        f"{name}_s_{quantile}": float(np.quantile(times[name], share)) if times[name] else None
-        for name in TIMES
+        f"{name}_s_{quantile}": float(np.quantile(of, share)) if of else None
+        for name, of in times.items()
         for quantile, share in QUANTILES.items()
     }
-
-
-def _later(row: Row) -> int:
-    return (row.tokens or 0) - (row.prefill_tokens or 0)
 
 
 PARTS = ("draft_s", "verify_s", "accept_s", "host_s")
@@ -90,39 +84,33 @@ class Tally:
     def columns(self) -> dict[str, Any]:
         """Return the part of a SummaryRow that is computed from the steps alone."""
         step_s, parts = self.step_s, {name: self._per_step(name) for name in PARTS}
-        at, at_n, given, given_n = self.acceptance()
-        depth = self.sums["depth"]
         return {
             "tau_request_mean": float(self.tau_of.mean()) if len(self.tau_of) else None,
-            "acceptance_rate": self.sums["accepted"] / depth if depth else None,
-            "acceptance_at": at,
-            "acceptance_at_n": at_n,
-            "acceptance_given": given,
-            "acceptance_given_n": given_n,
-            "target_calls": self.steps / self.samples if self.samples else None,
-            "draft_calls": self.draft_calls / self.samples if self.samples else None,
+            "acceptance_rate": over(self.sums["accepted"], self.sums["depth"]),
+            **self.acceptance(),
+            "target_calls": over(self.steps, self.samples),
+            "draft_calls": over(self.draft_calls, self.samples),
             "overshoot": self.overshoot,
             "step_s": step_s,
             **parts,
             "parts_residual_s": None if step_s is None else step_s - sum(v or 0.0 for v in parts.values()),
         }
 
-    def acceptance(self) -> tuple[tuple[float, ...], tuple[int, ...], tuple[float, ...], tuple[int, ...]]:
-        """Return (at, n of at, given, n of given) by draft position, as far as any draft reached."""
-        at, at_n, given, given_n = [], [], [], []
-        for position in range(1, len(self.reached)):
-            of_accepted = self.reached[position:].sum(0)  # [accepted + 1], of the steps that drafted this position
-            drafted, taken = int(of_accepted.sum()), int(of_accepted[position:].sum())
-            at.append(taken / drafted)
-            at_n.append(drafted)
-            reached = int(of_accepted[position - 1 :].sum())
-            if reached:
-                given.append(taken / reached)
-                given_n.append(reached)
-        return tuple(at), tuple(at_n), tuple(given), tuple(given_n)
+    def acceptance(self) -> dict[str, tuple[Any, ...]]:
+        """Return the acceptance by draft position, as far as any draft reached."""
+        positions = range(1, len(self.reached))
+        drafted = [int(self.reached[p:].sum()) for p in positions]
+        taken = [int(self.reached[p:, p:].sum()) for p in positions]
+        before = [int(self.reached[p:, p - 1 :].sum()) for p in positions]  # accepted as far as the position before
+        return {
+            "acceptance_at": tuple(a / n for a, n in zip(taken, drafted, strict=True)),
+            "acceptance_at_n": tuple(drafted),
+            "acceptance_given": tuple(a / n for a, n in zip(taken, before, strict=True) if n),
+            "acceptance_given_n": tuple(n for n in before if n),
+        }
 
     def _per_step(self, name: str) -> float | None:
-        return self.sums[name] / self.steps if self.steps else None
+        return over(self.sums[name], self.steps)
 
 
 def tally(rows: Sequence[Row], steps: Steps) -> Tally:
@@ -247,13 +235,10 @@ def served_columns(rows: Sequence[Row]) -> dict[str, Any]:
     """Return what replaces the counts of steps in a summary of samples that a server made; nothing for others."""
     if not any(row.counted for row in rows):
         return {}
-    later = sum((row.tokens or 0) - (row.prefill_tokens or 0) for row in rows)
     return {
-        "tau": served_tau(rows, later),
+        "tau": served_tau(rows, sum(row.later for row in rows)),
         "acceptance_rate": over(counted(rows, "accepted"), counted(rows, "drafted")),
-        "target_calls": None,
-        "draft_calls": None,
-        "overshoot": None,
+        **dict.fromkeys(("target_calls", "draft_calls", "overshoot")),
     }
 
 
@@ -278,97 +263,103 @@ def served_tau(of: Sequence[Counted], later: int) -> float | None:
 
 
 OVERALL = "overall"
+Number = float | None  # None: there is nothing to compute from
+Whole = int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRow:
-    """One method on one category (or `overall`).
+    """One method on one category (or `overall`). None means that there is nothing to compute from.
 
-    Times are in seconds; None means that there is nothing to compute from. Void results have no speedup.
-
-    n_prompts, n_questions: how many are paired with the reference. n_failed: the method's own failed samples. step_s
-    and the parts are means over steps: draft_s + verify_s + accept_s + host_s + parts_residual_s = step_s. speedup =
-    tau * step_ratio * residual, where step_ratio is the reference's step time over the method's. reference: the method
-    whose output it must equal. Where that is not the run's reference, since the method changes the model,
-    reference_speedup and reference_interval compare with it. reference_of: the methods that are compared with this one,
-    where it is not the run's reference. within_tau, unstable: None where not checked. acceptance_at[i] and
-    acceptance_given[i] belong to draft position i + 1; the _n are their denominators. target_calls, draft_calls,
-    tokens, prefill_s: means over samples. peak_memory_bytes: of the sample that took most. quality_verdict,
-    quality_margin: only of methods that may change the answers. baseline: the run's reference, which speedup is over.
-    bias and what begins with it: as in `SamplingTest`, of sampled tokens over all tasks, whatever the category.
+    speedup = tau * step_ratio * residual. acceptance_at[i] and acceptance_given[i] belong to draft position i + 1; the
+    _n are their denominators. bias and what begins with it: as in `SamplingTest`, whatever the category.
     """
 
-    category: str
-    method: str
-    lossless: bool
-    n_prompts: int
-    n_questions: int
-    n_failed: int
-    speedup: float | None
-    speedup_interval: Interval | None
-    speedup_geomean: float | None
-    speedup_specbench: float | None
-    comparison: Comparison
-    reference: str
-    reference_speedup: float | None
-    reference_interval: Interval | None
-    reference_of: tuple[str, ...]
-    tokens_per_s: float | None
-    tokens: float | None
-    prefill_s: float | None
-    tau: float | None
-    tau_request_mean: float | None
-    acceptance_rate: float | None
-    acceptance_at: tuple[float, ...]
-    acceptance_at_n: tuple[int, ...]
-    acceptance_given: tuple[float, ...]
-    acceptance_given_n: tuple[int, ...]
-    target_calls: float | None
-    draft_calls: float | None
-    overshoot: int | None
-    quality: float | None
-    quality_n: int
-    quality_difference: float | None
-    quality_interval: Interval | None
-    quality_verdict: NonInferiority | None
-    quality_margin: float | None
-    judged: float | None
-    judged_n: int
-    judged_difference: float | None
-    judged_interval: Interval | None
-    judge: str
-    step_s: float | None
-    draft_s: float | None
-    verify_s: float | None
-    accept_s: float | None
-    host_s: float | None
-    parts_residual_s: float | None
-    step_ratio: float | None
-    residual: float | None
-    ttft_s_p50: float | None
-    ttft_s_p95: float | None
-    ttft_s_p99: float | None
-    tpot_s_p50: float | None
-    tpot_s_p95: float | None
-    tpot_s_p99: float | None
-    latency_s_p50: float | None
-    latency_s_p95: float | None
-    latency_s_p99: float | None
-    peak_memory_bytes: int | None
+    category: Col[str, "task of the suite; `overall` is all of them together"]
+    method: Col[str, "label of the method: its name, with the options that were given for it"]
+    lossless: Col[bool, "whether the method promises the output of its reference"]
+    n_prompts: Col[int, "turns that both the method and `ar` answered: what all numbers of the row are of", "prompts"]
+    n_questions: Col[int, "questions that these turns belong to: what intervals resample", "questions"]
+    n_failed: Col[int, "the method's own samples that failed", "samples"]
+    speedup: Col[Number, "time per token of `ar` over that of the method, same prompts; missing where void", "×"]
+    speedup_interval: Col[Interval | None, Ends("speedup", "×")]
+    speedup_geomean: Col[Number, "the same ratio taken prompt by prompt, its geometric mean", "×"]
+    speedup_specbench: Col[Number, "Spec-Bench's formula: mean tokens per second over questions, method over `ar`", "×"]
+    comparison: Col[
+        Comparison, "`faster`, `slower`, `not distinguishable`, `too few` (questions), `void` or `reference`"
+    ]
+    reference: Col[str, "label of the method whose output this one is held against"]
+    reference_speedup: Col[Number, "speedup over that method, where it is not `ar`", "×"]
+    reference_interval: Col[Interval | None, Ends("reference_speedup", "×")]
+    reference_of: Col[tuple[str, ...], "labels of the methods held against this one, where it is not `ar`; a tuple"]
+    tokens_per_s: Col[Number, "all tokens over all seconds, prefill included", "tokens/s"]
+    tokens: Col[Number, "mean length of an answer", "tokens"]
+    prefill_s: Col[Number, "mean time to read a prompt, up to the first token", "s"]
+    tau: Col[Number, "tokens per step, pooled over all steps; 1 for `ar`", "tokens"]
+    tau_request_mean: Col[Number, "tokens per step of each sample, their mean", "tokens"]
+    acceptance_rate: Col[Number, "accepted drafted tokens over drafted ones, where a tree counts its depth", "0 to 1"]
+    acceptance_at: Col[
+        tuple[float, ...], "for each draft position, share of the steps that drafted it and accepted it", "0 to 1"
+    ]
+    acceptance_at_n: Col[tuple[int, ...], "for each draft position, the steps that drafted it", "steps"]
+    acceptance_given: Col[
+        tuple[float, ...], "for each draft position, the share accepted once the one before it was", "0 to 1"
+    ]
+    acceptance_given_n: Col[
+        tuple[int, ...], "for each draft position, the steps that had accepted the one before it", "steps"
+    ]
+    target_calls: Col[Number, "mean steps of a sample", "steps"]
+    draft_calls: Col[Number, "mean forward passes of a draft model in a sample", "passes"]
+    overshoot: Col[Whole, "accepted tokens beyond the end of an answer, in all", "tokens"]
+    quality: Col[Number, "the suite's score, a mean over questions", "0 to 1"]
+    quality_n: Col[int, "questions that have a score on both sides", "questions"]
+    quality_difference: Col[Number, "mean paired difference of quality to `ar`"]
+    quality_interval: Col[Interval | None, Ends("quality_difference")]
+    quality_verdict: Col[
+        NonInferiority | None, "of a method that changes the model: `non-inferior`, `inferior` or `not shown`"
+    ]
+    quality_margin: Col[Number, "how much lower than `ar` its quality may be to be called non-inferior"]
+    judged: Col[Number, "rating over ten by the judge who judged last, a mean over questions", "0 to 1"]
+    judged_n: Col[int, "questions that have a rating on both sides", "questions"]
+    judged_difference: Col[Number, "mean paired difference of the rating to `ar`"]
+    judged_interval: Col[Interval | None, Ends("judged_difference")]
+    judge: Col[str, "that judge, its host, prompts and most tokens; empty where there is none"]
+    step_s: Col[Number, "mean time of a step: the sum of the next five", "s"]
+    draft_s: Col[Number, "of it, making the draft", "s"]
+    verify_s: Col[Number, "of it, the model's pass over the draft", "s"]
+    accept_s: Col[Number, "of it, choosing the accepted path and compacting the cache", "s"]
+    host_s: Col[Number, "of it, what the host needs besides", "s"]
+    parts_residual_s: Col[Number, "of it, by what it differs from the four parts; 0 but where clocks differ", "s"]
+    step_ratio: Col[Number, "mean time of a step of `ar` over that of the method", "×"]
+    residual: Col[Number, "speedup / (tau × step_ratio): prefill, the first token, answers of other lengths", "×"]
+    ttft_s_p50: Col[Number, "time to the first token: median over samples", "s"]
+    ttft_s_p95: Col[Number, "time to the first token: 95th percentile over samples", "s"]
+    ttft_s_p99: Col[Number, "time to the first token: 99th percentile over samples", "s"]
+    tpot_s_p50: Col[Number, "time per output token after the first: median over samples", "s"]
+    tpot_s_p95: Col[Number, "time per output token after the first: 95th percentile over samples", "s"]
+    tpot_s_p99: Col[Number, "time per output token after the first: 99th percentile over samples", "s"]
+    latency_s_p50: Col[Number, "time of a whole request: median over samples", "s"]
+    latency_s_p95: Col[Number, "time of a whole request: 95th percentile over samples", "s"]
+    latency_s_p99: Col[Number, "time of a whole request: 99th percentile over samples", "s"]
+    peak_memory_bytes: Col[Whole, "peak of the CUDA memory that a sample took besides; missing where replayed", "bytes"]
     sameness: Mapping[str, int]
-    within_tau: bool | None
-    unstable: bool | None
-    health: tuple[str, ...]
-    baseline: str = REFERENCE
-    bias: Bias | None = None
-    bias_tokens: int | None = None
-    bias_p: float | None = None
-    bias_surplus: float | None = None
-    bias_outside: int | None = None
-    bias_offered: int | None = None
-    bias_accepted: int | None = None
-    bias_expected: float | None = None
-    bias_reason: str | None = None
+    bias: Col[
+        Bias | None, "of sampled tokens, over all tasks: `biased`, `no bias found`, `too few tokens`, `not testable`"
+    ] = None
+    bias_tokens: Col[Whole, "sampled tokens that were compared, over all tasks", "tokens"] = None
+    bias_p: Col[Number, "bound on the probability of such tokens without bias; `biased` below 1e-6", "0 to 1"] = None
+    bias_surplus: Col[Number, "their mean log-likelihood minus its expectation; 0 without bias", "nats"] = None
+    bias_outside: Col[Whole, "of them, tokens that top-p or top-k exclude, beyond rounding", "tokens"] = None
+    bias_offered: Col[Whole, "of them, tokens for which something was drafted", "tokens"] = None
+    bias_accepted: Col[Whole, "of these, tokens that were drafted", "tokens"] = None
+    bias_expected: Col[Number, "as many as should have been, by the model's distribution", "tokens"] = None
+    bias_reason: Col[str | None, "why they are not testable; empty where they are"] = None
+    within_tau: Col[
+        bool | None, "whether it is no faster than its steps allow, as it must be; missing where not checked"
+    ]
+    unstable: Col[bool | None, "whether times of the same work spread by more than a tenth; missing where not checked"]
+    health: Col[tuple[str, ...], "what is wrong with the numbers, a tuple of sentences; empty where nothing is"]
+    baseline: Col[str, "label of the run's reference, which `speedup` is over: `ar`, or the first endpoint"]
 
     @property
     def step_cost(self) -> float | None:
@@ -385,10 +376,10 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
 
     quality_margin: how much lower the quality of a method that changes the model may be to be called non-inferior.
     """
-    chosen, without, tests = [OVERALL, *run.categories], unjudged(run), sampling_tests(run)
-    void = {label: _void(run, label, tests) for label in run.labels}
+    without, tests = unjudged(run), sampling_tests(run)
+    void = {label: [*void_reasons(run, label), *bias_found(run, label, tests.get(label))] for label in run.labels}
     verdicts, found = _verdicts(run), []
-    for category in chosen:
+    for category in (OVERALL, *run.categories):
         rows = [row for row in run.rows if category in (OVERALL, row.category)]
         for label in run.labels:
             here = _Compared(run, label, rows, verdicts[label, category])
@@ -403,30 +394,16 @@ def failing(summaries: Sequence[SummaryRow]) -> set[str]:
     return {row.method for row in rows if row.n_failed > of_reference}
 
 
-def _void(run: Run, label: str, tests: Mapping[str, SamplingTest]) -> list[str]:
-    """Return the findings over all tasks for which a method's numbers must not be used."""
-    wrong = sample_checks.wrong_reference(run, label)
-    return [*sample_checks.changed_target(run), *wrong, *remembering(run, label), *bias_found(run, label, tests)]
-
-
 def _verdicts(run: Run) -> Mapping[tuple[str, str], Counter[str]]:
     """Return how many answers had which verdict, by method and category. Those without were not compared."""
     category_of = {row.key: row.category for row in run.rows}
+    verdicts = [(one.method, category_of[one.key], one.verdict) for one in run.sameness if one.key in category_of]
+    verdicts += [(row.method, row.category, "not compared") for row in without_verdict(run)]
     counted: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for one in run.sameness:
-        key = one.key
-        for category in {OVERALL, category_of[key]} if key in category_of else ():
-            counted[one.method, category][one.verdict] += 1
-    for row in without_verdict(run):
-        for category in (OVERALL, row.category):
-            counted[row.method, category]["not compared"] += 1
+    for method, category, verdict in verdicts:
+        for where in {OVERALL, category}:
+            counted[method, where][verdict] += 1
     return counted
-
-
-def disbelieved(run: Run, label: str) -> tuple[str, ...]:
-    """Return the findings over all tasks for which a method has no speedup. The reference is never without."""
-    row = _Compared(run, label, run.rows)
-    return row.disbelieved(_void(run, label, sampling_tests(run))) if label != run.baseline else ()
 
 
 def _summary(
@@ -437,9 +414,10 @@ def _summary(
     void: Sequence[str],
     test: SamplingTest | None,
 ) -> SummaryRow:
-    run, label = here.run, here.label
+    run, label, own = here.run, here.label, here.own
+    others = (other for other in run.labels if run.entry(other).get("reference") == label)  # held against this one
     disbelieved = here.disbelieved(void)
-    own, spread = here.own, sample_checks.spread(here.own, label == run.baseline)
+    spread = sample_checks.spread(own, label == run.baseline)
     return SummaryRow(
         category=category,
         method=label,
@@ -449,7 +427,7 @@ def _summary(
         n_failed=sum(not r.ok for r in here.all_own),
         **here.speedups(void=bool(disbelieved) and label != run.baseline),
         reference=here.same_as,
-        reference_of=_held_against(run, label),
+        reference_of=() if label == run.baseline else tuple(other for other in others if other != label),
         tokens_per_s=over(total(own, "tokens"), total(own, "wall_s")),
         tokens=over(total(own, "tokens"), len(own)),
         prefill_s=over(total(own, "prefill_s"), len(own)),
@@ -463,10 +441,7 @@ def _summary(
         unstable=sample_checks.unstable(spread),
         health=(
             *disbelieved,
-            *sample_checks.failures(here.all_own),
-            *here.differences(),
-            *sample_checks.unjudged(here.all_own, without),
-            *sample_checks.unsteady(spread),
+            *sample_checks.findings(run, here.all_own, here.verdicts, without, spread),
             *unsuited_control(run, label, test),
         ),
         baseline=run.baseline,
@@ -480,81 +455,63 @@ class _Compared:
     verdicts: how many of its answers compared how with those of the method whose output they must equal.
     """
 
-    def __init__(self, run: Run, label: str, rows: Sequence[Row], verdicts: Counter[str] | None = None) -> None:
-        self.run, self.label, self.method = run, label, _method(run, label)
-        self.verdicts = verdicts or Counter()
-        self.same_as: str = self.method.get("reference", run.baseline)
+    def __init__(self, run: Run, label: str, rows: Sequence[Row], verdicts: Counter[str]) -> None:
+        self.run, self.label, self.method, self.verdicts = run, label, run.entry(label), verdicts
+        self.same_as, self.itself = run.reference(label), label == run.baseline
         self.all_own = [r for r in rows if r.method == label]
         self.own, self.ref = self._paired(rows, run.baseline)
         self.times = PairedTimes(self.own, self.ref)
         self.against = PairedTimes(*self._paired(rows, self.same_as)) if self.same_as != run.baseline else None
         self.mine, self.theirs = tally(self.own, run.steps), tally(self.ref, run.steps)
-        self.interval = None if label == run.baseline else self.times.interval()
-        self.tau = self.mine.tau
-        self.served = served_columns(self.own)
-        least = least_seconds(self.own, self.ref, run.steps) if label != run.baseline and self.tau else None
-        self.excess = None if least is None else self.times.faster_than(least)
-        passed = passed_seconds(self.own, self.ref) if label != run.baseline else None
-        self.passed = None if passed is None else self.times.faster_than(passed)
+        self.interval = self.excess = self.passed = None
+        if not self.itself:
+            self.interval = self.times.interval()
+            self.excess = self._faster_than(least_seconds(self.own, self.ref, run.steps) if self.mine.tau else None)
+            self.passed = self._faster_than(passed_seconds(self.own, self.ref))
 
     def _paired(self, rows: Sequence[Row], other: str) -> tuple[list[Row], list[Row]]:
         return paired(self.all_own, [r for r in rows if r.method == other])
 
+    def _faster_than(self, seconds: Floats | None) -> Interval | None:
+        return None if seconds is None else self.times.faster_than(seconds)
+
     def disbelieved(self, void: Sequence[str]) -> tuple[str, ...]:
-        """Return the findings after which no speedup is told. void: what `remembering` found in the whole run."""
+        """Return the findings after which no speedup is told. void: those of the whole run."""
         impossible = sample_checks.impossible(self.own, self.run.steps)
-        outside = sample_checks.outside_clock(self.passed)
-        return (*impossible, *void, *outside, *sample_checks.too_fast(self.excess, self.tau))
+        too_fast = sample_checks.too_fast(self.excess, self.mine.tau)
+        return (*impossible, *void, *sample_checks.outside_clock(self.passed), *too_fast)
 
     def speedups(self, void: bool) -> dict[str, Any]:
         """Return the speedups with their intervals and what they say; nothing where the numbers are void."""
-        reference = self.label == self.run.baseline
         times, against = (None, None) if void else (self.times, self.against)
         return {
             "speedup": times and times.speedup(),
             "speedup_interval": None if void else self.interval,
             "speedup_geomean": times and times.geomean(),
             "speedup_specbench": times and times.specbench(),
-            "comparison": "reference" if reference else "void" if void else compare(self.interval),
+            "comparison": "reference" if self.itself else "void" if void else compare(self.interval),
             "reference_speedup": against and against.speedup(),
             "reference_interval": against and against.interval(),
         }
 
     def steps(self) -> dict[str, Any]:
         """Return what is computed from the steps of both."""
-        step_ratio, speedup = over(self.theirs.step_s, self.mine.step_s), self.times.speedup()
-        explained = None if self.tau is None or step_ratio is None else self.tau * step_ratio
-        residual = over(speedup, explained)
-        return {"tau": self.tau, **self.mine.columns(), "step_ratio": step_ratio, "residual": residual} | self.served
+        tau, step_ratio = self.mine.tau, over(self.theirs.step_s, self.mine.step_s)
+        explained = None if tau is None or step_ratio is None else tau * step_ratio
+        residual = over(self.times.speedup(), explained)
+        columns = {"tau": tau, **self.mine.columns(), "step_ratio": step_ratio, "residual": residual}
+        return columns | served_columns(self.own)
 
     def quality(self, margin: float) -> dict[str, Any]:
         """Return scores and ratings and, of a method that may change the answers, whether it is non-inferior."""
-        both, itself = (self.own, self.ref), self.label == self.run.baseline
-        changes = not itself and (self.same_as != self.run.baseline or not self.method["lossless"])
-        given = {r.key: r.quality for r in (*self.own, *self.ref)}
-        scores = mean_score(*both, itself, "quality", given, changes)
+        both = (self.own, self.ref)
+        changes = not self.itself and (self.same_as != self.run.baseline or not self.method["lossless"])
+        given = {r.key: r.quality for rows in both for r in rows}
+        scores = mean_score(*both, self.itself, "quality", given, changes)
         told = bool(changes and scores["quality_n"])
         return {
             **scores,
-            **mean_score(*both, itself, "judged", self.run.judged_scores, changes),
+            **mean_score(*both, self.itself, "judged", self.run.judged_scores, changes),
             "quality_verdict": non_inferiority(scores["quality_interval"], margin) if told else None,
             "quality_margin": margin if told else None,
         }
-
-    def differences(self) -> tuple[str, ...]:
-        """Return what differs from the answers that must be equal."""
-        named = f", {self.same_as}" if self.same_as != self.run.baseline else ""
-        return tuple(
-            f"{line}{named}" for line in sample_checks.differences(self.verdicts, self.run.manifest["model"]["dtype"])
-        )
-
-
-def _method(run: Run, label: str) -> dict[str, Any]:
-    """Return the method's entry in the manifest."""
-    return next(m for m in run.manifest["methods"] if m["label"] == label)
-
-
-def _held_against(run: Run, label: str) -> tuple[str, ...]:
-    """Return the methods whose output must equal this one's; none for the run's reference."""
-    methods = [] if label == run.baseline else run.manifest["methods"]
-    return tuple(m["label"] for m in methods if m.get("reference") == label != m["label"])

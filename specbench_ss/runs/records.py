@@ -6,12 +6,13 @@ A *prompt* is one turn of one question; a *sample* is one method answering one p
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from typing import Annotated as Col
 
 import numpy as np
 from msgspec import Meta
@@ -31,7 +32,7 @@ def baseline_of(manifest: Mapping[str, Any]) -> str:
     return str(manifest.get("baseline") or REFERENCE)
 
 
-Count = Annotated[int, Meta(ge=0, le=2**53)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]  # whatever is counted; a line with another number is refused
 LevelKey = tuple[str, int, int]  # method, requests in flight, repeat
 
 
@@ -123,14 +124,6 @@ class Steps:
     columns: StepColumns
 
     @classmethod
-    def from_rows(cls, rows: Iterable[Any]) -> Steps:
-        """Return the steps that were given one by one, as `StepRow`s, those of a sample in their order."""
-        grouped: dict[Key, list[Step]] = {}
-        for row in rows:
-            grouped.setdefault(row.key, []).append(row.step)
-        return cls.from_samples(grouped)
-
-    @classmethod
     def from_samples(cls, steps: Mapping[Key, list[Step]]) -> Steps:
         """Return the steps of samples that have some."""
         made = {key: some for key, some in steps.items() if some}
@@ -193,29 +186,14 @@ def starts_of(counts: Any) -> Array:
     return np.concatenate([[0], np.cumsum(np.asarray(counts, dtype=np.int64))]).astype(np.int64)
 
 
-class StepsBySample(Mapping[Key, list[Step]]):
-    """The steps of every sample as objects, made when they are asked for; an empty list for a sample without steps."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-
-    def __getitem__(self, key: Key) -> list[Step]:
-        return self._steps.of(key).steps()
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._steps.keys)
-
-    def __len__(self) -> int:
-        return len(self._steps.keys)
-
-
 assert tuple(DTYPES) == tuple(field.name for field in fields(Step)) == tuple(f.name for f in fields(StepColumns))
 
 
 Agreement = Literal["identical", "near-tie", "length", "mismatch", "other text", "sampled", "not compared"]
-CountName = Annotated[int, Meta(ge=0, le=2**53)]  # whatever is counted; a line with another number is refused
 NonNegative = Annotated[float, Meta(ge=0)]
 Seconds = NonNegative
+Number = float | None  # None: it was not measured
+Known = Count | None
 
 KILLED = "killed"  # what read_run makes of a status `running` where no process holds the directory
 MEASURED = (  # what every good sample has
@@ -230,9 +208,9 @@ class OfSample:
     """Says which sample a line of a run directory belongs to. turn and repeat count from 0."""
 
     question_id: str
-    turn: CountName
+    turn: Count
     method: str
-    repeat: CountName
+    repeat: Count
 
     @property
     def key(self) -> Key:
@@ -244,76 +222,100 @@ class OfSample:
         """Return what it has in common with the samples of other methods: question, turn and repeat."""
         return (self.question_id, self.turn, self.repeat)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the line as JSON-ready data."""
+        return asdict(self)
+
 
 @dataclass(slots=True)
 class Row(OfSample):
-    """One sample. Times are in seconds; started and ended are Unix times. In a failed sample every number is None.
+    """One sample; in a failed one every number is None.
 
-    index: its place in the schedule of the whole run. position: its place among the methods on this prompt. tokens:
-    number of kept tokens. steps: number of forward passes that verify a draft. drafted, verified: nodes of all draft
-    trees. depth: sum of the depths of the draft trees. accepted: drafted tokens that were accepted, before any cut.
-    overshoot: tokens that were accepted but cut off.
-
-    Of a server alone: counted, where the number of tokens comes from; chunks, pieces of text that came; drafts, how
-    often it drafted, by its own counters. Its prefill_s is the time to the first piece of text, and what it does not
-    tell is None. concurrency: requests at a time, where that is more than one. unreplayed: where steps are replayed,
-    how many passes were made operator by operator all the same; unreplayed_why: the reasons in words.
+    Of a server prefill_s is the time to the first piece of text, and what it does not tell is None.
     """
 
-    category: str
-    index: CountName
-    position: CountName
-    seed: int
-    suite_edition: str
-    suite_hash: str
-    status: Literal["ok", "failed"]
-    error: str | None = None
-    started: float | None = None
-    ended: float | None = None
-    prompt_tokens: CountName | None = None
-    tokens: CountName | None = None
-    prefill_tokens: CountName | None = None
-    steps: CountName | None = None
-    drafted: CountName | None = None
-    verified: CountName | None = None
-    depth: CountName | None = None
-    accepted: CountName | None = None
-    overshoot: CountName | None = None
-    draft_calls: CountName | None = None
-    finish: str | None = None
-    prefill_s: Seconds | None = None
-    decode_s: Seconds | None = None
-    wall_s: Seconds | None = None
-    peak_memory_bytes: CountName | None = None
-    quality: Annotated[float, Meta(ge=0, le=1)] | None = None
-    text: str | None = None
-    token_ids: list[int] | None = None
-    disturbed: str | None = None
-    remade: int | None = None
-    host_cpu_share: float | None = None
-    host_foreign_share: float | None = None
-    host_rss_bytes: int | None = None
-    host_page_faults: int | None = None
-    nvml_kernel_busy: float | None = None
-    nvml_memory_busy: float | None = None
-    nvml_sm_mhz: float | None = None
-    nvml_power_w: float | None = None
-    energy_j: float | None = None
-    joules_per_token: float | None = None
-    gpm_sm_active: float | None = None
-    gpm_tensor_active: float | None = None
-    gpm_dram_active: float | None = None
-    counted: Literal["usage", "chunks"] | None = None
-    chunks: CountName | None = None
-    drafts: CountName | None = None
-    concurrency: CountName | None = None
-    unreplayed: CountName | None = None
-    unreplayed_why: str | None = None
+    category: Col[str, "task of the suite that the question belongs to"]
+    index: Col[Count, "place of the sample in the schedule of the whole run, from 0"]
+    position: Col[Count, "place of the method among those that answered this prompt, from 0"]
+    seed: Col[int, "seed of the sample's random numbers, the same for every method"]
+    suite_edition: Col[str, "edition of the suite"]
+    suite_hash: Col[str, "sha256 of the suite's questions as asked"]
+    status: Col[Literal["ok", "failed"], "`ok` or `failed`; of a failed sample every number is missing"]
+    error: Col[str | None, "what the failed sample raised"] = None
+    started: Col[Number, "Unix time at which the sample began", "s"] = None
+    ended: Col[Number, "Unix time at which the sample ended", "s"] = None
+    prompt_tokens: Col[Known, "length of the prompt", "tokens"] = None
+    tokens: Col[Known, "length of the answer, its end token included", "tokens"] = None
+    prefill_tokens: Col[Known, "tokens of the answer that came from prefill, not from a step", "tokens"] = None
+    steps: Col[Known, "forward passes of the model that verify a draft", "steps"] = None
+    drafted: Col[Known, "nodes of all draft trees, roots left out", "nodes"] = None
+    verified: Col[Known, "of these, nodes that reached the model's last layer", "nodes"] = None
+    depth: Col[Known, "sum of the depths of all draft trees", "tokens"] = None
+    accepted: Col[Known, "drafted tokens that were accepted, before the answer was cut at its end", "tokens"] = None
+    overshoot: Col[Known, "accepted tokens that lay beyond the end of the answer", "tokens"] = None
+    draft_calls: Col[Known, "forward passes of a draft model", "passes"] = None
+    finish: Col[str | None, "why the answer ended: `eos`, `stop`, `length` or `context`"] = None
+    prefill_s: Col[Seconds | None, "time to read the prompt, up to the first token", "s"] = None
+    decode_s: Col[Seconds | None, "time of all steps", "s"] = None
+    wall_s: Col[Seconds | None, "prefill_s + decode_s", "s"] = None
+    peak_memory_bytes: Col[Known, "peak of the CUDA memory that it took besides; missing where replayed", "bytes"] = (
+        None
+    )
+    quality: Col[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        "the suite's score of the answer; missing where the question has no reference",
+        "0 to 1",
+    ] = None
+    text: Col[str | None, "the answer as text, special tokens left out"] = None
+    token_ids: Col[list[int] | None, "the answer as a list of token ids"] = None
+    disturbed: Col[
+        str | None, "what disturbed the sample, in words; empty where nothing did, missing without telemetry"
+    ] = None
+    remade: Col[int | None, "how often it was made again since it was disturbed; missing without telemetry"] = None
+    host_cpu_share: Col[
+        Number, "share of the usable cores that this process took, its mean over the sample", "0 to 1"
+    ] = None
+    host_foreign_share: Col[Number, "share of the usable cores that everything else took", "0 to 1"] = None
+    host_rss_bytes: Col[int | None, "most memory that this process had resident when it was read", "bytes"] = None
+    host_page_faults: Col[int | None, "page faults of this process, minor ones included"] = None
+    nvml_kernel_busy: Col[Number, "share of the time in which any kernel ran, as NVML samples it", "0 to 1"] = None
+    nvml_memory_busy: Col[Number, "share of the time in which device memory was read or written, by NVML", "0 to 1"] = (
+        None
+    )
+    nvml_sm_mhz: Col[Number, "mean clock of the multiprocessors", "MHz"] = None
+    nvml_power_w: Col[Number, "mean power of the device", "W"] = None
+    energy_j: Col[Number, "energy of the device: the difference of NVML's counter", "J"] = None
+    joules_per_token: Col[Number, "energy_j over tokens of the answer", "J"] = None
+    gpm_sm_active: Col[
+        Number, "share of the multiprocessors that were busy, by the device's GPM counters", "0 to 1"
+    ] = None
+    gpm_tensor_active: Col[Number, "share of the time in which tensor cores worked, by GPM", "0 to 1"] = None
+    gpm_dram_active: Col[Number, "share of the device memory's bandwidth that was used, by GPM", "0 to 1"] = None
+    counted: Col[
+        Literal["usage", "chunks"] | None,
+        "of a server: `usage` where it told the number of tokens, `chunks` where pieces were counted",
+    ] = None
+    chunks: Col[Known, "of a server: pieces of text that came", "chunks"] = None
+    drafts: Col[
+        Known, "of a server: how often it drafted, by its own counters; missing where not measured", "drafts"
+    ] = None
+    concurrency: Col[Known, "requests at a time, where more than one; missing in this frame", "requests"] = None
+    unreplayed: Col[
+        Known, "passes made operator by operator where steps are replayed; missing where none are", "passes"
+    ] = None
+    unreplayed_why: Col[
+        str | None, "why they were not replayed; empty where all were, missing where no steps are replayed"
+    ] = None
 
     @property
     def ok(self) -> bool:
         """Whether the sample succeeded, so that its numbers are there."""
         return self.status == "ok"
+
+    @property
+    def later(self) -> int:
+        """The tokens that came from steps."""
+        return (self.tokens or 0) - (self.prefill_tokens or 0)
 
     def fill(self, generation: Generation) -> None:
         """Copy every count and time of a finished request into the sample."""
@@ -325,10 +327,6 @@ class Row(OfSample):
         self.overshoot, self.draft_calls = generation.overshoot, generation.draft_calls
         self.finish, self.token_ids = generation.finish, list(generation.tokens)
         self.prefill_s, self.decode_s, self.wall_s = generation.prefill_s, generation.decode_s, generation.wall_s
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the sample as JSON-ready data."""
-        return asdict(self)
 
     @classmethod
     def read(cls, line: bytes) -> Row:
@@ -344,17 +342,9 @@ class Row(OfSample):
         return row
 
 
-@dataclass(slots=True)
-class StepRow(OfSample):
-    """One decoding step of one sample. index: its number within the sample, from 0."""
-
-    index: int
-    step: Step
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the step as flat, JSON-ready data."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "step"}
-        return {**own, **asdict(self.step)}
+def step_line(key: Key, index: int, step: Step) -> dict[str, Any]:
+    """Return one decoding step of a sample as flat, JSON-ready data. index: its number within the sample, from 0."""
+    return {**dict(zip(KEY, key, strict=True)), "index": index, **asdict(step)}
 
 
 PIT_BINS = 10  # of the histogram of PIT values
@@ -368,29 +358,27 @@ ACCEPT_TILTS = (-1 / 2, 1 / 8, 1 / 2, 2.0)  # log-odds by which the alternatives
 class SampledTokens:
     """Sums over the tokens x of sampled answers, each compared with the distribution p that it should be drawn from.
 
-    pit_counts: tokens by their place in the cumulative distribution, the most probable token first; the last entry is
-    of tokens that the filters exclude, beyond rounding.
-    log_ratios: for each of `TILTS`, the sum of log p^(1 + tilt)(x) / (Z p(x)).
-    surplus: the sum of log p(x) minus its expectation.
-    variance: the sum of the variances of log p(x).
-    offered: tokens for which something was drafted.
-    accepted: of them, tokens that were drafted.
-    expected: the sum of the probabilities of that.
-    accept_variance: the sum of the variances of that.
-    accept_ratios: for each of `ACCEPT_TILTS`, the log-likelihood ratios of accepting with so much larger log-odds.
-    rounding: the sum of the near-tie bounds over the temperature.
+    pit_counts: the most probable token comes first in the cumulative distribution; the last entry is of tokens that the
+    filters exclude, beyond rounding. log_ratios: for each of `TILTS`, log p^(1 + tilt)(x) / (Z p(x)). accept_ratios:
+    for each of `ACCEPT_TILTS`, of accepting with so much larger log-odds.
     """
 
-    pit_counts: list[CountName] = field(default_factory=lambda: [0] * (PIT_BINS + 1))
-    log_ratios: list[float] = field(default_factory=lambda: [0.0] * len(TILTS))
-    surplus: float = 0.0
-    variance: NonNegative = 0.0
-    offered: CountName = 0
-    accepted: CountName = 0
-    expected: NonNegative = 0.0
-    accept_variance: NonNegative = 0.0
-    accept_ratios: list[float] = field(default_factory=lambda: [0.0] * len(ACCEPT_TILTS))
-    rounding: NonNegative = 0.0
+    pit_counts: Col[
+        list[Count], "they by tenth of the cumulative distribution; last, those that filters exclude", "tokens"
+    ] = field(default_factory=lambda: [0] * (PIT_BINS + 1))
+    log_ratios: Col[
+        list[float], "log-likelihood ratios of tempered distributions to the model's: the test's terms", "nats"
+    ] = field(default_factory=lambda: [0.0] * len(TILTS))
+    surplus: Col[float, "their log-likelihood minus its expectation", "nats"] = 0.0
+    variance: Col[NonNegative, "the variance of that under the model's distribution", "nats²"] = 0.0
+    offered: Col[Count, "tokens of the answer for which something was drafted", "tokens"] = 0
+    accepted: Col[Count, "of these, tokens that were drafted", "tokens"] = 0
+    expected: Col[NonNegative, "as many as should have been, by the model's distribution", "tokens"] = 0.0
+    accept_variance: Col[NonNegative, "the variance of their number"] = 0.0
+    accept_ratios: Col[list[float], "log-likelihood ratios of accepting more, or less, often", "nats"] = field(
+        default_factory=lambda: [0.0] * len(ACCEPT_TILTS)
+    )
+    rounding: Col[NonNegative, "the sum over the tokens of the near-tie bound over the temperature"] = 0.0
 
     @property
     def tokens(self) -> int:
@@ -399,44 +387,27 @@ class SampledTokens:
 
     def __add__(self, other: SampledTokens) -> SampledTokens:
         """Return the sums over the tokens of both."""
-        return SampledTokens(
-            [a + b for a, b in zip(self.pit_counts, other.pit_counts, strict=True)],
-            [a + b for a, b in zip(self.log_ratios, other.log_ratios, strict=True)],
-            self.surplus + other.surplus,
-            self.variance + other.variance,
-            self.offered + other.offered,
-            self.accepted + other.accepted,
-            self.expected + other.expected,
-            self.accept_variance + other.accept_variance,
-            [a + b for a, b in zip(self.accept_ratios, other.accept_ratios, strict=True)],
-            self.rounding + other.rounding,
-        )
+        sums: list[Any] = []
+        for a, b in ((getattr(self, one.name), getattr(other, one.name)) for one in fields(self)):
+            sums.append([x + y for x, y in zip(a, b, strict=True)] if isinstance(a, list) else a + b)
+        return SampledTokens(*sums)
 
 
 @dataclass(slots=True)
 class Sameness(OfSample):
     """One answer compared with the reference's; docs/metrics.md says what the verdicts mean.
 
-    first_difference: index of the first token that differs. gap: at that place, the target's best logit minus its
-    second best. drop: at that place, the target's best logit minus the lower logit of the two tokens that were chosen.
     sampled: of an answer at a temperature above 0, its tokens compared with the target's distribution.
     """
 
-    verdict: Agreement
-    first_difference: CountName | None = None
-    gap: float | None = None
-    drop: float | None = None
-    reason: str = ""
+    verdict: Col[Agreement, "`identical`, `near-tie`, `length`, `mismatch`, `other text`, `sampled` or `not compared`"]
+    first_difference: Col[Count | None, "index of the first token that differs from the reference's answer"] = None
+    gap: Col[float | None, "there, the model's best logit minus its second best", "logits"] = None
+    drop: Col[float | None, "there, the model's best logit minus the lower one of the two tokens chosen", "logits"] = (
+        None
+    )
+    reason: Col[str, "why the answers were not compared, or what else there is to say; may be empty"] = ""
     sampled: SampledTokens | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the verdict as JSON-ready data."""
-        return asdict(self)
-
-    @classmethod
-    def read(cls, line: bytes) -> Sameness:
-        """Return the verdict that was written as this line of JSON. Raises ValueError as `Row.read` does."""
-        return _read_sameness(line)
 
 
 def answer_hash(text: str) -> str:
@@ -456,7 +427,7 @@ class JudgeVerdict(OfSample):
     judge: str
     prompts: str
     digest: str
-    score: float | None
+    score: Annotated[float, Meta(ge=0, le=1)] | None
     text: str = ""
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -473,29 +444,16 @@ class JudgeVerdict(OfSample):
         """Whether this is of the row's text, and not of one that the sample had before it was made again."""
         return self.answer in ("", answer_hash(row.text or ""))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the verdict as JSON-ready data."""
-        return asdict(self)
 
-    @classmethod
-    def read(cls, line: bytes) -> JudgeVerdict:
-        """Return the verdict that was written as this line of JSON. Raises ValueError as `Row.read` does."""
-        verdict = _read_judged(line)
-        if verdict.score is not None and not 0 <= verdict.score <= 1:
-            raise ValueError("score is not in [0, 1]")
-        return verdict
-
-
-_read_row, _read_sameness = user_files.decoder(Row), user_files.decoder(Sameness)
-_read_judged = user_files.decoder(JudgeVerdict)
+_read_row, read_sameness = user_files.decoder(Row), user_files.decoder(Sameness)
+read_judged = user_files.decoder(JudgeVerdict)
 
 
 @dataclass
 class Run:
     """A run directory as it was read: everything that is committed, whether the run is finished or not.
 
-    steps: in columns; a list of `StepRow` is put into columns. levels, requests: of served engines, the suite sent with
-    several requests in flight.
+    levels, requests: of served engines, the suite sent with several requests in flight.
     """
 
     path: Path
@@ -508,14 +466,27 @@ class Run:
     levels: list[Level] = field(default_factory=list)
     requests: list[Row] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        if isinstance(self.steps, list):
-            self.steps = Steps.from_rows(self.steps)
-
     @property
     def labels(self) -> list[str]:
         """Return the method labels in the order in which they were asked for."""
         return [method["label"] for method in self.manifest["methods"]]
+
+    @property
+    def served(self) -> bool:
+        """Whether servers answered, not methods in this process."""
+        return bool(self.manifest["config"].get("endpoints"))
+
+    def entry(self, label: str) -> dict[str, Any]:
+        """Return a method's entry in the manifest."""
+        return next(method for method in self.manifest["methods"] if method["label"] == label)
+
+    def reference(self, label: str) -> str:
+        """Return the method whose output this one's must equal."""
+        return str(self.entry(label).get("reference", self.baseline))
+
+    def of(self, label: str) -> list[Row]:
+        """Return a method's samples."""
+        return [row for row in self.rows if row.method == label]
 
     @property
     def baseline(self) -> str:
@@ -554,11 +525,3 @@ class Run:
         rows = {row.key: row for row in self.rows} if self.judged else {}
         same = [v for v in self.judged if v.by == self.judged[-1].by and v.key in rows and v.rates(rows[v.key])]
         return {v.key: v.score for v in same if v.score is not None}
-
-    @cached_property
-    def steps_by_sample(self) -> StepsBySample:
-        """Return the steps of every sample as objects, made one sample at a time: `steps.of(key)` has them in columns.
-
-        A sample without steps has an empty list.
-        """
-        return StepsBySample(self.steps)

@@ -16,7 +16,6 @@ from specbench_ss.conformance import check_decoder
 from specbench_ss.engine.costs import model_shape
 from specbench_ss.engine.decoder import Decoder, State
 from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.generic_model import Tables
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
@@ -27,7 +26,7 @@ from specbench_ss.methods.pld import PromptLookup
 from specbench_ss.models.load import load_target, outline_of
 from specbench_ss.models.tiny import WHOLE
 from specbench_ss.results.cost_model import counted
-from tests.architectures import AT_LOAD, BY_CONFIGURATION, DRIVEN, TRIED, VOCAB, random_model
+from tests.architectures import BY_CONFIGURATION, DRIVEN, TRIED, VOCAB, random_model
 from tests.cli import failing
 from tests.laws import plain
 from tests.methods.train.tokenizers_made import made_tokenizer
@@ -95,25 +94,10 @@ def test_the_loaded_model_and_the_random_state_stay_as_they_are(kind: str) -> No
     assert not [m for m in model.modules() if "forward" in m.__dict__ or m._forward_hooks or m._forward_pre_hooks]
 
 
-def test_windows_are_seen_and_not_looked_up() -> None:
+def test_windows_are_those_of_the_configuration() -> None:
     assert Target(random_model(DRIVEN["gemma3_text"])).windows == [9, None, 9]
     assert Target(random_model(DRIVEN["starcoder2"])).windows == [9, 9, 9]
     assert Target(random_model(DRIVEN["olmo2"])).windows == [None, None, None]
-
-
-@pytest.mark.parametrize("kind", ["gemma3_text", "granite"])
-def test_tables_grow_past_what_they_were_made_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specbench_ss.engine.generic_model.CHUNK", 5)
-    monkeypatch.setattr("specbench_ss.engine.generic_model.AT_FIRST", 7)
-    model = random_model(DRIVEN[kind])
-    long = [(5 * i + 2) % VOCAB for i in range(40)]
-    with torch.inference_mode():
-        theirs = model(torch.tensor([long])).logits[0, -1]
-        target = Target(model)
-        tables = target.family.tables
-        assert isinstance(tables, Tables) and tables.length == 7
-        torch.testing.assert_close(target.next_logits(long), theirs, atol=1e-4, rtol=1e-4)
-    assert tables.length == 41
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "granite", "gemma2"])
@@ -141,7 +125,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     """Models on the disk, with a tokenizer."""
     tokenizer = made_tokenizer("gpt", "chatml")
     found = {}
-    configs = DRIVEN | {"mamba": BY_CONFIGURATION["mamba"][0], "falcon": AT_LOAD["falcon"][0]}
+    configs = DRIVEN | {kind: BY_CONFIGURATION[kind][0] for kind in ("mamba", "falcon")}
     for kind in ("gpt2", "gptj", "gemma3_text", "mamba", "falcon"):
         folder = tmp_path_factory.mktemp(kind)
         config = copy.deepcopy(configs[kind])

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from specbench_ss import run
-from specbench_ss.bench import concurrency as levels_together
+from specbench_ss.bench import runner as levels_together
 from specbench_ss.reports.html.report import HtmlReport
 from specbench_ss.reports.summary_files import JsonReport, MarkdownReport
 from specbench_ss.results.analysis import Results, analyse
-from specbench_ss.results.checks import served_findings
+from specbench_ss.results.checks import served_checks
 from specbench_ss.runs.run_dir import read_levels, read_run
 
 QUESTIONS = [
@@ -85,10 +85,10 @@ def test_a_level_that_was_not_finished_is_made_again(
     levels = out / "levels.jsonl"
     kept = levels.read_text().splitlines(keepends=True)
     levels.write_text("".join(kept[:-2]) + kept[-2][:20])  # killed while it wrote the level
-    assert [name for name, *_ in served_findings(read_run(out)) if name == "levels"]
+    assert [check for check in served_checks(read_run(out)) if check.name == "levels"]
     measured(asked, out, resume=True)
     assert len(levels.read_text().splitlines()) == len(kept) and len(read_levels(out)[1]) == 24
-    assert not [name for name, *_ in served_findings(read_run(out)) if name == "levels"]
+    assert not [check for check in served_checks(read_run(out)) if check.name == "levels"]
 
 
 def test_every_form_of_the_report_has_the_levels(finished: tuple[Path, Results], tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.models import limits as machine_limits
 from specbench_ss.reports.html.report import page
 from specbench_ss.results.analysis import analyse
-from specbench_ss.results.cost_model import counted, machine_rows
+from specbench_ss.results.cost_model import counted
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.results.terminal import machine_lines
 from specbench_ss.runs.records import Row, Run
@@ -39,7 +39,7 @@ def sample(**numbers: Any) -> Row:
 
 
 def lines_of(run: Run) -> list[str]:
-    return machine_lines(machine_rows(run), run.manifest)
+    return machine_lines(analyse(run).machine_rows, run.manifest)
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -159,7 +159,7 @@ def made(make_run: Any) -> Path:
 
 def test_shares_of_limits_and_predictions_follow_from_counts(made: Path) -> None:
     run = read_run(made)
-    plain, streams = machine_rows(run)
+    plain, streams = analyse(run).machine_rows
     rows = [row for row in run.rows if row.method == "ar"]
     steps, seconds = sum(r.steps or 0 for r in rows), sum(r.decode_s or 0 for r in rows)
     assert plain.bandwidth_share == pytest.approx((plain.bytes_per_step or 0) * steps / seconds / 1e9)
@@ -173,7 +173,7 @@ def test_shares_of_limits_and_predictions_follow_from_counts(made: Path) -> None
 
 def test_the_terminal_says_what_the_parts_leave_and_what_was_reached(made: Path) -> None:
     left, limits = lines_of(read_run(made))
-    share = max(row.host_share or 0 for row in machine_rows(read_run(made)))
+    share = max(row.host_share or 0 for row in analyse(read_run(made)).machine_rows)
     assert f"takes at most {share:.1%} of a step" in left and limits.startswith("limits: of memory bandwidth")
     assert "differ" not in left and "add up" not in left
     run = read_run(made)
@@ -190,7 +190,7 @@ def test_the_report_shows_what_was_counted_and_read(made: Path) -> None:
     counted_table, read_table = page(analyse(run))["machine"]
     ar, ss = sorted(counted_table.rows, key=lambda cells: cells[0].text)
     values = dict(zip([column.title for column in counted_table.columns], ss, strict=True))
-    row = machine_rows(run)[1]
+    row = analyse(run).machine_rows[1]
     assert values["GFLOP"].sort == pytest.approx((row.flops_per_step or 0) / 1e9)
     assert values["bandwidth"].text == f"{100 * (row.bandwidth_share or 0):.0f}%"
     titles = [column.title for column in read_table.columns]
@@ -203,7 +203,7 @@ def test_the_report_of_a_run_without_shapes_or_readings_has_neither_table(made: 
     run.manifest["machine"] = {}
     for row in run.rows:
         row.host_cpu_share = row.host_foreign_share = row.disturbed = None
-    assert page(analyse(run))["machine"] == [None, None]
+    assert page(analyse(run))["machine"] == []
 
 
 def test_costs_are_of_pairs_and_void_results_have_no_speedup(made: Path) -> None:
@@ -212,7 +212,7 @@ def test_costs_are_of_pairs_and_void_results_have_no_speedup(made: Path) -> None
     lost.status, lost.error = "failed", "RuntimeError: no"
     same = read_run(made)
     same.rows = [row for row in same.rows if row.question_id != lost.question_id or row.method == "ar"]
-    (plain, streams), (_, without) = machine_rows(run), machine_rows(same)
+    (plain, streams), (_, without) = analyse(run).machine_rows, analyse(same).machine_rows
     assert streams == without and (plain.samples, streams.samples) == (len(run.rows) // 2, len(run.rows) // 2 - 1)
     summary = {row.method: row for row in summarise(run) if row.category == OVERALL}
     ratio = summary["ss"].step_ratio or 0
@@ -220,7 +220,7 @@ def test_costs_are_of_pairs_and_void_results_have_no_speedup(made: Path) -> None
         "of the same prompts on both sides"
     )
     next(row for row in run.rows if row.method == "ss" and row.ok).tokens = 7  # nothing adds up any more
-    void = machine_rows(run)[1]
+    void = analyse(run).machine_rows[1]
     assert void.decode_speedup is None and void.predicted_speedup is None and void.bytes_per_step
 
 
@@ -238,7 +238,7 @@ def test_a_drafter_that_nobody_found_does_not_weigh_nothing(made: Path) -> None:
     run.manifest["machine"]["shapes"]["ss"]["drafter"] = drafter_shape(decoder.drafter_weights(), target)
     for row in run.rows:
         row.draft_calls = (row.steps or 0) if row.method == "ss" else 0
-    plain, streams = machine_rows(run)
+    plain, streams = analyse(run).machine_rows
     assert plain.drafter_bytes_per_step == 0 and plain.predicted_speedup == 1
     assert streams.drafter_bytes_per_step is None and streams.predicted_speedup is None
 

@@ -44,7 +44,7 @@ RUN = ["run", "--methods", "ar", "--limit", "1", "--categories", "qa"]
         (["--methods", "medusa[weights=/no]"], "medusa: no such file or folder: /no"),
         (["--methods", "medusa", "--set", f"medusa.weights={LAB}/ss"], f"'down' ({LAB}/ss/model.safetensors)"),
         (["--methods", "medusa[heads=9]"], "heads must be 1 to 4, or 0 for all, not 9"),
-        (["--methods", "medusa[nodes=100000]"], "nodes must be at most 4096, not 100000"),
+        (["--methods", "medusa[nodes=100000]"], "nodes must be 0 to 4096, not 100000"),
         (["--methods", "medusa[tree=/no.json]"], "medusa: cannot read tree /no.json: no such file"),
         (["--methods", "medusa", "--set", "medusa.tree=pyproject.toml"], "pyproject.toml: it is not JSON"),
     ],

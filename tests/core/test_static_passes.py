@@ -26,7 +26,7 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.drafter_pass import SEE_DIFFERENTLY
+from specbench_ss.methods._shared.drafting import SEE_DIFFERENTLY
 from specbench_ss.models.tiny import CONTEXT, tiny_target
 from specbench_ss.results.checks import checks
 from specbench_ss.results.summary import summarise
@@ -491,7 +491,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch, kind: str = "llama", replay: Replay
     target = tiny_target(kind, words=61)
     monkeypatch.setattr(target, "device", Anywhere("cuda"))
     monkeypatch.setattr(engines.torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(engines, "captured_on", lambda device: replay)
+    monkeypatch.setattr(engines, "Graphs", lambda device: replay)
 
     def replayed(target: Target, replay: Replay, by: str, own: Any = replay_steps) -> None:
         monkeypatch.setattr(target, "device", torch.device("cpu"))  # where it really is

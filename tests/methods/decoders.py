@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from specbench_ss.conformance import randomise
-from specbench_ss.methods.medusa.decode import Medusa, random_medusa
-from specbench_ss.methods.ss import decode
+from specbench_ss.engine.target import Target
+from specbench_ss.methods.medusa.decode import Medusa
+from specbench_ss.methods.ss.config import SSOptions, StreamConfig
 from specbench_ss.methods.ss.decode import (
     BESIDE_MLP,
     CONDITIONED,
@@ -18,5 +17,9 @@ from specbench_ss.methods.ss.decode import (
 
 __all__ = ["BESIDE_MLP", "CONDITIONED", "ROOTED", "TWO_LAYERS", "medusa", "random_streams", "randomise", "streaming"]
 
-medusa = partial(random_medusa, Medusa)
-streaming = partial(decode.streaming, SpeculativeStreaming)
+medusa = Medusa.random
+
+
+def streaming(target: Target, config: StreamConfig, options: SSOptions) -> SpeculativeStreaming:
+    """Return lossless streaming with random streams."""
+    return SpeculativeStreaming(target, options, random_streams(target, config))

@@ -17,9 +17,8 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.block_drafters import train
-from specbench_ss.methods.block_drafters.decode import DFlash
+from specbench_ss.methods.block_drafters.decode import DFlash, DFlashOptions
 from specbench_ss.methods.block_drafters.dflash import Sight, config_of, new_drafter, random_drafter
-from specbench_ss.methods.block_drafters.options import DFlashOptions
 from specbench_ss.methods.block_drafters.train import DFlashTrainer, DFlashTraining
 from specbench_ss.methods.medusa.train import MedusaTrainer, MedusaTraining
 from specbench_ss.models.checkpoint import write_checkpoint

@@ -16,7 +16,7 @@ from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.ss.decode import SpeculativeStreaming, shapes
+from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.options import MethodSpec
 from tests.laws import architectures, plain, statistical
 from tests.tiny import tiny_model
@@ -73,6 +73,6 @@ def test_autoregressive_equals_transformers(kind: str) -> None:
 
 def test_acceptance_is_counted_against_what_was_drafted() -> None:
     """Pruning takes nodes away from verification, not from the count of what was drafted."""
-    one_kept = shapes(SpeculativeStreaming, Target(tiny_model("llama")))["one-kept"]()
+    one_kept = SpeculativeStreaming.examples(Target(tiny_model("llama")))["one-kept"]()
     steps = generate(one_kept, [5, 6, 7], Limits(20), Sampling()).steps
     assert {(step.verified, step.depth, step.nodes) for step in steps} == {(0, 3, 14)}

@@ -26,8 +26,7 @@ from specbench_ss.engine.verify import Verdict
 from specbench_ss.methods._shared import fine_tuned
 from specbench_ss.methods.block_drafters import dflash as dflash_weights
 from specbench_ss.methods.block_drafters import peagle as peagle_weights
-from specbench_ss.methods.block_drafters.decode import PEagle
-from specbench_ss.methods.block_drafters.options import PEagleOptions
+from specbench_ss.methods.block_drafters.decode import PEagle, PEagleOptions
 from specbench_ss.models.tiny import tiny_model, tiny_target
 from tests.core.test_static_passes import DECLINED
 

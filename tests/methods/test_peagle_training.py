@@ -17,8 +17,7 @@ from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.block_drafters.decode import PEagle
-from specbench_ss.methods.block_drafters.options import PEagleOptions
+from specbench_ss.methods.block_drafters.decode import PEagle, PEagleOptions
 from specbench_ss.methods.block_drafters.peagle import config_of, new_drafter, random_drafter
 from specbench_ss.methods.block_drafters.train import PEagleTrainer, PEagleTraining
 from specbench_ss.models.checkpoint import write_checkpoint

@@ -10,9 +10,10 @@ from scipy.stats import chisquare
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.verify import verify_sampled
 from specbench_ss.methods.ss.config import SSOptions
-from specbench_ss.methods.ss.decode import TWO_LAYERS, SpeculativeStreaming, streaming
+from specbench_ss.methods.ss.decode import TWO_LAYERS
 from specbench_ss.methods.ss.tree import draft_tree, drawn_tree
 from specbench_ss.models.tiny import tiny_target
+from tests.methods.decoders import streaming
 from tests.methods.exactness import p_value
 
 ROOT = torch.tensor([4])
@@ -82,6 +83,6 @@ def test_a_choice_by_what_was_drawn_would_be_seen() -> None:
 
 def test_answers_are_exact_and_the_tree_is_not_pruned() -> None:
     target = tiny_target("llama")
-    decoder = streaming(SpeculativeStreaming, target, TWO_LAYERS, SSOptions(k=3, n_draft=8, n_keep=2, sample="on"))
+    decoder = streaming(target, TWO_LAYERS, SSOptions(k=3, n_draft=8, n_keep=2, sample="on"))
     assert decoder.max_rows() == 9 * (1 + TWO_LAYERS.gamma)
     assert p_value(decoder, [3, 1, 4], Sampling(temperature=0.9), n=400) > 1e-4

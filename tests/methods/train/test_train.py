@@ -17,8 +17,7 @@ from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.block_drafters.decode import DFlash, PEagle
-from specbench_ss.methods.block_drafters.options import DFlashOptions, PEagleOptions
+from specbench_ss.methods.block_drafters.decode import DFlash, DFlashOptions, PEagle, PEagleOptions
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
 from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.methods.ss.config import SharedAROptions, SSOptions
@@ -95,13 +94,13 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("mode", ["lossless", "shared"])
 def test_where_streams_stand_is_kept_with_them(mode: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
-    """In the folder's config.json, which names no position where it is the one that streams always had."""
+    """In the folder's config.json."""
     named = {}
     for position in ("ahead", "same"):
         out, how = tmp_path / position, [*STREAMS, "--mode", mode, "--stream-position", position]
         assert main(arguments("ss", models["llama"], chats, out, *how, "--steps", "2", "--lr", "0.05")) == 0
         named[position] = json.loads((out / "config.json").read_text())["streams"].get("stream_position")
-    assert named == {"ahead": None, "same": "same"}
+    assert named == {"ahead": "ahead", "same": "same"}
     target, options = load_target(str(models["llama"]), device="cpu"), SSOptions(weights=str(out), k=2)
     decoder = SpeculativeStreaming if mode == "lossless" else SharedStreaming
     loaded = decoder.load(target, options)

@@ -1,0 +1,196 @@
+"""Bases of decoders whose drafter comes from a folder, and passes of a drafter with layers of its own."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.kv_cache import Cache
+from specbench_ss.engine.target import FINAL, Output, Target
+from specbench_ss.engine.tree import indices
+from specbench_ss.engine.verify import Verdict
+from specbench_ss.methods._shared.draft_vocabulary import read_shapes_and_words
+from specbench_ss.methods._shared.drafter_network import DrafterNetwork, Rotary
+from specbench_ss.models import checkpoint
+from specbench_ss.models.load import hash_tensors
+
+Read = Callable[..., dict[str, Tensor]]  # returns a file's tensors, with their values or as shapes alone
+SEE_DIFFERENTLY = "layers of the drafter that do not all see the same"
+
+
+class DrafterDecoder(Decoder):
+    """A decoder with a drafter and config.json from a folder. config: that of the weights, {} for random ones.
+
+    companion: folder of the weights beside a model, '' = the method's name. advisable: options that config.json may
+    advise; other_options: options of other methods that use the same folder.
+    """
+
+    Options: ClassVar[Any]
+    companion: ClassVar[str] = ""
+    advisable: ClassVar[tuple[str, ...]] = ()
+    other_options: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, target: Target, options: Any, drafter: Any, config: dict[str, Any] | None = None) -> None:
+        super().__init__(target, options)
+        self.drafter = target.adopt(drafter, self.name)
+        self.config = config or {}
+        self.learnt = checkpoint.learnt(self.config)
+
+    @classmethod
+    @abstractmethod
+    def read(cls, options: Any, path: Path, base: Outline, read: Read) -> tuple[Any, dict[str, Any]]:
+        """Return a folder's drafter and its config.json. Raise UserError where it does not fit the base."""
+
+    @classmethod
+    @abstractmethod
+    def settle(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: Outline) -> Any:
+        """Return what the options mean for this drafter. Raise UserError for what it cannot draft."""
+
+    @classmethod
+    def build(cls, target: Target, options: Any, drafter: Any, config: dict[str, Any], path: Path) -> Self:
+        """Return the decoder with a drafter that `read` gave."""
+        return cls(target, options, drafter, config)
+
+    def with_options(self, options: Any) -> Self:
+        """Return the decoder with the same drafter and settled options."""
+        return type(self)(self.target, options, self.drafter, self.config)
+
+    @classmethod
+    def outline_of(cls, base: Outline, path: Path) -> Outline:
+        """Return the model that the folder's drafter is for, by its configuration."""
+        return base
+
+    @classmethod
+    def model_of(cls, target: Target, path: Path) -> Target:
+        """Return that model."""
+        return target
+
+    @classmethod
+    def advised_by(
+        cls, options: Any, config: Mapping[str, Any], base: Outline, path: Path
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the options with the folder's advice in place of defaults, and what was taken.
+
+        A tree that the user states is drafted as it is. Raises UserError for options that the folder may not advise.
+        """
+        file = path / "config.json" if path.is_dir() else path
+        advice = checkpoint.read_advice(
+            config.get(checkpoint.KEY), cls.Options, cls.advisable, cls.name, file, cls.other_options
+        )
+        stated = getattr(options, "tree", "auto") != "auto"
+        return (options, {}) if stated else advice.settle(options, base.device_type)
+
+    @classmethod
+    def check(cls, options: Any, base: Outline) -> None:
+        """Check the drafter's configuration, file and shapes, and what the options ask of it."""
+        base.check_square(cls.name)
+        path = checkpoint.drafter_here(options.weights, cls.name, base, cls.companion)
+        if path is None:
+            return
+        own = cls.outline_of(base, path)
+        with torch.device("meta"):
+            drafter, config = cls.read(options, path, own, read_shapes_and_words)
+        options, _ = cls.advised_by(options, config, own, path)
+        cls.settle(options, config, drafter, own)
+
+    @classmethod
+    def load(cls, target: Target, options: Any) -> Self:
+        """Load the drafter that the user named, or the one that came with the model."""
+        target.check_square(cls.name)
+        path = checkpoint.drafter_folder(options.weights, cls.name, target, cls.companion)
+        own = cls.model_of(target, path)
+        drafter, config = cls.read(options, path, own, checkpoint.read_tensors)
+        checkpoint.check_base(config, target, cls.name)
+        options, advised = cls.advised_by(options, config, target, path)
+        found = cls.build(own, options, drafter, config, path)
+        found.advised = advised
+        return found
+
+    def variant(self, options: Any) -> Self:
+        """Return the same drafter with other options."""
+        return self.with_options(self.advised_by(options, self.config, self.target, Path("config.json"))[0])
+
+
+class FeatureDecoder(DrafterDecoder):
+    """A drafter with a KV cache of its own over hidden states of these target layers; FINAL = the normed last one."""
+
+    def __init__(
+        self,
+        target: Target,
+        options: Any,
+        drafter: DrafterNetwork,
+        config: dict[str, Any] | None,
+        layers: Sequence[int],
+    ) -> None:
+        super().__init__(target, options, drafter, config)
+        self.layers = tuple(layers)
+        self.taps = tuple(dict.fromkeys(layer for layer in layers if layer != FINAL))
+        self.rotary = Rotary(drafter.config, target.device)
+        self.drafter.finalize(self.rotary, target.packs)
+        self.cache = Cache(len(drafter.blocks), 0)
+        self._features: list[Tensor] = []  # [1, n, h] of each layer: the prompt's, between its prefill and `begin`
+
+    def described(self) -> dict[str, Any]:
+        return {"layers": list(self.layers), "drafter_hash": hash_tensors(self.drafter.state_dict())}
+
+    def prefill(self, state: State, ids: Tensor) -> Output:
+        """Run the prompt, and keep the hidden states of all its positions."""
+        output = self.target.prefill(ids, state.cache, self.taps, every=True)
+        self._features = [output.taps[layer] for layer in self.layers]
+        return output
+
+    def accepted(self, verdict: Verdict, output: Output) -> tuple[Tensor, list[Tensor]]:
+        """Return the n tokens that a step decided, the new root last, and the hidden states [1, n, h] before each."""
+        path = indices(verdict.path, self.target.device)
+        assert output.tree is not None
+        tokens = torch.cat((output.tree.tokens[path[1:]], verdict.next_token))
+        return tokens, [output.taps[layer][:, path] for layer in self.layers]
+
+    def rotary_at(self, first: int, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return cos, sin [1, n, head_dim] of n positions from `first` on."""
+        return self.rotary(torch.arange(first, first + n, device=self.target.device)[None], dtype)
+
+    def run_drafter(
+        self, rows: Sequence[Tensor], masks: Sequence[Tensor | None], rotary: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Return the drafter's output [1, n, h] for rows [1, n, h] behind those in its cache."""
+        return pass_drafter(self.target, self.drafter, self.drafter, rows, self.cache, masks, rotary)
+
+
+def pass_drafter(
+    target: Target,
+    drafter: torch.nn.Module,
+    run: Callable[..., Tensor],
+    rows: Sequence[Tensor],
+    cache: Cache,
+    masks: Sequence[Tensor | None],
+    rotary: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Return what `run(*rows, cache, masks, rotary)` does of rows [1, n, ..] behind those in the cache: [1, n, h].
+
+    The pass is made as the target's are: replayed, or with rows of other requests. drafter: what `run` computes with,
+    and nothing else beside what it is given. masks: additive [1, 1, n, past + n], one a layer, None = nothing to hide,
+    or a prompt's rows in order. rotary: cos, sin [1, 1 or n, head_dim].
+    """
+    if target.passes is None:
+        return run(*rows, cache, masks, rotary)
+    mask, n, past = masks[0], rows[0].shape[1], cache.get_seq_length()
+    if any(other is not mask for other in masks):
+        target.passes.decline(SEE_DIFFERENTLY, 0, cache)
+        return run(*rows, cache, masks, rotary)
+    if mask is None and n > 1 and past:
+        mask = rows[0].new_zeros(1, 1, n, past + n)
+
+    def layers(x: Tensor, cache: Any, mask: Tensor | None, rotary: Any) -> tuple[Tensor, ...]:
+        return (run(*x.split([part.shape[-1] for part in rows], -1), cache, [mask] * len(masks), rotary),)
+
+    cos, sin = (part.expand(-1, n, -1) for part in rotary)
+    (out,) = target.through(drafter, layers, torch.cat(tuple(rows), -1), 0, cache, mask, (cos, sin))
+    return out
