@@ -183,7 +183,8 @@ def check_bounds(options: type[Any], values: Mapping[str, Any], owner: str = "",
     for name, bounds in bounds_of(options).items():
         value = values.get(name)
         if value is not None and not bounds.hold(value):
-            raise UserError(f"{owner}{': ' * bool(owner)}{flag}{name} must be {bounds}, not {value}")
+            shown = flag + name.replace("_", "-") if flag else name
+            raise UserError(f"{owner}{': ' * bool(owner)}{shown} must be {bounds}, not {value}")
 
 
 class Bounded:
