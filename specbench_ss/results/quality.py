@@ -21,7 +21,7 @@ import numpy as np
 from scipy.special import betaincinv, gammaln, logsumexp
 
 from specbench_ss.errors import UserError
-from specbench_ss.options import plain_number
+from specbench_ss.options import checked_value
 from specbench_ss.runs.records import ACCEPT_TILTS, PIT_BINS, Key, Row, Run, SampledTokens
 from specbench_ss.stats import Floats, Interval, mean_interval
 from specbench_ss.suite import Question
@@ -172,7 +172,7 @@ NonInferiority = Literal["non-inferior", "inferior", "not shown"]
 
 def checked_margin(margin: float) -> float:
     """Return the margin. Raises UserError where it is no number above 0 and up to 1."""
-    value = plain_number("quality_margin", margin)
+    value = float(checked_value("quality_margin", float, margin))
     if not 0 < value <= 1:
         raise UserError(f"the margin of quality must be above 0 and at most 1, not {value:g}")
     return value

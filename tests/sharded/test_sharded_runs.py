@@ -22,6 +22,7 @@ from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import Goal, Recording, RunConfig, RunTarget, Workers
 from specbench_ss.runs.records import Row, Run
 from specbench_ss.runs.run_dir import read_drafts, read_run
+from specbench_ss.runs.run_options import RunOptions
 from tests.sharded.fake_ray import FakeRay
 
 CONFIG = RunConfig(
@@ -33,7 +34,7 @@ CONFIG = RunConfig(
     device="cpu",
     dtype="float32",
 )
-RECORDING = recording_of({"telemetry": 0, "remake_disturbed": None, "record_drafts": "first", "trace": False})
+RECORDING = recording_of(RunOptions(telemetry=0.0))
 SAME = ("index", "position", "seed", "token_ids", "text", "steps", "drafted", "accepted", "quality", "status")
 
 
