@@ -237,6 +237,17 @@ class Session:
         self.overshoot += len(verdict.tokens) - kept
 
 
+class DraftProbe(Session):
+    """One request whose drafts are watched: the probabilities that they were drawn from count among what is chosen."""
+
+    def propose(self, state: State) -> DraftTree:
+        """Return the method's draft."""
+        tree = super().propose(state)
+        if tree.draft_probs is not None:
+            tree.draft_probs.max()  # which a `ChoosingWatch` looks at
+        return tree
+
+
 def taken(offsets: Sequence[int] | Tensor, path: list[int]) -> Sequence[int] | Tensor:
     """Return the offsets of these nodes; where they are on a device that is waited for, they stay there."""
     if not isinstance(offsets, torch.Tensor):
@@ -292,6 +303,7 @@ def decode(
     limits: Limits,
     sampling: Sampling,
     on_step: Callable[[int], None] | None = None,
+    session: type[Session] = Session,
 ) -> Generation:
     """Answer one prompt, and do nothing else: what a run measures.
 
@@ -305,7 +317,7 @@ def decode(
     with torch.inference_mode():
         cache = target.request_cache(*room_for(decoder, prompt, limits))
         try:
-            result = Session(decoder, prompt, limits, sampling, cache, began).run(on_step)
+            result = session(decoder, prompt, limits, sampling, cache, began).run(on_step)
         except BaseException:
             drop_caches(decoder)  # a replayed pass reads padded keys: NaN must not stay in them
             raise
@@ -339,6 +351,6 @@ def probe_drafts(decoder: Decoder, prompt: Sequence[int], limits: Limits, sampli
         return
     seen = ChoosingWatch()  # type: ignore[no-untyped-call]
     with suppress(Exception), operator_by_operator(decoder), seen:  # what is chosen in a replay is not seen
-        decode(decoder, prompt, replace(limits, max_new_tokens=PROBED), sampling)
+        decode(decoder, prompt, replace(limits, max_new_tokens=PROBED), sampling, session=DraftProbe)
     if seen.found:
         raise NotFinite(f"{decoder.name}: what it drafts from is not finite: {why(decoder.target.dtype)}")
