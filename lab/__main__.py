@@ -12,70 +12,41 @@ from typing import Annotated, Literal
 import typer
 
 from lab.text import APP_CATEGORIES, SPECBENCH_CATEGORIES, conversations, questions
-from specbench_ss.cli.shared import interrupted
 from specbench_ss.errors import UserError
 from specbench_ss.storage import writing
 from specbench_ss.suite import Question
 from specbench_ss.suites.base import LAB_QUESTIONS, LAB_SIZES
 
 app = typer.Typer(help="Train ssbench's own small models again, and write the text of their generators.")
+Out = Annotated[Path, typer.Option(help="Folder to write to.", file_okay=False)]
+Size = Annotated[Literal["s", "m"], typer.Option(help="Base model: s is the one that ships, m a larger one for a GPU.")]
+Stages = Annotated[str, typer.Option(metavar="A,B", help="Train these stages alone. Default: all of them.")]
+Scale = Annotated[float, typer.Option(min=1e-6, help="Factor on every stage's number of steps.")]
+Seed = Annotated[int, typer.Option(help="Seed of the generated text, and of initial weights.")]
+Count = Annotated[int | None, typer.Option(min=0, help="Number of conversations; without it they never end.")]
 
 
 @app.command()
 def train(
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            help="Folder to write the weights to; the same command continues an unfinished training.",
-            file_okay=False,
-        ),
-    ],
-    size: Annotated[
-        Literal["s", "m"],
-        typer.Option("--size", help="Size of the base model: s is the one that ships, m is a larger one for a GPU."),
-    ] = "s",
-    stages: Annotated[
-        str,
-        typer.Option(
-            "--stages",
-            metavar="A,B",
-            help="Train only these stages, in the order of the pipeline. Default: all of them.",
-        ),
-    ] = "",
-    device: Annotated[str, typer.Option("--device", help="Device to train on: auto, cpu, cuda or cuda:N.")] = "auto",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the generated text and of initial weights.")] = 0,
-    budget_scale: Annotated[
-        float, typer.Option("--budget-scale", min=0.0, help="Factor on every stage's number of steps.")
-    ] = 1.0,
+    out: Out, size: Size = "s", stages: Stages = "", device: str = "auto", seed: Seed = 0, budget_scale: Scale = 1.0
 ) -> None:
-    """Train the lab's base model and the weights of all methods for it, from nothing."""
-    if budget_scale <= 0:
-        raise typer.BadParameter("--budget-scale must be above 0")
-    from lab import pipeline
-    from specbench_ss.models.devices import resolve_device
+    """Train the lab's base model and the weights of all methods for it; the same command goes on after a cut."""
+    from lab import pipeline  # loads torch, which the other commands do without
+    from specbench_ss.cli.shared import interrupted
 
+    named = tuple(name.strip() for name in stages.split(",") if name.strip())
     try:
         with writing(out, "make room: the same command goes on"):
-            pipeline.train(
-                size=size,
-                stages=tuple(name.strip() for name in stages.split(",") if name.strip()),
-                out=out,
-                device=resolve_device(device),
-                seed=seed,
-                budget_scale=budget_scale,
-            )
+            pipeline.train(out, size, named, device, seed, budget_scale)
     except KeyboardInterrupt as stop:
         raise interrupted(f" {stop}") from None
 
 
 @app.command()
 def text(
-    split: Annotated[str, typer.Option("--split", help="Split of the text: train, calibration or eval.")] = "train",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the mixture.")] = 0,
-    count: Annotated[
-        int | None, typer.Option("--count", min=0, help="Number of conversations; without it they never end.")
-    ] = None,
+    split: Annotated[str, typer.Option(help="Split: train, calibration or eval.")] = "train",
+    seed: Seed = 0,
+    count: Count = None,
 ) -> None:
     """Write generated conversations to standard output, one JSON object a line."""
     for example in islice(conversations(split, seed), count):
@@ -84,9 +55,7 @@ def text(
 
 
 @app.command()
-def freeze(
-    out: Annotated[Path, typer.Option("--out", help="Folder to write the files to.", file_okay=False)] = LAB_QUESTIONS,
-) -> None:
+def freeze(out: Out = LAB_QUESTIONS) -> None:
     """Write the questions that the suites ask of the lab's models into the package."""
     for split in ("eval", "calibration"):
         lines = "".join(json.dumps(_row(question), ensure_ascii=False) + "\n" for question in frozen(split))

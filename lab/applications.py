@@ -13,17 +13,15 @@ from lab.wording import KINDS, draw_slots, key_of, people, person_forms, pick, p
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its name, its kind of value, or for a number the range."""
+    """A column: its name, and its kind of value, or for a number the range."""
 
     name: str
-    kind: str
-    low: int = 0
-    high: int = 0
+    kind: str | tuple[int, int]
 
     @property
     def words(self) -> str:
         """The name as a question says it; what is counted is a number of things."""
-        counted = not self.kind and (self.name.endswith("s") or self.name in ("staff", "crew"))
+        counted = isinstance(self.kind, tuple) and (self.name.endswith("s") or self.name in ("staff", "crew"))
         return ("number of " if counted else "") + self.name.replace("_", " ")
 
 
@@ -36,27 +34,25 @@ class Table:
 
     name: str
     single: str
-    columns: Columns
+    kinds: dict[str, str | tuple[int, int]]
+
+    @property
+    def columns(self) -> Columns:
+        """All columns."""
+        return [Column(name, kind) for name, kind in self.kinds.items()]
 
 
-def _column(text: str) -> Column:
-    name, _, kind = text.partition("=")
-    low, dash, high = kind.partition("-")
-    return Column(name, "", int(low), int(high)) if dash else Column(name, kind or "name")
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A table whose rows belong to rows of another."""
 
-
-def _table(name: str, single: str, *columns: str) -> Table:
-    return Table(name, single, [_column(column) for column in columns])
-
-
-def _link(child: str, parent: str) -> tuple[Table, Table]:
-    name, single, parent_name, parent_single, *columns = child.split()
-    return _table(name, single, *columns), _table(parent_name, parent_single, *parent.split())
+    child: Table
+    parent: Table
 
 
 VALUES = load("sql.values", dict[str, tuple[str, ...]])
-TABLES = [_table(*line.split()) for line in load("sql.tables", list[str])]
-LINKS = [_link(*line.split(" ; ")) for line in load("sql.links", list[str])]
+TABLES = load("sql.tables", list[Table])
+LINKS = load("sql.links", list[Link])
 
 # Questions on a small schema, each with the one SQL query that answers it.
 
@@ -69,29 +65,29 @@ _ENDS = (("DESC", "[highest|largest]"), ("ASC", "[lowest|smallest]"))
 _ORDERS = (("DESC", "[from high to low|in descending order]"), ("ASC", "[from low to high|in ascending order]"))
 
 
-def _number(rng: random.Random, column: Column) -> int:
-    value = rng.randint(column.low, column.high)
+def _number(rng: random.Random, low: int, high: int) -> int:
+    value = rng.randint(low, high)
     # Large numbers are round, as people ask for them.
     return value // 1000 * 1000 if value >= 10000 else value // 100 * 100 if value >= 2100 else value
 
 
 def _text_columns(columns: Columns) -> Columns:
-    return [column for column in columns if column.kind and column.kind != "name"]
+    return [column for column in columns if isinstance(column.kind, str) and column.kind != "name"]
 
 
 def _number_columns(columns: Columns) -> Columns:
-    return [column for column in columns if not column.kind]
+    return [column for column in columns if isinstance(column.kind, tuple)]
 
 
 def _condition(rng: random.Random, column: Column, prefix: str = "") -> tuple[str, str]:
     """A condition in words and in SQL."""
     name = prefix + column.name
-    if column.kind:
+    if isinstance(column.kind, str):
         value = pick(rng, VALUES[column.kind])
         return f"{column.words} is {value}", f"{name} = '{value}'"
-    low = _number(rng, column)
+    low = _number(rng, *column.kind)
     if rng.random() < 0.25:
-        low, high = sorted((low, _number(rng, column)))
+        low, high = sorted((low, _number(rng, *column.kind)))
         if low < high:
             return f"{column.words} is between {low} and {high}", f"{name} BETWEEN {low} AND {high}"
     sign, words = pick(rng, _COMPARE)
@@ -179,25 +175,27 @@ def _some_columns(rng: random.Random, table: Table) -> Columns:
 
 def _schema(name: str, columns: Columns, *ids: str) -> str:
     parts = [f"{column} INTEGER" for column in ids]
-    parts += [f"{column.name} {'TEXT' if column.kind else 'INTEGER'}" for column in columns]
+    parts += [f"{column.name} {'TEXT' if isinstance(column.kind, str) else 'INTEGER'}" for column in columns]
     return f"CREATE TABLE {name} ({', '.join(parts)});"
 
 
 def _join(rng: random.Random) -> tuple[str, str, str]:
-    child, parent = pick(rng, LINKS)
+    link = pick(rng, LINKS)
+    child, parent = link.child, link.parent
     ours = rng.sample(child.columns, rng.randint(2, 3))
-    theirs = [parent.columns[0], *rng.sample(parent.columns[1:], rng.randint(1, 2))]
+    first, *rest = parent.columns
+    theirs = [first, *rng.sample(rest, rng.randint(1, 2))]
     shown, other = pick(rng, ours), pick(rng, theirs[1:])
     words, where = _condition(rng, other, f"{parent.name}.")
-    link = f"{parent.single}_id"
+    key = f"{parent.single}_id"
     if rng.random() < 0.5:
         ask = f"{_ASK} {shown.words} of the {child.name} of {parent.name} whose {words}."
         head = f"{child.name}.{shown.name}"
     else:
         ask = f"{_ASK} {parent.single} name and {shown.words} of each {child.single}, for {parent.name} whose {words}."
         head = f"{parent.name}.name, {child.name}.{shown.name}"
-    sql = f"SELECT {head} FROM {child.name} JOIN {parent.name} ON {child.name}.{link} = {parent.name}.id WHERE {where}"
-    return f"{_schema(child.name, ours, link)} {_schema(parent.name, theirs, 'id')}", ask, sql
+    sql = f"SELECT {head} FROM {child.name} JOIN {parent.name} ON {child.name}.{key} = {parent.name}.id WHERE {where}"
+    return f"{_schema(child.name, ours, key)} {_schema(parent.name, theirs, 'id')}", ask, sql
 
 
 def _single(rng: random.Random) -> tuple[str, str, str]:

@@ -1,173 +1,201 @@
-"""The drafters that leave the base alone: all learn from the same text, batches and number of steps.
+"""Recipes of the lab's drafters: what each learns from, with which trainer of `ssbench train`, and how fast.
 
-One more of them is one more entry in DRAFTERS. Each has its own checkpoint, so that it can be trained alone and go on.
-Learning rates of `medusa`, `hydra`, `dflash`, `peagle` and `draft-2m` are the best of the three that
-docs/log.md has for each; those of the others are of earlier probes: docs/log.md.
+One more drafter is one more entry of RECIPES, which is a stage of the training by its name. Learning rates of `medusa`,
+`hydra`, `dflash`, `peagle` and `draft-2m` are the best of the three that docs/log.md has for each; those of the others
+are of earlier probes. So are the sizes of trees, for two CPU cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 
-from lab.text import APP_WEIGHTS
-from lab.training import SIZES, LabTraining, answers_in, drafter_budget, drafter_text, training_rows
+from lab.text import APP_WEIGHTS, WEIGHTS
+from lab.training import SIZES, LabTraining, answers_in, drafter_text, training_rows
 from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.fine_tuned import save_lora
-from specbench_ss.methods.block_drafters.train import DFlashTrainer, DFlashTraining, PEagleTrainer, PEagleTraining
-from specbench_ss.methods.eagle.train import Eagle3Trainer, Eagle3TrainOptions, EagleTrainer
-from specbench_ss.methods.hydra.train import HydraTrainer, HydraTraining
-from specbench_ss.methods.medusa.train import MedusaTrainer, MedusaTraining
-from specbench_ss.methods.sd.train import DraftOptions, DraftTrainer, TunedDraft
-from specbench_ss.methods.ss.config import StreamConfig
-from specbench_ss.methods.ss.train import StreamsTrainer
+from specbench_ss.methods.sd.train import TunedDraft
 from specbench_ss.models.checkpoint import belongs_to, write_config
 from specbench_ss.models.load import load_target
-from specbench_ss.training.loop import Budget, DrafterLoop
+from specbench_ss.options import make_options
+from specbench_ss.registry import trainer_class
+from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
 from specbench_ss.training.session import mean_accuracies
 from specbench_ss.training.trainer import DrafterTrainer
 
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Text and budget of drafters that are trained alike.
+
+    seed: of text and first weights, beside the lab's own. weights: of the categories whose generated text is learnt;
+    None takes the base's own answers. tokens: of that text.
+    """
+
+    steps: int
+    rows: int
+    seed: int
+    warmup: int
+    weights: Mapping[str, float] | None = None
+    tokens: int = 0
+
+    def text(self, lab: LabTraining) -> DrafterText:
+        """What is learnt."""
+        if self.weights is None:
+            return drafter_text(lab, "train")
+        seed, two_steps = lab.seed + self.seed, 2 * self.rows * lab.base_size(lab.size).row_length
+        return answers_in(
+            lab, training_rows(lab, lab.scaled(self.tokens, two_steps), self.rows, seed, self.weights), seed
+        )
+
+
 CALIBRATION_BATCHES = 12
-HEADS = 4
-# what pays on two CPU cores: see docs/log.md
-MEDUSA_NODES, HYDRA_NODES, EAGLE_NODES = 15, 4, 8
-EAGLE_ADVICE = {"total_tokens": 8, "depth": 3, "top_k": 2}
-SS_ADVICE = {"k": 3, "n_draft": 4, "n_keep": 16}
-EAGLE_LEVELS = 6  # one more than the published tree has; what is learnt is the next feature alone
-EAGLE3_LEVELS = 4  # of training-time test: with this budget better than the published 7
-EAGLE3_WORDS = 2048
-BLOCK_LEVELS = 7  # of the drafters that make a block in one pass: DFlash's published block has eight places
-KNOWN_RANK = 64  # of the maps by which streams learn tokens that are known
-STREAM_LR, STREAM_EMBEDDING_LR = 1.5e-2, 0.1
+OWN_ANSWERS = Course(900, 5, 3, 50)
+BASE_TEXT = Course(900, 4, 5, 20, WEIGHTS, 2_000_000)
+APPS_TEXT = Course(600, 8, 6, 20, APP_WEIGHTS, 600 * 8 * 512)
 
 
-def streams_of(target: Target) -> StreamConfig:
-    """Adapters of a higher rank than published for a small model, whose hidden size is a sixteenth of the papers'."""
-    if target.hidden_size > SIZES["s"].hidden:
-        return StreamConfig(adapter_rank=32)
-    return StreamConfig(gamma=4, n_msa_layers=4, adapter_rank=128, init_rank=64)
+class AppsDraft(TunedDraft):
+    """One LoRA of the small draft for the three applications, so that one run of `sd` can draft for all.
 
+    The papers (2024 sec. 4; ACL table 5, caption) tune one draft for each.
+    """
 
-def _dflash(target: Target, levels: int, lr: float) -> DFlashTrainer:
-    """Return DFlash's drafter of one layer, as EAGLE's drafters have."""
-    return DFlashTrainer(target, DFlashTraining(layers=1, block_size=levels + 1), lr)
+    @classmethod
+    def build(cls, target: Target, options: Any, lr: float) -> AppsDraft:
+        """Return a LoRA that changes nothing yet."""
+        return cls(target, 32, lr)
 
-
-def _peagle(target: Target, levels: int, lr: float) -> PEagleTrainer:
-    """Return P-EAGLE's drafter of one layer, with the base's embedding."""
-    return PEagleTrainer(target, PEagleTraining(depths=levels, draft_vocab=EAGLE3_WORDS, embedding="target"), lr)
-
-
-def _draft(target: Target, levels: int, lr: float) -> DraftTrainer:
-    """Return a draft of the shape of the large one, which learns from ten times the text."""
-    size = SIZES["draft"]
-    return DraftTrainer(target, DraftOptions(size.layers, size.hidden, size.heads, size.ffn, gamma=levels), lr)
+    def save(self, folder: Path, about: dict[str, Any]) -> None:
+        """Write it as `sd` reads it."""
+        write_config(folder, about)
+        save_lora(folder, self.tuned)
 
 
 @dataclass(frozen=True, slots=True)
-class Drafter:
-    """build: the trainer, with first weights. about: what its config.json says besides its shape and its training.
+class Recipe:
+    """How a drafter is trained.
 
-    ahead: tokens that it looks ahead, 0 = as far as the streams.
+    trainer, options: those of `ssbench train`. beyond: attributes of the trainer that have no option there. large:
+    options of a larger base than the one that ships. about: what its config.json says besides shape and training.
+    what: for its card. methods: those that the card measures with it, the drafter's own first.
     """
 
-    build: Callable[[Target, int, float], DrafterTrainer]  # the last two: levels to draft, learning rate
+    trainer: str
+    course: Course
     lr: float
+    options: dict[str, Any] = field(default_factory=dict)
+    beyond: dict[str, float] = field(default_factory=dict)
+    large: dict[str, Any] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
-    ahead: int = 0
+    what: str = ""
+    methods: tuple[str, ...] = ()
+
+    def built(self, target: Target) -> DrafterTrainer:
+        """Return the trainer, with first weights."""
+        kind: Any = AppsDraft if self.trainer == AppsDraft.name else trainer_class(self.trainer)
+        larger = self.large if target.hidden_size > SIZES["s"].hidden else {}
+        trainer = kind.build(target, make_options(kind.Options, self.options | larger, self.trainer), self.lr)
+        for name, value in self.beyond.items():
+            setattr(trainer, name, value)
+        return cast(DrafterTrainer, trainer)
 
 
-DRAFTERS = {
-    "medusa": Drafter(
-        lambda target, levels, lr: MedusaTrainer(target, MedusaTraining(HEADS, own_unembed=False), lr),
-        1e-2,
-        {"nodes": MEDUSA_NODES},
+# Adapters of a higher rank than published for a small model, whose hidden size is a sixteenth of the papers'.
+_STREAMS = {"adapter_rank": 128, "init_rank": 64, "embedding_lr": 0.1}
+_LARGE_STREAMS = {"adapter_rank": 32, "init_rank": 0}
+_STREAM_ADVICE = {"advice": {"k": 3, "n_draft": 4, "n_keep": 16}}
+_STREAM_LR = 1.5e-2
+# ACL sec. 3: LoRA for main and streams alike. The 2024 paper's main rows see main rows alone (eq. 1).
+_SHARED = {"mode": "shared", "lora_rank": 32, "embedding_lr": 0.1}
+_EQ1 = {**_SHARED, "main_attends_streams": False}
+_TREE = {"total_tokens": 8, "depth": 3, "top_k": 2}
+
+RECIPES = {
+    "medusa": Recipe(
+        "medusa", OWN_ANSWERS, 1e-2, {"own_unembed": False}, about={"nodes": 15},
+        what="Four Medusa-1 heads", methods=("medusa",),
     ),
-    "ss": Drafter(
-        lambda target, levels, lr: StreamsTrainer(target, streams_of(target), lr, embedding_lr=STREAM_EMBEDDING_LR),
-        STREAM_LR,
-        {"advice": SS_ADVICE},
+    "ss": Recipe(
+        "ss", OWN_ANSWERS, _STREAM_LR, _STREAMS, large=_LARGE_STREAMS, about=_STREAM_ADVICE,
+        what="Lossless streams and the pruning map", methods=("ss",),
     ),
-    "ss-parent": Drafter(  # beyond the papers
-        lambda target, levels, lr: StreamsTrainer(
-            target,
-            replace(streams_of(target), root_rank=KNOWN_RANK, parent_rank=KNOWN_RANK),
-            lr,
-            embedding_lr=STREAM_EMBEDDING_LR,
-        ),
-        STREAM_LR,
-        {"advice": SS_ADVICE},
+    "ss-parent": Recipe(
+        "ss", OWN_ANSWERS, _STREAM_LR, {**_STREAMS, "root_rank": 64, "parent_rank": 64}, large=_LARGE_STREAMS,
+        about=_STREAM_ADVICE, methods=("ss[parent=on]",),
+        what="Streams conditioned on root and parent tokens (an extension), for `ss[parent=on]`,",
     ),
-    "hydra": Drafter(  # Hydra++; one block a head, as `medusa` has: with this budget as good as the published four
-        lambda target, levels, lr: HydraTrainer(target, HydraTraining(HEADS, own_unembed=False, layers=1), lr),
-        1e-2,
-        {"nodes": HYDRA_NODES},
+    "hydra": Recipe(  # Hydra++; one block a head, as `medusa` has: with this budget as good as the published four
+        "hydra", OWN_ANSWERS, 1e-2, {"layers": 1, "own_unembed": False}, about={"nodes": 4},
+        what="Hydra++, four sequential heads behind one more layer,", methods=("hydra",),
     ),
-    "eagle": Drafter(
-        lambda target, levels, lr: EagleTrainer(target, None, lr, levels),
-        3e-3,
-        {"nodes": EAGLE_NODES, "advice": EAGLE_ADVICE},
-        ahead=EAGLE_LEVELS,
+    "eagle": Recipe(  # accuracies of one level more than the published tree has
+        "eagle", OWN_ANSWERS, 3e-3, beyond={"ahead": 6}, about={"nodes": 8, "advice": _TREE},
+        what="EAGLE's drafter, which eagle2 uses too,", methods=("eagle", "eagle2"),
     ),
-    "eagle3": Drafter(
-        lambda target, levels, lr: Eagle3Trainer(target, Eagle3TrainOptions(levels, EAGLE3_WORDS), lr),
-        3e-3,
-        {"advice": EAGLE_ADVICE},
-        ahead=EAGLE3_LEVELS,
+    "eagle3": Recipe(  # four levels of training-time test: with this budget better than the published seven
+        "eagle3", OWN_ANSWERS, 3e-3, {"levels": 4, "draft_vocab": 2048}, about={"advice": _TREE},
+        what="EAGLE-3's drafter", methods=("eagle3",),
     ),
-    "dflash": Drafter(_dflash, 3e-3, ahead=BLOCK_LEVELS),
-    "peagle": Drafter(_peagle, 3e-3, ahead=BLOCK_LEVELS),
-    "draft-2m": Drafter(_draft, 3e-3),
-}
+    "dflash": Recipe(
+        "dflash", OWN_ANSWERS, 3e-3, {"layers": 1},
+        what="DFlash's drafter of one layer and a block of eight", methods=("dflash",),
+    ),
+    "peagle": Recipe(
+        "peagle", OWN_ANSWERS, 3e-3, {"depths": 7, "draft_vocab": 2048, "embedding": "target"},
+        what="P-EAGLE's drafter of one layer and seven depths", methods=("peagle",),
+    ),
+    "draft-2m": Recipe(  # of the shape of the large draft, which learns from ten times the text
+        "draft", OWN_ANSWERS, 3e-3, {"layers": 2, "hidden": 96, "n_heads": 2, "ffn": 256},
+        what="It learnt from the base's own greedy answers: 900 steps of 5 rows of 512 tokens, 2.3 million in all, the "
+        "very batches of the other drafters.", methods=("sd[weights=draft-2m]",),
+    ),
+    "ss-shared": Recipe(
+        "ss", BASE_TEXT, 1e-3, _SHARED, {"stream_lr": _STREAM_LR}, about=_STREAM_ADVICE, methods=("ss-shared",),
+        what="LoRA and streams, learnt together (eq. 6; main rows see their streams), which change the model,",
+    ),
+    "ss-shared-eq1": Recipe(
+        "ss", BASE_TEXT, 1e-3, _EQ1, {"stream_lr": _STREAM_LR}, about=_STREAM_ADVICE,
+        what="LoRA and streams, learnt together as the 2024 paper has it (eq. 1: main rows do not see streams), which "
+        "change the model,", methods=("ss-shared[weights=ss-shared-eq1]",),
+    ),
+    # the same LoRA on next tokens alone
+    "next-token": Recipe("ss", BASE_TEXT, 1e-3, _EQ1, {"stream_lr": _STREAM_LR, "alpha_j": 0.0}, about=_STREAM_ADVICE),
+    "medusa2": Recipe(
+        "medusa2", BASE_TEXT, 1e-3, {"own_unembed": False}, about={"nodes": 15},
+        what="LoRA and four Medusa heads, learnt together, which change the model,", methods=("medusa2",),
+    ),
+    "space": Recipe(
+        "space", BASE_TEXT, 1e-3, {"masks": 4}, methods=("space",),
+        what="LoRA and masks, learnt together, which change the model,",
+    ),
+    "draft-apps": Recipe("draft-apps", APPS_TEXT, 3e-3),
+}  # fmt: skip
 
 
-def drafters(lab: LabTraining) -> None:
-    """All of them, one after the other."""
-    target = lab.base_target()
-    for name in DRAFTERS:
-        train_drafter(lab, target, name)
-
-
-def train_drafter(lab: LabTraining, target: Target, name: str) -> None:
-    """One of them, into the folder of its name; goes on from its checkpoint."""
-    drafter, budget = DRAFTERS[name], drafter_budget(lab)
-    budget = replace(budget, ahead=drafter.ahead or budget.ahead)
-    torch.manual_seed(lab.seed + 3)
-    trainer = drafter.build(target, budget.ahead, drafter.lr)
-    text, folder = drafter_text(lab, "train"), lab.folder(f"drafters/{name}")
-    DrafterLoop(target, [trainer], text, budget, folder, lab.machine).train(lab.log)
-    tokens = budget.steps * budget.rows_per_step * text.rows.shape[1]
-    trained = {"steps": budget.steps, "lr": drafter.lr, "tokens": tokens}
-    about: dict[str, Any] = {**belongs_to(target), "trained": trained}
+def train_drafter(lab: LabTraining, name: str) -> None:
+    """Train one of them from its checkpoint on, if there is one, and write its folder."""
+    recipe, course, folder = RECIPES[name], RECIPES[name].course, lab.folder(name)
+    target, tokens = lab.base_target(), 0
+    if course is APPS_TEXT:
+        target = load_target(str(lab.made("draft/model", "draft")), dtype="float32", device=lab.device)
+        tokens = getattr(target.model.config, "ssbench", {}).get("trained", {}).get("tokens", 0)
+    torch.manual_seed(lab.seed + course.seed)
+    trainer, machine = recipe.built(target), lab.machine
+    budget = Budget(lab.scaled(course.steps, 2), course.rows, ahead=trainer.ahead, warmup=course.warmup)
+    loop = DrafterLoop(target, [trainer], course.text(lab), budget, folder, machine)
+    loop.train(lab.log)
+    tokens += loop.total * loop.tokens_per_step
+    trained = {"steps": budget.steps, "lr": recipe.lr, "tokens": tokens}
+    if hasattr(trainer, "alpha_j"):
+        trained["alpha_j"] = trainer.alpha_j
+    about: dict[str, Any] = {**belongs_to(target), "trained": trained, **recipe.about}
     if trainer.ranked:
-        held_out, batches = drafter_text(lab, "calibration"), lab.scaled(CALIBRATION_BATCHES, 1)
-        about["accuracies"] = mean_accuracies(target, trainer, held_out, budget, batches, lab.machine)
-    trainer.save(lab.folder(name), {**about, **drafter.about})
-
-
-# stage `draft-apps`: one LoRA of the small draft for the three applications, where the papers (2024 sec. 4; ACL table
-# 5, caption) tune one draft for each, so that one run of `sd` can draft for all
-APP_RANK, APP_LR = 32, 3e-3
-APP_STEPS, APP_ROWS = 600, 8
-APP_SEED = 6  # of the text, beside the lab's own
-
-
-def draft_apps(lab: LabTraining) -> None:
-    """The draft's LoRA on next tokens of the applications' training answers."""
-    draft = load_target(str(lab.made("draft/model", "draft")), dtype="float32", device=lab.device)
-    torch.manual_seed(lab.seed + APP_SEED)
-    tuned = TunedDraft(draft, APP_RANK, APP_LR)
-    budget = Budget(lab.scaled(APP_STEPS, 2), rows_per_step=APP_ROWS, warmup=20)
-    length = lab.base_size(lab.size).row_length
-    tokens = budget.steps * APP_ROWS * length
-    size = replace(lab.base_size(lab.size), tokens=tokens, rows_per_step=APP_ROWS)
-    text = answers_in(lab, training_rows(lab, size, lab.seed + APP_SEED, APP_WEIGHTS), lab.seed + APP_SEED)
-    DrafterLoop(draft, [tuned], text, budget, lab.folder("draft-apps"), lab.machine).train(lab.log)
-    before: dict[str, Any] = getattr(draft.model.config, "ssbench", {}).get("trained", {})
-    trained = {"steps": budget.steps, "lr": APP_LR, "tokens": tokens + before.get("tokens", 0)}
-    folder = lab.folder("draft-apps/weights")
-    write_config(folder, {**belongs_to(draft), "trained": trained})
-    save_lora(folder, tuned.tuned)
+        batches = lab.scaled(CALIBRATION_BATCHES, 1)
+        held_out = drafter_text(lab, "calibration")
+        about["accuracies"] = mean_accuracies(target, trainer, held_out, budget, batches, machine)
+    trainer.save(lab.folder(f"{name}/weights"), about)

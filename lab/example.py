@@ -5,7 +5,6 @@ Knows nothing of models or of any category.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import random
 from collections.abc import Callable, Iterator
@@ -71,10 +70,19 @@ def load(name: str, kind: type[T]) -> T:
     return msgspec.convert(_data(file)[entry], kind)
 
 
-def table(name: str) -> list[dict[str, str]]:
-    """Return the records of a text file, whose first line names the fields, parted by `|`."""
-    lines = (DATA / f"{name}.txt").read_text(encoding="utf-8").splitlines()
-    return list(csv.DictReader(lines, delimiter="|", quoting=csv.QUOTE_NONE))
+def records(name: str) -> list[dict[str, str]]:
+    """Return an entry that is a table: a list of rows, of which the first has the columns' names."""
+    return _records(load(name, list[tuple[str, ...]]))
+
+
+def tables(name: str) -> dict[str, list[dict[str, str]]]:
+    """Return an entry that consists of tables."""
+    return {key: _records(rows) for key, rows in load(name, dict[str, list[tuple[str, ...]]]).items()}
+
+
+def _records(rows: list[tuple[str, ...]]) -> list[dict[str, str]]:
+    columns, *others = rows
+    return [dict(zip(columns, row, strict=True)) for row in others]
 
 
 @cache

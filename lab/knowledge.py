@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 
-from lab.example import Example, load, table
+from lab.example import Example, load, records
 from lab.phrases import KINDS, draw_slots, key_of, say, told, variants
 
 # Facts of the world and of an invented one: towns, firms, artists and rivers.
@@ -80,7 +80,7 @@ _ASKED = (load("qa.phrase", Relations), load("qa.clause", Relations))
 @cache
 def facts() -> tuple[tuple[Relation, tuple[str, ...], Entity], ...]:
     """Every fact: an attribute of an entity, and how to ask for it."""
-    entities = {**{kind: table(f"facts_{kind}") for kind in _REAL}, **world()}
+    entities = {**{kind: records(f"facts.{kind}") for kind in _REAL}, **world()}
     return tuple(
         (relation, asked.questions, entity)
         for asked in _ASKED

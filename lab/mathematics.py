@@ -113,18 +113,9 @@ def _draw(rng: random.Random, story: Story) -> tuple[dict[str, object], list[str
         slots = draw_slots(rng, spec)
         numbers = {name: value for name, value in slots.items() if isinstance(value, int)}
         worked = _solve(story, numbers)
-    first, second, third = people(rng, 3)
-    he, his, him = person_forms(first)
-    names = {
-        "A": first,
-        "B": second,
-        "C": third,
-        "he": he,
-        "He": he.title(),
-        "his": his,
-        "His": his.title(),
-        "him": him,
-    }
+    persons = people(rng, 3)
+    names = dict(zip(("A", "B", "C", "he", "his", "him"), (*persons, *person_forms(persons[0])), strict=True))
+    names |= {"He": names["he"].title(), "His": names["his"].title()}
     return {**slots, **names, **numbers}, worked
 
 

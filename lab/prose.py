@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from lab.example import Example, load, table
+from lab.example import Example, load, records
 from lab.phrases import (
     FIRST_NAMES,
     Turn,
@@ -21,7 +21,7 @@ from lab.phrases import (
 
 # History, geography, arts and economics for a given purpose: explain, compare or list, then ask on.
 
-TOPICS = table("facts_humanities")
+TOPICS = records("facts.humanities")
 _FORMATS = load("humanities.formats", tuple[str, ...])
 _TOPIC_FIRST = load("humanities.first", dict[str, Turn])
 _TOPIC_FOLLOW_UPS = load("humanities.follow_ups", tuple[Turn, ...])
@@ -48,7 +48,7 @@ def generate_humanities(rng: random.Random) -> Example:
 
 # Simple science explained to a given person, then an example, a comparison or a use.
 
-CONCEPTS = table("facts_stem")
+CONCEPTS = records("facts.stem")
 _JOBS = load("stem.jobs", tuple[str, ...])
 _CONCEPT_FIRST = load("stem.first", dict[str, Turn])
 _CONCEPT_FOLLOW_UPS = load("stem.follow_ups", tuple[Turn, ...])

@@ -175,23 +175,12 @@ Drawn = tuple[dict[str, object], int, tuple[object, ...]]
 PUZZLES = load("reasoning.puzzles", dict[str, Puzzle])
 _FRAMES = load("reasoning.frames", tuple[str, ...])
 _SCALES = load("reasoning.scales", tuple[tuple[str, ...], ...])
+_SETS = load("reasoning.sets", tuple[tuple[str, str, tuple[str, ...]], ...])  # has, have, things
 _EVENTS = load("reasoning.events", tuple[tuple[str, str], ...])
 _ACTS, _DAY_ACTS = load("reasoning.acts", tuple[str, ...]), load("reasoning.day_acts", tuple[str, ...])
 _NOT_DOING = load("reasoning.not_doing", dict[str, str])
 _PLACES, _THINGS = load("reasoning.places", tuple[str, ...]), load("reasoning.things", tuple[str, ...])
 _STARTS, _ENDS = load("reasoning.starts", tuple[str, ...]), load("reasoning.ends", tuple[str, ...])
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What each of three people has or does: `has` and `have`, and the things."""
-
-    does: str
-    do: str
-    things: tuple[str, ...]
-
-
-_SETS = load("reasoning.sets", tuple[Choice, ...])
 
 
 def _facts(rng: random.Random, kind: str, slots: Slots) -> str:
@@ -223,13 +212,13 @@ def compare(rng: random.Random) -> Drawn:
 def exclude(rng: random.Random) -> Drawn:
     """Three people with one thing each; two clues say who has what."""
     who = people(rng, 3)
-    choice = pick(rng, _SETS)
-    things = rng.sample(choice.things, 3)
+    does, do, options = pick(rng, _SETS)
+    things = rng.sample(options, 3)
     shown = listing([things[place] for place in rng.sample(range(3), 3)])
     names = listing(rng.sample(who, 3))
     slots = dict(zip("abcxyz", (*who, *things), strict=True))
-    words = {"does": choice.does, "do": choice.do, "names": names, "things": shown}
-    return {**slots, **words}, 0, (names, shown, *who, *things)
+    slots |= {"does": does, "do": do, "names": names, "things": shown}
+    return {**slots}, 0, (names, shown, *who, *things)
 
 
 def family(rng: random.Random) -> Drawn:

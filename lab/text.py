@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from lab import applications, knowledge, mathematics, prose, tasks, translation
 from lab.example import Example, Generator, draw
-from specbench_ss.errors import UserError, did_you_mean
 from specbench_ss.suite import Question
 from specbench_ss.suites.base import APP_CATEGORIES, SPECBENCH_CATEGORIES
 
@@ -32,8 +31,6 @@ GENERATORS: dict[str, Generator] = {
     "humanities": prose.generate_humanities,
 }
 
-_DRAWS_PER_QUESTION = 1000  # a category that needs more has too few distinct prompts
-
 
 def questions(categories: Sequence[str], split: str, per_category: int, seed: int = 0) -> tuple[Question, ...]:
     """Questions of each category in turn; for a smaller `per_category` the first ones of the same."""
@@ -41,24 +38,14 @@ def questions(categories: Sequence[str], split: str, per_category: int, seed: in
 
 
 def _of_category(category: str, split: str, count: int, seed: int) -> Iterator[Question]:
-    if category not in GENERATORS:
-        raise UserError(f"the lab has no category {category!r}{did_you_mean(category, GENERATORS)}")
-    prompts: set[str] = set()
+    found: dict[str, Example] = {}
     examples = draw(GENERATORS[category], split, seed)
-    for _ in range(count * _DRAWS_PER_QUESTION):
-        if len(prompts) == count:
-            return
+    while len(found) < count:
         example = next(examples)
-        if example.turns[0] not in prompts:
-            yield _question(example, len(prompts))
-            prompts.add(example.turns[0])
-    if len(prompts) < count:
-        raise UserError(f"the lab has only {len(prompts)} {split} questions of category {category!r}, not {count}")
-
-
-def _question(example: Example, index: int) -> Question:
-    metric = None if example.metric == "none" else example.metric
-    return Question(f"lab-{example.category}-{index:04d}", example.category, example.turns, example.answers, metric)
+        found.setdefault(example.turns[0], example)
+    for i, example in enumerate(found.values()):
+        metric = None if example.metric == "none" else example.metric
+        yield Question(f"lab-{category}-{i:04d}", category, example.turns, example.answers, metric)
 
 
 # The lab's training text: conversations of every category, mixed, tokenized and packed into rows.

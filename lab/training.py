@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -23,11 +23,11 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.models.cpu_dtype import has_bfloat16
-from specbench_ss.models.load import hash_weights
+from specbench_ss.models.load import load_target
 from specbench_ss.storage import ordinary_mode, replacing
 from specbench_ss.training.data import completion_mask, pack, render, special_ids, tokenize
 from specbench_ss.training.distributed import Machine
-from specbench_ss.training.loop import Budget, DrafterText, Resumable, digest
+from specbench_ss.training.loop import DrafterText, Resumable, digest
 from specbench_ss.training.losses import weighted_loss
 from specbench_ss.training.self_distill import Answering, own_answers
 
@@ -221,42 +221,36 @@ class LabTraining:
 
         return AutoTokenizer.from_pretrained(self.made("tokenizer/tokenizer.json", "tokenizer").parent)
 
-    def tokenizer_hash(self) -> str:
-        """A short sha256 of that tokenizer: what was tokenized with another one is of no use."""
-        return hashlib.sha256(self.made("tokenizer/tokenizer.json", "tokenizer").read_bytes()).hexdigest()[:12]
-
     def base_target(self) -> Target:
         """The base as it will be shipped: float16 weights, computed in float32 (bfloat16 on CUDA trains as well)."""
-        from transformers import AutoModelForCausalLM
-
         path = self.made("polish/model/model.safetensors", "polish").parent
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        model = model.to(self.device)
-        target = Target(model, self.tokenizer(), "lab", path)
-        target.weights_hash = hash_weights(model)
-        return target
+        return load_target(str(path), dtype="float32", device=self.device)
 
 
 def training_rows(
-    lab: LabTraining, size: BaseSize, seed: int, weights: Mapping[str, float] = WEIGHTS
+    lab: LabTraining, least: int, step: int, seed: int, weights: Mapping[str, float] = WEIGHTS
 ) -> NDArray[np.int32]:
-    """Packed rows [R, length], enough for the size's budget; made once for a tokenizer, then read from disk."""
-    name = f"rows-{size.tokens}-{size.row_length}-{seed}-{lab.tokenizer_hash()}.npy"
-    path = lab.folder("text") / name
+    """Packed rows [R, length] of at least so many tokens, for steps of so many rows.
+
+    Made once for a tokenizer, then read from disk.
+    """
+    length = lab.base_size(lab.size).row_length
+    made_by = hashlib.sha256(lab.made("tokenizer/tokenizer.json", "tokenizer").read_bytes()).hexdigest()[:12]
+    path = lab.folder("text") / f"rows-{least}-{length}-{seed}-{made_by}.npy"
     if path.exists():
         rows: NDArray[np.int32] = np.load(path, mmap_mode="r")
         return rows
     tokenizer = lab.tokenizer()
     docs: list[NDArray[np.int32]] = []
     tokens, source = 0, conversations("train", seed, weights)
-    while tokens < size.tokens:
-        new = tokenize(tokenizer, [render(e) for e in islice(source, min(2_000, 16 + size.tokens // 200))])
+    while tokens < least:
+        new = tokenize(tokenizer, [render(e) for e in islice(source, min(2_000, 16 + least // 200))])
         docs += new
         tokens += sum(map(len, new))
-    rows = pack(docs, size.row_length, special_ids(tokenizer)["pad"])
-    rows = rows[: -(len(rows) % size.rows_per_step) or None]  # whole steps
+    rows = pack(docs, length, special_ids(tokenizer)["pad"])
+    rows = rows[: -(len(rows) % step) or None]  # whole steps
     save_rows(path, rows)
-    lab.log(f"text: {len(docs)} conversations, {tokens} tokens, {len(rows)} rows of {size.row_length}")
+    lab.log(f"text: {len(docs)} conversations, {tokens} tokens, {len(rows)} rows of {length}")
     return rows
 
 
@@ -276,12 +270,6 @@ def save_model(model: Any, tokenizer: Any, path: Path) -> None:
     tokenizer.save_pretrained(path)
 
 
-DRAFTER_STEPS = 900
-DRAFTER_ROWS = 5
-DRAFTER_TALKS = {"s": 10_000, "m": 200_000}  # training conversations whose answers the base gives itself
-ANSWERED = 2  # their seed, beside the lab's own
-
-
 def drafter_text(lab: LabTraining, split: str) -> DrafterText:
     """Rows of the split 'train' or 'calibration'."""
     rows = np.load(lab.made(f"answers/{split}.npy", "answers"), mmap_mode="r")
@@ -294,35 +282,15 @@ def answers_in(lab: LabTraining, rows: NDArray[np.int32], seed: int) -> DrafterT
     return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], seed)
 
 
-def drafter_budget(lab: LabTraining) -> Budget:
-    """Steps and rows of every drafter."""
-    return Budget(lab.scaled(DRAFTER_STEPS, 2), rows_per_step=DRAFTER_ROWS)
-
-
-def answers_by_category(lab: LabTraining) -> dict[str, list[NDArray[np.int32]]]:
-    """The conversations of stage `answers` as ids, by the generator that asked."""
-    tokenizer, special = lab.tokenizer(), special_ids(lab.tokenizer())
-    count = lab.scaled(DRAFTER_TALKS[lab.size], 64)
-    examples = list(islice(conversations("train", lab.seed + ANSWERED), count))
-    asked = tokenize(tokenizer, [f"<|bos|><|user|>{e.turns[0]}<|assistant|>" for e in examples])
-    category = {ids.tobytes(): e.category for ids, e in zip(asked, examples, strict=True)}
-    ids: NDArray[np.int32] = np.load(lab.made("answers/train.npy", "answers")).reshape(-1)
-    ids = ids[ids != special["pad"]]
-    found: dict[str, list[NDArray[np.int32]]] = {}
-    for talk in np.split(ids, np.flatnonzero(ids == special["bos"])[1:]):
-        prompt = talk[: 1 + int(np.argmax(talk == special["assistant"]))]
-        found.setdefault(category[prompt.tobytes()], []).append(talk)
-    return found
-
-
+@dataclass(slots=True)
 class LabTalk:
     """A generated example whose answers the model gives; one that did not end within the limit ends it."""
 
-    def __init__(self, example: Example, backend: Any) -> None:
-        self.example, self.backend = example, backend
-        self.ids: list[int] = []
-        self.turn = 0
-        self.going = True
+    example: Example
+    backend: Any
+    ids: list[int] = field(default_factory=list)
+    turn: int = 0
+    going: bool = True
 
     def prompt(self) -> list[int] | None:
         """The conversation up to the marker that opens the next answer."""
@@ -341,9 +309,9 @@ class LabTalk:
 
 def own_conversations(
     target: Target, examples: Iterator[Example], count: int, batch: int = 128, limit: int = 192
-) -> Iterator[list[NDArray[np.int32]]]:
-    """Conversations in which the model gave every answer, as ids; one list a batch, `count` conversations in all."""
+) -> Iterator[list[LabTalk]]:
+    """Conversations in which the model gave every answer; one list a batch, `count` conversations in all."""
     pool = sorted(islice(examples, count), key=lambda e: (e.category, len(e.turns[0])))
     talks = [LabTalk(example, target.tokenizer.backend_tokenizer) for example in pool]
     for _, answered in own_answers(target, talks, Answering((target.tokenizer.eos_token_id,), limit), batch):
-        yield [np.asarray(talk.ids, np.int32) for talk in answered]
+        yield answered

@@ -3,75 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from lab import wording
-from lab.example import Example, load
+from lab.example import Example, load, tables
 from lab.phrases import REFERENCES, say
 
-# The lexicon: German forms with their English, one list of forms a word.
+# A word, as a table of the lexicon has it: column -> form. The stems of adjectives take plain endings (no dunkel).
+Word = Mapping[str, str]
 
-
-class Word(msgspec.Struct, array_like=True, frozen=True):
-    """A phrase, or the stem of an adjective, that takes plain endings (no dunkel, teuer or hoch)."""
-
-    german: str
-    english: str
-
-
-class Noun(msgspec.Struct, array_like=True, frozen=True):
-    """A noun with gender m, f or n and its plurals."""
-
-    german: str
-    gender: str
-    english: str
-    german_plural: str
-    english_plural: str
-
-
-class Verb(msgspec.Struct, array_like=True, frozen=True):
-    """A transitive verb with the forms that sentences need, and the class of nouns that its object comes from."""
-
-    infinitive: str
-    present: str
-    past: str
-    participle: str
-    english: str
-    english_third: str
-    english_past: str
-    english_participle: str
-    objects: str
-
-
-class Action(msgspec.Struct, array_like=True, frozen=True):
-    """An intransitive verb."""
-
-    past: str
-    present: str
-    english_past: str
-    english_third: str
-
-
-class Modal(msgspec.Struct, array_like=True, frozen=True):
-    """A modal verb."""
-
-    singular: str
-    plural: str
-    english_third: str
-    english: str
-
-
-NOUNS = load("german.nouns", dict[str, list[Noun]])
-ADJECTIVES = load("german.adjectives", dict[str, list[Word]])  # those that fit a class of nouns
-VERBS = load("german.verbs", list[Verb])
-WORDS: dict[str, list[Any]] = {
-    **load("german.words", dict[str, list[Word]]),
-    "action": load("german.actions", list[Action]),
-    "modal": load("german.modals", list[Modal]),
-}
+NOUNS = tables("german.nouns")  # by class; gender is m, f or n
+ADJECTIVES = tables("german.adjectives")  # those that fit a class of nouns
+WORDS = tables("german.words")
 _ARTICLES = load("translation.articles", dict[str, dict[str, dict[str, str]]])
 _MIXED_NOMINATIVE = {"m": "er", "f": "e", "n": "es"}
 
@@ -99,23 +44,23 @@ def _inflected(stem: str, ending: str) -> str:
     return stem.removesuffix("e") + ending
 
 
-def singular(rng: random.Random, noun: Noun, kind: str, definite: bool) -> Phrase:
+def singular(rng: random.Random, noun: Word, kind: str, definite: bool) -> Phrase:
     """One of something, half the time with an adjective."""
     adjective = rng.choice(ADJECTIVES[kind]) if rng.random() < 0.5 else None
     forms = []
     for case, articles in _ARTICLES["definite" if definite else "indefinite"].items():
-        middle = f" {_inflected(adjective.german, _ending(noun.gender, case, definite))}" if adjective else ""
-        forms.append(f"{articles[noun.gender]}{middle} {noun.german}")
-    english = f"{adjective.english} {noun.english}" if adjective else noun.english
-    pronoun = _ARTICLES["definite"]["nom"][noun.gender]
+        middle = f" {_inflected(adjective['german'], _ending(noun['gender'], case, definite))}" if adjective else ""
+        forms.append(f"{articles[noun['gender']]}{middle} {noun['german']}")
+    english = f"{adjective['english']} {noun['english']}" if adjective else noun["english"]
+    pronoun = _ARTICLES["definite"]["nom"][noun["gender"]]
     return Phrase(forms[0], forms[1], forms[2], f"{'the' if definite else 'a(n)'} {english}", pronoun)
 
 
-def counted(rng: random.Random, noun: Noun, kind: str) -> Phrase:
+def counted(rng: random.Random, noun: Word, kind: str) -> Phrase:
     """Several of something: no article, strong plural endings; never used in the dative."""
     number, adjective = rng.choice(WORDS["number"]), rng.choice(ADJECTIVES[kind])
-    german = f"{number.german} {_inflected(adjective.german, 'e')} {noun.german_plural}"
-    return Phrase(german, german, german, f"{number.english} {adjective.english} {noun.english_plural}")
+    german = f"{number['german']} {_inflected(adjective['german'], 'e')} {noun['german_plural']}"
+    return Phrase(german, german, german, f"{number['english']} {adjective['english']} {noun['english_plural']}")
 
 
 def subject(rng: random.Random) -> Phrase:
@@ -133,11 +78,11 @@ def thing(rng: random.Random, kind: str) -> Phrase:
 
 def scene(rng: random.Random) -> dict[str, object]:
     """Someone, a verb and its object."""
-    verb, who = rng.choice(VERBS), subject(rng)
-    what = thing(rng, verb.objects)
+    verb, who = rng.choice(WORDS["verb"]), subject(rng)
+    what = thing(rng, verb["objects"])
     # Nobody greets the same noun: "the friend greets the friend".
     while what.nom.split()[-1] == who.nom.split()[-1]:
-        what = thing(rng, verb.objects)
+        what = thing(rng, verb["objects"])
     return {"who": who, "verb": verb, "what": what}
 
 
@@ -197,7 +142,7 @@ def sentence(rng: random.Random, kind: str) -> tuple[str, str]:
     """A German sentence, and its English as a template with choices."""
     form = SENTENCES[kind]
     slots = _slots(rng, form.draws)
-    if kind == "present" and slots["present"].english in _OFTEN:
+    if kind == "present" and slots["present"]["english"] in _OFTEN:
         form = SENTENCES["present_often"]
     german = form.german[0]
     if len(form.german) > 1:

@@ -14,7 +14,9 @@ import pytest
 
 from specbench_ss.conformance import Law, kit
 from specbench_ss.engine.decoder import Generation, Step
+from specbench_ss.engine.target import Target
 from specbench_ss.models.cpu_dtype import Choice
+from specbench_ss.models.load import load_target
 from specbench_ss.runs.config import RunTarget
 from specbench_ss.runs.manifest import FORMAT
 from specbench_ss.runs.records import Agreement, Row, Sameness
@@ -23,12 +25,8 @@ from specbench_ss.suite import Question, SuiteData
 
 collect_ignore = ["plugin_pkg"]  # its test needs the package to be installed: tests/methods/test_plugin.py
 CATEGORIES = ("writing", "translation", "qa", "math_reasoning")
-RATE = {
-    "ss": 0.7,
-    "ss-shared": 0.7,
-    "medusa": 0.55,
-    "sd": 0.6,
-}  # chance that a drafted token is accepted; others draft nothing
+# chance that a drafted token is accepted; others draft nothing
+RATE = {"ss": 0.7, "ss-shared": 0.7, "medusa": 0.55, "sd": 0.6}
 STEP_S = {"ar": 0.010, "ss": 0.013, "ss-shared": 0.013, "ss-shared-ar": 0.010, "medusa": 0.012, "sd": 0.012}
 EVIL = "Answer with </script><script>alert(1)</script> & <b>bold</b>"
 MakeRun = Callable[..., Path]
@@ -49,6 +47,12 @@ def pytest_collection_finish() -> None:
 def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that ends gives all objects back to the collector, which takes the next one a third of a second."""
     monkeypatch.setattr(gc, "unfreeze", lambda: None)
+
+
+@pytest.fixture(scope="session")
+def lab() -> Target:
+    """The lab's base. A test that changes the target loads its own."""
+    return load_target("lab", dtype="float32", device="cpu")
 
 
 @pytest.fixture

@@ -27,11 +27,6 @@ from specbench_ss.runs.manifest import read_manifest
 BY_DEVICE = {"k": 3, "n_draft": 8, "cpu": {"n_draft": 2, "gamma": 2, "prune": "off"}, "cuda": {"n_draft": 12}}
 
 
-@pytest.fixture(scope="module")
-def lab() -> Target:
-    return load_model("lab")
-
-
 def folder(path: Path, advice: Any, of: str = "ss") -> Path:
     """A copy of a lab drafter's folder that advises something else."""
     shutil.copytree(LAB / of, path)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from lab import cards, pipeline
-from lab.pipeline import Stage, train
-from lab.training import BaseSize, LabTraining, train_tokenizer, training_rows
+from lab.pipeline import train
+from lab.training import LabTraining, train_tokenizer, training_rows
 from specbench_ss.errors import UserError
+from specbench_ss.training.loop import CHECKPOINT
 
 Toy = list[str]
 CUT = "cpu:9"  # where the second stage is cut off
@@ -25,7 +26,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Toy:
 
     def stage(name: str) -> Callable[[LabTraining], None]:
         def run(lab: LabTraining) -> None:
-            part = lab.folder(name) / "part"
+            part = lab.folder(name) / CHECKPOINT
             found.append(f"{name} {'goes on' if part.exists() else 'begins'}")
             part.touch()
             if name == "two" and lab.device == CUT:
@@ -33,7 +34,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Toy:
 
         return run
 
-    monkeypatch.setattr(pipeline, "STAGES", {name: Stage(stage(name), ("part",)) for name in ("one", "two", "three")})
+    monkeypatch.setattr(pipeline, "STAGES", {name: stage(name) for name in ("one", "two", "three")})
     monkeypatch.setattr(pipeline, "resolve_device", lambda device: device)
     return found
 
@@ -82,13 +83,12 @@ def training_with(tmp_path: Path, vocab: int, said: list[str]) -> LabTraining:
 
 def test_rows_are_made_once_for_a_tokenizer_and_a_budget(tmp_path: Path) -> None:
     said: list[str] = []
-    size = BaseSize(tokens=6_000, rows_per_step=2, row_length=512)
     lab = training_with(tmp_path, 280, said)
-    first = np.array(training_rows(lab, size, 1))
-    assert np.array_equal(training_rows(lab, size, 1), first)
+    first = np.array(training_rows(lab, 6_000, 2, 1))
+    assert np.array_equal(training_rows(lab, 6_000, 2, 1), first)
     assert len(said) == 1
     assert first.size >= 6_000 - 2 * 512 and not len(first) % 2
-    other = np.array(training_rows(training_with(tmp_path, 262, said), size, 1))
+    other = np.array(training_rows(training_with(tmp_path, 262, said), 6_000, 2, 1))
     assert len(said) == 2
     assert first.max() >= 262 > other.max()
 

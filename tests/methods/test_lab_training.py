@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from lab import cards, drafters
-from lab.pipeline import STAGES, train
-from lab.text import APP_CATEGORIES, SPECBENCH_CATEGORIES
-from lab.training import SIZES, BaseSize, BaseTrainer, LabTraining, answers_by_category, new_model
+from lab import cards
+from lab.drafters import OWN_ANSWERS, RECIPES
+from lab.pipeline import ANSWERED_SEED, STAGES, train
+from lab.text import APP_CATEGORIES, conversations
+from lab.training import SIZES, BaseSize, BaseTrainer, new_model
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.errors import UserError
@@ -28,7 +31,7 @@ from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
 from specbench_ss.training.batch import future_labels, pick_anchors
-from specbench_ss.training.data import completion_mask, pack, special_ids
+from specbench_ss.training.data import completion_mask, special_ids, tokenize
 
 SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "user": 3, "assistant": 4}
 
@@ -46,7 +49,8 @@ def tiny_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lab with 50,000 parameters in place of 6.6 million, measured on two categories: every stage takes seconds."""
     monkeypatch.setitem(SIZES, "s", TINY)
     monkeypatch.setitem(SIZES, "draft", replace(TINY, layers=2, tokens=1))
-    monkeypatch.setattr(drafters, "EAGLE3_WORDS", 128)
+    for name in ("eagle3", "peagle"):
+        monkeypatch.setitem(RECIPES[name].options, "draft_vocab", 128)
     monkeypatch.setattr(cards, "SPECBENCH_CATEGORIES", ("qa", "math"))
     monkeypatch.setattr(cards, "APP_CATEGORIES", ("sql",))
 
@@ -65,12 +69,12 @@ def test_every_stage_in_small_and_nothing_twice(tmp_path: Path, tiny_lab: None) 
     cards = [tmp_path / "export" / name / "README.md" for name in ("base", "draft", "medusa", "ss", "eagle", "eagle3")]
     assert all(card.stat().st_size for card in cards)
     one_budget_no_lm_heads(tmp_path / "export")
-    of_the_applications(tmp_path)
+    of_the_applications(tmp_path / "export", target.tokenizer)
     as_the_papers_train_them(tmp_path / "export")
     tuned = load_method(MethodSpec.parse("sd[weights=draft-apps]"), target)
     assert generate(tuned, prompt, Limits(20), Sampling()).tokens == reference
     assert "with this LoRA" in (tmp_path / "export" / "draft-apps" / "README.md").read_text()
-    learnt = torch.load(tmp_path / "drafters" / "ss" / "checkpoint.pt", weights_only=True)["modules"][0]
+    learnt = torch.load(tmp_path / "ss" / "checkpoint.pt", weights_only=True)["modules"][0]
     for name, tensor in load_file(tmp_path / "export" / "ss" / "model.safetensors").items():
         assert torch.equal(tensor, learnt[name].half()), f"{name} is not what was learnt"
     said.clear()
@@ -89,7 +93,8 @@ def test_every_stage_in_small_and_nothing_twice(tmp_path: Path, tiny_lab: None) 
 
 def one_budget_no_lm_heads(export: Path) -> None:
     """All that learn from the base's answers saw as much of them, the small draft too; heads use the base's LM head."""
-    configs = [json.loads((export / name / "config.json").read_text()) for name in drafters.DRAFTERS]
+    alike = [name for name, recipe in RECIPES.items() if recipe.course is OWN_ANSWERS]
+    configs = [json.loads((export / name / "config.json").read_text()) for name in alike]
     trained = [config.get("ssbench", config)["trained"] for config in configs]
     assert len({(t["steps"], t["tokens"]) for t in trained}) == 1
     assert trained[0]["tokens"] == 2 * 5 * TINY.row_length
@@ -112,17 +117,16 @@ def as_the_papers_train_them(export: Path) -> None:
     assert (export / "ss-shared-eq1" / "README.md").stat().st_size
 
 
-def of_the_applications(out: Path) -> None:
-    """What `rest` looks up was asked by none of the generators that Spec-Bench's categories have."""
-    lab = LabTraining(out, "s", "cpu", 0, SCALE, print)
-    known = answers_by_category(lab)
-    rows = np.load(out / "answers" / "train.npy")
-    assert sum(map(len, known.values())) == int((rows == special_ids(lab.tokenizer())["bos"]).sum())
-    stored = open_datastore(out / "export" / "rest").chunks[0].tokens
-    talks = {part[part != SEPARATOR].tobytes() for part in np.split(stored, np.flatnonzero(stored == SEPARATOR))}
-    assert len(talks) > 1
-    assert talks - {b""} <= {talk.tobytes() for name in APP_CATEGORIES for talk in known[name]}
-    assert not talks & {talk.tobytes() for name in SPECBENCH_CATEGORIES for talk in known.get(name, ())}
+def of_the_applications(out: Path, tokenizer: Any) -> None:
+    """What `rest` looks up was asked by the applications' generators, never by those of Spec-Bench's categories."""
+    asked = list(islice(conversations("train", ANSWERED_SEED), 64))
+    prompts = tokenize(tokenizer, [f"<|bos|><|user|>{example.turns[0]}<|assistant|>" for example in asked])
+    category = {ids.tobytes(): example.category for ids, example in zip(prompts, asked, strict=True)}
+    stored = open_datastore(out / "rest").chunks[0].tokens
+    talks = [part[part != SEPARATOR] for part in np.split(stored, np.flatnonzero(stored == SEPARATOR))]
+    marker = special_ids(tokenizer)["assistant"]
+    known = [category[talk[: 1 + int(np.argmax(talk == marker))].tobytes()] for talk in talks if len(talk)]
+    assert len(known) > 1 and set(known) <= set(APP_CATEGORIES)
 
 
 def test_a_resumed_base_is_the_uninterrupted_one(tmp_path: Path) -> None:
@@ -151,14 +155,6 @@ def test_a_resumed_base_is_the_uninterrupted_one(tmp_path: Path) -> None:
         BaseTrainer(new_model(deeper, SPECIAL, 0), deeper, rows, SPECIAL, "cpu", tmp_path / "cut")
     with pytest.raises(UserError, match="made with text"):
         BaseTrainer(new_model(size, SPECIAL, 0), size, rows[::-1], SPECIAL, "cpu", tmp_path / "cut")
-
-
-def test_packing_loses_no_conversation_and_splits_none() -> None:
-    rng = np.random.default_rng(1)
-    docs = [np.r_[1, rng.integers(5, 60, rng.integers(1, 14)), 2].astype(np.int32) for _ in range(200)]
-    rows = pack(docs, 16, 0)
-    found = sorted(tuple(doc) for row in rows for doc in np.split(row, np.flatnonzero(row == 1)) if doc.size)
-    assert [tuple(x for x in doc if x) for doc in found] == sorted(tuple(d.tolist()) for d in docs)
 
 
 def test_answers_are_masked_from_after_the_marker_to_the_end_token() -> None:

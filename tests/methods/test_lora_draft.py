@@ -42,11 +42,6 @@ def draft() -> Target:
     return load_target(str(LAB / "draft"), dtype="float32", device="cpu")
 
 
-@pytest.fixture(scope="module")
-def lab_target() -> Target:
-    return load_target("lab", dtype="float32", device="cpu")
-
-
 @pytest.fixture
 def lora(draft: Target, tmp_path: Path) -> Iterator[Path]:
     """The folder of a random LoRA of the lab's draft."""
@@ -66,28 +61,28 @@ def options(folder: Path) -> TwoModelOptions:
     return TwoModelOptions(weights=str(folder))
 
 
-def test_the_draft_that_came_with_the_model_has_the_lora(lora: Path, lab_target: Target) -> None:
+def test_the_draft_that_came_with_the_model_has_the_lora(lora: Path, lab: Target) -> None:
     preflight.check_methods(RunConfig((MethodSpec("sd", {"weights": str(lora)}),)))
-    tuned, plain = TwoModel.load(lab_target, options(lora)), TwoModel.load(lab_target, TwoModelOptions())
+    tuned, plain = TwoModel.load(lab, options(lora)), TwoModel.load(lab, TwoModelOptions())
     said = tuned.draft.model.model(torch.tensor([[1, 5, 9, 30]])).logits
     assert torch.allclose(said, torch.load(lora.parent / "said.pt"), atol=1e-4)
     assert not torch.allclose(said, plain.draft.model.model(torch.tensor([[1, 5, 9, 30]])).logits, atol=0.1)
     assert tuned.learnt == {"tokens": 77}
     assert tuned.described()["draft_parameters"] == plain.described()["draft_parameters"]
     assert tuned.described()["draft_hash"] != plain.described()["draft_hash"]
-    prompt = lab_target.encode_chat([{"role": "user", "content": "Tell me the capital of France."}])
-    expected = generate(Autoregressive(lab_target), prompt, Limits(24), Sampling())
+    prompt = lab.encode_chat([{"role": "user", "content": "Tell me the capital of France."}])
+    expected = generate(Autoregressive(lab), prompt, Limits(24), Sampling())
     assert generate(tuned, prompt, Limits(24), Sampling()).tokens == expected.tokens
 
 
-def test_a_lora_that_does_not_fit_is_told(lora: Path, lab_target: Target) -> None:
+def test_a_lora_that_does_not_fit_is_told(lora: Path, lab: Target) -> None:
     alone = Target(tiny_model("llama"), name="alone")
     with pytest.raises(UserError, match="holds a LoRA that names no model, and no draft came with 'alone'"):
         TwoModel.check(options(lora), alone)
     config = json.loads((lora / "config.json").read_text())
     write_config(lora, {**config, "base_hash": "0" * 16})
     with pytest.raises(UserError, match="was trained for another draft"):
-        TwoModel.load(lab_target, options(lora))
+        TwoModel.load(lab, options(lora))
 
 
 def said_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -168,13 +163,13 @@ def test_a_lora_that_names_a_hub_model_is_told_where_there_is_no_hub(
     assert "cannot be reached" in line
 
 
-def test_a_lora_that_names_its_model_is_loaded_as_that_model(lora: Path, lab_target: Target) -> None:
+def test_a_lora_that_names_its_model_is_loaded_as_that_model(lora: Path, lab: Target) -> None:
     config = json.loads((lora / ADAPTER_CONFIG).read_text())
     (lora / ADAPTER_CONFIG).write_text(json.dumps({**config, "base_model_name_or_path": str(LAB / "draft")}))
     (lora / "config.json").unlink()
     for file in (LAB / "draft").glob("tokenizer*"):
         (lora / file.name).write_bytes(file.read_bytes())
-    said = TwoModel.load(lab_target, options(lora)).draft.model.model(torch.tensor([[1, 5, 9, 30]])).logits
+    said = TwoModel.load(lab, options(lora)).draft.model.model(torch.tensor([[1, 5, 9, 30]])).logits
     assert torch.allclose(said, torch.load(lora.parent / "said.pt"), atol=1e-4)
 
 

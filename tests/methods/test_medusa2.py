@@ -177,7 +177,8 @@ def test_the_loss_is_the_papers(kind: str) -> None:
 
 def test_gradients_reach_backbone_and_heads_at_their_own_rates() -> None:
     for rank in (2, 0):
-        _, trainee = trained("llama", lora_rank=rank, lr=1e-3, head_lr=4.0)
+        _, trainee = trained("llama", lora_rank=rank, head_lr=4.0)
+        trainee.lr = 1e-3
         backbone, heads = trainee.parameter_groups()
         assert (backbone["lr"], heads["lr"]) == (1e-3, 4e-3)
         trainee.loss(NOTHING, answers_of(torch.randint(3, 61, (2, 20)), 5))  # at first the heads count nothing

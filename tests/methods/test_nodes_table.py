@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from specbench_ss.engine.target import Target
-from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import method_options
 from specbench_ss.suite import Question
@@ -51,17 +50,12 @@ def test_the_table_holds_the_newest_weights_and_says_what_cannot_be(tmp_path: Pa
     assert rows[1].startswith("ar,0,3.0,") and rows[-1].startswith("space,64,") and "four masks" in rows[-1]
 
 
-@pytest.fixture(scope="module")
-def lab_target() -> Target:
-    return load_target("lab", dtype="float32", device="cpu")
-
-
-def test_a_cell_is_measured_against_plain_decoding_and_summed(lab_target: Target) -> None:
-    (cell,) = (c for c in BENCH["cells"](lab_target, ["ss, pruned from 120"]) if c.nodes == 4)
-    lines = [BENCH["measured"](lab_target, cell, Question(f"q{i}", "qa", (text,))) for i, text in enumerate("ab")]
+def test_a_cell_is_measured_against_plain_decoding_and_summed(lab: Target) -> None:
+    (cell,) = (c for c in BENCH["cells"](lab, ["ss, pruned from 120"]) if c.nodes == 4)
+    lines = [BENCH["measured"](lab, cell, Question(f"q{i}", "qa", (text,))) for i, text in enumerate("ab")]
     assert all(line["same"] for line in lines)
     summed = BENCH["summed"](lines)
     assert summed["drafted"] == 120 and summed["verified"] == 4
     assert summed["tau"] == round(sum(x["tokens"] for x in lines) / sum(x["steps"] for x in lines), 3)
-    cell.reference.answers.update({key: [0] for key in cell.reference.answers})
-    assert not BENCH["measured"](lab_target, cell, Question("q0", "qa", ("a",)))["same"]
+    cell.plain[1].update({key: [0] for key in cell.plain[1]})
+    assert not BENCH["measured"](lab, cell, Question("q0", "qa", ("a",)))["same"]

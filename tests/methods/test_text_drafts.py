@@ -21,7 +21,7 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.sd.decode import Bridge, TwoModel, TwoModelOptions, added, extended, following
 from specbench_ss.methods.sd.draft import mismatch
 from specbench_ss.models.checkpoint import drafter_here
-from specbench_ss.models.load import load_target, outline_of
+from specbench_ss.models.load import outline_of
 from specbench_ss.models.resolve import LAB
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import tiny_model
@@ -44,11 +44,6 @@ def shuffled(source: Path, out: Path) -> Path:
     tensors["model.embed_tokens.weight"] = torch.cat((rows[order], rows[len(order) :]))
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
     return out
-
-
-@pytest.fixture(scope="module")
-def lab() -> Target:
-    return load_target("lab", device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -200,6 +200,6 @@ def test_the_lab_s_conversations_are_appended_token_by_token() -> None:
     assert sorted(map(len, batches)) == [2, 4]
     how = Answering(target.eos_ids, 12)
     marker = target.tokenizer.convert_tokens_to_ids("<|assistant|>")
-    for ids in (talk.tolist() for batch in batches for talk in batch):
+    for ids in (talk.ids for batch in batches for talk in batch):
         last = len(ids) - ids[::-1].index(marker)
         assert answer_batch(target, [ids[:last]], how) == [ids[last:]]
