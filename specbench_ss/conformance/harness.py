@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -156,17 +157,6 @@ def watched_cache(decoder: Decoder, tokens: int) -> WatchedCache:
     return cache
 
 
-@torch.inference_mode()
-def watch(watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> Trace:
-    """Answer one prompt by the loop that every run uses. Raises Unanswered from whatever error ends it."""
-    cache = watched_cache(watched, min(watched.target.context_length, len(prompt) + limits.max_new_tokens))
-    try:
-        generation = Session(watched, prompt, limits, sampling, cache).run()
-    except (Exception, SystemExit) as error:
-        raise Unanswered(watched.steps) from error
-    return Trace(list(prompt), watched.steps, generation, cache.excess)
-
-
 def _of(state: State) -> WatchedCache:
     assert isinstance(state.cache, WatchedCache)
     return state.cache
@@ -233,7 +223,6 @@ class Subject:
         self.make, self.own_model, self.number, self.whole = make, own_model, number, whole
         self.answers = self.steps = self.longest = 0
         self.untested = dict[str, None]()  # of the law that is tested: cases and positions that it could not test
-        self._one: Decoder | None = None
         self._traces: dict[tuple[Case, Limits], Trace] = {}
 
     def __str__(self) -> str:
@@ -245,11 +234,10 @@ class Subject:
         with seeded(0):
             return self.make()
 
-    @property
+    @cached_property
     def one(self) -> Decoder:
         """A decoder that answers nothing and is only asked what it says of itself."""
-        self._one = self._one or self.decoder()
-        return self._one
+        return self.decoder()
 
     @property
     def exact(self) -> bool:
@@ -262,22 +250,24 @@ class Subject:
         The answer of a new decoder is made only once, however many laws ask for it.
         """
         limits = limits or Limits(case.max_new_tokens)
-        if decoder is not None:
-            return self._watch(decoder, case, limits)
-        if (case, limits) not in self._traces:
-            self._traces[case, limits] = self._watch(self.decoder(), case, limits)
-        return self._traces[case, limits]
-
-    def _watch(self, decoder: Decoder, case: Case, limits: Limits) -> Trace:
-        trace = self.answer(Watched(decoder, case.forced), case.prompt, limits, case.sampling)
+        if decoder is None and (case, limits) in self._traces:
+            return self._traces[case, limits]
+        trace = self.answer(Watched(decoder or self.decoder(), case.forced), case.prompt, limits, case.sampling)
         self.longest = max([self.longest, *(s.accepted + 1 for s in trace.generation.steps)])
+        if decoder is None:
+            self._traces[case, limits] = trace
         return trace
 
+    @torch.inference_mode()
     def answer(self, watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> Trace:
-        """Call `watch` and count the answer."""
-        trace = watch(watched, prompt, limits, sampling)
-        self.answers, self.steps = self.answers + 1, self.steps + len(trace.steps)
-        return trace
+        """Answer one prompt by the loop that every run uses. Raises Unanswered from whatever error ends it."""
+        cache = watched_cache(watched, min(watched.target.context_length, len(prompt) + limits.max_new_tokens))
+        try:
+            generation = Session(watched, prompt, limits, sampling, cache).run()
+        except (Exception, SystemExit) as error:
+            raise Unanswered(watched.steps) from error
+        self.answers, self.steps = self.answers + 1, self.steps + len(watched.steps)
+        return Trace(list(prompt), watched.steps, generation, cache.excess)
 
     def logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
         """Return float32 logits [V] from a fresh pass of the method's own model, computed once for each text.

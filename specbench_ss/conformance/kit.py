@@ -147,7 +147,8 @@ class Kit:
     def _result(self, law: Law) -> Result:
         began = time.perf_counter()
         broken, tried, exempt, untested = None, 0, dict[str, None](), dict[str, None]()
-        for subject in (subject for kind in ("large", "small", "long") if kind in law.on for subject in self._on(kind)):
+        kinds = [kind for kind in ("large", "small", "long") if kind in law.on]
+        for subject in (subject for kind in kinds for subject in getattr(self, kind)):
             why = self._exempt(law, subject)
             if why:
                 exempt[why] = None
@@ -163,10 +164,6 @@ class Kit:
             if broken:
                 break
         return Result(law, broken, "; ".join(exempt), tried, time.perf_counter() - began, "; ".join(untested))
-
-    def _on(self, kind: str) -> list[Subject]:
-        found: list[Subject] = getattr(self, kind)
-        return found
 
     @staticmethod
     def _exempt(law: Law, subject: Subject) -> str:
