@@ -25,14 +25,14 @@ How each method gets to a number of nodes n:
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
 import json
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss.engine.decoder import Decoder
@@ -76,29 +76,19 @@ ONCE = {"ar": 0}  # what drafts nothing is the same at every n
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """Plain decoding of a method's own model; what it has answered is kept. answers: by prompt."""
-
-    decoder: Decoder
-    answers: dict[tuple[int, ...], list[int]]
-
-    def answer(self, prompt: list[int], limits: Limits) -> list[int]:
-        """The tokens."""
-        key = tuple(prompt)
-        if key not in self.answers:
-            self.answers[key] = generate(self.decoder, prompt, limits, Sampling()).tokens
-        return self.answers[key]
-
-
-@dataclass(frozen=True, slots=True)
 class Cell:
-    """A method at a number of nodes."""
+    """A method at a number of nodes. plain: plain decoding of its model, with its answers by prompt."""
 
     way: str
     nodes: int
     decoder: Decoder
-    reference: Reference
+    plain: tuple[Decoder, dict[tuple[int, ...], list[int]]]
     settings: str
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """Return what its lines have in common."""
+        return self.way, self.nodes, self.settings
 
 
 def main() -> None:
@@ -113,24 +103,24 @@ def main() -> None:
     ways = [way for way in arguments.only.split(";") if way] or list(WAYS)
     asked = questions(SPECBENCH_CATEGORIES, "eval", arguments.prompts)
     known = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
-    done = {(line["way"], line["nodes"], line["question"], line["settings"]) for line in known}
+    done = {(line["way"], line["nodes"], line["settings"], line["question"]) for line in known}
     with arguments.out.open("a") as file:
         for cell in cells(target, ways):
             for question in asked:
-                if (cell.way, cell.nodes, question.id, cell.settings) not in done:
-                    line = measured(target, cell, question)
-                    known.append(line)
-                    file.write(json.dumps(line) + "\n")
+                if (*cell.key, question.id) not in done:
+                    known.append(measured(target, cell, question))
+                    file.write(json.dumps(known[-1]) + "\n")
                     file.flush()
-            print(shown(cell, [line for line in known if of_cell(line, cell)]), flush=True)
+            found = summed(line for line in known if (line["way"], line["nodes"], line["settings"]) == cell.key)
+            print(f"{cell.way:24} {cell.nodes:3} " + " ".join(f"{k} {v}" for k, v in found.items()), flush=True)
     if arguments.table:
         write_table(arguments.table, known)
 
 
 def cells(target: Target, ways: list[str]) -> Iterator[Cell]:
-    """All that can be measured, method by method."""
+    """Yield all that can be measured, method by method."""
     loaded: dict[str, Decoder] = {}
-    plain: dict[str, Reference] = {}
+    plain: dict[str, tuple[Decoder, dict[tuple[int, ...], list[int]]]] = {}
     for way in ways:
         for nodes in (ONCE[way],) if way in ONCE else NODES:
             if way in IMPOSSIBLE and nodes > IMPOSSIBLE[way][0]:
@@ -143,12 +133,12 @@ def cells(target: Target, ways: list[str]) -> Iterator[Cell]:
             about = json.dumps([one.described()], sort_keys=True, default=str)
             settings = hashlib.sha256(about.encode()).hexdigest()[:12]
             if reference.label not in plain:
-                plain[reference.label] = Reference(load_method(reference, target), {})
+                plain[reference.label] = load_method(reference, target), {}
             yield Cell(way, nodes, one, plain[reference.label], settings)
 
 
 def filled(text: str, nodes: int) -> str:
-    """The method with this number of nodes."""
+    """Return the method with this number of nodes."""
     level, guesses = GUESSES.get(nodes, (5, 1))
     for name, value in {"LEVEL": level, "GUESSES": guesses, "ROWS": nodes + 1, "N": nodes}.items():
         text = text.replace(f"={name}", f"={value}")
@@ -156,53 +146,45 @@ def filled(text: str, nodes: int) -> str:
 
 
 def measured(target: Target, cell: Cell, question: Question) -> dict[str, Any]:
-    """One answer, held against plain decoding."""
+    """Return the counts of one answer, compared with plain decoding."""
     prompt, limits = target.encode_chat([{"role": "user", "content": question.turns[0]}]), Limits(256, target.eos_ids)
     made = generate(cell.decoder, prompt, limits, Sampling())
+    decoder, answers = cell.plain
+    if tuple(prompt) not in answers:
+        answers[tuple(prompt)] = generate(decoder, prompt, limits, Sampling()).tokens
     return {
         "way": cell.way, "nodes": cell.nodes, "question": question.id, "category": question.category,
         "settings": cell.settings, "steps": len(made.steps), "tokens": sum(s.tokens for s in made.steps),
         "drafted": sum(s.nodes for s in made.steps), "verified": sum(s.verified for s in made.steps),
-        "same": made.tokens == cell.reference.answer(prompt, limits),
+        "same": made.tokens == answers[tuple(prompt)],
     }  # fmt: skip
 
 
-def of_cell(line: dict[str, Any], cell: Cell) -> bool:
-    """Whether a line is of this cell, with its present settings."""
-    return (line["way"], line["nodes"], line["settings"]) == (cell.way, cell.nodes, cell.settings)
-
-
-def summed(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Pooled over prompts: tau, nodes drafted and verified in a step."""
-    steps = sum(line["steps"] for line in lines)
-    each = {name: round(sum(line[name] for line in lines) / steps, 3) for name in ("tokens", "drafted", "verified")}
+def summed(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Pool prompts: tau, and nodes drafted and verified in a step."""
+    frame = pd.DataFrame(lines)
+    total = frame[["tokens", "drafted", "verified", "steps", "same"]].sum()
+    each = {name: round(total[name] / total["steps"], 3) for name in ("tokens", "drafted", "verified")}
     return {
-        "tau": each["tokens"], "drafted": each["drafted"], "verified": each["verified"], "prompts": len(lines),
-        "steps": steps, "identical": sum(line["same"] for line in lines),
+        "tau": each["tokens"], "drafted": each["drafted"], "verified": each["verified"], "prompts": len(frame),
+        "steps": total["steps"], "identical": total["same"],
     }  # fmt: skip
-
-
-def shown(cell: Cell, lines: list[dict[str, Any]]) -> str:
-    """One line for the terminal."""
-    return f"{cell.way:24} {cell.nodes:3} " + " ".join(f"{k} {v}" for k, v in summed(lines).items())
 
 
 def write_table(path: Path, known: list[dict[str, Any]]) -> None:
-    """The newest settings of each cell as csv."""
+    """Write the newest settings of each cell as CSV."""
     newest = {(line["way"], line["nodes"]): line["settings"] for line in known}
-    groups = defaultdict(list)
-    for line in known:
-        if newest[line["way"], line["nodes"]] == line["settings"]:
-            groups[line["way"], line["nodes"]].append(line)
-    rows = [{"way": way, "nodes": nodes, **summed(lines), "note": ""} for (way, nodes), lines in groups.items()]
+    rows = []
+    for (way, nodes), settings in newest.items():
+        own = (line for line in known if (line["way"], line["nodes"], line["settings"]) == (way, nodes, settings))
+        rows.append({"way": way, "nodes": nodes, **summed(own), "note": ""})
     for way, (most, why) in IMPOSSIBLE.items():
         rows += [{"way": way, "nodes": nodes, "note": why} for nodes in NODES if nodes > most]
     order = list(WAYS)
-    with path.open("w", newline="") as file:
-        names = ["way", "nodes", "tau", "drafted", "verified", "prompts", "steps", "identical", "note"]
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sorted(rows, key=lambda row: (order.index(str(row["way"])), row["nodes"])))
+    rows.sort(key=lambda row: (order.index(row["way"]), row["nodes"]))
+    columns = ["way", "nodes", "tau", "drafted", "verified", "prompts", "steps", "identical", "note"]
+    counts = dict.fromkeys(("prompts", "steps", "identical"), "Int64")
+    pd.DataFrame(rows, columns=columns).astype(counts).to_csv(path, index=False)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -60,35 +60,8 @@ SIZES = {  # hidden, layers, heads, heads of keys and values, MLP, vocabulary: T
 KEPT = 2  # tokens that a step keeps, where it drafts any
 STREAMS = 4
 DRAFTED = 120  # nodes of a tree that is pruned: three candidates of each stream
-RANKS = [
-    [0.5 / (rank + 1) for rank in range(10)] for _ in range(4)
-]  # of Medusa's tree: any will do, width is what counts
-
-
-@dataclass(frozen=True)
-class Line:
-    """One measurement. width: rows that are verified, with the root. Times in ms; least_ms is None without limits."""
-
-    model: str
-    dtype: str
-    device: str
-    engine: str
-    method: str
-    width: int
-    context: int
-    step_ms: float
-    ar_ms: float
-    ratio: float
-    draft_ms: float
-    verify_ms: float
-    least_ms: float | None
-    ar_least_ms: float | None
-    torch: str = torch.__version__
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What is not measured twice."""
-        return self.model, self.dtype, self.device, self.engine, self.method, self.width, self.context
+RANKS = [[0.5 / (rank + 1) for rank in range(10)]] * 4  # of Medusa's tree: any will do, width is what counts
+KEY = ("model", "dtype", "device", "engine", "method", "width", "context")  # what is not measured twice
 
 
 class Chain(Decoder):
@@ -201,34 +174,28 @@ def least_ms(
 
 def lines_of(
     target: Target, name: str, arguments: argparse.Namespace, there: set[tuple[Any, ...]], say: Callable[[str], None]
-) -> Iterator[Line]:
-    """Measure what is not there yet."""
+) -> Iterator[dict[str, Any]]:
+    """Measure what is not there yet. Width: verified rows, with the root; times in ms; least_ms None without limits."""
     limits = known_limits(target.device)
-    device = device_name(target.device)
-    for context in arguments.contexts:
-        for method in arguments.methods:
-            for width in arguments.widths:
-                key = (name, target.number_format, device, arguments.engine, method, width, context)
-                if key in there or context + 4 * width >= target.context_length:
-                    continue
-                decoder = decoder_of(method, target, width)
-                if decoder is None:
-                    continue
-                try:
-                    with memory_given_back(decoder):
-                        found = measured(decoder, context, width, arguments.steps)
-                except OutOfMemory as error:
-                    say(f"{method:8} {width:4} rows {context:6} tokens: left out, {str(error).partition(':')[0]}")
-                    continue
-                if target.passes is not None:
-                    target.passes.forget()  # recordings hold the caches that they were made over
-                least = least_ms(target, decoder, width, context, limits)
-                yield Line(*key, **found, least_ms=least, ar_least_ms=least_ms(target, None, 1, context, limits))
-
-
-def read(file: Path) -> list[Line]:
-    """The lines that a file has."""
-    return [Line(**json.loads(text)) for text in file.read_text().splitlines()] if file.is_file() else []
+    for context, method, width in product(arguments.contexts, arguments.methods, arguments.widths):
+        engine, device = arguments.engine, device_name(target.device)
+        key = (name, target.number_format, device, engine, method, width, context)
+        if key in there or context + 4 * width >= target.context_length:
+            continue
+        decoder = decoder_of(method, target, width)
+        if decoder is None:
+            continue
+        try:
+            with memory_given_back(decoder):
+                found: dict[str, Any] = measured(decoder, context, width, arguments.steps)
+        except OutOfMemory as error:
+            say(f"{method:8} {width:4} rows {context:6} tokens: left out, {str(error).partition(':')[0]}")
+            continue
+        if target.passes is not None:
+            target.passes.forget()  # recordings hold the caches that they were made over
+        found["least_ms"] = least_ms(target, decoder, width, context, limits)
+        found["ar_least_ms"] = least_ms(target, None, 1, context, limits)
+        yield dict(zip(KEY, key, strict=True)) | found | {"torch": torch.__version__}
 
 
 def main(say: Callable[[str], None] = print) -> None:
@@ -250,13 +217,14 @@ def main(say: Callable[[str], None] = print) -> None:
         target = model_of(name, arguments.dtype, device, max(arguments.contexts))
         use_engine(target, arguments.engine)
         say(f"{name}: {target.parameter_count / 1e6:,.0f} M parameters, {target.number_format}, {target.computed}")
-        there = {line.key for line in read(arguments.out)}
+        known = arguments.out.read_text().splitlines() if arguments.out.is_file() else []
+        there = {tuple(line[part] for part in KEY) for line in map(json.loads, known)}
         for line in lines_of(target, name, arguments, there, say):
             with arguments.out.open("a") as file:
-                file.write(json.dumps(asdict(line)) + "\n")
-            what = f"{line.method:8} {line.width:4} rows {line.context:6} tokens"
-            share = "" if line.least_ms is None else f"  {line.step_ms / line.least_ms:5.2f} times the least"
-            say(f"{what} {line.step_ms:9.2f} ms {line.ratio:6.2f} steps{share}")
+                file.write(json.dumps(line) + "\n")
+            what = f"{line['method']:8} {line['width']:4} rows {line['context']:6} tokens"
+            share = "" if line["least_ms"] is None else f"  {line['step_ms'] / line['least_ms']:5.2f} times the least"
+            say(f"{what} {line['step_ms']:9.2f} ms {line['ratio']:6.2f} steps{share}")
 
 
 if __name__ == "__main__":

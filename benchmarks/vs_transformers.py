@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -26,7 +26,7 @@ from transformers.generation import candidate_generator as theirs_module
 
 from specbench_ss.bench.timed_sample import quiet_collector
 from specbench_ss.engine import attention as grouped_attention
-from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.decoder import Decoder, Step
 from specbench_ss.engine.engines import ENGINES
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
@@ -39,6 +39,7 @@ from specbench_ss.stats import speedup_interval
 from specbench_ss.suite import SuiteRequest
 from specbench_ss.suites.chat_suites import SpecBench
 
+NAME = "update_candidate_strategy"  # what their generators hear after each step
 GENERATORS = (theirs_module.AssistedCandidateGenerator, theirs_module.PromptLookupCandidateGenerator)
 
 
@@ -69,14 +70,10 @@ def counted() -> Iterator[list[int]]:
 
         return told
 
-    patches = [patch.object(g, "update_candidate_strategy", counting(g.update_candidate_strategy)) for g in GENERATORS]
-    for p in patches:
-        p.start()
-    try:
+    with ExitStack() as stack:
+        for kind in GENERATORS:
+            stack.enter_context(patch.object(kind, NAME, counting(getattr(kind, NAME))))
         yield kept
-    finally:
-        for p in patches:
-            p.stop()
 
 
 def answer(target: Target, case: Case, prompt: Sequence[int], new: int) -> tuple[float, int]:
@@ -116,25 +113,16 @@ def same_steps(target: Target, case: Case, prompt: list[int], new: int) -> bool 
 
 @dataclass
 class Times:
-    """Of one case: seconds and tokens [prompts], sums over repeats."""
+    """Of one case: seconds and tokens [prompts], sums over repeats, and our steps."""
 
     ours_s: np.ndarray
     theirs_s: np.ndarray
     ours_n: np.ndarray
     theirs_n: np.ndarray
-    steps: int = 0
-    kept: int = 0
-    drafting_s: float = 0.0
-    forward_s: float = 0.0
-    step_s: float = 0.0
-
-    @classmethod
-    def of(cls, prompts: int) -> Times:
-        """Nothing measured."""
-        return cls(*(np.zeros(prompts) for _ in range(4)))
+    steps: list[Step] = field(default_factory=list)
 
     def add(self, i: int, case: Case, target: Target, prompt: list[int], new: int) -> None:
-        """One prompt, ours and theirs."""
+        """Measure one prompt, ours and theirs."""
         with quiet_collector():
             started = time.perf_counter()
             mine = generate(case.ours, prompt, Limits(new, target.eos_ids), Sampling())
@@ -143,22 +131,23 @@ class Times:
         self.theirs_s[i] += seconds
         self.ours_n[i] += len(mine.tokens)
         self.theirs_n[i] += tokens
-        self.steps += len(mine.steps)
-        self.kept += sum(s.tokens for s in mine.steps)
-        self.drafting_s += sum(s.draft_s for s in mine.steps)
-        self.forward_s += sum(s.verify_s for s in mine.steps)
-        self.step_s += sum(s.total_s for s in mine.steps)
+        self.steps += mine.steps
+
+    def share(self, part: str) -> float:
+        """Return the percentage of the steps' time that a part of them took, draft_s or verify_s."""
+        return 100 * sum(getattr(s, part) for s in self.steps) / sum(s.total_s for s in self.steps)
 
     def row(self, name: str, same: list[bool]) -> str:
-        """A line of the table."""
+        """Return a line of the table."""
         ratio = (self.theirs_s.sum() / self.theirs_n.sum()) / (self.ours_s.sum() / self.ours_n.sum())
         around = speedup_interval(self.theirs_s, self.theirs_n, self.ours_s, self.ours_n)
         interval = "" if around is None else f"{around[0]:.2f} to {around[1]:.2f}"
-        shares = [100 * s / self.step_s for s in (self.drafting_s, self.forward_s)]
         alike = f"{sum(same)} of {len(same)}" if same else "-"
+        tau = sum(s.tokens for s in self.steps) / len(self.steps)
+        ms = 1e3 * self.ours_s.sum() / self.ours_n.sum()
         return (
-            f"{name:<28}{ratio:<6.2f}{interval:<17}{self.kept / self.steps:>6.2f}  {alike:<10}"
-            f"{1e3 * self.ours_s.sum() / self.ours_n.sum():>10.2f}{shares[0]:>9.1f}{shares[1]:>9.1f}"
+            f"{name:<28}{ratio:<6.2f}{interval:<17}{tau:>6.2f}  {alike:<10}"
+            f"{ms:>10.2f}{self.share('draft_s'):>9.1f}{self.share('verify_s'):>9.1f}"
         )
 
 
@@ -223,7 +212,7 @@ def main() -> None:
     if target.device.type == "cuda" if arguments.compiled is None else arguments.compiled:
         found.insert(1, compiled(target))
         compile_ahead(target, found[1], prompts, arguments.new)
-    times = [Times.of(len(prompts)) for _ in found]
+    times = [Times(*(np.zeros(len(prompts)) for _ in range(4))) for _ in found]
     same = [[alike for p in prompts if (alike := same_steps(target, c, p, arguments.new)) is not None] for c in found]
     for _ in range(arguments.repeats):  # `same_steps` has warmed up
         for i, prompt in enumerate(prompts):
@@ -236,7 +225,7 @@ def main() -> None:
     print(f"{'':<28}{'theirs/ours':<23}{'tau':>6}  {'same steps':<10}{'ms/token':>10}{'draft %':>9}{'verify %':>9}")
     for case, taken, alike in zip(found, times, same, strict=True):
         print(taken.row(case.name, alike))
-    share = 100 * (1 - times[0].forward_s / times[0].step_s)
+    share = 100 - times[0].share("verify_s")
     print(f"harness's share of a step of ar (outside the target's forward): {share:.1f} %")
 
 

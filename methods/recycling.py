@@ -158,11 +158,7 @@ def chosen_tree(options: RecyclingOptions) -> MedusaTree:
 
 def template() -> list[Choice]:
     """The published nodes, the best first: rank r counts 1 / (r + 1)."""
-    return sorted(PUBLISHED, key=lambda choice: (-_weight(choice), choice))
-
-
-def _weight(choice: Choice) -> float:
-    return math.prod(DECAY / (rank + 1) for rank in choice)
+    return sorted(PUBLISHED, key=lambda choice: (-math.prod(DECAY / (rank + 1) for rank in choice), choice))
 
 
 def gathers(tree: MedusaTree, device: torch.device) -> list[tuple[Tensor, Tensor]]:

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from specbench_ss.options import REFERENCE
 from specbench_ss.reports.html.page_parts import visible
-from specbench_ss.reports.palette import COLOURS, GREY, GRID, INK, LESS, MORE, MUTED, PAPER, PARTS, Style
+from specbench_ss.reports.palette import COLOURS, GREY, GRID, INK, LESS, MORE, MUTED, PAPER, PARTS, SYMBOLS, Style
 from specbench_ss.results.cost_model import Point, Roof, Waterfall
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import number, percent, times, title
@@ -41,8 +41,8 @@ STYLE: Mapping[str, Any] = {
     "colorway": COLOURS,
     "bargap": 0.28,
 }
+MARKERS = tuple(SYMBOLS)
 DASHES = ("solid", "dash", "dot", "dashdot")
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "hourglass")
 
 
 def text_of(label: str) -> str:
@@ -89,7 +89,7 @@ def lines(
         traces.append(go.Scatter(
             x=places, y=[value for _, value in points], name=text_of(name), mode="lines+markers",
             line={"color": colour, "dash": DASHES[i % len(DASHES)], "width": 2},
-            marker={"symbol": SYMBOLS[i % len(SYMBOLS)], "size": 8},
+            marker={"symbol": MARKERS[i % len(MARKERS)], "size": 8},
         ))  # fmt: skip
     return figure(traces, x, y)
 
@@ -160,7 +160,7 @@ def _speedup(row: SummaryRow, style: Style, at: float, group: object, legend: bo
     name = text_of(row.method)
     return go.Scatter(
         x=[row.speedup], y=[at], error_x=error, name=name, legendgroup=str(group), showlegend=legend, mode="markers",
-        marker={"symbol": style.marker, "size": 10, "color": style.colour if sure else PAPER,
+        marker={"symbol": style.symbol, "size": 10, "color": style.colour if sure else PAPER,
                 "line": {"color": style.colour, "width": 2}},
         hovertemplate=f"{name} {times(row.speedup)} ({bounds})<extra></extra>",
     )  # fmt: skip
@@ -210,7 +210,7 @@ def _point(style: Style, x: float, y: float, hollow: bool = False, legend: bool 
     name = text_of(style.label)
     return go.Scatter(
         x=[x], y=[y], name=name, legendgroup=name, showlegend=legend, mode="markers",
-        marker={"symbol": style.marker, "size": 11, "color": PAPER if hollow else style.colour,
+        marker={"symbol": style.symbol, "size": 11, "color": PAPER if hollow else style.colour,
                 "line": {"color": style.colour, "width": 2}},
         hovertemplate=f"{name}{what}: %{{x:.3g}}, %{{y:.3g}}<extra></extra>",
     )  # fmt: skip
@@ -226,16 +226,13 @@ def acceptance(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Fi
         if kept:
             traces.append(go.Scatter(
                 x=[i for i, _ in kept], y=[share for _, share in kept], name=name, mode="lines+markers",
-                line={"color": style.colour, "width": 1.5}, marker={"symbol": style.marker, "size": 8},
+                line={"color": style.colour, "width": 1.5}, marker={"symbol": style.symbol, "size": 8},
                 hovertemplate=f"{name}, position %{{x}}: %{{y:.1%}}<extra></extra>",
             ))  # fmt: skip
     made = figure(traces, "draft position", "accepted, given all before", showlegend=True)
     made.update_yaxes(range=[0, 1.03], tickformat=".0%")
-    return made.update_xaxes(dtick=1 if _longest(traces) <= 12 else None)
-
-
-def _longest(traces: Sequence[Any]) -> int:
-    return max((max(trace.x) for trace in traces), default=0)
+    longest = max((max(trace.x) for trace in traces), default=0)
+    return made.update_xaxes(dtick=1 if longest <= 12 else None)
 
 
 def tokens_per_step(counted: pd.DataFrame, order: Sequence[str], most: int) -> go.Figure:

@@ -10,21 +10,18 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from specbench_ss.options import REFERENCE
-from specbench_ss.reports.html.page_parts import Cell
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#7A8089"  # plain decoding
 ON_DARK = {"#0072B2": "#4A90E2", "#D55E00": "#F07A2B", GREY: "#98A0AB"}  # those that a dark page would swallow
-SYMBOLS = {  # around 0, five pixels to each side
+SYMBOLS = {  # by Plotly's names; around 0, five pixels to each side
     "circle": "M-5 0A5 5 0 1 0 5 0A5 5 0 1 0 -5 0Z",
     "square": "M-4.4 -4.4H4.4V4.4H-4.4Z",
     "diamond": "M0 -6L6 0L0 6L-6 0Z",
-    "triangle": "M0 -5.6L5.6 4.6H-5.6Z",
-    "plus": "M-2 -5.5H2V-2H5.5V2H2V5.5H-2V2H-5.5V-2H-2Z",
-    "flag": "M-5.2 -5.2H5.2L0 0L5.2 5.2H-5.2L0 0Z",
+    "triangle-up": "M0 -5.6L5.6 4.6H-5.6Z",
+    "cross": "M-2 -5.5H2V-2H5.5V2H2V5.5H-2V2H-5.5V-2H-2Z",
+    "hourglass": "M-5.2 -5.2H5.2L0 0L5.2 5.2H-5.2L0 0Z",
 }
-
-PLOTLY = {"triangle": "triangle-up", "plus": "cross", "flag": "hourglass"}  # Plotly's names of symbols, where others
 
 # Where a step's time goes: not methods, so another scale: one hue, from what stands out most on the page to the least.
 PARTS = {  # on a light and on a dark page
@@ -68,18 +65,9 @@ class Style:
         return f"light-dark({self.colour}, {ON_DARK.get(self.colour, self.colour)})"
 
     @property
-    def marker(self) -> str:
-        """Return Plotly's name of its symbol."""
-        return PLOTLY.get(self.symbol, self.symbol)
-
-    @property
     def swatch(self) -> str:
         """Return what a swatch needs: its class and its symbol, as 'm3 diamond'."""
         return f"{self.css} {self.symbol}"
-
-    def cell(self) -> Cell:
-        """Return a table cell with the method's name."""
-        return Cell(self.label, self.label, swatch=self.swatch)
 
 
 def styles(labels: Sequence[str], plain: Collection[str] = (), baseline: str = REFERENCE) -> dict[str, Style]:

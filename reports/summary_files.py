@@ -7,8 +7,6 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-import pandas as pd
-
 from specbench_ss.errors import UserError
 from specbench_ss.results import exchange
 from specbench_ss.results.analysis import Results
@@ -55,42 +53,30 @@ class MarkdownReport(_File):
         return "\n".join([*map(safe, lines), "", table, *notes, *levels]).encode("utf-8", "replace")
 
 
-class _Frame(_File):
-    """The frame of the summary as a file."""
-
-    def content(self, results: Results) -> bytes:
-        """Return the bytes of the file."""
-        return self.packed(results.summary())
-
-    def packed(self, frame: pd.DataFrame) -> bytes:
-        """Return the bytes of a file that holds the frame."""
-        raise NotImplementedError
-
-
-class CsvReport(_Frame):
+class CsvReport(_File):
     """The report `csv`."""
 
     name = "csv"
     summary = "the summary, a row for each task and method; every frame: ssbench export --form csv"
     filename = "summary.csv"
 
-    def packed(self, frame: pd.DataFrame) -> bytes:
-        """Return the bytes of a file that holds the frame."""
-        text: str = exchange.plain(frame).to_csv(index=False)
+    def content(self, results: Results) -> bytes:
+        """Return the bytes of the file."""
+        text: str = exchange.plain(results.summary()).to_csv(index=False)
         return text.encode("utf-8", "replace")
 
 
-class ParquetReport(_Frame):
+class ParquetReport(_File):
     """The report `parquet`."""
 
     name = "parquet"
     summary = "the summary, a row for each task and method; every frame: ssbench export --form parquet"
     filename = "summary.parquet"
 
-    def packed(self, frame: pd.DataFrame) -> bytes:
-        """Return the bytes of a file that holds the frame."""
+    def content(self, results: Results) -> bytes:
+        """Return the bytes of the file."""
         file = io.BytesIO()
-        frame.to_parquet(file, index=False)
+        results.summary().to_parquet(file, index=False)
         return file.getvalue()
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -20,17 +19,7 @@ from specbench_ss.bench import preflight
 from specbench_ss.bench import preflight as requests
 from specbench_ss.bench import ray as sharded
 from specbench_ss.bench import server_run as served
-from specbench_ss.bench.build_config import (
-    access_of,
-    as_options,
-    check_fit,
-    default_out,
-    goal_of,
-    optional_methods,
-    recording_of,
-    run_config,
-    workers_of,
-)
+from specbench_ss.bench.build_config import asked_run
 from specbench_ss.bench.runner import measure
 from specbench_ss.engine import generate as loop
 from specbench_ss.engine.checks import check_target
@@ -41,32 +30,20 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.devices import device_names
 from specbench_ss.models.load import hash_weights, load_target
-from specbench_ss.options import (
-    MOST_SEED,
-    MethodSpec,
-    PluginFile,
-    parse_options,
-    plain_number,
-    seconds,
-    takes_none,
-    type_name,
-    value_text,
-    whole_number,
-)
-from specbench_ss.registry import load_plugin
+from specbench_ss.options import MethodSpec, checked_value, parse_options, takes_none, type_name, value_text
 from specbench_ss.results.analysis import Results
-from specbench_ss.runs.config import Recording, RunConfig, RunTarget
+from specbench_ss.runs.run_options import PYTHON, AtLeast0, Count, RunOptions, Seed, given_options, keywords
 
 
 def load_model(
-    model: str | Path = "lab",
+    model: str | Path = RunOptions.model,
     *,
-    dtype: str | torch.dtype = "auto",
-    device: str | torch.device = "auto",
-    engine: str = "auto",
-    quantize: str = "none",
-    chat_template: str | Path | None = None,
-    trust_remote_code: bool = False,
+    dtype: str | torch.dtype = RunOptions.dtype,
+    device: str | torch.device = RunOptions.device,
+    engine: str = RunOptions.engine,
+    quantize: str = RunOptions.quantize,
+    chat_template: str | Path | None = RunOptions.chat_template,
+    trust_remote_code: bool = RunOptions.trust_remote_code,
 ) -> Target:
     """A target: a causal language model with its tokenizer, ready for decoding methods.
 
@@ -158,11 +135,13 @@ def generate(
         raise UserError(f"generate takes a decoder, as load_method gives it, not {_kind(decoder)}")
     target = decoder.target
     prompt = _prompt(ids, target.vocab_size)
-    if whole_number("seed", seed, 0) > MOST_SEED:
-        raise UserError(f"seed must be below 2**63, not {seed}")
-    limits = _limits(target, whole_number("max_new_tokens", max_new_tokens, 1), stop_strings, stop_ids)
-    numbers = plain_number("temperature", temperature), plain_number("top_p", top_p)
-    sampling = Sampling(*numbers, whole_number("top_k", top_k, 0), seed)
+    limits = _limits(target, checked_value("max_new_tokens", Count, max_new_tokens), stop_strings, stop_ids)
+    sampling = Sampling(
+        checked_value("temperature", float, temperature),
+        checked_value("top_p", float, top_p),
+        checked_value("top_k", AtLeast0, top_k),
+        checked_value("seed", Seed, seed),
+    )
     return loop.generate(decoder, prompt, limits, sampling)
 
 
@@ -189,11 +168,11 @@ def _prompt(ids: Any, vocab_size: int) -> list[int]:
 
 def _limits(target: Target, max_new_tokens: int, stop_strings: str | Sequence[str], stop_ids: Any) -> Limits:
     """Where answers end, as in a run; with other end tokens where they are given."""
-    for name, value in (("stop_strings", stop_strings), ("stop_ids", () if stop_ids is None else stop_ids)):
-        if not isinstance(value, Iterable):
-            raise UserError(f"{name} must be a list, not {value!r}")
-    stops = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
-    if not all(isinstance(text, str) and text for text in stops):
+    if not isinstance(stop_ids, Iterable | None):
+        raise UserError(f"stop_ids must be a list, not {stop_ids!r}")
+    texts = [stop_strings] if isinstance(stop_strings, str) else stop_strings
+    stops = checked_value("stop_strings", list[str], texts) or []
+    if "" in stops:
         raise UserError("a stop string is text that is not empty")
     if stops and target.tokenizer is None:
         raise UserError(f"stop strings need a tokenizer, and {target.name!r} has none: Target(model, tokenizer)")
@@ -201,126 +180,54 @@ def _limits(target: Target, max_new_tokens: int, stop_strings: str | Sequence[st
     if stop_ids is None:
         return limits
     of_texts = requests.stop_ids(target.tokenizer, stops).values()
-    return replace(limits, stop_ids=frozenset(whole_number("stop_ids", i, 0) for i in stop_ids).union(of_texts))
+    return replace(limits, stop_ids=frozenset(checked_value("stop_ids", AtLeast0, i) for i in stop_ids).union(of_texts))
 
 
 def _kind(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
 
 
-OF_A_MODEL = ("dtype", "device", "engine", "quantize", "chat_template", "trust_remote_code")  # how a model is loaded
-PLACE = "run()"  # for messages
-RECORDING = tuple(field.name for field in fields(Recording))
-NOT_MEASURED = (
-    "timeout",
-    "api_key_env",
-    "endpoint_timeout",
-    "until_ci",
-    "max_repeats",
-    "budget",
-    "executor",
-    "workers",
-    "ray_address",
-    "out",
-    "resume",
-    *RECORDING,
-)  # options that say nothing of what is measured
-
-
-def run(
-    methods: str | Sequence[str] | None = None,
-    *,
-    endpoint: str | Sequence[str] | None = None,
-    label: str | Sequence[str] | None = None,
-    endpoint_model: str | Sequence[str] | None = None,
-    api_key_env: str | Sequence[str] | None = None,
-    concurrency: str | int | Sequence[int] = (),
-    endpoint_timeout: float | None = None,
-    suite: str = "specbench",
-    model: str | Path | Target = "lab",
-    categories: str | Sequence[str] = (),
-    limit: int | None = None,
-    set: Mapping[str, Any] | Sequence[str] | None = None,
-    preset: str | Path | Sequence[str | Path] | None = None,
-    plugin: str | Path | Sequence[str | Path] | None = None,
-    data: str | Path | None = None,
-    repeats: int = 1,
-    until_ci: float | None = None,
-    max_repeats: int | None = None,
-    budget: float | None = None,
-    warmup: int = 2,
-    max_new_tokens: int | None = None,
-    stop: str | Sequence[str] | None = None,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    seed: int = 0,
-    dtype: str = "auto",
-    device: str = "auto",
-    engine: str = "auto",
-    quantize: str = "none",
-    batch_size: str | int | Sequence[int] = (),
-    history: str = "reference",
-    order: str = "suite",
-    trust_remote_code: bool = False,
-    chat_template: str | Path | None = None,
-    timeout: float | None = None,
-    telemetry: float = 0.1,
-    remake_disturbed: int | None = None,
-    record_drafts: str | float = "first",
-    trace: bool = False,
-    executor: str = "local",
-    workers: int | None = None,
-    ray_address: str | None = None,
-    out: str | Path | None = None,
-    resume: bool = False,
-) -> Results:
+def run(methods: str | Sequence[str] | None = None, **options: Any) -> Results:
     """Decode a suite's questions with several methods, side by side: what `ssbench run` does, without its printing.
 
-    methods: `ss,medusa` or a list; plain decoding, `ar`, is always added. endpoint: in place of methods, addresses of
-    servers, the first of which the others are compared with; label, endpoint_model, api_key_env, concurrency and
-    endpoint_timeout are of these. set: options of methods, `{"ss.k": 2}` or
-    `{"ss": {"k": 2}}`. model: also a target that is loaded already, which then decides dtype, device and engine. The
-    other options are those of the command line, under the same names; `timeout`, in seconds, works in the main thread
-    alone. Writes the same run directory, by default a new one under `runs/`, and returns it as `load_run` does.
-    What the command warns of stands in `manifest["warnings"]`.
+    methods: `ss,medusa` or a list; plain decoding, `ar`, is always added. options: those of the command line, under the
+    same names, with lists and numbers in place of texts with commas. set: `{"ss.k": 2}` or `{"ss": {"k": 2}}`. model:
+    also a target that is loaded already, which then decides dtype, device and engine. `timeout`, in seconds, works in
+    the main thread alone. Writes the same run directory, by default a new one under `runs/`, and returns it as
+    `load_run` does. What the command warns of stands in `manifest["warnings"]`.
 
     Raises UserError for every mistake that the command tells, before anything is measured. After an interruption,
     `resume=True` with the same `out` goes on.
     """
-    given = dict(locals())
-    for name in ("out", "data"):
-        if not isinstance(given[name], str | Path | None):
-            raise UserError(f"{name}= is a path, not {given[name]!r}")
-
-    if resume and out is None:
-        raise UserError("resume=True needs out=, the directory of the unfinished run")
-    longest = None if timeout is None else seconds("timeout", timeout)
-    check_fit({name for name, value in given.items() if value != DEFAULTS[name]}, bool(endpoint))
-    loaded = None if isinstance(model, (str, Path)) else _loaded(given)
-    if loaded is not None and executor != "local":
-        raise UserError("executor='ray' loads the model in its workers: give model= as a name or a folder")
-    wanted, texts = _config(given, loaded)
-    folder = default_out(wanted, datetime.now()) if out is None else Path(out).expanduser()
-    optional = optional_methods(texts["methods"], wanted.methods) if texts["methods"] else frozenset()
-    where = RunTarget(folder, bool(resume), optional, recording_of(given), longest, goal_of(given), workers_of(given))
-    if endpoint:
-        return served.measure(served.check(wanted, where), where, access_of(given), [_called(given)])
-    plan = preflight.check(wanted, where, loaded)
-    if where.workers is not None:
-        return sharded.measure(plan, where, [_called(given)])
-    return measure(plan, where, [_called(given)])
+    given = {"methods": methods, **options}
+    loaded = None if isinstance(given.get("model", ""), (str, Path)) else _loaded(given)
+    named = given if loaded is None else {**given, "model": loaded.name}
+    asked = RunOptions(**given_options(RunOptions, named, PYTHON, "run()"))
+    config, where, access = asked_run(asked)
+    command = [_called(given)]
+    if access is not None:
+        return served.measure(served.check(config, where), where, access, command)
+    if loaded is not None:
+        if where.workers is not None:
+            raise UserError("executor='ray' loads the model in its workers: give model= as a name or a folder")
+        quantize = loaded.quantised.partition(":")[0] or "none"
+        config = replace(config, dtype=loaded.number_format, device=loaded.device_names, quantize=quantize)
+    plan = preflight.check(config, where, loaded)
+    make = measure if where.workers is None else sharded.measure
+    return make(plan, where, command)
 
 
-def _loaded(given: dict[str, Any]) -> Target:
+run.__signature__ = keywords(RunOptions, "methods")  # type: ignore[attr-defined]
+
+
+def _loaded(given: Mapping[str, Any]) -> Target:
     """The model that was given as a target, with its hash. Raises UserError for what is none."""
     target = given["model"]
     if not isinstance(target, Target):
-        kind = f"an object of type {type(target).__name__}"
-        raise UserError(f"model= is a name, a folder or a target, as load_model gives it, not {kind}")
-    idle = [name for name in OF_A_MODEL if given[name] != DEFAULTS[name]]
-    if idle:
-        raise UserError(f"{idle[0]}= makes no difference to a model that is loaded already: give it to load_model")
+        raise UserError(f"model= is a name, a folder or a target, as load_model gives it, not {_kind(target)}")
+    for name in inspect.signature(load_model).parameters:
+        if name != "model" and given.get(name) not in (None, getattr(RunOptions, name)):
+            raise UserError(f"{name}= makes no difference to a model that is loaded already: give it to load_model")
     try:
         target.weights_hash = target.weights_hash or hash_weights(target.model)
     except NotImplementedError:  # of classes of weights that hold other things than numbers
@@ -329,38 +236,11 @@ def _loaded(given: dict[str, Any]) -> Target:
     return target
 
 
-def _config(given: Mapping[str, Any], loaded: Target | None) -> tuple[RunConfig, dict[str, Any]]:
-    """The run that is asked for, and its options as a command line would have them."""
-    plain = {name: value for name, value in given.items() if name not in NOT_MEASURED}
-    if loaded is not None:
-        plain["model"] = loaded.name
-    texts = {**DEFAULTS, **as_options(plain, {*plain}, PLACE)}
-    if not isinstance(texts.get("methods"), str | None):
-        raise UserError(f"methods are a text or a list of texts, not {given['methods']!r}")
-    config = run_config({**texts, "plugin": _plugins(texts["plugin"] or ())})
-    if loaded is not None:
-        config = replace(config, dtype=loaded.number_format, device=loaded.device_names)
-        config = replace(config, quantize=loaded.quantised.partition(":")[0] or "none")
-    return config, texts
-
-
-def _plugins(files: Sequence[str]) -> tuple[PluginFile, ...]:
-    """Methods of these files, and of no others, are known from now on."""
-    registry.clear_file_methods()
-    return tuple(load_plugin(Path(file)) for file in dict.fromkeys(files))
-
-
 def _called(given: Mapping[str, Any]) -> str:
     """The call as it would be written, options that were left alone left out."""
-    told = [
-        f"{name}={value!r}" if isinstance(value, (str, int, float, list, tuple, dict)) else f"{name}={str(value)!r}"
-        for name, value in given.items()
-        if name not in ("methods", "model") and value != DEFAULTS[name]
-    ]
-    model = given["model"] if isinstance(given["model"], (str, Path)) else f"<{given['model'].name}>"
-    told = [f"model={str(model)!r}", *told] if model != DEFAULTS["model"] else told
-    told = told if given["methods"] is None else [repr(given["methods"]), *told]
-    return f"specbench_ss.run({', '.join(told)})"
-
-
-DEFAULTS = {name: p.default for name, p in inspect.signature(run).parameters.items()}
+    words = [] if given["methods"] is None else [repr(given["methods"])]
+    for name, value in given.items():
+        shown = f"<{value.name}>" if isinstance(value, Target) else value
+        if name != "methods" and value is not None and shown != getattr(RunOptions, name):
+            words.append(f"{name}={(str(shown) if isinstance(shown, Path) else shown)!r}")
+    return f"specbench_ss.run({', '.join(words)})"

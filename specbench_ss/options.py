@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
+import msgspec
 from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Le, Lt
 
-from specbench_ss.errors import UserError, did_you_mean, first_line
+from specbench_ss.errors import UserError, did_you_mean, first_line, known_words
 
 _SWITCH = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
 _NONE = ("none", "null", "")
@@ -32,49 +33,47 @@ class NoOptions:
     """Options of a method or a trainer that has none."""
 
 
+Mark = Ge | Gt | Le | Lt
+_HOLD = {Ge: operator.ge, Gt: operator.gt, Le: operator.le, Lt: operator.lt}
+_WORDS: dict[type[Any], str] = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds that an option's type declares."""
+    """The bounds that an option's type declares: kind of mark -> number."""
 
-    marks: tuple[Ge | Gt | Le | Lt, ...]
+    limits: Mapping[type[Mark], Any]
+
+    @classmethod
+    def of(cls, kind: Any) -> Bounds:
+        """Those of a type."""
+        marks = (mark for mark in _metadata(kind) if isinstance(mark, Mark))
+        return cls({type(mark): getattr(mark, type(mark).__name__.lower()) for mark in marks})
 
     def hold(self, value: Any) -> bool:
         """Whether a number is within them; nan never is. What is no number, as the 'auto' of a union, has no bounds."""
-        return not isinstance(value, Real) or all(_holds(mark, value) for mark in self.marks)
+        return not isinstance(value, Real) or all(_HOLD[kind](value, limit) for kind, limit in self.limits.items())
+
+    @property
+    def ends(self) -> tuple[Any, Any]:
+        """The first and the last number; None where there is none, and where a bound is no value itself."""
+        excluded = Gt in self.limits or self.limits.get(Lt, math.inf) < math.inf
+        return (None, None) if excluded else (self.limits.get(Ge), self.limits.get(Le))
 
     def __str__(self) -> str:
         """In words, as after 'must be': '1 to 64', 'at least 1', 'above 0 and at most 1', 'a number above 0'."""
-        limits = {type(mark): _limit(mark) for mark in self.marks}
-        finite = limits.get(Lt) == "inf"
-        if finite:
-            del limits[Lt]
+        finite = self.limits.get(Lt) == math.inf
+        limits = {
+            kind: str(limit) if isinstance(limit, int) else f"{limit:g}"
+            for kind, limit in self.limits.items()
+            if limit != math.inf
+        }
         if set(limits) == {Ge, Le}:
             return f"{limits[Ge]} to {limits[Le]}"
         if set(limits) == {Ge, Lt}:
             return f"{limits[Ge]} or more and below {limits[Lt]}"
         words = " and ".join(f"{_WORDS[kind]} {limits[kind]}" for kind in _WORDS if kind in limits)
         return f"a number {'of ' * (Ge in limits)}{words}" if finite else words
-
-
-_WORDS: dict[type[Any], str] = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
-
-
-def _limit(mark: Ge | Gt | Le | Lt) -> str:
-    """The number of a bound, which the library calls by the bound's own name."""
-    limit = getattr(mark, type(mark).__name__.lower())
-    return str(limit) if isinstance(limit, int) else f"{limit:g}"
-
-
-def _holds(mark: Ge | Gt | Le | Lt, value: Any) -> bool:
-    match mark:
-        case Ge(least):
-            return bool(value >= least)
-        case Gt(least):
-            return bool(value > least)
-        case Le(most):
-            return bool(value <= most)
-        case Lt(most):
-            return bool(value < most)
 
 
 _bounds: WeakKeyDictionary[type[Any], dict[str, Bounds]] = WeakKeyDictionary()  # types are read once
@@ -84,13 +83,9 @@ def bounds_of(options: type[Any]) -> Mapping[str, Bounds]:
     """The declared bounds of a dataclass's fields, of those that have some; of an optional one those of its value."""
     if options not in _bounds:
         hints = get_type_hints(options, include_extras=True)
-        found = {f.name: Bounds(tuple(_marks(hints[f.name]))) for f in dataclasses.fields(options)}
-        _bounds[options] = {name: bounds for name, bounds in found.items() if bounds.marks}
+        found = {f.name: Bounds.of(hints[f.name]) for f in dataclasses.fields(options)}
+        _bounds[options] = {name: bounds for name, bounds in found.items() if bounds.limits}
     return _bounds[options]
-
-
-def _marks(kind: Any) -> Iterator[Ge | Gt | Le | Lt]:
-    return (mark for mark in _metadata(kind) if isinstance(mark, Ge | Gt | Le | Lt))
 
 
 def _metadata(kind: Any) -> Iterator[BaseMetadata]:
@@ -112,17 +107,6 @@ def takes_none(kind: Any) -> bool:
     return kind is type(None) or (_is_union(kind) and any(takes_none(part) for part in get_args(kind)))
 
 
-def whole_number(name: str, value: Any, least: int) -> int:
-    """A value given in Python as a plain int. Raises UserError for what is no whole number of at least `least`."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or number < least:
-        raise UserError(f"{name} must be a whole number of at least {least}, not {value!r}")
-    return number
-
-
 def encodable(text: str) -> bool:
     """Whether a text can be written as UTF-8: it holds no half of a surrogate pair, which is no character.
 
@@ -138,27 +122,57 @@ def encodable(text: str) -> bool:
 LONGEST = 1e8  # seconds, three years: clocks of operating systems end somewhere beyond
 
 
-def seconds(name: str, value: Any) -> float:
-    """A length of time above 0 that a clock can measure. Raises UserError for what is none."""
-    number = positive(name, value)
-    if number > LONGEST:
-        raise UserError(f"{name} must be at most {LONGEST:,.0f} seconds, not {value!r}")
-    return number
+def checked_value(name: str, kind: Any, value: Any) -> Any:
+    """A value given in Python as a plain value of a type. Raises UserError, which begins with the option's name.
+
+    kind: a type that options have, with its bounds; or a list of texts.
+    """
+    if value is None and takes_none(kind):
+        return None
+    bounds, plain = Bounds.of(kind), _plain_type(kind)
+    if get_origin(plain) is Literal:
+        if value not in get_args(plain):
+            raise UserError(f"{name}: there is no {value!r}{known_words(str(value), get_args(plain))}")
+        return value
+    try:
+        made = _as_plain(plain, value)
+    except TypeError:
+        limits = f", {bounds}" if bounds.limits and plain is int else ""
+        raise UserError(f"{name} must be {_NOUNS[plain]}{limits}, not {value!r}") from None
+    if not bounds.hold(made):
+        raise UserError(f"{name} must be {bounds}, not {value!r}")
+    return made
 
 
-def positive(name: str, value: Any) -> float:
-    """A value as a plain, finite float above 0. Raises UserError for what is none."""
-    number = plain_number(name, value)
-    if not 0 < number < math.inf:
-        raise UserError(f"{name} must be a number above 0, not {value!r}")
-    return number
+_NOUNS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"} | {
+    list[str]: "a list of texts"
+}
 
 
-def plain_number(name: str, value: Any) -> float:
-    """A value given in Python as a plain float. Raises UserError for what is no number."""
-    if isinstance(value, Real) and not isinstance(value, bool):
+def _plain_type(kind: Any) -> Any:
+    """A type without its bounds, and without None."""
+    if get_origin(kind) is Annotated:
+        return _plain_type(kind.__origin__)
+    if _is_union(kind):
+        return _plain_type(next(part for part in get_args(kind) if part is not type(None)))
+    return kind
+
+
+def _as_plain(kind: Any, value: Any) -> Any:
+    """A value as an instance of a type. Raises TypeError where it is none; a text is no number."""
+    if kind is int and not isinstance(value, bool):
+        return operator.index(value)
+    if kind is float and isinstance(value, Real) and not isinstance(value, bool):
         return float(value)
-    raise UserError(f"{name} must be a number, not {value!r}")
+    if kind is str and isinstance(value, (str, Path)):
+        return str(value)
+    if kind is Path and isinstance(value, (str, Path)):
+        return Path(value)
+    if kind == list[str] and all(isinstance(item, str) for item in value):
+        return list(value) or None
+    if kind is bool and isinstance(value, bool):
+        return value
+    raise TypeError(value)
 
 
 def check_bounds(options: type[Any], values: Mapping[str, Any], owner: str = "", flag: str = "") -> None:
@@ -169,7 +183,8 @@ def check_bounds(options: type[Any], values: Mapping[str, Any], owner: str = "",
     for name, bounds in bounds_of(options).items():
         value = values.get(name)
         if value is not None and not bounds.hold(value):
-            raise UserError(f"{owner}{': ' * bool(owner)}{flag}{name} must be {bounds}, not {value}")
+            shown = flag + name.replace("_", "-") if flag else name
+            raise UserError(f"{owner}{': ' * bool(owner)}{shown} must be {bounds}, not {value}")
 
 
 class Bounded:
@@ -229,7 +244,8 @@ def parse_options(options: type[Any], given: Mapping[str, str], owner: str) -> A
         try:
             values[name] = _read(hints[name], text)
         except ValueError:
-            raise UserError(f"{owner}: option {name}={text!r} is not {_wanted(hints[name])}") from None
+            wanted = type_name(hints[name]).replace("float", "a finite number")
+            raise UserError(f"{owner}: option {name}={text!r} is not {wanted}") from None
     return make_options(options, values, owner)
 
 
@@ -259,7 +275,7 @@ def options_problem(options: Any) -> str:
                 return f"its option {f.name} has no default"
         made, extras = options(), get_type_hints(options, include_extras=True)
         for f in dataclasses.fields(options):
-            if strange := [mark for mark in _metadata(extras[f.name]) if not isinstance(mark, Ge | Gt | Le | Lt)]:
+            if strange := [mark for mark in _metadata(extras[f.name]) if not isinstance(mark, Mark)]:
                 return f"its option {f.name} declares {strange[0]}; only Ge, Gt, Le, Lt and Interval are checked"
         check_bounds(options, option_values(made))
     except Exception as error:  # whatever a plugin's annotations and __post_init__ may raise
@@ -280,18 +296,6 @@ def option_values(options: Any) -> dict[str, Any]:
     return {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
 
 
-def recorded_values(options: Any) -> dict[str, Any]:
-    """The values by name as they are stored, so that what earlier versions stored is still equal.
-
-    A field with `metadata={"later": True}` was not there in an earlier version: it is left out at its default.
-    """
-    return {
-        field.name: value
-        for field in dataclasses.fields(options)
-        if (value := getattr(options, field.name)) != field.default or not field.metadata.get("later")
-    }
-
-
 def options_text(options: Any) -> str:
     """'k=4, prune=on': every value of an Options instance, as it would be written on the command line."""
     return ", ".join(f"{name}={value_text(value)}" for name, value in option_values(options).items())
@@ -307,8 +311,8 @@ def value_text(value: Any) -> str:
 def type_name(kind: Any) -> str:
     """'int, 1 to 64', 'on|off', 'a|b', 'path or none': a type for people."""
     if get_origin(kind) is Annotated:
-        bounds = Bounds(tuple(_marks(kind)))
-        return type_name(kind.__origin__) + (f", {bounds}" if bounds.marks else "")
+        bounds = Bounds.of(kind)
+        return type_name(kind.__origin__) + (f", {bounds}" if bounds.limits else "")
     if kind is bool:
         return "on|off"
     if get_origin(kind) is Literal:
@@ -320,52 +324,20 @@ def type_name(kind: Any) -> str:
     return "text" if kind is str else str(getattr(kind, "__name__", kind))
 
 
-def _wanted(kind: Any) -> str:
-    """The type as a complaint names it: floats have to be finite."""
-    return type_name(kind).replace("float", "a finite number")
-
-
 def _read(kind: Any, text: str) -> Any:
-    """Text as a value of type `kind`; ValueError where it is none."""
-    if _is_union(kind):
-        return _read_union(get_args(kind), text)
-    if get_origin(kind) is Literal:
-        choices = {str(choice): choice for choice in get_args(kind)}
-        if text not in choices:
-            raise ValueError(text)
-        return choices[text]
-    if kind is bool:
-        if text.lower() not in _SWITCH:
-            raise ValueError(text)
-        return _SWITCH[text.lower()]
-    if kind is Path:
-        return Path(text).expanduser()
-    if kind is float:
-        return _read_float(text)
-    if kind in (int, str):
-        return kind(text)
-    raise TypeError(f"options of type {kind} cannot be given as text")
-
-
-def _read_float(text: str) -> float:
-    """A finite number: nothing can be done with another one, and a run directory cannot hold it."""
-    value = float(text)
-    if not math.isfinite(value):
+    """Text as a value of type `kind`; ValueError where it is none, and for a number that is not finite."""
+    parts, word = get_args(kind) if _is_union(kind) else (kind,), text.lower()
+    if type(None) in parts and word in _NONE:
+        return None
+    if bool in parts and word in _SWITCH:
+        return _SWITCH[word]
+    try:
+        value = msgspec.convert(text, kind, strict=False, dec_hook=lambda path, given: path(given).expanduser())
+    except msgspec.ValidationError as error:
+        raise ValueError(text) from error
+    if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(text)
     return value
-
-
-def _read_union(parts: tuple[Any, ...], text: str) -> Any:
-    """The first part of a union that can read the text; None for 'none'."""
-    if type(None) in parts and text.lower() in _NONE:
-        return None
-    for part in parts:
-        if part is not type(None):
-            try:
-                return _read(part, text)
-            except ValueError:
-                continue
-    raise ValueError(text)
 
 
 def _is_union(kind: Any) -> bool:

@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -214,6 +214,12 @@ def trainer_class(name: str) -> type[Trainer]:
 
 def _warn(message: str) -> None:
     warnings.warn(message, PluginWarning, stacklevel=3)
+
+
+def load_plugins(files: Iterable[str]) -> tuple[PluginFile, ...]:
+    """Register the methods of these files, and of no others, until the next command; raises as `load_plugin` does."""
+    clear_file_methods()
+    return tuple(load_plugin(Path(file)) for file in dict.fromkeys(files))
 
 
 def load_plugin(path: Path) -> PluginFile:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import os
 import re
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import specbench_ss
 from specbench_ss.errors import UserError, did_you_mean, known_words
@@ -38,15 +38,16 @@ def is_hub(data: Path) -> bool:
 
 def read_data(data: Path) -> Iterator[tuple[str, Row]]:
     """Yield every row with its place, of a JSONL file (which may be NAME.gz) or a hub data set. Raises UserError."""
-    return _hub_rows(str(data)) if is_hub(data) else read_rows(data)
-
-
-def _hub_rows(text: str) -> Iterator[tuple[str, Row]]:
+    if not is_hub(data):
+        yield from read_rows(data)
+        return
     from specbench_ss.training.data import HubSource
 
-    form = _FORM.fullmatch(text)
+    form = _FORM.fullmatch(str(data))
     if form is None:
-        raise UserError(f"cannot read {text!r}: expected hub:OWNER/NAME, hub:OWNER/NAME:CONFIG:SPLIT or ...@REVISION")
+        raise UserError(
+            f"cannot read {str(data)!r}: expected hub:OWNER/NAME, hub:OWNER/NAME:CONFIG:SPLIT or ...@REVISION"
+        )
     source = HubSource(form["name"], form["config"] or None, form["split"] or "test", form["revision"])
     for place, row in source.rows():
         yield place, dict(row)
@@ -62,19 +63,15 @@ LAB_SIZES = {name: 10 if name in MT_BENCH_CATEGORIES else 80 for name in (*SPECB
 Reader = Callable[[str, int, Row], Question]  # place, number from 0, row
 
 
-def read_questions(path: Path, metrics: Mapping[str, str]) -> tuple[Question, ...]:
-    """Return the questions in the order of the file. metrics: the metric of each category, for rows that name none."""
-    return questions_of(path, lambda place, _, row: question_of(place, row, metrics))
-
-
-def lab_questions(category: str, split: str, limit: int) -> tuple[Question, ...]:
-    """Return the first questions of a category for the lab's models; 0 is all. split: "eval" or "calibration"."""
-    return _frozen(split)[category][: limit or None]
+def read_questions(path: Path) -> tuple[Question, ...]:
+    """Return the questions of a file in the form of MT-Bench and Spec-Bench, in order."""
+    return questions_of(path, lambda place, _, row: question_of(place, row))
 
 
 @cache
-def _frozen(split: str) -> dict[str, tuple[Question, ...]]:
-    questions = read_questions(LAB_QUESTIONS / f"questions-{split}.jsonl.gz", {})
+def lab_questions(split: str) -> dict[str, tuple[Question, ...]]:
+    """Return the questions for the lab's models, by category. split: "eval" or "calibration"."""
+    questions = read_questions(LAB_QUESTIONS / f"questions-{split}.jsonl.gz")
     return {name: tuple(q for q in questions if q.category == name) for name in LAB_SIZES}
 
 
@@ -94,16 +91,19 @@ def questions_of(path: Path, read: Reader) -> tuple[Question, ...]:
     return tuple(questions.values())
 
 
-def text_of(place: str, row: Row, key: str) -> str:
+def text_of(place: str, row: Any, key: str) -> str:
     """Return a field of a row. Raises UserError where it is missing, empty or no text."""
-    value = row.get(key)
+    value = row.get(key) if isinstance(row, dict) else None
     if not isinstance(value, str) or not value.strip():
         raise UserError(f"{place}: {key!r} must be a text")
     return value
 
 
-def question_of(place: str, row: Row, metrics: Mapping[str, str]) -> Question:
-    """Return the question of a row in the form of MT-Bench and Spec-Bench. Raises UserError for another form."""
+def question_of(place: str, row: Row, metrics: Mapping[str, str] = MappingProxyType({})) -> Question:
+    """Return the question of a row in the form of MT-Bench and Spec-Bench. Raises UserError for another form.
+
+    metrics: the metric of each category, for rows that name none.
+    """
     category, turns = row.get("category"), row.get("turns")
     if not isinstance(row.get("question_id"), int | str):
         raise UserError(f"{place}: 'question_id' must be a number or a text")
@@ -169,30 +169,6 @@ def check_limit(limit: int | None) -> None:
         raise UserError(f"the limit must be 0 (all) or more, not {limit}")
 
 
-class LabSuite(Suite):
-    """A suite whose questions for lab models are generated, in as many splits as are asked for."""
-
-    def load(self, request: SuiteRequest) -> SuiteData:
-        """Return the questions that are evaluated. For lab models they are generated unless a file is given."""
-        return self.questions_of("eval", request)
-
-    def calibration(self, request: SuiteRequest) -> SuiteData:
-        """Return questions to choose options on. For lab models these are generated ones that no evaluation asks."""
-        generated = request.lab and request.data is None
-        return self.questions_of("calibration", request) if generated else super().calibration(request)
-
-    @abstractmethod
-    def questions_of(self, split: str, request: SuiteRequest) -> SuiteData:
-        """Return the questions that are asked for. Raises UserError as `load` does.
-
-        split: which generated questions to take, "eval" or "calibration".
-        """
-
-    def score(self, question: Question, turn: int, answer: str) -> float | None:
-        """Score an answer with the question's metric, against the references of the turn."""
-        return score_turn(question, turn, answer)
-
-
 @dataclass(frozen=True, slots=True)
 class Published:
     """A published file whose content is known. url: at a fixed commit. saved_as: its name here, where it is another."""
@@ -211,8 +187,10 @@ class Published:
         return path.is_file() and file_sha256(path) == self.sha256
 
 
-class FileSuite(LabSuite):
+class FileSuite(Suite):
     """A suite whose questions come from a file: a given one, or a published one that was fetched.
+
+    Those for lab models are the lab's, in as many splits as are asked for.
 
     title: its name in sentences. files: what `fetch` downloads; the first one holds the questions. needs: what --data
     must be, where there is nothing to fetch. default_limit: questions of each category; 0 is all. lab_categories:
@@ -227,13 +205,30 @@ class FileSuite(LabSuite):
     lab_categories: ClassVar[tuple[str, ...]] = ()
     lab_limit: ClassVar[int] = 4
 
-    @abstractmethod
     def read(self, data: Path) -> tuple[Question, ...]:
         """Return the questions of a file, a folder or a hub data set. Raises UserError."""
+        return questions_of(self.question_file(data), self.question)
+
+    def question(self, place: str, number: int, row: Row) -> Question:
+        """Return the question of a row of the file. Raises UserError for another form."""
+        return question_of(place, row)
 
     def notes(self) -> tuple[str, ...]:
         """Return what a reader of the results should know of questions from a file, a sentence each."""
         return ()
+
+    def load(self, request: SuiteRequest) -> SuiteData:
+        """Return the questions that are evaluated. For lab models they are the lab's unless a file is given."""
+        return self._questions("eval", request)
+
+    def calibration(self, request: SuiteRequest) -> SuiteData:
+        """Return questions to choose options on. For lab models these are ones of the lab that no evaluation asks."""
+        of_lab = request.lab and request.data is None
+        return self._questions("calibration", request) if of_lab else super().calibration(request)
+
+    def score(self, question: Question, turn: int, answer: str) -> float | None:
+        """Score an answer with the question's metric, against the references of the turn."""
+        return score_turn(question, turn, answer)
 
     def fetch(self, source: str | None = None) -> Path:
         """Return the published questions, which are downloaded unless they are there.
@@ -241,7 +236,7 @@ class FileSuite(LabSuite):
         source: another URL of the same file, or of the folder that holds the files where there are several.
         """
         if not self.files:
-            return super().fetch(source)
+            raise UserError(f"suite {self.name!r} has no download: give --data, {self.needs}")
         for file in self.files:
             path = self._cached(file)
             if source is not None or not file.is_whole(path):
@@ -257,8 +252,11 @@ class FileSuite(LabSuite):
     def _cached(self, file: Published) -> Path:
         return cache_folder() / self.name / file.name
 
-    def questions_of(self, split: str, request: SuiteRequest) -> SuiteData:
-        """Return the questions of given data, else generated ones for lab models and the published ones for others."""
+    def _questions(self, split: str, request: SuiteRequest) -> SuiteData:
+        """Return the questions of given data, else those of the lab for its models and the published ones for others.
+
+        split: of the lab's questions, "eval" or "calibration".
+        """
         check_limit(request.limit)
         if request.data is not None:
             return self._from(request.data, request)
@@ -281,12 +279,12 @@ class FileSuite(LabSuite):
         return self._cached(self.files[0])
 
     def _from(self, data: Path, request: SuiteRequest) -> SuiteData:
-        edition, notes = self._edition(data)
+        edition, notes = self.edition(data)
         limit = self.default_limit if request.limit is None else request.limit
         chosen = select(self.read(data), request.categories, limit)
         return SuiteData(self.name, edition, chosen, self.max_new_tokens, (*notes, *self.notes()))
 
-    def _edition(self, data: Path) -> tuple[str, tuple[str, ...]]:
+    def edition(self, data: Path) -> tuple[str, tuple[str, ...]]:
         """Return what the edition is called, and what there is to say of it."""
         if is_hub(data):
             return "hub", (f"questions from {data}",)
@@ -303,9 +301,10 @@ class FileSuite(LabSuite):
         """Return the lab's questions. They are the same whatever the seed of the run, so that runs can be compared."""
         limit = self.lab_limit if request.limit is None else request.limit
         asked = (name for name in self.lab_categories if name in (request.categories or self.lab_categories))
-        questions = tuple(question for name in asked for question in lab_questions(name, split, limit))
-        return SuiteData(self.name, "generated", questions, notes=(self.generated_note(),))
-
-    def generated_note(self) -> str:
-        """Return what there is to say of generated questions."""
-        return f"questions generated by the lab, in place of those of {self.title}"
+        questions = tuple(question for name in asked for question in lab_questions(split)[name][: limit or None])
+        return SuiteData(
+            self.name,
+            "generated",
+            questions,
+            notes=(f"questions generated by the lab, in place of those of {self.title}",),
+        )

@@ -12,7 +12,6 @@ from specbench_ss.storage import file_sha256
 
 if TYPE_CHECKING:
     import httpx
-    import tenacity
 
 ATTEMPTS = 4
 _RETRY_STATUS = (408, 425, 429, 500, 502, 503, 504)
@@ -41,13 +40,20 @@ def download(url: str, sha256: str, path: Path, *, pause: float = 1.0) -> Path:
 
 
 def _fetch(url: str, part: Path, pause: float) -> None:
-    """Stream the body into `part`. Errors that may pass by themselves are tried again."""
+    """Stream the body into `part`, up to `ATTEMPTS` times in all while errors may pass by themselves."""
     import httpx
+    import tenacity
 
     # httpx's own transport retries only cover connecting, and a custom transport would ignore proxy settings.
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(_may_pass),
+        stop=tenacity.stop_after_attempt(ATTEMPTS),
+        wait=tenacity.wait_exponential(multiplier=pause),
+        reraise=True,
+    )
     try:
         with httpx.Client(follow_redirects=True, timeout=_TIMEOUT_S) as client:
-            _attempts(pause)(_stream, client, url, part)
+            retrying(_stream, client, url, part)
     except httpx.HTTPStatusError as error:
         response = error.response
         raise UserError(f"{url} answers HTTP {response.status_code} {response.reason_phrase}".rstrip()) from None
@@ -64,18 +70,6 @@ def _stream(client: httpx.Client, url: str, part: Path) -> None:
         response.raise_for_status()
         for chunk in response.iter_bytes():
             file.write(chunk)
-
-
-def _attempts(pause: float) -> tenacity.Retrying:
-    """Return a retrier that calls a function up to `ATTEMPTS` times in all, while its errors may pass by themselves."""
-    import tenacity
-
-    return tenacity.Retrying(
-        retry=tenacity.retry_if_exception(_may_pass),
-        stop=tenacity.stop_after_attempt(ATTEMPTS),
-        wait=tenacity.wait_exponential(multiplier=pause),
-        reraise=True,
-    )
 
 
 def _may_pass(error: BaseException) -> bool:

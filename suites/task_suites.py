@@ -16,21 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.errors import UserError
-from specbench_ss.suite import Question, SuiteData, SuiteRequest
-from specbench_ss.suites.base import (
-    APP_CATEGORIES,
-    FileSuite,
-    LabSuite,
-    Published,
-    check_categories,
-    check_limit,
-    lab_questions,
-    questions_of,
-    select,
-    text_of,
-)
+from specbench_ss.suite import Question
+from specbench_ss.suites.base import APP_CATEGORIES, FileSuite, Published, questions_of, text_of
 from specbench_ss.suites.scorers import last_boxed
-from specbench_ss.user_files import Row, read_rows, read_text
+from specbench_ss.user_files import Row, read_text
 
 GSM8K_COMMIT = "3101c7d5072418e28b9008a6636bde82a006892c"
 GSM8K_URL = (
@@ -53,14 +42,10 @@ class GSM8K(FileSuite):
     lab_categories = ("math_reasoning",)
     lab_limit = 8
 
-    def read(self, data: Path) -> tuple[Question, ...]:
-        """Return the questions of a JSONL file with `question` and `answer`."""
-        return questions_of(self.question_file(data), _gsm8k_question)
-
-
-def _gsm8k_question(place: str, number: int, row: Row) -> Question:
-    prompt = f"{text_of(place, row, 'question')}\n{GSM8K_ASK}"
-    return Question(f"gsm8k-{number:04d}", "math_reasoning", (prompt,), ((text_of(place, row, "answer"),),), "numeric")
+    def question(self, place: str, number: int, row: Row) -> Question:
+        """Return the question of a row with `question` and `answer`."""
+        prompt, answer = f"{text_of(place, row, 'question')}\n{GSM8K_ASK}", text_of(place, row, "answer")
+        return Question(f"gsm8k-{number:04d}", "math_reasoning", (prompt,), ((answer,),), "numeric")
 
 
 MATH_ASK = "Solve this step by step, and put the final answer in \\boxed{}."
@@ -79,15 +64,11 @@ class CompetitionMath(FileSuite):
     needs = "a JSONL file with `problem` and `answer` or `solution`, or hub:HuggingFaceH4/MATH-500"
     default_limit = 20
 
-    def read(self, data: Path) -> tuple[Question, ...]:
-        """Return the questions of a JSONL file; `subject` or `type` is the category."""
-        return questions_of(data, _math_question)
-
-
-def _math_question(place: str, number: int, row: Row) -> Question:
-    prompt = f"{text_of(place, row, 'problem')}\n{MATH_ASK}"
-    name = str(row.get("unique_id") or f"math-{number:04d}")
-    return Question(name, _category(row), (prompt,), ((_answer(place, row),),), "boxed")
+    def question(self, place: str, number: int, row: Row) -> Question:
+        """Return the question of a row; `subject` or `type` is the category."""
+        prompt = f"{text_of(place, row, 'problem')}\n{MATH_ASK}"
+        name = str(row.get("unique_id") or f"math-{number:04d}")
+        return Question(name, _category(row), (prompt,), ((_answer(place, row),),), "boxed")
 
 
 def _category(row: Row) -> str:
@@ -123,34 +104,30 @@ class HumanEval(FileSuite):
     files = (Published(HUMANEVAL_URL, HUMANEVAL_SHA256),)
     max_new_tokens = 512
 
-    def read(self, data: Path) -> tuple[Question, ...]:
-        """Return the questions of a file with `task_id` and `prompt`; `canonical_solution` is kept for readers."""
-        return questions_of(self.question_file(data), _humaneval_question)
+    def question(self, place: str, number: int, row: Row) -> Question:
+        """Return the question of a row with `task_id` and `prompt`; `canonical_solution` is kept for readers."""
+        prompt, solution = text_of(place, row, "prompt"), row.get("canonical_solution")
+        references = ((prompt + solution,),) if isinstance(solution, str) and solution else ()
+        name = str(row.get("task_id", f"humaneval-{number:04d}"))
+        return Question(name, "coding", (f"{HUMANEVAL_ASK}\n```python\n{prompt.rstrip()}\n```",), references)
 
     def notes(self) -> tuple[str, ...]:
         """Say why there is no quality."""
         return ("no quality: scoring would execute the code that the model wrote",)
 
 
-def _humaneval_question(place: str, number: int, row: Row) -> Question:
-    prompt, solution = text_of(place, row, "prompt"), row.get("canonical_solution")
-    references = ((prompt + solution,),) if isinstance(solution, str) and solution else ()
-    name = str(row.get("task_id", f"humaneval-{number:04d}"))
-    return Question(name, "coding", (f"{HUMANEVAL_ASK}\n```python\n{prompt.rstrip()}\n```",), references)
-
-
 def read_spider(path: Path) -> tuple[Question, ...]:
     """Read Spider's questions on databases; their schemas are in the `tables.json` next to the file."""
     tables = path.with_name("tables.json")
-    schemas = {name: _schema(entry) for name, entry in _spider_tables(tables).items()}
+    schemas = {text_of(place, entry, "db_id"): _schema(entry) for place, entry in _json_list(tables)}
     questions = []
-    for index, row in enumerate(_json_list(path)):
-        database, question, query = (_text(path, index, row, key) for key in ("db_id", "question", "query"))
+    for index, (place, row) in enumerate(_json_list(path)):
+        database, question, query = (text_of(place, row, key) for key in ("db_id", "question", "query"))
         if database not in schemas:
             raise UserError(f"{tables} has no database {database!r}, which {path.name} asks about")
         prompt = f"{schemas[database]}\nWrite one SQL query: {question}"
         questions.append(Question(f"spider-{index:04d}", "sql", (prompt,), ((query,),), "exact_sql"))
-    return _some(path, questions)
+    return tuple(questions)
 
 
 def read_e2e(path: Path) -> tuple[Question, ...]:
@@ -161,58 +138,38 @@ def read_e2e(path: Path) -> tuple[Question, ...]:
         raise UserError(f"{path} has no columns 'mr' and 'ref'")
     texts: dict[str, list[str]] = {}
     for row in reader:
-        data, text = row[columns["mr"]], row[columns["ref"]]
-        if not data or not text:
-            raise UserError(f"{path}:{reader.line_num}: 'mr' or 'ref' is empty")
+        data, text = (text_of(f"{path}:{reader.line_num}", row, columns[name]) for name in ("mr", "ref"))
         texts.setdefault(data, []).append(text)
-    return _some(path, [_e2e_question(index, *item) for index, item in enumerate(texts.items())])
+    ask = "Write a short description from these attributes"
+    return tuple(
+        Question(f"e2e-{i:04d}", "meaning_representation", (f"{ask}: {data}",), (tuple(of),), "rouge_l")
+        for i, (data, of) in enumerate(texts.items())
+    )
 
 
 def read_dialogsum(path: Path) -> tuple[Question, ...]:
     """Read DialogSum's dialogues, each with one `summary` or with `summary1`, `summary2` and so on."""
-    questions = []
-    for index, (place, row) in enumerate(read_rows(path)):
-        dialogue = row.get("dialogue")
-        texts = [row[key] for key in sorted(row) if re.fullmatch(r"summary\d*", key)]
-        summaries = tuple(text for text in texts if isinstance(text, str) and text)
-        if not isinstance(dialogue, str) or not dialogue or not summaries:
-            raise UserError(f"{place}: expected 'dialogue' and 'summary'")
-        prompt = f"Summarize this dialogue:\n{dialogue}"
-        questions.append(Question(f"dialogsum-{index:04d}", "dialogue_summary", (prompt,), (summaries,), "rouge_l"))
-    return _some(path, questions)
+    return questions_of(path, _dialogue)
 
 
-def _some(path: Path, questions: list[Question]) -> tuple[Question, ...]:
-    if not questions:
-        raise UserError(f"{path} holds no questions")
-    return tuple(questions)
+def _dialogue(place: str, number: int, row: Row) -> Question:
+    texts = [row[key] for key in sorted(row) if re.fullmatch(r"summary\d*", key)]
+    summaries = tuple(text for text in texts if isinstance(text, str) and text)
+    if not summaries:
+        raise UserError(f"{place}: expected 'dialogue' and 'summary'")
+    prompt = f"Summarize this dialogue:\n{text_of(place, row, 'dialogue')}"
+    return Question(f"dialogsum-{number:04d}", "dialogue_summary", (prompt,), (summaries,), "rouge_l")
 
 
-def _e2e_question(index: int, data: str, texts: list[str]) -> Question:
-    prompt = f"Write a short description from these attributes: {data}"
-    return Question(f"e2e-{index:04d}", "meaning_representation", (prompt,), (tuple(texts),), "rouge_l")
-
-
-def _json_list(path: Path) -> list[Any]:
+def _json_list(path: Path) -> list[tuple[str, Any]]:
+    """Return the entries of a JSON list, each with its place."""
     try:
         rows = json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError):
         raise UserError(f"{path} is not valid JSON") from None
-    if not isinstance(rows, list):
+    if not isinstance(rows, list) or not rows:
         raise UserError(f"{path} is not a list of questions or tables")
-    return rows
-
-
-def _text(path: Path, index: int, row: Any, key: str) -> str:
-    value = row.get(key) if isinstance(row, dict) else None
-    if not isinstance(value, str) or not value:
-        raise UserError(f"{path}: entry {index} has no text {key!r}")
-    return value
-
-
-def _spider_tables(path: Path) -> dict[str, Any]:
-    entries = _json_list(path)
-    return {_text(path, index, entry, "db_id"): entry for index, entry in enumerate(entries)}
+    return [(f"{path}: entry {index}", row) for index, row in enumerate(rows)]
 
 
 def _schema(entry: dict[str, Any]) -> str:
@@ -228,9 +185,6 @@ def _schema(entry: dict[str, Any]) -> str:
         raise UserError(f"tables.json: cannot read the schema of database {entry['db_id']!r}") from None
 
 
-LAB_LIMIT = 8
-FILE_LIMIT = 80  # the default number of questions from files
-
 # In a folder: the first file, by name, that fits the first pattern that any fits.
 PATTERNS: dict[str, tuple[str, ...]] = {
     "sql": ("dev.json", "test.json", "train_spider.json"),
@@ -245,39 +199,29 @@ READERS: dict[str, Callable[[Path], tuple[Question, ...]]] = {
 SUFFIXES = {".json": "sql", ".csv": "meaning_representation", ".jsonl": "dialogue_summary"}
 
 
-class Apps(LabSuite):
-    """The suite `apps`."""
+class Apps(FileSuite):
+    """The suite `apps`. Each data set has its own terms: none is fetched."""
 
     name = "apps"
+    title = "Spider, E2E NLG and DialogSum"
     summary = "three applications: SQL from questions, text from attributes, dialogue summaries"
     categories = APP_CATEGORIES
+    needs = "a folder or file of Spider, E2E NLG or DialogSum"
+    default_limit = 80
+    max_new_tokens = 256
+    lab_categories = APP_CATEGORIES
+    lab_limit = 8
 
-    def fetch(self, source: str | None = None) -> Path:
-        """Raise UserError, because each data set has its own terms and cannot be fetched."""
-        raise UserError("suite 'apps' has no download: get Spider, E2E NLG or DialogSum and give --data")
+    def read(self, data: Path) -> tuple[Question, ...]:
+        """Return the questions of a file, or of all files of a folder."""
+        questions = tuple(question for name, path in _find(data).items() for question in _mixed(READERS[name](path)))
+        if not questions:
+            raise UserError(f"{data} holds no questions")
+        return questions
 
-    def questions_of(self, split: str, request: SuiteRequest) -> SuiteData:
-        """Return generated questions for lab models unless files are given; for other models read the given files."""
-        check_limit(request.limit)
-        check_categories(request.categories, self.categories, f"suite {self.name!r}")
-        if request.data is not None:
-            return self._from_files(_find(request.data), request)
-        if request.lab:
-            return self._generated(request, split)
-        raise UserError("suite 'apps' needs --data: a folder or file of Spider, E2E NLG or DialogSum")
-
-    def _generated(self, request: SuiteRequest, split: str) -> SuiteData:
-        limit = LAB_LIMIT if request.limit is None else request.limit
-        asked = tuple(name for name in self.categories if name in (request.categories or self.categories))
-        questions = tuple(question for name in asked for question in lab_questions(name, split, limit))
-        return SuiteData(self.name, "generated", questions, notes=("questions generated by the lab",))
-
-    def _from_files(self, files: dict[str, Path], request: SuiteRequest) -> SuiteData:
-        wanted = {name: path for name, path in files.items() if name in (request.categories or self.categories)}
-        questions = [question for name, path in wanted.items() for question in _mixed(READERS[name](path))]
-        limit = FILE_LIMIT if request.limit is None else request.limit
-        notes = tuple(f"{name}: {path.parent.name}/{path.name}" for name, path in wanted.items())
-        return SuiteData(self.name, "files", select(questions, request.categories, limit), notes=notes)
+    def edition(self, data: Path) -> tuple[str, tuple[str, ...]]:
+        """Return what the edition is called, and the files."""
+        return "files", tuple(f"{name}: {path.parent.name}/{path.name}" for name, path in _find(data).items())
 
 
 def _find(data: Path) -> dict[str, Path]:

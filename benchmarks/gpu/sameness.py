@@ -48,11 +48,11 @@ from specbench_ss.suite import Question
 CALLED = "called"
 DTYPES = ("float32", "bfloat16")
 HARMLESS = {"identical", "near-tie"}  # in float32 near-ties are rare, and counted
+FIRST = ("ar", "ss", "sd", "medusa", "ss-shared", "eagle")  # what is wanted most
 METHODS = (  # every one by its name: `all` of a run leaves out names that stand there with options
-    "ar", "ss", "sd", "medusa", "ss-shared", "eagle", "eagle2", "eagle3", "hydra", "medusa2", "pld", "recycling",
-    "lookahead", "suffix", "rest", "space", "dflash", "peagle", "ss[prune=off]", "ss[mode=chain]", "ss[parent=on]",
-    "sd[form=tree]", "ss-shared-ar", "medusa2-ar", "space-ar",
-)  # fmt: skip
+    *dict.fromkeys((*FIRST, *registry.names(registry.METHODS))),
+    *("ss[prune=off]", "ss[mode=chain]", "ss[parent=on]", "sd[form=tree]"),
+)
 
 
 @dataclass(slots=True)
@@ -221,20 +221,6 @@ def write(line: Line, file: Path | None) -> None:
         storage.append(out, [asdict(line)])
 
 
-def unnamed(target: Target, listed: Sequence[str]) -> list[str]:
-    """Registered methods that could decode with this target, and are not in the list."""
-    named = {MethodSpec.parse(text).name for text in listed}
-    found = []
-    for name in registry.names(registry.METHODS):
-        if name not in named:
-            try:
-                load_method(MethodSpec(name), target)
-            except UserError:
-                continue
-            found.append(name)
-    return found
-
-
 def arguments_of(given: Sequence[str] | None) -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -266,8 +252,6 @@ def measured(arguments: argparse.Namespace, there: Sequence[Line], failed: list[
             failed.append(f"{dtype} {engine}: {error_text(error)}")
             print(f"FAILED {failed[-1]}", flush=True)
             continue
-        if bench is not None and not arguments.methods and (lacking := unnamed(bench.target, METHODS)):
-            sys.exit(f"sameness.py: METHODS lacks {', '.join(lacking)}, registered and with weights")
         for line in todo:
             assert bench is not None
             others = [other for other in made.values() if other.conditions == line.conditions]

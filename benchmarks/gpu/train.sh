@@ -23,7 +23,7 @@ run() { # NAME METHOD: greedy answers must be the base's, near-ties of bfloat16 
 mkdir -p "$out"
 if [ -z "$data" ]; then
     data=$out/chats.jsonl
-    [ -f "$data" ] || python3 benchmarks/gpu/chats.py $chats "$data"
+    python3 -c "from pathlib import Path; from specbench_ss.reports.paper.training import write_conversations as write; write(Path('$data'), $chats)"
 fi
 train ss ss --dtype "$DTYPE" --gradient-checkpointing
 run ss ss

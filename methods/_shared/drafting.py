@@ -18,15 +18,7 @@ from specbench_ss.engine.tree import indices
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.methods._shared.draft_vocabulary import read_shapes_and_words
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, Rotary
-from specbench_ss.models.checkpoint import (
-    KEY,
-    check_base,
-    drafter_folder,
-    drafter_here,
-    learnt,
-    read_advice,
-    read_tensors,
-)
+from specbench_ss.models import checkpoint
 from specbench_ss.models.load import hash_tensors
 
 Read = Callable[..., dict[str, Tensor]]  # returns a file's tensors, with their values or as shapes alone
@@ -49,7 +41,7 @@ class DrafterDecoder(Decoder):
         super().__init__(target, options)
         self.drafter = target.adopt(drafter, self.name)
         self.config = config or {}
-        self.learnt = learnt(self.config)
+        self.learnt = checkpoint.learnt(self.config)
 
     @classmethod
     @abstractmethod
@@ -89,7 +81,9 @@ class DrafterDecoder(Decoder):
         A tree that the user states is drafted as it is. Raises UserError for options that the folder may not advise.
         """
         file = path / "config.json" if path.is_dir() else path
-        advice = read_advice(config.get(KEY), cls.Options, cls.advisable, cls.name, file, cls.other_options)
+        advice = checkpoint.read_advice(
+            config.get(checkpoint.KEY), cls.Options, cls.advisable, cls.name, file, cls.other_options
+        )
         stated = getattr(options, "tree", "auto") != "auto"
         return (options, {}) if stated else advice.settle(options, base.device_type)
 
@@ -97,7 +91,7 @@ class DrafterDecoder(Decoder):
     def check(cls, options: Any, base: Outline) -> None:
         """Check the drafter's configuration, file and shapes, and what the options ask of it."""
         base.check_square(cls.name)
-        path = drafter_here(options.weights, cls.name, base, cls.companion)
+        path = checkpoint.drafter_here(options.weights, cls.name, base, cls.companion)
         if path is None:
             return
         own = cls.outline_of(base, path)
@@ -110,10 +104,10 @@ class DrafterDecoder(Decoder):
     def load(cls, target: Target, options: Any) -> Self:
         """Load the drafter that the user named, or the one that came with the model."""
         target.check_square(cls.name)
-        path = drafter_folder(options.weights, cls.name, target, cls.companion)
+        path = checkpoint.drafter_folder(options.weights, cls.name, target, cls.companion)
         own = cls.model_of(target, path)
-        drafter, config = cls.read(options, path, own, read_tensors)
-        check_base(config, target, cls.name)
+        drafter, config = cls.read(options, path, own, checkpoint.read_tensors)
+        checkpoint.check_base(config, target, cls.name)
         options, advised = cls.advised_by(options, config, target, path)
         found = cls.build(own, options, drafter, config, path)
         found.advised = advised

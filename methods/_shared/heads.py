@@ -14,7 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import msgspec
 from annotated_types import Ge, Gt, Le
+from msgspec import Meta
 
 from specbench_ss import user_files
 from specbench_ss.engine.architectures import Outline
@@ -62,7 +64,6 @@ class HeadsOptions(Bounded):
 
 
 Choice = tuple[int, ...]
-MOST_BYTES = 1 << 22  # of a file with a tree; the published one takes some hundred
 
 # the 63 nodes published for 7B models (FasterDecoding/Medusa, medusa_choices.py), as branches: prefix -> ranks
 _PUBLISHED: dict[Choice, int] = {
@@ -143,33 +144,22 @@ def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> list[Choice]
     return best
 
 
-def read_accuracies(config: Mapping[str, Any], method: str = "medusa", where: str = "config.json") -> list[list[float]]:
-    """accuracies[head][rank] of a drafter's config; [] where it has none. Raises UserError for anything else."""
-    table = config.get("accuracies") or []
-    if not isinstance(table, list) or not all(_are_shares(row) for row in table):
-        raise UserError(f"{method}: 'accuracies' in {where} must be a list for each level of numbers from 0 to 1")
-    return [[float(x) for x in row] for row in table]
+class Measured(msgspec.Struct, frozen=True):
+    """What a drafter's config.json, or a file of measurements, says of its trees. accuracies: [head][rank]."""
+
+    accuracies: list[Annotated[list[Annotated[float, Meta(ge=0, le=1)]], Meta(min_length=1)]] | None = None
+    nodes: Annotated[int, Meta(ge=1, le=MOST_NODES)] | None = None
 
 
-def read_nodes(
-    config: Mapping[str, Any], method: str = "medusa", published: int = 63, where: str = "config.json"
-) -> int:
-    """How many nodes a drafter's config advises, `published` where it says nothing. Raises UserError otherwise."""
-    nodes = config.get("nodes", published)
-    if not isinstance(nodes, int) or isinstance(nodes, bool) or not 1 <= nodes <= MOST_NODES:
-        raise UserError(f"{method}: 'nodes' in {where} must be a whole number from 1 to {MOST_NODES}, not {nodes!r}")
-    return nodes
-
-
-def _are_shares(row: Any) -> bool:
-    numbers = isinstance(row, list) and all(isinstance(x, (int, float)) and 0 <= x <= 1 for x in row)
-    return numbers and bool(row)
-
-
-def read_measured(path: Path, method: str) -> dict[str, Any]:
-    """The JSON object with measured `accuracies` in a file; {} where it holds something else, as a tree."""
-    content = _read_json(path, method)
-    return content if isinstance(content, dict) and content.get("accuracies") else {}
+def read_measured(tree: str, config: Mapping[str, Any], method: str) -> Measured:
+    """Return accuracies and nodes of the config (tree=auto) or of a JSON file; nothing where it holds a tree."""
+    content: Any = config if tree == "auto" else {} if tree == "published" else _read_json(Path(tree), method)
+    if not isinstance(content, Mapping) or not content.get("accuracies"):
+        return Measured()
+    try:
+        return user_files.convert(dict(content), Measured)
+    except ValueError as problem:
+        raise UserError(f"{method}: {'config.json' if tree == 'auto' else tree}: {problem}") from None
 
 
 def asked_tree(
@@ -186,15 +176,18 @@ def asked_tree(
     tree: auto (off the drafter's config, else published), published, or a JSON file with a tree or with accuracies.
     nodes: of one built from accuracies, 0 = as measured ones advise. Raises UserError that names the method.
     """
-    measured, where = config if tree == "auto" else {}, "config.json"
+    measured = read_measured(tree, config, method)
+    if measured.accuracies:
+        return best_tree(measured.accuracies[:deepest], nodes or measured.nodes or len(published))
     if tree not in ("auto", "published"):
-        measured, where = read_measured(Path(tree), method), tree
-        if not measured:
-            return read_tree(Path(tree), deepest, method, unit)
-    accuracies = read_accuracies(measured, method, where)
-    if accuracies:
-        return best_tree(accuracies[:deepest], nodes or read_nodes(measured, method, len(published), where))
+        return read_tree(Path(tree), deepest, method, unit)
     return [c for c in published if len(c) <= deepest]
+
+
+def tunable_nodes(tree: str, config: Mapping[str, Any], method: str) -> bool:
+    """Return True if the tree is built from accuracies, so that it can have any number of nodes."""
+    there = tree in ("auto", "published") or Path(tree).is_file()
+    return there and bool(read_measured(tree, config, method).accuracies)
 
 
 def read_tree(path: Path, heads: int, method: str, unit: str = "heads") -> list[Choice]:
@@ -216,13 +209,10 @@ def read_tree(path: Path, heads: int, method: str, unit: str = "heads") -> list[
 def _read_json(path: Path, method: str) -> Any:
     check_ends(path)
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES:,} bytes, too many for a tree")
         return user_files.parse(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{method}: cannot read tree {path}: {os_reason(error)}") from None
-    except ValueError as problem:
-        raise UserError(f"{method}: cannot read tree {path}: {problem}") from None
+    except (OSError, ValueError) as error:
+        reason = os_reason(error) if isinstance(error, OSError) else error
+        raise UserError(f"{method}: cannot read tree {path}: {reason}") from None
 
 
 MOST_FUSED = 9
@@ -292,11 +282,9 @@ class TreeHeads(DrafterDecoder):
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """The size of the tree, where accuracies to build it from are known, and its depth."""
-        given, heads = self.options.tree, {"heads": range(1, self.heads.count + 1)}
-        if given not in ("auto", "published"):
-            return {"nodes": NODES, **heads} if Path(given).is_file() and read_measured(Path(given), self.name) else {}
-        known = given == "auto" and read_accuracies(self.config, self.name)
-        return {"nodes": NODES, **heads} if known else heads
+        nodes = {"nodes": NODES} if tunable_nodes(self.options.tree, self.config, self.name) else {}
+        heads = {"heads": range(1, self.heads.count + 1)}
+        return {**nodes, **(heads if nodes or self.options.tree in ("auto", "published") else {})}
 
     @cached_property
     def heads_hash(self) -> str:

@@ -129,8 +129,10 @@ def layer_config(
     known = {k: v for k, v in given.items() if k not in ("architectures", "auto_map", "model_type")}
     with describing(f"layers as {family} has them"):
         _check_stated(known)  # before transformers makes lists of such lengths
-        if drafted is not None:
-            _check_depth(known.get("num_hidden_layers"), drafted)
+        layers = len({name.split(".")[1] for name in drafted or () if name.startswith("layers.")})
+        stated = known.get("num_hidden_layers") or 0
+        if drafted is not None and stated > layers:  # making them could take for ever
+            raise UserError(f"num_hidden_layers in config.json is {stated}, the drafter has tensors of {layers}")
         layer = AutoConfig.for_model(kind, **known)
         check_layer(Qwen3Config(**sizes_of(layer)))
     return layer
@@ -168,22 +170,12 @@ def _check_stated(stated: Mapping[str, Any]) -> None:
         raise UserError(f"sliding_window in config.json is {window!r}, it can be a whole number from 1")
     rope = stated.get("rope_parameters")
     for name, number in {**(rope if isinstance(rope, dict) else {}), **stated}.items():
-        if name in ("rms_norm_eps", "rope_theta") and number is not None and not _positive(number):
+        positive = type(number) in (int, float) and 0 < number < math.inf
+        if name in ("rms_norm_eps", "rope_theta") and number is not None and not positive:
             raise UserError(f"{name} in config.json is {number!r}, it can be a finite number above 0")
     act = stated.get("hidden_act")
     if isinstance(act, str) and act not in ACT2FN:
         raise UserError(f"hidden_act in config.json is {act!r}, which is not known{did_you_mean(act, ACT2FN)}")
-
-
-def _positive(number: Any) -> bool:
-    return type(number) in (int, float) and number > 0 and math.isfinite(number)
-
-
-def _check_depth(stated: Any, drafted: Iterable[str]) -> None:
-    """Raise UserError where more layers are stated than there are tensors of: making them could take for ever."""
-    layers = {name.split(".")[1] for name in drafted if name.startswith("layers.")}
-    if stated is not None and stated > len(layers):
-        raise UserError(f"num_hidden_layers in config.json is {stated}, the drafter has tensors of {len(layers)}")
 
 
 def sizes_of(layer: PretrainedConfig) -> dict[str, Any]:
@@ -252,15 +244,21 @@ def read_network(
 
 
 def written_config(kind: str, layer: Mapping[str, Any], tokens: int, base: Outline, **fields: Any) -> dict[str, Any]:
-    """Return config.json of a drafter of this type in speculators' layout. tokens: drafted in a step."""
+    """Return config.json of a drafter of this type in speculators' layout. tokens: drafted in a step.
+
+    It names the base by its hub id; not the lab's models, nor folders and files of this machine.
+    """
     names = {"eagle3": "Eagle3DraftModel", "peagle": "PEagleDraftModel", "dflash": "DFlashDraftModel"}
-    return {
-        "architectures": [names[kind]],
-        TYPE: kind,
-        LAYER: dict(layer),
-        **fields,
-        "speculators_config": proposals(kind, tokens, base),
+    page, here = str(base.origin.get("page", "")), base.is_lab or base.folder is not None or "gguf" in base.origin
+    name = page.removeprefix(HUB) if page.startswith(HUB) else None if here else base.name
+    proposals = {
+        "algorithm": kind,
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
+        "default_proposal_method": "greedy",
+        "verifier": {"name_or_path": name, "architectures": getattr(base.config, "architectures", None) or []},
     }
+    layers = {"architectures": [names[kind]], TYPE: kind, LAYER: dict(layer)}
+    return {**layers, **fields, "speculators_config": proposals}
 
 
 def written_features(shape: Any, layers: Sequence[int], base: Outline) -> dict[str, Any]:
@@ -273,24 +271,3 @@ def written_features(shape: Any, layers: Sequence[int], base: Outline) -> dict[s
         "norm_before_fc": shape.input_norm,
         "fc_norm": shape.feature_norms,
     }
-
-
-def proposals(algorithm: str, tokens: int, base: Outline) -> dict[str, Any]:
-    """Return `speculators_config` of a drafter of so many tokens a step."""
-    return {
-        "algorithm": algorithm,
-        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
-        "default_proposal_method": "greedy",
-        "verifier": {
-            "name_or_path": known_name(base),
-            "architectures": getattr(base.config, "architectures", None) or [],
-        },
-    }
-
-
-def known_name(base: Outline) -> str | None:
-    """Return the base's hub id; None for the lab's models, and for folders and files of this machine."""
-    page = str(base.origin.get("page", ""))
-    if page.startswith(HUB):
-        return page.removeprefix(HUB)
-    return None if base.is_lab or base.folder is not None or "gguf" in base.origin else base.name

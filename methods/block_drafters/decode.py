@@ -248,8 +248,8 @@ class PEagle(BlockDecoder):
     few, short = {"layers": 1}, 3
     own_forms: ClassVar = {"one place": ({}, {"depths": 1}), "windows": ({"windows": (6, None)}, {})}
 
-    def __init__(self, target: Target, options: Any, drafter: Any, config: dict[str, Any] | None = None) -> None:
-        super().__init__(target, options, drafter, config)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._tokens = self.masked  # [n], of slots that are not in the cache yet, the root last; `_features` are theirs
 
     def begin(self, state: State) -> None:

@@ -28,6 +28,7 @@ from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.cpu_kernels import Packing, Product
 from specbench_ss.engine.target import FINAL, AnyCache, Target
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared import speculators
 from specbench_ss.methods._shared.draft_vocabulary import (
     check_mask_token,
     choose_words,
@@ -36,22 +37,6 @@ from specbench_ss.methods._shared.draft_vocabulary import (
     vocabulary_fields,
 )
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, Rotary, VocabularyShape, block_of
-from specbench_ss.methods._shared.speculators import (
-    TYPE,
-    WEIGHT_FILES,
-    DrafterFields,
-    check_layer_ids,
-    check_sizes,
-    check_type,
-    describing,
-    layer_config,
-    new_sizes,
-    parse,
-    read_network,
-    sizes_of,
-    sliding_layers,
-    written_config,
-)
 from specbench_ss.models.checkpoint import read_config, weight_file
 
 MOST_BLOCK = 256  # positions of a block; 16 are the most that were published
@@ -222,7 +207,7 @@ def new_drafter(
     mask = mask_token(target, target.model.get_input_embeddings().weight) if mask is None else mask
     every = tuple(sights) if sights is not None else (Sight(),) * draft_layers
     shape = Shape(inputs, block, mask, every, from_anchor, draft_vocab=draft_vocab, mapped=own, marked=own)
-    drafter = Drafter(shape, Qwen3Config(**new_sizes(target, draft_layers)), target.vocab_size)
+    drafter = Drafter(shape, Qwen3Config(**speculators.new_sizes(target, draft_layers)), target.vocab_size)
     if draft_vocab:
         choose_words(drafter, torch.arange(draft_vocab))
     return drafter
@@ -239,7 +224,7 @@ def random_drafter(
 # -- checkpoints ---------------------------------------------------------------------------------------------------
 
 
-class DFlashFields(DrafterFields, frozen=True, kw_only=True):
+class DFlashFields(speculators.DrafterFields, frozen=True, kw_only=True):
     """Fields of a DFlash config.json in either layout.
 
     Layer ids count outputs of the target's layers in z-lab's layout, inputs in speculators'. is_causal: z-lab's layers,
@@ -260,12 +245,12 @@ class DFlashFields(DrafterFields, frozen=True, kw_only=True):
 def read_fields(config: dict[str, Any]) -> DFlashFields:
     """Return the fields of config.json. Raise UserError where it describes no DFlash drafter that can be computed."""
     nested = config.get("dflash_config")
-    if not check_type(config, "dflash") and not isinstance(nested, dict):
+    if not speculators.check_type(config, "dflash") and not isinstance(nested, dict):
         raise UserError("config.json describes no DFlash drafter: it has no dflash_config")
     flat = {**config, **nested} if isinstance(nested, dict) else config
     if other := [name for name in NOT_HERE if flat.get(name) is not None]:
         raise UserError(f"config.json asks for {other[0]}, which is not supported")
-    fields = parse(flat, DFlashFields)
+    fields = speculators.parse(flat, DFlashFields)
     if not math.isfinite(fields.input_embedding_scale):
         raise UserError(f"input_embedding_scale in config.json is {fields.input_embedding_scale}, not finite")
     return fields
@@ -276,14 +261,14 @@ def read_drafter(path: Path, base: Outline, read: Callable[..., dict[str, Tensor
 
     Warn where vLLM serves the folder differently.
     """
-    config = read_config(weight_file(path, WEIGHT_FILES, "dflash")[0].parent)
+    config = read_config(weight_file(path, speculators.WEIGHT_FILES, "dflash")[0].parent)
     build, problems = partial(_network, config, base), partial(_problems_in_vllm, config)
-    return read_network("dflash", path, base, read, build, problems), config
+    return speculators.read_network("dflash", path, base, read, build, problems), config
 
 
 def _network(config: dict[str, Any], base: Outline, tensors: dict[str, Tensor]) -> Drafter:
     fields = read_fields(config)
-    layer = layer_config(config, "Qwen3", drafted=tensors)
+    layer = speculators.layer_config(config, "Qwen3", drafted=tensors)
     _check_fits(fields, layer, base)
     shape = Shape(
         layers=_inputs(fields, base),
@@ -294,8 +279,8 @@ def _network(config: dict[str, Any], base: Outline, tensors: dict[str, Tensor]) 
         scale=fields.input_embedding_scale,
         **vocabulary_fields(fields.draft_vocab_size, tensors, base, headless=True),
     )
-    with describing("layers as Qwen3 has them"):
-        return Drafter(shape, Qwen3Config(**sizes_of(layer)), base.vocab_size)
+    with speculators.describing("layers as Qwen3 has them"):
+        return Drafter(shape, Qwen3Config(**speculators.sizes_of(layer)), base.vocab_size)
 
 
 def _problems_in_vllm(config: dict[str, Any], drafter: Drafter) -> list[str]:
@@ -304,7 +289,7 @@ def _problems_in_vllm(config: dict[str, Any], drafter: Drafter) -> list[str]:
     if shape.from_anchor:
         problems.append('does not serve "sample_from_anchor": true; train a drafter without it')
     causal, served = {sight.causal for sight in shape.sights}, not config.get(NON_CAUSAL, True)
-    if config.get(TYPE) and causal != {served}:
+    if config.get(speculators.TYPE) and causal != {served}:
         remedy = f'set "{NON_CAUSAL}" to {str(served).lower()} in config.json'
         if len(causal) > 1:
             remedy = f'it has one "{NON_CAUSAL}" for all layers, these need both'
@@ -314,7 +299,7 @@ def _problems_in_vllm(config: dict[str, Any], drafter: Drafter) -> list[str]:
 
 def _check_fits(fields: DFlashFields, layer: PretrainedConfig, base: Outline) -> None:
     """Raise UserError for a drafter of another model, or with an impossible block or mask token."""
-    check_sizes((
+    speculators.check_sizes((
         ("hidden size", layer.hidden_size, base.hidden_size),
         ("vocabulary", layer.vocab_size, base.vocab_size),
         ("number of layers", fields.num_target_layers or base.n_layers, base.n_layers),
@@ -329,7 +314,7 @@ def _inputs(fields: DFlashFields, base: Outline) -> tuple[int, ...]:
     """Return the target layers whose inputs are read. Raise UserError for those that the base lacks."""
     nested = fields.speculators_model_type
     listed = (fields.aux_hidden_state_layer_ids if nested else fields.target_layer_ids) or []
-    check_layer_ids(listed, "aux_hidden_state_layer_ids" if nested else "target_layer_ids", base)
+    speculators.check_layer_ids(listed, "aux_hidden_state_layer_ids" if nested else "target_layer_ids", base)
     if nested:
         return tuple(listed)
     return tuple(FINAL if layer == base.n_layers - 1 else layer + 1 for layer in listed)
@@ -345,7 +330,7 @@ def _sights(fields: DFlashFields, layer: PretrainedConfig) -> tuple[Sight, ...]:
     else:
         causal = fields.is_causal
         full, sliding = Sight(causal=bool(causal)), Sight(width, causal=True if causal is None else causal)
-    return tuple(sliding if slides else full for slides in sliding_layers(layer))
+    return tuple(sliding if slides else full for slides in speculators.sliding_layers(layer))
 
 
 def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
@@ -357,7 +342,7 @@ def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
     return {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
-        **sizes_of(layer),
+        **speculators.sizes_of(layer),
         "vocab_size": base.vocab_size,
         "block_size": shape.block,
         "num_target_layers": base.n_layers,
@@ -382,8 +367,8 @@ def speculators_config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
             "speculators' layout names inputs of layers, this drafter reads the final state: --format z-lab"
         )
     windows, non_causal = _windows(shape)
-    layer = {"model_type": "qwen3", **sizes_of(drafter.config), "vocab_size": base.vocab_size, **windows}
-    return written_config(
+    layer = {"model_type": "qwen3", **speculators.sizes_of(drafter.config), "vocab_size": base.vocab_size, **windows}
+    return speculators.written_config(
         "dflash",
         layer,
         shape.block - shape.first,

@@ -23,6 +23,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.target import AnyCache, Target
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared import speculators
 from specbench_ss.methods._shared.draft_vocabulary import (
     check_mask_token,
     choose_words,
@@ -31,23 +32,6 @@ from specbench_ss.methods._shared.draft_vocabulary import (
     vocabulary_fields,
 )
 from specbench_ss.methods._shared.drafter_network import FeatureFusion, VocabularyShape, block_of, input_levels
-from specbench_ss.methods._shared.speculators import (
-    LAYER_IDS,
-    WEIGHT_FILES,
-    FeatureFields,
-    check_layer_ids,
-    check_sizes,
-    check_type,
-    describing,
-    layer_config,
-    new_sizes,
-    parse,
-    read_network,
-    sizes_of,
-    sliding_layers,
-    written_config,
-    written_features,
-)
 from specbench_ss.models.checkpoint import read_config, weight_file
 
 DEPTHS = 8  # draft positions of published drafters
@@ -94,7 +78,11 @@ class Drafter(FeatureFusion):
         self.make_fusion(n, h, shape.fc_bias)
         kind = LAYERS[config.model_type]
         self.layers = nn.ModuleList([kind(config, i) for i in range(config.num_hidden_layers)])
-        _widen(self.layers[0], h, eps)
+        first: Any = self.layers[0]  # its attention reads a normed token beside a normed hidden state
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow = getattr(first.self_attn, name)
+            setattr(first.self_attn, name, nn.Linear(2 * h, narrow.out_features, narrow.bias is not None))
+        first.hidden_norm = LlamaRMSNorm(h, eps)
         self.norm = LlamaRMSNorm(h, eps)
         self.make_head(words)
         self.blocks = [block_of(layer, nn.Identity() if i == 0 else None) for i, layer in enumerate(self.layers)]
@@ -115,14 +103,6 @@ class Drafter(FeatureFusion):
             x = block(x, cache, mask, rotary)
         out: Tensor = self.norm(x)
         return out
-
-
-def _widen(layer: Any, hidden: int, eps: float) -> None:
-    """Let a layer's attention read a normed token beside a normed hidden state."""
-    for name in ("q_proj", "k_proj", "v_proj"):
-        narrow = getattr(layer.self_attn, name)
-        setattr(layer.self_attn, name, nn.Linear(2 * hidden, narrow.out_features, narrow.bias is not None))
-    layer.hidden_norm = LlamaRMSNorm(hidden, eps)
 
 
 # -- new drafters --------------------------------------------------------------------------------------------------
@@ -149,7 +129,7 @@ def new_drafter(
         vocab=target.vocab_size * own_embedding, draft_vocab=draft_vocab or target.vocab_size,
         mapped=bool(draft_vocab), marked=bool(draft_vocab),
     )  # fmt: skip
-    drafter = Drafter(shape, LlamaConfig(**new_sizes(target, layers)), target.vocab_size)
+    drafter = Drafter(shape, LlamaConfig(**speculators.new_sizes(target, layers)), target.vocab_size)
     assert drafter.lm_head is not None
     with torch.no_grad():
         drafter.lm_head.weight.copy_(target.unembed[: shape.draft_vocab])
@@ -183,7 +163,7 @@ class Proposals(msgspec.Struct, frozen=True):
     proposal_methods: list[Proposal] = []
 
 
-class PEagleFields(FeatureFields, frozen=True, kw_only=True):
+class PEagleFields(speculators.FeatureFields, frozen=True, kw_only=True):
     """Fields of a P-EAGLE config.json in either layout. num_depths: of this project's layout."""
 
     mask_token_id: int
@@ -199,24 +179,24 @@ class PEagleFields(FeatureFields, frozen=True, kw_only=True):
 
 def read_fields(config: dict[str, Any]) -> PEagleFields:
     """Return the fields of config.json. Raise UserError where it describes no P-EAGLE drafter."""
-    stated = check_type(config, "peagle")
+    stated = speculators.check_type(config, "peagle")
     mask = next((config[name] for name in MASKS if config.get(name) is not None), None)
     if mask is None and not stated:
         raise UserError("config.json describes no P-EAGLE drafter: it has no mask_token_id")
     nested = config.get("eagle_config")
     flat = {**nested, **config} if isinstance(nested, dict) else config
-    return parse({**flat, "mask_token_id": mask}, PEagleFields)
+    return speculators.parse({**flat, "mask_token_id": mask}, PEagleFields)
 
 
 def read_drafter(path: Path, base: Outline, read: Callable[..., dict[str, Tensor]]) -> tuple[Drafter, dict[str, Any]]:
     """Return the drafter of a folder, and its config.json. Raise UserError where it does not fit the base."""
-    config = read_config(weight_file(path, WEIGHT_FILES, "peagle")[0].parent)
-    return read_network("peagle", path, base, read, partial(_network, config, base)), config
+    config = read_config(weight_file(path, speculators.WEIGHT_FILES, "peagle")[0].parent)
+    return speculators.read_network("peagle", path, base, read, partial(_network, config, base)), config
 
 
 def _network(config: dict[str, Any], base: Outline, tensors: dict[str, Tensor]) -> Drafter:
     fields = read_fields(config)
-    layer = layer_config(config, "Llama", tuple(CONFIGS), tensors)
+    layer = speculators.layer_config(config, "Llama", tuple(CONFIGS), tensors)
     _check_fits(fields, layer, base)
     shape = Shape(
         layers=_inputs(fields, base),
@@ -229,13 +209,13 @@ def _network(config: dict[str, Any], base: Outline, tensors: dict[str, Tensor]) 
         input_norm=fields.norm_before_fc or "input_norm.weight" in tensors,
         residual_normed=fields.norm_before_residual,
     )
-    with describing("layers as Llama has them"):
-        return Drafter(shape, CONFIGS[layer.model_type](**sizes_of(layer)), base.vocab_size)
+    with speculators.describing("layers as Llama has them"):
+        return Drafter(shape, CONFIGS[layer.model_type](**speculators.sizes_of(layer)), base.vocab_size)
 
 
 def _check_fits(fields: PEagleFields, layer: PretrainedConfig, base: Outline) -> None:
     """Raise UserError for a drafter of another model, or with an impossible mask token or depth."""
-    check_sizes((
+    speculators.check_sizes((
         ("hidden size", layer.hidden_size, base.hidden_size),
         ("hidden size", fields.target_hidden_size or base.hidden_size, base.hidden_size),
         ("vocabulary", layer.vocab_size, base.vocab_size),
@@ -252,14 +232,14 @@ def _inputs(fields: PEagleFields, base: Outline) -> tuple[int, ...]:
     listed = fields.eagle_aux_hidden_state_layer_ids
     if listed is None:
         return input_levels(base.n_layers)
-    check_layer_ids(listed, LAYER_IDS, base)
+    speculators.check_layer_ids(listed, speculators.LAYER_IDS, base)
     return tuple(listed)
 
 
 def _windows(fields: PEagleFields, layer: PretrainedConfig) -> tuple[int | None, ...]:
     """Return the layers' sliding windows. Raise UserError for one that would hide draft positions."""
     width = getattr(layer, "sliding_window", None)
-    windows = tuple(width if slides else None for slides in sliding_layers(layer))
+    windows = tuple(width if slides else None for slides in speculators.sliding_layers(layer))
     if small := [w for w in windows if w is not None and w < fields.depths]:
         raise UserError(f"sliding_window in config.json is {small[0]}, fewer than the {fields.depths} draft positions")
     return windows
@@ -271,7 +251,7 @@ def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         **_layers(drafter, base),
-        **written_features(shape, shape.layers, base),
+        **speculators.written_features(shape, shape.layers, base),
         "mask_token_id": shape.mask_token,
         "ptd_token_id": shape.mask_token,
         "num_depths": shape.depths,
@@ -281,12 +261,12 @@ def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
 def speculators_config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
     """Return config.json in speculators' layout."""
     shape = drafter.shape
-    return written_config(
+    return speculators.written_config(
         "peagle",
         _layers(drafter, base),
         shape.depths,
         base,
-        **written_features(shape, shape.layers, base),
+        **speculators.written_features(shape, shape.layers, base),
         mask_token_id=shape.mask_token,
         norm_output=False,
         embed_requires_grad=bool(shape.vocab),
@@ -295,7 +275,11 @@ def speculators_config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
 
 def _layers(drafter: Drafter, base: Outline) -> dict[str, Any]:
     """Return the fields of the drafter's layers."""
-    made = {"model_type": drafter.config.model_type, **sizes_of(drafter.config), "vocab_size": base.vocab_size}
+    made = {
+        "model_type": drafter.config.model_type,
+        **speculators.sizes_of(drafter.config),
+        "vocab_size": base.vocab_size,
+    }
     windows = drafter.shape.windows
     if widths := {w for w in windows if w is not None}:
         kinds = ["full_attention" if w is None else "sliding_attention" for w in windows]

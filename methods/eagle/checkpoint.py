@@ -20,47 +20,27 @@ from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared import speculators
 from specbench_ss.methods._shared.draft_vocabulary import vocabulary_fields
 from specbench_ss.methods._shared.drafter_network import Rotary, published_levels
-from specbench_ss.methods._shared.speculators import (
-    LAYER,
-    LAYER_IDS,
-    SIZES,
-    TYPE,
-    WEIGHT_FILES,
-    FeatureFields,
-    check_layer_ids,
-    check_sizes,
-    check_type,
-    describing,
-    layer_config,
-    parse,
-    read_network,
-    sizes_of,
-    written_config,
-    written_features,
-)
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.drafter import Drafter, Eagle1Drafter, Eagle3Drafter, Shape
 from specbench_ss.models.checkpoint import read_config, weight_file
 
+TYPE, LAYER_IDS = speculators.TYPE, speculators.LAYER_IDS
 FIRST = "layers.0"
 BIASED = ("q_proj", "k_proj", "v_proj", "o_proj")
 KINDS = ("llama", "qwen3")  # model types of layers in speculators' layout
 Tensors = Mapping[str, Tensor]
 
 
-class Eagle3Fields(FeatureFields, frozen=True, kw_only=True):
+class Eagle3Fields(speculators.FeatureFields, frozen=True, kw_only=True):
     """Fields of an EAGLE-3 config.json in speculators' layout, the layer's beside the others."""
 
     hidden_size: int
-    intermediate_size: int
     num_hidden_layers: int
-    num_key_value_heads: int
     vocab_size: int
-    attention_bias: bool = False
     layer_types: list[str] | None = None
-    norm_output: bool = False
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
@@ -73,7 +53,7 @@ def read_drafter(
 
     levels: target layers that are read, 0 = EAGLE-1.
     """
-    weight_file(path, WEIGHT_FILES, method)
+    weight_file(path, speculators.WEIGHT_FILES, method)
     about = drafter_config(path, method)
 
     def build(tensors: Tensors) -> Drafter:
@@ -82,7 +62,7 @@ def read_drafter(
     def problems(drafter: Drafter) -> list[str]:
         return _problems_in_vllm(about, drafter.shape, levels)
 
-    return read_network(method, path, base, read, build, problems, published_name)
+    return speculators.read_network(method, path, base, read, build, problems, published_name)
 
 
 def _problems_in_vllm(about: dict[str, Any], shape: Shape, levels: int) -> list[str]:
@@ -101,16 +81,16 @@ def drafter_config(path: Path, method: str = "eagle3") -> dict[str, Any]:
     """
     about = read_config(path if path.is_dir() else path.parent)
     try:
-        if not check_type(about, method.removesuffix("2")):
-            nested = about.get(LAYER)
+        if not speculators.check_type(about, method.removesuffix("2")):
+            nested = about.get(speculators.LAYER)
             return {**nested, **about} if isinstance(nested, dict) else about
-        layer = layer_config(about, "Llama", KINDS)
+        layer = speculators.layer_config(about, "Llama", KINDS)
         rope = layer.rope_parameters or {}
         if rope.get("partial_rotary_factor") not in (None, 1):
             raise UserError("config.json asks for partial_rotary_factor, which is not supported")
     except UserError as error:
         raise UserError(f"{method}: {error} ({path})") from None
-    names = (*SIZES, "mlp_bias", "layer_types", "model_type")
+    names = (*speculators.SIZES, "mlp_bias", "layer_types", "model_type")
     return {**about, **{name: getattr(layer, name, None) for name in names}}
 
 
@@ -119,13 +99,10 @@ def _network(tensors: Tensors, about: dict[str, Any], base: Outline, levels: int
     third = TYPE in about or any(n.endswith("hidden_norm.weight") for n in tensors)
     if third != bool(levels):
         raise UserError("these are weights of EAGLE-3: use eagle3" if third else "these are no weights of EAGLE-3")
-    fields = parse(about, Eagle3Fields) if TYPE in about else None
-    if fields is not None:
-        _check_supported(fields, base)
+    if TYPE in about:
+        _check_supported(speculators.parse(about, Eagle3Fields), base)
     shape = _shape(tensors, about, base, levels)
-    if fields is not None:
-        _check_stated(fields, shape)
-    with describing("a Llama layer"):
+    with speculators.describing("a Llama layer"):
         config = shape.llama(about)
         return Eagle3Drafter(shape, config, base.vocab_size) if levels else Eagle1Drafter(shape, config)
 
@@ -137,26 +114,10 @@ def _check_supported(fields: Eagle3Fields, base: Outline) -> None:
     if other := [kind for kind in (fields.layer_types or ())[:1] if kind != "full_attention"]:
         raise UserError(f"layer_types in config.json asks for {other[0]!r}, which is not supported")
     fields.check_norms()
-    check_sizes((
+    speculators.check_sizes((
         ("hidden size", fields.target_hidden_size or fields.hidden_size, base.hidden_size),
         ("vocabulary", fields.vocab_size, base.vocab_size),
     ))  # fmt: skip
-
-
-def _check_stated(fields: Eagle3Fields, shape: Shape) -> None:
-    """Raise UserError where the tensors have other sizes than config.json states."""
-    for name, own in (
-        ("hidden_size", shape.hidden),
-        ("intermediate_size", shape.ffn),
-        ("num_key_value_heads", shape.kv_heads),
-        ("norm_before_fc", shape.input_norm),
-        ("fc_norm", shape.feature_norms),
-    ):
-        if getattr(fields, name) != own:
-            raise UserError(f"{name} in config.json is {getattr(fields, name)}, the drafter's tensors have {own}")
-    if shape.biases != (frozenset(BIASED) if fields.attention_bias else frozenset()):
-        has = ", ".join(sorted(shape.biases)) or "nothing"
-        raise UserError(f"attention_bias in config.json is {fields.attention_bias}, the drafter has biases of {has}")
 
 
 def _size(tensors: Tensors, name: str) -> tuple[int, int]:
@@ -252,14 +213,14 @@ def _stated_layers(config: Mapping[str, Any], base: Outline) -> tuple[int, ...]:
     """
     n = base.n_layers
     try:
-        ids = parse(config, FeatureFields).eagle_aux_hidden_state_layer_ids
+        ids = speculators.parse(config, speculators.FeatureFields).eagle_aux_hidden_state_layer_ids
         if ids is None:
             ids = [2, n // 2, n - 3]
             if len(set(ids)) < 3:
                 raise UserError(f"config.json does not state {LAYER_IDS}; a model of {n} layers has no default")
         if n in ids:
             raise UserError(f"{LAYER_IDS} in config.json names {n}, the state before the final norm: not supported")
-        check_layer_ids(ids, LAYER_IDS, base)
+        speculators.check_layer_ids(ids, LAYER_IDS, base)
     except UserError as error:
         raise UserError(f"eagle3: {error}") from None
     return tuple(ids)
@@ -338,14 +299,14 @@ def config_of(
     shape = drafter.shape
     made = shape.llama(dict(about))
     layer = {
-        **sizes_of(made),
+        **speculators.sizes_of(made),
         "model_type": "qwen3" if shape.head_norms else "llama",
         "vocab_size": base.vocab_size,
         "attention_bias": bool(shape.biases),
         "mlp_bias": made.mlp_bias,
         "rope_theta": (made.rope_parameters or {}).get("rope_theta"),  # for older versions of transformers
     }
-    fields = written_features(shape, layers, base)
-    return written_config(
+    fields = speculators.written_features(shape, layers, base)
+    return speculators.written_config(
         "eagle3", layer, drafts, base, **fields, norm_output=shape.output_normed, embed_requires_grad=False
     )

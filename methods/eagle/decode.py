@@ -20,7 +20,7 @@ from torch import Tensor
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.decoder import Decoder, State
 from specbench_ss.engine.target import FINAL, Output, Target
-from specbench_ss.engine.tree import MOST_NODES, DraftTree, TreeShape, indices
+from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafting import FeatureDecoder, Read, pass_drafter
@@ -30,9 +30,8 @@ from specbench_ss.methods._shared.heads import (
     asked_tree,
     check_tree,
     from_branches,
-    read_accuracies,
-    read_measured,
     tree_of,
+    tunable_nodes,
 )
 from specbench_ss.methods._shared.tree_growth import best, draw, grow
 from specbench_ss.methods.eagle.checkpoint import (
@@ -64,6 +63,7 @@ class EagleDecoder(FeatureDecoder):
     """Base of the three methods: slots of true hidden states, and drafter passes over nodes."""
 
     other_options = ("nodes", "total_tokens", "depth", "top_k")  # of all that use a folder
+    third: ClassVar[bool] = False  # whether the drafter is one of EAGLE-3
 
     def __init__(
         self, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], layers: Sequence[int] = (FINAL,)
@@ -77,15 +77,10 @@ class EagleDecoder(FeatureDecoder):
         return ((FINAL,),)
 
     @classmethod
-    def levels(cls, layers: Sequence[int]) -> int:
-        """Return `levels` as `read_drafter` takes it: 0 for EAGLE-1."""
-        return 0
-
-    @classmethod
     def read(cls, options: Any, path: Path, base: Outline, read: Read) -> tuple[Drafter, dict[str, Any]]:
         config = drafter_config(path, cls.name)
         layers = cls.layers_of(options, config, base, path)[0]
-        return read_drafter(path, base, cls.name, cls.levels(layers), read), config
+        return read_drafter(path, base, cls.name, len(layers) if cls.third else 0, read), config
 
     @classmethod
     def build(cls, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], path: Path) -> Self:
@@ -154,15 +149,12 @@ class EagleDecoder(FeatureDecoder):
         self, rows: Sequence[Tensor], masks: Sequence[Tensor | None], rotary: tuple[Tensor, Tensor]
     ) -> Tensor:
         """Run the drafter, whose one layer takes one mask."""
-        return pass_drafter(self.target, self.drafter, self._one_layer, rows, self.cache, masks, rotary)
 
-    def _one_layer(self, tokens: Tensor, states: Tensor, cache: Any, masks: Sequence[Any], rotary: Any) -> Tensor:
-        out: Tensor = self.drafter(tokens, states, cache, masks[0], rotary)
-        return out
+        def one_layer(tokens: Tensor, states: Tensor, cache: Any, masks: Sequence[Any], rotary: Any) -> Tensor:
+            out: Tensor = self.drafter(tokens, states, cache, masks[0], rotary)
+            return out
 
-    def drop_drafted(self, state: State) -> None:
-        """Keep only slots of true hidden states."""
-        self.cache.keep(state.position, ())
+        return pass_drafter(self.target, self.drafter, one_layer, rows, self.cache, masks, rotary)
 
 
 # -- EAGLE: a static tree ------------------------------------------------------------------------------------------
@@ -189,19 +181,8 @@ class Level:
     visible: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A static tree as drafter passes. nodes: int64 [passed], the node of each row that gives logits, root first."""
-
-    shape: TreeShape
-    width: int
-    siblings: int  # the most children of a node
-    levels: tuple[Level, ...]
-    nodes: Tensor
-
-
-def plan_of(tree: MedusaTree, device: torch.device) -> Plan:
-    """Return the passes of a static tree, level by level."""
+def passes_of(tree: MedusaTree, device: torch.device) -> tuple[list[Level], Tensor]:
+    """Return the levels of a static tree, and int64 [passed], the node of each row that gives logits, root first."""
     shape, children = tree.shape, tree.shape.children()
     ancestors = shape.ancestors()
     passed: list[int] = []  # of all levels, in order
@@ -218,8 +199,7 @@ def plan_of(tree: MedusaTree, device: torch.device) -> Plan:
         ranks, carry = [tree.ranks[i - 1] for i in level], [parents[n] for n in inner]
         parent, rank, place, passed_on, carried = (indices(x, device) for x in (parents, ranks, places, inner, carry))
         levels.append(Level(parent, rank, place, passed_on, carried, visible.to(device)))
-    most = max(map(len, children))
-    return Plan(shape, tree.width, most, tuple(levels), indices([0, *passed], device))
+    return levels, indices([0, *passed], device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,17 +233,11 @@ class Eagle(EagleDecoder):
     Options = EagleOptions
     advisable = ("nodes",)
 
-    def __init__(
-        self,
-        target: Target,
-        options: EagleOptions,
-        drafter: Drafter,
-        config: dict[str, Any],
-        layers: Sequence[int] = (FINAL,),
-    ) -> None:
-        self.tree = self.settle(options, config, drafter, target)
-        self.plan: Plan = plan_of(self.tree, target.device)
-        super().__init__(target, options, drafter, config, layers)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.tree = self.settle(self.options, self.config, self.drafter, self.target)
+        self.passes, self.passed = passes_of(self.tree, self.target.device)
+        self.siblings = max(map(len, self.tree.shape.children()))  # the most of a node
 
     @classmethod
     def settle(cls, options: EagleOptions, config: Mapping[str, Any], drafter: Any, base: Outline) -> MedusaTree:
@@ -295,44 +269,43 @@ class Eagle(EagleDecoder):
 
     def tunable(self) -> Mapping[str, Sequence[Any]]:
         """Return sizes of the tree, where accuracies to build it from are known, and depths."""
-        given = self.options.tree
-        if given not in ("auto", "published"):
-            return {"nodes": NODES} if Path(given).is_file() and read_measured(Path(given), self.name) else {}
-        accuracies = read_accuracies(self.config, self.name) if given == "auto" else []
-        deepest = len(accuracies) or max(map(len, PUBLISHED))
-        return {**({"nodes": NODES} if accuracies else {}), "depth": range(1, deepest + 1)}
+        nodes = {"nodes": NODES} if tunable_nodes(self.options.tree, self.config, self.name) else {}
+        if self.options.tree not in ("auto", "published"):
+            return nodes
+        deepest = len(self.config["accuracies"]) if nodes else max(map(len, PUBLISHED))
+        return {**nodes, "depth": range(1, deepest + 1)}
 
     def max_rows(self) -> int:
-        return len(self.plan.shape.parents)
+        return len(self.tree.shape.parents)
 
     @property
     def drafted_rows(self) -> int:
-        return len(self.plan.nodes) - 1
+        return len(self.passed) - 1
 
     def propose(self, state: State) -> DraftTree:
         """Draft each level from the states of the level above, on the static tree."""
         sampled = self.options.sample == "on" and not state.sampling.greedy
-        rotary = self.rotary_ahead(state, len(self.plan.levels))
+        rotary = self.rotary_ahead(state, len(self.passes))
         states, tokens, qs = self.newest, [state.root], []
-        for depth, level in enumerate(self.plan.levels):
+        for depth, level in enumerate(self.passes):
             logits = self.drafter.logits(states, self.target)[0]  # [rows, V]
             if sampled:
                 qs.append(state.sampling.probs(logits))
-                candidates, at = draw(qs[-1], state.rng, self.plan.siblings), level.place
+                candidates, at = draw(qs[-1], state.rng, self.siblings), level.place
             else:
-                candidates, at = logits.topk(self.plan.width).indices, level.rank
+                candidates, at = logits.topk(self.tree.width).indices, level.rank
             tokens.append(candidates[level.parent, at])
             if len(level.inner):
                 states = self.descend(
                     state, tokens[-1][level.inner], states[:, level.carry], level.visible, rotary, depth
                 )
-        self.drop_drafted(state)
-        return DraftTree(torch.cat(tokens), self.plan.shape, self._probs(qs) if sampled else None)
+        self.cache.keep(state.position, ())  # slots of true hidden states
+        return DraftTree(torch.cat(tokens), self.tree.shape, self._probs(qs) if sampled else None)
 
     def _probs(self, qs: list[Tensor]) -> Tensor:
         """Return q [n, V] at the nodes with children; rows of leaves are zero."""
         q = torch.cat(qs)
-        return q.new_zeros(len(self.plan.shape.parents), q.shape[-1]).index_copy_(0, self.plan.nodes, q)
+        return q.new_zeros(len(self.tree.shape.parents), q.shape[-1]).index_copy_(0, self.passed, q)
 
 
 # -- EAGLE-2 and EAGLE-3: dynamic trees ----------------------------------------------------------------------------
@@ -391,16 +364,9 @@ class Eagle2(EagleDecoder):
     advisable = ("total_tokens", "depth", "top_k")
     published_depth: ClassVar[int] = 5
 
-    def __init__(
-        self,
-        target: Target,
-        options: DynamicOptions,
-        drafter: Drafter,
-        config: dict[str, Any],
-        layers: Sequence[int] = (FINAL,),
-    ) -> None:
-        self.size = self.settle(options, config, drafter, target)
-        super().__init__(target, options, drafter, config, layers)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.size = self.settle(self.options, self.config, self.drafter, self.target)
 
     @classmethod
     def settle(cls, options: DynamicOptions, config: Mapping[str, Any], drafter: Any, base: Outline) -> Size:
@@ -461,7 +427,7 @@ class Eagle2(EagleDecoder):
 
         root_logits = self.drafter.logits(first, self.target)[0, 0]
         tree = grow(state.root, root_logits, self._choose, expand, size.depth + 1, size.drafted)
-        self.drop_drafted(state)
+        self.cache.keep(state.position, ())  # slots of true hidden states
         return tree
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -475,6 +441,7 @@ class Eagle3(Eagle2):
 
     name = "eagle3"
     companion = "eagle3"
+    third = True
     summary = "EAGLE-3: features of three levels, training-time test, dynamic tree"
     paper = "Li et al. 2025, arXiv:2503.01840"
     Options = Eagle3Options
@@ -494,11 +461,6 @@ class Eagle3(Eagle2):
             return layers_of(config, base)
         except UserError as error:
             raise UserError(f"{error} ({path})") from None
-
-    @classmethod
-    def levels(cls, layers: Sequence[int]) -> int:
-        """Return the number of layers that are read."""
-        return len(layers)
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:

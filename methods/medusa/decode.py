@@ -16,22 +16,14 @@ from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared import fine_tuned
 from specbench_ss.methods._shared.drafting import Read
-from specbench_ss.methods._shared.fine_tuned import (
-    ADAPTER,
-    OwnAutoregressive,
-    OwnModel,
-    check_lora,
-    fine_tuned,
-    holds_model,
-    merged_target,
-    outline_beside,
-    target_beside,
-)
 from specbench_ss.methods._shared.heads import MOST_FUSED, HeadsOptions, MedusaTree, TreeHeads
 from specbench_ss.methods.medusa.heads import MedusaHeads, read_heads
 from specbench_ss.models.checkpoint import drafter_folder, drafter_here
 from specbench_ss.options import option
+
+ADAPTER = fine_tuned.ADAPTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +56,7 @@ class Medusa(TreeHeads):
     def read(cls, options: Any, path: Path, base: Outline, read: Read) -> tuple[MedusaHeads, dict[str, Any]]:
         """In any published layout. Those inside or beside another backbone are for that: it must be the base."""
         heads, config, whole = read_heads(path, base, read, cls.name)
-        if (whole or (path / ADAPTER).is_file() or holds_model(path)) and not cls.accepts_whole(path, base):
+        if (whole or (path / ADAPTER).is_file() or fine_tuned.holds_model(path)) and not cls.accepts_whole(path, base):
             raise UserError(
                 f"{cls.name}: {path} has a backbone of its own: decode with medusa2, or with it as the --model"
             )
@@ -150,7 +142,7 @@ class Medusa2AROptions:
     weights: str = option("", "Folder as for `medusa2`. Empty: the one that came with the model.")
 
 
-class Medusa2(OwnModel, Medusa):
+class Medusa2(fine_tuned.OwnModel, Medusa):
     """Medusa in the backbone that was trained with the heads."""
 
     name = NAME
@@ -167,11 +159,11 @@ class Medusa2(OwnModel, Medusa):
     def outline_of(cls, base: Outline, path: Path) -> Outline:
         """The backbone by its configuration. Raises UserError where a folder holds none, or one of other words."""
         if (path / ADAPTER).is_file():
-            check_lora(path, NAME)
+            fine_tuned.check_lora(path, NAME)
             return base
-        if not holds_model(path):
+        if not fine_tuned.holds_model(path):
             raise UserError(f"{NAME}: {path} holds no backbone: neither {ADAPTER} nor the weights of a whole model")
-        own = outline_beside(path, base)
+        own = fine_tuned.outline_beside(path, base)
         if own.vocab_size != base.vocab_size:
             sizes = f"{own.vocab_size} words, {base.name!r} has {base.vocab_size}"
             raise UserError(f"{NAME}: the model in {path} has {sizes}")
@@ -181,7 +173,11 @@ class Medusa2(OwnModel, Medusa):
     def model_of(cls, target: Target, path: Path) -> Target:
         """The backbone; what does not fit raises UserError as in `outline_of`."""
         cls.outline_of(target, path)
-        return merged_target(target, path, NAME) if (path / ADAPTER).is_file() else target_beside(target, path)
+        return (
+            fine_tuned.merged_target(target, path, NAME)
+            if (path / ADAPTER).is_file()
+            else fine_tuned.target_beside(target, path)
+        )
 
     @classmethod
     def check_own_model(cls, options: Any, base: Outline) -> None:
@@ -195,10 +191,10 @@ class Medusa2(OwnModel, Medusa):
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        return super().examples(fine_tuned(target))
+        return super().examples(fine_tuned.fine_tuned(target))
 
 
-class Medusa2Autoregressive(OwnAutoregressive):
+class Medusa2Autoregressive(fine_tuned.OwnAutoregressive):
     """The backbone of a Medusa-2 checkpoint, one token a step."""
 
     name = "medusa2-ar"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafting import Read
-from specbench_ss.models.checkpoint import read_config, read_shapes
+from specbench_ss.models.checkpoint import load_into, read_config, read_shapes
 from specbench_ss.models.resolve import weight_files
 
 
@@ -114,24 +114,11 @@ def _stack(tensors: list[Tensor]) -> Tensor:
 
 
 def _stacked(tensors: dict[str, Tensor], hidden: int, vocab: int) -> MedusaHeads:
-    weight, unembed = tensors["weight"], tensors.get("unembed")
+    weight = tensors["weight"]
     if weight.ndim != 4:
         raise UserError(f"Medusa heads: weight has shape {tuple(weight.shape)}, not heads, layers, hidden, hidden")
-    if weight.shape[2:] != (hidden, hidden):
-        raise UserError(f"Medusa heads are for hidden size {weight.shape[-1]}, the model has {hidden}")
-    if unembed is not None and (unembed.ndim != 3 or len(unembed) != len(weight) or unembed.shape[2] != hidden):
-        raise UserError(
-            f"Medusa heads: unembed has shape {tuple(unembed.shape)}, not {(len(weight), vocab, hidden)} "
-            f"as for {len(weight)} heads"
-        )
-    if unembed is not None and unembed.shape[1] != vocab:
-        raise UserError(f"Medusa heads are for a vocabulary of {unembed.shape[1]}, the model has {vocab}")
-    heads = MedusaHeads(weight.shape[0], weight.shape[1], hidden, vocab, unembed is not None)
-    if tensors["bias"].shape != heads.bias.shape:
-        raise UserError(
-            f"Medusa heads: biases have shape {tuple(tensors['bias'].shape)}, not {tuple(heads.bias.shape)}"
-        )
-    heads.load_state_dict({k: v.float() for k, v in tensors.items()})
+    heads = MedusaHeads(weight.shape[0], weight.shape[1], hidden, vocab, "unembed" in tensors)
+    load_into(heads, {name: tensor.float() for name, tensor in tensors.items()}, "Medusa heads")
     return heads
 
 
@@ -144,7 +131,6 @@ def read_heads(path: Path, base: Outline, read: Read, method: str) -> tuple[Medu
 
     Raises UserError, naming the file, where there are none or they do not fit the base.
     """
-
     files = heads_files(path, method)
     config = read_config(path) if path.is_dir() else {}
     names = [name for file in files for name in read_shapes(file)]

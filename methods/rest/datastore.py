@@ -57,7 +57,9 @@ def read_idx(path: Path) -> tuple[list[tuple[NDArray[Any], NDArray[Any]]], dict[
                 raise UserError(f"rest: datastore {path} is truncated: {where}")
         chunks.append(_chunk(path, len(chunks), *parts))
     tokens = sum(len(ids) for ids, _ in chunks)
-    return chunks, {"hash": _hash(raw), "tokens": tokens, "made_of": "a file of REST"}
+    starts = np.linspace(0, max(0, size - SAMPLED), SAMPLES).astype(np.int64).tolist()
+    digest = _digest([str(size).encode(), *(raw[start : start + SAMPLED].tobytes() for start in starts)])
+    return chunks, {"hash": digest, "tokens": tokens, "made_of": "a file of REST"}
 
 
 def _chunk(path: Path, number: int, ids: NDArray[Any], suffixes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -71,11 +73,11 @@ def _chunk(path: Path, number: int, ids: NDArray[Any], suffixes: NDArray[Any]) -
     return ids.view(IDS[width]), suffixes.view(ENTRY)
 
 
-def _hash(raw: NDArray[np.uint8]) -> str:
-    """A short sha256 of the size and of bytes from all over the file."""
-    whole = hashlib.sha256(str(len(raw)).encode())
-    for start in np.linspace(0, max(0, len(raw) - SAMPLED), SAMPLES).astype(np.int64).tolist():
-        whole.update(raw[start : start + SAMPLED].tobytes())
+def _digest(parts: Iterable[bytes]) -> str:
+    """A short sha256."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(part)
     return whole.hexdigest()[:16]
 
 
@@ -173,8 +175,7 @@ def _open_folder(folder: Path) -> Datastore:
         raise _damaged(folder / HEADER, f"does not describe a datastore: {problem}") from None
     if header.format != FORMAT:
         raise UserError(f"rest: datastore {folder} has format {header.format}, this version reads {FORMAT}")
-    read = _mapped if header.stored_suffixes else _sorted
-    chunks = tuple(read(folder, i, n) for i, n in enumerate(header.chunks))
+    chunks = tuple(_read_chunk(folder, i, n, header.stored_suffixes) for i, n in enumerate(header.chunks))
     if not header.stored_suffixes and hash_tokens(chunks) != header.hash:
         raise _damaged(folder, f"is damaged: its tokens are not those that {HEADER} tells of")
     about = {name: getattr(header, name) for name in ("hash", "tokens", "documents", "made_of")}
@@ -186,14 +187,12 @@ def _damaged(file: Path, how: str) -> UserError:
     return UserError(f"rest: {file} {how}; make the datastore again: `ssbench datastore build`")
 
 
-def _mapped(folder: Path, number: int, count: int) -> Chunk:
-    names = (f"tokens-{number}.npy", f"suffixes-{number}.npy")
-    tokens, suffixes = (_read(folder / name, count, (np.int32,)) for name in names)
-    return Chunk(tokens, suffixes)
-
-
-def _sorted(folder: Path, number: int, count: int) -> Chunk:
-    stored = _read(folder / f"tokens-{number}.npy", count, (np.int32, np.uint16))
+def _read_chunk(folder: Path, number: int, count: int, stored_suffixes: bool) -> Chunk:
+    """A chunk as it is mapped, or with suffixes that are sorted now."""
+    kinds = (np.int32,) if stored_suffixes else (np.int32, np.uint16)
+    stored = _read(folder / f"tokens-{number}.npy", count, kinds)
+    if stored_suffixes:
+        return Chunk(stored, _read(folder / f"suffixes-{number}.npy", count, (np.int32,)))
     tokens = stored.astype(np.int32)
     if stored.dtype == np.uint16:
         tokens[stored == SHORT_SEPARATOR] = SEPARATOR
@@ -213,10 +212,7 @@ def sorted_chunk(tokens: NDArray[np.int32]) -> Chunk:
 
 def hash_tokens(chunks: Iterable[Chunk]) -> str:
     """A short sha256 of all tokens."""
-    whole = hashlib.sha256()
-    for chunk in chunks:
-        whole.update(chunk.tokens.tobytes())
-    return whole.hexdigest()[:16]
+    return _digest(chunk.tokens.tobytes() for chunk in chunks)
 
 
 def _read(file: Path, count: int, kinds: Sequence[type[np.integer[Any]]]) -> Ids:
@@ -247,8 +243,7 @@ def _in_order(chunk: Chunk) -> bool:
 
 def vocabulary_hash(tokenizer: Any) -> str:
     """A short sha256 of which id stands for which token: all that a datastore depends on."""
-    words = json.dumps(sorted(tokenizer.get_vocab().items()))
-    return hashlib.sha256(words.encode()).hexdigest()[:16]
+    return _digest([json.dumps(sorted(tokenizer.get_vocab().items())).encode()])
 
 
 CHUNK = 1 << 26  # tokens of a chunk: sorting takes some twenty bytes of memory for each

@@ -94,13 +94,6 @@ class TwoModelOptions(Bounded):
         drawn = self.form == "chain" if self.candidates == "auto" else self.candidates == "drawn"
         return drawn and not greedy
 
-    def most_drafted(self) -> int:
-        """Drafted nodes of a step, at most."""
-        if self.form == "tree":
-            drawn = self.candidates == "drawn"  # nothing that was drawn may be dropped
-            return self.whole_tree() if drawn else min(self.nodes, self.whole_tree()) or self.whole_tree()
-        return LONGEST if self.retokenise or self.schedule == "heuristic" else self.gamma
-
 
 def draft_chain(
     draft: Draft, logits: Tensor, length: int, threshold: float, drawn: Sampling | None, state: State
@@ -310,7 +303,11 @@ class TwoModel(Decoder):
         }
 
     def max_rows(self) -> int:
-        return 1 + (LONGEST if self.bridge else int(self.options.most_drafted()))
+        o = self.options
+        if o.form == "chain":
+            return 1 + (LONGEST if o.retokenise or o.schedule == "heuristic" else int(o.gamma))
+        whole = int(o.whole_tree())
+        return 1 + (whole if o.candidates == "drawn" else min(o.nodes, whole) or whole)  # what was drawn is not dropped
 
     # -- the loop's calls ---------------------------------------------------------------------------------------
 
@@ -358,16 +355,17 @@ class TwoModel(Decoder):
         if o.form == "tree":
             choose = best(o.k) if drawn is None else drawing(o.k, drawn, state.rng)
             nodes = o.nodes if drawn is None else 0  # drawn candidates stay: only what is verified may choose
-            tree = grow(state.root, self.logits, choose, self._expand, length, nodes)
+
+            def expand(tokens: Tensor, visible: Tensor, above: Tensor, level: int) -> Tensor:
+                return self.draft.feed_level(tokens, visible, level)
+
+            tree = grow(state.root, self.logits, choose, expand, length, nodes)
             self.shape = tree.shape
             return tree
         tokens, probs = draft_chain(self.draft, self.logits, length, o.threshold, drawn, state)
         if self.bridge is None:
             return DraftTree.chain(state.root, tokens, probs)
         return self._through_text(state, tokens.tolist())
-
-    def _expand(self, tokens: Tensor, visible: Tensor, above: Tensor, level: int) -> Tensor:
-        return self.draft.feed_level(tokens, visible, level)
 
     def _drawn(self, greedy: bool) -> bool:
         return self.bridge is None and bool(self.options.drawn(greedy))
@@ -379,7 +377,8 @@ class TwoModel(Decoder):
             if not self.bridge.tell(state.ids):
                 return False
             known, settled = self.bridge.ids, self.bridge.settled
-            self.draft.rewind(settled + agreement(self.fed[settled:], known[settled:-1]))
+            alike = takewhile(lambda pair: pair[0] == pair[1], zip(self.fed[settled:], known[settled:-1], strict=False))
+            self.draft.rewind(settled + sum(1 for _ in alike))
             self.fed = known
         unseen = known[self.draft.fed :]
         if len(unseen) > self.draft.room:
@@ -430,11 +429,6 @@ def draft_in(place: str, base: Outline, load: Callable[[str], T], with_lora: Cal
         with told_of("sd: the draft"):
             draft = load(str(own or place))
         return with_lora(draft, Path(place)) if only_lora else draft
-
-
-def agreement(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def random_draft(target: Target, context: int) -> Target:

@@ -10,18 +10,12 @@ from torch import Tensor
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.fine_tuned import (
-    ADAPTER,
-    ADAPTER_CONFIG,
-    check_fits,
-    check_lora,
-    is_plain_lora,
-    merged_target,
-    without_weights,
-)
+from specbench_ss.methods._shared import fine_tuned
 from specbench_ss.models.checkpoint import check_base, read_config
 from specbench_ss.models.load import adapted_model, config_of
 from specbench_ss.user_files import read_json
+
+ADAPTER, ADAPTER_CONFIG = fine_tuned.ADAPTER, fine_tuned.ADAPTER_CONFIG
 
 
 class Draft:
@@ -117,8 +111,8 @@ def holds_lora(path: Path) -> bool:
 def checked_lora(draft: Outline, folder: Path) -> Outline:
     """The draft. Raises UserError where the folder's files are no LoRA, or one of a model of another shape."""
     read_config(folder)
-    check_lora(folder, "sd")
-    check_fits(folder, without_weights(draft.config), "sd")
+    fine_tuned.check_lora(folder, "sd")
+    fine_tuned.check_fits(folder, fine_tuned.without_weights(draft.config), "sd")
     return draft
 
 
@@ -129,8 +123,8 @@ def check_named(folder: Path) -> None:
     named = read_json(folder / ADAPTER_CONFIG)["base_model_name_or_path"]
     try:
         config = config_of(adapted_model(folder / ADAPTER_CONFIG))
-        if is_plain_lora(folder):
-            check_fits(folder, without_weights(config), "sd")
+        if fine_tuned.is_plain_lora(folder):
+            fine_tuned.check_fits(folder, fine_tuned.without_weights(config), "sd")
     except UserError as error:
         raise UserError(
             f"sd: the adapter in {folder} is for the model {named!r}, as its {ADAPTER_CONFIG} says (one that names "
@@ -141,7 +135,7 @@ def check_named(folder: Path) -> None:
 def merged_lora(draft: Target, folder: Path) -> Target:
     """The draft with the LoRA merged in. Raises UserError where that was trained for another draft."""
     check_base(read_config(folder), draft, f"sd: the LoRA in {folder}", "draft")
-    return merged_target(draft, folder, "sd")
+    return fine_tuned.merged_target(draft, folder, "sd")
 
 
 def mismatch(base: Outline, draft: Outline) -> str:

@@ -19,7 +19,7 @@ from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import OwnAutoregressive, OwnModel
 from specbench_ss.methods._shared.lossy_acceptance import accept_resampled
-from specbench_ss.methods.space.model import MASKS, MaskToken, check_model, is_target, learnt_of, load_model, rows_of
+from specbench_ss.methods.space.model import MASKS, MaskToken, check_model, is_target, load_model, rows_of
 from specbench_ss.models.load import hash_weights
 from specbench_ss.options import MethodSpec, option
 
@@ -87,9 +87,9 @@ class SPACE(OwnModel):
 
     @classmethod
     def load(cls, target: Target, options: Any) -> SPACE:
-        own, mask = load_model(options, target)
+        own, mask, trained = load_model(options, target)
         found = cls(own, options, mask)
-        found.learnt = learnt_of(options, target)
+        found.learnt = trained
         return found
 
     @staticmethod
@@ -101,8 +101,6 @@ class SPACE(OwnModel):
 
     @classmethod
     def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        from specbench_ss.methods.space.model import MaskToken
-
         def made(k: int, accept: Literal["exact", "resample"] = "exact") -> Callable[[], Decoder]:
             mask = MaskToken(target.hidden_size, k, min(2, target.vocab_size - 1))
             torch.nn.init.normal_(mask.offset, std=0.3, generator=torch.Generator().manual_seed(k))

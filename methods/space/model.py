@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -16,25 +16,8 @@ from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import TreeShape, shape_of
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.fine_tuned import (
-    check_lora,
-    holds_model,
-    merged_target,
-    outline_beside,
-    save_lora,
-    target_beside,
-)
-from specbench_ss.models.checkpoint import (
-    check_base,
-    drafter_folder,
-    drafter_here,
-    learnt,
-    load_into,
-    read_config,
-    read_shapes,
-    read_tensors,
-    write_checkpoint,
-)
+from specbench_ss.methods._shared import fine_tuned
+from specbench_ss.models import checkpoint
 
 MASKS = 5  # as published
 
@@ -82,64 +65,51 @@ class _Config(msgspec.Struct):
     space: _Mask
 
 
-class Chosen(Protocol):
-    """Options that say which model it is. No weights and a mask_id: the target itself."""
-
-    @property
-    def weights(self) -> str:
-        """Folder, hub id or ''."""
-
-    @property
-    def mask_id(self) -> int:
-        """The mask in a whole model's vocabulary; 0: none was given."""
-
-
-def is_target(options: Chosen) -> bool:
-    """Whether the target is the fine-tuned model already."""
+def is_target(options: Any) -> bool:
+    """Return True if the target is the fine-tuned model already: no weights and a mask_id."""
     return not options.weights and options.mask_id != 0
 
 
-def check_model(options: Chosen, base: Outline) -> MaskToken | None:
-    """The mask without its numbers; None for a hub id. Raises UserError for what is missing or does not fit."""
+def check_model(options: Any, base: Outline) -> MaskToken | None:
+    """The mask without its numbers; None for a hub id. Raises UserError for what is missing or does not fit.
+
+    options: `weights` names the folder, `mask_id` the mask in a whole model's vocabulary, 0 = none was given.
+    """
     if is_target(options):
         return _of_whole(options, base)
-    folder = drafter_here(options.weights, "space", base)
+    folder = checkpoint.drafter_here(options.weights, "space", base)
     if folder is None:
         return None
     if _is_whole(folder, options):
-        return _of_whole(options, outline_beside(folder, base), base)
-    check_lora(folder, "space")
+        return _of_whole(options, fine_tuned.outline_beside(folder, base), base)
+    fine_tuned.check_lora(folder, "space")
     with torch.device("meta"):
-        return _read(folder, base, read_shapes)[0]
+        return _read(folder, base, checkpoint.read_shapes)[0]
 
 
-def load_model(options: Chosen, target: Target) -> tuple[Target, MaskToken]:
-    """The fine-tuned model, and its mask."""
+def load_model(options: Any, target: Target) -> tuple[Target, MaskToken, dict[str, Any]]:
+    """The fine-tuned model, its mask, and what is known of their training; of the target itself nothing."""
     if is_target(options):
-        return target, _of_whole(options, target)
-    folder = drafter_folder(options.weights, "space", target)
+        return target, _of_whole(options, target), {}
+    folder = checkpoint.drafter_folder(options.weights, "space", target)
+    trained = checkpoint.learnt(checkpoint.read_config(folder))
     if _is_whole(folder, options):
-        own = target_beside(target, folder)
-        return own, _of_whole(options, own, target)
-    mask, config = _read(folder, target, read_tensors)
-    check_base(config, target, "space")
-    return merged_target(target, folder, "space"), mask
-
-
-def learnt_of(options: Chosen, target: Target) -> dict[str, Any]:
-    """What is known of the training of such a model; of the target itself nothing."""
-    return {} if is_target(options) else learnt(read_config(drafter_folder(options.weights, "space", target)))
+        own = fine_tuned.target_beside(target, folder)
+        return own, _of_whole(options, own, target), trained
+    mask, config = _read(folder, target, checkpoint.read_tensors)
+    checkpoint.check_base(config, target, "space")
+    return fine_tuned.merged_target(target, folder, "space"), mask, trained
 
 
 def save(folder: Path, mask: MaskToken, tuned: Target, about: dict[str, Any]) -> None:
     """model.safetensors and config.json (mask), and the LoRA of `tuned` as peft saves it."""
-    write_checkpoint(folder, mask, {**about, "space": {"masks": mask.masks, "mask_id": mask.mask_id}})
-    save_lora(folder, tuned)
+    checkpoint.write_checkpoint(folder, mask, {**about, "space": {"masks": mask.masks, "mask_id": mask.mask_id}})
+    fine_tuned.save_lora(folder, tuned)
 
 
-def _is_whole(folder: Path, options: Chosen) -> bool:
+def _is_whole(folder: Path, options: Any) -> bool:
     """Whether the folder holds a model rather than what is put into one."""
-    whole = holds_model(folder) and "model_type" in read_config(folder)
+    whole = fine_tuned.holds_model(folder) and "model_type" in checkpoint.read_config(folder)
     if whole and not options.mask_id:
         raise UserError(f"space: {folder} is a whole model: say which token is its mask with space.mask_id")
     if options.mask_id and not whole:
@@ -147,7 +117,7 @@ def _is_whole(folder: Path, options: Chosen) -> bool:
     return whole
 
 
-def _of_whole(options: Chosen, own: Outline, base: Outline | None = None) -> MaskToken:
+def _of_whole(options: Any, own: Outline, base: Outline | None = None) -> MaskToken:
     """The mask of a whole model. Raises UserError where its vocabulary has no such token, or not all of the base's."""
 
     if not 0 < options.mask_id < own.vocab_size:
@@ -161,8 +131,7 @@ def _of_whole(options: Chosen, own: Outline, base: Outline | None = None) -> Mas
 
 def _read(folder: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]) -> tuple[MaskToken, dict[str, Any]]:
     """The mask of a folder, and its config."""
-
-    config, file = read_config(folder), folder / WEIGHTS
+    config, file = checkpoint.read_config(folder), folder / WEIGHTS
     try:
         described = user_files.convert(config, _Config).space
     except ValueError as problem:
@@ -170,5 +139,5 @@ def _read(folder: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]
     mask = MaskToken(base.hidden_size, described.masks, described.mask_id)
     if not 0 <= mask.mask_id < base.vocab_size:
         raise UserError(f"space: mask_id {mask.mask_id} is beyond the vocabulary of {base.name!r}")
-    load_into(mask, {k: v.float() for k, v in read(file).items()}, f"space: {file}")
+    checkpoint.load_into(mask, {k: v.float() for k, v in read(file).items()}, f"space: {file}")
     return mask, config

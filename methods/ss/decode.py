@@ -24,19 +24,8 @@ from specbench_ss.methods._shared.heads import MOST_FUSED
 from specbench_ss.methods.ss.config import Settings, SSOptions, StreamConfig, check_trained, full_size, resolve
 from specbench_ss.methods.ss.layers import Layout, Streams, TokenMaps, stream_positions, stream_visibility
 from specbench_ss.methods.ss.tree import conditioned_tree, draft_tree, drawn_tree, judged, prune
-from specbench_ss.models.checkpoint import (
-    KEY,
-    Advice,
-    check_base,
-    drafter_folder,
-    drafter_here,
-    learnt,
-    load_into,
-    read_advice,
-    read_config,
-    read_shapes,
-    read_tensors,
-)
+from specbench_ss.models import checkpoint
+from specbench_ss.models.checkpoint import KEY, Advice
 from specbench_ss.models.load import hash_weights
 from specbench_ss.models.tiny import randomise
 from specbench_ss.options import value_text
@@ -44,8 +33,6 @@ from specbench_ss.options import value_text
 NODES = (4, 6, 8, 12, 16, 24, 32, 48, 64)  # drafted, or kept: one step is about a third more
 CANDIDATES = (1, 2, 3, 4, 6)
 MOST_NODES = 128  # of a tree drafted whole: larger ones have never paid at batch 1
-
-
 WEIGHTS = "model.safetensors"
 LEARNT = ("root", "parent")  # of the streams: which of the folders beside a model has them
 TWO_LAYERS = StreamConfig(gamma=3, n_msa_layers=2, init_rank=2)
@@ -113,7 +100,7 @@ class SpeculativeStreaming(Decoder):
     def check(cls, options: Any, base: Outline) -> None:
         base.check_taken_apart(cls.name)
         options, _ = cls.with_kind(options, base)
-        folder = drafter_here(options.weights, cls.name, base, cls.companion_of(options))
+        folder = checkpoint.drafter_here(options.weights, cls.name, base, cls.companion_of(options))
         if folder is None:
             return
         config, shape = cls.read_shape(folder)
@@ -121,7 +108,7 @@ class SpeculativeStreaming(Decoder):
             if rank:
                 base.check_square(f"{cls.name}[{token}=on]")
         with torch.device("meta"):
-            cls.read_streams(folder, shape, base, read_shapes)
+            cls.read_streams(folder, shape, base, checkpoint.read_shapes)
         options, _ = cls.advice_of(folder, config).settle(options, base.device_type, without=LEARNT)
         cls.settle(cls.step_options(options), shape, base)
 
@@ -129,14 +116,14 @@ class SpeculativeStreaming(Decoder):
     def load(cls, target: Target, options: Any) -> SpeculativeStreaming:
         """Streams from the folder that the user named, or those that came with the model."""
         options, kind = cls.with_kind(options, target)
-        folder = drafter_folder(options.weights, cls.name, target, cls.companion_of(options))
+        folder = checkpoint.drafter_folder(options.weights, cls.name, target, cls.companion_of(options))
         config, shape = cls.read_shape(folder)
-        check_base(config, target, cls.name)
-        streams = cls.read_streams(folder, shape, target, read_tensors)
+        checkpoint.check_base(config, target, cls.name)
+        streams = cls.read_streams(folder, shape, target, checkpoint.read_tensors)
         advice = cls.advice_of(folder, config)
         options, advised = advice.settle(options, target.device_type, without=LEARNT)
         found = cls(cls.model_of(target, folder), options, streams, advice)
-        found.learnt, found.advised = learnt(config), kind | advised
+        found.learnt, found.advised = checkpoint.learnt(config), kind | advised
         found.maps.prepare()
         return found
 
@@ -174,13 +161,15 @@ class SpeculativeStreaming(Decoder):
         if beside is None or stated or not set(LEARNT) & set(cls.advisable):
             return options, {}
         others = [name for name in cls.advisable if name not in LEARNT]
-        return cls.advice_of(beside, read_config(beside)).settle(options, base.device_type, without=others)
+        return cls.advice_of(beside, checkpoint.read_config(beside)).settle(options, base.device_type, without=others)
 
     @classmethod
     def advice_of(cls, folder: Path, config: Mapping[str, Any]) -> Advice:
         """Return the advice of a folder. Raises UserError for options that it may not advise."""
         others = SpeculativeStreaming.advisable
-        return read_advice(config.get(KEY), cls.Options, cls.advisable, cls.name, folder / "config.json", others)
+        return checkpoint.read_advice(
+            config.get(KEY), cls.Options, cls.advisable, cls.name, folder / "config.json", others
+        )
 
     @classmethod
     def model_of(cls, target: Target, folder: Path) -> Target:
@@ -205,7 +194,7 @@ class SpeculativeStreaming(Decoder):
     @classmethod
     def read_shape(cls, folder: Path) -> tuple[dict[str, Any], StreamConfig]:
         """config.json of a folder, and the streams it describes. Raises UserError where it describes none of ours."""
-        config, file = read_config(folder), folder / "config.json"
+        config, file = checkpoint.read_config(folder), folder / "config.json"
         try:
             user_files.convert(config, _Config)
             shape = StreamConfig(**config["streams"])
@@ -223,7 +212,7 @@ class SpeculativeStreaming(Decoder):
         """The streams of a folder. Raises UserError where they are damaged or of another base."""
         streams = Streams(shape, base.hidden_size)
         file = folder / WEIGHTS
-        load_into(streams, {k: v.float() for k, v in read(file).items()}, f"{cls.name}: {file}")
+        checkpoint.load_into(streams, {k: v.float() for k, v in read(file).items()}, f"{cls.name}: {file}")
         return streams
 
     def described(self) -> dict[str, Any]:

@@ -145,20 +145,11 @@ class TurnedValues:
         return kept
 
 
-@dataclass(slots=True)
-class TopP:
-    """Layout of the rows of a pass in which streams see only the p main keys that their main row attends to most."""
-
-    p: int
-    mains: int
-    gamma: int
-
-
-_layout: list[TopP] = []  # innermost `top_p` last
+_layout: list[Layout] = []  # innermost `top_p` last
 
 
 @contextmanager
-def top_p(target: Target, layout: TopP) -> Iterator[None]:
+def top_p(target: Target, layout: Layout) -> Iterator[None]:
     """Within: attention modules of the target compute top-p stream attention for rows of this layout."""
     before = target.config._attn_implementation
     _layout.append(layout)
@@ -190,7 +181,7 @@ def top_p_attention(
     r = q.shape[2]
     scores = q[..., :m, :].flatten(2, 3) @ k[:, :, :keys].transpose(2, 3) * scale  # [B, H_kv, r * m, keys]
     scores = scores.unflatten(2, (r, m)) + mask[:, :, None, :m, :keys]
-    top = scores.topk(min(layout.p, keys), -1)  # [B, H_kv, r, m, p]
+    top = scores.topk(min(layout.stream_top_p, keys), -1)  # [B, H_kv, r, m, p]
     chosen = top.indices.flatten(2)[..., None].expand(-1, -1, -1, v.shape[-1])
     seen_k, seen_v = (x.gather(2, chosen).unflatten(2, (r, m, -1)) for x in (k, v))  # [B, H_kv, r, m, p, d]
     own_k, own_v = (  # [B, H_kv, r, m, gamma, d]
@@ -381,8 +372,7 @@ def run_masked(
     c = streams.config
     if c.stream_init == "rotation":
         cache = TurnedValues(cache, layout.mains, layout.gamma, c.angle(target.context_length))
-    chosen = TopP(layout.stream_top_p, layout.mains, layout.gamma)
-    with top_p(target, chosen) if layout.stream_top_p else nullcontext():
+    with top_p(target, layout) if layout.stream_top_p else nullcontext():
         for layer, (block, mask) in enumerate(zip(target.family.blocks[-c.n_msa_layers :], masks, strict=True)):
             x = target.carried(x, layer - c.n_msa_layers)
             x = streams.pass_layer(layer, block, x, layout.mains, block.attend(x, cache, mask, rotary))

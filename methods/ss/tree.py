@@ -113,12 +113,6 @@ def _children(guesses: Tensor, whole: Tensor, changed: Tensor, k: int) -> tuple[
     return (top.values - norm[..., None]).clamp(IMPOSSIBLE, 0), top.indices
 
 
-def sibling_places(tree: DraftTree) -> Tensor:
-    """Return for each drafted node int64 [n - 1] its place among its siblings."""
-    parents = tree.parents()[1:]
-    return (parents[:, None] == parents).tril(-1).sum(-1)
-
-
 def drawn_tree(root: Tensor, probs: Tensor, k: int, n_draft: int, rng: torch.Generator) -> DraftTree:
     """Distributions of the streams [gamma, V] -> a tree of `draft_tree`'s shape, its tokens drawn from them (eq. 9).
 
@@ -129,7 +123,9 @@ def drawn_tree(root: Tensor, probs: Tensor, k: int, n_draft: int, rng: torch.Gen
     tree = draft_tree(root, probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), k, n_draft)
     drawn = draw(probs, rng, k).flatten()  # [gamma * k]
     levels = tree.visibility()[1]  # of a node: its children are of that stream; the last has none
-    tokens = torch.cat((root, drawn[(levels[1:] - 1) * k + sibling_places(tree)]))
+    parents = tree.parents()[1:]
+    places = (parents[:, None] == parents).tril(-1).sum(-1)  # among siblings
+    tokens = torch.cat((root, drawn[(levels[1:] - 1) * k + places]))
     q = torch.cat((probs, torch.zeros_like(probs[:1])))[levels]
     return DraftTree(tokens, tree.shape, q, tree.seen)
 

@@ -27,21 +27,12 @@ def plotly_js() -> str:
     return lzma.decompress((FOLDER / PLOTLY).read_bytes()).decode()
 
 
-@cache
-def chart_style() -> dict[str, Any]:
-    """Return the style that all charts of a page share, and what their colours become on a dark page."""
-    return {"layout": charts.STYLE, "dark": palette.DARK}
-
-
-@cache
-def asset(name: str) -> str:
-    """Return the text of a style or script in templates/."""
-    return _newlines((FOLDER / name).read_text(encoding="utf-8"))
+CHART_STYLE = {"layout": charts.STYLE, "dark": palette.DARK}  # of all charts; what colours become on a dark page
 
 
 def joined(names: Sequence[str]) -> str:
     """Return several styles or scripts of templates/ as one."""
-    return "".join(map(asset, names))
+    return "".join((FOLDER / name).read_text(encoding="utf-8") for name in names)
 
 
 def policy(scripts: Sequence[str]) -> str:
@@ -49,7 +40,8 @@ def policy(scripts: Sequence[str]) -> str:
 
     Rows and charts set style attributes, and Plotly offers its image as a blob to download, so these are allowed.
     """
-    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
@@ -60,7 +52,7 @@ def render(name: str, scripts: Sequence[str], **values: Any) -> str:
     """Fill a template. Every text is made visible and escaped unless the template says otherwise."""
     template, css = _templates().get_template(name), Markup(joined(STYLES))
     return template.render(
-        policy=policy(scripts), css=css, scripts=[Markup(s) for s in scripts], chart_style=chart_style(), **values
+        policy=policy(scripts), css=css, scripts=[Markup(s) for s in scripts], chart_style=CHART_STYLE, **values
     )
 
 
@@ -92,12 +84,3 @@ def _brief(value: float | str) -> float | str:
 def _exact(text: str) -> Markup:
     """Return text for a file to download: escaped, its hidden characters as they are."""
     return escape(text.encode("utf-8", "replace").decode())
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-def _newlines(text: str) -> str:
-    """Return the text with line ends as a browser reads it, since the hash is taken over that."""
-    return text.replace("\r\n", "\n").replace("\r", "\n")

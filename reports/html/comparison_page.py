@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
@@ -11,10 +11,10 @@ from specbench_ss import __version__
 from specbench_ss.errors import UserError
 from specbench_ss.reports import charts
 from specbench_ss.reports.html.health import LEVELS
-from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Notice, Table, figure, plain
+from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Notice, Table, method_cell, plain
 from specbench_ss.reports.palette import Style, styles, symbols
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.checks import Check, worst_first
+from specbench_ss.results.checks import worst_first
 from specbench_ss.results.compare import Change, ComparedRow, Difference, compared, differences, judged
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.terminal import NAMES, change_text, comparison_finding, interval_text
@@ -27,14 +27,16 @@ VERDICTS = {"faster": "good", "higher": "good", "slower": "bad", "lower": "bad",
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A run with its letter. summary: of all tasks and each. overall: that over all tasks, by method."""
+    """A run with its letter. overall: its rows over all tasks, by method."""
 
     letter: str
     results: Results
-    run: Run
-    summary: Sequence[SummaryRow]
-    overall: dict[str, SummaryRow]
-    checks: Sequence[Check]
+    overall: Mapping[str, SummaryRow]
+
+    @property
+    def run(self) -> Run:
+        """The records of the run."""
+        return self.results.run
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,13 @@ def page(runs: Sequence[Results]) -> dict[str, Any]:
     """Return everything that the template shows of two runs or more. Raises UserError for too many."""
     if len(runs) > MOST_RUNS:
         raise UserError(f"{len(runs)} runs: at most {MOST_RUNS} stand beside each other")
-    named = [_named(letter, run) for letter, run in zip(ascii_uppercase, runs, strict=False)]
+    named = [
+        Named(letter, of, {row.method: row for row in of.overall})
+        for letter, of in zip(ascii_uppercase, runs, strict=False)
+    ]
     labels = list(dict.fromkeys(label for one in named for label in one.run.labels))
     plain = {label for one in named for label, row in one.overall.items() if row.reference_of}
-    look = styles(labels, plain, _baseline(named))
+    look = styles(labels, plain, runs[0].run.baseline)
     pairs = [_pair(named[0], other) for other in named[1:]]
     found = [(other.letter, differences(named[0].run, other.run)) for other in named[1:]]
     return {
@@ -68,13 +73,8 @@ def page(runs: Sequence[Results]) -> dict[str, Any]:
         "differences": _differences(named, found),
         "speedups": _speedups(named, look),
         "changes": [_changes(pair, metric, look) for pair in pairs for metric in NAMES if _known(pair, metric)],
-        "tasks": [_tasks(pair, look) for pair in pairs if _has_tasks(pair)],
+        "tasks": [_tasks(pair, look) for pair in pairs if len({row.category for row in pair.rows}) > 2],
     }
-
-
-def _named(letter: str, results: Results) -> Named:
-    overall = {row.method: row for row in results.overall}
-    return Named(letter, results, results.run, results.rows, overall, results.checks)
 
 
 def _pair(first: Named, other: Named) -> Pair:
@@ -86,20 +86,18 @@ def _pair(first: Named, other: Named) -> Pair:
 
 
 def _runs(named: Sequence[Named]) -> Table:
-    columns = [Column(name, False) for name in ("run", "folder", "model", "suite", "device", "started")]
-    rows = []
-    for one in named:
-        manifest = one.run.manifest
-        model, suite = manifest["model"], manifest["suite"]
-        texts = (
-            one.run.path.name,
-            f"{model['name']}, {model['dtype']}",
-            f"{suite['name']}, {suite['prompts']:,} prompts",
-            model["device"],
-            str(manifest["created"]).replace("T", " ")[:16],
-        )
-        rows.append([plain(one.letter), *map(plain, texts)])
-    return Table("runs", columns, rows, "The runs", sortable=False)
+    def of(title: str, text: Callable[[Any], str]) -> Column:
+        return Column(title, lambda one: text(one.run.manifest), numeric=False)
+
+    columns = [
+        Column("run", "letter", numeric=False),
+        Column("folder", lambda one: one.run.path.name, numeric=False),
+        of("model", lambda manifest: f"{manifest['model']['name']}, {manifest['model']['dtype']}"),
+        of("suite", lambda manifest: f"{manifest['suite']['name']}, {manifest['suite']['prompts']:,} prompts"),
+        of("device", lambda manifest: manifest["model"]["device"]),
+        of("started", lambda manifest: str(manifest["created"]).replace("T", " ")[:16]),
+    ]
+    return Table.of("runs", columns, named, "The runs", sortable=False)
 
 
 def _notices(named: Sequence[Named], pairs: Sequence[Pair]) -> Iterator[Notice]:
@@ -108,7 +106,7 @@ def _notices(named: Sequence[Named], pairs: Sequence[Pair]) -> Iterator[Notice]:
         if pair.why:
             yield Notice("warning", f"{named[0].letter} and {pair.letter} do not compare.", [pair.why])
     for one in named:
-        for check in worst_first(one.checks):
+        for check in worst_first(one.results.checks):
             if check.state in ("wrong", "warning"):
                 yield Notice(LEVELS[check.state], f"Run {one.letter}: {check.sentence}")
 
@@ -122,7 +120,7 @@ def _differences(named: Sequence[Named], found: Sequence[tuple[str, Sequence[Dif
             values.setdefault(one.what, {})[letter] = one.b
             values[one.what][named[0].letter] = one.a
             hindering |= {one.what} if one.hinders else set()
-    columns = [Column("what", False), *(Column(one.letter, False) for one in named)]
+    columns = [Column("what", numeric=False), *(Column(one.letter, numeric=False) for one in named)]
     rows = []
     for what in sorted(values, key=lambda name: name not in hindering):
         same = values[what][named[0].letter]
@@ -131,13 +129,23 @@ def _differences(named: Sequence[Named], found: Sequence[tuple[str, Sequence[Dif
     return Table("differences", columns, rows, "What differs")
 
 
-def _speedups(named: Sequence[Named], look: dict[str, Style]) -> Chart:
+def _speedups(named: Sequence[Named], look: Mapping[str, Style]) -> Chart:
     """Return every method's speedup in every run on one axis, the fastest method first."""
-    rows = [(label, one) for label in _ranked(named) for one in named if label in one.overall]
-    names = [f"{label}, {one.letter}" for label, one in rows]
-    drawn = charts.ranking([one.overall[label] for label, one in rows], look, names)
-    title = f"Speedup over {_baseline(named)}, each in its own run"
-    return Chart("speedups", title, drawn.to_plotly_json(), _speedup_table(named, look))
+    rows = [(one.overall[label], one.letter) for label in _ranked(named) for one in named if label in one.overall]
+    names = [f"{row.method}, {letter}" for row, letter in rows]
+    drawn = charts.ranking([row for row, _ in rows], look, names)
+    columns = [
+        Column("method", lambda pair: method_cell(look[pair[0].method]), numeric=False),
+        Column("run", lambda pair: pair[1], numeric=False),
+        Column("speedup", lambda pair: _speedup(pair[0])),
+        Column("95 % interval", lambda pair: _interval(pair[0])),
+        Column("τ", lambda pair: pair[0].tau),
+        Column("tokens/s", lambda pair: pair[0].tokens_per_s, digits=1),
+        Column("n", lambda pair: pair[0].n_prompts, digits=0),
+    ]
+    table = Table.of("speedups", columns, rows, "Every method in every run")
+    title = f"Speedup over {named[0].run.baseline}, each in its own run"
+    return Chart("speedups", title, drawn.to_plotly_json(), table)
 
 
 def _ranked(named: Sequence[Named]) -> list[str]:
@@ -150,39 +158,12 @@ def _ranked(named: Sequence[Named]) -> list[str]:
     return sorted(best, key=lambda label: -best[label])
 
 
-def _baseline(named: Sequence[Named]) -> str:
-    return named[0].run.baseline
+def _speedup(row: SummaryRow) -> Cell:
+    return Cell("void" if row.comparison == "void" else times(row.speedup), row.speedup)
 
 
-def _said(row: SummaryRow) -> str:
-    return "void" if row.comparison == "void" else times(row.speedup)
-
-
-def _speedup_table(named: Sequence[Named], look: dict[str, Style]) -> Table:
-    columns = [
-        Column("method", False),
-        Column("run", False),
-        Column("speedup"),
-        Column("95 % interval"),
-        Column("τ"),
-        Column("tokens/s"),
-        Column("n"),
-    ]
-    rows = [
-        [
-            look[label].cell(),
-            plain(one.letter),
-            Cell(_said(row), row.speedup),
-            Cell(interval(row.speedup_interval), row.speedup_interval[0] if row.speedup_interval else None),
-            figure(row.tau),
-            figure(row.tokens_per_s, 1),
-            figure(row.n_prompts, 0),
-        ]
-        for label in _ranked(named)
-        for one in named
-        if (row := one.overall.get(label)) is not None
-    ]  # fmt: skip
-    return Table("speedups", columns, rows, "Every method in every run")
+def _interval(row: SummaryRow) -> Cell:
+    return Cell(interval(row.speedup_interval), row.speedup_interval[0] if row.speedup_interval else None)
 
 
 def _known(pair: Pair, metric: str) -> bool:
@@ -193,49 +174,38 @@ def _overall(pair: Pair, metric: str) -> list[ComparedRow]:
     return [row for row in pair.rows if row.category == OVERALL and judged(metric, row)]
 
 
-def _changes(pair: Pair, metric: str, look: dict[str, Style]) -> Table:
-    rows = [[look[row.method].cell(), *_change(metric, row)] for row in _overall(pair, metric)]
-    return Table(
-        f"change-{metric}-{pair.letter}".lower(),
-        [Column("method", False), *_columns(pair)],
-        rows,
-        f"{NAMES[metric][0].format(pair.rows[0].baseline)}, A to {pair.letter}",
-    )
+def _changes(pair: Pair, metric: str, look: Mapping[str, Style]) -> Table:
+    name = f"change-{metric}-{pair.letter}".lower()
+    said = f"{NAMES[metric][0].format(pair.rows[0].baseline)}, A to {pair.letter}"
+    return Table.of(name, _columns(pair, metric, look), _overall(pair, metric), said)
 
 
-def _columns(pair: Pair) -> list[Column]:
-    return [
-        Column("A"),
-        Column(pair.letter),
-        Column("change"),
-        Column("95 % interval"),
-        Column("verdict", False),
-        Column("n"),
-    ]
-
-
-def _change(metric: str, row: ComparedRow) -> list[Cell]:
-    change: Change = row.changes[metric]
+def _columns(pair: Pair, metric: str, look: Mapping[str, Style]) -> list[Column]:
     digits = NAMES[metric][1]
     return [
-        figure(change.a, digits),
-        figure(change.b, digits),
-        Cell(change_text(metric, change.change), change.change, strong=change.verdict in VERDICTS),
-        Cell(interval_text(metric, change), change.interval[0] if change.interval else None),
-        Cell(change.verdict, change.verdict, tag=VERDICTS.get(change.verdict, "flat")),
-        figure(row.n_prompts, 0),
+        Column("method", lambda row: method_cell(look[row.method]), numeric=False),
+        Column("A", lambda row: row.changes[metric].a, digits=digits),
+        Column(pair.letter, lambda row: row.changes[metric].b, digits=digits),
+        Column("change", lambda row: _change(metric, row.changes[metric])),
+        Column("95 % interval", lambda row: _ends(metric, row.changes[metric])),
+        Column("verdict", lambda row: _verdict(row.changes[metric]), numeric=False),
+        Column("n", "n_prompts", digits=0),
     ]
 
 
-def _has_tasks(pair: Pair) -> bool:
-    return len({row.category for row in pair.rows}) > 2
+def _change(metric: str, change: Change) -> Cell:
+    return Cell(change_text(metric, change.change), change.change, strong=change.verdict in VERDICTS)
 
 
-def _tasks(pair: Pair, look: dict[str, Style]) -> Table:
-    rows = [
-        [plain(title(row.category)), look[row.method].cell(), *_change("speedup", row)]
-        for row in pair.rows
-        if row.category != OVERALL and judged("speedup", row)
-    ]
-    columns = [Column("task", False), Column("method", False), *_columns(pair)]
-    return Table(f"tasks-{pair.letter}".lower(), columns, rows, f"Speedup by task, A to {pair.letter}")
+def _ends(metric: str, change: Change) -> Cell:
+    return Cell(interval_text(metric, change), change.interval[0] if change.interval else None)
+
+
+def _verdict(change: Change) -> Cell:
+    return Cell(change.verdict, change.verdict, tag=VERDICTS.get(change.verdict, "flat"))
+
+
+def _tasks(pair: Pair, look: Mapping[str, Style]) -> Table:
+    rows = [row for row in pair.rows if row.category != OVERALL and judged("speedup", row)]
+    columns = [Column("task", lambda row: title(row.category), numeric=False), *_columns(pair, "speedup", look)]
+    return Table.of(f"tasks-{pair.letter}".lower(), columns, rows, f"Speedup by task, A to {pair.letter}")

@@ -5,53 +5,42 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from math import comb
 from typing import Any
 
 from specbench_ss.options import value_text
-from specbench_ss.reports.html.page_parts import Cell, Column, Fact, Notice, Table, figure, plain
+from specbench_ss.reports.html.page_parts import Cell, Column, Fact, Notice, Table, View
 from specbench_ss.reports.html.samples import VERDICTS
-from specbench_ss.reports.palette import Style
-from specbench_ss.results.checks import Check, CheckState, worst_first
+from specbench_ss.results.checks import Check, CheckState
 from specbench_ss.results.concurrency import at_a_time
 from specbench_ss.results.published import Beside, Mark, beside, comparable
 from specbench_ss.results.sample_checks import NOT_HELD
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import number, parameters, scientific, times
 from specbench_ss.runs.config import decoding
-from specbench_ss.runs.environment import machine_changes
 from specbench_ss.runs.records import KILLED, Run
 
 SHOWN = 12  # lines of a list; the rest is counted
-SAMPLED = ("tokens", "p at most", "nats a token", "drafted tokens kept", "expected")  # columns at temperatures above 0
 LOW = 1e-3  # smaller p are shown by their exponent
 LEVELS: dict[CheckState, str] = {"wrong": "error", "warning": "warning", "not checked": "unknown", "ok": "ok"}
 
 
 def notices(made: Sequence[Check]) -> list[Notice]:
-    """Return every check, passed or not, over all tasks."""
+    """Return these checks."""
     return [Notice(LEVELS[check.state], check.sentence, _some(check.lines)) for check in made]
 
 
-def alerts(made: Sequence[Check]) -> list[Notice]:
-    """Return what must stand above the results: all that is wrong, what to beware of, and what nobody checked.
-
-    In a good run there is nothing.
-    """
-    return notices(worst_first(made))
-
-
-def differences(run: Run, overall: Mapping[str, SummaryRow]) -> Sequence[str]:
+def differences(view: View) -> Sequence[str]:
     """Describe every answer that differs without a good reason, and where it differs."""
     return _some(
         [
-            f"{_held(overall[s.method])} on {s.question_id}, turn {s.turn + 1}: "
+            f"{_held(view.overall[s.method])} on {s.question_id}, turn {s.turn + 1}: "
             + f"{VERDICTS[s.verdict][0]} at token {s.first_difference}"
             + (f", {s.drop:.3g} below the best logit" if s.drop is not None else f" ({s.reason})" if s.reason else "")
-            for s in run.sameness
+            for s in view.run.sameness
             if s.verdict in ("mismatch", "near-tie", "length")
         ]
     )
@@ -62,14 +51,14 @@ def _held(row: SummaryRow) -> str:
     return row.method if row.reference == row.baseline else f"{row.method} against {row.reference}"
 
 
-def sameness_note(run: Run) -> str:
+def sameness_note(view: View) -> str:
     """Say how to read the table of verdicts."""
-    if run.manifest["config"]["temperature"]:
+    if view.run.manifest["config"]["temperature"]:
         return (
             "Answers were sampled: the methods promise the same distribution, not the same tokens. So the tokens of "
             "all answers of a method are tested together."
         )
-    if run.manifest["config"].get("endpoints"):
+    if view.served:
         return "Greedy answers, compared as texts. Servers do not promise the same text: a difference is no error."
     return (
         "Greedy answers, compared token by token. A near-tie is a place where two tokens are equally good to the model "
@@ -77,47 +66,39 @@ def sameness_note(run: Run) -> str:
     )
 
 
-def sameness(overall: Mapping[str, SummaryRow], styles: Mapping[str, Style]) -> Table:
+def sameness(view: View) -> Table:
     """Return the table of verdicts by method."""
-    sampled = any(row.bias for row in overall.values())
     columns = [
-        Column("method", False),
-        Column("against", False),
-        *(Column(text) for text, _ in VERDICTS.values()),
-        Column("failed"),
-        *(Column(text) for text in SAMPLED if sampled),
+        view.method(),
+        Column("against", _against, numeric=False),
+        *(Column(text, _counts(verdict), digits=0) for verdict, (text, _) in VERDICTS.items()),
+        Column("failed", "n_failed", digits=0),
     ]
-    rows = [
-        [
-            style.cell(),
-            plain(_against(overall[label])),
-            *(figure(overall[label].sameness.get(v, 0), 0) for v in VERDICTS),
-            figure(overall[label].n_failed, 0),
-            *(_sampled(overall[label]) if sampled else ()),
+    if any(row.bias for row in view.overall.values()):
+        columns += [
+            Column("tokens", "bias_tokens", digits=0),
+            Column("p at most", _p),
+            Column("nats a token", "bias_surplus", digits=3),
+            Column("drafted tokens kept", "bias_accepted", digits=0),
+            Column("expected", "bias_expected", digits=0),
         ]
-        for label, style in styles.items()
-        if overall[label].comparison != "reference" or overall[label].sameness
-    ]
-    return Table("sameness", columns, rows)
+    rows = [row for row in view.overall.values() if row.comparison != "reference" or row.sameness]
+    return Table.of("sameness", columns, rows)
 
 
-def _sampled(row: SummaryRow) -> tuple[Cell, ...]:
-    """Return the cells of `SAMPLED`."""
-    p = scientific(row.bias_p, 1) if row.bias_p is not None and row.bias_p < LOW else number(row.bias_p, 3)
-    return (
-        figure(row.bias_tokens, 0),
-        Cell(p, row.bias_p),
-        figure(row.bias_surplus, 3),
-        figure(row.bias_accepted, 0),
-        figure(row.bias_expected, 0),
-    )
+def _counts(verdict: str) -> Callable[[SummaryRow], int]:
+    return lambda row: row.sameness.get(verdict, 0)
+
+
+def _p(row: SummaryRow) -> Cell:
+    p = row.bias_p
+    return Cell(scientific(p, 1) if p is not None and p < LOW else number(p, 3), p)
 
 
 def _against(row: SummaryRow) -> str:
-    if row.bias and (row.comparison == "reference" or row.reference_of):
-        return "the distribution of its own model"
     if row.bias:
-        return f"the distribution of {row.reference}"
+        own = row.comparison == "reference" or row.reference_of
+        return f"the distribution of {'its own model' if own else row.reference}"
     if row.comparison == "reference":
         return "its first repeat"
     if row.reference_of:
@@ -131,19 +112,15 @@ def _some(lines: Sequence[str]) -> list[str]:
     return [*lines[:SHOWN], *([f"and {rest:,} more"] if rest > 0 else [])]
 
 
-MAIN = (  # what a printed page has room for
-    "Command", "Version", "Started, ended", "Sessions", "Model", "Model's origin", "Model hash", "Data type, device",
-    "Layers", "Suite", "Suite hash", "Settings", "Processor", "GPU", "Driver, CUDA", "System", "Packages",
-    "Fingerprint",
-)  # fmt: skip
-
-
 def chips(run: Run) -> list[tuple[str, str]]:
     """Return the handful of settings that stand under the title."""
     model, suite = run.manifest["model"], run.manifest["suite"]
+    size = [parameters(model["parameters"])] if model.get("parameters") else []
+    whole = ["dequantised"] if (model.get("origin") or {}).get("gguf") else []  # its weights were in fewer bits before
+    few = f" ({suite['size']:,} questions)" if suite["size"] != suite["prompts"] else ""
     return [
-        ("Model", ", ".join(_model(model))),
-        ("Suite", f"{suite['name']}, {suite['edition']} edition, {_asked(suite)}"),
+        ("Model", ", ".join([model["name"], *size, *whole])),
+        ("Suite", f"{suite['name']}, {suite['edition']} edition, {suite['prompts']:,} prompts{few}"),
         ("Repeats", str(run.repeats)),
         ("Decoding", decoding(run.manifest["config"])),
         *([("Answers", _answers(run))] if suite.get("max_new_tokens") else []),
@@ -153,113 +130,20 @@ def chips(run: Run) -> list[tuple[str, str]]:
     ]
 
 
-def _model(model: Mapping[str, Any]) -> list[str]:
-    """Return its name, its size, and whether its weights were held in fewer bits before."""
-    size = [parameters(model["parameters"])] if model.get("parameters") else []
-    return [model["name"], *size, *(["dequantised"] if (model.get("origin") or {}).get("gguf") else [])]
-
-
-def _status(manifest: Mapping[str, Any]) -> str:
-    return NOT_HELD if manifest["status"] == KILLED else str(manifest["status"])
-
-
 def _answers(run: Run) -> str:
     """Say how long answers may be, and how many of the reference's end there: 'at most 64 tokens, 81 % cut there'."""
     most = f"at most {run.manifest['suite']['max_new_tokens']:,} tokens"
     ends = [row.finish for row in run.rows if row.ok and row.method == run.baseline]
-    share = 100 * ends.count("length") / len(ends) if ends else 0
-    return f"{most}, {share:.0f} % cut there" if ends else most
-
-
-def facts(run: Run) -> list[Fact]:
-    """Return everything that the manifest knows."""
-    manifest = run.manifest
-    model, suite, environment = manifest["model"], manifest["suite"], manifest["environment"]
-    served = bool(manifest["config"].get("endpoints"))
-    known = [
-        Fact("Command", _command(manifest["command"]), code=True),
-        Fact("Version", f"{manifest['version']}, {revision(environment.get('revision'))}"),
-        Fact(
-            "Started, ended", f"{manifest['created']}, {manifest['finished'] or 'not finished'} ({_status(manifest)})"
-        ),
-        Fact("Sessions", _sessions(manifest)),
-        Fact("Workers", _workers(manifest)),
-        Fact("Model", f"{model['name']}, {_size(model)}"),
-        Fact("Model hash", model.get("hash") or "", code=True),
-        Fact("Model's origin", _origin(model.get("origin") or {})),
-        Fact(
-            "Data type, device",
-            "" if served else f"{model['dtype']}, {model['device']}, batch {at_a_time(run.manifest)}",
-        ),
-        Fact("Choice of the data type", model.get("dtype_choice", "")),
-        Fact("Layers", _layers(model)),
-        Fact(
-            "Suite",
-            f"{suite['name']}, {suite['edition']} edition: {suite['size']} questions, {suite['prompts']} prompts",
-        ),
-        Fact("Suite hash", suite["content_hash"], code=True),
-        *(Fact("Suite note", note) for note in suite["notes"]),
-        *(fact for m in manifest["methods"] for fact in _method_facts(m, run.baseline)),
-        Fact("Settings", ", ".join(f"{k}={_setting(k, v)}" for k, v in manifest["config"].items() if k != "methods")),
-        Fact("Processor", _processor(environment)),
-        *(
-            Fact("GPU", ", ".join(f"{k.replace('_', ' ')} {_short(v)}" for k, v in gpu.items()))
-            for gpu in environment["gpus"]
-        ),
-        Fact("Driver, CUDA", f"{environment.get('driver') or 'none'}, {environment.get('cuda') or 'none'}"),
-        Fact("System", f"{environment['platform']}, Python {environment['python']}"),
-        Fact(
-            "Packages", ", ".join(f"{name} {version}" for name, version in environment["packages"].items() if version)
-        ),
-        Fact("Fingerprint", manifest["fingerprint"], code=True),
-    ]
-    return [replace(fact, main=fact.name in MAIN) for fact in known if fact.value]
-
-
-def _size(model: Mapping[str, Any]) -> str:
-    """Return the number of parameters and the context, as far as they are known: a server does not tell them."""
-    if model.get("parameters") is None:
-        return "as served: size, weights and number format not told"
-    return f"{parameters(model['parameters'])}, context {model['context_length']:,}"
+    return f"{most}, {100 * ends.count('length') / len(ends):.0f} % cut there" if ends else most
 
 
 def _on(run: Run) -> str:
     """Say in a few words what the model ran on; of servers, from where they were asked."""
-    model, here = run.manifest["model"], run.manifest["environment"]
-    on = machine_text(here, model["device"])
+    model, on = run.manifest["model"], _machine(run.manifest["environment"], run.manifest["model"]["device"])
     return f"servers, asked from {on}" if run.manifest["config"].get("endpoints") else f"{on}, {model['dtype']}"
 
 
-def _origin(origin: Mapping[str, Any]) -> str:
-    """Say where the weights come from and which ones were made float again; '' where nothing is known."""
-    gguf, rest = origin.get("gguf"), {k: v for k, v in origin.items() if k != "gguf"}
-    said = [f"{k.replace('_', ' ')} {_short(v)}" for k, v in rest.items()]
-    if isinstance(gguf, Mapping):
-        types = ", ".join(f"{count} {kind}" for kind, count in (gguf.get("types") or {}).items())
-        said.insert(0, f"dequantised from {gguf.get('file')} (tensors: {types})")
-    return "; ".join(said)
-
-
-def _layers(model: Mapping[str, Any]) -> str:
-    """Say what computed the layers, with which attention, and where they lay; '' in a run of an earlier version."""
-    attention = model.get("attention")
-    places = [f"{len(layers)} of the layers on {device}" for device, layers in model.get("layers_on", {}).items()]
-    return "; ".join(filter(None, (model.get("computed"), attention and f"attention {attention}", *places)))
-
-
-def _command(words: Sequence[str]) -> str:
-    """Return a command line as text. A run that was started from Python is a single text already."""
-    return words[0] if len(words) == 1 else shlex.join(words)
-
-
-def _asked(suite: Mapping[str, Any]) -> str:
-    """Return the size of the suite as in '84 prompts (52 questions)'."""
-    few = suite["size"] != suite["prompts"]
-    return f"{suite['prompts']:,} prompts" + (f" ({suite['size']:,} questions)" if few else "")
-
-
-def machine_text(environment: Mapping[str, Any], device: str) -> str:
-    """Say in a few words what the model ran on."""
+def _machine(environment: Mapping[str, Any], device: str) -> str:
     gpus = environment.get("gpus") or []
     if device.startswith("cuda") and gpus:
         numbers = [int(n) for n in re.findall(r"cuda:(\d+)", device)] or [0]
@@ -270,72 +154,55 @@ def machine_text(environment: Mapping[str, Any], device: str) -> str:
     return f"{cpu.get('model') or 'CPU'} ({cpu.get('available') or '?'} cores)"
 
 
-def revision(known: Mapping[str, Any] | None) -> str:
-    """Say which commit was run, and whether it had changes."""
-    if not known:
-        return "revision unknown"
-    return f"revision {known['commit'][:12]}{' with changes' if known['dirty'] else ''}"
+def facts(run: Run) -> list[Fact]:
+    """Return what the manifest says of the run, what was measured, and where."""
+    manifest = run.manifest
+    command = manifest["command"]  # one text, where the run was started from Python
+    status = NOT_HELD if manifest["status"] == KILLED else manifest["status"]
+    started = [session["started"] for session in manifest.get("sessions", [])]
+    workers = [worker for session in manifest.get("sessions", []) for worker in session.get("workers") or ()]
+    known = [
+        Fact("Command", command[0] if len(command) == 1 else shlex.join(command), code=True),
+        Fact("Version", manifest["version"]),
+        Fact("Started, ended", f"{manifest['created']}, {manifest['finished'] or 'not finished'} ({status})"),
+        Fact("Sessions", "; ".join(started) if len(started) > 1 else ""),
+        Fact("Workers", "; ".join(_machine(worker["environment"], "cuda") for worker in workers)),
+        Fact("Requests", f"{at_a_time(manifest)} at a time"),
+        Fact("Model", _words(manifest["model"])),
+        Fact("Suite", _words(manifest["suite"])),
+        *(fact for method in manifest["methods"] for fact in _method_facts(method, run.baseline)),
+        Fact("Settings", _words({k: v for k, v in manifest["config"].items() if k != "methods"})),
+        *(Fact(name.replace("_", " ").capitalize(), _words(of)) for name, of in manifest["environment"].items()),
+        Fact("Fingerprint", manifest["fingerprint"], code=True),
+    ]
+    return [replace(fact, main=not fact.name.startswith("Method ")) for fact in known if fact.value]
+
+
+def _words(value: Any) -> str:
+    """Return a value of the manifest as text; entries that are empty or not known are left out."""
+    if isinstance(value, Mapping):
+        named = {name: _words(of) for name, of in value.items()}
+        return ", ".join(
+            f"{name} ({text})" if ", " in text else f"{name} {text}" for name, text in named.items() if text
+        )
+    if isinstance(value, list):
+        return "; ".join(map(_words, value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return "" if value is None else value_text(value)
 
 
 def _method_facts(method: Mapping[str, Any], baseline: str) -> list[Fact]:
-    resolved = ", ".join(f"{k}={_text(v)}" for k, v in method.get("resolved", {}).items())
-    name = f"Method {method['label']}"
-    return [Fact(name, _method(method, baseline)), Fact(f"{name}, as measured", resolved, code=True)]
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, (list, dict)) else value_text(value)
-
-
-def _sessions(manifest: Mapping[str, Any]) -> str:
-    """Say when each session began and what had changed; '' for a run made in one session."""
-    sessions = manifest.get("sessions", [])
-    told = []
-    for session in sessions if len(sessions) > 1 else ():
-        if not session.get("measures", True):
-            told.append(f"{session['started']} (nothing was measured in it)")
-            continue
-        changed = machine_changes(manifest["environment"], session["environment"])
-        told.append(session["started"] + (f" (other {', '.join(changed)}: times do not compare)" if changed else ""))
-    return "; ".join(told)
-
-
-def _workers(manifest: Mapping[str, Any]) -> str:
-    """Say what made the samples where several workers did: '2 on one machine: AMD EPYC, 2 cores'; '' elsewhere."""
-    told = []
-    for session in manifest.get("sessions", []):
-        if not (workers := session.get("workers")):
-            continue
-        machines = len({worker["machine"] for worker in workers})
-        kinds = dict.fromkeys(_device(worker["environment"]) for worker in workers)
-        told.append(f"{len(workers)} on {machines} {'machine' if machines == 1 else 'machines'}: {'; '.join(kinds)}")
-    return "; then ".join(told)
-
-
-def _device(environment: Mapping[str, Any]) -> str:
-    return ", ".join(gpu["name"] for gpu in environment["gpus"]) or _processor(environment)
-
-
-def _method(method: Mapping[str, Any], baseline: str) -> str:
-    options = ", ".join(f"{k}={value_text(v)}" for k, v in method["options"].items())
-    reference = method.get("reference", baseline)
+    reference, name = method.get("reference", baseline), f"Method {method['label']}"
     held = f"its output is compared with that of {reference}" if reference != baseline else ""
-    return "; ".join(filter(None, (method["summary"], options or "no options", method["paper"], held)))
+    said = (method["summary"], _options(method["options"]) or "no options", method["paper"], held)
+    measured = Fact(f"{name}, as measured", _options(method.get("resolved", {})), code=True)
+    return [Fact(name, "; ".join(filter(None, said))), measured]
 
 
-def _processor(environment: Mapping[str, Any]) -> str:
-    cpu, memory = environment.get("cpu") or {}, environment.get("memory_bytes")
-    threads = (environment.get("threads") or {}).get("intra_op")
-    text = f"{cpu.get('model')}, {cpu.get('cores')} cores, {cpu.get('available')} available"
-    return text + (f", {threads} threads" if threads else "") + (f", {memory / 2**30:.1f} GiB" if memory else "")
-
-
-def _setting(name: str, value: Any) -> str:
-    return "the model's own" if name == "chat_template" and value is None else _short(value)
-
-
-def _short(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value_text(value)
+def _options(values: Mapping[str, Any]) -> str:
+    texts = {k: json.dumps(v) if isinstance(v, list | dict) else value_text(v) for k, v in values.items()}
+    return ", ".join(f"{k}={text}" for k, text in texts.items())
 
 
 FORMULA_OF = "specbench"  # the suite whose published speedups have a formula of their own
@@ -347,21 +214,27 @@ NOTE = (
 )
 
 
-def published_beside(
-    run: Run, overall: Mapping[str, SummaryRow], styles: Mapping[str, Style], ranked: Sequence[str]
-) -> Table | None:
+def published_beside(view: View) -> Table | None:
     """Return a row for each published number of a method of the run; None where there are none."""
-    figures = {label: (overall[label].tau, overall[label].speedup) for label in ranked}
-    rows = [_alike(one, overall[one.method]) for one in beside(run.manifest, figures) if one.entry is not None]
-    if not rows:
+    figures = {label: (view.overall[label].tau, view.overall[label].speedup) for label in view.contestants}
+    found = [one for one in beside(view.run.manifest, figures) if one.entry is not None]
+    if not found:
         return None
-    texts = ("model", "GPU", "compares", "source")
-    numbers = ("τ", "published τ", "speedup", "published speedup")
-    columns = [Column("method", False), *map(Column, numbers), *(Column(name, False) for name in texts)]
-    cells = [_published_row(one, styles[one.method]) for label in ranked for one in rows if one.method == label]
-    return Table(
-        "published", columns, cells, "Published numbers beside this run's", notes=(*order_in_words(rows), NOTE)
-    )
+    rows = [_alike(one, view.overall[one.method]) for one in found]
+    columns = [
+        view.method(),
+        Column("τ", "tau"),
+        Column("published τ", lambda one: one.entry.tau),
+        Column("speedup", lambda one: Cell(times(one.speedup), one.speedup)),
+        Column("published speedup", lambda one: Cell(times(one.entry.speedup), one.entry.speedup)),
+        Column("model", lambda one: f"{SIGNS[one.marks['model']]} {one.entry.model}", numeric=False),
+        Column("GPU", lambda one: f"{SIGNS[one.marks['GPU']]} {one.entry.gpu}", numeric=False),
+        Column("compares", lambda one: comparable(one.marks), numeric=False),
+        Column("source", lambda one: one.entry.source.removeprefix("https://"), numeric=False),
+    ]
+    rows.sort(key=lambda one: view.contestants.index(one.method))
+    notes = (*order_in_words(rows), NOTE)
+    return Table.of("published", columns, rows, "Published numbers beside this run's", notes=notes)
 
 
 def _alike(one: Beside, row: SummaryRow) -> Beside:
@@ -388,20 +261,4 @@ def order_in_words(rows: Sequence[Beside]) -> list[str]:
         f"{lead}By speedup, the order published for {model} on {gpu} is {', '.join(theirs)}; here it is "
         f"{', '.join(most[name].method for name in ours)}. {same} of {comb(len(theirs), 2)} pairs stand in the same "
         "order, those counted too whose order is not sure here. Where model or machine are others, it may well differ."
-    ]
-
-
-def _published_row(one: Beside, style: Style) -> list[Cell]:
-    entry = one.entry
-    assert entry is not None
-    return [
-        style.cell(),
-        figure(one.tau),
-        figure(entry.tau),
-        Cell(times(one.speedup), one.speedup),
-        Cell(times(entry.speedup), entry.speedup),
-        plain(f"{SIGNS[one.marks['model']]} {entry.model}", entry.model),
-        plain(f"{SIGNS[one.marks['GPU']]} {entry.gpu}", entry.gpu),
-        plain(comparable(one.marks)),
-        plain(entry.source.removeprefix("https://")),
     ]

@@ -5,13 +5,19 @@ from __future__ import annotations
 import csv
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any
 
+from specbench_ss.reports.palette import Style
+from specbench_ss.results import frames
+from specbench_ss.results.analysis import Results
+from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import number
+from specbench_ss.runs.records import Run
 
+MEANINGS = {column.name: column.meaning for column in (*frames.LEVELS, *frames.MACHINE, *frames.SUMMARY)}
 HEIGHT = 390  # pixels of a chart that has none of its own
 C0 = [
     "NUL", "SOH", "STX", "ETX", "EOT", "ENQ", "ACK", "BEL", "BS", "HT", "LF", "VT", "FF", "CR", "SO", "SI",
@@ -64,15 +70,36 @@ class Cell:
 class Column:
     """A column of a table. Numeric ones are set in tabular figures, to the right.
 
-    help: the definition, shown on hover. fields: the columns that it becomes in a CSV file, where it is more than one
-    with its title.
+    of: what a row has there, by name or by a function: a number or text, or a whole cell. help: shown on hover; where
+    `of` is a name, by default the meaning of that column of a frame. per: what one unit of the column is in the value's
+    own unit. fields: the columns that it becomes in a CSV file, where it is more than one with its title.
     """
 
     title: str
-    numeric: bool = True
+    of: str | Callable[[Any], Any] = ""
     help: str = ""
-    swatch: str = ""
+    digits: int = 2
+    unit: str = ""
+    per: float = 1.0
+    numeric: bool = True
     fields: Sequence[str] = ()
+
+    @property
+    def hint(self) -> str:
+        """Return what is shown on hover."""
+        return self.help or (MEANINGS.get(self.of, "") if isinstance(self.of, str) else "")
+
+    def cell(self, row: Any) -> Cell:
+        """Return the cell of a row."""
+        if callable(self.of):
+            value = self.of(row)
+        else:
+            value = row.get(self.of) if isinstance(row, Mapping) else getattr(row, self.of)
+        if isinstance(value, Cell):
+            return value
+        if not self.numeric:
+            return plain(value or "")
+        return figure(value if value is None or self.per == 1 else value / self.per, self.digits, self.unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +111,12 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
     sortable: bool = True
-    total: bool = False  # the first row sums up the others
     notes: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, name: str, columns: Sequence[Column], rows: Iterable[Any], caption: str = "", **more: Any) -> Table:
+        """Return the table whose columns say what stands in them."""
+        return cls(name, columns, [[column.cell(row) for column in columns] for row in rows], caption, **more)
 
     def csv(self) -> str:
         """Return the table as a CSV file: raw values, each in a column of its own."""
@@ -119,6 +150,43 @@ class Chart:
         """Return what the page's script draws: data and layout without the style that all charts share."""
         layout = {name: value for name, value in self.figure["layout"].items() if name != "template"}
         return {"data": self.figure["data"], "layout": {**layout, "height": self.height}}
+
+
+@dataclass(frozen=True)
+class View:
+    """A run as the sections of its page take it.
+
+    look: the style of each method, in the order of the ranking. overall: its row over all tasks, in that order.
+    contestants: methods of the ranking, without plain decodings that are folded.
+    """
+
+    results: Results
+    look: Mapping[str, Style]
+    overall: Mapping[str, SummaryRow]
+    contestants: Sequence[str]
+
+    @property
+    def run(self) -> Run:
+        """The records of the run."""
+        return self.results.run
+
+    @property
+    def served(self) -> bool:
+        """Say whether servers were measured, in place of methods in this process."""
+        return bool(self.run.manifest["config"].get("endpoints"))
+
+    def method(self, title: str = "method") -> Column:
+        """Return the column that names the method of a row."""
+        return Column(title, lambda row: method_cell(self.look[_method_of(row)]), numeric=False)
+
+
+def _method_of(row: Any) -> str:
+    return str(row["method"] if isinstance(row, Mapping) else row.method)
+
+
+def method_cell(style: Style) -> Cell:
+    """Return a cell with a method's name."""
+    return Cell(style.label, style.label, swatch=style.swatch)
 
 
 @dataclass(frozen=True, slots=True)

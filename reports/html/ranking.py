@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specbench_ss.reports.charts import ratio_axis
-from specbench_ss.reports.html.page_parts import Cell, Column, Table, figure, plain
+from specbench_ss.reports.html.page_parts import Cell, Column, Table, View, plain
 from specbench_ss.reports.palette import Style
-from specbench_ss.results import analysis
 from specbench_ss.results import ranking as verdict_text
-from specbench_ss.results.analysis import Budget
-from specbench_ss.results.checks import floor
+from specbench_ss.results.analysis import Budget, sources
+from specbench_ss.results.checks import floor, often_disturbed
 from specbench_ss.results.ranking import Standing
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import MISSING, interval, number, times
@@ -75,11 +74,6 @@ class Ranked:
     controls: Sequence[Ranked] = field(default=())
 
 
-def order(overall: Mapping[str, SummaryRow]) -> list[str]:
-    """Return the methods from the fastest on; those without a speedup come last, in the order of the run."""
-    return sorted(overall, key=lambda label: -(overall[label].speedup or 0.0))
-
-
 def controls(overall: Mapping[str, SummaryRow]) -> set[str]:
     """Return the methods that are measured only because others are compared with them."""
     return {label for label, row in overall.items() if row.reference_of}
@@ -95,69 +89,47 @@ class Axis:
 
     def at(self, value: float) -> float:
         """Return where a value lies, in percent."""
-        inside = min(max(value, self.low), self.high)
-        return round(100 * math.log(inside / self.low) / math.log(self.high / self.low), 2)
+        return round(100 * math.log(value / self.low) / math.log(self.high / self.low), 2)
 
 
-def axis_of(rows: Sequence[SummaryRow]) -> Axis:
+def axis_of(rows: Iterable[SummaryRow]) -> Axis:
     """Return the axis of speedups that holds all of them."""
     values = [value for row in rows for value in (row.speedup, *(row.speedup_interval or ())) if value is not None]
     return Axis(*ratio_axis(values))
 
 
-def ranking(
-    overall: Mapping[str, SummaryRow],
-    styles: Mapping[str, Style],
-    config: Mapping[str, Any],
-    axis: Axis,
-    placed: Mapping[str, Standing],
-    disturbed: Collection[str] = (),
-    origins: Mapping[str, str] | None = None,
-) -> list[Ranked]:
-    """Return the methods in order, controls under the first method that is compared with them.
-
-    disturbed: methods whose speed is marked, since too many samples of theirs or of the reference were disturbed.
-    origins: what drafts come from, in words.
-    """
-    noise = floor(overall.values())
-    near = {label for label, row in overall.items() if noise is not None and noise.holds(row)}
-    rows = {label: _ranked(overall[label], styles[label], config, axis, label in near) for label in order(overall)}
-    for label in disturbed:
-        rows[label] = replace(rows[label], badges=[*rows[label].badges, DISTURBED])
-    for label, text in (origins or {}).items():
-        if label in rows:
-            origin = (text, "flat origin") if text else UNKNOWN
-            rows[label] = replace(rows[label], badges=[*rows[label].badges, origin])
-    places, folded, made = 0, controls(overall), []
-    left = set(folded)
-    for label in (label for label in rows if label not in folded):
-        row, own = overall[label], overall[label].reference
+def ranking(view: View, axis: Axis) -> list[Ranked]:
+    """Return the methods in order, controls under the first method that is compared with them."""
+    overall, standings, places, made = view.overall, view.results.standings, 0, list[Ranked]()
+    tags, left = _all_badges(view), controls(overall)
+    rows = {label: _ranked(row, view.look[label], axis, tags[label]) for label, row in overall.items()}
+    for label in [label for label in rows if label not in left]:
+        mine, row = rows[label], overall[label]
         counts = row.speedup is not None and row.comparison != "reference"
         places += counts
-        mine, control = rows[label], overall.get(own or "")
+        control = overall.get(row.reference)
         if mine.own_model and control and control.speedup is not None:
             mine = replace(mine, own_model=f"{mine.own_model}, itself {times(control.speedup)}")
-        mine = replace(mine, place=places if counts else None, may_be=_may_be(placed.get(label)))
-        made.append(replace(mine, controls=[rows[own]] if own in left else []))
-        left.discard(own)
+        mine = replace(mine, place=places if counts else None, may_be=_may_be(standings.get(label)))
+        made.append(replace(mine, controls=[rows[row.reference]] if row.reference in left else []))
+        left.discard(row.reference)
     return [*made, *(rows[label] for label in rows if label in left)]
 
 
 def legend(rows: Sequence[Ranked]) -> list[tuple[str, str]]:
     """Return the tags of these rows that need an explanation, each with it."""
     shown = {text for row in rows for one in (row, *row.controls) for text, _ in one.badges}
-    found = [(text, said) for text, said in LEGEND.items() if text in shown]
-    for word, said in ORIGINS.items():
-        if any(text.startswith(word) for text in shown):
-            found.append((f"{word} … tokens", said))
-    return found
+    origins = {
+        f"{word} … tokens": said for word, said in ORIGINS.items() if any(text.startswith(word) for text in shown)
+    }
+    return [*((text, said) for text, said in LEGEND.items() if text in shown), *origins.items()]
 
 
 def _may_be(standing: Standing | None) -> str:
     return "" if standing is None or standing.best == standing.worst else f"{standing.best}–{standing.worst}"
 
 
-def _ranked(row: SummaryRow, style: Style, config: Mapping[str, Any], axis: Axis, near: bool) -> Ranked:
+def _ranked(row: SummaryRow, style: Style, axis: Axis, badges: Sequence[Badge]) -> Ranked:
     ends = row.speedup_interval
     return Ranked(
         label=row.method,
@@ -172,12 +144,24 @@ def _ranked(row: SummaryRow, style: Style, config: Mapping[str, Any], axis: Axis
         cost=number(row.step_cost),
         other=number(None if row.comparison == "void" else row.residual),
         rate=number(row.tokens_per_s, 1),
-        badges=badges(row, config, near),
+        badges=badges,
         own_model=f"{verdict_text.own_model(row)} over {row.reference}" if row.reference_speedup is not None else "",
     )
 
 
-def badges(row: SummaryRow, config: Mapping[str, Any], near: bool = False) -> list[Badge]:
+def _all_badges(view: View) -> dict[str, list[Badge]]:
+    """Return how far to believe each method, whether its samples were disturbed, and what its drafts come from."""
+    noise, disturbed, origins = floor(view.overall.values()), often_disturbed(view.run), sources(view.run)
+    found = {}
+    for label, row in view.overall.items():
+        found[label] = _badges(row, view.results.config, noise is not None and noise.holds(row))
+        found[label] += [DISTURBED] if label in disturbed else []
+        if label in origins:
+            found[label].append((origins[label], "flat origin") if origins[label] else UNKNOWN)
+    return found
+
+
+def _badges(row: SummaryRow, config: Mapping[str, Any], near: bool) -> list[Badge]:
     """Return how far to believe a method, the worst first: void, differing, failed, or sure and identical.
 
     near: its lead begins within what plain decoding seems to gain.
@@ -204,37 +188,34 @@ def _output(row: SummaryRow, config: Mapping[str, Any]) -> Badge:
     return said, "good" if row.sameness.get("identical") else "flat"
 
 
-BUDGETS = (
-    Column("method", False),
-    Column("drafted a step", help="Nodes of the draft tree, the root left out, a mean over all steps"),
-    Column("verified a step", help="Of these, nodes that reached the model's last layer"),
-    Column("parameters that learnt", help="Of the drafter, in its training"),
-    Column("tokens read", help="Of text in its training, prompts included and repeats counted"),
-    Column("steps of training"),
-    Column("peak learning rate"),
-    Column("text", False, help="What the drafter learnt from, or what is searched"),
-    Column("settings of this run", False, help="Options that the command gave, or the weights' folder advises"),
-)
-
-
-def budgets_table(found: Sequence[Budget], styles: Mapping[str, Style]) -> Table:
+def budgets_table(view: View, found: Sequence[Budget]) -> Table:
     """Return a row for each method."""
-    note = analysis.unequal(found)
-    rows = [_budget_row(budget, styles[budget.method]) for budget in found]
-    return Table("budgets", BUDGETS, rows, "What each method had", notes=(note,) if note else ())
-
-
-def _budget_row(budget: Budget, style: Style) -> list[Cell]:
-    learnt = budget.learnt or {}
-    return [
-        style.cell(),
-        figure(budget.drafted, 1),
-        figure(budget.verified, 1),
-        *(figure(learnt.get(name), 0) for name in ("parameters", "tokens", "steps")),
-        Cell(f"{learnt['lr']:g}", learnt["lr"]) if "lr" in learnt else plain(MISSING),
-        plain(_text(budget.learnt)),
-        plain(_settings(budget)),
+    columns = [
+        view.method(),
+        Column("drafted a step", "drafted", "Nodes of the draft tree, the root left out, a mean over all steps", 1),
+        Column("verified a step", "verified", "Of these, nodes that reached the model's last layer", 1),
+        Column("parameters that learnt", _of("parameters"), "Of the drafter, in its training", 0),
+        Column("tokens read", _of("tokens"), "Of text in its training, prompts included and repeats counted", 0),
+        Column("steps of training", _of("steps"), digits=0),
+        Column("peak learning rate", _rate),
+        Column("text", lambda one: _text(one.learnt), "What it learnt from, or what is searched", numeric=False),
+        Column(
+            "settings of this run",
+            _settings,
+            "Options that the command gave, or the weights' folder advises",
+            numeric=False,
+        ),
     ]
+    return Table.of("budgets", columns, found, "What each method had")
+
+
+def _of(name: str) -> Callable[[Budget], Any]:
+    return lambda budget: (budget.learnt or {}).get(name)
+
+
+def _rate(budget: Budget) -> Cell:
+    lr = (budget.learnt or {}).get("lr")
+    return plain(MISSING) if lr is None else Cell(f"{lr:g}", lr)
 
 
 def _settings(budget: Budget) -> str:

@@ -10,28 +10,17 @@ from typing import Any
 
 from specbench_ss import __version__
 from specbench_ss.reports import palette
-from specbench_ss.reports.html import (
-    assets,
-    health,
-    machine,
-    ranking,
-    samples,
-    speed,
-    steps,
-)
+from specbench_ss.reports.html import assets, health, machine, ranking, samples, speed, steps
 from specbench_ss.reports.html import comparison_page as of_several
-from specbench_ss.reports.html import experiment_page as of_experiment
-from specbench_ss.reports.html.page_parts import Chart, Notice, visible
-from specbench_ss.results import cost_model, frames
+from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Fact, Notice, Table, View, visible
 from specbench_ss.results import ranking as verdict_text
-from specbench_ss.results.analysis import Results, sources, told_scope, trained
+from specbench_ss.results.analysis import Results, told_scope, trained
 from specbench_ss.results.analysis import budgets as what_each_had
-from specbench_ss.results.checks import Check, often_disturbed
-from specbench_ss.results.cost_model import MachineRow, Pair, points, roof_of, waterfalls
-from specbench_ss.results.ranking import Standing
-from specbench_ss.results.report import Experiment, Report, Result
+from specbench_ss.results.checks import worst_first
+from specbench_ss.results.cost_model import parts, roof_of, waterfalls
+from specbench_ss.results.report import Experiment, Grid, Plot, Report, Result
 from specbench_ss.results.summary import OVERALL, SummaryRow
-from specbench_ss.results.terminal import machine_lines
+from specbench_ss.results.terminal import cell, machine_lines
 from specbench_ss.results.text import percent, times
 from specbench_ss.runs.records import Run
 from specbench_ss.storage import replacing
@@ -61,7 +50,7 @@ class HtmlReport(Report):
 
     def write_result(self, experiment: Experiment, result: Result, facts: Mapping[str, str], path: Path) -> None:
         """Write the page of an experiment, whole or not at all."""
-        made = of_experiment.page(experiment, result, facts)
+        made = _experiment_page(experiment, result, facts)
         _write(assets.render("experiment.html.jinja", scripts(SCRIPTS[1:3], bool(made["charts"])), page=made), path)
 
 
@@ -75,93 +64,82 @@ def _write(text: str, path: Path) -> None:
         file.write(text.encode())
 
 
+def view_of(results: Results) -> View:
+    """Return a run as the sections of its page take it."""
+    run = results.run
+    overall = {row.method: row for row in sorted(results.overall, key=lambda row: -(row.speedup or 0.0))}
+    controls = ranking.controls(overall)
+    drawn = palette.styles(run.labels, controls, run.baseline)
+    look = {label: drawn[label] for label in overall}
+    folded = {row.reference for row in overall.values() if row.method not in controls} & controls
+    contestants = [label for label in overall if label not in folded]
+    contestants.sort(key=lambda label: label in controls)
+    return View(results, look, overall, contestants)
+
+
 def page(results: Results) -> dict[str, Any]:
     """Return everything that the template shows."""
-    run, manifest, config, summaries = results.run, results.manifest, results.config, results.rows
-    cells = speed.by_task(summaries)
-    found = {s.method: s for s in summaries if s.category == OVERALL}
-    ranked = ranking.order(found)
-    overall = {label: found[label] for label in ranked}
-    drawn = palette.styles(run.labels, ranking.controls(overall), run.baseline)
-    look = {label: drawn[label] for label in ranked}
-    made = results.checks
-    worked = results.pairs
-    made_steps = {pair.own.method: pair.own.tally.steps for pair in worked}
-    placed = results.standings
-    notices, first = health.notices(made), _first_screen(run, overall, look, config, placed, made)
-    contestants = [row.label for row in first["ranking"]]
-    had = what_each_had(run, [] if config.get("endpoints") else contestants)
+    run, manifest, view = results.run, results.manifest, view_of(results)
+    axis = ranking.axis_of(view.overall.values())
+    ranked = ranking.ranking(view, axis)
+    notes = [*verdict_text.notes(list(view.overall.values()), results.config, short=True), *_unlike(view)]
+    notices, rows = health.notices(results.checks), machine.rows_of(view)
+    had = what_each_had(run, [] if view.served else view.contestants)
+    drafts = samples.recorded(run)
     return {
         "title": f"{manifest['model']['name']} on {manifest['suite']['name']}",
         "version": __version__,
         "baseline": visible(run.baseline),
-        "servers": machine.servers(run, overall, look),
-        "in_flight": machine.in_flight(run, look),
-        "styles": list(look.values()),
+        "servers": machine.servers(view),
+        "in_flight": machine.in_flight(view),
+        "styles": list(view.look.values()),
         "definitions": palette.symbols(),
         "chips": health.chips(run),
         "finding": results.headline,
-        "alerts": health.alerts(made),
+        "alerts": health.notices(worst_first(results.checks)),  # nothing in a good run
         "health": _counted(notices),
         "promised": verdict_text.PROMISED if manifest["config"]["temperature"] else "",
-        **first,
-        **_why(run, look, contestants, worked),
-        "budgets": ranking.budgets_table(had, look),
+        "ranking": ranked,
+        "legend": ranking.legend(ranked),
+        "weighting": _weighting(view),
+        "prefill": _prefill(run),
+        "axis": [(f"{tick:g}×", axis.at(tick)) for tick in axis.ticks],
+        "ranking_notes": [note for note in notes if not note.startswith(NOT_SHOWN)],
+        **_why(view),
+        "budgets": ranking.budgets_table(view, had),
         "trained": trained(had),
-        "scope": "" if config.get("endpoints") else told_scope(run, had),
-        "matrix": speed.matrix(cells, look, contestants),
-        "of_a_task": _of_a_task(summaries),
-        "speedups": speed.chart(cells, look, contestants),
-        "everything": speed.everything(cells, look, config, run.questions),
-        "others": speed.others(cells, look),
-        "others_title": speed.others_title(cells),
-        "acceptance": [
-            steps.histogram(frames.tokens_per_step(run), look, contestants),
-            steps.by_position(overall, made_steps, look, contestants),
-        ],
-        "time": [steps.per_token(overall, look, contestants), steps.per_step(overall, look, contestants)],
-        "latency": steps.latency(overall, look),
-        "steps": steps.decomposition(overall, frames.median_step_ms(run), look),
-        **_machine(run, look, results.machine_rows),
-        "samples": samples.samples(run, overall, look, ranked),
-        **_replay(run, look, ranked),
-        "what_if": _what_if(run, look, contestants, worked),
-        "roofline": _roofline(run, look, ranked, worked),
-        "timeline": machine.timeline(manifest.get("traces") or {}, look, contestants),
-        "published": health.published_beside(run, overall, look, contestants),
+        "scope": "" if view.served else told_scope(run, had),
+        "matrix": speed.matrix(view),
+        "of_a_task": _of_a_task(results.rows),
+        "speedups": speed.chart(view),
+        "everything": speed.everything(view),
+        "others": speed.others(view),
+        "others_title": speed.others_title(view),
+        "acceptance": [steps.histogram(view), steps.by_position(view)],
+        "time": steps.times(view),
+        "latency": steps.latency(view),
+        "steps": steps.decomposition(view),
+        "machine": machine.tables(view, rows),
+        "machine_lines": machine_lines(rows, manifest),
+        "samples": samples.samples(view),
+        "replay": samples.replay(view, drafts),
+        "kinds": samples.kinds(view, drafts),
+        "what_if": _what_if(view),
+        "roofline": machine.roofline(view),
+        "timeline": machine.timeline(view),
+        "published": health.published_beside(view),
         "notices": notices,
-        "differences": health.differences(run, overall),
-        "sameness_note": health.sameness_note(run),
-        "sameness": health.sameness(overall, look),
+        "differences": health.differences(view),
+        "sameness_note": health.sameness_note(view),
+        "sameness": health.sameness(view),
         "facts": health.facts(run),
     }
 
 
-def _first_screen(
-    run: Run,
-    overall: Mapping[str, SummaryRow],
-    look: Mapping[str, palette.Style],
-    config: Mapping[str, Any],
-    placed: Mapping[str, Standing],
-    made: Sequence[Check],
-) -> dict[str, Any]:
-    axis = ranking.axis_of(list(overall.values()))
-    rows = ranking.ranking(overall, look, config, axis, placed, often_disturbed(run), sources(run))
-    notes = [*verdict_text.notes(list(overall.values()), config, short=True), *_unlike(overall)]
-    return {
-        "ranking": rows,
-        "legend": ranking.legend(rows),
-        "weighting": _weighting(run, overall),
-        "prefill": _prefill(run),
-        "axis": [(f"{tick:g}×", axis.at(tick)) for tick in axis.ticks],
-        "ranking_notes": [note for note in notes if not note.startswith(NOT_SHOWN)],
-    }
-
-
-def _weighting(run: Run, overall: Mapping[str, SummaryRow]) -> str:
+def _weighting(view: View) -> str:
     """Say how prompts are weighted, and what Spec-Bench's formula makes of the fastest method."""
-    best = max((row for row in overall.values() if row.speedup), key=lambda row: row.speedup or 0.0, default=None)
-    if best is None or best.method == run.baseline:
+    best = next((row for row in view.overall.values() if row.speedup), None)
+    if best is None or best.method == view.run.baseline:
         return ""
     said = "A prompt weighs as much as it takes: times of all prompts are added up before they are divided."
     if best.speedup_specbench is None:
@@ -174,60 +152,37 @@ def _weighting(run: Run, overall: Mapping[str, SummaryRow]) -> str:
 
 def _prefill(run: Run) -> str:
     """Return which share of the reference's time the reading of prompts takes; '' where that is not known."""
-    own = [
-        row for row in run.rows if row.ok and row.method == run.baseline and row.wall_s and row.prefill_s is not None
-    ]
-    whole = sum(row.wall_s or 0.0 for row in own)
-    return percent(sum(row.prefill_s or 0.0 for row in own) / whole) if whole else ""
+    rows = [row for row in run.rows if row.ok and row.method == run.baseline]
+    known = [(row.prefill_s, row.wall_s) for row in rows if row.wall_s and row.prefill_s is not None]
+    return percent(sum(prefill for prefill, _ in known) / sum(wall for _, wall in known)) if known else ""
 
 
-def _unlike(overall: Mapping[str, SummaryRow]) -> list[str]:
+def _unlike(view: View) -> list[str]:
     """Say where the methods were not compared on the same prompts, as in a run that is not complete."""
-    counts = [row.n_prompts for row in overall.values() if row.comparison != "reference"]
+    counts = [row.n_prompts for row in view.overall.values() if row.comparison != "reference"]
     if not counts or min(counts) == max(counts):
         return []
     return [f"Not every method was compared on the same prompts: {min(counts):,} to {max(counts):,} of them"]
 
 
-def _why(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str], worked: Sequence[Pair]) -> dict[str, Any]:
-    found = waterfalls(worked)
-    order = [label for label in ranked if label in found]
-    room = max(1, 7 - len(order) // 4)  # below the table, which has a row for each method
-    sentences = [found[label].sentence() for label in order[: min(PRINTED, room)]]
-    printed = steps.waterfall_table(found, look, order, "why-printed")
-    return {"why": steps.why(found, look, order), "why_printed": printed, "sentences": sentences}
+def _why(view: View) -> dict[str, Any]:
+    by_label = waterfalls(view.results.pairs)
+    found = [by_label[label] for label in view.contestants if label in by_label]
+    room = max(1, 7 - len(found) // 4)  # below the table, which has a row for each method
+    sentences = [one.sentence() for one in found[: min(PRINTED, room)]]
+    printed = steps.waterfall_table(view, found, "why-printed")
+    return {"why": steps.why(view, found), "why_printed": printed, "sentences": sentences}
 
 
-def _machine(run: Run, look: Mapping[str, palette.Style], found: Sequence[MachineRow]) -> dict[str, Any]:
-    order = list(look)
-    rows = sorted(found, key=lambda row: order.index(row.method))
-    tables = [machine.counted(rows, look), machine.read(rows, look)]
-    return {"machine": tables, "machine_lines": machine_lines(rows, run.manifest)}
-
-
-def _replay(run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str]) -> dict[str, Any]:
-    drafts = samples.recorded(run)
-    return {"replay": samples.replay(run, drafts, look, ranked), "kinds": samples.kinds(drafts, look, ranked)}
-
-
-def _roofline(
-    run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str], worked: Sequence[Pair]
-) -> Chart | None:
-    roof, found = roof_of(run), points(worked)
-    return machine.roofline(roof, found, look, ranked) if roof and found else None
-
-
-def _what_if(
-    run: Run, look: Mapping[str, palette.Style], ranked: Sequence[str], worked: Sequence[Pair]
-) -> list[dict[str, Any]]:
+def _what_if(view: View) -> list[dict[str, Any]]:
     """Return the measured parts of every method's step, and of the reference's on the same prompts, for predictions."""
-    found = cost_model.parts(worked, roof_of(run))
+    found = parts(view.results.pairs, roof_of(view.run))
     return [
         asdict(found[label][0])
         | {"method": visible(label), "plain": asdict(found[label][1])}
-        | {"css": look[label].css, "symbol": look[label].symbol}
-        for label in ranked
-        if label in found and label != run.baseline
+        | {"css": view.look[label].css, "symbol": view.look[label].symbol}
+        for label in view.contestants
+        if label in found and label != view.run.baseline
     ]
 
 
@@ -243,3 +198,29 @@ def _counted(notices: Sequence[Notice]) -> list[tuple[str, str]]:
     """Return how many checks ended how, the worst first, as (level, '2 to beware of')."""
     counts = Counter(notice.level for notice in notices)
     return [(level, f"{counts[level]} {word}") for level, word in HEALTH if counts[level]]
+
+
+def _experiment_page(experiment: Experiment, result: Result, facts: Mapping[str, str]) -> dict[str, Any]:
+    """Return everything that the template shows. Charts whose library is not there are their tables alone."""
+    drawn = [plot.grid for plot in result.plots]
+    return {
+        "title": experiment.title,
+        "source": experiment.source,
+        "version": __version__,
+        "charts": [_chart(plot) for plot in result.plots],
+        "tables": [_table(grid, grid.name) for grid in result.grids if grid not in drawn],
+        "lines": result.lines,
+        "notes": result.notes,
+        "facts": [Fact(name, value, name == "command") for name, value in facts.items()],
+    }
+
+
+def _chart(plot: Plot) -> Chart:
+    drawn = {"data": plot.data, "layout": plot.layout}
+    return Chart(plot.name, plot.title, drawn, _table(plot.grid, plot.name), plot.note, label=plot.label)
+
+
+def _table(grid: Grid, name: str) -> Table:
+    columns = [Column(column.title, numeric=column.form != "text") for column in grid.columns]
+    rows = [[Cell(cell(value, c), value) for value, c in zip(row, grid.columns, strict=True)] for row in grid.rows]
+    return Table(name, columns, rows, grid.caption)

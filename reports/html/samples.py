@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specbench_ss.reports.html.page_parts import Cell, Column, Table, visible
-from specbench_ss.reports.palette import Style
+from specbench_ss.reports.html.page_parts import Cell, Column, Table, View, visible
 from specbench_ss.results import ranking
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import percent, title
@@ -60,10 +59,9 @@ class _Mean:
     disturbed: bool
 
 
-def samples(
-    run: Run, overall: Mapping[str, SummaryRow], styles: Mapping[str, Style], ranked: Sequence[str]
-) -> dict[str, Any]:
+def samples(view: View) -> dict[str, Any]:
     """Return the data of the page as JSON-ready columns: prompts, and a column of each method's samples of them."""
+    run, ranked = view.run, list(view.look)
     texts, verdicts, finishes = Store(), Store(), Store()
     of = _means(run.rows)
     prompts = _prompts(run, of)
@@ -73,7 +71,7 @@ def samples(
     def column(label: str) -> dict[str, list[Any]]:
         found = [of.get((*prompt, label)) for prompt in prompts]
         rows = [mean.first if mean else None for mean in found]
-        pills = [row and pill(row, judged.get(row.key), overall[label], run.manifest["config"]) for row in rows]
+        pills = [row and pill(row, judged.get(row.key), view.overall[label], run.manifest["config"]) for row in rows]
         return {
             "text": [-1 if row is None else texts(_shown(row.text if row.ok else row.error)) for row in rows],
             "verdict": [-1 if pill is None else verdicts(pill) for pill in pills],
@@ -85,20 +83,18 @@ def samples(
             "disturbed": [i for i, mean in enumerate(found) if mean and mean.disturbed],
         }
 
-    made = {label: column(label) for label in ranked}
     return {
         "reference": ranked.index(run.baseline) if run.baseline in ranked else -1,
         "methods": [
             {
                 "label": visible(label),
-                "css": styles[label].css,
-                "symbol": styles[label].symbol,
-                "colour": styles[label].colour,
-                "marker": styles[label].marker,
-                "void": overall[label].comparison == "void",
-                **made[label],
+                "css": style.css,
+                "symbol": style.symbol,
+                "colour": style.colour,
+                "void": view.overall[label].comparison == "void",
+                **column(label),
             }
-            for label in ranked
+            for label, style in view.look.items()
         ],
         "prompts": {
             "id": [visible(id) for id, _ in prompts],
@@ -204,9 +200,7 @@ def recorded(run: Run) -> list[Drafts]:
     return [one for one in read_drafts(run.path) if one.steps]
 
 
-def replay(
-    run: Run, drafts: Sequence[Drafts], styles: Mapping[str, Style], ranked: Sequence[str]
-) -> dict[str, Any] | None:
+def replay(view: View, drafts: Sequence[Drafts]) -> dict[str, Any] | None:
     """Return the data of the replay as JSON-ready columns; None where no drafts were recorded.
 
     A step is [texts, parents, accepted path, text of the target's own token, pruned nodes, p, q], texts by their
@@ -214,6 +208,7 @@ def replay(
     the timed answer; tokens: of that answer, which may end within its last step. Both are None where it has other
     tokens than the recorded one.
     """
+    run, ranked = view.run, list(view.look)
     tasks = {question.id: question.category for question in run.questions}
     timed = {row.key: row for row in run.rows}
     texts, prompts = Store(), Store()
@@ -230,11 +225,10 @@ def replay(
     ]
     if not answers:
         return None
-    looks = [styles[label] for label in ranked]
     return {
         "reference": ranked.index(run.baseline) if run.baseline in ranked else -1,
         "prompts": [[visible(f"{id}.{turn}"), visible(title(tasks.get(id, "")))] for id, turn in prompts.values()],
-        "methods": [{"label": visible(one.label), "css": one.css, "symbol": one.symbol} for one in looks],
+        "methods": [{"label": visible(one.label), "css": one.css, "symbol": one.symbol} for one in view.look.values()],
         "answers": answers,
         "texts": [visible(text) for text in texts.values()],
     }
@@ -259,7 +253,7 @@ def _ends(row: Row | None, one: Drafts, steps: Steps) -> list[float] | None:
     return [round(1000 * ((row.prefill_s or 0.0) + float(end)), 2) for end in took.cumsum()]
 
 
-def kinds(drafts: Sequence[Drafts], styles: Mapping[str, Style], ranked: Sequence[str]) -> Table | None:
+def kinds(view: View, drafts: Sequence[Drafts]) -> Table | None:
     """Return, for each method and kind of token, the share that drafts brought; None where no drafts were recorded."""
     brought: dict[str, Counter[str]] = defaultdict(Counter)
     all_of: dict[str, Counter[str]] = defaultdict(Counter)
@@ -268,15 +262,11 @@ def kinds(drafts: Sequence[Drafts], styles: Mapping[str, Style], ranked: Sequenc
             accepted = Counter(kind(step.text[node]) for node in step.path[1:])
             brought[one.method] += accepted
             all_of[one.method] += accepted + Counter([kind(step.next_text)])
-    found = [label for label in ranked if brought[label]]
-    if not found:
-        return None
-    rows = [[styles[label].cell(), *(_share(brought[label][k], all_of[label][k]) for k in KINDS)] for label in found]
-    columns = [
-        Column("method", False),
-        *(Column(name, help="Share of these tokens that a draft brought") for name in KINDS),
-    ]
-    return Table("kinds", columns, rows, "Tokens that drafts brought, by kind", notes=(NOTE,))
+    found = [label for label in view.look if brought[label]]
+    columns = [view.method(), *(Column(name, name, "Share of these tokens that a draft brought") for name in KINDS)]
+    rows = [{"method": label, **{k: _share(brought[label][k], all_of[label][k]) for k in KINDS}} for label in found]
+    title = "Tokens that drafts brought, by kind"
+    return Table.of("kinds", columns, rows, title, notes=(NOTE,)) if found else None
 
 
 NOTE = (

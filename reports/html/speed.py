@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench_ss.reports import charts
-from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, figure, plain
+from specbench_ss.reports.html.page_parts import MEANINGS, Cell, Chart, Column, Table, View, figure, method_cell, plain
 from specbench_ss.reports.html.ranking import PILLS
-from specbench_ss.reports.palette import Style
 from specbench_ss.results import frames, ranking
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import interval, number, percent, times, title
+from specbench_ss.results.text import interval, number, percent, title
 from specbench_ss.suite import Question
 
 N = "Prompts that both the method and the reference answered; a prompt is one turn of a question"
@@ -29,19 +28,20 @@ DIFFERENCE = ("quality", "quality_difference", "quality_difference_low", "qualit
 COUNTS = ("n_prompts", "n_questions", "n_failed")
 
 
-def by_task(summaries: Sequence[SummaryRow]) -> Cells:
+def by_task(view: View) -> Cells:
     """Return the summaries by method and task."""
-    return {(s.method, s.category): s for s in summaries}
-
-
-def _baseline(cells: Cells) -> str:
-    """Return the method that all are compared with."""
-    return next(row.baseline for row in cells.values())
+    return {(s.method, s.category): s for s in view.results.rows}
 
 
 def tasks(cells: Cells) -> list[str]:
     """Return `overall`, then the tasks in their order."""
     return list(dict.fromkeys(task for _, task in cells))
+
+
+def _all(view: View) -> list[SummaryRow]:
+    """Return the rows task by task, each in the order of the ranking."""
+    cells = by_task(view)
+    return [cells[label, task] for task in tasks(cells) for label in view.look]
 
 
 def fields(row: SummaryRow, names: Sequence[str]) -> list[float | str | None]:
@@ -52,11 +52,6 @@ def fields(row: SummaryRow, names: Sequence[str]) -> list[float | str | None]:
 def _own(row: SummaryRow) -> tuple[str, ...]:
     """Return 'over ss-shared-ar 1.52× (1.41–1.66)'; nothing for a method whose reference is the run's."""
     return () if row.reference_speedup is None else (f"over {row.reference} {ranking.own_model(row)}",)
-
-
-def _n(row: SummaryRow, failed: bool = True) -> Cell:
-    small = [text for text in ranking.counts(row) if failed or "failed" not in text]
-    return figure(row.n_prompts, 0, small=small, values=fields(row, COUNTS))
 
 
 def scored_by(questions: Sequence[Question]) -> str:
@@ -75,114 +70,89 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def everything(
-    cells: Cells, styles: Mapping[str, Style], config: Mapping[str, Any], questions: Sequence[Question] = ()
-) -> Table:
-    """Return the table with one row for each task and method. config: that of the manifest."""
-    judged = any(row.judged is not None for row in cells.values())
-    baseline = _baseline(cells)
+TASK = Column("task", lambda row: plain(title(row.category), row.category), numeric=False)
+
+
+def everything(view: View) -> Table:
+    """Return the table with one row for each task and method."""
+    rows, baseline, config = _all(view), view.run.baseline, view.results.config
+    help = f"Wall time per token, that of {baseline} over the method's, paired by prompt"
+    against = f"Against the answers of its reference: {baseline}, unless another is named"
     columns = [
-        Column("task", False),
-        Column("method", False),
+        TASK,
+        view.method(),
+        Column("speedup", _speedup, help, fields=SPEEDUP),
+        Column("95 % interval", _interval, "Sorts by its lower end", fields=ENDS),
         Column(
-            "speedup",
-            help=f"Wall time per token, that of {baseline} over the method's, paired by prompt",
-            fields=SPEEDUP,
+            "verdict", lambda row: Cell(*PILLS[row.comparison][:1] * 2, tag=PILLS[row.comparison][1]), numeric=False
         ),
-        Column("95 % interval", help="Sorts by its lower end", fields=ENDS),
-        Column("verdict", False),
-        Column("tokens/s", help="Kept tokens over wall time, prefill included"),
-        Column("τ", help="Tokens per step, pooled"),
-        Column("quality", help=QUALITY, fields=DIFFERENCE),
-        *([Column("judged", help=JUDGED)] if judged else []),
-        Column("output", False, help=f"Against the answers of its reference: {baseline}, unless another is named"),
-        Column("n", help=N, fields=COUNTS),
+        Column("tokens/s", "tokens_per_s", digits=1),
+        Column("τ", "tau"),
+        Column("quality", lambda row: _quality(row, config), QUALITY, fields=DIFFERENCE),
+        *([Column("judged", _judged, JUDGED)] if any(row.judged is not None for row in rows) else []),
+        Column("output", lambda row: ranking.output(row, config), against, numeric=False),
+        Column("n", _n, N, fields=COUNTS),
     ]
-    rows = [
-        _row(cells[label, task], task, style, config, judged)
-        for task in tasks(cells)
-        for label, style in styles.items()
-    ]
-    notes = [*ranking.notes(list(cells.values()), config), *filter(None, [scored_by(questions)])]
-    return Table("everything", columns, rows, notes=notes)
+    notes = [*ranking.notes(view.results.rows, config), *filter(None, [scored_by(view.run.questions)])]
+    return Table.of("everything", columns, rows, notes=notes)
 
 
-def _has_memory(cells: Cells) -> bool:
-    return any(row.peak_memory_bytes is not None for row in cells.values())
+def _speedup(row: SummaryRow) -> Cell:
+    """Return the speedup, with that over a reference of the method's own below it: 'over ss-shared-ar 1.52×'."""
+    own = () if row.reference_speedup is None else (f"over {row.reference} {ranking.own_model(row)}",)
+    sure = row.comparison in ("faster", "slower")
+    return Cell(ranking.speedup(row), row.speedup, own, strong=sure, values=fields(row, SPEEDUP))
 
 
-def others_title(cells: Cells) -> str:
+def _interval(row: SummaryRow) -> Cell:
+    bounds = row.speedup_interval
+    return Cell(interval(bounds), bounds[0] if bounds else None, values=fields(row, ENDS))
+
+
+def _quality(row: SummaryRow, config: Mapping[str, Any]) -> Cell:
+    """Return the quality, with its difference to the reference, and whether a changed model's is no worse."""
+    small = tuple(filter(None, (ranking.quality_difference(row), ranking.non_inferiority(row))))
+    return figure(ranking.quality(row, config), small=small, values=fields(row, DIFFERENCE))
+
+
+def _judged(row: SummaryRow) -> Cell:
+    return figure(row.judged, small=tuple(filter(None, (ranking.judged_difference(row),))))
+
+
+def _n(row: SummaryRow) -> Cell:
+    return figure(row.n_prompts, 0, small=ranking.counts(row), values=fields(row, COUNTS))
+
+
+def _has_memory(view: View) -> bool:
+    return any(row.peak_memory_bytes is not None for row in view.results.rows)
+
+
+def others_title(view: View) -> str:
     """Return what the other measures are, as far as they are known."""
-    memory = ", peak memory" if _has_memory(cells) else ""
+    memory = ", peak memory" if _has_memory(view) else ""
     return f"Other measures: other means of speedup and τ, acceptance rate, questions scored{memory}"
 
 
-def others(cells: Cells, styles: Mapping[str, Style]) -> Table:
+def others(view: View) -> Table:
     """Return the other measures, one row for each task and method; memory only where there is a CUDA device."""
-    memory = _has_memory(cells)
+    memory = Column(
+        "peak memory", "peak_memory_bytes", "MiB that a sample took beyond what was there before", 1, per=2**20
+    )
     columns = [
-        Column("task", False),
-        Column("method", False),
-        Column("geometric mean", help="Speedup as the geometric mean over prompts of the ratio of time per token"),
+        TASK,
+        view.method(),
+        Column("geometric mean", "speedup_geomean", unit="×"),
+        Column("Spec-Bench", "speedup_specbench", unit="×"),
+        Column("τ by sample", "tau_request_mean"),
         Column(
-            "Spec-Bench",
-            help=f"Speedup by Spec-Bench's formula: mean tokens/s over questions, over {_baseline(cells)}'s",
+            "acceptance rate",
+            lambda row: Cell(percent(row.acceptance_rate, 1), row.acceptance_rate),
+            MEANINGS["acceptance_rate"],
         ),
-        Column("τ by sample", help="Tokens per step of each sample, their mean; τ pools all steps"),
-        Column("acceptance rate", help="Accepted drafted tokens over drafted ones, where a tree counts its depth"),
-        Column("questions scored", help="Questions with a quality on both sides: what quality is a mean over"),
-        *([Column("peak memory", help="MiB that a sample took beyond what was there before")] if memory else []),
+        Column("questions scored", "quality_n", digits=0),
+        *([memory] if _has_memory(view) else []),
     ]
-    rows = [_other(cells[label, task], task, style, memory) for task in tasks(cells) for label, style in styles.items()]
-    return Table("others", columns, rows)
-
-
-def _other(row: SummaryRow, task: str, style: Style, memory: bool) -> list[Cell]:
-    mebibytes = None if row.peak_memory_bytes is None else row.peak_memory_bytes / 2**20
-    return [
-        plain(title(task), task),
-        style.cell(),
-        Cell(times(row.speedup_geomean), row.speedup_geomean),
-        Cell(times(row.speedup_specbench), row.speedup_specbench),
-        figure(row.tau_request_mean),
-        Cell(percent(row.acceptance_rate, 1), row.acceptance_rate),
-        figure(row.quality_n, 0),
-        *([figure(mebibytes, 1)] if memory else []),
-    ]
-
-
-def _row(row: SummaryRow, task: str, style: Style, config: Mapping[str, Any], judged: bool) -> list[Cell]:
-    text, tag = PILLS[row.comparison]
-    bounds = row.speedup_interval
-    return [
-        plain(title(task), task),
-        style.cell(),
-        Cell(
-            ranking.speedup(row),
-            row.speedup,
-            _own(row),
-            strong=row.comparison in ("faster", "slower"),
-            values=fields(row, SPEEDUP),
-        ),
-        Cell(interval(bounds), bounds[0] if bounds else None, values=fields(row, ENDS)),
-        Cell(text, text, tag=tag),
-        figure(row.tokens_per_s, 1),
-        figure(row.tau),
-        figure(ranking.quality(row, config), small=_difference(row), values=fields(row, DIFFERENCE)),
-        *([figure(row.judged, small=_rating(row))] if judged else []),
-        plain(ranking.output(row, config)),
-        _n(row),
-    ]
-
-
-def _difference(row: SummaryRow) -> tuple[str, ...]:
-    """Return the paired difference of quality to the reference, and whether a changed model's quality is no worse."""
-    return tuple(filter(None, (ranking.quality_difference(row), ranking.non_inferiority(row))))
-
-
-def _rating(row: SummaryRow) -> tuple[str, ...]:
-    """Return the paired difference of the judge's rating to the reference."""
-    return tuple(filter(None, (ranking.judged_difference(row),)))
+    return Table.of("others", columns, _all(view))
 
 
 IN_MATRIX = ("speedup", "speedup_low", "speedup_high", "comparison", "tau", "n_prompts", "n_questions", "n_failed")
@@ -191,13 +161,15 @@ DRAWN = "Lines are 95 % intervals; the line at 1 is plain decoding. The table ab
 UNSURE = "Hollow symbols are not distinguishable, or have no interval: too few questions."
 
 
-def matrix(cells: Cells, styles: Mapping[str, Style], ranked: Sequence[str]) -> Table:
+def matrix(view: View) -> Table:
     """Return the table: a row for each method in the order of `ranked`, a column for each task."""
-    named = tasks(cells)
-    columns = [Column("method", False), *(_task_column(task) for task in named)]
-    rows = [[styles[label].cell(), *(_task_cell(cells[label, task]) for task in named)] for label in ranked]
-    used = [row for row in cells.values() if row.method in ranked]
-    marks = {mark for row in used for mark in ranking.speedup(row)[:1]}
+    cells = by_task(view)
+    columns = [Column("method", numeric=False), *map(_task_column, tasks(cells))]
+    rows = [
+        [method_cell(view.look[label]), *(_task_cell(cells[label, task]) for task in tasks(cells))]
+        for label in view.contestants
+    ]
+    marks = {ranking.speedup(row)[:1] for row in cells.values() if row.method in view.contestants}
     notes = [
         "A number is the speedup; blue is faster than plain decoding, orange slower.",
         *(["≈ not distinguishable: the interval covers 1."] if "≈" in marks else []),
@@ -207,7 +179,8 @@ def matrix(cells: Cells, styles: Mapping[str, Style], ranked: Sequence[str]) -> 
 
 
 def _task_column(task: str) -> Column:
-    return Column(title(task), help=f"Speedup on {title(task)}", fields=[f"{task} {name}" for name in IN_MATRIX])
+    fields = [f"{task} {name}" for name in IN_MATRIX]
+    return Column(title(task), help=f"Speedup on {title(task)}", fields=fields)
 
 
 def _task_cell(row: SummaryRow) -> Cell:
@@ -234,13 +207,13 @@ def _task_note(row: SummaryRow) -> str:
     return f"{said}{around}{unsure}, τ {number(row.tau)}, {number(row.tokens_per_s, 1)} tokens/s, n {ranking.n(row)}"
 
 
-def chart(cells: Cells, styles: Mapping[str, Style], ranked: Sequence[str]) -> Chart | None:
+def chart(view: View) -> Chart | None:
     """Return the speedups of every task with their intervals, a group of rows for each task."""
-    named = tasks(cells)
-    shown = [label for label in ranked if cells[label, named[0]].comparison != "reference"]
+    cells = by_task(view)
+    shown = [label for label in view.contestants if view.overall[label].comparison != "reference"]
     if not shown:
         return None
-    rows = {task: [cells[label, task] for label in shown] for task in named}
+    rows = {task: [cells[label, task] for label in shown] for task in tasks(cells)}
     unsure = any(row.speedup is not None and row.speedup_interval is None for own in rows.values() for row in own)
-    drawn = charts.speedup_by_task(rows, styles).to_plotly_json()
+    drawn = charts.speedup_by_task(rows, view.look).to_plotly_json()
     return Chart("speedup", "Speedup by task", drawn, note=f"{DRAWN} {UNSURE}" if unsure else DRAWN)

@@ -3,39 +3,46 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
-from statistics import mean
 from typing import ClassVar
 
-from specbench_ss import storage
+import pandas as pd
+from plotly.graph_objects import Scatter
+
 from specbench_ss.options import REFERENCE, MethodSpec
+from specbench_ss.reports import charts
 from specbench_ss.reports.paper.claims import number_or_none
 from specbench_ss.reports.paper.experiment import (
+    MEASURED,
     STEP_TIME,
     TrainingExperiment,
     config_for,
     health,
-    interval_text,
     machine,
+    measured,
     overall,
     records,
-    step_time,
+    rows_of,
     table,
 )
-from specbench_ss.reports.paper.figures import Axis, Series, Text, chart
-from specbench_ss.reports.paper.training import train_drafters
+from specbench_ss.reports.paper.figures import plot
+from specbench_ss.reports.paper.training import write_conversations
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Request, Result, Value
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.loop import LOG
+from specbench_ss.training.session import Together, TogetherOptions, jobs_of, run
 from specbench_ss.training.trainer import TrainConfig
 
 GAMMA, LR = 4, 0.01
 SEEDS, STEPS, ROWS, LENGTH, ANCHORS, TALKS = 3, 300, 4, 256, 32, 4000
 NODES = 8  # of every draft
+GUESSES = [f"guess {j}" for j in range(1, GAMMA + 1)]
+SPEEDUPS = (0.6, 0.8, 1.0, 1.2, 1.4)  # drawn as lines
 CENTRE, MEDUSA, SMALL = "N_s 4, R_s 32", "Medusa's heads", "R_s 8"
 MAPS = ("f_eta of rank 8", "f_eta of rank 64")
 
@@ -103,7 +110,7 @@ class Ablations(TrainingExperiment):
     uses = ("limit", "device", "dtype", "seed")
     limit: ClassVar[int] = 2
     variants: ClassVar[tuple[Variant, ...]] = VARIANTS
-    rows = tuple(v.name for v in VARIANTS)
+    rows = {v.name: "" for v in VARIANTS}
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
         """Return the run. The drafters' folders are known only once they are trained."""
@@ -120,8 +127,9 @@ class Ablations(TrainingExperiment):
         specs = {(v, seed): v.decoded(folders[v, seed]) for v in self.variants for seed in seeds}
         run = bench.measure(self._config(bench.request, list(specs.values())), "run")
         rows = overall(run)
-        found = [_ablation(v.name, seed, folders[v, seed], rows[spec.label]) for (v, seed), spec in specs.items()]
-        grids = _summary(found, [v.name for v in self.variants]), _each(found)
+        found = [_measured(v.name, seed, folders[v, seed], rows[spec.label]) for (v, seed), spec in specs.items()]
+        frame = pd.DataFrame(found, columns=["drafter", "seed", "parameters", *GUESSES, *MEASURED])
+        grids = _summary(frame), _each(frame)
         about = (
             f"ours: {machine(run)}; {STEPS} steps of {ROWS} rows of {LENGTH} tokens with {ANCHORS} anchors a row",
             f"{SEEDS} seeds decide text, order and initial weights",
@@ -152,8 +160,10 @@ class Ablations(TrainingExperiment):
                 eval_fraction=0.05,
             )
             bench.log(f"training with seed {seed}, {steps} steps")
-            folders = train_drafters(",".join(v.drafter for v in same), config)
-            yield from (((v, seed), folder) for v, folder in zip(same, folders, strict=True))
+            drafters = ",".join(v.drafter for v in same)
+            with redirect_stdout(sys.stderr):
+                run(Together, TogetherOptions(drafters), config)
+            yield from (((v, seed), job.folder) for v, job in zip(same, jobs_of(drafters, config), strict=True))
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """ACL abstract: acceptance with few parameters. App. N.1: f_eta may as well be the identity. Few seeds each."""
@@ -166,15 +176,16 @@ Rows = Sequence[Mapping[str, Value]]
 
 def _few_parameters(summary: Rows) -> list[Claim]:
     """Test streams of the papers' rank against the better of Medusa's forms (ACL abstract)."""
-    of = {row["drafter"]: (number_or_none(row["tau"]), row["parameters"]) for row in summary}
-    small = of.get(SMALL, (None, 0))
+    of = {
+        row["drafter"]: (tau, row["parameters"]) for row in summary if (tau := number_or_none(row["tau"])) is not None
+    }
     rivals = [of[name] for name in (MEDUSA, f"{MEDUSA}, the base's LM head") if name in of]
-    medusa = max((one for one in rivals if one[0] is not None), default=(None, 0))
-    if small[0] is None or medusa[0] is None:
+    if SMALL not in of or not rivals:
         return []
-    found = f"tau {small[0]:.2f} with {small[1]:,} parameters against {medusa[0]:.2f} with {medusa[1]:,}"
+    (small, few), (medusa, many) = of[SMALL], max(rivals, key=lambda rival: rival[0])
+    found = f"tau {small:.2f} with {few:,} parameters against {medusa:.2f} with {many:,}"
     says = "Streams of rank 8 keep as many tokens a pass as Medusa's heads after the same training"
-    return [Claim(says, small[0] >= medusa[0], found, sure=False)]
+    return [Claim(says, small >= medusa, found, sure=False)]
 
 
 def _identity(summary: Rows, seeds: Rows) -> list[Claim]:
@@ -196,92 +207,50 @@ def _identity(summary: Rows, seeds: Rows) -> list[Claim]:
     return made
 
 
-def write_conversations(path: Path, count: int, seed: int) -> None:
-    """Write this many of the lab's training conversations, one JSON object a line, unless they are there."""
-    from specbench_ss.training.data import conversations
-
-    if path.exists():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with storage.replacing(path) as file:
-        for example in islice(conversations("train", seed), count):
-            pairs = zip(example.turns, example.answers, strict=True)
-            said = [
-                (role, text) for turn, answers in pairs for role, text in (("user", turn), ("assistant", answers[0]))
-            ]
-            line = {"messages": [{"role": role, "content": text} for role, text in said]}
-            file.write(json.dumps(line).encode() + b"\n")
-
-
-@dataclass(frozen=True, slots=True)
-class Ablation:
-    """One variant of one seed. right: share of right first guesses by stream, on held-out text; None: not measured."""
-
-    variant: str
-    seed: int
-    parameters: int
-    right: Sequence[float | None]
-    row: SummaryRow
-
-
-def _ablation(name: str, seed: int, folder: Path, row: SummaryRow) -> Ablation:
+def _measured(name: str, seed: int, folder: Path, row: SummaryRow) -> tuple[Value, ...]:
+    """Return a training's row: parameters, right first guesses by stream on held-out text, what decoding gains."""
     trained = json.loads((folder / "config.json").read_text())["trained"]
     log = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
     last = [line for line in log if line["step"] == trained["steps"] and "held_out_right" in line]
     right = last[-1]["held_out_right"][:GAMMA] if last else (None,) * GAMMA  # none: nothing was held out at the end
-    return Ablation(name, seed, trained["parameters"], right, row)
+    return (name, seed, trained["parameters"], *right, *measured(row))
 
 
-def _summary(found: Sequence[Ablation], names: Sequence[str]) -> Grid:
+def _summary(frame: pd.DataFrame) -> Grid:
     """Return a row a variant: means over the seeds, tau's range, and tau's gain on the centre of the same seed."""
-    centre = {one.seed: one.row.tau for one in found if one.variant == CENTRE}
-    rows: list[tuple[Value, ...]] = []
-    for name in names:
-        same = [one for one in found if one.variant == name]
-        taus = [one.row.tau for one in same if one.row.tau]
-        gains = [one.row.tau / own for one in same if one.row.tau and (own := centre.get(one.seed))]
-        ends = (min(taus, default=None), max(taus, default=None))
-        costs, speedups = [step_time(one.row) for one in same], [one.row.speedup for one in same]
-        rows.append((name, same[0].parameters, _mean(taus), *ends, _mean(gains), _mean(costs), _mean(speedups)))
+    centre = frame[frame["drafter"] == CENTRE].set_index("seed")["tau"]
+    gains = frame.assign(gain=frame["tau"] / frame["seed"].map(centre)).groupby("drafter", sort=False)
+    tau, means = gains["tau"], gains[["tau", "gain", STEP_TIME, "speedup"]].mean()
+    columns = gains["parameters"].first(), means["tau"], tau.min(), tau.max(), *(means[n] for n in means.columns[1:])
     forms = {
         "drafter": "text", "parameters": "count", "tau": "number", "lowest tau": "number", "highest tau": "number",
         "tau over the centre's": "times", STEP_TIME: "times", "speedup": "times",
     }  # fmt: skip
-    return table("ablations", forms, rows, f"{Ablations.title}: means of {SEEDS} seeds")
+    whole = pd.concat(columns, axis=1).reset_index()
+    return table("ablations", forms, rows_of(whole), f"{Ablations.title}: means of {SEEDS} seeds")
 
 
-def _each(found: Sequence[Ablation]) -> Grid:
-    guesses = [f"guess {j}" for j in range(1, GAMMA + 1)]
-    rows = [
-        (one.variant, one.seed, *one.right, one.row.tau, step_time(one.row), one.row.speedup, interval_text(one.row),
-         one.row.n_prompts)
-        for one in found
-    ]  # fmt: skip
-    forms = {
-        "drafter": "text", "seed": "count", **dict.fromkeys(guesses, "percent 1"), "tau": "number",
-        STEP_TIME: "times", "speedup": "times", "95 % interval": "text", "prompts": "count",
-    }  # fmt: skip
-    return table("seeds", forms, rows, "Every training: right guesses on held-out text, and what decoding gains")
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value]
-    return mean(known) if known else None
+def _each(frame: pd.DataFrame) -> Grid:
+    titles = ["drafter", "seed", *GUESSES, "tau", STEP_TIME, "speedup", "95 % interval", "prompts"]
+    known = {"drafter": "text", "seed": "count", **dict.fromkeys(GUESSES, "percent 1"), **MEASURED}
+    caption = "Every training: right guesses on held-out text, and what decoding gains"
+    return table("seeds", {title: known[title] for title in titles}, rows_of(frame[titles]), caption)
 
 
 def _frontier(grid: Grid) -> Plot:
     """Plot tau against the time of a step, a point a variant, with lines of equal speedup."""
-    known = [
-        (str(row["drafter"]), cost, tau)
+    known = {
+        str(row["drafter"]): [(cost, tau)]
         for row in records(grid)
         if (cost := number_or_none(row[STEP_TIME])) and (tau := number_or_none(row["tau"]))
-    ]
-    costs = [cost for _, cost, _ in known] or [1.0]
-    series = [Series(name, [(cost, tau)], "marks", i) for i, (name, cost, tau) in enumerate(known)]
-    series += [
-        Series(f"{speedup:g}×", [(x, speedup * x) for x in (min(costs), max(costs))], "guide")
-        for speedup in (0.6, 0.8, 1.0, 1.2, 1.4)
-    ]
+    }
+    costs = [cost for ((cost, _),) in known.values()] or [1.0]
+    highest = max((tau for ((_, tau),) in known.values()), default=1.0)
+    drawn = charts.lines(known, STEP_TIME, "tau").update_traces(mode="markers")
+    for speedup in SPEEDUPS:
+        x = [min(costs), max(costs)]
+        y = [speedup * cost for cost in x]
+        line = {"dash": "dot", "width": 1, "color": "#888"}
+        drawn.add_trace(Scatter(x=x, y=y, name=f"{speedup:g}×", mode="lines", line=line, showlegend=False))
     title = "tau against the time of a step; dotted: where tau over step time is 0.6, 0.8, 1, 1.2 and 1.4"
-    y = Axis("tau", bounds=(1, 1.1 * max((tau for *_, tau in known), default=1.0)))
-    return chart(Text("frontier", title, f"Scatter chart: {title}."), series, grid, Axis(STEP_TIME), y)
+    return plot("frontier", title, grid, drawn, yaxis_range=[1, 1.1 * highest])

@@ -15,8 +15,8 @@ from specbench_ss.results.text import MISSING, interval_of, number, times
 FEWEST = 5  # methods: of four, even the same order may be chance (p = 0.08)
 SURE = 0.05  # p-value below which two orders are called equal or opposite
 NOT_MEASURED = "not measured here"
-Point = tuple[float | None, tuple[float, float] | None]  # a ratio, such as a speedup, and its 95 % interval
-NOWHERE: Point = (None, None)
+Ratio = tuple[float | None, tuple[float, float] | None]  # a ratio, such as a speedup, and its 95 % interval
+NOWHERE: Ratio = (None, None)
 
 
 def number_or_none(value: Value) -> float | None:
@@ -29,18 +29,13 @@ def place_of(grid: Grid, title: str) -> int:
     return [c.title for c in grid.columns].index(title)
 
 
-def point(grid: Grid, row: Sequence[Value], title: str) -> Point:
+def point(grid: Grid, row: Sequence[Value], title: str) -> Ratio:
     """Return a ratio of a row with its interval, which stands in the next column."""
     at = place_of(grid, title)
     return number_or_none(row[at]), interval_of(row[at + 1])
 
 
-def points(grid: Grid, key: int, title: str = "speedup") -> dict[tuple[Value, Value], Point]:
-    """Return the ratios of a column by the first column and the key-th one."""
-    return {(row[0], row[key]): point(grid, row, title) for row in grid.rows}
-
-
-def ahead(says: str, better: Point, worse: Point) -> Claim:
+def ahead(says: str, better: Ratio, worse: Ratio) -> Claim:
     """Hold one speedup against another; the claim is decided where the intervals lie apart."""
     if better[0] is None or worse[0] is None:
         return Claim(says, None, NOT_MEASURED)
@@ -48,17 +43,17 @@ def ahead(says: str, better: Point, worse: Point) -> Claim:
     return Claim(says, better[0] > worse[0] if apart else None, f"{_text(better)} against {_text(worse)}")
 
 
-def at_most(says: str, ratio: Point, bound: float) -> Claim:
+def at_most(says: str, ratio: Ratio, bound: float) -> Claim:
     """Hold a ratio against its upper bound; the claim is decided where the whole interval lies on one side of it."""
     return _bounded(says, ratio, lambda low, high: True if high <= bound else False if low > bound else None)
 
 
-def at_least(says: str, ratio: Point, bound: float) -> Claim:
+def at_least(says: str, ratio: Ratio, bound: float) -> Claim:
     """Hold a ratio against its lower bound; the claim is decided where the whole interval lies on one side of it."""
     return _bounded(says, ratio, lambda low, high: True if low >= bound else False if high < bound else None)
 
 
-def _bounded(says: str, ratio: Point, holds: Callable[[float, float], bool | None]) -> Claim:
+def _bounded(says: str, ratio: Ratio, holds: Callable[[float, float], bool | None]) -> Claim:
     if ratio[0] is None or ratio[1] is None:
         return Claim(says, None, NOT_MEASURED if ratio[0] is None else _text(ratio))
     return Claim(says, holds(*ratio[1]), _text(ratio))
@@ -102,6 +97,6 @@ def same_order(published: Mapping[str, float], ours: Mapping[str, float | None],
     return [Claim(f"{of}: {' > '.join(order)}", holds, f"{values}: {pairs}")]
 
 
-def _text(point: Point) -> str:
+def _text(point: Ratio) -> str:
     around = f" ({point[1][0]:.2f}–{point[1][1]:.2f})" if point[1] else ""
     return f"{times(point[0])}{around}"

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from specbench_ss.reports.paper.claims import number_or_none, smallest
-from specbench_ss.reports.paper.experiment import ACL, OLD, CountedExperiment, published, records, source, table
-from specbench_ss.reports.paper.figures import Axis, Points, Text, bars, lines
+from specbench_ss.reports.paper.experiment import CountedExperiment, published, records, table
+from specbench_ss.reports.paper.figures import LOG, TIMES, bars, lines
+from specbench_ss.reports.paper.meta_drafters import Overhead, added_parameters, all_overheads, meta_target
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Result, Value
 from specbench_ss.results.text import scientific
-
-if TYPE_CHECKING:
-    from specbench_ss.reports.paper.meta_drafters import Overhead
 
 BASE, OURS = "Llama-13B", "SS-Lossless"
 HALF = 2  # bytes of a float16 parameter
@@ -42,31 +39,22 @@ FLOP_NOTES = (
     "Every kept node carries streams, since which one will be accepted is not known: that is most of the count "
     "of SS-Lossless per draft. The paper draws its values, prints none, and does not say per how many nodes they are.",
 )
-FLOP_COUNTS = (  # and the columns of figure 9 that they hold against each other: the streams' and the other drafters'
-    ("Per draft", 2, 2),
-    ("Of one node each", 3, 3),
-    ("Of one node, beside the whole drafts of the others", 3, 2),
+WHOLE, ONE_NODE = "GFLOPs per draft", "GFLOPs of one node"  # columns of figure 9
+FLOP_COUNTS = (  # and the columns that they hold against each other: the streams' and the other drafters'
+    ("Per draft", WHOLE, WHOLE),
+    ("Of one node each", ONE_NODE, ONE_NODE),
+    ("Of one node, beside the whole drafts of the others", ONE_NODE, WHOLE),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Printed:
-    """A published count of extra parameters, as text, and where it stands."""
-
-    model: str
-    method: str
-    text: str
-    where: str
-
-
-PRINTED: tuple[Printed, ...] = tuple(
+PRINTED = tuple(
     dict.fromkeys(
-        Printed(e.model, e.method, e.values["parameters"], where)
-        for where, data in ((source(OLD, "table", 1), "old_table_1"), (source(ACL, "table", 3), "acl_table_3"))
-        for e in published(data)
-        if "parameters" in e.values
+        (row["model"], row["method"], row["parameters"], where)
+        for where, name in (("2024 table 1", "2024-table-1"), ("ACL table 3", "table-3"))
+        for row in published(name)
+        if row["parameters"]
     )
-)  # once for each model and method: the same on every task
+)  # (model, method, printed number, table), once for each model and method: the same on every task
 
 
 def as_printed(count: int, text: str) -> str:
@@ -85,7 +73,7 @@ class Parameters(CountedExperiment):
     name = "parameters"
     title = "extra parameters of each method, counted on published shapes"
     source = "ACL table 3, 2024 table 1"
-    subject = "every published model, without weights"
+    rows = {"every published model, without weights": ""}
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test every printed number of parameters, digit by digit."""
@@ -95,9 +83,6 @@ class Parameters(CountedExperiment):
         return [Claim(f"{len(rows)} printed numbers of extra parameters", not wrong, found)]
 
     def make(self, bench: Bench) -> Result:
-        """Count, and compare digit by digit."""
-        from specbench_ss.reports.paper.meta_drafters import added_parameters
-
         lossless = added_parameters("Llama-2-7B", "SS-Lossless")
         more = f"SS-Lossless at Llama-2-7B: gamma h + 2 R_s h N_s + 2 theta h = {lossless:,} parameters."
         return Result((parameter_grid(),), notes=(*PARAMETER_NOTES, more))
@@ -105,13 +90,11 @@ class Parameters(CountedExperiment):
 
 def parameter_grid(where: str = "") -> Grid:
     """Return counted and printed numbers, of one table or of all."""
-    from specbench_ss.reports.paper.meta_drafters import added_parameters
-
     rows: list[tuple[Value, ...]] = []
-    for p in PRINTED:
-        if where in ("", p.where):
-            n = added_parameters(p.model, p.method)
-            rows.append((p.model, p.method, n, float(n), p.text, p.where, as_printed(n, p.text) or "no"))
+    for model, method, text, printed_in in PRINTED:
+        if where in ("", printed_in):
+            n = added_parameters(model, method)
+            rows.append((model, method, n, float(n), text, printed_in, as_printed(n, text) or "no"))
     forms = {
         "model": "text", "method": "text", "parameters": "count", "as a power": "scientific 4", "published": "text",
         "in": "text", "agrees": "text",
@@ -122,77 +105,62 @@ def parameter_grid(where: str = "") -> Grid:
 class _Overheads(CountedExperiment):
     """Figures 8 and 9, which count the same drafters."""
 
-    subject = f"{BASE}, without weights"
-    places: ClassVar[tuple[int, ...]]  # of the columns that are compared
+    rows = {f"{BASE}, without weights": ""}
+    compared: ClassVar[tuple[str, ...]]  # columns
 
     def make(self, bench: Bench) -> Result:
-        """Build every drafter on the meta device and count."""
-        from specbench_ss.reports.paper.meta_drafters import all_overheads
-
         return self.show(all_overheads(BASE))
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """ACL sec. 1: fewer additional parameters and FLOPs than state-of-the-art methods, by each count."""
-        grid = result.grids[0]
         says = "Streaming needs fewer parameters and FLOPs than other methods (here: {})"
-        return [smallest(says.format(grid.columns[i].title), OURS, _compared(grid, i)) for i in self.places]
+        return [smallest(says.format(title), OURS, _compared(result.grids[0], title)) for title in self.compared]
 
     @abstractmethod
     def show(self, found: dict[str, Overhead]) -> Result:
         """Return the figure of these costs."""
 
 
-def _compared(grid: Grid, place: int) -> dict[str, float]:
+def _compared(grid: Grid, title: str) -> dict[str, float]:
     """Return a column's value of each drafter, of our forms only the one that the paper draws."""
-    values = {str(row[0]): number_or_none(row[place]) for row in grid.rows}
+    values = {str(row["drafter"]): number_or_none(row[title]) for row in records(grid)}
     return {k: v for k, v in values.items() if v is not None and (k == OURS or not k.startswith("SS"))}
 
 
 class Figure8(_Overheads):
     """Figure 8: parameters and memory access."""
 
-    name, source, places = "figure-8", source(ACL, "figure", 8), (1,)
+    name, source, compared = "figure-8", "ACL figure 8", ("parameters",)
     title = f"parameters and memory access of each drafter at {BASE}"
 
     def show(self, found: dict[str, Overhead]) -> Result:
-        """Show the parameters as bars on a logarithmic axis."""
         forms = {
             "drafter": "text", "parameters": "scientific 3", "passes per draft": "count",
             "GB read per draft": "number 3", "over SS-Lossless": "times",
         }  # fmt: skip
-        least = found[OURS].parameters
-        rows = [
-            (name, float(o.parameters), o.passes, o.parameters * HALF * _reads(name, o) / GB, o.parameters / least)
-            for name, o in found.items()
-        ]
+        rows: list[tuple[Value, ...]] = []
+        for name, o in found.items():
+            reads = 1 if name.startswith("Hydra") else o.passes  # each pass of Hydra reads another head
+            read = o.parameters * HALF * reads / GB
+            rows.append((name, float(o.parameters), o.passes, read, o.parameters / found[OURS].parameters))
         grid = table("overhead", forms, rows, "Parameters beyond the base")
-        text = Text("overhead", self.title, "Bar chart: parameters that each drafter adds, logarithmic.")
-        series = {"parameters": [(name, o.parameters) for name, o in found.items()]}
-        return Result((grid,), (bars(text, series, grid, Axis("parameters", log=True)),), notes=ACCESS_NOTES)
-
-
-def _reads(name: str, overhead: Overhead) -> int:
-    """Return how often a draft reads the drafter's parameters: each pass of Hydra reads another head."""
-    return 1 if name.startswith("Hydra") else overhead.passes
+        figure = bars("overhead", self.title, grid, "drafter", ["parameters"], "parameters", **LOG)
+        return Result((grid,), (figure,), notes=ACCESS_NOTES)
 
 
 class Figure9(_Overheads):
     """Figure 9: FLOPs, per draft and of one node."""
 
-    name, source, places = "figure-9", source(ACL, "figure", 9), (2, 3)
+    name, source, compared = "figure-9", "ACL figure 9", (WHOLE, ONE_NODE)
     title = f"FLOPs of one draft of each drafter at {BASE}"
 
     def show(self, found: dict[str, Overhead]) -> Result:
-        """Show the FLOPs as bars on a logarithmic axis."""
-        forms = {
-            "drafter": "text", "passes per draft": "count", "GFLOPs per draft": "number", "GFLOPs of one node": "number"
-        }  # fmt: skip
+        forms = {"drafter": "text", "passes per draft": "count", WHOLE: "number", ONE_NODE: "number"}
         rows = [(name, o.passes, o.flops / 1e9, o.one_node / 1e9) for name, o in found.items()]
         grid = table("flops", forms, rows, "FLOPs per draft, and of a draft of one node on each level")
-        label = "Bar chart: FLOPs that each drafter needs for one draft, and for one node of it, logarithmic."
-        series = {"per draft": [(row[0], row[2]) for row in rows], "of one node": [(row[0], row[3]) for row in rows]}
-        plot = bars(Text("flops", self.title, label), series, grid, Axis("GFLOPs", log=True))
-        return Result((grid,), (plot,), notes=(*FLOP_NOTES, *_orders(grid)))
+        columns = {title.removeprefix("GFLOPs "): title for title in (WHOLE, ONE_NODE)}
+        figure = bars("flops", self.title, grid, "drafter", columns, "GFLOPs", **LOG)
+        return Result((grid,), (figure,), notes=(*FLOP_NOTES, *_orders(grid)))
 
 
 def _orders(grid: Grid) -> list[str]:
@@ -230,21 +198,36 @@ class AppendixC(CountedExperiment):
     Every application has its own drafter and shares the base. Its LoRA is left out: all methods need as much of it.
     """
 
-    name, source = "appendix-c", source(ACL, "appendix", "C")
+    name, source = "appendix-c", "ACL appendix C"
     title = f"memory of drafters for several applications of one {APP_MODEL}"
-    subject = f"{APP_MODEL}, without weights"
+    rows = {f"{APP_MODEL}, without weights": ""}
 
     def make(self, bench: Bench) -> Result:
-        """Count every drafter once, and multiply."""
-        from specbench_ss.reports.paper.meta_drafters import added_parameters, meta_target
-
-        each = {method: added_parameters(APP_MODEL, method) for method in APP_METHODS}
+        sizes = {method: HALF * added_parameters(APP_MODEL, method) for method in APP_METHODS}
         weights = meta_target(APP_MODEL).parameter_count
         bases = {name: int(weights * size) for name, size in BASES.items()}
-        rows = [(name, float(weights), size / GB) for name, size in bases.items()]
+        forms = {
+            "drafter": "text", "parameters": "count", "GB an application": "number 5", f"GB of {TEN}": "number 4",
+            **{f"outgrows the base ({name}) at": "count" for name in bases},
+        }  # fmt: skip
+        rows: list[tuple[Value, ...]] = [
+            (method, size // HALF, size / GB, TEN * size / GB, *(base // size + 1 for base in bases.values()))
+            for method, size in sizes.items()
+        ]
+        drafters = table("drafters", forms, rows, f"Drafters of applications that share one {APP_MODEL}")
+        base_rows = [(name, float(weights), size / GB) for name, size in bases.items()]
         forms = {"the base": "text", "parameters": "scientific 3", "GB": "number"}
-        grids = _drafters(each, bases), table("bases", forms, rows, f"{APP_MODEL} in 8 bits, by two definitions")
-        return Result(grids, (_growth(each, bases),), notes=APP_NOTES)
+        grids = drafters, table("bases", forms, base_rows, f"{APP_MODEL} in 8 bits, by two definitions")
+        return Result(grids, (self._growth(sizes, bases),), notes=APP_NOTES)
+
+    def _growth(self, sizes: dict[str, int], bases: dict[str, int]) -> Plot:
+        """Draw the drafters' GB against the number of applications, and the base's."""
+        gb = {method: [n * size / GB for n in APPLICATIONS] for method, size in sizes.items()}
+        gb |= {f"the base, {name}": [size / GB for _ in APPLICATIONS] for name, size in bases.items()}
+        forms = {"applications": "count", **dict.fromkeys(gb, "number 4")}
+        rows = zip(APPLICATIONS, *gb.values(), strict=True)
+        grid = table("growth", forms, rows, "GB of all applications' drafters, and of the base")
+        return lines("growth", self.title, grid, "applications", list(gb), "GB", **LOG)
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test the numbers that appendix C prints, and that ten applications' heads outgrow the base."""
@@ -275,32 +258,6 @@ def _printed(says: str, number: float, values: Sequence[float], found: str) -> C
     return Claim(says, number in [round(value, 1) for value in values], found)
 
 
-def _drafters(each: dict[str, int], bases: dict[str, int]) -> Grid:
-    """Return the drafters of one application and of ten, and the number of them that takes more than the base."""
-    forms = {
-        "drafter": "text", "parameters": "count", "GB an application": "number 5", f"GB of {TEN}": "number 4",
-        **{f"outgrows the base ({name}) at": "count" for name in bases},
-    }  # fmt: skip
-    rows: list[tuple[Value, ...]] = []
-    for method, count in each.items():
-        size = HALF * count
-        rows.append((method, count, size / GB, TEN * size / GB, *(base // size + 1 for base in bases.values())))
-    return table("drafters", forms, rows, f"Drafters of applications that share one {APP_MODEL}")
-
-
-def _growth(each: dict[str, int], bases: dict[str, int]) -> Plot:
-    """Draw the drafters' GB against the number of applications, and the base's."""
-    series: dict[str, Points] = {
-        method: [(n, n * HALF * count / GB) for n in APPLICATIONS] for method, count in each.items()
-    }
-    series |= {f"the base, {name}": [(n, size / GB) for n in APPLICATIONS] for name, size in bases.items()}
-    rows = [(n, *(points[i][1] for points in series.values())) for i, n in enumerate(APPLICATIONS)]
-    forms = {"applications": "count", **dict.fromkeys(series, "number 4")}
-    grid = table("growth", forms, rows, "GB of all applications' drafters, and of the base")
-    label = "Line chart: GB of all drafters against the number of applications, logarithmic, with the base's."
-    return lines(Text("growth", AppendixC.title, label), series, grid, Axis("applications"), Axis("GB", log=True))
-
-
 # -- equation 10 ----------------------------------------------------------------------------------------------------
 
 RATIOS = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0)  # C_target / C_draft
@@ -308,41 +265,35 @@ ADVANCES = tuple(round(0.6 + 0.1 * i, 1) for i in range(15))  # zeta / beta
 CHAIN = 4  # gamma
 
 
-def streaming_over_draft(advance: float, ratio: float, gamma: int = CHAIN, cost: float = 1.0) -> float:
+def streaming_over_draft(advance: float, ratio: float, gamma: int = CHAIN) -> float:
     """Return eq. 10 as a speedup: time per token with a draft model over that with streaming.
 
     advance = zeta / beta, the tokens that a verifying pass advances with the draft model over those with streaming;
-    ratio = C_target / C_draft; cost = C_ss / C_target.
+    ratio = C_target / C_draft. A pass with streams is taken to cost what a pass of the target costs.
     """
-    return (gamma / ratio + 1) / advance / cost
+    return parity(ratio, gamma) / advance
 
 
-def parity(ratio: float, gamma: int = CHAIN, cost: float = 1.0) -> float:
+def parity(ratio: float, gamma: int = CHAIN) -> float:
     """Return the zeta / beta at which both take the same time: 1.4 for gamma = 4 and ratio 10 (ACL appendix N)."""
-    return (gamma / ratio + 1) / cost
+    return gamma / ratio + 1
 
 
 class Figure20(CountedExperiment):
     """Figure 20: when streaming is faster than a draft model, from costs and advances alone."""
 
-    name, source = "figure-20", source(ACL, "figure", 20)
+    name, source = "figure-20", "ACL figure 20"
     title = "speedup of streaming over a draft model, in theory (equation 10)"
-    subject = "the equation"
+    rows = {"the equation": ""}
 
     def make(self, bench: Bench) -> Result:
         """Draw a line for each ratio of target to draft latency, and find where it crosses 1."""
-        series: dict[str, Points] = {
-            f"ratio {r:g}": [(a, streaming_over_draft(a, r)) for a in ADVANCES] for r in RATIOS
-        }
         rows = [(a, *(streaming_over_draft(a, r) for r in RATIOS)) for a in ADVANCES]
         caption = f"Speedup of streaming over a draft model, gamma = {CHAIN}, by C_target / C_draft"
-        grid = table("speedup", {"zeta / beta": "number", **dict.fromkeys(series, "times")}, rows, caption)
+        titles = [f"ratio {r:g}" for r in RATIOS]
+        grid = table("speedup", {"zeta / beta": "number", **dict.fromkeys(titles, "times")}, rows, caption)
         forms = {"C_target / C_draft": "number", "zeta / beta at parity": "number"}
         at_parity = table("parity", forms, [(r, parity(r)) for r in RATIOS], "Parity")
-        label = (
-            "Line chart: speedup of streaming over a draft model against zeta over beta, a line for each latency ratio."
-        )
-        y = Axis("speedup of streaming", form="times")
-        plot = lines(Text("speedup", self.title, label), series, grid, Axis("zeta / beta"), y)
+        figure = lines("speedup", self.title, grid, "zeta / beta", titles, "speedup of streaming", **TIMES)
         note = f"Published: zeta = 1.4 beta at ratio 10; equation 10: {parity(10):g}."
-        return Result((grid, at_parity), (plot,), notes=(note,))
+        return Result((grid, at_parity), (figure,), notes=(note,))

@@ -6,7 +6,7 @@ FLOPs are those that torch's counter sees: 2 for each multiply-add of a matrix p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -43,47 +43,34 @@ DRAFT = "OPT-125M"  # the draft model of ACL table 5
 
 @dataclass(frozen=True, slots=True)
 class PaperModel:
-    """hub: repository of the weights. kind: model type in transformers. shape: its published config values."""
+    """Published values of a model's config. hub: repository of the weights. kind: model type in transformers."""
 
     hub: str
-    kind: str
-    shape: dict[str, int] = field(default_factory=dict)
-
-
-def _llama(
-    hub: str, hidden: int, inner: int, layers: int, heads: int, kv: int = 0, kind: str = "llama", **more: int
-) -> PaperModel:
-    shape = {
-        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": kv or heads, "vocab_size": 32000,
-    }  # fmt: skip
-    return PaperModel(hub, kind, shape | more)
-
-
-def _opt(hub: str, hidden: int, layers: int, heads: int) -> PaperModel:
-    shape = {
-        "hidden_size": hidden, "word_embed_proj_dim": hidden, "ffn_dim": 4 * hidden, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "vocab_size": 50272,
-    }  # fmt: skip
-    return PaperModel(hub, "opt", shape)
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    vocab: int = 32000
+    kv_heads: int = 0  # 0: as many as heads
+    kind: str = "llama"
 
 
 MODELS: dict[str, PaperModel] = {
-    "Vicuna-7B": _llama("lmsys/vicuna-7b-v1.3", 4096, 11008, 32, 32),
-    "Vicuna-13B": _llama("lmsys/vicuna-13b-v1.3", 5120, 13824, 40, 40),
-    "Vicuna-33B": _llama("lmsys/vicuna-33b-v1.3", 6656, 17920, 60, 52),
-    "Llama-2-Chat-7B": _llama("meta-llama/Llama-2-7b-chat-hf", 4096, 11008, 32, 32),
-    "Llama-2-Chat-13B": _llama("meta-llama/Llama-2-13b-chat-hf", 5120, 13824, 40, 40),
-    "Llama-2-7B": _llama("meta-llama/Llama-2-7b-hf", 4096, 11008, 32, 32),
-    "Llama-13B": _llama("huggyllama/llama-13b", 5120, 13824, 40, 40),
-    "OpenLlama-7B": _llama("openlm-research/open_llama_7b", 4096, 11008, 32, 32),
-    "Mistral-7B": _llama("mistralai/Mistral-7B-Instruct-v0.1", 4096, 14336, 32, 32, kv=8, kind="mistral"),
-    "Phi-3": _llama("microsoft/Phi-3-mini-4k-instruct", 3072, 8192, 32, 32, kind="phi3", vocab_size=32064),
-    "Phi-1.3B": _llama("microsoft/phi-1_5", 2048, 8192, 24, 32, kind="phi", vocab_size=51200),
-    "OPT-1.3B": _opt("facebook/opt-1.3b", 2048, 24, 32),
-    "OPT-6.7B": _opt("facebook/opt-6.7b", 4096, 32, 32),
-    "OPT-125M": _opt("facebook/opt-125m", 768, 12, 12),
-    "Llama-68M": _llama("JackFram/llama-68m", 768, 3072, 2, 12),
+    "Vicuna-7B": PaperModel("lmsys/vicuna-7b-v1.3", 4096, 11008, 32, 32),
+    "Vicuna-13B": PaperModel("lmsys/vicuna-13b-v1.3", 5120, 13824, 40, 40),
+    "Vicuna-33B": PaperModel("lmsys/vicuna-33b-v1.3", 6656, 17920, 60, 52),
+    "Llama-2-Chat-7B": PaperModel("meta-llama/Llama-2-7b-chat-hf", 4096, 11008, 32, 32),
+    "Llama-2-Chat-13B": PaperModel("meta-llama/Llama-2-13b-chat-hf", 5120, 13824, 40, 40),
+    "Llama-2-7B": PaperModel("meta-llama/Llama-2-7b-hf", 4096, 11008, 32, 32),
+    "Llama-13B": PaperModel("huggyllama/llama-13b", 5120, 13824, 40, 40),
+    "OpenLlama-7B": PaperModel("openlm-research/open_llama_7b", 4096, 11008, 32, 32),
+    "Mistral-7B": PaperModel("mistralai/Mistral-7B-Instruct-v0.1", 4096, 14336, 32, 32, kv_heads=8, kind="mistral"),
+    "Phi-3": PaperModel("microsoft/Phi-3-mini-4k-instruct", 3072, 8192, 32, 32, 32064, kind="phi3"),
+    "Phi-1.3B": PaperModel("microsoft/phi-1_5", 2048, 8192, 24, 32, 51200, kind="phi"),
+    "OPT-1.3B": PaperModel("facebook/opt-1.3b", 2048, 8192, 24, 32, 50272, kind="opt"),
+    "OPT-6.7B": PaperModel("facebook/opt-6.7b", 4096, 16384, 32, 32, 50272, kind="opt"),
+    "OPT-125M": PaperModel("facebook/opt-125m", 768, 3072, 12, 12, 50272, kind="opt"),
+    "Llama-68M": PaperModel("JackFram/llama-68m", 768, 3072, 2, 12),
 }
 
 
@@ -94,8 +81,16 @@ def meta_target(name: str) -> Target:
 
     model = MODELS[name]
     auto: Any = AutoModelForCausalLM
+    shape = {
+        "hidden_size": model.hidden, "num_hidden_layers": model.layers, "num_attention_heads": model.heads,
+        "vocab_size": model.vocab,
+    }  # fmt: skip
+    if model.kind == "opt":
+        shape |= {"ffn_dim": model.inner, "word_embed_proj_dim": model.hidden}
+    else:
+        shape |= {"intermediate_size": model.inner, "num_key_value_heads": model.kv_heads or model.heads}
     extra = {"sliding_window": None} if model.kind in ("mistral", "phi3") else {}
-    config = AutoConfig.for_model(model.kind, **model.shape, **extra, pad_token_id=0)
+    config = AutoConfig.for_model(model.kind, **shape, **extra, pad_token_id=0)
     with META:
         built = auto.from_config(config, attn_implementation="sdpa")
     return Target(built, None, name)
@@ -148,43 +143,19 @@ def _states(target: Target, rows: int) -> Tensor:
     return torch.empty(1, rows, target.hidden_size, device=META, dtype=target.dtype)
 
 
-def added_parameters(model: str, method: str) -> int:
-    """Count the parameters that the method adds to a published model."""
-    shape = MODELS[model].shape
-    hidden, vocab = shape["hidden_size"], shape["vocab_size"]
-    made: dict[str, Callable[[], int]] = {
-        "Medusa": lambda: count(meta_medusa(hidden, vocab)),
-        "Hydra": lambda: count(meta_hydra(hidden, vocab, plus=False)),
-        "Eagle": lambda: count(meta_eagle(meta_target(model))),
-        "2-Model SD": lambda: meta_target(DRAFT).parameter_count,
-        "SS-Shared": lambda: count(meta_streams(hidden, SHARED)),
-        "SS-Lossless": lambda: count(meta_streams(hidden)),
-    }
-    return made[method]()
+MODULES: dict[str, Callable[[int, int], nn.Module]] = {  # by hidden size and vocabulary, what a method adds
+    "Medusa": lambda hidden, vocab: MedusaHeads(HEADS, 1, hidden, vocab),  # ACL N.1
+    "Hydra": lambda hidden, vocab: HydraHeads(HEADS, 1, hidden, vocab, tied=True),
+    "Hydra++": lambda hidden, vocab: HydraHeads(HEADS, 4, hidden, vocab, tied=True),
+    "SS-Shared": lambda hidden, vocab: Streams(SHARED, hidden),  # 20 h, the baseline's LoRA left out
+    "SS-Lossless": lambda hidden, vocab: Streams(LOSSLESS, hidden),  # gamma h + 2 R_s h N_s + 2 theta h
+}
 
 
-# -- drafters -----------------------------------------------------------------------------------------------------
-
-
-def meta_streams(hidden: int, config: StreamConfig = LOSSLESS) -> Streams:
-    """Return streams as published: gamma h + 2 R_s h N_s + 2 theta h parameters.
-
-    Shared streams, without the baseline's LoRA, have 20 h.
-    """
+def module(method: str, hidden: int, vocab: int) -> Any:
+    """Return what a method adds to a target of this size, on the meta device."""
     with META:
-        return Streams(config, hidden)
-
-
-def meta_medusa(hidden: int, vocab: int) -> MedusaHeads:
-    """Return four Medusa heads of one residual block each (ACL N.1)."""
-    with META:
-        return MedusaHeads(HEADS, 1, hidden, vocab)
-
-
-def meta_hydra(hidden: int, vocab: int, plus: bool) -> HydraHeads:
-    """Return four Hydra heads, of four blocks each with `plus`."""
-    with META:
-        return HydraHeads(HEADS, 4 if plus else 1, hidden, vocab, tied=True)
+        return MODULES[method](hidden, vocab)
 
 
 def meta_eagle(target: Target) -> Eagle1Drafter:
@@ -193,19 +164,33 @@ def meta_eagle(target: Target) -> Eagle1Drafter:
         return new_eagle(target)[0]
 
 
+def added_parameters(model: str, method: str) -> int:
+    """Count the parameters that the method adds to a published model."""
+    if method == "2-Model SD":
+        return int(meta_target(DRAFT).parameter_count)
+    if method == "Eagle":
+        return count(meta_eagle(meta_target(model)))
+    return count(module(method, MODELS[model].hidden, MODELS[model].vocab))
+
+
+# -- drafters -----------------------------------------------------------------------------------------------------
+
+
 def streaming(target: Target, top_p: int = 0) -> Overhead:
     """Return what the fused pass costs beyond verifying the same tree: streams, draft logits, early exit.
 
     top_p: number of tokens that streams attend to (ACL H.1); 0 means all.
     """
-    streams = meta_streams(target.hidden_size)
+    streams = module("SS-Lossless", target.hidden_size, target.vocab_size)
     decoder = SpeculativeStreaming(target, SSOptions(k=K, prune="off", stream_attention_top_p=top_p), streams)
     logits = torch.empty(GAMMA, target.vocab_size, device=META)
     full = draft_tree(torch.empty(1, dtype=torch.long, device=META), logits, K, 0)
     drafting = flops(lambda: target.logits(torch.empty(GAMMA, target.hidden_size, device=META)))
     # any ancestor-closed choice of so many nodes has these shapes
     kept, one = (drafting + _streams_flops(target, decoder, full.select(range(nodes))) for nodes in (KEPT, 1))
-    return Overhead(count(streams), 1, kept + _early_exit_flops(target, streams, full), one)
+    inner = torch.empty(len(set(full.shape.parents[1:])), target.hidden_size, device=META)  # nodes with children
+    early_exit = flops(lambda: target.logits(target.family.norm(streams.early_exit(inner))))  # sec. 2.3
+    return Overhead(count(streams), 1, kept + early_exit, one)
 
 
 def _streams_flops(target: Target, decoder: SpeculativeStreaming, tree: DraftTree) -> int:
@@ -214,16 +199,9 @@ def _streams_flops(target: Target, decoder: SpeculativeStreaming, tree: DraftTre
     return fused - flops(lambda: target.forward_tree(tree, meta_state(target).cache))
 
 
-def _early_exit_flops(target: Target, streams: Streams, tree: DraftTree) -> int:
-    """Return the FLOPs of the early-exit logits at every node with children (sec. 2.3)."""
-    inner = len(set(tree.shape.parents[1:]))
-    states = torch.empty(inner, target.hidden_size, device=META)
-    return flops(lambda: target.logits(target.family.norm(streams.early_exit(states))))
-
-
 def medusa(target: Target) -> Overhead:
     """Return the costs of four Medusa heads with the published tree. A chain costs as much: each head runs once."""
-    heads = meta_medusa(target.hidden_size, target.vocab_size)
+    heads = module("Medusa", target.hidden_size, target.vocab_size)
     decoder = Medusa(target, MedusaOptions(), heads, tree_of(PUBLISHED))
     drafting = flops(lambda: decoder.propose(meta_state(target)))
     return Overhead(count(heads), 1, drafting, drafting)
@@ -234,7 +212,7 @@ def hydra(target: Target, plus: bool) -> Overhead:
 
     plus: Hydra++, which has four blocks a head and a prefix layer that runs once a draft, on the newest state.
     """
-    heads = meta_hydra(target.hidden_size, target.vocab_size, plus)
+    heads = module("Hydra++" if plus else "Hydra", target.hidden_size, target.vocab_size)
     parameters, prefix_flops = count(heads), 0
     if plus:
         with META:

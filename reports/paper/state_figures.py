@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,24 +22,22 @@ from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.methods.ss.layers import Streams
 from specbench_ss.methods.ss.train import SharedTrainer, StreamsTrainer
 from specbench_ss.options import REFERENCE
+from specbench_ss.reports import charts
 from specbench_ss.reports.paper.claims import all_of, number_or_none, rising
 from specbench_ss.reports.paper.experiment import (
-    ACL,
     PaperExperiment,
     TrainingExperiment,
     config_for,
-    first_turn,
     machine,
     missing_for,
     questions,
     records,
-    source,
+    rows_of,
     table,
 )
-from specbench_ss.reports.paper.figures import Axis, Points, Text, lines
-from specbench_ss.reports.paper.lab_text import lab_text
-from specbench_ss.reports.paper.training import train_variants
-from specbench_ss.results.report import Bench, Claim, Grid, Part, Request, Result
+from specbench_ss.reports.paper.figures import LOG, lines, plot
+from specbench_ss.reports.paper.training import lab_text, train_variants
+from specbench_ss.results.report import Bench, Claim, Request, Result
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.batch import BaseStates, Batch, base_states
 from specbench_ss.training.loop import Budget, DrafterText
@@ -52,67 +51,49 @@ SIMILARITY_NOTES = (
     "current: the main state before the draft, held against the state so many tokens ahead",
     "published: the paper draws its values and prints none",
 )
-Cosines = dict[tuple[str, int, int], list[float]]  # (whose, stream, layer) -> cosines, each a mean over an answer
 
 
-class WatchedStreams(Streams):
-    """Streams that keep their states: seen[0] as inserted, then one after each MSA layer, [B, a*gamma, h]."""
+def stream_states(target: Target, streams: Streams, states: BaseStates, at: Tensor) -> list[Tensor]:
+    """Return the states of the streams at positions `at` [a], [a, gamma, h] each.
 
-    def __init__(self, streams: Streams) -> None:
-        super().__init__(streams.config, streams.embedding.shape[1])
-        self.to(streams.embedding.device, streams.embedding.dtype).load_state_dict(streams.state_dict())
-        self.seen: list[Tensor] = []
-
-    def insert(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Insert streams as usual and keep their states."""
-        self.seen = [super().insert(*args, **kwargs)]
-        return self.seen[0]
-
-    def pass_layer(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Pass a layer as usual and keep the states."""
-        self.seen.append(super().pass_layer(*args, **kwargs))
-        return self.seen[-1]
-
-
-def stream_similarity(target: Target, streams: Streams, states: BaseStates, at: Tensor) -> Tensor:
-    """Return the cosine of stream j's state at position i with the main state at i + j, [layers, gamma].
-
-    It is a mean over `at` [a]. Layers lo..N-1 are the inputs of those layers; the last one is the state after the final
-    norm, as the LM head reads it.
+    The first are as inserted, then those after each MSA layer; the last one is normed, as the LM head reads it.
     """
+    seen: list[Tensor] = []
+
+    def kept(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(*args: Any, **kwargs: Any) -> Tensor:
+            seen.append(method(*args, **kwargs))
+            return seen[-1]
+
+        return call
+
+    watched = copy(streams)
+    watched.insert, watched.pass_layer = kept(streams.insert), kept(streams.pass_layer)  # type: ignore[method-assign]
     trainee = StreamsTrainer(target, streams.config)
-    watched = trainee.module = WatchedStreams(streams)
+    trainee.module = watched
     trainee.stream_logits(states, at[None])
-    g, lo = streams.config.gamma, trainee.lo
-    ahead = at[:, None] + torch.arange(1, g + 1, device=at.device)  # [a, gamma]
-    seen = [*watched.seen[:-1], target.family.norm(watched.seen[-1])]
-    true = [*(states.taps[layer] for layer in range(lo, target.n_layers)), states.final]
-    pairs = zip(seen, true, strict=True)
-    return torch.stack([F.cosine_similarity(s[0].unflatten(0, (-1, g)), t[0][ahead], -1).mean(0) for s, t in pairs])
+    return [x[0].unflatten(0, (-1, streams.config.gamma)) for x in (*seen[:-1], target.family.norm(seen[-1]))]
 
 
-def ahead_similarity(states: Sequence[Tensor], at: Tensor, gamma: int) -> Tensor:
-    """Return the cosine of the main state at i with that at i + j, [layers, gamma]: what doing nothing would give."""
-    ahead = at[:, None] + torch.arange(1, gamma + 1, device=at.device)
-    return torch.stack([F.cosine_similarity(t[0][at][:, None], t[0][ahead], -1).mean(0) for t in states])
+def similarity(made: Sequence[Tensor], true: Sequence[Tensor], at: Tensor) -> list[list[float]]:
+    """Return the mean cosine, [layers][gamma], of states [a, gamma, h] for the token j ahead with the true ones.
 
-
-def medusa_similarity(medusa: Medusa, states: BaseStates, at: Tensor) -> Tensor:
-    """Return the cosine of head j's state with the final state at i + j, [heads]."""
-    made = medusa.heads.states(states.final[0][at])  # [heads, a, h]
-    ahead = at + torch.arange(1, len(made) + 1, device=at.device)[:, None]  # [heads, a]
-    return F.cosine_similarity(made, states.final[0][ahead], -1).mean(1)
+    made: for each layer. true: [1, T, h] for each layer, of which the last ones count. at: int64 [a], positions.
+    """
+    found = []
+    for own, states in zip(made, true[len(true) - len(made) :], strict=True):
+        ahead = at[:, None] + torch.arange(1, own.shape[1] + 1, device=at.device)  # [a, gamma]
+        found.append(F.cosine_similarity(own, states[0][ahead], -1).mean(0).tolist())
+    return found
 
 
 class Figure5(PaperExperiment):
     """Figure 5: similarity of stream states and of Medusa's with the true states of the tokens that they predict."""
 
-    name, source = "figure-5", source(ACL, "figure", 5)
+    name, source = "figure-5", "ACL figure 5"
     title = "cosine similarity of stream and Medusa states with the true states, by layer"
 
-    def parts(self, request: Request) -> Sequence[Part]:
-        """Return a row for the streams and one for the heads."""
-        return [Part(f"{m} on {request.model}", missing_for(m, request)) for m in ("ss", "medusa")]
+    rows = {f"{method} on {{model}}": method for method in ("ss", "medusa")}
 
     def able(self, request: Request) -> bool:
         """Return whether the streams can run; the heads may be missing."""
@@ -143,27 +124,28 @@ class Figure5(PaperExperiment):
         ]
 
     def make(self, bench: Bench) -> Result:
-        """Answer, run the answers through the model once more, and compare states."""
         config, request = self.configs(bench.request)["answers"], bench.request
         run = bench.measure(config, "answers")
         target = bench.target()
         streams = _loaded(SpeculativeStreaming, request, target).streams
         medusa = None if missing_for("medusa", request) else _loaded(Medusa, request, target)
-        answers = {r.question_id: r.token_ids or [] for r in run.rows if r.ok and r.turn == 0}
-        cosines: Cosines = {}
+        answers = {r.question_id: r.token_ids or [] for r in run.run.rows if r.ok and r.turn == 0}
+        found: list[tuple[str, int, int, float]] = []
         with torch.inference_mode():
             for question in (q for c in CATEGORIES for q in questions(request, "apps", c, config.limit or 0)):
                 if question.id in answers:
-                    _add(cosines, target, streams, medusa, first_turn(target, question), answers[question.id])
-        means = {key: sum(values) / len(values) for key, values in sorted(cosines.items())}
-        series: dict[str, list[tuple[float, float | None]]] = {}
-        for (whose, j, layer), value in means.items():
-            series.setdefault(f"{whose}, {j} ahead", []).append((layer, value))
-        label = "Line chart: mean cosine similarity with the true state, by layer, for each stream and Medusa head."
-        text, grid = Text("figure", self.title, label), _similarity_grid(means, self.source)
-        plot = lines(text, series, grid, Axis("layer"), Axis("cosine similarity"))
+                    prompt = target.encode_chat(question.messages())
+                    found += _cosines(target, streams, medusa, prompt, answers[question.id])
+        columns = ["state", "ahead", "layer", "cosine"]
+        means = pd.DataFrame(found, columns=columns).groupby(columns[:-1])["cosine"].mean().unstack()
+        series = {f"{whose}, {j} ahead": list(row.dropna().items()) for (whose, j), row in means.iterrows()}
+        rows = rows_of(means.reset_index())
+        layers = list(means.columns)
+        forms = {"state": "text", "tokens ahead": "count", **{f"layer {n}": "number" for n in layers}}
+        grid = table("similarity", forms, rows, f"{self.source}: cosine, mean over answers")
+        figure = plot("figure", self.title, grid, charts.lines(series, "layer", "cosine similarity"))
         about = f"ours: {machine(run)}; {len(answers)} of the model's own answers"
-        return Result((grid,), (plot,), notes=(about, *SIMILARITY_NOTES))
+        return Result((grid,), (figure,), notes=(about, *SIMILARITY_NOTES))
 
 
 def _loaded(kind: type[Any], request: Request, target: Target) -> Any:
@@ -177,34 +159,25 @@ def _only(request: Request, method: str) -> Request:
     return replace(request, settings=tuple(s for s in request.settings if s.startswith(f"{method}.")))
 
 
-def _add(
-    cosines: Cosines, target: Target, streams: Streams, medusa: Medusa | None, prompt: list[int], answer: list[int]
-) -> None:
-    """Add the cosines of one answer, at every position that gamma more tokens of the answer follow."""
+def _cosines(
+    target: Target, streams: Streams, medusa: Medusa | None, prompt: list[int], answer: list[int]
+) -> Iterator[tuple[str, int, int, float]]:
+    """Yield (whose, tokens ahead, layer, mean cosine) of an answer, where gamma more of its tokens follow."""
     g, n = streams.config.gamma, target.n_layers
     lo = n - streams.config.n_msa_layers
     first, last = len(prompt) - 1, len(prompt) + len(answer) - 1 - g
     if last <= first:
         return
-    ids = torch.tensor([[*prompt, *answer]], device=target.device)
-    states = base_states(target, ids, range(lo, n), lo)
+    states = base_states(target, torch.tensor([[*prompt, *answer]], device=target.device), range(lo, n), lo)
     at = torch.arange(first, last, device=target.device)
-    mains = [*(states.taps[layer] for layer in range(lo, n)), states.final]
-    found = {"stream": stream_similarity(target, streams, states, at), "current": ahead_similarity(mains, at, g)}
+    true = [*(states.taps[layer] for layer in range(lo, n)), states.final]
+    made = {"stream": stream_states(target, streams, states, at)}
+    made["current"] = [layer[0][at][:, None].expand(-1, g, -1) for layer in true]  # what doing nothing would give
     if medusa is not None:
-        found["Medusa head"] = medusa_similarity(medusa, states, at)[None]
-    for whose, values in found.items():
-        for back, row in enumerate(reversed(values.tolist())):
-            for j, value in enumerate(row, start=1):
-                cosines.setdefault((whose, j, n - back), []).append(value)
-
-
-def _similarity_grid(means: dict[tuple[str, int, int], float], where: str) -> Grid:
-    layers = sorted({layer for _, _, layer in means})
-    pairs = sorted({(whose, j) for whose, j, _ in means})
-    rows = [(whose, j, *(means.get((whose, j, layer)) for layer in layers)) for whose, j in pairs]
-    forms = {"state": "text", "tokens ahead": "count", **{f"layer {n}": "number" for n in layers}}
-    return table("similarity", forms, rows, f"{where}: cosine, mean over answers")
+        made["Medusa head"] = [medusa.heads.states(states.final[0][at]).transpose(0, 1)]
+    for whose, own in made.items():
+        for layer, cosines in enumerate(similarity(own, true, at), start=n + 1 - len(own)):
+            yield from ((whose, j, layer, value) for j, value in enumerate(cosines, start=1))
 
 
 # -- figure 6: gradients ------------------------------------------------------------------------------------------
@@ -246,10 +219,8 @@ def lossless_loss(target: Target, trainee: StreamsTrainer) -> Loss:
 def shared_loss(trainee: SharedTrainer) -> Loss:
     """Return the same loss for shared mode: eq. 6 with alpha_j = 1 minus eq. 6 with alpha_j = 0.
 
-    Raises ValueError where main rows see their streams (eq. 3): there the two differ in more than the streams' terms.
+    Where main rows see their streams (eq. 3), the two would differ in more than the streams' terms.
     """
-    if trainee.shape.main_attends_streams:
-        raise ValueError("the losses of main rows and streams do not separate where main rows see streams")
     trainee.prune_weight = 0.0
 
     def eq_6(batch: Batch, alpha: float) -> Tensor:
@@ -259,48 +230,34 @@ def shared_loss(trainee: SharedTrainer) -> Loss:
     return lambda batch: eq_6(batch, 1.0) - eq_6(batch, 0.0)
 
 
-@contextmanager
-def learning_mlps(model: nn.Module) -> Iterator[Sequence[tuple[int, Tensor]]]:
-    """Yield (layer, weight) of the MLPs, which ask for gradients while the context lasts."""
-    found = [(int(m[1]), p) for name, p in model.named_parameters() if (m := _MLP.search(name))]
-    for _, p in found:
-        p.requires_grad_(True)
-    try:
-        yield found
-    finally:
-        for _, p in found:
-            p.requires_grad_(False)
-
-
 def gradient_norms(model: nn.Module, layers: int, loss: Loss, batches: Sequence[Batch]) -> list[float]:
     """Return the norm of the gradient on each layer's MLP weights, its mean over batches."""
+    mlps = [(int(m[1]), p.requires_grad_(True)) for name, p in model.named_parameters() if (m := _MLP.search(name))]
     total = torch.zeros(layers)
-    with learning_mlps(model) as mlps, torch.enable_grad():
-        for batch in batches:
-            found = torch.autograd.grad(loss(batch), [p for _, p in mlps], allow_unused=True)
-            squares = torch.zeros(layers)
-            for (layer, _), gradient in zip(mlps, found, strict=True):
-                if gradient is not None:  # None: the loss does not depend on it
-                    squares[layer] += float(gradient.pow(2).sum())
-            total += squares.sqrt()
+    for batch in batches:
+        found = torch.autograd.grad(loss(batch), [p for _, p in mlps], allow_unused=True)
+        squares = torch.zeros(layers)
+        for (layer, _), gradient in zip(mlps, found, strict=True):
+            if gradient is not None:  # None: the loss does not depend on it
+                squares[layer] += float(gradient.pow(2).sum())
+        total += squares.sqrt()
+    for _, p in mlps:
+        p.requires_grad_(False)
     return [float(norm) for norm in total / len(batches)]
 
 
 class Figure6(TrainingExperiment):
     """Figure 6: gradient that the stream losses send into the base's MLP blocks, layer by layer."""
 
-    name, source = "figure-6", source(ACL, "figure", 6)
+    name, source = "figure-6", "ACL figure 6"
     title = "gradient norms that stream losses send into each MLP block, at the start and trained"
-    uses = ("model", "device", "dtype", "seed")
-    rows = ("shared mode, at the start and trained", "lossless streams, at the start", "lossless streams, trained")
-
-    def parts(self, request: Request) -> Sequence[Part]:
-        """Return a row for each mode, at the start and trained."""
-        *others, trained = super().parts(request)
-        return [*others, replace(trained, missing=trained.missing or missing_for("ss", request))]
+    rows = {
+        "shared mode, at the start and trained": "",
+        "lossless streams, at the start": "",
+        "lossless streams, trained": "ss",
+    }
 
     def make(self, bench: Bench) -> Result:
-        """Compute gradients of the same batches for fresh and for trained streams."""
         target = bench.target()
         text = lab_text(target, "train", 200, bench.request.seed)
         batches = [text.batch(i, GRADIENT_BUDGET, target.device) for i in range(BATCHES)]
@@ -311,14 +268,10 @@ class Figure6(TrainingExperiment):
         forms = {"layer": "count", **dict.fromkeys(series, "number 4")}
         rows = [(i, *values) for i, values in enumerate(zip(*series.values(), strict=True))]
         grid = table("gradients", forms, rows, f"{self.source}: norm of the stream losses' gradient")
-        drawn: dict[str, Points] = {
-            name: [(float(i), v or None) for i, v in enumerate(values)] for name, values in series.items()
-        }
-        label = f"Line chart: gradient norm by layer: {', '.join(series)}."
-        plot = lines(Text("figure", self.title, label), drawn, grid, Axis("layer"), Axis("gradient norm", log=True))
+        figure = lines("figure", self.title, grid, "layer", list(series), "gradient norm", **LOG)
         rows_a_step = GRADIENT_BUDGET.rows_per_step
         about = f"ours: {bench.request.model}; mean over {BATCHES} batches of {rows_a_step} rows, training text"
-        return Result((grid,), (plot,), notes=(about, *GRADIENT_NOTES))
+        return Result((grid,), (figure,), notes=(about, *GRADIENT_NOTES))
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Caption: at the start, strong gradients reach early and mid-level layers too."""
@@ -346,6 +299,5 @@ def _states_of_training(bench: Bench, target: Target, text: DrafterText) -> Iter
     lossless = StreamsTrainer(target, trained.config)
     train_variants(bench, target, [lossless], text, GRADIENT_BUDGET, "lossless-start", steps=False)
     yield "lossless, at the start", target.model, lossless_loss(target, lossless)
-    lossless = StreamsTrainer(target, trained.config)
     lossless.module = trained
     yield "lossless, trained", target.model, lossless_loss(target, lossless)

@@ -8,26 +8,23 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from specbench_ss.options import REFERENCE
-from specbench_ss.reports.paper import claims
-from specbench_ss.reports.paper.claims import NOWHERE, ahead, all_of, number_or_none
+from specbench_ss.reports import charts
+from specbench_ss.reports.paper.claims import NOWHERE, Ratio, ahead, all_of, number_or_none, point
 from specbench_ss.reports.paper.experiment import (
-    ACL,
     MEASURED,
     MT_BENCH,
-    PaperExperiment,
+    RunExperiment,
     config_for,
-    health,
-    machine,
     measured,
     missing_for,
     overall,
-    source,
     table,
 )
-from specbench_ss.reports.paper.figures import Axis, Points, Series, Text, bars, chart, lines
+from specbench_ss.reports.paper.figures import TIMES, bars, lines, plot
+from specbench_ss.results.analysis import Results
 from specbench_ss.results.concurrency import level_rows, requests_of
 from specbench_ss.results.ranking import by_question
-from specbench_ss.results.report import Bench, Claim, Grid, Part, Plot, Request, Result, Value
+from specbench_ss.results.report import Claim, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.text import interval
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
@@ -52,45 +49,34 @@ class Point:
         return next((s.label for s in config.methods if s.label != REFERENCE), REFERENCE)
 
 
-class Sweep(PaperExperiment):
+class Sweep(RunExperiment):
     """Speedup and tau of each point. settings: those of every run; its `limit` holds where the user gives none."""
 
     x_title: ClassVar[str]
     y_title: ClassVar[str] = "speedup over ar"
-    settings: ClassVar[dict[str, Any]]
-    published: ClassVar[str] = "the paper draws its values and prints none"
+    settings: ClassVar[dict[str, Any]] = {"suite": "specbench", "categories": MT_BENCH, "limit": 1}
     points: ClassVar[tuple[Point, ...]]
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """Return a row for each point."""
         return [Part(f"{p.series} {p.x}", missing_for(p.method, request)) for p in self.points]
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
         """Return a run for each group of points that can run."""
         groups: dict[str, list[Point]] = {}
-        for point in self.points:
-            if not missing_for(point.method, request):
-                groups.setdefault(point.run, []).append(point)
+        for p in self.points:
+            if not missing_for(p.method, request):
+                groups.setdefault(p.run, []).append(p)
         return {
             name: config_for(request, [p.method for p in group], **(self.settings | group[0].settings))
             for name, group in groups.items()
         }
 
-    def able(self, request: Request) -> bool:
-        """Return whether a point can run."""
-        return bool(self.configs(request))
+    def show(self, runs: Mapping[str, Results], request: Request) -> Result:
+        able = [p for p in self.points if p.run in runs and not missing_for(p.method, request)]
+        grid = self.grid(able, runs, request)
+        return Result((grid,), (self.plot(grid),))
 
-    def make(self, bench: Bench) -> Result:
-        """Measure every run, then read every point off its run."""
-        runs = {name: bench.measure(config, name) for name, config in self.configs(bench.request).items()}
-        able = [p for p in self.points if p.run in runs and not missing_for(p.method, bench.request)]
-        grid = self.grid(able, runs, bench.request)
-        notes = [f"ours: {machine(next(iter(runs.values())))}", *(n for run in runs.values() for n in health(run))]
-        notes += [f"published: {self.published}", *self.left_out(bench.request)]
-        return Result((grid,), (self.plot(grid),), notes=tuple(notes))
-
-    def grid(self, points: Sequence[Point], runs: dict[str, Run], request: Request) -> Grid:
-        """Return a row for each point."""
+    def grid(self, points: Sequence[Point], runs: Mapping[str, Results], request: Request) -> Grid:
         found = {name: overall(run) for name, run in runs.items()}
         rows = [(p.series, p.x, *measured(found[p.run][p.label(request)])) for p in points]
         forms = {"series": "text", self.x_title: "text" if isinstance(points[0].x, str) else "count", **MEASURED}
@@ -98,33 +84,27 @@ class Sweep(PaperExperiment):
 
     def plot(self, grid: Grid) -> Plot:
         """Plot the third column of each series over the axis: lines over numbers, bars over names."""
-        series: dict[str, Points] = {
-            str(name): [(row[1], number_or_none(row[2])) for row in grid.rows if row[0] == name]
-            for name in dict.fromkeys(row[0] for row in grid.rows)
-        }
-        label = f"Chart: {self.y_title} against {self.x_title}, for {', '.join(series)}."
-        text, y = Text("figure", self.title, label), Axis(self.y_title, form="times", from_zero=True)
-        if isinstance(grid.rows[0][1], str):
-            return bars(text, series, grid, y)
-        return lines(text, series, grid, Axis(self.x_title), y)
+        draw, columns = bars if isinstance(grid.rows[0][1], str) else lines, {"": grid.columns[2].title}
+        more = {**TIMES, "yaxis_rangemode": "tozero"}
+        return draw("figure", self.title, grid, self.x_title, columns, self.y_title, by="series", **more)
 
 
 def _tree(k: int, prune: str) -> str:
     return f"ss[gamma=3,k={k},n_draft=0,prune={prune}]"
 
 
-def _points(result: Result) -> Mapping[tuple[Value, Value], claims.Point]:
+def _points(result: Result) -> Mapping[tuple[Value, Value], Ratio]:
     """Return speedups with intervals by series and place; NOWHERE for a point that was not measured."""
-    return defaultdict(lambda: NOWHERE, claims.points(result.grids[0], 1))
+    grid = result.grids[0]
+    return defaultdict(lambda: NOWHERE, {(row[0], row[1]): point(grid, row, "speedup") for row in grid.rows})
 
 
 class Figure10(Sweep):
     """Figure 10: candidates per stream, with and without pruning."""
 
-    name, source = "figure-10", source(ACL, "figure", 10)
+    name, source = "figure-10", "ACL figure 10"
     title = "speedup against k, gamma = 3, with and without pruning"
     x_title = "k"
-    settings: ClassVar[dict[str, Any]] = {"suite": "specbench", "categories": MT_BENCH, "limit": 1}
     points = tuple(
         Point(series, k, _tree(k, prune))
         for series, prune in (("with pruning", "on"), ("without pruning", "off"))
@@ -152,10 +132,10 @@ class Figure10(Sweep):
 class Figure12b(Sweep):
     """Figure 12 (b): top-k sampling."""
 
-    name, source = "figure-12b", source(ACL, "figure", 12) + " (b)"
+    name, source = "figure-12b", "ACL figure 12 (b)"
     title = "top-k sampling at temperature 1"
     x_title = "top-k"
-    settings: ClassVar[dict[str, Any]] = {"suite": "apps", "categories": ("meaning_representation",), "limit": 8}
+    settings = {"suite": "apps", "categories": ("meaning_representation",), "limit": 8}
     points = tuple(
         Point(series, k, method, f"top-{k}", {"temperature": 1.0, "top_k": k})
         for series, method in (("Medusa", "medusa"), ("SS", "ss"), ("SS-Shared", "ss-shared"))
@@ -177,10 +157,9 @@ class Figure12b(Sweep):
 class Figure13(Sweep):
     """Figure 13: from chain to pruned tree."""
 
-    name, source = "figure-13", source(ACL, "figure", 13)
+    name, source = "figure-13", "ACL figure 13"
     title = "breakdown of the speedup: chain, tree, pruned tree"
     x_title = "drafting"
-    settings: ClassVar[dict[str, Any]] = {"suite": "specbench", "categories": MT_BENCH, "limit": 1}
     points = (
         Point("ss", "chain", "ss[mode=chain,n_draft=0,prune=off]"),
         Point("ss", "tree", "ss[k=3,n_draft=0,prune=off]"),
@@ -205,12 +184,10 @@ CHAIN = "SS, chain"
 class Figure18(Sweep):
     """Figure 18: batching, with tree and pruning off; beyond the paper, shorter chains, and the heads."""
 
-    name, source = "figure-18", source(ACL, "figure", 18)
+    name, source = "figure-18", "ACL figure 18"
     title = "throughput against batch size, chains without pruning"
     x_title, y_title = "batch size", "throughput over ar's in batches of the same size"
-    settings: ClassVar[dict[str, Any]] = {
-        "suite": "specbench", "categories": MT_BENCH, "limit": 1, "concurrency": BATCHES[1:],
-    }  # fmt: skip
+    settings = {**Sweep.settings, "concurrency": BATCHES[1:]}
     published = "above 2x at every batch size on an A100-80G, Vicuna-7B (appendix L); the values are drawn, not printed"
     points = tuple(
         Point(series, size, method)
@@ -222,9 +199,9 @@ class Figure18(Sweep):
         for size in BATCHES
     )
 
-    def grid(self, points: Sequence[Point], runs: dict[str, Run], request: Request) -> Grid:
+    def grid(self, points: Sequence[Point], runs: Mapping[str, Results], request: Request) -> Grid:
         """Return a row for each point whose batch size was measured; one that ran out of memory has none."""
-        found = {(row.method, row.concurrency): row for run in runs.values() for row in level_rows(run)}
+        found = {(row.method, row.concurrency): row for run in runs.values() for row in level_rows(run.run)}
         placed = [(p.series, p.x, found.get((p.label(request), int(p.x)))) for p in points]
         rows = [
             (name, x, r.throughput_ratio, r.tokens_per_s, r.tau, r.requests - r.failed) for name, x, r in placed if r
@@ -249,10 +226,10 @@ class Figure18(Sweep):
 class Figure21(Sweep):
     """Figure 21: long context."""
 
-    name, source = "figure-21", source(ACL, "figure", 21)
+    name, source = "figure-21", "ACL figure 21"
     title = "long prompts: speedup against k, gamma = 3"
     x_title = "k"
-    settings: ClassVar[dict[str, Any]] = {"suite": "specbench", "categories": ("summarization", "rag"), "limit": 6}
+    settings = {"suite": "specbench", "categories": ("summarization", "rag"), "limit": 6}
     published = (
         "2.64x at gamma = 3, k = 4 on an A100-80G: LongBench summarization, streams trained on arXiv papers (app. O). "
         "The lab's context is 1,024 tokens; its longest prompts stand in"
@@ -280,40 +257,49 @@ class DraftLength(Sweep):
     name, source = "draft-length", "Beyond the papers"
     title = "the best length of a draft against batch size"
     x_title = "length of the draft"
-    settings: ClassVar[dict[str, Any]] = {
-        "suite": "specbench", "categories": MT_BENCH, "limit": 1, "repeats": 2, "concurrency": BATCHES[1:],
-    }  # fmt: skip
+    settings = {**Sweep.settings, "repeats": 2, "concurrency": BATCHES[1:]}
     published = "nothing: the papers draw one length (figure 18)"
     points = (
         *(Point(STREAMS, g, f"ss[gamma={g},mode=chain,n_draft=0,prune=off]") for g in (1, 2, 3, 4)),
         *(Point(DRAFT_MODEL, g, f"sd[gamma={g}]") for g in (1, 2, 4, LONGEST)),
     )
 
-    def grid(self, points: Sequence[Point], runs: dict[str, Run], request: Request) -> Grid:
-        """Return a row for each series, batch size and length."""
+    def grid(self, points: Sequence[Point], runs: Mapping[str, Results], request: Request) -> Grid:
         (run,) = runs.values()
         forms = {
             "drafted by": "text", "batch size": "count", self.x_title: "count", "throughput over ar's": "times",
             "speedup of a request": "times", "95 % interval": "text", "tau": "number", "answers": "count",
             "of its batch size": "text",
         }  # fmt: skip
-        rows = [row for name in dict.fromkeys(p.series for p in points) for row in _rows(name, points, run, request)]
+        labels: dict[str, dict[int, str]] = {}
+        for p in points:
+            labels.setdefault(p.series, {0: REFERENCE})[int(p.x)] = p.label(request)
+        rows = [row for series, own in labels.items() for row in _rows(series, own, run.run)]
         return table("lengths", forms, rows, f"{self.source}: chains by length, 0: plain decoding")
 
     def plot(self, grid: Grid) -> Plot:
         """Plot the best length of each series over the batch size, and those that do not differ from it."""
         best = _best(grid)
-        series = [one for i, name in enumerate(dict.fromkeys(r[0] for r in best.rows)) for one in _drawn(i, name, grid)]
-        label = "Chart: length of the best draft against batch size, a line a method. Hollow: not told from it."
+        series = {
+            f"{name}: {place}": [
+                (float(row[SIZE] or 0) * APART**i, number_or_none(row[LENGTH]))
+                for row in grid.rows
+                if (row[SERIES], row[PLACE]) == (name, place)
+            ]
+            for i, name in enumerate(dict.fromkeys(row[SERIES] for row in best.rows))
+            for place in (BEST, LEVEL)
+        }
+        drawn = charts.lines(series, "requests decoded at a time", "tokens of the best draft")
+        for line, level in zip(drawn.data[::2], drawn.data[1::2], strict=True):
+            colour, symbol = line.line.color, f"{line.marker.symbol}-open"
+            level.update(mode="markers", line_color=colour, marker_color=colour, marker_symbol=symbol)
         title = f"{self.title}; hollow: cannot be told from the best; 0: plain decoding"
-        x = Axis("requests decoded at a time", log=True, ticks=BATCHES)
-        y = Axis("tokens of the best draft", bounds=(-0.4, LONGEST + 0.4), ticks=range(LONGEST + 1))
-        return chart(Text("figure", title, label), series, best, x, y)
+        ticks: dict[str, Any] = {"xaxis_type": "log", "xaxis_tickvals": BATCHES, "yaxis_dtick": 1}
+        return plot("figure", title, best, drawn, **ticks, yaxis_range=[-0.4, LONGEST + 0.4])
 
 
-def _rows(series: str, points: Sequence[Point], run: Run, request: Request) -> Iterator[tuple[Value, ...]]:
+def _rows(series: str, labels: Mapping[int, str], run: Run) -> Iterator[tuple[Value, ...]]:
     """Yield a row for each batch size and length of a series, plain decoding among them."""
-    labels = {0: REFERENCE} | {int(p.x): p.label(request) for p in points if p.series == series}
     levels = {(row.method, row.concurrency): row for row in level_rows(run)}
     for size in BATCHES:
         there = {
@@ -339,14 +325,11 @@ def _places(run: Run, labels: Mapping[int, str], size: int) -> dict[int, str]:
     paces = (seconds.sum(1) / tokens.sum(1)).tolist()
     best = paces.index(min(paces))
     repeats = {row.repeat for row in samples[best]}
-    slower = [len(repeats) > 1] * len(labels)
-    for repeat in repeats:
-        seconds, tokens = by_question([[row for row in own if row.repeat == repeat] for own in samples])
-        if seconds.shape[1] < FEWEST:  # of which nothing can be told
-            slower = [False] * len(labels)
-            break
-        slower = [told and low > 1 for told, (low, _) in zip(slower, pairwise(seconds, tokens)[best], strict=True)]
-    level = {n: LEVEL for n, told in zip(labels, slower, strict=True) if not told}
+    parts = [by_question([[row for row in own if row.repeat == repeat] for own in samples]) for repeat in repeats]
+    told = len(parts) > 1 and all(seconds.shape[1] >= FEWEST for seconds, _ in parts)
+    bounds = [pairwise(*part)[best] for part in parts] if told else []
+    slower = [told and all(own[i][0] > 1 for own in bounds) for i in range(len(labels))]
+    level = {n: LEVEL for n, behind in zip(labels, slower, strict=True) if not behind}
     return level | {list(labels)[best]: BEST}
 
 
@@ -361,14 +344,3 @@ def _best(grid: Grid) -> Grid:
         "throughput over ar's": "times",
     }  # fmt: skip
     return table("best", forms, rows, "The best length of a draft at each batch size")
-
-
-def _drawn(i: int, series: Value, grid: Grid) -> Iterator[Series]:
-    """Yield the line through the best lengths of the i-th series, and hollow marks for those that do not differ."""
-    for place in (BEST, LEVEL):
-        points = [
-            (float(row[SIZE] or 0) * APART**i, number_or_none(row[LENGTH]))
-            for row in grid.rows
-            if (row[SERIES], row[PLACE]) == (series, place)
-        ]
-        yield Series(f"{series}: {place}", points, "line" if place == BEST else "hollow", i)

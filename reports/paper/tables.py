@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
@@ -12,34 +12,29 @@ from specbench_ss.errors import UserError
 from specbench_ss.models.devices import resolve_device
 from specbench_ss.models.quantize import check_quantize
 from specbench_ss.options import REFERENCE
-from specbench_ss.reports.paper.claims import at_least, at_most, number_or_none, place_of, point, rising, same_order
+from specbench_ss.reports.paper.claims import at_least, at_most, number_or_none, point, rising, same_order
 from specbench_ss.reports.paper.cost_figures import parameter_grid
 from specbench_ss.reports.paper.experiment import (
     A100,
-    ACL,
     METHODS,
     MT_BENCH,
-    OLD,
-    Entry,
-    PaperExperiment,
-    as_published,
+    RunExperiment,
     comes_along,
     config_for,
     health,
     interval_text,
-    machine,
     missing_for,
     model_parts,
-    overall,
+    printed_number,
     published,
-    source,
+    records,
     table,
-    trees_note,
 )
-from specbench_ss.reports.paper.figures import Axis, Text, bars
+from specbench_ss.reports.paper.figures import bars
+from specbench_ss.results.analysis import Results
 from specbench_ss.results.quality import MARGIN, cautious, non_inferiority
-from specbench_ss.results.report import Bench, Claim, Column, Grid, Part, Plot, Request, Result, Value
-from specbench_ss.results.summary import OVERALL, SummaryRow, paired, summarise
+from specbench_ss.results.report import Claim, Column, Grid, Part, Request, Result, Value
+from specbench_ss.results.summary import OVERALL, SummaryRow, paired
 from specbench_ss.results.text import counted, end, interval, interval_of
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
@@ -53,32 +48,27 @@ FINE_TUNE = "the base fine-tuned with a LoRA on next tokens alone"
 # -- columns and weights ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A column of the papers' tables: its name in the published data, and its value in this project's summary."""
-
-    column: str
-    title: str
-    ours: Callable[[SummaryRow], float | None]
-    form: str = "number"
-
-
-def _latency(row: SummaryRow) -> float | None:
-    return None if not row.tokens or not row.tokens_per_s else 1000 * row.tokens / row.tokens_per_s
+METRICS = {  # columns of the printed tables -> title and form; most are named as in the summary
+    "speedup": ("speedup", "times"),
+    "tau": ("mean accepted tokens (tau)", "number"),
+    "score": ("quality (published: GPT-4 score of 10; ours: the suite's metrics of 100)", "number"),
+    "target_calls": ("target calls per sample", "number"),
+    "draft_calls": ("draft calls per sample", "number"),
+    "latency_ms": ("wall time per sample, ms", "number"),
+    "metric": ("quality (published: exact match or ROUGE-1; ours: the suite's)", "number"),
+}
 
 
-def _percent(row: SummaryRow) -> float | None:
-    return None if row.quality is None else 100 * row.quality
-
-
-SPEEDUP = Metric("speedup", "speedup", lambda row: row.speedup, "times")
-TAU = Metric("tau", "mean accepted tokens (tau)", lambda row: row.tau)
-SCORE = Metric("score", "quality (published: GPT-4 score of 10; ours: the suite's metrics of 100)", _percent)
-METRIC = Metric("metric", "quality (published: exact match or ROUGE-1; ours: the suite's)", _percent)
-TARGET_CALLS = Metric("target_calls", "target calls per sample", lambda row: row.target_calls)
-DRAFT_CALLS = Metric("draft_calls", "draft calls per sample", lambda row: row.draft_calls)
-LATENCY = Metric("latency_ms", "wall time per sample, ms", _latency)
-ORDERED = (SPEEDUP.column, TAU.column)  # metrics by which methods have an order
+def value_of(row: SummaryRow | None, column: str) -> float | None:
+    """Return this project's value of a printed column."""
+    if row is None:
+        return None
+    if column in ("score", "metric"):
+        return None if row.quality is None else 100 * row.quality
+    if column == "latency_ms":
+        return None if not row.tokens or not row.tokens_per_s else 1000 * row.tokens / row.tokens_per_s
+    value: float | None = getattr(row, column)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +89,16 @@ class Companion:
             return self.method
         return f"{self.method}[weights={self.folder}]" if comes_along(request.model, self.folder) else ""
 
-    def missing(self, what: str, request: Request) -> str:
-        """Return how to give the weights if they are missing, else ''."""
-        return "" if self.requested(request) else f"{what} (--set {self.method}.weights=PATH)"
-
     def note(self, row: str, request: Request) -> str:
         """Return the note on the table's row."""
         if given := self._given(request):
-            return f"{row} has the weights {given[-1].partition('=')[2]}, as --set says"
+            return f"{row} has the weights {given}, as --set says"
         absent = f"{self.absent}: --set {self.method}.weights=PATH gives others"
         return f"{row} {self.present if self.requested(request) else absent}"
 
-    def _given(self, request: Request) -> list[str]:
-        return [setting for setting in request.settings if setting.startswith(f"{self.method}.weights=")]
+    def _given(self, request: Request) -> str:
+        option = f"{self.method}.weights="
+        return next((text.removeprefix(option) for text in reversed(request.settings) if text.startswith(option)), "")
 
 
 NEXT_TOKEN = Companion("ss-shared-ar", "next-token")  # plain decoding of the base with a LoRA on next tokens alone
@@ -132,97 +119,80 @@ APP_DRAFT = Companion(
 
 def tuned_part(request: Request) -> Part:
     """Return the row of Baseline's fine-tune."""
-    return Part(f"{BASELINE}'s fine-tune on next tokens", NEXT_TOKEN.missing("its LoRA", request))
+    missing = "" if NEXT_TOKEN.requested(request) else f"its LoRA (--set {NEXT_TOKEN.method}.weights=PATH)"
+    return Part(f"{BASELINE}'s fine-tune on next tokens", missing)
 
 
-def tuned_label(configs: Sequence[RunConfig]) -> str:
-    """Return the label of Baseline's fine-tune in runs; '' if they lack it."""
-    return next((s.label for c in configs for s in c.methods if s.name == NEXT_TOKEN.method), "")
+def tuned_label(run: Results) -> str:
+    """Return the label of Baseline's fine-tune in a run; '' if it lacks it."""
+    return next((label for label in run.run.labels if label.partition("[")[0] == NEXT_TOKEN.method), "")
 
 
 # -- a table as one run -------------------------------------------------------------------------------------------
 
 
-class RunTable(PaperExperiment):
+class RunTable(RunExperiment):
     """A table of a paper as one run. Tasks of the published data are the suite's categories, or all of the run.
 
     Every speedup is over `ar`, plain decoding of the frozen base, whose time per token is Baseline's of 1.
     """
 
-    data: ClassVar[str]
     suite: ClassVar[str]
     categories: ClassVar[tuple[str, ...]]
     limit: ClassVar[int | None] = None  # questions of a task; None: the suite's usual number
-    metrics: ClassVar[tuple[Metric, ...]]
     extra_rows: ClassVar[tuple[str, ...]] = ()  # rows that the paper lacks, so that ours has a counterpart
-    parameters: ClassVar[bool] = False
     companions: ClassVar[Mapping[str, Companion]] = {}  # weights of rows that are not the method's own
     fine_tunes: ClassVar[bool] = False  # whether the paper's models are fine-tuned on the tasks, Baseline's too
     uses = tuple(f.name for f in fields(Request))
+    published = A100
 
-    def methods(self) -> list[str]:
-        """Return the paper's methods in print order, then the extra rows."""
-        return list(dict.fromkeys([e.method for e in self._entries()] + list(self.extra_rows)))
+    def __init__(self) -> None:
+        self.printed = published(self.name)
+        self.methods = list(dict.fromkeys([*(row["method"] for row in self.printed), *self.extra_rows]))
+        self.models = list(dict.fromkeys(row["model"] for row in self.printed))
+        self.metrics = [metric for metric in METRICS if metric in self.printed[0]]
+        self.tunes_baseline = self.fine_tunes and BASELINE in self.methods  # Baseline is a fine-tune of the base
 
     def parts(self, request: Request) -> Sequence[Part]:
         """Return a row for each method on the request's model, and one for each published model."""
         requested = self._requested(request)
         mine = [Part(f"{m} on {request.model}", missing_for(text, request)) for m, text in requested.items()]
-        tuned = [tuned_part(request)] if self._has_tuned_baseline() else []
-        return [*mine, *tuned, *model_parts(self._models(), request)]
+        return [*mine, *([tuned_part(request)] if self.tunes_baseline else []), *model_parts(self.models, request)]
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
         """Return one run with every method that can run, and with plain decoding of Baseline's model."""
         able = [text for text in self._requested(request).values() if not missing_for(text, request)]
-        if self._has_tuned_baseline() and (tuned := NEXT_TOKEN.requested(request)):
+        if self.tunes_baseline and (tuned := NEXT_TOKEN.requested(request)):
             able.append(tuned)
         settings = {"suite": self.suite, "categories": self.categories, "limit": self.limit}
-        return {"run": config_for(as_published(request, able), able, **settings)}
+        return {"run": config_for(request, able, **settings)}
 
-    def able(self, request: Request) -> bool:
-        """Return whether a method besides plain decoding can run."""
-        return any(spec.name != REFERENCE for spec in self.configs(request)["run"].methods)
-
-    def make(self, bench: Bench) -> Result:
-        """Measure, and put each metric next to its published values."""
-        config = self.configs(bench.request)["run"]
-        run = bench.measure(config, "run")
-        tuned = tuned_label([config])
+    def show(self, runs: Mapping[str, Results], request: Request) -> Result:
+        run = runs["run"]
+        tuned = tuned_label(run)
         grids = [self._grid(metric, run, tuned) for metric in self.metrics]
-        plot = self._plot(grids[0])
-        grids += self._pairs(run, tuned)
-        if self.parameters:
+        title = METRICS[self.metrics[0]][0]
+        numbers = [column.title for column in grids[0].columns if column.form not in ("text", "count")]
+        figure = bars("figure", self.title, grids[0], "{task}: {method}", numbers, title)
+        grids += self._pairs(run.run, tuned)
+        if "parameters" in self.printed[0]:
             grids.append(parameter_grid(self.source))
-        weights = (c.note(row, bench.request) for row, c in self.companions.items() if self._runs(row, bench.request))
-        ours = (f"ours: {machine(run)}", *trees_note(bench.request), *weights, *self._model_note(tuned), *health(run))
-        notes = (*ours, f"published: {A100}", *self.left_out(bench.request))
-        return Result(tuple(grids), (plot,), notes=notes)
+        requested = self._requested(request)
+        there = [row for row in self.companions if row in requested and not missing_for(requested[row], request)]
+        weights = (self.companions[row].note(row, request) for row in there)
+        return Result(tuple(grids), (figure,), notes=(*weights, *self._model_note(tuned)))
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test the published order of methods on each task, and the pairs that the paper compares."""
         grids = {grid.name: grid for grid in result.grids}
-        made = [claim for name in ORDERED if name in grids for claim in self._orders(grids[name])]
-        if (grid := grids.get(KEPT)) is not None:
-            made += kept_claims(grid, grid.columns[2].title)
-        return [*made, *draft_model_claims(grids[AGAINST])] if AGAINST in grids else made
-
-    def _entries(self) -> tuple[Entry, ...]:
-        return published(self.data)
-
-    def _models(self) -> list[str]:
-        return list(dict.fromkeys(e.model for e in self._entries()))
+        made = [claim for name in ("speedup", "tau") if name in grids for claim in self._orders(grids[name])]
+        made += kept_claims(grids[KEPT]) if KEPT in grids else []
+        return made + (draft_model_claims(grids[AGAINST]) if AGAINST in grids else [])
 
     def _requested(self, request: Request) -> dict[str, str]:
         """Return each method of the paper as a run here asks for it."""
         own = {m: c.requested(request) for m, c in self.companions.items()}
-        return {m: own.get(m) or METHODS[m] for m in self.methods()}
-
-    def _runs(self, row: str, request: Request) -> bool:
-        return row in self.methods() and not missing_for(self._requested(request)[row], request)
-
-    def _has_tuned_baseline(self) -> bool:
-        """Return whether the paper prints a Baseline, and means a fine-tune of the base by it."""
-        return self.fine_tunes and BASELINE in self.methods()
+        return {m: own.get(m) or METHODS[m] for m in self.methods}
 
     def _model_note(self, tuned: str) -> list[str]:
         """Return whose quality and whose time each row shows, where the paper fine-tunes the models of all of them."""
@@ -230,73 +200,54 @@ class RunTable(PaperExperiment):
             return []
         kept = "SS-Shared has a model of its own, all other methods draft for the frozen base and have its quality"
         theirs = "speedups are over plain decoding of the frozen base; in the paper all of it is of fine-tuned models"
-        if not self._has_tuned_baseline():
+        if not self.tunes_baseline:
             return [f"{kept}; {theirs}"]
         whose = f"{FINE_TUNE} ({tuned}), shown beside the frozen base" if tuned else "the frozen base"
         return [f"the quality of {BASELINE} is that of {whose}; {kept}; {theirs}"]
 
-    def _orders(self, grid: Grid) -> list[Claim]:
+    def _orders(self, grid: Grid) -> Iterator[Claim]:
         """Test the order on the published model that has the most of our methods."""
-        places = [i for i, c in enumerate(grid.columns) if c.title in self._models()]
-        made = []
+        ours = grid.columns[2].title
+        shown = [row for row in records(grid) if number_or_none(row[ours]) is not None]
         for task in dict.fromkeys(row[0] for row in grid.rows):
-            rows = [row for row in grid.rows if row[0] == task]
-            ours = {str(row[1]): number_or_none(row[2]) for row in rows}
-            printed = {
-                i: {str(row[1]): value for row in rows if (value := number_or_none(row[i])) is not None
-                    and ours.get(str(row[1])) is not None}
-                for i in places
-            }  # fmt: skip
-            best = max(places, key=lambda i: len(printed[i]))
-            made += same_order(printed[best], ours, f"{task}, order by {grid.name} on {grid.columns[best].title}")
-        return made
+            columns = {
+                title: {str(row["method"]): number_or_none(row[title]) for row in shown if row["task"] == task}
+                for title in (ours, *(column.title for column in grid.columns if column.title in self.models))
+            }
+            mine = columns.pop(ours)
+            known = {m: {k: v for k, v in values.items() if v is not None} for m, values in columns.items()}
+            best = max(known, key=lambda model: len(known[model]))
+            yield from same_order(known[best], mine, f"{task}, order by {grid.name} on {best}")
 
-    def _rows(self, metric: Metric, tuned: str) -> list[tuple[str, str]]:
-        """Return the rows of a task: their names, and the method of the run that each shows."""
-        others = [(method, METHODS[method]) for method in self.methods()]
-        if metric is not METRIC or not tuned:
-            return others
-        return [(BASELINE, tuned), (FROZEN, REFERENCE), *(row for row in others if row[0] != BASELINE)]
-
-    def _grid(self, metric: Metric, run: Run, tuned: str) -> Grid:
-        printed = {(e.task, e.method, e.model): e.number(metric.column) for e in self._entries()}
-        models, spread = self._models(), metric is SPEEDUP
-        ours = _by_name(summarise(run), tuned)
+    def _grid(self, metric: str, run: Results, tuned: str) -> Grid:
+        """Return a row for each task and method: ours, then the published value of each model."""
+        printed = {(r["task"], r["method"], r["model"]): printed_number(r[metric]) for r in self.printed}
+        spread, (title, form) = metric == "speedup", METRICS[metric]
+        ours = _by_name(run.rows, tuned)
+        shown = {method: METHODS[method] for method in self.methods}  # row of a task -> the method that it shows
+        if metric == "metric" and tuned:
+            shown = {BASELINE: tuned, FROZEN: REFERENCE} | {m: name for m, name in shown.items() if m != BASELINE}
         rows: list[tuple[Value, ...]] = []
-        for task in dict.fromkeys(e.task for e in self._entries()):
-            category = task if task in self.categories else OVERALL
-            for method, shown in self._rows(metric, tuned):
-                row = ours.get((category, shown))
-                mine: tuple[Value, ...] = (None if row is None else metric.ours(row),)
-                mine += (None if row is None else interval_text(row),) if spread else ()
-                mine += (None if row is None else row.n_prompts,)
-                rows.append((task, method, *mine, *(printed.get((task, method, m)) for m in models)))
-        forms = {"task": "text", "method": "text", f"ours: {run.manifest['model']['name']}": metric.form}
+        for task in dict.fromkeys(r["task"] for r in self.printed):
+            for method, name in shown.items():
+                row = ours.get((task if task in self.categories else OVERALL, name))
+                around = (row and interval_text(row),) if spread else ()
+                mine = (value_of(row, metric), *around, row and row.n_prompts)
+                rows.append((task, method, *mine, *(printed.get((task, method, m)) for m in self.models)))
+        forms = {"task": "text", "method": "text", f"ours: {run.manifest['model']['name']}": form}
         forms |= {"95 % interval": "text"} if spread else {}
-        forms |= {"prompts": "count"} | dict.fromkeys(models, metric.form)
-        return table(metric.column, forms, rows, f"{self.source}: {metric.title}")
+        forms |= {"prompts": "count"} | dict.fromkeys(self.models, form)
+        return table(metric, forms, rows, f"{self.source}: {title}")
 
-    def _pairs(self, run: Run, tuned: str) -> list[Grid]:
-        """Return the pairs of rows that the paper's text compares, where both were measured, with intervals."""
+    def _pairs(self, run: Run, tuned: str) -> Iterator[Grid]:
+        """Yield the pairs of rows that the paper's text compares, where both were measured, with intervals."""
         labels = {label.partition("[")[0]: label for label in run.labels if label != tuned}
         shared, draft = (labels.get(METHODS[row]) for row in (SHARED, DRAFT_MODEL))
-        made = []
-        if shared and METRIC in self.metrics and BASELINE in self.methods():
+        if shared and "metric" in self.metrics and BASELINE in self.methods:
             other = FINE_TUNE if tuned else "the frozen base (in the paper: its fine-tune on next tokens)"
-            made.append(quality_kept(run, (shared, tuned or run.baseline), other, self.source))
-        if shared and draft and LATENCY in self.metrics:
-            made.append(against_draft_model(run, (shared, draft), self.source))
-        return made
-
-    def _plot(self, grid: Grid) -> Plot:
-        """Plot this project's numbers as bars, then those of each published model."""
-        drawn = [i for i, c in enumerate(grid.columns) if c.form not in ("text", "count")]
-        series = {
-            grid.columns[i].title: [(f"{row[0]}: {row[1]}", number_or_none(row[i])) for row in grid.rows] for i in drawn
-        }
-        title = self.metrics[0].title
-        text = Text("figure", self.title, f"Bar chart: {title} of each method, ours and published.")
-        return bars(text, series, grid, Axis(title))
+            yield quality_kept(run, (shared, tuned or run.baseline), other, self.source)
+        if shared and draft and "latency_ms" in self.metrics:
+            yield against_draft_model(run, (shared, draft), self.source)
 
 
 def _by_name(rows: Sequence[SummaryRow], tuned: str) -> dict[tuple[str, str], SummaryRow]:
@@ -307,18 +258,17 @@ def _by_name(rows: Sequence[SummaryRow], tuned: str) -> dict[tuple[str, str], Su
 class Table1(RunTable):
     """ACL table 1: speedup and quality on MT-Bench."""
 
-    name, source, data = "table-1", source(ACL, "table", 1), "acl_table_1"
+    name, source = "table-1", "ACL table 1"
     title = "speedup and quality on MT-Bench"
-    suite, categories, metrics = "specbench", MT_BENCH, (SPEEDUP, SCORE)
+    suite, categories = "specbench", MT_BENCH
 
 
 class Table2(RunTable):
     """ACL table 2: the other tasks of Spec-Bench."""
 
-    name, source, data = "table-2", source(ACL, "table", 2), "acl_table_2"
+    name, source = "table-2", "ACL table 2"
     title = "speedup by task of Spec-Bench, lossless methods"
     suite, categories = "specbench", ("translation", "summarization", "qa", "math_reasoning", "rag")
-    metrics = (SPEEDUP,)
 
 
 class _Apps(RunTable):
@@ -335,53 +285,49 @@ class _Apps(RunTable):
     limit = 40  # of a task: with eight, one answer moves exact match by 12 of 100
     suite, categories = "apps", ("sql", "dialogue_summary", "meaning_representation")
     extra_rows = ("SS-Lossless",)
-    companions: ClassVar[Mapping[str, Companion]] = {DRAFT_MODEL: APP_DRAFT}
+    companions = {DRAFT_MODEL: APP_DRAFT}
 
 
 class Table3(_Apps):
     """ACL table 3: speedup, acceptance, quality and parameters on the applications."""
 
-    name, source, data = "table-3", source(ACL, "table", 3), "acl_table_3"
+    name, source = "table-3", "ACL table 3"
     title = "applications: speedup, mean accepted tokens, quality, extra parameters"
-    metrics, parameters = (SPEEDUP, TAU, METRIC), True
 
 
 class Table5(_Apps):
     """ACL table 5: calls and latency, compared with a draft model."""
 
-    name, source, data = "table-5", source(ACL, "table", 5), "acl_table_5"
+    name, source = "table-5", "ACL table 5"
     title = "applications: calls and latency against two-model speculative decoding"
-    metrics = (TARGET_CALLS, DRAFT_CALLS, LATENCY, METRIC)
 
 
 class Table6(RunTable):
     """ACL table 6: acceptance on MT-Bench."""
 
-    name, source, data = "table-6", source(ACL, "table", 6), "acl_table_6"
+    name, source = "table-6", "ACL table 6"
     title = "mean accepted tokens on MT-Bench"
-    suite, categories, metrics = "specbench", MT_BENCH, (TAU,)
+    suite, categories = "specbench", MT_BENCH
 
 
 class _OldApps(_Apps):
     """Tables of the 2024 paper, whose main rows do not see streams (eq. 1)."""
 
-    companions: ClassVar[Mapping[str, Companion]] = {**_Apps.companions, SHARED: EQ1}
+    companions = {**_Apps.companions, SHARED: EQ1}
 
 
 class OldTable1(_OldApps):
     """2024 table 1: applications."""
 
-    name, source, data = "2024-table-1", source(OLD, "table", 1), "old_table_1"
+    name, source = "2024-table-1", "2024 table 1"
     title = "applications: speedup, call reduction, quality, extra parameters"
-    metrics, parameters = (SPEEDUP, TAU, METRIC), True
 
 
 class OldTable2(_OldApps):
     """2024 table 2: compared with a draft model."""
 
-    name, source, data = "2024-table-2", source(OLD, "table", 2), "old_table_2"
+    name, source = "2024-table-2", "2024 table 2"
     title = "applications: calls and latency against two-model speculative decoding"
-    metrics = (TARGET_CALLS, DRAFT_CALLS, LATENCY, METRIC)
 
 
 # -- pairs of rows, compared question by question ------------------------------------------------------------------
@@ -422,9 +368,9 @@ def against_draft_model(run: Run, pair: Pair, source: str) -> Grid:
     return Grid(AGAINST, (*columns, Column("questions", "count")), tuple(rows), caption)
 
 
-def kept_claims(grid: Grid, other: str) -> list[Claim]:
+def kept_claims(grid: Grid) -> list[Claim]:
     """Test that shared mode costs no quality (ACL table 3), as non-inferiority within a margin."""
-    made = []
+    other, made = grid.columns[2].title, []
     for task, own, theirs, difference, around, count in grid.rows:
         says = f"{task}: shared mode costs no quality against {other} (here: at most {-LOST:g} of 100)"
         found = f"{own:.1f} and {theirs:.1f} of 100, difference {end(float(difference or 0), 1, 0)}"
@@ -477,15 +423,15 @@ QUANTISED_MODEL = "Mistral-7B"  # the published one
 QUESTIONS = 20
 
 
-class Table4(PaperExperiment):
+class Table4(RunExperiment):
     """ACL table 4: an 8-bit and a 4-bit base compared with the half-precision one."""
 
-    name, source = "table-4", source(ACL, "table", 4)
+    name, source = "table-4", "ACL table 4"
     title = "speedup and quality with a quantised base"
     uses = tuple(f.name for f in fields(Request))
+    published = f"{A100}, bitsandbytes"
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """Return a row for each method and level."""
         mine = [
             Part(f"{m} {level} on {request.model}", _missing_at(m, level, request))
             for level in LEVELS
@@ -501,46 +447,40 @@ class Table4(PaperExperiment):
             if any(name != REFERENCE for name in able):
                 able += [tuned] if (tuned := NEXT_TOKEN.requested(request)) else []
                 settings = {"suite": "apps", "categories": ("sql",), "limit": QUESTIONS}
-                config = config_for(as_published(request, able), able, **settings)
+                config = config_for(request, able, **settings)
                 made[level.lower()] = config if level == UNQUANTISED else replace(config, quantize=level.lower())
         return made
 
-    def able(self, request: Request) -> bool:
-        """Return whether a level can run."""
-        return bool(self.configs(request))
+    def findings(self, name: str, run: Results) -> list[str]:
+        return [f"{name.upper()}: {finding}" for finding in health(run)]
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """App. E.5: a quantised base leaves less to gain; speedups of separate runs, without intervals."""
-        grid = result.grids[0]
-        rows = {str(row[0]): row for row in grid.rows if row[1] == SHARED and row[2] is not None}
+        rows = {str(row["level"]): row for row in records(result.grids[0]) if row["method"] == SHARED}
+        ours = result.grids[0].columns[2].title
+        rows = {level: row for level, row in rows.items() if row[ours] is not None}
         whole = next((level for level in rows if level.startswith(UNQUANTISED)), UNQUANTISED)
-        found = [rows[level] for level in ("INT4" if "INT4" in rows else "NF4", "INT8", whole) if level in rows]
+        levels = [level for level in ("INT4" if "INT4" in rows else "NF4", "INT8", whole) if level in rows]
         says = "SS-Shared gains less the fewer bits the base has"
-        claim = rising(says, [(row[0], number_or_none(row[2])) for row in found])
-        counts = ", ".join(dict.fromkeys(str(row[place_of(grid, "questions")]) for row in found))
+        claim = rising(says, [(level, number_or_none(rows[level][ours])) for level in levels])
+        counts = ", ".join(dict.fromkeys(str(rows[level]["questions"]) for level in levels))
         return [replace(claim, found=f"{claim.found}; {counts} questions")]
 
-    def make(self, bench: Bench) -> Result:
-        """Measure every level that can run."""
-        configs = self.configs(bench.request)
-        runs = {name: bench.measure(config, name) for name, config in configs.items()}
-        tuned, ours = tuned_label(list(configs.values())), f"ours: {bench.request.model}"
+    def show(self, runs: Mapping[str, Results], request: Request) -> Result:
+        tuned, ours = tuned_label(next(iter(runs.values()))), f"ours: {request.model}"
         forms = {
             "level": "text", "method": "text", ours: "times", "95 % interval": "text", "tau": "number",
             "quality, of 100": "number", "questions": "count", QUANTISED_MODEL: "times",
             "exact match, of 100": "number",
         }  # fmt: skip
         grid = table("speedup", forms, _level_rows(runs, tuned), f"{self.source}: {self.title}")
-        series = {
-            name: [(f"{row[0]} {row[1]}", number_or_none(row[place_of(grid, title)])) for row in grid.rows]
-            for name, title in (("ours", ours), ("published", QUANTISED_MODEL))
-        }
-        plot = bars(Text("figure", self.title, "Bar chart: speedup by level."), series, grid, Axis("speedup"))
-        found = [f"{name.upper()}: {finding}" for name, run in runs.items() for finding in health(run)]
-        machines = f"ours: {machine(next(iter(runs.values())))}"
-        notes = (machines, _baseline_note(tuned), *trees_note(bench.request), *found)
-        out = self.left_out(bench.request)
-        return Result((grid,), (plot,), notes=(*notes, f"published: {A100}, bitsandbytes", *out))
+        columns = {"ours": ours, "published": QUANTISED_MODEL}
+        figure = bars("figure", self.title, grid, "{level} {method}", columns, "speedup")
+        over = "speedups are over plain decoding of the frozen base of the same level"
+        note = f"{BASELINE} is the frozen base of each level; in the paper it is {FINE_TUNE}; {over}"
+        if tuned:  # ACL table 4 has table 3's exact match for FP16
+            note = f"{BASELINE} is plain decoding of {FINE_TUNE} ({tuned}), held as the base of its level is; {over}"
+        return Result((grid,), (figure,), notes=(note,))
 
 
 def _missing_at(method: str, level: str, request: Request) -> str:
@@ -554,36 +494,20 @@ def _missing_at(method: str, level: str, request: Request) -> str:
     return ""
 
 
-def _baseline_note(tuned: str) -> str:
-    """Return which model Baseline is, and the base of speedups. ACL table 4 has table 3's exact match for FP16."""
-    over = "speedups are over plain decoding of the frozen base of the same level"
-    if tuned:
-        return f"{BASELINE} is plain decoding of {FINE_TUNE} ({tuned}), held as the base of its level is; {over}"
-    return f"{BASELINE} is the frozen base of each level; in the paper it is {FINE_TUNE}; {over}"
-
-
-def _level_name(level: str, runs: dict[str, Run]) -> str:
-    """Return the paper's name of a level, with the number format of a base that is not quantised here."""
-    if level != UNQUANTISED or level.lower() not in runs:
-        return level
-    dtype = runs[level.lower()].manifest["model"]["dtype"]
-    return level if dtype == "float16" else f"{level} (here: {dtype})"
-
-
-def _level_rows(runs: dict[str, Run], tuned: str) -> list[tuple[Value, ...]]:
+def _level_rows(runs: Mapping[str, Results], tuned: str) -> Iterator[tuple[Value, ...]]:
+    """Yield the rows of every level; of a base that is not quantised, the number format here is named too."""
     shown = {name: METHODS[name] for name in LEVEL_ROWS}
     if tuned:
         shown = {BASELINE: tuned, FROZEN: REFERENCE} | {name: METHODS[name] for name in LEVEL_ROWS[1:]}
-    printed = {(e.values["quantization"], e.method): e for e in published("acl_table_4")}
-    rows: list[tuple[Value, ...]] = []
+    printed = {(row["quantization"], row["method"]): row for row in published("table-4")}
     for level in LEVELS:
-        run = runs.get(level.lower())
-        ours = {} if run is None else _by_name(list(overall(run).values()), tuned)
+        run, title = runs.get(level.lower()), level
+        ours = {} if run is None else _by_name(run.overall, tuned)
+        if run and level == UNQUANTISED and (dtype := run.manifest["model"]["dtype"]) != "float16":
+            title = f"{level} (here: {dtype})"
         for method, name in shown.items():
-            own, entry = ours.get((OVERALL, name)), printed.get((level, method))
+            own, theirs = ours.get((OVERALL, name)), printed.get((level, method), {})
             mine: tuple[Value, ...] = (None,) * 5
             if own is not None:
-                mine = (own.speedup, interval_text(own), own.tau, _percent(own), own.n_questions)
-            there = (None, None) if entry is None else (entry.number("speedup"), entry.number("metric"))
-            rows.append((_level_name(level, runs), method, *mine, *there))
-    return rows
+                mine = (own.speedup, interval_text(own), own.tau, value_of(own, "metric"), own.n_questions)
+            yield (title, method, *mine, *(printed_number(theirs.get(name, "")) for name in ("speedup", "metric")))

@@ -1,30 +1,58 @@
-"""Training loops of the experiments: drafters side by side on the same batches, and steps metered part by part."""
+"""Training of the experiments: the lab's text, drafters side by side on the same batches, and metered steps."""
 
 from __future__ import annotations
 
-import sys
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from specbench_ss import storage
 from specbench_ss.engine.target import Target
 from specbench_ss.results.report import Bench, Request
-from specbench_ss.stats import FEWEST, Floats, Interval, ratio_interval
+from specbench_ss.results.text import interval
+from specbench_ss.stats import FEWEST, Floats, ratio_interval
 from specbench_ss.training.batch import BaseStates, Batch
+from specbench_ss.training.data import completion_mask, conversations, pack, render, special_ids, tokenize
 from specbench_ss.training.distributed import Machine
-from specbench_ss.training.loop import Budget, DrafterLoop, Outcome, Text
-from specbench_ss.training.session import Together, TogetherOptions, jobs_of, run
+from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText, Outcome, Text
+from specbench_ss.training.session import jobs_of
 from specbench_ss.training.trainer import DrafterTrainer, TrainConfig
 
-T = TypeVar("T")
+ROW = 256  # tokens a packed row, unless another length is asked for
+
+
+def lab_text(target: Target, split: str, talks: int, seed: int = 0, length: int = ROW) -> DrafterText:
+    """Return this many conversations of a split with their true answers, packed in rows of `length` tokens.
+
+    The same arguments always generate the same ones.
+    """
+    special = special_ids(target.tokenizer)
+    texts = [render(example) for example in islice(conversations(split, seed), talks)]
+    rows = pack(tokenize(target.tokenizer, texts), length, special["pad"])
+    return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], seed)
+
+
+def write_conversations(path: Path, count: int, seed: int = 0) -> None:
+    """Write this many of the lab's training conversations, one JSON object a line, unless they are there."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with storage.replacing(path) as file:
+        for example in islice(conversations("train", seed), count):
+            messages = [
+                {"role": role, "content": text}
+                for turn, answers in zip(example.turns, example.answers, strict=True)
+                for role, text in (("user", turn), ("assistant", answers[0]))
+            ]
+            file.write(json.dumps({"messages": messages}).encode() + b"\n")
 
 
 def train_variants(
@@ -45,14 +73,7 @@ def train_variants(
         trainer.train(bench.log, save_every=20)
 
 
-def train_drafters(drafters: str, config: TrainConfig) -> list[Path]:
-    """Train drafters as `ssbench train together --drafters` does, and return their folders."""
-    with redirect_stdout(sys.stderr):
-        run(Together, TogetherOptions(drafters), config)
-    return [job.folder for job in jobs_of(drafters, config)]
-
-
-def new_trainees(drafters: dict[str, str], target: Target, bench: Bench) -> list[DrafterTrainer]:
+def new_trainees(drafters: Mapping[str, str], target: Target, bench: Bench) -> list[Any]:
     """Return untrained drafters, {name: as `ssbench train together --drafters` takes it}, under these names."""
     jobs = jobs_of(",".join(drafters.values()), TrainConfig(bench.folder, ()))
     trainees = [job.build(target, bench.request.seed) for job in jobs]
@@ -66,16 +87,10 @@ def new_trainees(drafters: dict[str, str], target: Target, bench: Bench) -> list
 WARMUPS = 2
 MIB = 1 << 20
 BASE = "the base's pass"
+Meter = Callable[[Callable[[], Any], torch.device], tuple[Any, float]]  # what the work returns, and an amount
 
 
-class Meter(Protocol):
-    """A measurement of some work: of time or of memory."""
-
-    def __call__(self, work: Callable[[], T], device: torch.device) -> tuple[T, float]:
-        """Return what the work returns, and the amount."""
-
-
-def seconds(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
+def seconds(work: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
     """Measure the seconds of the process's threads on a CPU, which others disturb less; of the clock on a GPU."""
     if device.type != "cuda":
         start = time.process_time()
@@ -87,7 +102,7 @@ def seconds(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
     return found, time.perf_counter() - start
 
 
-def peak_bytes(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
+def peak_bytes(work: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
     """Measure what tensors hold at most, over what they held before."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -115,29 +130,31 @@ class MeteredTrainer(DrafterLoop):
     def states(self, batch: Batch) -> BaseStates:
         """Return the base's states, and meter them."""
         make = super().states
-        return self._metered(BASE, lambda: make(batch))
+        found: BaseStates = self._metered(BASE, lambda: make(batch))
+        return found
 
     def learn(
         self, trainee: DrafterTrainer, optimizer: torch.optim.Optimizer, states: BaseStates, batch: Batch
     ) -> Outcome:
         """Take one step of a trainee, and meter it."""
         step = super().learn
-        return self._metered(trainee.name, lambda: step(trainee, optimizer, states, batch))
+        outcome: Outcome = self._metered(trainee.name, lambda: step(trainee, optimizer, states, batch))
+        return outcome
 
-    def _metered(self, part: str, work: Callable[[], T]) -> T:
+    def _metered(self, part: str, work: Callable[[], Any]) -> Any:
         if self.meter is None:
             return work()
         found, self.amounts[part] = self.meter(work, self.target.device)
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepCost:
-    """Costs of one drafter, or of the base's pass: seconds [steps]; peak bytes; loss [steps], none of the base."""
+    """Costs of one drafter, or of the base's pass: seconds and loss of each step, none of the base; peak bytes."""
 
-    seconds: Floats
-    peak: float
-    loss: Floats
+    seconds: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    peak: float = 0.0
 
 
 def timed_steps(request: Request, usual: int) -> int:
@@ -153,38 +170,27 @@ def measure(trainers: Sequence[MeteredTrainer], steps: int, bench: Bench) -> lis
     for _ in range(WARMUPS):
         for trainer in trainers:
             trainer.take()
-    timed = [list(_timed(trainers)) for _ in _progress(steps, bench)]
-    peaks = [trainer.take(peak_bytes) for trainer in trainers]
-    return [_costs([row[i] for row in timed], peak) for i, peak in enumerate(peaks)]
-
-
-Step = tuple[dict[str, float], dict[str, float]]  # seconds and losses by part
-
-
-def _timed(trainers: Sequence[MeteredTrainer]) -> Iterator[Step]:
-    for trainer in trainers:
-        taken = trainer.take(seconds)
-        yield taken, {name: outcome.loss for name, outcome in trainer.outcomes.items()}
-
-
-def _progress(steps: int, bench: Bench) -> Iterator[int]:
+    costs: list[dict[str, StepCost]] = [{} for _ in trainers]
     begin = time.perf_counter()
     for step in range(steps):
         left = (time.perf_counter() - begin) / step * (steps - step) if step else None
         bench.log(f"step {step + 1} of {steps}" + ("" if left is None else f", about {left:.0f} s left"))
-        yield step
+        for trainer, found in zip(trainers, costs, strict=True):
+            for part, amount in trainer.take(seconds).items():
+                cost = found.setdefault(part, StepCost())
+                cost.seconds.append(amount)
+                cost.loss += [trainer.outcomes[part].loss] if part in trainer.outcomes else []
+    for trainer, found in zip(trainers, costs, strict=True):
+        for part, amount in trainer.take(peak_bytes).items():
+            found[part].peak = amount
+    return costs
 
 
-def _costs(steps: Sequence[Step], peaks: dict[str, float]) -> dict[str, StepCost]:
-    def of(part: str, which: int) -> Floats:
-        return np.array([step[which][part] for step in steps if part in step[which]], dtype=np.float64)
-
-    return {part: StepCost(of(part, 0), peak, of(part, 1)) for part, peak in peaks.items()}
-
-
-def share(own: Floats, other: Floats) -> tuple[float, Interval | None]:
-    """Return the time of the same steps [n] over another drafter's, with its 95 % interval."""
-    return float(own.sum() / other.sum()), ratio_interval((own,), (other,), processes=1)
+def share(own: Sequence[float] | Floats, other: Sequence[float] | Floats) -> tuple[float, str | None]:
+    """Return the time of the same steps over another drafter's, with its 95 % interval as text."""
+    mine, theirs = np.asarray(own, np.float64), np.asarray(other, np.float64)
+    around = ratio_interval((mine,), (theirs,), processes=1)
+    return float(mine.sum() / theirs.sum()), interval(around) or None
 
 
 def machine_of(target: Target) -> Machine:

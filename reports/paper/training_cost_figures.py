@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +14,11 @@ import torch
 from specbench_ss import storage, user_files
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ss.layers import segment_visibility
-from specbench_ss.reports.paper.claims import NOWHERE, all_of, at_most, number_or_none, place_of, point
-from specbench_ss.reports.paper.experiment import ACL, TrainingExperiment, source, table
-from specbench_ss.reports.paper.figures import COLOURS, Axis, Points, Text, bars, heat_map
-from specbench_ss.reports.paper.lab_text import lab_text
+from specbench_ss.reports import charts
+from specbench_ss.reports.palette import COLOURS
+from specbench_ss.reports.paper.claims import NOWHERE, all_of, at_most, place_of, point
+from specbench_ss.reports.paper.experiment import TrainingExperiment, table
+from specbench_ss.reports.paper.figures import TIMES, bars, plot
 from specbench_ss.reports.paper.meta_drafters import META, flops, meta_target
 from specbench_ss.reports.paper.training import (
     BASE,
@@ -26,6 +26,7 @@ from specbench_ss.reports.paper.training import (
     WARMUPS,
     MeteredTrainer,
     StepCost,
+    lab_text,
     machine_note,
     machine_of,
     measure,
@@ -34,7 +35,7 @@ from specbench_ss.reports.paper.training import (
     timed_steps,
 )
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Result, Value
-from specbench_ss.results.text import interval, times
+from specbench_ss.results.text import times
 from specbench_ss.training.batch import Anchors, Batch, base_states
 from specbench_ss.training.data import special_ids
 from specbench_ss.training.loop import Budget, DrafterText
@@ -72,54 +73,66 @@ class Figure16(TrainingExperiment):
     same rows; the forms take their steps in turns, in one process.
     """
 
-    name, source = "figure-16", source(ACL, "figure", 16)
+    name, source = "figure-16", "ACL figure 16"
     title = "segment attention: memory and time of a training step of shared mode"
     uses = ("model", "limit", "device", "dtype", "seed")
-    rows = ("training steps",)
+    rows = {"training steps": ""}
 
     def make(self, bench: Bench) -> Result:
-        """Take steps of all forms in turns at each length, and draw the pattern."""
         target, steps = bench.target(), timed_steps(bench.request, SEGMENT_STEPS)
         rows: list[Cells] = []
         notes = [f"{machine_note(target)}; {steps} timed steps of a row each after {WARMUPS} others, gamma {GAMMA}"]
         for length in LENGTHS:
             if length <= target.context_length:
                 text = lab_text(target, "train", TALKS, bench.request.seed, length)
-                rows += _once(bench, length, partial(_forms, target, text, steps, bench), machine_of(target).exact)
+                rows += _rows_of(length, target, text, steps, bench)
                 learnt = float(np.mean([text.answer_mask(row).mean() for row in text.rows]))
                 notes.append(f"rows of {length} tokens: {learnt:.0%} of the tokens belong to a completion")
         grid = table("segments", FORMS, rows, f"{self.source}: a training step of shared mode")
-        plots = (_over_naive(grid, "peak over naive"), _over_naive(grid, "time over naive"), pattern_plot(pattern()))
-        return Result((grid,), plots, notes=(*notes, *SEGMENT_NOTES))
+        plots = [
+            bars(name, f"{name} of a training step over the naive form's", grid, "form", {"": f"{name} over naive"},
+                 f"{name} over naive", by="tokens", **TIMES, legend_title_text="tokens")
+            for name in ("peak", "time")
+        ]  # fmt: skip
+        return Result((grid,), (*plots, pattern_plot(*pattern())), notes=(*notes, *SEGMENT_NOTES))
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """App. I and the caption. Peaks are counted from tensors' sizes, so single values decide."""
         grid = result.grids[0]
         peak, differs = place_of(grid, "peak over naive"), place_of(grid, "loss differs by")
+
+        def each(says: str, rows: Sequence[Cells], test: Callable[[Cells], Claim]) -> Claim:
+            held = [(row, test(row)) for row in rows]
+            return all_of(says, [replace(c, found=f"{row[0]} tokens, {row[1]}: {c.found}") for row, c in held])
+
+        def below(bounds: Mapping[Value, float]) -> Callable[[Cells], Claim]:
+            return lambda row: Claim("", float(row[peak] or 0) < bounds[row[0]], f"{row[peak]:.2f}×")
+
+        def faster(title: str) -> Callable[[Cells], Claim]:
+            return lambda row: at_most("", point(grid, row, title), 1.0)
+
         whole = [row for row in grid.rows if row[1] == WHOLE]
         cut = [row for row in grid.rows if row[1] not in (NAIVE, WHOLE)]
         least = {row[0]: float(row[peak] or 0) for row in whole}  # of each length, without segments
-        smaller = [(row, row[peak], float(row[peak] or 0) < least[row[0]]) for row in cut]
-        unneeded = [(row, row[peak], float(row[peak] or 0) < 1) for row in whole]
-        same = [(row, row[differs], float(row[differs] or 0) <= EQUAL) for row in cut]
-        equal = f"Segments change nothing of what is learnt (here: the loss, within {EQUAL:g} of it)"
-        exact = all(row[differs] is not None for row in cut)
         alone = "Segments by themselves improve throughput (here: time over the completion's at once)"
+        equal = f"Segments change nothing of what is learnt (here: the loss, within {EQUAL:g} of it)"
+        same = each(equal, cut, lambda row: Claim("", float(row[differs] or 0) <= EQUAL, f"{row[differs] or 0:.1e}"))
         return [
-            _all("Without streams of the prompt, peak memory is lower (here: over naive)", unneeded),
-            _all("Segments reduce peak memory further (here: over naive)", smaller),
-            _faster("Segment attention improves throughput (here: time over naive)", grid, cut, "time over naive"),
-            _faster(alone, grid, cut, "time over the completion's"),
-            _all(equal, same, "{:.1e}") if exact else Claim(equal, None, "held in float32 alone"),
-        ]
+            each("Without streams of the prompt, peak memory is lower (here: over naive)", whole,
+                 below(dict.fromkeys(least, 1.0))),
+            each("Segments reduce peak memory further (here: over naive)", cut, below(least)),
+            each("Segment attention improves throughput (here: time over naive)", cut, faster("time over naive")),
+            each(alone, cut, faster("time over the completion's")),
+            same if all(row[differs] is not None for row in cut) else Claim(equal, None, "held in float32 alone"),
+        ]  # fmt: skip
 
 
-def _once(bench: Bench, length: int, forms: Callable[[], dict[str, StepCost]], exact: bool) -> list[Cells]:
+def _rows_of(length: int, target: Target, text: DrafterText, steps: int, bench: Bench) -> list[Cells]:
     """Return the rows of a length, from an earlier session where that measured them: lengths are not compared."""
     file = bench.folder / f"rows-{length}.json"
     if file.exists():
         return [tuple(row) for row in user_files.decoder(list[list[str | float | int | None]])(file.read_bytes())]
-    rows = _segment_rows(length, forms(), exact)
+    rows = _segment_rows(length, _forms(target, text, steps, bench), machine_of(target).exact)
     with storage.replacing(file) as kept:
         kept.write(json.dumps(rows).encode())
     return rows
@@ -147,47 +160,13 @@ def _segment_rows(length: int, found: dict[str, StepCost], exact: bool) -> list[
     naive, whole = found[NAIVE], found[WHOLE]
     rows: list[Cells] = []
     for name, cost in found.items():
-        over_naive = _share(cost, naive) if name != NAIVE else (None, None)
-        over_whole = _share(cost, whole) if name not in (NAIVE, WHOLE) else (None, None)
-        gap = float((abs(cost.loss - whole.loss) / whole.loss).max())
+        over_naive = share(cost.seconds, naive.seconds) if name != NAIVE else (None, None)
+        over_whole = share(cost.seconds, whole.seconds) if name not in (NAIVE, WHOLE) else (None, None)
+        gap = max(abs(one - other) / other for one, other in zip(cost.loss, whole.loss, strict=True))
         differs = None if name in (NAIVE, WHOLE) or not exact else gap
         peaks = cost.peak / MIB, cost.peak / naive.peak
-        rows.append((length, name, *peaks, float(cost.seconds.mean()), *over_naive, *over_whole, differs))
+        rows.append((length, name, *peaks, float(np.mean(cost.seconds)), *over_naive, *over_whole, differs))
     return rows
-
-
-def _share(cost: StepCost, other: StepCost) -> tuple[float, str | None]:
-    """Return the time over another form's, and its interval."""
-    over, around = share(cost.seconds, other.seconds)
-    return over, interval(around) or None
-
-
-def _over_naive(grid: Grid, title: str) -> Plot:
-    """Draw a column as bars, a group for each form and a series for each length."""
-    at = place_of(grid, title)
-    lengths = dict.fromkeys(row[0] for row in grid.rows)
-    series: dict[str, Points] = {
-        f"{n} tokens": [(str(row[1]), number_or_none(row[at])) for row in grid.rows if row[0] == n] for n in lengths
-    }
-    name = title.split()[0]
-    about = f"{name} of a training step over the naive form's"
-    return bars(Text(name, about, f"Bar chart: {about}, by form."), series, grid, Axis(title, form="times"))
-
-
-def _form(row: Sequence[Value]) -> str:
-    return f"{row[0]} tokens, {row[1]}"
-
-
-def _faster(says: str, grid: Grid, rows: Sequence[Sequence[Value]], title: str) -> Claim:
-    """Test that every one of the rows takes less time."""
-    claims = [(row, at_most("", point(grid, row, title), 1.0)) for row in rows]
-    return all_of(says, [replace(claim, found=f"{_form(row)}: {claim.found}") for row, claim in claims])
-
-
-def _all(says: str, held: Sequence[tuple[Sequence[Value], Value, bool]], form: str = "{:.2f}×") -> Claim:
-    """Test single values of rows, (row, value, holds); open where there is none."""
-    found = "; ".join(f"{_form(row)}: {form.format(value)}" for row, value, _ in held)
-    return Claim(says, all(holds for *_, holds in held) if held else None, found or "not measured here")
 
 
 PROMPT, COMPLETION, SEGMENT, STREAMS = 4, 8, 6, 2  # of the drawn example
@@ -198,68 +177,65 @@ TINTS = ("#ffffff", "#e3e6ea", COLOURS[0], COLOURS[1])
 SIGNS_NOTE = "■ main row that is seen, ● stream that is seen, · masked, blank: not in memory in that segment"
 
 
-@dataclass(frozen=True, slots=True)
-class PatternRow:
-    """A row or a key: a main row at a position, or the stream-th of its streams. part: number of the segment."""
+class Place(NamedTuple):
+    """A row or a key: the main row at a position (stream 0), or the stream-th of its streams."""
 
     position: int
     stream: int
-    part: int
 
     @property
     def name(self) -> str:
         """Return 'main 3' or 'stream 3.1'."""
         return f"stream {self.position}.{self.stream}" if self.stream else f"main {self.position}"
 
-
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """Attention of rows to keys, kinds[row][key], in the order of `places`: main rows, then streams by segment."""
-
-    places: list[PatternRow]
-    kinds: list[list[Kind]]
+    @property
+    def group(self) -> str:
+        """Return the name of its column in the table."""
+        return f"streams of segment {self.position // SEGMENT + 1}" if self.stream else "main rows"
 
 
-def pattern(attends: bool = True) -> Pattern:
-    """Return the pattern of a row of PROMPT and COMPLETION tokens. attends: main rows see their streams (eq. 3)."""
+def pattern(attends: bool = True) -> tuple[list[Place], list[list[Kind]]]:
+    """Return who sees whom in a row of PROMPT and COMPLETION tokens: places, and kinds[row][key] in their order.
+
+    Main rows come first, then streams. attends: main rows see their streams (eq. 3).
+    """
     seen = {pair: kind for start in range(0, PROMPT + COMPLETION, SEGMENT) for pair, kind in _segment(start, attends)}
-    places = sorted({row for row, _ in seen}, key=lambda p: (p.stream > 0, p.position, p.stream))
-    return Pattern(places, [[seen.get((row, key), "absent") for key in places] for row in places])
+    places = sorted({row for row, _ in seen}, key=lambda place: (place.stream > 0, place))
+    return places, [[seen.get((row, key), "absent") for key in places] for row in places]
 
 
-def _segment(start: int, attends: bool) -> Iterator[tuple[tuple[PatternRow, PatternRow], Kind]]:
+def _segment(start: int, attends: bool) -> Iterator[tuple[tuple[Place, Place], Kind]]:
     """Yield ((row, key), kind) of everything that is in memory while one segment is computed."""
     length = min(SEGMENT, PROMPT + COMPLETION - start)
     predicting = range(PROMPT - 1, PROMPT + COMPLETION - 1)  # positions before a token of the completion
     carry = [i for i in range(length) if start + i in predicting]
     carriers = torch.tensor([carry])
     mask = segment_visibility(length, start, carriers, torch.ones_like(carriers, dtype=torch.bool), STREAMS, attends)[0]
-    mains = [PatternRow(i, 0, i // SEGMENT) for i in range(start + length)]
-    streams = [PatternRow(start + i, j, start // SEGMENT) for i in carry for j in range(1, STREAMS + 1)]
+    mains = [Place(i, 0) for i in range(start + length)]
+    streams = [Place(start + i, j) for i in carry for j in range(1, STREAMS + 1)]
     for row, sees in zip([*mains[start:], *streams], mask.tolist(), strict=True):
         for key, seen in zip([*mains, *streams], sees, strict=True):
             yield (row, key), ("stream" if key.stream else "main") if seen else "masked"
 
 
-def pattern_plot(found: Pattern) -> Plot:
+def pattern_plot(places: Sequence[Place], kinds: Sequence[Sequence[Kind]]) -> Plot:
     """Draw the pattern: a row a line, a key a column; and list it in signs."""
     shape = f"a prompt of {PROMPT}, a completion of {COMPLETION}, segments of {SEGMENT}, {STREAMS} streams"
-    title = f"who sees whom: {shape}"
-    label = "Heat map: main rows see main rows before them, and streams see what their main row sees and each other."
     note = "Blue: a main row that is seen; orange: a stream that is seen; grey: masked; white: not in memory then."
-    groups = [list(group) for _, group in groupby(range(len(found.places)), key=lambda i: _group(found.places[i]))]
+    groups = {group: list(own) for group, own in groupby(range(len(places)), key=lambda i: places[i].group)}
     rows = [
-        (place.name, *("".join(SIGNS[kinds[i]] for i in group) for group in groups))
-        for place, kinds in zip(found.places, found.kinds, strict=True)
+        (place.name, *("".join(SIGNS[own[i]] for i in group) for group in groups.values()))
+        for place, own in zip(places, kinds, strict=True)
     ]
-    forms = {"row": "text", **{_group(found.places[group[0]]): "text" for group in groups}}
+    forms = {"row": "text", **dict.fromkeys(groups, "text")}
     grid = table("pattern", forms, rows, f"Who sees whom: {SIGNS_NOTE}")
-    heights = [[KINDS.index(kind) for kind in row] for row in found.kinds]
-    return heat_map(Text("pattern", title, label, note), [place.name for place in found.places], heights, TINTS, grid)
-
-
-def _group(place: PatternRow) -> str:
-    return f"streams of segment {place.part + 1}" if place.stream else "main rows"
+    names, n = [place.name for place in places], len(TINTS)
+    scale = [[edge, tint] for i, tint in enumerate(TINTS) for edge in (i / n, (i + 1) / n)]
+    drawn = charts.heat_map(
+        [[KINDS.index(kind) for kind in own] for own in kinds], names, names,
+        zmin=-0.5, zmax=n - 0.5, colorscale=scale, showscale=False, xgap=1, ygap=1,
+    )  # fmt: skip
+    return plot("pattern", f"who sees whom: {shape}", grid, drawn, note)
 
 
 # -- appendix J: a step of each drafter ---------------------------------------------------------------------------
@@ -312,13 +288,12 @@ class EveryAnswer(DrafterText):
 class AppendixJ(TrainingExperiment):
     """ACL appendix J: cost of a training step of streams, of Medusa's heads and of other drafters."""
 
-    name, source = "appendix-j", source(ACL, "appendix", "J")
+    name, source = "appendix-j", "ACL appendix J"
     title = "training cost: a step of each drafter on the same batches"
     uses = ("model", "limit", "device", "dtype", "seed")
-    rows = tuple(DRAFTERS)
+    rows = dict.fromkeys(DRAFTERS, "")
 
     def make(self, bench: Bench) -> Result:
-        """Let all learn from the same batches in turns."""
         target, steps = bench.target(), timed_steps(bench.request, STEPS)
         trainees = new_trainees(DRAFTERS, target, bench)
         plain = lab_text(target, "train", TALKS, bench.request.seed, LENGTH)
@@ -326,13 +301,27 @@ class AppendixJ(TrainingExperiment):
         budget = Budget(WARMUPS + steps + 1, rows_per_step=ROWS, ahead=AHEAD, warmup=WARMUPS)
         trainer = MeteredTrainer(target, trainees, text, budget, bench.folder / "steps", machine_of(target))
         (found,) = measure([trainer], steps, bench)
+        base, rows = np.array(found[BASE].seconds), list[Cells]()
+        own = {t.name: np.array(found[t.name].seconds) for t in trainees}
+        whole = {t.name: own[t.name] + base * t.needs_base for t in trainees}
+        for t in trainees:
+            over, around = share(whole[t.name], whole[MEDUSA])
+            learnt = sum(p.numel() for p in t.module.parameters() if p.requires_grad)
+            means = float(own[t.name].mean()), float(whole[t.name].mean())
+            rows.append((t.name, learnt, *means, over, None if t.name == MEDUSA else around, found[t.name].peak / MIB))
+        rows.insert(0, (BASE, None, float(base.mean()), None, None, None, found[BASE].peak / MIB))
         forms = {
             "drafter": "text", "parameters that learn": "count", "s a step": "number 3", "with the base": "number 3",
             "over Medusa's": "times", "95 % interval": "text", "peak, MiB": "number 0",
         }  # fmt: skip
-        grid = table("steps", forms, _cost_rows(trainees, found), f"{self.source}: a training step of each drafter")
+        grid = table("steps", forms, rows, f"{self.source}: a training step of each drafter")
+        series = {
+            BASE: [(name, float((whole[name] - own[name]).mean())) for name in own],
+            "the drafter": [(name, float(seconds.mean())) for name, seconds in own.items()],
+        }
+        figure = plot("steps", self.title, grid, charts.bars(series, y="s a step"), barmode="stack")
         about = f"{machine_note(target)}; {steps} timed steps of {ROWS} rows of {LENGTH} tokens, after {WARMUPS} others"
-        return Result((grid, _flops_grid(bench)), (_seconds_plot(grid),), notes=(about, *COST_NOTES))
+        return Result((grid, _flops_grid(bench)), (figure,), notes=(about, *COST_NOTES))
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """App. J: comparable with the time for Medusa's heads. Counted, it is open where the shares disagree."""
@@ -348,55 +337,12 @@ class AppendixJ(TrainingExperiment):
         ]
 
 
-def _cost_rows(trainees: Sequence[DrafterTrainer], found: dict[str, StepCost]) -> list[tuple[Value, ...]]:
-    base = found[BASE]
-    whole = {t.name: found[t.name].seconds + base.seconds * t.needs_base for t in trainees}
-    rows: list[tuple[Value, ...]] = [(BASE, None, float(base.seconds.mean()), None, None, None, base.peak / MIB)]
-    for t in trainees:
-        over, around = share(whole[t.name], whole[MEDUSA])
-        learnt = sum(p.numel() for p in t.module.parameters() if p.requires_grad)
-        means = float(found[t.name].seconds.mean()), float(whole[t.name].mean())
-        between = None if t.name == MEDUSA else interval(around) or None
-        rows.append((t.name, learnt, *means, over, between, found[t.name].peak / MIB))
-    return rows
+def counted_step(trainee: DrafterTrainer, learnt: float, target: Target) -> tuple[int, int]:
+    """Count the FLOPs of a row's step where a share of its positions is learnt: the drafter's, and the base's pass.
 
-
-def _seconds_plot(grid: Grid) -> Plot:
-    """Draw the seconds of a step, those of the base's pass apart."""
-    rows = [(str(row[0]), number_or_none(row[2]), number_or_none(row[3])) for row in grid.rows[1:]]
-    series: dict[str, Points] = {
-        BASE: [(name, (whole or 0) - (own or 0)) for name, own, whole in rows],
-        "the drafter": [(name, own) for name, own, _ in rows],
-    }
-    label = "Bar chart: seconds of a training step of each drafter, and of the base's pass that it needs."
-    return bars(Text("steps", AppendixJ.title, label), series, grid, Axis("s a step"), stacked=True)
-
-
-@dataclass(frozen=True, slots=True)
-class StepFlops:
-    """FLOPs of a row's step where a share of its positions is learnt: of the drafter's part, and of the base's pass."""
-
-    drafter: str
-    share: float
-    own: int
-    base: int
-
-
-def counted_steps(model: str, drafters: Mapping[str, str], bench: Bench) -> Iterator[StepFlops]:
-    """Count a step of each drafter, {name: as `new_trainees` takes it}, at each share of LEARNT. All need the base.
-
-    The drafters and their losses are those that train; only weights and text are missing. FLOPs are those of forward
-    and backward passes, with what segments compute a second time.
+    The drafter and its loss are those that train; only weights and text are missing. FLOPs are those of forward and
+    backward passes, with what segments compute a second time.
     """
-    target = meta_target(model)
-    with META:
-        trainees = new_trainees(dict(drafters), target, bench)
-    for learnt in LEARNT:
-        for trainee in trainees:
-            yield _counted(trainee, learnt, target)
-
-
-def _counted(trainee: DrafterTrainer, learnt: float, target: Target) -> StepFlops:
     ids = torch.zeros(1, LENGTH, dtype=torch.long, device=META)
     labels = torch.zeros(1, LENGTH, LABELS, dtype=torch.long, device=META)
     anchors = int(learnt * LENGTH)
@@ -404,19 +350,23 @@ def _counted(trainee: DrafterTrainer, learnt: float, target: Target) -> StepFlop
     states = base_states(target, ids, trainee.taps, trainee.kv_from)
     base = flops(lambda: base_states(target, ids, trainee.taps, trainee.kv_from))
     with META:  # for what a loss makes without naming a device
-        own = flops(lambda: trainee.loss(states, batch)[0].backward(), learning=True)
-    return StepFlops(trainee.name, learnt, own, base)
+        return flops(lambda: trainee.loss(states, batch)[0].backward(), learning=True), base
 
 
 def _flops_grid(bench: Bench) -> Grid:
-    """Count the same steps at the papers' base."""
-    found = list(counted_steps(PAPERS, {name: DRAFTERS[name] for name in COUNTED}, bench))
-    medusa = {step.share: step.own + step.base for step in found if step.drafter == MEDUSA}
+    """Count the same steps at the papers' base. All of COUNTED need its states."""
+    target = meta_target(PAPERS)
+    with META:
+        trainees = new_trainees({name: DRAFTERS[name] for name in COUNTED}, target, bench)
+    rows: list[tuple[Value, ...]] = []
+    for learnt in LEARNT:
+        medusa = 0
+        for trainee in trainees:  # the first is Medusa's
+            own, base = counted_step(trainee, learnt, target)
+            medusa = medusa or own + base
+            rows.append((trainee.name, learnt, own / 1e12, (own + base) / 1e12, (own + base) / medusa))
     forms = {
         "drafter": "text", "positions that learn": "percent 0", "TFLOPs a step": "number", "with the base": "number",
         "over Medusa's": "times",
     }  # fmt: skip
-    rows = [
-        (s.drafter, s.share, s.own / 1e12, (s.own + s.base) / 1e12, (s.own + s.base) / medusa[s.share]) for s in found
-    ]
     return table("flops", forms, rows, f"FLOPs of a training step at {PAPERS}, a row of {LENGTH} tokens")

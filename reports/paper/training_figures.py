@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,13 +15,12 @@ from specbench_ss.engine.kv_cache import StreamCache
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import lora_parameters, with_lora
-from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.train import StreamsTrainer
 from specbench_ss.models.checkpoint import belongs_to, write_checkpoint
 from specbench_ss.options import REFERENCE, MethodSpec
+from specbench_ss.reports import charts
 from specbench_ss.reports.paper.claims import all_of, number_or_none, rising
 from specbench_ss.reports.paper.experiment import (
-    ACL,
     MEASURED,
     TrainingExperiment,
     config_for,
@@ -30,14 +29,11 @@ from specbench_ss.reports.paper.experiment import (
     measured,
     overall,
     records,
-    source,
     table,
 )
-from specbench_ss.reports.paper.figures import Axis, Points, Text, lines
-from specbench_ss.reports.paper.lab_text import lab_text
-from specbench_ss.reports.paper.training import train_variants
-from specbench_ss.results.report import Bench, Claim, Grid, Plot, Request, Result, Value
-from specbench_ss.results.summary import SummaryRow
+from specbench_ss.reports.paper.figures import PERCENT, lines, plot, series_of
+from specbench_ss.reports.paper.training import lab_text, new_trainees, train_variants
+from specbench_ss.results.report import Bench, Claim, Experiment, Request, Result
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.batch import Anchors, BaseStates, Batch, additive, base_states, future_labels
 from specbench_ss.training.loop import Budget, DrafterText
@@ -55,36 +51,30 @@ EMBEDDINGS, ROTATION = "stream embeddings", "value rotation"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Streams of one shape. series: the kind of streams. layers: the number of MSA layers, N_s."""
+    """Lossless streams of one shape. series: the kind of streams. layers: the number of MSA layers, N_s."""
 
     series: str
     layers: int
 
     @property
-    def config(self) -> StreamConfig:
-        """Return the configuration of these lossless streams; variants differ only in their own two fields."""
-        shape = StreamConfig(GAMMA, self.layers, ADAPTER_RANK)
-        return replace(shape, stream_init="rotation") if self.series == ROTATION else shape
-
-    @property
-    def title(self) -> str:
-        """Return the name of its row."""
-        return f"{self.series}, N_s = {self.layers}"
+    def options(self) -> dict[str, str]:
+        """Return the options in which shapes differ."""
+        return {"n_msa_layers": str(self.layers), "stream_init": "rotation" if self.series == ROTATION else "embedding"}
 
     @property
     def name(self) -> str:
         """Return the name for its folder and in progress lines."""
-        return f"{self.config.stream_init}-{self.layers}"
+        return f"{self.options['stream_init']}-{self.layers}"
+
+    @property
+    def drafter(self) -> str:
+        """Return it as `ssbench train together --drafters` takes it."""
+        common = {"gamma": GAMMA, "adapter_rank": ADAPTER_RANK, "lr": LR, "embedding_lr": EMBEDDING_LR}
+        return f"ss[{','.join(f'{name}={value}' for name, value in {**self.options, **common}.items())}]"
 
     def spec(self, given: MethodSpec, **more: str) -> MethodSpec:
         """Return `ss` with the user's options and these streams. Pruning is off, since the lab's tree is small."""
-        own = {"n_msa_layers": str(self.layers), "stream_init": self.config.stream_init, "prune": "off"}
-        return MethodSpec("ss", own | given.options | more)
-
-    def trainee(self, target: Target, seed: int) -> StreamsTrainer:
-        """Return an untrained trainee. Variants of one shape begin with the same weights."""
-        torch.manual_seed(seed)
-        return StreamsTrainer(target, self.config, LR, EMBEDDING_LR, name=self.name)
+        return MethodSpec("ss", {**self.options, "prune": "off", **given.options, **more})
 
 
 @torch.inference_mode()
@@ -112,6 +102,7 @@ class StreamsByLayers(TrainingExperiment):
     """Streams of several shapes: their accuracy, and the gain of a decoding pass with them."""
 
     trains = True
+    uses = Experiment.uses
     variants: ClassVar[tuple[Shape, ...]]
     categories: ClassVar[tuple[str, ...]]
     limit: ClassVar[int]
@@ -132,62 +123,42 @@ class StreamsByLayers(TrainingExperiment):
         """Train all side by side, measure accuracy on held-out text, then decode."""
         target, seed = bench.target(), bench.request.seed
         variants = [v for v in self.variants if v.layers <= target.n_layers]
-        trainees = [v.trainee(target, seed) for v in variants]
+        trainees = new_trainees({v.name: v.drafter for v in variants}, target, bench)
         train_variants(bench, target, trainees, lab_text(target, "train", TALKS, seed), LAYERS_BUDGET, "streams")
         shares = accuracies(target, trainees, lab_text(target, "eval", HELD_OUT_TALKS, seed))
         config, given = self._config(bench.request)
         specs = []
         for variant, trainee in zip(variants, trainees, strict=True):
-            about = {**belongs_to(target), "advice": ADVICE, "streams": variant.config.as_dict()}
+            about = {**belongs_to(target), "advice": ADVICE, "streams": trainee.shape.as_dict()}
             folder = bench.folder / "streams" / variant.name
             write_checkpoint(folder, trainee.module, about)
             specs.append(variant.spec(given, weights=str(folder)))
         run = bench.measure(replace(config, methods=(*config.methods, *specs)), "run")
         found = overall(run)
-        rows = [
-            (v.series, v.layers, *share, *_tau_first(found[spec.label]))
-            for v, share, spec in zip(variants, shares, specs, strict=True)
-        ]
+        rows = []
+        for v, guesses, spec in zip(variants, shares, specs, strict=True):
+            speedup, around, tau, *others = measured(found[spec.label])
+            rows.append((v.series, v.layers, *guesses, tau, speedup, around, *others))
         streams = [f"stream {j}" for j in range(1, GAMMA + 1)]
-        forms = {"streams": "text", "MSA layers": "count", **dict.fromkeys(streams, "percent 1"), **TAU_FIRST}
-        grid = table("layers", forms, rows, f"{self.source}: {self.title}")
-        share = Axis("share right, held-out text", form="percent")
-        plots = (
-            _over_layers("tau", "tokens per pass against MSA layers", {"": "tau"}, grid, Axis("tau")),
-            _over_layers(
-                "accuracy", "right guesses of each stream against MSA layers", {s: s for s in streams}, grid, share
-            ),
-        )
+        forms = {"streams": "text", "MSA layers": "count", **dict.fromkeys(streams, "percent 1"), "tau": "number"}
+        grid = table("layers", forms | MEASURED, rows, f"{self.source}: {self.title}")
+        x, named = "MSA layers", {"by": "streams", "x_title": "MSA layers, N_s"}
+        figures = (
+            lines("tau", f"tokens per pass against {x}", grid, x, {"": "tau"}, "tau", **named),
+            lines("accuracy", f"right guesses of each stream against {x}", grid, x, streams,
+                  "share right, held-out text", **named, **PERCENT),
+        )  # fmt: skip
         about_run = f"ours: {machine(run)}; streams of {LAYERS_BUDGET.steps} steps on the same batches"
-        return Result((grid,), plots, notes=(about_run, *health(run), *self.notes))
-
-
-TAU_FIRST = {"tau": "number", **{title: form for title, form in MEASURED.items() if title != "tau"}}
-
-
-def _tau_first(row: SummaryRow) -> tuple[Value, ...]:
-    speedup, around, tau, *others = measured(row)
-    return (tau, speedup, around, *others)
-
-
-def _over_layers(name: str, title: str, columns: Mapping[str, str], grid: Grid, y: Axis) -> Plot:
-    """Plot a line for each kind of streams and each column of the grid, {name: title}."""
-    drawn: dict[str, list[tuple[float, float | None]]] = {}
-    for row in records(grid):
-        for what, column in columns.items():
-            series = drawn.setdefault(", ".join(filter(None, (str(row["streams"]), what))), [])
-            series.append((float(row["MSA layers"] or 0), number_or_none(row[column])))
-    label = f"Line chart: {title}, for {', '.join(drawn)}."
-    return lines(Text(name, title, label), drawn, grid, Axis("MSA layers, N_s"), y)
+        return Result((grid,), figures, notes=(about_run, *health(run), *self.notes))
 
 
 class Figure11(StreamsByLayers):
     """The experiment `figure-11`."""
 
-    name, source = "figure-11", source(ACL, "figure", 11)
+    name, source = "figure-11", "ACL figure 11"
     title = "number of MSA layers, lossless streams"
     variants = tuple(Shape(EMBEDDINGS, n) for n in (1, 2, 4, 6, 8))
-    rows = tuple(v.title for v in variants)
+    rows = {f"{v.series}, N_s = {v.layers}": "" for v in variants}
     categories, limit = ("sql", "dialogue_summary"), 6
     notes = (
         "published: a task's score (SQL exact match, dialogue ROUGE-LSum) of OPT-1.3B in shared mode, over N_s; "
@@ -204,10 +175,10 @@ class Figure11(StreamsByLayers):
 class Figure12a(StreamsByLayers):
     """The experiment `figure-12a`."""
 
-    name, source = "figure-12a", source(ACL, "figure", 12) + " (a)"
+    name, source = "figure-12a", "ACL figure 12 (a)"
     title = "value rotation against stream embeddings, lossless streams"
     variants = tuple(Shape(series, n) for series in (EMBEDDINGS, ROTATION) for n in (2, 4, 8))
-    rows = tuple(v.title for v in variants)
+    rows = {f"{v.series}, N_s = {v.layers}": "" for v in variants}
     categories, limit = ("dialogue_summary",), 8
     notes = (
         "published: dialogue ROUGE-LSum of OPT-1.3B in shared mode, over N_s; the values are drawn, not printed. "
@@ -340,9 +311,7 @@ class Found:
 @torch.inference_mode()
 def held_out(target: Target, trainees: Sequence[PeekingTrainee], text: DrafterText) -> list[Found]:
     """Score every answer token of every row, one row at a time. The base runs once a row."""
-    losses: list[list[Tensor]] = [[] for _ in trainees]
-    hits: list[list[Tensor]] = [[] for _ in trainees]
-    whole: list[list[bool]] = [[] for _ in trainees]
+    scores: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in trainees]  # losses, hits, whole answers of a row
     for row in text.rows:
         ids, answer = row.astype(np.int64)[None], text.answer_mask(row)[None]
         labels = torch.from_numpy(future_labels(ids, answer, text.end, max(t.gamma for t in trainees)))[0]
@@ -352,16 +321,13 @@ def held_out(target: Target, trainees: Sequence[PeekingTrainee], text: DrafterTe
         truth, breaks = labels[at, 0], _breaks(at, labels[at, 0], text.end)
         here, ahead = torch.from_numpy(ids).to(target.device), labels[None, at, 1:].to(target.device)
         states = base_states(target, here, (), 0)
-        for i, trainee in enumerate(trainees):
+        for trainee, own in zip(trainees, scores, strict=True):
             found = trainee.logits(states, here, at[None].to(here.device), ahead[..., : trainee.gamma])[0].float().cpu()
-            losses[i].append(F.cross_entropy(found, truth, reduction="none"))
-            hits[i].append(found.argmax(-1) == truth)
-            whole[i] += [bool(part.all()) for part in hits[i][-1].tensor_split(breaks)]
-    return [_found(torch.cat(a), torch.cat(b), c) for a, b, c in zip(losses, hits, whole, strict=True)]
-
-
-def _found(losses: Tensor, hits: Tensor, whole: list[bool]) -> Found:
-    return Found(float(losses.mean()), float(hits.float().mean()), sum(whole) / len(whole), len(hits))
+            hits = found.argmax(-1) == truth
+            whole = torch.stack([part.all() for part in hits.tensor_split(breaks)])
+            own.append((F.cross_entropy(found, truth, reduction="none"), hits, whole))
+    sums = ([torch.cat(part).float() for part in zip(*own, strict=True)] for own in scores)
+    return [Found(float(a.mean()), float(b.mean()), float(c.mean()), len(a)) for a, b, c in sums]
 
 
 def _breaks(at: Tensor, truth: Tensor, end: int) -> list[int]:
@@ -373,10 +339,9 @@ def _breaks(at: Tensor, truth: Tensor, end: int) -> list[int]:
 class Figure4(TrainingExperiment):
     """Figure 4: gain in accuracy of a model trained to see the gamma true tokens after the next one (eq. 7)."""
 
-    name, source = "figure-4", source(ACL, "figure", 4)
+    name, source = "figure-4", "ACL figure 4"
     title = "the next token, known to a model that sees the gamma true tokens after it"
-    uses = ("model", "device", "dtype", "seed")
-    rows = tuple(f"gamma = {g}" for g in GAMMAS)
+    rows = {f"gamma = {g}": "" for g in GAMMAS}
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Caption: seeing true future tokens improves generation substantially."""
@@ -403,15 +368,11 @@ class Figure4(TrainingExperiment):
             "nats per token": "number 4", "tokens": "count",
         }  # fmt: skip
         grid = table("peeking", forms, rows, f"{self.source}: {self.title}")
-        drawn: dict[str, Points] = {
-            title: [(float(row[1]), number_or_none(row[at])) for row in rows[1:]]
-            for title, at in (("right tokens", 2), ("right answers", 3))
-        }
-        label = "Line chart: share of right tokens and of right answers, by the number of future tokens seen."
-        x, y = Axis("true future tokens seen, gamma"), Axis("share right", form="percent")
-        plot = lines(Text("figure", self.title, label), drawn, grid, x, y)
+        series = series_of(replace(grid, rows=grid.rows[1:]), "gamma", ["right tokens", "right answers"])
+        drawn = charts.lines(series, "true future tokens seen, gamma", "share right")
         about = (
             f"ours: {bench.request.model}; LoRA of rank {LORA_RANK} in every layer, {PEEKING_BUDGET.steps} steps, "
             "held-out text"
         )
-        return Result((grid,), (plot,), notes=(about, *PEEKING_NOTES))
+        figure = plot("figure", self.title, grid, drawn, **PERCENT)
+        return Result((grid,), (figure,), notes=(about, *PEEKING_NOTES))

@@ -1,15 +1,10 @@
-"""RunConfig from options on a command line, in a file or in Python.
-
-Whoever gives them, one form comes out and the same mistakes are found; messages name an option as the command line
-has it.
-"""
+"""RunConfig and RunTarget from the options of a run; messages name an option as the command line has it."""
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from importlib.util import find_spec
@@ -19,26 +14,102 @@ from urllib.parse import urlsplit
 
 from specbench_ss import registry
 from specbench_ss.engine.sampling import COLDEST
-from specbench_ss.errors import UserError, did_you_mean, known_words
+from specbench_ss.errors import UserError, did_you_mean
 from specbench_ss.models.devices import check_one_device, device_names
 from specbench_ss.models.load import template_text
-from specbench_ss.options import (
-    REFERENCE,
-    MethodSpec,
-    encodable,
-    plain_number,
-    positive,
-    seconds,
-    split_methods,
-    value_text,
-    whole_number,
-)
-from specbench_ss.runs.config import MOST_REPEATS, OPTIONS, Endpoint, Goal, Option, Recording, RunConfig, Workers
+from specbench_ss.options import REFERENCE, MethodSpec, encodable, split_methods
+from specbench_ss.runs.config import Endpoint, Goal, Recording, RunConfig, RunTarget, Workers
 from specbench_ss.runs.preset import Preset, read_preset
+from specbench_ss.runs.run_options import MOST_REPEATS, RAY, SERVER, TIMEOUT_S, RunOptions
 
 
-def check_plugins(presets: Sequence[Preset]) -> None:
-    """Raises UserError where a preset is of a method in a file that was not given."""
+def asked_run(options: RunOptions) -> tuple[RunConfig, RunTarget, Access | None]:
+    """Return what is measured, where results are written, and how servers are reached, if any are.
+
+    The methods of --plugin files, and of no others, are known from now on. Raises UserError for options that do not go
+    together.
+    """
+    options.check_modes()
+    if options.resume and options.out is None:
+        raise UserError("--resume needs --out, the directory of the unfinished run")
+    config = run_config(options)
+    where = RunTarget(
+        default_out(config, datetime.now()) if options.out is None else options.out.expanduser(),
+        options.resume,
+        optional_methods(options.methods or "", config.methods),
+        recording_of(options),
+        options.timeout,
+        goal_of(options),
+        workers_of(options),
+    )
+    return config, where, access_of(options) if options.mode == SERVER else None
+
+
+MODEL = "served"  # in the configuration of a run, in place of a model's name
+OWN = {f.name for f in fields(RunConfig)} & {f.name for f in fields(RunOptions)}
+
+
+def run_config(options: RunOptions) -> RunConfig:
+    """Return what is measured; the reference method comes first, asked for or not."""
+    _check_values(options)
+    values: dict[str, Any] = {name: getattr(options, name) for name in OWN}
+    values["suite"], values["data"] = suite_and_data(options.suite, options.data)
+    values["categories"] = listed(options.categories)
+    values["stop"] = tuple(options.stop or ())
+    values["plugin"] = registry.load_plugins(options.plugin or ())
+    if options.mode == SERVER:
+        values |= {"model": MODEL, "methods": (), "endpoints": endpoints_of(options)}
+        values["concurrency"] = in_flight(options.concurrency, "--concurrency")
+        return RunConfig(**values)
+
+    if options.methods is None:
+        raise UserError("give --methods NAME,NAME, or --endpoint URL, the address of a server")
+    values["concurrency"] = in_flight(options.batch_size, "--batch-size")
+    if values["concurrency"] and options.engine == "graph":
+        raise UserError("--batch-size makes passes operator by operator: leave out --engine graph")
+    values["presets"] = tuple(read_preset(Path(part)) for part in listed(options.preset))
+    _check_plugins(values["presets"])
+    values["methods"] = method_specs(options.methods, options.set or (), values["presets"])
+    return RunConfig(**values)
+
+
+def _check_values(options: RunOptions) -> None:
+    """Raise UserError for a value that the option's type does not tell to be wrong."""
+    device_names(options.device)
+    if options.chat_template is not None:
+        template_text(options.chat_template)
+    if 0 < options.temperature < COLDEST:
+        raise UserError(
+            f"--temperature must be 0, which is greedy, or at least {COLDEST:g}, not {options.temperature:g}"
+        )
+    for text in options.stop or ():
+        if not text or not encodable(text):
+            raise UserError(f"--stop must be UTF-8 text that is not empty, not {ascii(text)}")
+
+
+def listed(text: str | None) -> tuple[str, ...]:
+    """'a, b' -> ('a', 'b')."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def suite_and_data(suite: str, data: str | Path | None) -> tuple[str, str | None]:
+    """'NAME:FILE' -> the suite's name, and the data that it reads. Raises UserError where --data names other data."""
+    name, colon, carried = suite.partition(":")
+    if colon and (not carried or data is not None):
+        what = "names no file behind the colon" if not carried else "carries its data already: leave --data out"
+        raise UserError(f"--suite {suite} {what}")
+    given = carried or data
+    return name, None if given is None else str(Path(given).expanduser())
+
+
+def default_out(config: RunConfig, now: datetime) -> Path:
+    """runs/<timestamp>-<model>-<suite>, with only plain characters."""
+    model = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.model).name or config.model).strip("-.") or "model"
+    return Path("runs") / f"{now:%Y%m%d-%H%M%S}-{model}-{config.suite}"
+
+
+def _check_plugins(presets: Sequence[Preset]) -> None:
+    """Raise UserError where a preset is of a method in a file that was not given."""
     for preset in presets:
         if preset.plugin and preset.method not in registry.names(registry.METHODS):
             file = preset.plugin["file"]
@@ -46,21 +117,36 @@ def check_plugins(presets: Sequence[Preset]) -> None:
 
 
 def method_specs(methods: str, settings: Sequence[str], presets: Sequence[Preset] = ()) -> tuple[MethodSpec, ...]:
-    """Methods with their options; `settings` hold for every variant of a method that does not say otherwise.
+    """Return the methods with their options, the reference first.
 
-    Presets hold where neither says otherwise.
+    What METHOD[...] says wins over `settings`, which hold for every variant of a method, and these over presets.
     """
-    shared = read_settings(settings)
-    specs = [MethodSpec.parse(text) for text in with_all(split_methods(methods))]
+    shared, texts = read_settings(settings), split_methods(methods)
+    specs = [spec for text in texts for spec in _meant(text, texts)]
     if not specs:
         raise UserError("no method given: --methods NAME,NAME[option=value],...")
-    chosen = _by_method(presets, [s.name for s in specs])
+    names = [spec.name for spec in specs]
+    chosen = _by_method(presets, names)
+    for name in shared:
+        if name not in names:
+            raise UserError(f"--set names method {name!r}, which is not part of this run{did_you_mean(name, names)}")
     specs = [MethodSpec(s.name, chosen.get(s.name, {}) | shared.get(s.name, {}) | s.options) for s in specs]
-    if not any(s.label == REFERENCE for s in specs):
+    if not any(spec.label == REFERENCE for spec in specs):
         specs.append(MethodSpec(REFERENCE))
     specs = _numbered(specs)
-    _check(specs, shared)
+    labels = [spec.label for spec in specs]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UserError(f"method {label!r} is asked for twice")
     return tuple(sorted(specs, key=lambda s: s.label != REFERENCE))  # stable: the others keep their order
+
+
+def _meant(text: str, texts: Sequence[str]) -> list[MethodSpec]:
+    """Return the method of a text; of 'all' every registered one that is not named beside it."""
+    if text != registry.ALL:
+        return [MethodSpec.parse(text)]
+    named = [MethodSpec.parse(other).name for other in texts]
+    return [MethodSpec(name) for name in registry.names(registry.METHODS) if name not in named]
 
 
 def _numbered(specs: Sequence[MethodSpec]) -> list[MethodSpec]:
@@ -72,20 +158,11 @@ def _numbered(specs: Sequence[MethodSpec]) -> list[MethodSpec]:
     return made
 
 
-def with_all(methods: Sequence[str]) -> list[str]:
-    """'all' is every registered method that is not named beside it."""
-    if registry.ALL not in methods:
-        return list(methods)
-    named = [MethodSpec.parse(text).name for text in methods]
-    others = [name for name in registry.names(registry.METHODS) if name not in named]
-    return [name for text in methods for name in (others if text == registry.ALL else [text])]
-
-
 def optional_methods(methods: str, specs: Sequence[MethodSpec]) -> frozenset[str]:
-    """Labels of the methods that only 'all' asks for."""
-    listed = split_methods(methods)
-    named = {MethodSpec.parse(text).name for text in listed if text != registry.ALL} | {REFERENCE}
-    return frozenset(s.label for s in specs if s.name not in named) if registry.ALL in listed else frozenset()
+    """Return the labels of the methods that only 'all' asks for."""
+    texts = split_methods(methods)
+    named = {MethodSpec.parse(text).name for text in texts} | {REFERENCE}
+    return frozenset(s.label for s in specs if s.name not in named) if registry.ALL in texts else frozenset()
 
 
 def read_settings(settings: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -100,7 +177,7 @@ def read_settings(settings: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def _by_method(presets: Sequence[Preset], names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Method -> the options of its preset."""
+    """Return the options of each method's preset."""
     chosen: dict[str, dict[str, str]] = {}
     for preset in presets:
         if preset.method not in names:
@@ -111,54 +188,56 @@ def _by_method(presets: Sequence[Preset], names: Sequence[str]) -> dict[str, dic
     return chosen
 
 
-def _check(specs: list[MethodSpec], settings: Mapping[str, Any]) -> None:
-    labels = [s.label for s in specs]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise UserError(f"method {label!r} is asked for twice")
-    names = [s.name for s in specs]
-    for name in settings:
-        if name not in names:
-            raise UserError(f"--set names method {name!r}, which is not part of this run{did_you_mean(name, names)}")
+def recording_of(options: RunOptions) -> Recording:
+    """Return what is recorded besides the samples."""
+    if options.remake_disturbed and not options.telemetry:
+        raise UserError("--remake-disturbed needs --telemetry: without readings nothing is known to be disturbed")
+    share = options.record_drafts
+    try:
+        known = share == "first" or 0 <= float(share) <= 1
+    except ValueError:
+        known = False
+    if not known:
+        raise UserError(f"--record-drafts is first, or a share of the questions from 0 to 1, not {share!r}")
+    return Recording(options.telemetry, options.remake_disturbed, share, options.trace)
 
 
-EXECUTORS = ("local", "ray")
-
-
-def workers_of(values: Mapping[str, Any]) -> Workers | None:
-    """Return who makes the samples, None where this process does. Raises UserError for options that do not fit."""
-    executor, count, address = (values[name] for name in ("executor", "workers", "ray_address"))
-    if executor not in EXECUTORS:
-        raise UserError(f"--executor: there is no {executor!r}{known_words(str(executor), EXECUTORS)}")
-    if executor == "local":
-        given = [name for name, value in (("--workers", count), ("--ray-address", address)) if value is not None]
-        if given:
-            raise UserError(f"{given[0]} needs --executor ray: without it, this process makes all samples")
+def goal_of(options: RunOptions) -> Goal | None:
+    """Return how narrow intervals must be for the run to make no more repeats; None is as many as were asked for."""
+    if options.until_ci is None:
+        for name, value in (("--max-repeats", options.max_repeats), ("--budget", options.budget)):
+            if value is not None:
+                raise UserError(f"{name} needs --until-ci: without it, --repeats says how often prompts are answered")
         return None
-    if values.get("endpoint"):
-        raise UserError(
-            "--executor is of methods in processes of ours, and --endpoint measures a server: leave one out"
-        )
-    if values.get("batch_size"):
-        raise UserError("--batch-size is measured in one process: leave out --batch-size or --executor")
-    if values.get("trace"):
-        raise UserError("--trace profiles a method in one process: leave out --trace or --executor")
-    check_one_device(values.get("device", "auto"), "--executor ray")
+    most = MOST_REPEATS if options.max_repeats is None else options.max_repeats
+    if most < options.repeats:
+        raise UserError(f"--max-repeats {most} is less than --repeats {options.repeats}")
+    return Goal(options.until_ci, most, options.budget)
+
+
+def workers_of(options: RunOptions) -> Workers | None:
+    """Return who makes the samples, None where this process does."""
+    if options.mode != RAY:
+        return None
+    check_one_device(options.device, "--executor ray")
     if find_spec("ray") is None:
         raise UserError("--executor ray needs Ray: pip install -e '.[ray]'")
-    if not isinstance(address, str | None):
-        raise UserError(f"--ray-address must be text, not {address!r}")
-    return Workers(None if count is None else whole_number("--workers", count, 1), address)
+    return Workers(options.workers, options.ray_address)
 
 
-LOCAL = (  # options that say something of a model in this process
-    "methods", "set", "preset", "plugin", *(name for name, option in OPTIONS.items() if option.local),
-    "trust_remote_code", *(field.name for field in fields(Recording)), "batch_size",
-)  # fmt: skip
-SERVED = ("label", "endpoint_model", "api_key_env", "concurrency", "endpoint_timeout")
-TIMEOUT_S = 120.0
 MOST_IN_FLIGHT = 1024
-MODEL = "served"  # in the configuration of a run, in place of a model's name
+
+
+def in_flight(given: str | None, option: str) -> tuple[int, ...]:
+    """'1,2,4' -> (2, 4): numbers of requests at a time besides 1, which is measured in any case."""
+    try:
+        numbers = [int(part) for part in listed(given)]
+    except ValueError:
+        raise UserError(f"{option} is a list of whole numbers, as in 1,2,4, not {given!r}") from None
+    for number in numbers:
+        if not 1 <= number <= MOST_IN_FLIGHT:
+            raise UserError(f"{option} must be from 1 to {MOST_IN_FLIGHT}, not {number}")
+    return tuple(sorted({*numbers} - {1}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,59 +262,43 @@ class Access:
         return found
 
 
-def check_fit(given: Collection[str], served: bool) -> None:
-    """Raises UserError for an option that does not fit. given: names of options that were stated, not left alone."""
-    if served and (idle := [name for name in LOCAL if name in given]):
-        raise UserError(
-            f"{flag(idle[0])} is of a model in this process, and --endpoint measures a server: give one of them"
-        )
-    if not served and (idle := [name for name in SERVED if name in given]):
-        raise UserError(f"{flag(idle[0])} needs --endpoint, the address of a server")
+def access_of(options: RunOptions) -> Access:
+    """Return how the servers are reached. Raises UserError for a key that is not there or cannot be sent."""
+    urls = options.endpoint or []
+    names = _each("--api-key-env", options.api_key_env, len(urls))
+    keys = [None if name is None else os.environ.get(name, "") for name in names]
+    for url, name, key in zip(urls, names, keys, strict=True):
+        if key is None:
+            continue
+        if not key:
+            raise UserError(f"--api-key-env {name}: there is no such variable in the environment, or it is empty")
+        if not (key.isascii() and key.isprintable()):
+            raise UserError(f"--api-key-env {name}: the key has characters that no header holds; use printable ASCII")
+        if "@" in urlsplit(url).netloc:
+            raise UserError(f"--endpoint {_shown(url)} has a user, and --api-key-env a key: a request has room for one")
+    return Access(tuple(url.strip() for url in urls), tuple(keys), options.endpoint_timeout or TIMEOUT_S)
 
 
-def endpoints_of(values: Mapping[str, Any]) -> tuple[Endpoint, ...]:
+def endpoints_of(options: RunOptions) -> tuple[Endpoint, ...]:
     """Return the servers in their order. Raises UserError for what is none, and for labels that do not fit."""
-    urls, labels = _endpoint_texts(values["endpoint"]), _endpoint_texts(values["label"])
-    if not labels:
-        labels = [f"endpoint-{i + 1}" for i in range(len(urls))]
+    urls = options.endpoint or []
+    labels = options.label or [f"endpoint-{i + 1}" for i in range(len(urls))]
     if len(labels) != len(urls):
         raise UserError(
             f"{len(urls)} --endpoint and {len(labels)} --label: each server has one label, in the same order"
         )
     for label in labels:
         _check_label(label, labels)
-    models = _each("--endpoint-model", _endpoint_texts(values["endpoint_model"]), len(urls))
+    models = _each("--endpoint-model", options.endpoint_model, len(urls))
     return tuple(Endpoint(label, address(url), model) for label, url, model in zip(labels, urls, models, strict=True))
 
 
-def access_of(values: Mapping[str, Any]) -> Access:
-    """Return how the servers are reached. Raises UserError for a variable that is not set, and for a bad time."""
-    urls = _endpoint_texts(values["endpoint"])
-    names = _each("--api-key-env", _endpoint_texts(values["api_key_env"]), len(urls))
-    for name in names:
-        if name is not None and not os.environ.get(name):
-            raise UserError(f"--api-key-env {name}: there is no such variable in the environment, or it is empty")
-        if name is not None and not (os.environ[name].isascii() and os.environ[name].isprintable()):
-            raise UserError(f"--api-key-env {name}: the key has characters that no header holds; use printable ASCII")
-    for url, name in zip(urls, names, strict=True):
-        if name and "@" in urlsplit(url).netloc:
-            raise UserError(f"--endpoint {_shown(url)} has a user, and --api-key-env a key: a request has room for one")
-    timeout = values["endpoint_timeout"]
-    wait = TIMEOUT_S if timeout is None else seconds("--endpoint-timeout", timeout)
-    return Access(tuple(url.strip() for url in urls), tuple(name and os.environ[name] for name in names), wait)
-
-
-def in_flight(given: Any, option: str = "--concurrency") -> tuple[int, ...]:
-    """'1,2,4' -> (2, 4): numbers of requests at a time besides 1, which is measured in any case. Raises UserError."""
-    parts = given.split(",") if isinstance(given, str) else [given] if isinstance(given, int) else list(given or ())
-    try:
-        numbers = [int(str(part)) for part in parts if str(part).strip()]
-    except ValueError:
-        raise UserError(f"{option} is a list of whole numbers, as in 1,2,4, not {given!r}") from None
-    for number in numbers:
-        if not 1 <= number <= MOST_IN_FLIGHT:
-            raise UserError(f"{option} must be from 1 to {MOST_IN_FLIGHT}, not {number}")
-    return tuple(sorted(set(numbers) - {1}))
+def _each(name: str, given: list[str] | None, servers: int) -> list[str | None]:
+    """Return a value for each server: none, one for all, or one for each."""
+    values: list[str | None] = list(given) if given else [None]
+    if len(values) not in (1, servers):
+        raise UserError(f"{name} is given {len(values)} times for {servers} servers: give it once, or once for each")
+    return values * servers if len(values) == 1 else values
 
 
 def address(url: str) -> str:
@@ -266,230 +329,3 @@ def _check_label(label: str, labels: Sequence[str]) -> None:
         raise UserError(f"--label {label!r}: a label has no comma, which separates methods elsewhere")
     if labels.count(label) > 1:
         raise UserError(f"--label {label!r} is given twice: results could not be told apart")
-
-
-def _endpoint_texts(given: Any) -> list[str]:
-    """Return what was given once or several times as a list."""
-    values = [] if given is None else [given] if isinstance(given, str) else list(given)
-    if wrong := [value for value in values if not isinstance(value, str)]:
-        raise UserError(f"endpoints, labels, models and variables are texts, not {wrong[0]!r}")
-    return values
-
-
-def _each(name: str, given: Sequence[str], servers: int) -> list[str | None]:
-    """Return a value for each server: none, one for all, or one for each."""
-    if len(given) not in (0, 1, servers):
-        raise UserError(f"{name} is given {len(given)} times for {servers} servers: give it once, or once for each")
-    values: list[str | None] = list(given) or [None]
-    return values * servers if len(values) == 1 else values
-
-
-def flag(name: str) -> str:
-    """Return an option's name as on the command line."""
-    return f"--{name.replace('_', '-')}"
-
-
-FLOOR = 0.01  # half the width below which no interval is: `intervals.TIMING_FLOOR`, which is not imported here
-
-
-def as_options(content: Mapping[Any, Any], known: set[str], place: str | Path) -> dict[str, Any]:
-    """Values as YAML or Python has them, in the form that the command line has them in; None is as if not given.
-
-    known: names of the options. place: a file, or 'run()', for messages. Raises UserError for an unknown name, or for
-    a `set`, `stop` or `plugin` that is none.
-    """
-    values: dict[str, Any] = {}
-    for key, value in content.items():
-        name = str(key).replace("-", "_")
-        if name not in known:
-            raise UserError(f"{place}: no option {str(key)!r}{did_you_mean(name, known)}")
-        if value is None:
-            continue
-        if name == "set":
-            values[name] = _set_items(value, place)
-        elif name in ("stop", "plugin", "endpoint", "label", "endpoint_model", "api_key_env"):
-            values[name] = [os.fspath(value)] if isinstance(value, (str, Path)) else _texts(value, place, name)
-        else:
-            listed = isinstance(value, (list, tuple)) and not (name in OPTIONS and OPTIONS[name].kind == "text")
-            values[name] = ",".join(map(str, value)) if listed else _plain_path(value)
-    return values
-
-
-def _plain_path(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
-
-
-def _set_items(value: Any, place: str | Path) -> list[str]:
-    """{ss: {k: 1}}, {ss.k: 1} or ['ss.k=1'] -> ['ss.k=1']."""
-    if not isinstance(value, Mapping):
-        return _texts(value, place, "set")
-    items: list[str] = []
-    for name, options in value.items():
-        if isinstance(options, Mapping):
-            items += [f"{name}.{key}={value_text(v)}" for key, v in options.items()]
-        elif "." in str(name) and not isinstance(options, (list, tuple)):
-            items.append(f"{name}={value_text(options)}")
-        else:
-            raise UserError(f"{place}: 'set' has {name!r}; expected method.option: value, or method: {{option: value}}")
-    return items
-
-
-def _texts(value: Any, place: str | Path, name: str) -> list[str]:
-    if isinstance(value, (list, tuple)) and all(isinstance(item, (str, Path)) for item in value):
-        return [os.fspath(item) for item in value]
-    form = "method.option=value, or method: {option: value}" if name == "set" else "texts"
-    raise UserError(f"{place}: {name!r} must be a list of {form}")
-
-
-def run_config(values: Mapping[str, Any]) -> RunConfig:
-    """The run that the options describe, every one of them given; the reference method comes first, asked for or not.
-
-    Raises UserError for a value that an option cannot have.
-    """
-    values = _checked(values)
-    if values.get("endpoint"):
-        values |= {"model": MODEL, "concurrency": in_flight(values["concurrency"])}
-    else:
-        values |= {"concurrency": in_flight(values["batch_size"], "--batch-size")}
-        _check_batches(values)
-    suite, data = suite_and_data(values["suite"], values["data"])
-    own = {f.name for f in fields(RunConfig)} - {
-        "methods",
-        "suite",
-        "categories",
-        "data",
-        "stop",
-        "presets",
-        "endpoints",
-    }
-    if values["chat_template"] is not None:
-        template_text(values["chat_template"])  # found wrong before anything is loaded
-    served = bool(values.get("endpoint"))
-    if values["methods"] is None and not served:
-        raise UserError("give --methods NAME,NAME, or --endpoint URL, the address of a server")
-    presets = tuple(read_preset(Path(part)) for part in _parts("preset", values["preset"]))
-    check_plugins(presets)
-    return RunConfig(
-        methods=() if served else method_specs(values["methods"], values["set"] or (), presets),
-        suite=suite,
-        categories=_parts("categories", values["categories"]),
-        data=data,
-        stop=tuple(values["stop"] or ()),
-        presets=presets,
-        endpoints=endpoints_of(values) if served else (),
-        **{name: values[name] for name in own},
-    )
-
-
-def _check_batches(values: Mapping[str, Any]) -> None:
-    """Raises UserError for what requests in one pass do not go with."""
-    if values["concurrency"] and values["engine"] == "graph":
-        raise UserError("--batch-size makes passes operator by operator: leave out --engine graph")
-
-
-def suite_and_data(suite: str, data: str | Path | None) -> tuple[str, str | None]:
-    """'NAME:FILE' -> the suite's name, and the data that it reads. Raises UserError where --data names other data."""
-    name, colon, carried = suite.partition(":")
-    if colon and (not carried or data is not None):
-        what = "names no file behind the colon" if not carried else "carries its data already: leave --data out"
-        raise UserError(f"--suite {suite} {what}")
-    given = carried or data
-    return name, None if given is None else str(Path(given).expanduser())
-
-
-def recording_of(values: Mapping[str, Any]) -> Recording:
-    """What is recorded besides the samples, from the options of its name. Raises UserError as `run_config` does."""
-    often = values["remake_disturbed"]
-    recording = Recording(
-        telemetry=plain_number("--telemetry", values["telemetry"]),
-        remake_disturbed=None if often is None else whole_number("--remake-disturbed", often, 0),
-        record_drafts=_share_of_drafts(values["record_drafts"]),
-        trace=bool(values["trace"]),
-    )
-    if not (math.isfinite(recording.telemetry) and recording.telemetry >= 0):
-        raise UserError(f"--telemetry must be a number of at least 0, not {recording.telemetry:g}")
-    if often and not recording.telemetry:
-        raise UserError("--remake-disturbed needs --telemetry: without readings nothing is known to be disturbed")
-    return recording
-
-
-def _share_of_drafts(value: Any) -> str:
-    """'first', or a share from 0 to 1. Raises UserError for anything else."""
-    try:
-        if value == "first" or 0 <= float(value) <= 1:
-            return str(value)
-    except (TypeError, ValueError):
-        pass
-    raise UserError(f"--record-drafts is first, or a share of the questions from 0 to 1, not {value!r}")
-
-
-def _parts(name: str, text: Any) -> tuple[str, ...]:
-    """'a, b' -> ('a', 'b'). Raises UserError for what is no text."""
-    if not isinstance(text, str | None):
-        raise UserError(f"{flag(name)} must be text, or a list of texts, not {text!r}")
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
-
-
-DEFAULT = RunConfig(methods=())
-
-
-def _valid(name: str, value: Any, option: Option) -> Any:
-    """Return the value, a number as plain `int` or `float`. Raises UserError for one that its option cannot have."""
-    if option.kind == "number":
-        return plain_number(flag(name), value)
-    if option.kind == "whole":
-        number = whole_number(flag(name), value, option.least)
-        if option.most is not None and number > option.most:
-            raise UserError(f"{flag(name)} must be at most {option.most}, not {number}")
-        return number
-    if not isinstance(value, str):
-        raise UserError(f"{flag(name)} must be text, not {value!r}")
-    if option.choices and value not in option.choices:
-        raise UserError(f"{flag(name)}: there is no {value!r}{known_words(value, option.choices)}")
-    return value
-
-
-def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values, numbers as plain `int` and `float`. Raises UserError for one that its option cannot have."""
-    done = dict(values)
-    device_names(done["device"])
-    for name, option in OPTIONS.items():
-        if done[name] is not None or getattr(DEFAULT, name) is not None:
-            done[name] = _valid(name, done[name], option)
-    if not (math.isfinite(done["temperature"]) and done["temperature"] >= 0):
-        raise UserError(f"--temperature must be a number of at least 0, not {done['temperature']:g}")
-    if 0 < done["temperature"] < COLDEST:
-        raise UserError(
-            f"--temperature must be 0, which is greedy, or at least {COLDEST:g}, not {done['temperature']:g}"
-        )
-    if not 0 < done["top_p"] <= 1:
-        raise UserError(f"--top-p must be above 0 and at most 1, not {done['top_p']:g}")
-    if "" in (done["stop"] or ()):
-        raise UserError("--stop must not be empty")
-    for text in done["stop"] or ():
-        if not encodable(text):
-            raise UserError(f"--stop is not UTF-8 text: {ascii(text)}")
-    return done
-
-
-def goal_of(values: Mapping[str, Any]) -> Goal | None:
-    """When to stop repeating, as the options say. Raises UserError for a value that an option cannot have."""
-    asked, most, budget = (values[name] for name in ("until_ci", "max_repeats", "budget"))
-    if asked is None:
-        given = [name for name, value in (("--max-repeats", most), ("--budget", budget)) if value is not None]
-        if given:
-            raise UserError(f"{given[0]} needs --until-ci: without it, --repeats says how often prompts are answered")
-        return None
-    until = positive("--until-ci", asked)
-    if not FLOOR < until < 1:
-        raise UserError(f"--until-ci must be above {FLOOR:g}, which no interval goes below, and below 1, not {until:g}")
-    repeats = whole_number("--max-repeats", MOST_REPEATS if most is None else most, 1)
-    if repeats < values["repeats"]:
-        raise UserError(f"--max-repeats {repeats} is less than --repeats {values['repeats']}")
-    return Goal(until, repeats, None if budget is None else positive("--budget", budget))
-
-
-def default_out(config: RunConfig, now: datetime) -> Path:
-    """runs/<timestamp>-<model>-<suite>, with only plain characters."""
-    model = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.model).name or config.model).strip("-.") or "model"
-    return Path("runs") / f"{now:%Y%m%d-%H%M%S}-{model}-{config.suite}"

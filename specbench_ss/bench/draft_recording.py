@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -27,7 +28,7 @@ from specbench_ss.engine.target import Output
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import Verdict
 from specbench_ss.errors import error_text
-from specbench_ss.runs.config import Recording
+from specbench_ss.runs.config import Recording, RunConfig
 from specbench_ss.runs.run_dir import DRAFTS, TRACES, Drafts, DraftStep, Ledger, read_drafts
 
 MOST_STEPS = 256  # recorded of an answer, so that a record stays small
@@ -217,36 +218,34 @@ def merged(spans: Sequence[Span]) -> list[Span]:
 
 def timeline(spans: Sequence[Span], bins: int) -> list[float]:
     """Return the share of each bin, from the first span to the last one, that spans which do not touch cover."""
-    first, last = spans[0][0], spans[-1][1]
-    width = (last - first) / bins
-    covered = [0.0] * bins
-    for start, end in spans if width > 0 else ():
-        for i in range(int((start - first) / width), min(bins, int((end - first) / width) + 1)):
-            low, high = first + i * width, first + (i + 1) * width
-            covered[i] += max(0.0, min(end, high) - max(start, low))
-    return [min(1.0, c / width) for c in covered] if width > 0 else covered
+    edges = np.linspace(spans[0][0], spans[-1][1], bins + 1)
+    busy = np.cumsum([part for start, end in spans for part in (0.0, end - start)])  # until each start and end
+    covered, width = np.diff(np.interp(edges, np.ravel(spans), busy)), np.diff(edges)
+    return [float(share) for share in np.divide(covered, width, out=np.zeros(bins), where=width > 0).clip(0, 1)]
 
 
-Answer = Callable[[Decoder, Sample, int | None], Generation]
+class Session(Protocol):
+    """As much of a session as second passes need."""
+
+    config: RunConfig
+    recording: Recording
+    run_dir: Ledger
+    decoders: dict[str, Decoder]
+
+    def answer_again(self, decoder: Decoder, sample: Sample, most: int | None = None) -> Generation: ...
+    def warn_and_keep(self, text: str) -> None: ...
 
 
 class SecondPasses:
-    """answer(decoder, sample, most): answers the sample's prompt with its seed, unrecorded, with `most` tokens."""
+    """The second passes of a session's methods."""
 
-    def __init__(
-        self,
-        recording: Recording,
-        decoders: Mapping[str, Decoder],
-        run_dir: Ledger,
-        answer: Answer,
-        warn: Callable[[str], None],
-    ) -> None:
-        self.recording, self.decoders, self.run_dir = recording, decoders, run_dir
-        self.answer, self.warn = answer, warn
+    def __init__(self, session: Session) -> None:
+        self.session, self.recording, self.run_dir = session, session.recording, session.run_dir
+        self.decoders, self.answer, self.warn = session.decoders, session.answer_again, session.warn_and_keep
 
-    def make(self, samples: Sequence[Sample], seed: int) -> None:
+    def make(self, samples: Sequence[Sample]) -> None:
         """Record what was asked for and is not there yet. A failure is told, and ends no run."""
-        chosen = samples_to_record(samples, self.recording.record_drafts, seed)
+        chosen = samples_to_record(samples, self.recording.record_drafts, self.session.config.seed)
         there = {one.key for one in read_drafts(self.run_dir.path)} if chosen else set()
         self.record_drafts([sample for sample in chosen if sample.key not in there])
         if self.recording.trace:

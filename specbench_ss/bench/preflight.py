@@ -36,24 +36,19 @@ GREEDY = decoding({"temperature": 0})  # how presets are measured
 
 def conditions(target: Target, decoded: str = GREEDY) -> dict[str, Any]:
     """What a measured choice depends on, JSON-ready. decoded: how tokens are chosen, as `words.decoding` says it."""
-    here = environment()
+    here, on_gpu = environment(), target.device.type == "cuda"
+    gpus = ", ".join(map(torch.cuda.get_device_name, target.layers_on)) if on_gpu else ""
     return {
         "model": target.name,
         "weights_hash": target.weights_hash,
         "device": target.device.type,
-        "device_name": _device_name(target, here),
+        "device_name": gpus or str(here["cpu"]["model"]),
         "dtype": target.number_format,
         "engine": target.engine,
         "threads": (here["threads"] or {}).get("intra_op"),
         "torch": here["packages"]["torch"],
         "decoding": decoded,
     }
-
-
-def _device_name(target: Target, here: Mapping[str, Any]) -> str:
-    if target.device.type == "cuda":
-        return ", ".join(map(torch.cuda.get_device_name, target.layers_on))
-    return str(here["cpu"]["model"])
 
 
 def preset_notes(config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder]) -> Iterator[str]:
@@ -251,7 +246,7 @@ def check(
     dtype, choice = _dtype(config, device, outline, loaded, begun)
     check_template(outline.tokenizer, outline.name)
     stop_ids(outline.tokenizer, config.stop)
-    data = _questions(config, suite, outline)
+    data = suite.load(suite_request(config.categories, config.limit, config.data, outline))
     check_ids(data)
     check_texts(data)
     check_history(outline, data)
@@ -339,7 +334,3 @@ def _dtype(
     if begun is not None and config.dtype == "auto":
         return str(begun["model"]["dtype"]), ""
     return chosen_dtype(config.dtype, device, config.model, lambda: outline.config, config.quantize != "none")
-
-
-def _questions(config: RunConfig, suite: Suite, outline: Outline) -> SuiteData:
-    return suite.load(suite_request(config.categories, config.limit, config.data, outline))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from specbench_ss.bench.schedule import Sample, plan, sample_seed, tasks_in_turn
+from specbench_ss.bench.schedule import Sample, method_order, plan, sample_seed, tasks_in_turn
 from specbench_ss.bench.stopping import reached, why_stop
 from specbench_ss.bench.timed_sample import frozen_heap
 from specbench_ss.engine.decoder import Step
@@ -19,8 +21,8 @@ from specbench_ss.errors import UserError, error_text, failure_text
 from specbench_ss.runs.config import Goal, RunConfig
 from specbench_ss.runs.environment import busy, changed_since, environment, now
 from specbench_ss.runs.output_match import FAILED, check_readable, not_compared
-from specbench_ss.runs.records import Row, Sameness
-from specbench_ss.runs.run_dir import Ledger
+from specbench_ss.runs.records import LevelKey, Row, Sameness
+from specbench_ss.runs.run_dir import Ledger, RunDir, read_levels
 from specbench_ss.suite import Suite, SuiteData
 
 
@@ -57,6 +59,26 @@ class Events(Protocol):
 
 class Silent(Events):
     """Hears everything and says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A run about to start. notes: what its readers should know besides those of the plan, a sentence each."""
+
+    plan: Any
+    run_dir: RunDir
+    notes: tuple[str, ...] = ()
+
+
+Watch = Callable[[Any], AbstractContextManager[Events]]  # is given what is ready, and gives who is told of progress
+
+
+@contextlib.contextmanager
+def unwatched(ready: Ready) -> Iterator[Events]:
+    """Nobody is told anything: the notes are kept beside the run's own warnings, in its manifest."""
+    for note in (*ready.plan.notes, *ready.notes):
+        ready.run_dir.keep_warning(note)
+    yield Silent()
 
 
 class RunLoop(ABC):
@@ -332,3 +354,57 @@ class Session(RunLoop):
             return "sampled, not greedy"
         other = Sample(sample.question, sample.turn, reference.repeat, reference.method, 0, 0)
         return "another history" if self.history(sample) != self.history(other) else ""
+
+
+Prompt = TypeVar("Prompt")
+
+
+class Levels(ABC, Generic[Prompt]):
+    """Makes the levels that a run lacks: the suite with so many requests at a time.
+
+    Later turns continue the answers of the measurement with one request at a time, so that all prompts are known
+    beforehand and are the same at every level.
+    """
+
+    def __init__(self, session: Session, run_dir: RunDir) -> None:
+        self.session, self.run_dir = session, run_dir
+
+    @abstractmethod
+    def prompt(self, sample: Sample) -> Prompt:
+        """Return what is asked. Raises LookupError where the history is missing."""
+
+    @abstractmethod
+    def level(self, label: str, concurrency: int, repeat: int) -> None:
+        """Make one level and commit it."""
+
+    def make(self) -> None:
+        """Ask the suite with every number of requests at a time that was asked for and is not there yet."""
+        done = {level.key for level in read_levels(self.run_dir.path)[0]}
+        todo = [place for place in self._planned() if place not in done]
+        if todo:
+            prompts = sum(len(q.turns) for q in self.session.data.questions)
+            self.session.events.on_start(len(self.run_dir.rows) + len(todo) * prompts)
+        for place in todo:
+            self.level(*place)
+
+    def _planned(self) -> Iterator[LevelKey]:
+        """Yield every level: repeat by repeat, and the methods of each in an order of the Williams squares."""
+        config, block = self.session.config, 0
+        repeats = self.run_dir.manifest.get("repeats_made") or config.repeats
+        for repeat in range(repeats):
+            for concurrency in config.concurrency:
+                for label in method_order(self.session.labels, block, config.seed):
+                    if label not in self.session.dropped:
+                        yield label, concurrency, repeat
+                block += 1
+
+    def asked(self, label: str, concurrency: int, repeat: int) -> Iterator[tuple[Row, Prompt | None]]:
+        """Yield every prompt of the suite, with the row that its answer will fill; a failed one without history."""
+        prompts = [(question, turn) for question in self.session.data.questions for turn in range(len(question.turns))]
+        for index, (question, turn) in enumerate(prompts):
+            sample = Sample(question, turn, repeat, label, 0, index)
+            row = replace(self.session.blank(sample), concurrency=concurrency)
+            try:
+                yield row, self.prompt(sample)
+            except LookupError as e:
+                yield replace(row, status="failed", error=error_text(e)), None

@@ -9,22 +9,22 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from torch import Tensor
 
 from specbench_ss import registry
-from specbench_ss.bench.concurrency import LevelsTogether
+from specbench_ss.bench import run_loop
 from specbench_ss.bench.draft_recording import SecondPasses
 from specbench_ss.bench.preflight import Plan, check_ids, limits, preset_notes, prompt_ids
 from specbench_ss.bench.run_loop import Events as Events
-from specbench_ss.bench.run_loop import Session, Silent
+from specbench_ss.bench.run_loop import Levels, Session, Watch, unwatched
 from specbench_ss.bench.sampled_tokens import judge_sampled
 from specbench_ss.bench.schedule import Sample, sample_seed, warm_prompts
-from specbench_ss.bench.telemetry import MachineRecord, Seen
+from specbench_ss.bench.telemetry import MachineRecord, Seen, disturbed_by
 from specbench_ss.bench.timed_sample import (
     Answering,
     Decode,
@@ -32,30 +32,34 @@ from specbench_ss.bench.timed_sample import (
     peak_memory,
     quiet_collector,
     recorded,
+    told,
     tries,
     unreplayed,
     warm_up,
 )
-from specbench_ss.engine.batching import check_together, set_aside
+from specbench_ss.engine.batching import Answered, Asked, Together, check_together, set_aside
 from specbench_ss.engine.checks import check_unchanged, difference, own_logits
 from specbench_ss.engine.costs import drafter_shape, model_shape
-from specbench_ss.engine.decoder import Decoder, Generation, Offer, Step, references
+from specbench_ss.engine.decoder import Decoder, Generation, Step, references
 from specbench_ss.engine.engines import AUTO, EAGER
 from specbench_ss.engine.generate import decode as decode_once
 from specbench_ss.engine.generate import looked_into
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.timing import check_device
+from specbench_ss.engine.verify import Offer
 from specbench_ss.errors import UserError, error_text, failure_text
 from specbench_ss.models.devices import unseen_gpu
 from specbench_ss.models.limits import known_limits
 from specbench_ss.models.load import load_target
 from specbench_ss.options import REFERENCE, MethodSpec
 from specbench_ss.results.analysis import Results, load_run
+from specbench_ss.results.quality import BIASED, bound, pool, too_coarse
 from specbench_ss.runs import output_match
 from specbench_ss.runs.config import RunConfig, RunTarget
 from specbench_ss.runs.manifest import manifest_for
-from specbench_ss.runs.records import Key, Row, Sameness
+from specbench_ss.runs.output_match import check_readable
+from specbench_ss.runs.records import Key, Level, Row, Sameness
 from specbench_ss.runs.run_dir import Ledger, RunDir
 from specbench_ss.suite import Suite, SuiteData
 from specbench_ss.time_limit import check_thread
@@ -150,14 +154,9 @@ class LocalSession(Session):
         self.events.on_warning(f"{label} is dropped: it {why}")  # its rows say so too
 
     def afterwards(self, samples: Sequence[Sample]) -> None:
-        self.second_passes().make(samples, self.config.seed)
+        SecondPasses(self).make(samples)
         if self.config.concurrency:
-            run_dir = cast("RunDir", self.run_dir)
-            LevelsTogether(self, run_dir, self.decoders, self.request, self.answering, self.machine, self.tested).make()
-
-    def second_passes(self) -> SecondPasses:
-        """What answers once more, untimed, after the samples."""
-        return SecondPasses(self.recording, self.decoders, self.run_dir, self._answer_again, self.warn_and_keep)
+            LevelsTogether(self, cast("RunDir", self.run_dir)).make()
 
     def failed(self, error: BaseException, row: Row) -> None:
         self._offers.pop(row.key, None)
@@ -225,7 +224,7 @@ class LocalSession(Session):
         seed = sample_seed(self.config.seed, sample.question.id, sample.turn, sample.repeat)
         return Request(sample.method, decoder, self._prompt(sample), self.limits, self._sampling(seed))
 
-    def _answer_again(self, decoder: Decoder, sample: Sample, most: int | None = None) -> Generation:
+    def answer_again(self, decoder: Decoder, sample: Sample, most: int | None = None) -> Generation:
         """Answer a prompt once more, unrecorded. most: tokens, where that is fewer than the run's own limit."""
         own = self.limits.max_new_tokens
         limits = replace(self.limits, max_new_tokens=min(most or own, own))
@@ -260,26 +259,130 @@ class LocalSession(Session):
         return super().without_comparison(sample, row, reason)
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A run about to start. labels: of its methods, in order. notes: what its readers should know, a sentence each."""
+WARM_TOKENS = 4  # of each answer before a level is measured
 
-    plan: Plan
+
+class LevelsTogether(Levels[Request]):
+    """Decodes in this process."""
+
+    session: LocalSession
+
+    def __init__(self, session: LocalSession, run_dir: RunDir) -> None:
+        super().__init__(session, run_dir)
+        self.decoders, self.target, self.answering = session.decoders, session.target, session.answering
+
+    def prompt(self, sample: Sample) -> Request:
+        """Return the request of the sample's own method."""
+        return self.session.request(sample)
+
+    def level(self, label: str, concurrency: int, repeat: int) -> None:
+        """Make one level, after a few tokens that are not measured. One that takes too long is left out."""
+        session, wanted = self.session, list(self.asked(label, concurrency, repeat))
+        session.events.on_sample_start(label, f"{concurrency} at a time")
+        sent = [(row, asked) for row, asked in wanted if asked is not None]
+        answers: dict[int, Answered] = {}
+
+        def ended(place: int, answered: Answered) -> None:
+            answers[place] = answered
+            session.events.on_sample(sent[place][0])
+
+        try:
+            at_once = Together(self.decoders[label], concurrency)
+            few = [_asked(asked, WARM_TOKENS) for _, asked in sent[:concurrency]]
+            with self.answering.in_time(label, max(1, len(few))):
+                at_once.answer(few, lambda *_: None)
+            with (
+                self.answering.in_time(label, max(1, len(sent))),
+                quiet_collector(),
+                session.machine.watch() as seen,
+            ):
+                started, began = time.time(), time.perf_counter()
+                at_once.answer([_asked(one) for _, one in sent], ended)
+                done, wall_s = time.time(), time.perf_counter() - began
+        except Exception as error:  # the samples are there: nothing of them is lost
+            check_device(*self.target.layers_on)
+            why = told(error, self.decoders[label])
+            session.warn_and_keep(f"{label} with {concurrency} requests at a time: {why}")
+            return
+        check_device(*self.target.layers_on)  # its answers would all be failed ones
+        unasked = [row for row, asked in wanted if asked is None]
+        made = [self._filled(sent[place][0], answered) for place, answered in answers.items()]
+        rows = sorted((*made, *unasked), key=lambda row: row.index)
+        good = [row for row in rows if row.ok]
+        counts = (sum(getattr(row, name) or 0 for row in good) for name in ("steps", "drafted", "accepted"))
+        level = Level(label, concurrency, repeat, started, done, wall_s, len(rows), *counts)
+        self.run_dir.append_level(level, rows)
+        self._compare(label, concurrency, good)
+        self._test(
+            label,
+            concurrency,
+            [(row, sent[place][1], answers[place]) for place, row in zip(answers, made, strict=True) if row.ok],
+        )
+        if seen is not None and (why := disturbed_by(seen)):
+            session.warn_and_keep(f"{label} with {concurrency} requests at a time was disturbed: {why}")
+
+    def _filled(self, blank: Row, answered: Answered) -> Row:
+        """Return the row of an answer, a failed one where there is none or where the row could not be read again."""
+        try:
+            if answered.generation is None:
+                raise answered.error or RuntimeError("no answer")
+            row = self._taken(blank, answered.generation, answered)
+            check_readable(row, ())
+        except (Exception, SystemExit) as error:
+            row = replace(blank, status="failed", error=told(error, self.decoders[blank.method]))
+            self.session.events.on_warning(f"{row.method} failed on {row.question_id}: {row.error}")
+        return row
+
+    def _taken(self, blank: Row, generation: Generation, answered: Answered) -> Row:
+        """Return a row with the answer. Its times are those since it was begun, waiting for the others included."""
+        row = replace(blank)
+        row.fill(generation)
+        row.text = self.target.decode_text(generation.tokens)
+        row.started, row.ended = answered.started, answered.started + answered.wall_s
+        row.prefill_s, row.wall_s = answered.first_s, answered.wall_s
+        row.decode_s = answered.wall_s - answered.first_s
+        return row
+
+    def _compare(self, label: str, concurrency: int, good: list[Row]) -> None:
+        """Say how many greedy answers differ from those made alone: other rows beside them are other roundings."""
+        if self.session.config.temperature > 0:
+            return
+        alone = [self.run_dir.rows.get(row.key) for row in good]
+        pairs = [(row, other) for row, other in zip(good, alone, strict=True) if other is not None and other.ok]
+        differ = sum(row.token_ids != other.token_ids for row, other in pairs)
+        if differ:
+            self.session.warn_and_keep(
+                f"{label}: {differ} of {len(pairs)} answers made {concurrency} at a time differ from those made alone"
+            )
+
+    def _test(self, label: str, concurrency: int, good: list[tuple[Row, Request, Answered]]) -> None:
+        """Warn where sampled answers of a method that promises its reference's distribution are biased."""
+        if self.session.config.temperature == 0 or not self.decoders[label].lossless:
+            return
+        verdicts = [
+            self.session.tested(row, asked.prompt, asked.sampling, done.generation.offers).sampled
+            for row, asked, done in good
+            if done.generation is not None
+        ]
+        pooled = pool(one for one in verdicts if one is not None)
+        config = self.session.config
+        if bound(pooled) < BIASED and not too_coarse(pooled, bool(config.top_k) or config.top_p < 1):
+            self.session.warn_and_keep(
+                f"{label}: {pooled.tokens:,} sampled tokens of answers made {concurrency} at a time are biased"
+            )
+
+
+def _asked(request: Request, most: int | None = None) -> Asked:
+    limits = request.limits if most is None else replace(request.limits, max_new_tokens=most)
+    return Asked(request.prompt, limits, request.sampling)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready(run_loop.Ready):
+    """A run about to start. labels: of its methods, in order."""
+
     target: Target
     labels: tuple[str, ...]
-    notes: tuple[str, ...]
-    run_dir: RunDir
-
-
-Watch = Callable[[Ready], AbstractContextManager["Events"]]
-
-
-@contextmanager
-def unwatched(ready: Ready) -> Iterator[Events]:
-    """Nobody is told anything: the notes are kept beside the run's own warnings, in its manifest."""
-    for note in (*ready.plan.notes, *ready.notes):
-        ready.run_dir.keep_warning(note)
-    yield Silent()
 
 
 def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch = unwatched) -> Results:
@@ -301,7 +404,7 @@ def _measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch)
     notes = tuple(preset_notes(config, target, data, decoders))
     with (
         RunDir.open(where, loaded.manifest(plan, command), data.questions) as run_dir,
-        watch(Ready(plan, target, tuple(decoders), notes, run_dir)) as events,
+        watch(Ready(plan=plan, run_dir=run_dir, notes=notes, target=target, labels=tuple(decoders))) as events,
     ):
         run_dir.update(recording=where.recording.as_dict())
         run(config, target, plan.suite, data, decoders, run_dir, events, where)

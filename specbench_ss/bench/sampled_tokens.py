@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from specbench_ss.bench.timed_sample import told
-from specbench_ss.engine.decoder import Decoder, Offer
+from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.numerics import near_tie_drop
 from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.verify import Offer
 from specbench_ss.results.quality import acceptance
 from specbench_ss.runs.output_match import not_compared
 from specbench_ss.runs.records import OUTSIDE, PIT_BINS, TILTS, Row, Sameness, SampledTokens
@@ -73,10 +74,6 @@ def _seed(row: Row) -> int:
     return int.from_bytes(hashlib.sha256(repr((row.seed, row.key)).encode()).digest()[:8], "big") >> 1
 
 
-class NotFiniteLogits(ValueError):  # noqa: N818
-    """Raised where a fresh pass gives NaN or infinity."""
-
-
 def compare(
     logits: Iterable[Tensor],
     answer: Sequence[int],
@@ -96,7 +93,7 @@ def compare(
     total = SampledTokens()
     for part in logits:
         if not bool(part.isfinite().all()):
-            raise NotFiniteLogits("the logits of a fresh pass are not finite")
+            raise ValueError("the logits of a fresh pass are not finite")
         tokens = torch.tensor(answer[at : at + len(part)], device=part.device)
         uniform = torch.rand(len(tokens), generator=rng, dtype=torch.float64)
         p = sampling.probs(part)

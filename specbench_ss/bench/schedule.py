@@ -94,7 +94,9 @@ def sample_seed(seed: int, question_id: str, turn: int, repeat: int) -> int:
 
 def warm_prompts(target: Target, questions: Sequence[Question], many: int) -> list[list[int]]:
     """Return prompt ids for the first `many` questions: each first prompt with its words in reverse order."""
-    return [_ids(target, messages) for messages in warm_messages(questions, many)]
+    ids = [target.encode_chat(messages) for messages in warm_messages(questions, many)]
+    most = target.context_length  # a text may have more tokens backwards
+    return [one[-(most // 2) :] if len(one) >= most else one for one in ids]
 
 
 def warm_messages(questions: Sequence[Question], many: int) -> list[list[dict[str, str]]]:
@@ -115,14 +117,9 @@ def unasked(text: str, asked: Sequence[str]) -> str:
     The words in reverse order, or the characters, or, where both read the same from either end, a number before it.
     The first one is taken that neither begins nor continues a text that is asked, if there is such a one.
     """
-    others = [other for other in _others(text, len(asked)) if _plain(other) not in asked]
+    numbered = [f"{number}. {text}" for number in range(len(asked) + 1)]  # more than are asked, so that one is left
+    others = [other for other in (_backwards(text), text[::-1], *numbered) if _plain(other) not in asked]
     return next((other for other in others if not any(_alike(_plain(other), one) for one in asked)), others[0])
-
-
-def _others(text: str, asked: int) -> list[str]:
-    """More texts than are asked, so that one is left."""
-    numbered = [f"{number}. {text}" for number in range(asked + 1)]
-    return [_backwards(text), text[::-1], *numbered]
 
 
 def _backwards(text: str) -> str:
@@ -138,9 +135,3 @@ def _alike(one: str, other: str) -> bool:
 def _plain(text: str) -> str:
     """What a tokenizer that lowers letters and joins spaces might see."""
     return " ".join(text.casefold().split())
-
-
-def _ids(target: Target, messages: list[dict[str, str]]) -> list[int]:
-    """Return as many of the last ids as fit: a text may have more tokens backwards."""
-    ids = target.encode_chat(messages)
-    return ids[-(target.context_length // 2) :] if len(ids) >= target.context_length else ids

@@ -51,6 +51,7 @@ NAMES = {
 }
 GENERATED = "vllm:generation_tokens"
 GAUGE = "sglang:spec_accept_length"
+ONLY_GAUGE = f"{GAUGE} alone, a mean over its last moments that belongs to no request"
 NEEDS = "reading /metrics needs prometheus-client: pip install -e '.[endpoint]'"
 
 
@@ -75,11 +76,6 @@ class Counters:
         return grown if min(grown.drafts, grown.drafted, grown.accepted, grown.generated or 0) >= 0 else None
 
 
-def readable() -> bool:
-    """Say whether the library that reads such text is installed."""
-    return find_spec("prometheus_client") is not None
-
-
 def read(text: str, model: str) -> Counters | str:
     """Return the counters of a model; in words, why there are none.
 
@@ -100,18 +96,12 @@ def read(text: str, model: str) -> Counters | str:
     if not all(value >= 0 and value.is_integer() for name, value in sums.items() if name != GAUGE):
         return "its /metrics has counts that are no whole numbers"
     if missing := [name for name in NAMES.values() if name not in sums]:
-        return _why(missing, GAUGE in sums)
+        return f"its /metrics has {ONLY_GAUGE}" if GAUGE in sums else f"its /metrics has no {missing[0]}"
     generated = sums.get(GENERATED)
     drafts, drafted, accepted = (int(sums[name]) for name in NAMES.values())
     if accepted > drafted:
         return f"its /metrics counts {accepted} of {drafted} drafted tokens as accepted"
     return Counters(drafts, drafted, accepted, None if generated is None else int(generated))
-
-
-def _why(missing: Iterable[str], gauge: bool) -> str:
-    if gauge:
-        return f"its /metrics has {GAUGE} alone, a mean over its last moments that belongs to no request"
-    return f"its /metrics has no {next(iter(missing))}"
 
 
 DONE = b"[DONE]"
@@ -247,8 +237,8 @@ class Exchange:
         self.progress_s, self.total_s, self.clock = progress_s, total_s, clock
         self.overdue, self._whole = False, False
         self.sent_at = clock()
-        self._end = time.monotonic() + total_s
-        self._until = min(time.monotonic() + progress_s, self._end)
+        self.end = time.monotonic() + total_s
+        self.until = min(time.monotonic() + progress_s, self.end)
         self._socket: socket.socket | None = None
         self._changed, self._over = threading.Event(), False
         self._watch = threading.Thread(target=self._keep_time, name="exchange", daemon=True)
@@ -270,31 +260,22 @@ class Exchange:
                 self._shut_down()
         elif event.endswith(".send_request_headers.started"):
             self.sent_at = self.clock()
-            self._end = time.monotonic() + self.total_s
+            self.end = time.monotonic() + self.total_s
             self.renew()
-
-    def elapsed(self) -> float:
-        """Return the seconds since the request was sent."""
-        return self.clock() - self.sent_at
 
     def renew(self) -> None:
         """Begin the time until the next sign of progress again."""
-        self._until = min(time.monotonic() + self.progress_s, self._end)
+        self.until = min(time.monotonic() + self.progress_s, self.end)
 
     def finish(self, seconds: float) -> None:
         """Set the time that is left once the response is whole. It is never overdue then."""
         self._whole = True
-        self._until = min(self._until, time.monotonic() + seconds)
+        self.until = min(self.until, time.monotonic() + seconds)
         self._changed.set()
-
-    @property
-    def total_is_next(self) -> bool:
-        """Return True if the limit of the whole response comes before that of the next progress."""
-        return self._until >= self._end or self.total_s < self.progress_s
 
     def _keep_time(self) -> None:
         while not self._over:
-            left = self._until - time.monotonic()
+            left = self.until - time.monotonic()
             if left <= 0:
                 self.overdue = not self._whole
                 self._shut_down()
@@ -424,7 +405,7 @@ class Server:
         self.label, self.url, self.clock, self.timeout_s = label, url.rstrip("/"), clock, timeout_s
         self.shown_url, self.model, self.usage = without_user(self.url), "", True
         self.listed = 200  # how it answered when it was first asked for its models
-        self.no_counters = "" if readable() else NEEDS  # why its counters are not read, in words
+        self.no_counters = "" if find_spec("prometheus_client") else NEEDS  # why its counters are not read, in words
         self._secrets = [secret for secret in (key, urlsplit(url).password) if secret]
         headers = {"User-Agent": f"ssbench/{__version__}", "Accept-Encoding": "identity", "Connection": "close"}
         headers |= {"Authorization": f"Bearer {key}"} if key else {}
@@ -498,7 +479,7 @@ class Server:
                 self._check(response)
                 pieces = response.iter_raw()
                 for data in payloads(pieces):
-                    at_s = exchange.elapsed()
+                    at_s = exchange.clock() - exchange.sent_at
                     if data == DONE:
                         _drain(pieces, exchange)
                         break
@@ -550,7 +531,7 @@ class Server:
                     raise self._failure(e) from None
             if late:
                 limit = f"no {awaited} within {progress_s:g} s" + " (--endpoint-timeout)" * (awaited == TEXT)
-                if exchange.total_is_next:
+                if exchange.until >= exchange.end or total_s < progress_s:
                     limit = f"no whole answer within {total_s:g} s (--timeout)"
                 raise AnswerError(f"{self.shown_url} sent {limit}")
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 
 from specbench_ss import registry
+from specbench_ss.bench import run_loop
 from specbench_ss.bench.build_config import Access
-from specbench_ss.bench.concurrency import Levels
-from specbench_ss.bench.preflight import check_ids, check_texts
-from specbench_ss.bench.run_loop import Events, Session, Silent
+from specbench_ss.bench.preflight import MOST_SAMPLES, check_ids, check_texts
+from specbench_ss.bench.run_loop import Events, Levels, Session, Watch, unwatched
 from specbench_ss.bench.runner import finished
 from specbench_ss.bench.schedule import Sample, warm_messages
 from specbench_ss.bench.server_client import (
@@ -70,7 +71,6 @@ def filled(row: Row, answer: Answer, counts: Counters | None) -> Row:
 
 
 SHOWN = 8  # models that a message lists
-MODELS = "a list of models"
 VERSIONS = {
     "/version": "version",
     "/props": "build_info",
@@ -115,19 +115,21 @@ def _model(server: Server, wanted: str | None) -> str:
             return wanted
         raise server.refusal(page)
     try:
-        names = [model.id for model in msgspec.json.decode(page.content, type=_Models).data]
+        names = _names(page)
     except MALFORMED:
         kind = page.headers.get("content-type", "no type").partition(";")[0]
         hint = "" if server.url.endswith("/v1") else f"; is the address {server.shown_url}/v1?"
         raise AnswerError(f"{server.shown_url}/models answers with {kind}, which is no list of models{hint}") from None
-    if wanted:
-        return wanted
-    if len(names) == 1:
-        return names[0]
+    if wanted or len(names) == 1:
+        return wanted or names[0]
     listed = ", ".join(sorted(names)[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
     raise AnswerError(
         f"{server.shown_url} has {len(names)} models: name one with --endpoint-model{': ' * bool(names)}{listed}"
     )
+
+
+def _names(page: httpx.Response) -> list[str]:
+    return [model.id for model in msgspec.json.decode(page.content, type=_Models).data]
 
 
 def probe(server: Server, settings: Mapping[str, Any]) -> Answer:
@@ -155,7 +157,7 @@ def probe(server: Server, settings: Mapping[str, Any]) -> Answer:
 def _known(server: Server) -> str:
     """Say which models there are, where the one that is asked for is not among them."""
     try:
-        names = [m.id for m in msgspec.json.decode(server.get(f"{server.url}/models").content, type=_Models).data]
+        names = _names(server.get(f"{server.url}/models"))
     except (AnswerError, *MALFORMED):
         return ""
     if server.model in names or not names:
@@ -333,11 +335,11 @@ class ServedSession(Session):
 
     def warm_up(self) -> None:
         prompts = warm_messages(self.data.questions, self.config.warmup)
-        warm_up(self.servers, prompts, self._warm_sample, self.warn_and_keep, self._unwarmed)
 
-    def _unwarmed(self, label: str, error: BaseException) -> None:
-        """Warn of a server that failed; each of its samples is asked for all the same."""
-        self.warn_and_keep(f"{label} failed during warm-up: {error_text(error)}")
+        def failed(label: str, error: BaseException) -> None:  # each of its samples is asked for all the same
+            self.warn_and_keep(f"{label} failed during warm-up: {error_text(error)}")
+
+        warm_up(self.servers, prompts, self._warm_sample, self.warn_and_keep, failed)
 
     def _warm_sample(self, label: str, messages: list[dict[str, str]], max_new_tokens: int) -> float:
         """Seconds per token of one unrecorded request."""
@@ -394,9 +396,6 @@ class ServedSession(Session):
         ServedLevels(self, self.run_dir).make()
 
 
-MOST_SAMPLES = 10_000_000  # the schedule is held in memory
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a run will do. samples: those with one request in flight."""
@@ -405,25 +404,14 @@ class Plan:
     suite: Suite
     data: SuiteData
     samples: int
+    notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+@dataclass(frozen=True, kw_only=True)
+class Ready(run_loop.Ready):
     """A run about to start."""
 
-    plan: Plan
     found: Sequence[Found]
-    run_dir: RunDir
-
-
-Watch = Callable[[Ready], AbstractContextManager[Events]]
-
-
-@contextmanager
-def unwatched(ready: Ready) -> Iterator[Events]:
-    """Nobody is told anything."""
-
-    yield Silent()
 
 
 def check(config: RunConfig, where: RunTarget) -> Plan:
@@ -451,7 +439,7 @@ def measure(plan: Plan, where: RunTarget, access: Access, command: Sequence[str]
         found = [about(server, probe(server, asked)) for server in servers]
         manifest = dict(manifest_for(config, data, found, access.hidden(command)))
         run_dir = stack.enter_context(RunDir.open(where, manifest, data.questions))
-        events = stack.enter_context(watch(Ready(plan, found, run_dir)))
+        events = stack.enter_context(watch(Ready(plan=plan, run_dir=run_dir, found=found)))
         by_label = {server.label: server for server in servers}
         ServedSession(config, plan.suite, data, by_label, run_dir, events, where).carry_out()
         return finished(run_dir, events)

@@ -105,6 +105,7 @@ def _finite(value: float | None) -> float | None:
 
 
 Reading = dict[str, float]  # column -> value
+BUSY = ("user", "nice", "system", "irq", "softirq", "steal")  # of a core's times; guests' are the user's as well
 
 
 class Host:
@@ -114,13 +115,11 @@ class Host:
     """
 
     def __init__(self) -> None:
-        self._psutil: Any = psutil
         self._process = psutil.Process()
         affinity = getattr(os, "sched_getaffinity", None)
         self.cores: list[int] = sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
         self.core_share: list[float] = []
         self._before = self._times()
-        self._frequency = self._has_frequency()
 
     def read(self, slow: bool = False) -> Reading:
         """Return what was used since the last reading. Shares are of the usable cores together, 0 to 1.
@@ -132,8 +131,9 @@ class Host:
         used = resource.getrusage(resource.RUSAGE_SELF)
         found["host_rss_bytes"] = self._process.memory_info().rss
         found["host_page_faults"] = used.ru_minflt + used.ru_majflt
-        if slow and self._frequency:
-            found["host_mhz"] = self._psutil.cpu_freq().current
+        if slow:
+            with contextlib.suppress(Exception):  # not every system tells, and each fails in its own way
+                found["host_mhz"] = psutil.cpu_freq().current
         return found
 
     def _shares(self) -> Reading:
@@ -150,23 +150,11 @@ class Host:
 
     def _times(self) -> tuple[float, list[float], float]:
         """(seconds on the wall, busy seconds of each usable core, processor seconds of this process)."""
-        all_cores = self._psutil.cpu_times(percpu=True)
+        all_cores = psutil.cpu_times(percpu=True)
         chosen = [all_cores[core] for core in self.cores if core < len(all_cores)] or all_cores
-        busy = [sum(core) - core.idle - getattr(core, "iowait", 0.0) - _counted_twice(core) for core in chosen]
+        busy = [sum(getattr(core, kind, 0.0) for kind in BUSY) for core in chosen]
         used = resource.getrusage(resource.RUSAGE_SELF)
         return time.perf_counter(), busy, used.ru_utime + used.ru_stime
-
-    def _has_frequency(self) -> bool:
-        try:
-            found = self._psutil.cpu_freq()
-        except Exception:  # not every system tells, and each fails in its own way
-            return False
-        return found is not None and found.current > 0
-
-
-def _counted_twice(core: Any) -> float:
-    """Guests' time, which Linux counts as the user's as well."""
-    return float(getattr(core, "guest", 0.0) + getattr(core, "guest_nice", 0.0))
 
 
 PERCENT = 100.0
@@ -185,20 +173,42 @@ GPM = {  # column -> name of the metric in pynvml; each a percentage
 }
 
 
-def throttles(bits: int) -> list[str]:
-    """Return the words for the throttling among NVML's clock event reasons."""
-    return [word for bit, word in THROTTLES.items() if bits & bit]
+FOR_GOOD = {  # errors of what a device or its driver cannot do
+    getattr(pynvml, f"NVML_ERROR_{name}", None)
+    for name in ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED")
+}
 
 
-FOR_GOOD = ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED")
+def _utilisation(device: Any) -> Reading:
+    rates = pynvml.nvmlDeviceGetUtilizationRates(device)
+    return {"nvml_kernel_busy": rates.gpu / PERCENT, "nvml_memory_busy": rates.memory / PERCENT}
+
+
+def _processes(device: Any) -> Reading:
+    """Return how many processes compute there besides this one, which is among them: it has its model there.
+
+    In a container the numbers of processes are the host's, so this one is not looked for by its own.
+    """
+    there = len(pynvml.nvmlDeviceGetComputeRunningProcesses(device))
+    return {"nvml_foreign_processes": max(0, there - 1)}
+
+
+WAYS: Mapping[str, Callable[[Any], Reading]] = {
+    "utilisation": _utilisation,
+    "sm clock": lambda device: {"nvml_sm_mhz": pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM)},
+    "memory clock": lambda device: {"nvml_mem_mhz": pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_MEM)},
+    "clock events": lambda device: {"nvml_clock_events": pynvml.nvmlDeviceGetCurrentClocksEventReasons(device)},
+    "power": lambda device: {"nvml_power_w": pynvml.nvmlDeviceGetPowerUsage(device) / 1e3},
+    "energy": lambda device: {"nvml_energy_j": pynvml.nvmlDeviceGetTotalEnergyConsumption(device) / 1e3},
+    "memory": lambda device: {"nvml_used_bytes": pynvml.nvmlDeviceGetMemoryInfo(device).used},
+    "processes": _processes,
+}
 
 
 class Nvml:
     """One device. Making one raises `pynvml.NVMLError` (or ImportError) where there is no library or no such device."""
 
     def __init__(self, bus_id: str | None = None, index: int = 0) -> None:
-        self._library: Any = pynvml
-        self._for_good = {getattr(pynvml, f"NVML_ERROR_{name}", None) for name in FOR_GOOD}
         pynvml.nvmlInit()
         try:
             self.handle = (
@@ -207,76 +217,47 @@ class Nvml:
         except pynvml.NVMLError:
             pynvml.nvmlShutdown()
             raise
-        self._ways: dict[str, Callable[[], Mapping[str, float]]] = {
-            "utilisation": self._utilisation,
-            "sm clock": lambda: {"nvml_sm_mhz": pynvml.nvmlDeviceGetClockInfo(self.handle, pynvml.NVML_CLOCK_SM)},
-            "memory clock": lambda: {"nvml_mem_mhz": pynvml.nvmlDeviceGetClockInfo(self.handle, pynvml.NVML_CLOCK_MEM)},
-            "clock events": lambda: {"nvml_clock_events": pynvml.nvmlDeviceGetCurrentClocksEventReasons(self.handle)},
-            "power": lambda: {"nvml_power_w": pynvml.nvmlDeviceGetPowerUsage(self.handle) / 1e3},
-            "energy": lambda: {"nvml_energy_j": pynvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1e3},
-            "memory": lambda: {"nvml_used_bytes": pynvml.nvmlDeviceGetMemoryInfo(self.handle).used},
-            "processes": self._processes,
-        }
-        self.gpm = self._gpm_or_none()
-        if self.gpm is not None:
-            self._ways["gpm"] = self.gpm.read
+        self._ways, self.gpm = dict(WAYS), None
+        with contextlib.suppress(pynvml.NVMLError, AttributeError):  # an old driver, or an old binding
+            if pynvml.nvmlGpmQueryDeviceSupport(self.handle).isSupportedDevice:
+                self.gpm = _Gpm(self.handle)
+                self._ways["gpm"] = self.gpm.read
 
     def read(self) -> Reading:
         """Return what the device says now. Shares are 0 to 1, clocks MHz, power watts, energy joules since boot."""
         found: Reading = {}
         for way, ask in list(self._ways.items()):
             try:
-                found.update(ask())
-            except self._library.NVMLError as error:
-                if error.value in self._for_good:
+                found.update(ask(self.handle))
+            except pynvml.NVMLError as error:
+                if error.value in FOR_GOOD:
                     del self._ways[way]
         return found
 
     def close(self) -> None:
         """Give the library back."""
-        with contextlib.suppress(self._library.NVMLError):
+        with contextlib.suppress(pynvml.NVMLError):
             if self.gpm is not None:
                 self.gpm.close()
-            self._library.nvmlShutdown()
-
-    def _utilisation(self) -> Reading:
-        rates = self._library.nvmlDeviceGetUtilizationRates(self.handle)
-        return {"nvml_kernel_busy": rates.gpu / PERCENT, "nvml_memory_busy": rates.memory / PERCENT}
-
-    def _processes(self) -> Reading:
-        """Processes that compute there besides this one, which is among them: it has its model there.
-
-        In a container the numbers of processes are the host's, so this one is not looked for by its own.
-        """
-        there = len(self._library.nvmlDeviceGetComputeRunningProcesses(self.handle))
-        return {"nvml_foreign_processes": max(0, there - 1)}
-
-    def _gpm_or_none(self) -> _Gpm | None:
-        try:
-            if self._library.nvmlGpmQueryDeviceSupport(self.handle).isSupportedDevice:
-                return _Gpm(self._library, self.handle)
-        except (self._library.NVMLError, AttributeError):  # an old driver, or an old binding
-            pass
-        return None
+            pynvml.nvmlShutdown()
 
 
 class _Gpm:
     """Activity between two samples of the device's performance counters."""
 
-    def __init__(self, library: Any, handle: Any) -> None:
-        self._library, self._handle = library, handle
-        self._last, self._next = library.nvmlGpmSampleAlloc(), library.nvmlGpmSampleAlloc()
-        library.nvmlGpmSampleGet(handle, self._last)
-        self._asked = library.c_nvmlGpmMetricsGet_t()
-        self._asked.version, self._asked.numMetrics = library.NVML_GPM_METRICS_GET_VERSION, len(GPM)
+    def __init__(self, device: Any) -> None:
+        self._last, self._next = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
+        pynvml.nvmlGpmSampleGet(device, self._last)
+        self._asked = pynvml.c_nvmlGpmMetricsGet_t()
+        self._asked.version, self._asked.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(GPM)
         for place, metric in enumerate(GPM.values()):
-            self._asked.metrics[place].metricId = getattr(library, metric)
+            self._asked.metrics[place].metricId = getattr(pynvml, metric)
 
-    def read(self) -> Reading:
+    def read(self, device: Any) -> Reading:
         """Return the shares since the last reading."""
-        self._library.nvmlGpmSampleGet(self._handle, self._next)
+        pynvml.nvmlGpmSampleGet(device, self._next)
         self._asked.sample1, self._asked.sample2 = self._last, self._next
-        self._library.nvmlGpmMetricsGet(self._asked)
+        pynvml.nvmlGpmMetricsGet(self._asked)
         self._last, self._next = self._next, self._last
         got = zip(GPM, self._asked.metrics, strict=False)
         return {column: metric.value / PERCENT for column, metric in got if metric.nvmlReturn == 0}
@@ -284,7 +265,7 @@ class _Gpm:
     def close(self) -> None:
         """Free both samples."""
         for sample in (self._last, self._next):
-            self._library.nvmlGpmSampleFree(sample)
+            pynvml.nvmlGpmSampleFree(sample)
 
 
 class Sampler:
@@ -379,27 +360,15 @@ def disturbed_by(seen: Seen) -> str:
 
     A clock that changes is no disturbance by itself: it follows the load. The driver's reason for slowing down is one.
     """
-    return "; ".join((*_foreign_on_device(seen), *_throttled(seen), *_foreign_on_host(seen)))
-
-
-def _foreign_on_device(seen: Seen) -> list[str]:
-    most = int(max(seen.within("nvml_foreign_processes"), default=0))
-    return [f"{most} other {'process' if most == 1 else 'processes'} on the device"] if most else []
-
-
-def _throttled(seen: Seen) -> list[str]:
-    bits = 0
-    for value in seen.within("nvml_clock_events"):
-        bits |= int(value)
-    words = throttles(bits)
-    return [f"the device was slowed down: {', '.join(words)}"] if words else []
-
-
-def _foreign_on_host(seen: Seen) -> list[str]:
-    if seen.span < TICKS * TICK_S:  # what the system counts in ticks would be rounding
-        return []
+    others = int(max(seen.within("nvml_foreign_processes"), default=0))
+    told = [f"{others} other {'process' if others == 1 else 'processes'} on the device"] if others else []
+    bits = [int(value) for value in seen.within("nvml_clock_events")]
+    if words := [word for bit, word in THROTTLES.items() if any(value & bit for value in bits)]:
+        told.append(f"the device was slowed down: {', '.join(words)}")
     share = seen.mean("host_foreign_share") or 0.0
-    return [f"other processes took {share:.0%} of the processor"] if share > FOREIGN_SHARE else []
+    if share > FOREIGN_SHARE and seen.span >= TICKS * TICK_S:  # in a shorter one it would be rounding
+        told.append(f"other processes took {share:.0%} of the processor")
+    return "; ".join(told)
 
 
 class Tries:

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from specbench_ss import registry
-from specbench_ss.cli import run
 from specbench_ss.cli.shared import Plugin
 from specbench_ss.conformance import ARCHITECTURES, FEW, Kit
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.options import MethodSpec, split_methods
+from specbench_ss.options import MethodSpec, checked_value, split_methods
+from specbench_ss.runs.run_options import Timeout
 from specbench_ss.time_limit import TimeIsOver, time_limit
 
 
@@ -37,17 +37,15 @@ def command(
         ),
     ] = False,
     timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS", help="A trial of a law that takes longer breaks it.", callback=run.check_timeout
-        ),
+        float, typer.Option(metavar="SECONDS", help="A trial of a law that takes longer breaks it.")
     ] = 60.0,
 ) -> int:
     """Check that methods obey the laws of decoding, on tiny random models on the CPU.
 
     The exit code is 1 if one does not.
     """
-    specs = _wanted(methods, all_, [name for file in plugin or () for name in file.methods])  # type: ignore[attr-defined]
+    checked_value("--timeout", Timeout, timeout)
+    specs = _wanted(methods, all_, [name for file in registry.load_plugins(plugin or ()) for name in file.methods])
     references = references_of(specs)
     alone = len(specs) == 1
     broken = [spec.label for spec in specs if not _holds(spec, spec.name in references, thorough, alone, timeout)]

@@ -6,20 +6,14 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from specbench_ss.results.compare import METRICS, RunComparison, as_record, broken, compare, not_judged, read_limits
+from specbench_ss.results.compare import METRICS, as_record, broken, compare, not_judged, read_limits
 from specbench_ss.results.summary import OVERALL
 from specbench_ss.results.terminal import interval_text, print_comparison
-
-
-def _checked(text: str | None) -> str | None:
-    """Return the text: an option callback, so that a mistake is found before anything is done."""
-    read_limits(text)
-    return text
 
 
 def command(
@@ -32,7 +26,6 @@ def command(
             metavar="FIGURE<CHANGE,...",
             help="Exit with code 1 where over all tasks the whole interval of a method's change lies below this one: "
             f"speedup<-5%. Figures: {', '.join(METRICS)}; of quality, the change is a difference.",
-            callback=_checked,
         ),
     ] = None,
     anyway: Annotated[
@@ -42,31 +35,20 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
 ) -> None:
     """Say what differs between two runs, what became faster or slower from A to B, and what is only noise."""
+    limits = read_limits(fail_on)
     made = compare(run_a, run_b, anyway=anyway)
     if as_json:
-        print(json.dumps(_as_json(made), indent=1, ensure_ascii=False))
+        record = {
+            "a": str(made.a),
+            "b": str(made.b),
+            "differences": [asdict(one) for one in made.found],
+            "warnings": list(made.warnings),
+            "rows": [as_record(row) for row in made.rows],
+        }
+        print(json.dumps(record, indent=1, ensure_ascii=False))
     else:
-        _print(made)
-    _fail(made, fail_on)
-
-
-def _print(made: RunComparison) -> None:
-    print_comparison(made, Console())
-
-
-def _as_json(made: RunComparison) -> dict[str, Any]:
-    return {
-        "a": str(made.a),
-        "b": str(made.b),
-        "differences": [asdict(one) for one in made.found],
-        "warnings": list(made.warnings),
-        "rows": [as_record(row) for row in made.rows],
-    }
-
-
-def _fail(made: RunComparison, asked: str | None) -> None:
-    """Exit with code 1 and one line that says why, where an interval supports a regression beyond a limit."""
-    limits, rows = read_limits(asked), [row for row in made.rows if row.category == OVERALL]
+        print_comparison(made, Console())
+    rows = [row for row in made.rows if row.category == OVERALL]
     if unknown := not_judged(rows, limits):
         print(f"ssbench: --fail-on: not judged: {'; '.join(unknown)}", file=sys.stderr)
     why = [

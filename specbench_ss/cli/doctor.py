@@ -9,12 +9,12 @@ import torch
 import typer
 
 from specbench_ss.bench.telemetry import sampler_for
-from specbench_ss.cli import shared
 from specbench_ss.models import limits as machine_limits
 from specbench_ss.models.devices import check_one_device, resolve_device
 from specbench_ss.models.limits import MachineLimits, device_name
 from specbench_ss.results.text import number
 from specbench_ss.runs.environment import busy, environment
+from specbench_ss.runs.run_options import DEVICE
 
 
 def command(
@@ -26,7 +26,7 @@ def command(
             "for later runs. Takes some seconds, during which nothing else should run.",
         ),
     ] = False,
-    device: Annotated[str, typer.Option(help=shared.DEVICE)] = "auto",
+    device: Annotated[str, typer.Option(help=DEVICE)] = "auto",
 ) -> None:
     """Say what is known of this machine: device, versions, what can be recorded of it, and its measured limits."""
     check_one_device(device, "doctor")

@@ -73,7 +73,7 @@ def _write(run: Run, form: Form, out: Path | None) -> None:
     if folder.resolve() != run.path.resolve() / form:
         _check_outside(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for said in exchange.FOLDERS[form](run, folder):
+    for said in exchange.FOLDERS[form](analyse(run), folder):
         print(f"ssbench: warning: {said}", file=sys.stderr)
     print(f"written: {folder}")
 

@@ -63,15 +63,11 @@ def command(
         try:
             unrated = judge(run, found, Endpoint(model, base_url, retries, max_tokens).ask, workers, _told)
         finally:
-            _write_parquet(run)
+            if problem := rewrite_scores(run):
+                print(f"ssbench: warning: {problem}", file=sys.stderr)
         if unrated:
             print(f"ssbench: warning: {unrated} replies have no rating; judge again to ask anew", file=sys.stderr)
     _print_scores(read_run(run))
-
-
-def _write_parquet(run: Path) -> None:
-    if problem := rewrite_scores(run):
-        print(f"ssbench: warning: {problem}", file=sys.stderr)
 
 
 def _prompts(run: Run, given: Path | None) -> Prompts:

@@ -19,6 +19,7 @@ from specbench_ss.options import REFERENCE, describe_options
 
 def command(plugin: Plugin = None) -> None:
     """List the decoding methods and their options."""
+    registry.load_plugins(plugin or ())
     for name, method in registry.load_all(registry.METHODS).items():
         output = promise(method, method.Options())
         print(f"{name:<10} {method.summary} [{output}]{f' ({method.paper})' if method.paper else ''}")

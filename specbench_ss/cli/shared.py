@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from types import TracebackType
+from typing import Annotated, Any, Self, get_type_hints
 
 import typer
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.markup import escape
 
 from specbench_ss.errors import UserError, known_words
-from specbench_ss.registry import load_plugin
+from specbench_ss.options import bounds_of
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.checks import Check
+from specbench_ss.runs.run_options import FINDINGS, RunOptions, fields_of, flag
 
 
 def interrupted(rest: str) -> typer.Exit:
@@ -26,70 +33,59 @@ def interrupted(rest: str) -> typer.Exit:
 
 def to_go_on(out: Path, hidden: Callable[[list[str]], list[str]] = list) -> str:
     """Return '; to go on: COMMAND' where there is something to go on with, else ''. hidden: words without secrets."""
-    begun = out.is_dir() and any(p.suffix != ".tmp" for p in out.iterdir())
-    return f"; to go on: {resume_line(out, hidden)}" if begun else ""
-
-
-def resume_line(out: Path, hidden: Callable[[list[str]], list[str]] = list) -> str:
-    """Return this command line with --resume and with --out, the folder that it wrote to."""
+    if not (out.is_dir() and any(p.suffix != ".tmp" for p in out.iterdir())):
+        return ""
     arguments = hidden(sys.argv[1:])
     if "--resume" not in arguments:
         arguments.append("--resume")
     if not any(word == "--out" or word.startswith("--out=") for word in arguments):
         arguments += ["--out", str(out)]
-    return shlex.join(["ssbench", *arguments])
+    return f"; to go on: {shlex.join(['ssbench', *arguments])}"
 
 
-def _load(ctx: typer.Context, given: Any) -> Any:
-    """Register the methods of the files before the command begins.
+def typer_option(name: str, kind: type[Any] = RunOptions, panel: str | None = None) -> Any:
+    """Return typer's declaration of a dataclass's field. panel: in place of the field's own.
 
-    Returns a tuple of `PluginFile`; an option callback.
+    The fields of a trainer's options have metadata help and flag alone; their bounds are shown in the help.
     """
-    if ctx.resilient_parsing:
-        return given
-    return tuple(load_plugin(Path(file)) for file in dict.fromkeys(given or ()))
+    field, bounds = fields_of(kind)[name], bounds_of(kind).get(name)
+    about, help = field.metadata, str(field.metadata.get("help", ""))
+    if "panel" not in about:
+        flags = [about["flag"]] if "flag" in about else []
+        return typer.Option(*flags, help=f"{help} ({bounds})" if bounds else help, rich_help_panel=panel)
+    if about["position"]:
+        return typer.Argument(metavar=about["metavar"], help=help)
+    least, most = bounds.ends if bounds else (None, None)
+    flags = [flag(name)] if field.type in (bool, "bool") else []
+    shown = about["panel"] if panel is None else panel
+    return typer.Option(*flags, min=least, max=most, metavar=about["metavar"], help=help, rich_help_panel=shown or None)
 
 
-Plugin = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="FILE.py",
-        help="Python file that defines methods of your own. May be given several times.",
-        callback=_load,
-    ),
-]
+def parameters(kind: type[Any], panel: str | None = None) -> list[Parameter]:
+    """Return a dataclass's fields as parameters that typer reads."""
+    hints, made = get_type_hints(kind), list[Parameter]()
+    for f in (f for f in fields(kind) if f.init):
+        default = Parameter.empty if f.default is MISSING else f.default
+        hint, declared = hints[f.name], typer_option(f.name, kind, panel)
+        made.append(Parameter(f.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, declared]))
+    return made
 
 
-MODEL = (
-    "Target model: lab (it comes with ssbench), smollm2 (after `ssbench models fetch smollm2`), the folder or hub id "
-    "of a Hugging Face causal language model, or a GGUF file."
-)
-DTYPE = (
-    "Number format of the model's weights and arithmetic. float16-weights: weights rounded to float16, arithmetic in "
-    "float32, on CPUs. auto: bfloat16 on a GPU; on a CPU it is measured, and of float32, float16-weights and bfloat16 "
-    "the first is taken that is nearly as fast as the fastest (the lab: float32)."
-)
-DEVICE = "Device to run on: auto (a GPU where there is one), cpu, cuda or cuda:N."
-DEVICES = f"{DEVICE} `cuda:0,cuda:1` or `cuda:all` divides the model's layers over several GPUs of this machine."
-ENGINE = (
-    "How steps are made. eager: operator by operator. graph: passes of few rows are recorded once as CUDA graphs and "
-    "replayed, so that no launch is waited for. They are held against eager ones: a few small trees when the model is "
-    "loaded, and every recording once when it is made. auto: graph on one CUDA device where the model stands that, and "
-    "eager elsewhere and for several requests side by side."
-)
-CHAT_TEMPLATE = "Chat template to use instead of the tokenizer's own: plain, vicuna, llama-2, or a Jinja file."
-TRUST = "Allow Python code that comes with the model to run. Only for models whose authors you trust."
-CATEGORIES = "Ask only the questions of these tasks of the suite."
-SET = "Set one option of a method, for every variant of it. May be given several times."
-DRY_RUN = "Check everything, say what would be run, and stop."
+def take_options(command: Callable[..., Any], options: type[Any], more: Sequence[Parameter] = ()) -> None:
+    """Give a command, which takes a context and keywords, the fields of a dataclass as its options in typer's eyes."""
+    ctx = Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    own = [ctx, *parameters(options), *more]
+    command.__annotations__ = {p.name: p.annotation for p in own} | {"return": None}
+    command.__signature__ = Signature(own)  # type: ignore[attr-defined]
 
 
-KINDS = (
-    "failed", "mismatch", "biased", "untestable", "impossible", "void", "unstable", "disturbed", "near-tie", "length",
-    "unjudged", "incomplete", "warnings",
-)  # fmt: skip
-NOT_CHECKED = "not-checked"  # whatever could not be checked
-NAMES = (*KINDS, NOT_CHECKED)
+Plugin = Annotated[list[str] | None, typer_option("plugin")]
+FailOn = Annotated[str | None, typer_option("fail_on")]
+Settings = Annotated[list[str] | None, typer_option("set", panel="")]
+Categories = Annotated[str | None, typer_option("categories", panel="")]
+ChatTemplate = Annotated[str | None, typer_option("chat_template", panel="")]
+TrustRemoteCode = Annotated[bool, typer_option("trust_remote_code", panel="")]
+MODEL: str = fields_of(RunOptions)["model"].metadata["help"]
 
 
 def read(text: str | None) -> tuple[str, ...]:
@@ -97,43 +93,21 @@ def read(text: str | None) -> tuple[str, ...]:
     names = () if text is None else tuple(part.strip() for part in text.split(","))
     for name in names:
         if not name:
-            raise UserError(f"--fail-on has a blank where a finding is expected: {', '.join(NAMES)}")
-        if name not in NAMES:
-            raise UserError(f"--fail-on: there is no finding {name!r}{known_words(name, NAMES)}")
+            raise UserError(f"--fail-on has a blank where a finding is expected: {', '.join(FINDINGS)}")
+        if name not in FINDINGS:
+            raise UserError(f"--fail-on: there is no finding {name!r}{known_words(name, FINDINGS)}")
     return names
 
 
-def _checked(text: str | None) -> str | None:
-    """Return the text: an option callback, so that a mistake is found before anything is done."""
-    read(text)
-    return text
-
-
-FailOn = Annotated[
-    str | None,
-    typer.Option(
-        "--fail-on",
-        metavar="A,B",
-        help=f"Findings that end the command with exit code 1, after everything is written: {', '.join(NAMES)}.",
-        callback=_checked,
-    ),
-]
-
-
 def found(made: Sequence[Check], names: Sequence[str]) -> list[str]:
-    """Return what was asked for and found, one text for each check."""
-    return [
-        f"{NOT_CHECKED if check.state == 'not checked' else check.name} ({_details(check)})"
-        for check in made
-        if (check.name in names and check.state in ("wrong", "warning"))
-        or (NOT_CHECKED in names and check.state == "not checked")
-    ]
-
-
-def _details(check: Check) -> str:
-    """Return the first line of what was found, and how many there are besides."""
-    rest = len(check.lines) - 1
-    return (check.lines[0] if check.lines else check.sentence) + (f", and {rest} more" if rest > 0 else "")
+    """Return what was asked for and found, one text for each check: its first line, and how many there are besides."""
+    why = []
+    for check in made:
+        name = "not-checked" if check.state == "not checked" else check.name
+        if name in names and check.state in ("wrong", "warning", "not checked"):
+            more = f", and {len(check.lines) - 1} more" if len(check.lines) > 1 else ""
+            why.append(f"{name} ({check.lines[0] if check.lines else check.sentence}{more})")
+    return why
 
 
 def fail(results: Results, asked: str | None) -> None:
@@ -148,12 +122,39 @@ def fail(results: Results, asked: str | None) -> None:
         raise typer.Exit(1)
 
 
-def take_options(command: Callable[..., None], options: type[Any]) -> None:
-    """Give a command, which takes a context and keywords, the fields of a dataclass as its options in typer's eyes."""
-    hints = get_type_hints(options, include_extras=True)
-    own = [
-        Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]) for f in fields(options)
-    ]
-    ctx = Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    command.__annotations__ = {"ctx": typer.Context, **hints, "return": None}
-    command.__signature__ = Signature([ctx, *own])  # type: ignore[attr-defined]
+REDRAW_S = 0.5  # a live display is drawn again at most this often
+
+
+class LiveView(ABC):
+    """Something that changes on a terminal while work goes on, and its warnings; a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self._drawn = console, 0.0
+        self.live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Self:
+        self.live.start()
+        self.draw()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.live.stop()
+
+    @abstractmethod
+    def view(self) -> RenderableType:
+        """Return what is shown at the moment."""
+
+    def draw(self) -> None:
+        """Show it, on a terminal."""
+        if self.console.is_terminal:
+            self.live.update(self.view(), refresh=True)
+        self._drawn = time.monotonic()
+
+    def draw_soon(self) -> None:
+        """Show it, unless that was done a moment ago."""
+        if time.monotonic() - self._drawn >= REDRAW_S:
+            self.draw()
+
+    def on_warning(self, text: str) -> None:
+        """Something that the user should know; it stays on the screen."""
+        self.console.print(f"[yellow]warning:[/] {escape(text)}", highlight=False, soft_wrap=True)

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from specbench_ss import registry
-from specbench_ss.bench.build_config import suite_and_data
+from specbench_ss.bench.build_config import listed, suite_and_data
 from specbench_ss.bench.preflight import suite_request
-from specbench_ss.cli import shared
+from specbench_ss.cli.shared import MODEL, Categories
 from specbench_ss.conformance.suite_laws import suite_results
 from specbench_ss.models.load import outline_of
 from specbench_ss.models.resolve import check_model
@@ -67,7 +67,7 @@ Name = Annotated[
     str, typer.Argument(metavar="NAME[:FILE]", help="Name of the suite, with its data where it needs any.")
 ]
 Data = Annotated[Path | None, typer.Option("--data", help="File or folder to read the suite's questions from.")]
-Model = Annotated[str, typer.Option("--model", help=shared.MODEL)]
+Model = Annotated[str, typer.Option("--model", help=MODEL)]
 
 
 @app.callback()
@@ -96,7 +96,7 @@ def fetch(
 def show(
     name: Name,
     sample: Annotated[int, typer.Option("--sample", min=0, help="Questions of each task to print.")] = 1,
-    categories: Annotated[str | None, typer.Option(metavar="A,B", help=shared.CATEGORIES)] = None,
+    categories: Categories = None,
     limit: Annotated[
         int | None, typer.Option(min=0, help="Questions of each task to take; 0 takes all. Default: the suite's own.")
     ] = None,
@@ -128,5 +128,4 @@ def _asked(
     """Return the suite's name, and what a run with this model would ask of it."""
     plain, carried = suite_and_data(name, data)
     check_model(model)
-    asked = [part.strip() for part in (categories or "").split(",") if part.strip()]
-    return plain, suite_request(asked, limit, carried, outline_of(model))
+    return plain, suite_request(listed(categories), limit, carried, outline_of(model))

@@ -11,7 +11,6 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -28,18 +27,13 @@ from specbench_ss.conformance.harness import (
     seeded,
 )
 from specbench_ss.engine.batching import Answered, Asked, Together, check_together
-from specbench_ss.engine.decoder import Decoder, Generation, State, Step
+from specbench_ss.engine.decoder import Decoder, Generation
 from specbench_ss.engine.generate import Limits
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.options import REFERENCE, MethodSpec, describe_options
-from specbench_ss.results.ranking import notes, output
-from specbench_ss.results.summary import summarise
-from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.manifest import manifest_for, plain
-from specbench_ss.runs.records import Key, Row, Run, Sameness, Steps
-from specbench_ss.suite import Question, SuiteData
+from specbench_ss.options import REFERENCE, describe_options
+from specbench_ss.runs.manifest import plain
 
 WARM = Sampling(1.0, seed=3)
 REPEATING = (3, 4, 5, 3, 4, 6, 3, 4, 5, 3, 4)  # for those that look back
@@ -298,11 +292,6 @@ def not_exact(subject: Subject) -> str:
     return "" if subject.exact else "it declares itself lossy"
 
 
-def unstated(subject: Subject) -> str:
-    """Why it may write any number of rows: its cache grows."""
-    return "it states no max_rows" if subject.one.max_rows() is None else ""
-
-
 def no_fresh_rows(subject: Subject) -> str:
     """Say why its cache is not compared with a fresh pass; '' where it is."""
     if not subject.shows_rows:
@@ -440,27 +429,8 @@ def tunable(subject: Subject, case: Case) -> str:
     return ""
 
 
-def nothing_tunable(subject: Subject) -> str:
-    """Say why there is no option to try."""
-    return not_exact(subject) or ("" if subject.one.tunable() else "it declares nothing tunable")
-
-
-SUITE = SuiteData("kit", "tiny", (Question("q", "qa", ("?",)),))
-
-
-class Undrafted(Decoder):
-    """Plain decoding, as a stand-in for the method that others are compared with."""
-
-    name, summary = REFERENCE, "autoregressive decoding"
-    autoregressive = True
-
-    def propose(self, state: State) -> DraftTree:
-        """Return a draft of nothing but the root."""
-        return DraftTree.root_only(state.root)
-
-
 def described(subject: Subject, case: Case) -> str:
-    """Test name and options, the description that goes into the manifest, and what reports make of it."""
+    """Test name and options, and the description that goes into the manifest."""
     decoder, again = subject.decoder(), subject.decoder()
     if problem := unlisted(decoder):
         return problem
@@ -470,7 +440,7 @@ def described(subject: Subject, case: Case) -> str:
     subject.watch(case, decoder=decoder)
     if plain(decoder.described()) != said:
         return f"described() was {said}, and after an answer {plain(decoder.described())}"
-    return "" if decoder.lossless else unsaid(decoder, subject.watch(case, decoder=again))
+    return ""
 
 
 def unlisted(decoder: Decoder) -> str:
@@ -491,38 +461,6 @@ def unlisted(decoder: Decoder) -> str:
     if kind.lossless and not decoder.lossless and not any("loss" in text for text in helps):
         return "an option made it lossy, and no option's help says 'lossy': `ssbench methods` calls the method lossless"
     return ""
-
-
-def unsaid(decoder: Decoder, trace: Trace) -> str:
-    """Say what a run's results leave unsaid of a lossy method; '' where all of them say that it is lossy."""
-    run = made_up_run(decoder, trace)
-    entry = next(m for m in run.manifest["methods"] if m["label"] == decoder.name)
-    if entry["lossless"]:
-        return "the manifest calls it lossless"
-    row = next(row for row in summarise(run) if row.method == decoder.name)
-    config = run.manifest["config"]
-    promised = output(row, config) != "not compared" and not row.reference_of
-    if row.lossless or promised:
-        return f"the table's row is lossless={row.lossless}, output {output(row, config)!r}"
-    if not any("does not promise" in note for note in notes([row], config)):
-        return "no note under the table says that it does not promise the output of its reference"
-    return ""
-
-
-def made_up_run(decoder: Decoder, trace: Trace) -> Run:
-    """Return a run of one question, as it would be read from its directory."""
-    reference = decoder.reference_for(decoder.options).label
-    others = {label: Undrafted(decoder.target) for label in (REFERENCE, reference)}
-    config = RunConfig(methods=(MethodSpec(REFERENCE), MethodSpec(decoder.name)))
-    manifest = manifest_for(config, decoder.target, SUITE, {**others, decoder.name: decoder}, [])
-    rows, steps = list[Row](), dict[Key, list[Step]]()
-    for i, label in enumerate((REFERENCE, decoder.name)):
-        row = Row("q", 0, label, 0, "qa", i, i, 0, SUITE.edition, SUITE.content_hash, "ok")
-        row.fill(trace.generation)
-        rows.append(row)
-        steps[row.key] = trace.generation.steps
-    verdicts = [] if decoder.lossless else [Sameness(*rows[1].key, verdict="not compared")]
-    return Run(Path(), manifest, rows, Steps.from_samples(steps), verdicts)
 
 
 WORDS, CONTEXT = 2600, 448  # of the model; the tokenizer has no more texts than some 2,700
@@ -573,7 +511,8 @@ def _wrong_logits(subject: Subject, case: Case, steps: Sequence[Seen]) -> str:
 EXACT_LAWS = (
     Law("draft", "a draft is a tree of known tokens under the root, which draft_probs could have drawn", few, draft),
     Law("answers", "prompts are answered", few, answers),
-    Law("rows", "no pass puts more rows through the target than max_rows() says", few, rows, unstated),
+    Law("rows", "no pass puts more rows through the target than max_rows() says", few, rows,
+        lambda subject: "it states no max_rows" if subject.one.max_rows() is None else ""),
     Law("counts", "a path of the draft and the next token are accepted, each counted once", own, counts, on=("small",)),
     Law("cache", "after every step the cache holds what a fresh prefill would", few, cache, no_fresh_rows),
     Law("model", "a method that is compared with plain decoding of the target decodes with the target", asked, model,
@@ -590,9 +529,11 @@ EXACT_LAWS = (
     Law("memory", "an answer depends on nothing that was answered before", asked_again, memory, on=("small",)),
     Law("together", "an answer is the same beside other requests", asked_again, together, not_together),
     Law("target", "the target is left as it was", asked, untouched),
-    Law("tunable", "no value that tuning may try changes the output", tuned, tunable, nothing_tunable, on=("small",)),
+    Law("tunable", "no value that tuning may try changes the output", tuned, tunable,
+        lambda subject: not_exact(subject) or ("" if subject.one.tunable() else "it declares nothing tunable"),
+        on=("small",)),
     Law("long", f"an answer of {ANSWER} tokens to a prompt of {PROMPT}, of {WORDS:,} words, is right, and the same "
         "in the same steps when asked again", lengthy, long, on=("long",)),
-    Law("description", "every report says what the method is and measures, and that it is lossy if it is", asked,
-        described, on=("small",)),
+    Law("description", "the method says what it is and measures, and that it is lossy if it is", asked, described,
+        on=("small",)),
 )  # fmt: skip

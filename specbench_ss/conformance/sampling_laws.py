@@ -32,7 +32,7 @@ from specbench_ss.runs.records import PIT_BINS, SampledTokens
 
 # so many tokens find an acceptance of 0.98 where 0.85 is right with probability 0.99, at p < 1e-5 after Bonferroni over
 # 24 positions
-ENOUGH = 400
+ENOUGH, POSITIONS = 400, 24
 ROUNDING = 1e-6  # of a sum of float32 probabilities
 
 
@@ -79,22 +79,26 @@ class Tallies:
         """Return True if drafted tokens were decided often enough at some position."""
         return any(tally.offered >= ENOUGH for tally in self.by_position.values())
 
-    def p_values(self) -> dict[str, float]:
-        """Return a p-value for each position, times the number of positions (Bonferroni), by what was found there."""
-        many = len(self.by_position)
-        return {_found(where, tally): min(1.0, many * bound(tally)) for where, tally in self.by_position.items()}
+    def worst(self) -> tuple[float, str]:
+        """Return the least p-value of any position, times the number of positions (Bonferroni), and the position.
+
+        It holds wherever counting ends, so that counting may end as soon as it is small.
+        """
+        many = max(POSITIONS, len(self.by_position))
+        return min(((many * bound(tally), where) for where, tally in self.by_position.items()), default=(1.0, ""))
+
+    def found(self, where: str) -> str:
+        """Describe what was counted at a position."""
+        tally = self.by_position[where]
+        found = f"{where}: {tally.tokens} tokens are not distributed as the logits say"
+        if not tally.offered:
+            return found
+        share, expected = tally.accepted / tally.offered, tally.expected / tally.offered
+        return f"{found}; {share:.3f} of {tally.offered} are drafted ones, their probability is {expected:.3f}"
 
 
 class Impossible(Exception):  # noqa: N818
     """Raised for a token that its distribution never gives."""
-
-
-def _found(where: str, tally: SampledTokens) -> str:
-    found = f"{where}: {tally.tokens} tokens are not distributed as the logits say"
-    if not tally.offered:
-        return found
-    share, expected = tally.accepted / tally.offered, tally.expected / tally.offered
-    return f"{found}; {share:.3f} of {tally.offered} are drafted ones, their probability is {expected:.3f}"
 
 
 # one of each filter, and temperatures on both sides of those that people use
@@ -105,6 +109,7 @@ FIRST, SECOND = 1e-3, 1e-5
 WORDS = 7  # of which a prompt has every pair
 LENGTH, ANSWERS = 4, 200  # tokens of an answer, and answers, on the model of seven words
 LONG, FEW = 24, 24  # and on the one of thousands
+LOOK = 10  # answers between two looks at the p-value
 NUMBERED = 4  # the first tokens of an answer are tested each by itself
 
 
@@ -130,32 +135,32 @@ def every_pair(words: int) -> tuple[int, ...]:
 def distribution(subject: Subject, case: Case) -> str:
     """Test every token against the probabilities of a fresh pass, and drawn drafts against their own."""
     answers = ANSWERS if case.max_new_tokens <= LENGTH else FEW
-    return confirmed(subject, lambda seed: of_answers(subject, case, range(seed, seed + answers)))
+    return confirmed(subject, lambda seed, alpha: of_answers(subject, case, range(seed, seed + answers), alpha))
 
 
-def confirmed(subject: Subject, tallied: Callable[[int], Tallies]) -> str:
+def confirmed(subject: Subject, tallied: Callable[[int, float], Tallies]) -> str:
     """Describe the least p-value if it is too small twice, with other seeds the second time; '' otherwise.
 
-    A token of probability 0 is too much at once. Raises Untested if there were too few tokens for any test.
+    A token of probability 0 is too much at once. tallied: counts from a seed on, and may end where the p-value is at
+    most alpha. Raises Untested if there were too few tokens for any test.
     """
     found = ""
-    for attempt, unlikely in enumerate((FIRST, SECOND)):
+    for attempt, alpha in enumerate((FIRST, SECOND)):
         try:
-            tallies = tallied(1_000_000 * subject.number + 100_000 * attempt)
+            tallies = tallied(1_000_000 * subject.number + 100_000 * attempt, alpha)
         except Impossible as impossible:
             return str(impossible)
-        p = tallies.p_values()
-        if not p:
+        if not tallies.by_position:
             raise Untested("too few tokens were sampled")
-        worst = min(p, key=lambda what: p[what])
-        if p[worst] > unlikely:
+        p, where = tallies.worst()
+        if p > alpha:
             return ""
-        found = f"{worst} (p = {p[worst]:.1g})"
+        found = f"{tallies.found(where)} (p = {p:.1g})"
     return found
 
 
-def of_answers(subject: Subject, case: Case, seeds: range) -> Tallies:
-    """Tally the tokens of one answer a seed."""
+def of_answers(subject: Subject, case: Case, seeds: range, alpha: float) -> Tallies:
+    """Tally the tokens of one answer a seed, until their p-value is at most alpha."""
     decoder, tallies, known = subject.decoder(), Tallies(seeds[0]), dict[tuple[object, ...], Decision]()
     for seed in seeds:
         watched = Watched(decoder)
@@ -172,6 +177,8 @@ def of_answers(subject: Subject, case: Case, seeds: range) -> Tallies:
             tallies.add(where, known[key], token)
         for step in trace.steps:
             add_draws(tallies, step)
+        if seed % LOOK == 0 and tallies.worst()[0] <= alpha:
+            break
     return tallies
 
 
@@ -262,15 +269,15 @@ def redrawn(tree: DraftTree, rng: torch.Generator) -> DraftTree:
 
     Exactness of sampled drafts holds on average over what is drawn.
     """
-    if tree.draft_probs is None or len(tree) == 1:
+    q = tree.draft_probs
+    if q is None or len(tree) == 1:
         return tree
-    tokens = tree.tokens.clone()
-    for node, children in enumerate(tree.shape.children()):
-        if children:  # without replacement; the first again where q has fewer tokens
-            q, n = tree.draft_probs[node], len(children)
-            drawn = exponential_race(q, rng).topk(min(n, int((q > 0).sum()))).indices.tolist()
-            tokens[children] = torch.tensor([*drawn, *drawn[:1] * (n - len(drawn))])
-    return replace(tree, tokens=tokens)
+    parents = tree.parents()[1:]
+    places = (parents[:, None] == parents).tril(-1).sum(-1)  # among siblings
+    order = exponential_race(q, rng).topk(int(places.max()) + 1).indices  # without replacement
+    drawn = order[parents, places]
+    drawn = torch.where(q[parents, drawn] > 0, drawn, order[parents, 0])  # the first again where q has fewer tokens
+    return replace(tree, tokens=torch.cat((tree.tokens[:1], drawn)))
 
 
 def designed(logits: Tensor, tree: DraftTree, sampling: Sampling) -> Tensor:
@@ -309,7 +316,7 @@ def blocks(subject: Subject, case: Case) -> str:
     """At T>0, test what is accepted at every depth; at T=0, test the argmax."""
     if case.sampling.greedy:
         return greediness(subject, case)
-    return confirmed(subject, lambda seed: of_verdicts(subject, case, seed))
+    return confirmed(subject, lambda seed, alpha: of_verdicts(subject, case, seed, alpha))
 
 
 def greediness(subject: Subject, case: Case) -> str:
@@ -326,14 +333,19 @@ def greediness(subject: Subject, case: Case) -> str:
     return ""
 
 
-def of_verdicts(subject: Subject, case: Case, first: int) -> Tallies:
-    """Tally verdicts on the drafts of some answers, until every position of a draft was decided often enough."""
+def of_verdicts(subject: Subject, case: Case, first: int, alpha: float) -> Tallies:
+    """Tally verdicts on the drafts of some answers, until every position of a draft was decided often enough.
+
+    Counting ends before where the p-value is at most alpha.
+    """
     decoder, tallies, verdicts = subject.decoder(), Tallies(first), 0
     for answer in range(MOST_ANSWERS):
         watched = Repeated(decoder, tallies, first + answer, REPEATS if answer < LEAST_ANSWERS else MORE)
         sampling = replace(case.sampling, seed=first + answer)
         subject.answer(watched, case.prompt, Limits(case.max_new_tokens), sampling)
         verdicts += watched.verdicts
+        if tallies.worst()[0] <= alpha:
+            return tallies
         wanted = ENOUGH * SAMPLED if watched.sampled else ENOUGH
         enough = tallies.tested_acceptance or subject.one.max_rows() == 1  # a pass of one row accepts nothing
         if verdicts >= MOST or (answer + 1 >= LEAST_ANSWERS and enough and not tallies.scarce(wanted)):

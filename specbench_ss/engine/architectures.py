@@ -164,7 +164,7 @@ def usable_context(config: Any) -> int:
     return min([longest, *(int(one) for one in originals if one)])
 
 
-LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # whose layers `lean_layers` knows
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # whose layers `cpu_kernels` knows
 _BUILDERS: dict[str, Callable[[Any], Family]] = {
     "opt": _opt,
     "gpt_neox": _gpt_neox,
@@ -176,9 +176,9 @@ TAKEN_APART = tuple(sorted(_BUILDERS))
 
 
 def check_config(config: Any) -> None:
-    """Raises UserError for an architecture that cannot be used, as far as a model's configuration tells.
+    """Raise UserError for an architecture that cannot be used, as far as a model's configuration tells.
 
-    One that is not known here proves itself when it is loaded: `proof.py`.
+    One that is not known here proves itself when it is loaded (`generic_model.prove`).
     """
     kind = config.model_type
     if kind == "opt" and not config.do_layer_norm_before:

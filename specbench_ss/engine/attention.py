@@ -3,21 +3,17 @@
 With a mask transformers repeats keys and values for every head of a group. `ar` has no mask and repeats nothing, so
 speculation alone paid for the copies. In decoding on a CPU torch's kernel lets the heads of a group share keys by
 itself; elsewhere the heads of a group are so many more rows over the same keys. In bfloat16 on a CPU a few rows
-attend by the way that is measured to be the fastest one (`attention_ways`). On CUDA the way is fixed: a row without a
-mask by torch's kernel for grouped heads (flash), few rows with a mask by its kernel on joined heads, which no copy
-precedes.
-
-A processor may multiply matrices fast and yet have a slow kernel of attention: of one row in bfloat16 without a mask,
-torch's took up to ten times what two products take (docs/log.md). On CUDA the way is fixed (`grouped_attention`).
+attend by the way that is measured to be the fastest one: of two processors with the same instructions one took up to
+ten times as long by torch's kernel as by two products, the other a third as long (docs/log.md). On CUDA the way is
+fixed: a row without a mask by torch's kernel for grouped heads (flash), few rows with a mask by its kernel on joined
+heads, which no copy precedes.
 """
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -29,9 +25,9 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
 from specbench_ss.engine.kv_cache import Parts
+from specbench_ss.engine.timing import clearly_fastest
 
 Way = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
-TRIES, CLEARLY = 7, 1.25  # how often each is measured; times as fast as the first one another has to be
 FROM = {256: 0, 1024: 512}  # keys of a probe -> from how many keys what is fastest there counts
 FEW = 4  # rows that have a mask
 ONE, SEVERAL = CASES = ("one row", "few")
@@ -106,24 +102,11 @@ def fastest(of: Heads, case: str, count: int, threads: int) -> str:
 
     case: of CASES. count: of keys. threads: of the processor, on which the answer depends.
     """
-    taken = _taken(of, case, count)
-    best = min(taken, key=lambda name: taken[name])
-    return best if taken[of.ways[0]] >= CLEARLY * taken[best] else of.ways[0]
-
-
-def _taken(of: Heads, case: str, count: int) -> dict[str, float]:
-    """Return what each way takes at least, in seconds, of several tries made in turns."""
     rows = FEW if case == SEVERAL else 1
     like = torch.zeros(0, dtype=of.dtype, device=of.device)
     query, keys = like.new_zeros(1, of.heads, rows, of.d), like.new_zeros(1, of.kv_heads, count, of.d)
     mask = None if case == ONE else like.new_zeros(1, 1, rows, count)
-    taken = dict.fromkeys(of.ways, math.inf)
-    for _ in range(TRIES):
-        for name in taken:
-            begun = time.perf_counter()
-            WAYS[name](query, keys, keys, mask, None)
-            taken[name] = min(taken[name], time.perf_counter() - begun)
-    return taken
+    return clearly_fastest({name: partial(WAYS[name], query, keys, keys, mask, None) for name in of.ways})
 
 
 def way_of(of: Heads, one_row: bool, masked: bool, keys: int, sequences: int = 1) -> str:
@@ -140,29 +123,17 @@ def in_words(of: Heads) -> str:
 
     Measured now, so that no step has to.
     """
-    if not of.ways:
-        return ""
-    told = [f"of {case} by {_by_length(of, case == ONE)}" for case in CASES]
-    return f"attention {', '.join(told)}"
-
-
-def _by_length(of: Heads, one_row: bool) -> str:
-    """The way over few keys, and behind it others over more."""
-    told, last = "", ""
-    for length in FROM:
-        name = way_of(of, one_row, not one_row, length)
-        if name != last:
-            told += f"{', ' if ' (' in told else ' ('}{name} from {FROM[length]} keys" if told else name
-        last = name
-    return told + (")" if " (" in told else "")
+    ways = [
+        f"of {case} {name} from {start} keys"
+        for case in CASES
+        if of.ways
+        for start, name in {start: way_of(of, case == ONE, case != ONE, start) for start in FROM.values()}.items()
+    ]
+    return f"attention {', '.join(ways)}" if ways else ""
 
 
 NAME = "ssbench_grouped_sdpa"
-NOT_HERE = (
-    "softcap",
-    "s_aux",
-    "position_bias",
-)  # what some layers ask of attention, and sdpa would leave out in silence
+NOT_HERE = ("softcap", "s_aux", "position_bias")  # what some layers ask for, and sdpa would leave out in silence
 MOST_ROWS = 512  # of more, as in prefilling and training, the repeated mask is the larger copy
 
 

@@ -126,7 +126,7 @@ class SharedPasses:
         name: all that `layers` depends on besides what it is given: one request's are called for all of that name.
         """
         what = (id(self), name) if pad else (id(self), name, x.shape[1])
-        serve = _in_a_row if pad else _as_a_batch
+        serve = partial(_served, dim=1 if pad else 0)  # in a row, or as a batch
         return cast("tuple[Tensor, ...]", wait_for(what, (layers, x, cache, mask, rotary), serve))
 
     def call(self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
@@ -139,14 +139,6 @@ class SharedPasses:
 
     def decline(self, why: str, layer: int, cache: Any) -> None:
         """Do nothing: a pass that a method makes by itself is made request by request, and nothing is recorded here."""
-
-
-def _in_a_row(asked: Sequence[Any]) -> Sequence[tuple[Tensor, ...]]:
-    return _served(asked, 1)
-
-
-def _as_a_batch(asked: Sequence[Any]) -> Sequence[tuple[Tensor, ...]]:
-    return _served(asked, 0)
 
 
 def _served(asked: Sequence[Any], dim: int) -> Sequence[tuple[Tensor, ...]]:

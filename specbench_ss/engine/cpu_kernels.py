@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 from weakref import WeakSet
 
@@ -37,6 +37,7 @@ from specbench_ss.engine.architectures import Block, Family, rotary_table
 from specbench_ss.engine.attention import Heads
 from specbench_ss.engine.device_map import moved, place_of
 from specbench_ss.engine.kv_cache import Cache
+from specbench_ss.engine.timing import clearly_fastest
 from specbench_ss.errors import UserError
 
 LARGEST = torch.finfo(torch.float16).max
@@ -90,10 +91,8 @@ LEAST_ROWS, MOST_ROWS = 2, 32  # of oneDNN; with fewer or more, the other librar
 MOST_ROWS_HALF = 256  # of FBGEMM
 TINY = 1 << 14  # weights: fewer gain nothing (128 x 128, AVX2, 1 to 16 rows: 4 to 10 us, by oneDNN 25 to 30)
 LARGE = 1_500_000  # weights, from where a single row gains by oneDNN too, unless it was measured
-CLEARLY = 1.25  # times as fast as the usual way another has to be, so that loading twice rarely rounds in two ways
 PACKED = (torch.float32, torch.bfloat16)  # formats that oneDNN's copies are made in
 PRODUCTS_OFF = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # by how much products of 16 numbers below one may differ
-TRIES = 5
 SHARE = 4  # of the machine's memory the weights may take one part in so many
 HINT = 8  # rows that the order of the weights is chosen for
 
@@ -158,7 +157,9 @@ def measure_one_row(products: Iterable[Product]) -> None:
     for same in shapes.values():
         key = _key(same[0].weight)
         if key not in _one_row:
-            _one_row[key] = _faster(same)
+            x, usual = same[0].weight.new_ones(1, key[0][1]), same[0].least
+            ways = {least: partial(_multiply, same, x, least) for least in (usual, LEAST_ROWS if usual == 1 else 1)}
+            _one_row[key] = clearly_fastest(ways)
         for product in same:
             product.least = _one_row[key]
 
@@ -167,26 +168,11 @@ def _key(weight: Tensor) -> Key:
     return weight.shape, weight.dtype, torch.get_num_threads()
 
 
-def _faster(same: Sequence[Product]) -> int:
-    """Return the fewest rows that products of one shape had better send through the copy: 1 or LEAST_ROWS."""
-    usual = same[0].least
-    other = LEAST_ROWS if usual == 1 else 1
-    seconds: dict[int, list[float]] = {usual: [], other: []}
-    for _ in range(TRIES):
-        for least, taken in seconds.items():
-            taken.append(_seconds(same, least))
-    return other if min(seconds[usual]) >= CLEARLY * min(seconds[other]) else usual
-
-
-def _seconds(same: Sequence[Product], least: int, rows: int = 1) -> float:
-    """Return how long rows take through every one of these, the copy serving so many rows and more."""
+def _multiply(same: Sequence[Product], x: Tensor, least: int) -> None:
+    """Put rows through every one of these, the copy serving so many rows and more."""
     for product in same:
         product.least = least
-    x = same[0].weight.new_ones(rows, same[0].weight.shape[1])
-    start = time.perf_counter()
-    for product in same:
         product(x)
-    return time.perf_counter() - start
 
 
 def packing(weight: Tensor, weights_bytes: int, rounded: bool) -> Packing:
@@ -268,12 +254,8 @@ def bfloat16_gains() -> bool:
     Asked once in a process, with the threads that torch has then.
     """
     weight = torch.full((4096, 4096), 0.01, dtype=torch.bfloat16)  # more than a cache holds
-    usual, copied = Product(weight), Product(weight, None, "whole")
-    taken: dict[Product, list[float]] = {usual: [], copied: []}
-    for _ in range(TRIES):
-        for product, seconds in taken.items():
-            seconds.append(_seconds([product], 1, HINT))
-    return min(taken[usual]) >= CLEARLY * min(taken[copied])
+    rows = weight.new_ones(HINT, len(weight))
+    return clearly_fastest({copy: partial(Product(weight, None, copy), rows) for copy in ("", "whole")}) == "whole"
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import Verdict, verify
+from specbench_ss.engine.verify import Offer, Verdict, verify
 from specbench_ss.errors import UserError
 from specbench_ss.options import REFERENCE, MethodSpec, NoOptions, option_values
 
@@ -52,18 +52,6 @@ class Step:
     accept_s: float
     host_s: float
     total_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """Drafted tokens that were offered for one token of an answer.
-
-    tokens: of the candidates, in order of proposal. q: the draft probability that the first was drawn with; None where
-    the candidates were chosen, not drawn.
-    """
-
-    tokens: tuple[int, ...] = ()
-    q: float | None = None
 
 
 @dataclass(slots=True)
@@ -426,10 +414,5 @@ class ChoosingWatch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at the first argument of an operation that chooses, and let it go on."""
         if func.overloadpacket.__name__ in CHOOSING and args[0].is_floating_point():
-            self.found = self.found or bool(unusable(args[0]).any())
+            self.found = self.found or bool((args[0].isnan() | (args[0] == math.inf)).any())
         return func(*args, **(kwargs or {}))
-
-
-def unusable(x: Tensor) -> Tensor:
-    """Return a bool tensor: where x is NaN or +infinity."""
-    return x.isnan() | (x == math.inf)

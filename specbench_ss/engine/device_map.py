@@ -7,9 +7,7 @@ lie on others. A tensor goes from device to device in `to_device` alone.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -123,23 +121,3 @@ def layers_on(blocks: Sequence[Any], first: torch.device) -> dict[torch.device, 
     for i, block in enumerate(blocks):
         found.setdefault(block.device if isinstance(block, Placed) else first, []).append(i)
     return found
-
-
-@contextmanager
-def as_one(layers: Sequence[nn.Module], first: torch.device, stand_in: Any) -> Iterator[None]:
-    """Within: the model's own forward pass works, though layers lie on several devices. It is slow: for observing.
-
-    stand_in: `generic_model.stand_in`.
-    """
-    with ExitStack() as stack:
-        for layer in layers:
-            device = place_of(layer)
-            if device is not None and device != first:
-                stack.enter_context(stand_in(layer, partial(_there_and_back, layer.forward, device, first)))
-        yield
-
-
-def _there_and_back(
-    forward: Callable[..., Any], there: torch.device, back: torch.device, /, *args: Any, **kwargs: Any
-) -> Any:
-    return moved(forward(*moved(args, there), **moved(kwargs, there)), back)

@@ -6,9 +6,9 @@ Every count, cut and time is made here, so that no method can count or stop diff
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,19 +19,17 @@ from specbench_ss.engine.decoder import (
     Decoder,
     Finish,
     Generation,
-    Offer,
     State,
     Step,
     drop_caches,
     operator_by_operator,
-    unusable,
 )
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.timing import Clock, now
 from specbench_ss.engine.tree import DraftTree, indices
-from specbench_ss.engine.verify import Verdict, verify
+from specbench_ss.engine.verify import Candidates, Verdict, candidates, offers, verify
 from specbench_ss.errors import UserError
 
 PROBED = 4  # tokens of an answer that is begun once more, to see what its drafts are chosen from
@@ -80,7 +78,7 @@ class Cutter:
 class Session:
     """One request on its way through the loop.
 
-    began: when it was made, by `step_clock.now`; the time since then is part of its prefill. None: from the prefill.
+    began: when it was made, by `timing.now`; the time since then is part of its prefill. None: from the prefill.
     """
 
     def __init__(
@@ -106,7 +104,7 @@ class Session:
         self.largest: list[tuple[Tensor, list[int]]] = []  # of every step, for `check_logits`
 
     def run(self, on_step: Callable[[int], None] | None = None) -> Generation:
-        """The whole request; whether its counts add up is not checked."""
+        """Return the answer; whether its counts add up is not checked."""
         state, prefill_s = self.prefill()
         steps: list[Step] = []
         while self.finish is None:
@@ -115,7 +113,7 @@ class Session:
                 on_step(steps[-1].tokens)
         check_logits(self.largest, self.target.dtype)
         answer, prompt_tokens = state.ids[len(self.prompt) :], len(self.prompt)
-        self._check_known(answer)
+        self._check_known(f"{self.decoder.name} answered with", answer)
         counts = (self.overshoot, state.draft_calls)
         return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, *counts, offers(self.candidates))
 
@@ -138,7 +136,7 @@ class Session:
         return state, before + seconds
 
     def step(self, state: State) -> Step:
-        """One verifying forward pass."""
+        """Make one step: draft, verify, accept."""
         clock = self.clock
         clock.start()
         self._allow(state.position)
@@ -148,10 +146,8 @@ class Session:
         clock.mark()
         kept = output.tree or tree
         verdict = self.decoder.accept(state, kept, output)
-        self._check_kept(len(tree), verdict)
+        self._check_kept(len(tree), verdict, state.ids[-1])
         self._look(verdict, output)
-        if verdict.root not in (None, state.ids[-1]):
-            raise ValueError(f"propose returned a tree under token {verdict.root}, not state.root, {state.ids[-1]}")
         new, self.finish = self.cutter.cut(state.ids[state.prompt_tokens :], verdict.tokens)
         self._commit(state, verdict, output, new)
         clock.mark()
@@ -167,7 +163,7 @@ class Session:
         return Step(len(tree) - 1, len(kept) - 1, tree.shape.depth, verdict.accepted, new, *parts, host, total)
 
     def propose(self, state: State) -> DraftTree:
-        """The method's draft. Raises TypeError for what is none."""
+        """Return the method's draft. Raises TypeError for what is none."""
         tree = self.decoder.propose(state)
         if not isinstance(tree, DraftTree):
             raise TypeError(f"propose returned {_named(tree)}, not a DraftTree")
@@ -176,31 +172,25 @@ class Session:
         return tree
 
     def _forward(self, state: State, tree: DraftTree) -> Output:
-        """The method's pass over the draft. Raises ValueError for tokens that the model lacks, where that shows.
+        """Run the method's pass over the draft. Raises ValueError for tokens that the model lacks, where that shows.
 
         They are looked for when the pass has failed: asking before would make every step wait for the device.
         """
         try:
             return self.decoder.forward(state, tree)
         except IndexError:
-            unknown = self._unknown(tree.tokens.tolist())
-            if unknown:
-                words = self.target.vocab_size
-                raise ValueError(f"propose drafted token {unknown[0]}, the model has {words:,} tokens") from None
+            self._check_known("propose drafted", tree.tokens.tolist())
             raise
 
-    def _check_known(self, answer: Sequence[int]) -> None:
-        """Raise ValueError for an answer with tokens that the model lacks."""
-        if unknown := self._unknown(answer):
-            words = self.target.vocab_size
-            raise ValueError(f"{self.decoder.name} answered with token {unknown[0]}, the model has {words:,} tokens")
+    def _check_known(self, said: str, tokens: Sequence[int]) -> None:
+        """Raise ValueError for a token that the model lacks. said: what was done with it, in words."""
+        words = self.target.vocab_size
+        unknown = next((token for token in tokens if not 0 <= token < words), None)
+        if unknown is not None:
+            raise ValueError(f"{said} token {unknown}, the model has {words:,} tokens")
 
-    def _unknown(self, tokens: Sequence[int]) -> list[int]:
-        """Return those of the tokens that the model lacks."""
-        return [token for token in tokens if not 0 <= token < self.target.vocab_size]
-
-    def _check_kept(self, nodes: int, verdict: Verdict) -> None:
-        """Raise ValueError for a step that keeps no token, and for drafts of an autoregressive method."""
+    def _check_kept(self, nodes: int, verdict: Verdict, root: int) -> None:
+        """Raise ValueError for a step that keeps no token, another root, and drafts of an autoregressive method."""
         name = self.decoder.name
         if not isinstance(verdict, Verdict) or verdict.path[:1] != [0]:
             raise TypeError(
@@ -211,6 +201,8 @@ class Session:
             raise ValueError(f"{name}: accept returned no token; return the accepted ones and the next one")
         if self.one_token and max(nodes, kept) > 1:
             raise ValueError(f"{name} sets autoregressive and drafts tokens; draft nothing, or do not set it")
+        if verdict.root not in (None, root):
+            raise ValueError(f"propose returned a tree under token {verdict.root}, not state.root, {root}")
 
     def _look(self, verdict: Verdict, output: Output) -> None:
         """Keep what `run` looks at when the answer is complete: nothing is waited for here.
@@ -243,66 +235,6 @@ class Session:
         node = path[-1]
         state.taps = {layer: t[:, node : node + 1] for layer, t in output.taps.items()}
         self.overshoot += len(verdict.tokens) - kept
-
-
-class DraftProbe(Session):
-    """Answers while it is watched what the drafts are chosen from; slow, never timed."""
-
-    def propose(self, state: State) -> DraftTree:
-        """The draft. Raises NotFinite where it is chosen from NaN or infinity, also where it fails of that."""
-        seen = ChoosingWatch()  # type: ignore[no-untyped-call]
-        try:
-            with seen:
-                tree = super().propose(state)
-            seen.found |= tree.draft_probs is not None and bool(unusable(tree.draft_probs).any())
-            return tree
-        finally:
-            if seen.found:
-                raise NotFinite(f"{self.decoder.name}: what it drafts from is not finite: {why(self.target.dtype)}")
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Candidates for successive tokens of an answer, on the device.
-
-    counts: of candidates for each token. tokens: int64 [sum of counts]. q: draft probability of the first candidate of
-    each token that has any; None where the candidates were chosen, not drawn.
-    """
-
-    counts: list[int]
-    tokens: Tensor | None = None
-    q: Tensor | None = None
-
-
-def candidates(tree: DraftTree, path: Sequence[int]) -> Candidates:
-    """Return the candidates behind each node of an accepted path, without waiting for the device."""
-    children = tree.shape.children()
-    own = [children[node] for node in path]
-    counts, firsts = [len(nodes) for nodes in own], [nodes[0] for nodes in own if nodes]
-    if not firsts:
-        return Candidates(counts)
-    tokens = tree.tokens[indices([node for nodes in own for node in nodes], tree.tokens.device)]  # copied
-    if (q := tree.draft_probs) is None:
-        return Candidates(counts, tokens)
-    nodes = indices([node for node, count in zip(path, counts, strict=True) if count], q.device)
-    first = tree.tokens[indices(firsts, tree.tokens.device)].to(q.device)
-    return Candidates(counts, tokens, q[nodes, first])
-
-
-def offers(steps: Sequence[Candidates]) -> list[Offer]:
-    """Return what was drafted for each token; waits for the device twice at most."""
-    tokens, q = (iter(_on_host([getattr(step, name) for step in steps])) for name in ("tokens", "q"))
-    return [
-        Offer(tuple(islice(tokens, n)), next(q) if n and step.q is not None else None)
-        for step in steps
-        for n in step.counts
-    ]
-
-
-def _on_host(parts: Sequence[Tensor | None]) -> list[Any]:
-    """Return the numbers of all these tensors, in one transfer."""
-    given = [part for part in parts if part is not None]
-    return torch.cat(given).tolist() if given else []
 
 
 def taken(offsets: Sequence[int] | Tensor, path: list[int]) -> Sequence[int] | Tensor:
@@ -368,8 +300,15 @@ def decode(
     or the draft's probabilities are not finite.
     """
     began = now()  # before anything of the method is read: what it does then is part of its time
-    check_prompt(decoder.target, prompt)
-    result = _answer(Session, decoder, prompt, limits, sampling, on_step, began)
+    target = decoder.target
+    check_prompt(target, prompt)
+    with torch.inference_mode():
+        cache = target.request_cache(*room_for(decoder, prompt, limits))
+        try:
+            result = Session(decoder, prompt, limits, sampling, cache, began).run(on_step)
+        except BaseException:
+            drop_caches(decoder)  # a replayed pass reads padded keys: NaN must not stay in them
+            raise
     result.check()
     return result
 
@@ -392,36 +331,14 @@ def room_for(decoder: Decoder, prompt: Sequence[int], limits: Limits) -> tuple[i
 
 
 def probe_drafts(decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> None:
-    """Begin the answer once more, slowly. Raises NotFinite where a draft is chosen from NaN or infinity, nothing else.
+    """Begin the answer once more, slowly. Raises NotFinite where a token is chosen from NaN or infinity, nothing else.
 
     A method that remembers prompts is left alone: it would know this one twice.
     """
     if decoder.remembers:
         return
-    try:
-        with operator_by_operator(decoder):  # what is chosen in a replay is not seen
-            _answer(DraftProbe, decoder, prompt, replace(limits, max_new_tokens=PROBED), sampling)
-    except NotFinite:
-        raise
-    except Exception:  # whatever fails here has failed before, or is of no interest
-        return
-
-
-def _answer(
-    session: type[Session],
-    decoder: Decoder,
-    prompt: Sequence[int],
-    limits: Limits,
-    sampling: Sampling,
-    on_step: Callable[[int], None] | None = None,
-    began: float | None = None,
-) -> Generation:
-    """By the target's own cache, with room for all of the answer."""
-    target = decoder.target
-    with torch.inference_mode():
-        cache = target.request_cache(*room_for(decoder, prompt, limits))
-        try:
-            return session(decoder, prompt, limits, sampling, cache, began).run(on_step)
-        except BaseException:
-            drop_caches(decoder)  # a replayed pass reads padded keys: NaN must not stay in them
-            raise
+    seen = ChoosingWatch()  # type: ignore[no-untyped-call]
+    with suppress(Exception), operator_by_operator(decoder), seen:  # what is chosen in a replay is not seen
+        decode(decoder, prompt, replace(limits, max_new_tokens=PROBED), sampling)
+    if seen.found:
+        raise NotFinite(f"{decoder.name}: what it drafts from is not finite: {why(decoder.target.dtype)}")

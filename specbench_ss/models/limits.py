@@ -93,13 +93,14 @@ def out_of_memory(error: BaseException) -> bool:
 def _measured(device: torch.device, dtypes: Sequence[torch.dtype], busy: str) -> MachineLimits:
     sizes = ON_CUDA if device.type == "cuda" else ON_CPU
     with torch.inference_mode():
+        rates = {str(dtype).removeprefix("torch."): _products(device, dtype, sizes["side"]) for dtype in dtypes}
         return MachineLimits(
             device_name(device),
             _threads(device),
             torch.__version__,
             datetime.now(UTC).isoformat(timespec="seconds"),
             read_bandwidth(device, sizes["read"]),
-            {_name(dtype): rate for dtype in dtypes if (rate := _products(device, dtype, sizes["side"]))},
+            {name: rate for name, rate in rates.items() if rate},
             _launch(device, sizes["launches"]),
             busy,
         )
@@ -121,7 +122,7 @@ def _products(device: torch.device, dtype: torch.dtype, side: int) -> float | No
     """
     try:
         rates = []
-        for size in _sides(side):
+        for size in (side // 8, side // 4, side // 2, side):
             a = torch.randn(size, size, device=device).to(dtype)
             rates.append(2 * size**3 / best_time(lambda a=a: a @ a, device))  # type: ignore[misc]
             if 2 * size**3 / rates[-1] > LONG_S:
@@ -131,10 +132,6 @@ def _products(device: torch.device, dtype: torch.dtype, side: int) -> float | No
         if out_of_memory(error):
             raise
         return None  # a dtype that the device has no product for
-
-
-def _sides(largest: int) -> list[int]:
-    return [largest // 8, largest // 4, largest // 2, largest]
 
 
 def _launch(device: torch.device, times: int) -> float:
@@ -176,10 +173,6 @@ def _wait(device: torch.device) -> None:
 
 def _threads(device: torch.device) -> int | None:
     return None if device.type == "cuda" else torch.get_num_threads()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def device_file(device: torch.device) -> Path:

@@ -323,7 +323,7 @@ def _nf4(dtype: torch.dtype, device: str) -> dict[str, Any]:
 
 
 def _check_download(source: str) -> None:
-    """Raise UserError that names a weight file in the hub's cache which is damaged or holds whole numbers."""
+    """Raise UserError that names a weight file in the hub's cache which is damaged."""
     config = None if Path(source).exists() else try_to_load_from_cache(source, "config.json")
     if isinstance(config, str):
         check_files(Path(config).parent)

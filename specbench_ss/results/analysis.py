@@ -23,7 +23,7 @@ from specbench_ss.results.quality import MARGIN, checked_margin
 from specbench_ss.results.ranking import Standing, config_of, finding, standings
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import OVERALL, SummaryRow, over, summarise
-from specbench_ss.results.text import short
+from specbench_ss.results.text import counted, short
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import Drafts, read_drafts, read_run, read_telemetry
 
@@ -34,8 +34,7 @@ class Budget:
 
     given: options that the command gave, as text; '' where all are the method's or its weights' own. preset: whether
     they come from a preset, as `ssbench tune` makes them. learnt: what is known of the training of its weights, as
-    `Decoder.learnt` has it; None in a run of a version that did not record it. advised: options that are as the folder
-    of its weights advises, as text.
+    `Decoder.learnt` has it. advised: options that are as the folder of its weights advises, as text.
     """
 
     method: str
@@ -49,22 +48,19 @@ class Budget:
 
 def budgets(run: Run, labels: Sequence[str]) -> list[Budget]:
     """Return what each of these methods had."""
-    learnt = {method["label"]: method.get("learnt") for method in run.manifest["methods"]}
     config = run.manifest["config"]
-    asked = config.get("methods", [])
-    specs = [MethodSpec(method["name"], method["options"], method.get("copy", 1)) for method in asked]
-    given = {spec.label: _settings(spec.options) for spec in specs}
-    advised = {method["label"]: _settings(method.get("advised", {})) for method in run.manifest["methods"]}
+    asked = [MethodSpec(one["name"], one["options"], one.get("copy", 1)) for one in config.get("methods", [])]
+    given = {spec.label: _settings(spec.options) for spec in asked}
     tuned = {preset["method"] for preset in config.get("presets", [])}
     found = []
     for label in labels:
-        rows = [row for row in run.rows if row.method == label and row.ok]
-        steps = sum(row.steps or 0 for row in rows)
-        drafted, verified = (sum(getattr(row, name) or 0 for row in rows) for name in ("drafted", "verified"))
-        name = MethodSpec.parse(label.partition("#")[0]).name
-        chosen = given.get(label, ""), name in tuned
-        known = learnt.get(label), advised.get(label, "")
-        found.append(Budget(label, over(drafted, steps), over(verified, steps), *chosen, *known))
+        entry, rows = run.entry(label), [row for row in run.of(label) if row.ok]
+        steps, *nodes = (sum(getattr(row, name) or 0 for row in rows) for name in ("steps", "drafted", "verified"))
+        from_preset = MethodSpec.parse(label.partition("#")[0]).name in tuned
+        advised = _settings(entry.get("advised", {}))
+        drafted, verified = (over(count, steps) for count in nodes)
+        told = (given.get(label, ""), from_preset, entry.get("learnt"), advised)
+        found.append(Budget(label, drafted, verified, *told))
     return found
 
 
@@ -77,14 +73,14 @@ def sources(run: Run) -> dict[str, str]:
 
     A method that has neither is left out; '' where it was not recorded how much text there was.
     """
-    learnt = {method["label"]: method.get("learnt") or {} for method in run.manifest["methods"]}
-    return {label: _source(own) for label, own in learnt.items() if own}
-
-
-def _source(own: Mapping[str, Any]) -> str:
-    searched = own.get("searched")
-    tokens = (searched or own).get("tokens")
-    return "" if tokens is None else f"{'searches' if searched else 'learnt from'} {short(tokens)} tokens"
+    found = {}
+    for label in run.labels:
+        if own := run.entry(label).get("learnt"):
+            searched = own.get("searched")
+            tokens = (searched or own).get("tokens")
+            how = "searches" if searched else "learnt from"
+            found[label] = "" if tokens is None else f"{how} {short(tokens)} tokens"
+    return found
 
 
 def told_scope(run: Run, found: Sequence[Budget]) -> str:
@@ -106,46 +102,26 @@ def told_scope(run: Run, found: Sequence[Budget]) -> str:
     return "; ".join([said, " and ".join(unequal)] if unequal else [said]) + "."
 
 
-def unequal(found: Sequence[Budget]) -> str:
-    """Say whether the methods that learnt had equal budgets, and of which that is not known; '' where none learnt."""
-    trained = {one.method: one.learnt for one in found if one.learnt and "searched" not in one.learnt}
-    unknown = [label for label, learnt in trained.items() if learnt.get("tokens") is None]
-    counts = {learnt["tokens"] for label, learnt in trained.items() if label not in unknown}
-    known, said = len(trained) - len(unknown), []
-    if len(counts) > 1:
-        said.append(f"Trained methods read {min(counts):,} to {max(counts):,} tokens of text: their budgets differ.")
-    elif known > 1:
-        said.append(f"{known} trained methods read {counts.pop():,} tokens of text each, repeats counted.")
-    if unknown:
-        said.append(f"How many tokens {', '.join(unknown)} read was not recorded.")
-    return " ".join(said)
-
-
 def trained(found: Sequence[Budget]) -> str:
     """Say how long the weights of trained drafters were trained, each budget once; '' where none learnt."""
     of: dict[str, list[str]] = {}
     for one in found:
         if one.learnt and "searched" not in one.learnt:
             of.setdefault(_training(one.learnt), []).append(one.method)
-    told = [f"{_drafts(labels)} with weights that were trained {how}" for how, labels in of.items() if how]
+    told = []
+    for how, labels in of.items():
+        many = f"{counted(len(labels), 'method')} ({', '.join(labels)}) draft{'s' * (len(labels) == 1)}"
+        told += [f"{many} with weights that were trained {how}. "] if how else []
     unknown = of.get("", [])
-    told += [f"Of {', '.join(unknown)} it was not recorded how long the weights were trained"] if unknown else []
-    return "".join(f"{said}. " for said in told).strip()
+    told += [f"Of {', '.join(unknown)} it was not recorded how long the weights were trained."] if unknown else []
+    return "".join(told).strip()
 
 
 def _training(learnt: Mapping[str, Any]) -> str:
     """Return 'for 420 steps on 430,080 tokens of text', as far as it is known."""
     steps, tokens = learnt.get("steps"), learnt.get("tokens")
-    parts = [
-        "" if steps is None else f"for {steps:,} step{'s' * (steps != 1)}",
-        "" if tokens is None else f"on {tokens:,} tokens of text, repeats counted",
-    ]
-    return " ".join(filter(None, parts))
-
-
-def _drafts(labels: Sequence[str]) -> str:
-    many = f"{len(labels)} method{'s' * (len(labels) > 1)} ({', '.join(labels)})"
-    return f"{many} draft{'s' * (len(labels) == 1)}"
+    parts = [f"for {counted(steps, 'step')}"] if steps is not None else []
+    return " ".join([*parts, *([f"on {tokens:,} tokens of text, repeats counted"] if tokens is not None else [])])
 
 
 class Results:

@@ -1,8 +1,6 @@
 """Two runs compared: differences of configuration, changes with intervals, regression limits.
 
-A limit is broken only where the whole interval lies below it. Imports nothing heavy.
-
-Some differences make results incomparable: another model, other questions, another way of decoding.
+A limit is broken only where the whole interval lies below it.
 
 Only prompts count that the method and the reference answered in both runs. Intervals resample questions, as
 everywhere. docs/design/compare.md has the reasons.
@@ -61,14 +59,14 @@ def differences(a: Run, b: Run) -> list[Difference]:
     """Return everything that differs between two runs, what makes them incomparable first."""
     old, new = _facts(a), _facts(b)
     pairs = [(what, old.get(what, MISSING), new.get(what, MISSING)) for what in {**old, **new}]
-    found = [Difference(what, x, y, what in HINDERING or _rounded(what, x, y)) for what, x, y in pairs if x != y]
+    found = [Difference(what, x, y, _hinders(what, x, y)) for what, x, y in pairs if x != y]
     made = [*_question_differences(a, b), *found, *_method_differences(a.manifest, b.manifest)]
     return sorted(made, key=lambda difference: not difference.hinders)
 
 
-def _rounded(what: str, x: str, y: str) -> bool:
-    """Say whether weights were rounded for one run alone: their hash is of the weights as loaded."""
-    return what == "number format" and HALF_WEIGHTS in (x, y)
+def _hinders(what: str, x: str, y: str) -> bool:
+    # weights that were rounded for one run alone: their hash is of the weights as loaded
+    return what in HINDERING or (what == "number format" and HALF_WEIGHTS in (x, y))
 
 
 def conditions_apart(a: Run, b: Run) -> dict[str, str]:
@@ -91,22 +89,17 @@ def _both(old: Any, new: Any) -> str:
     return f"{_text(old)} → {_text(new)}"
 
 
-HINDERING = (
-    "model hash",
-    "quantised weights",
-    "chat template",
-    "suite",
-    "decoding",
-    "longest answer",
-    "history of later turns",
-    "method that speedups are over",
-)
+HINDERING = (  # what makes results incomparable
+    "model hash", "quantised weights", "chat template", "suite", "decoding", "longest answer",
+    "history of later turns", "method that speedups are over",
+)  # fmt: skip
 
 
 def _facts(run: Run) -> dict[str, str]:
     """Return what is compared of a run, by its name in words."""
     manifest = run.manifest
     config, model, suite, here = (manifest[part] for part in ("config", "model", "suite", "environment"))
+    revision = here.get("revision")
     facts = {
         "model": model["name"],
         "model hash": model["hash"],
@@ -132,7 +125,7 @@ def _facts(run: Run) -> dict[str, str]:
         "methods": ", ".join(run.labels),
         "method that speedups are over": run.baseline,
         "version of ssbench": manifest["version"],
-        "code revision": _revision(here.get("revision")),
+        "code revision": f"{revision['commit'][:SHOWN]}{' with changes' * revision['dirty']}" if revision else None,
         "Python": here["python"],
         **{f"version of {name}": version for name, version in here["packages"].items()},
         "platform": here["platform"],
@@ -174,12 +167,6 @@ def _method_differences(a: Manifest, b: Manifest) -> Iterator[Difference]:
                     yield Difference(f"{label}: {key}", texts[0], texts[1])
 
 
-def _revision(revision: Mapping[str, Any] | None) -> str | None:
-    if not revision:
-        return None
-    return f"{revision['commit'][:SHOWN]}{' with changes' if revision['dirty'] else ''}"
-
-
 def _text(value: Any) -> str:
     """Return a value as people read it; a hash is cut."""
     if value is None or value == "":
@@ -198,7 +185,6 @@ TOO_FEW, SAME, VOID = "too few", "not distinguishable", "void"
 UNJUDGED = (OTHER_MACHINE, OTHER_THREADS, FAILED, TOO_FEW, VOID)
 WORDS = {"speedup": ("slower", "faster"), "tokens_per_s": ("slower", "faster")}  # others are lower or higher
 Rows = list[Row]
-Prompt = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +292,7 @@ def compared(first: Results, second: Results, anyway: bool = False) -> tuple[lis
     apart = conditions_apart(a, b)
     categories = [OVERALL, *(category for category in a.categories if category in b.categories)]
     void = {row.method for row in (*first.overall, *second.overall) if row.comparison == "void"}
-    rows = [_Pair(a, b, label, category, label in void).row(apart) for category in categories for label in labels]
+    rows = [_compared(a, b, label, category, label in void, apart) for category in categories for label in labels]
     return found, rows
 
 
@@ -314,87 +300,78 @@ def _nothing(verdict: str, reason: str = "") -> Change:
     return Change(None, None, None, None, verdict, reason)
 
 
-def _unmeasured(apart: Mapping[str, str]) -> tuple[str, str]:
-    """Return the verdict on times made under other conditions, and the conditions with both values."""
-    if list(apart) == ["threads"]:
-        return OTHER_THREADS, apart["threads"]
-    return OTHER_MACHINE, ", ".join(f"{what} {values}" for what, values in apart.items())
+def _compared(a: Run, b: Run, label: str, category: str, void: bool, apart: Mapping[str, str]) -> ComparedRow:
+    """Compare a method's samples in two runs, with the reference's, on the prompts that all four answered."""
+    asked, references = (
+        [[row for row in run.of(one) if category in (OVERALL, row.category)] for run in (a, b)]
+        for one in (label, a.baseline)
+    )
+    sides = [paired(*both) for both in zip(asked, references, strict=True)]
+    both = {_prompt(row) for row in sides[0][0]} & {_prompt(row) for row in sides[1][0]}
+    kept = [tuple(sorted((r for r in rows if _prompt(r) in both), key=_prompt) for rows in side) for side in sides]
+    own, times = [rows for rows, _ in kept], [PairedTimes(*side) for side in kept]
+    made = [{(*_prompt(row), row.repeat): _answer(row) for row in rows} for rows in own]
+    twice = [key for key in made[0] if key in made[1]]
+    if failed := _failures(label, asked) or _failures(a.baseline, references):
+        changes = dict.fromkeys(METRICS, _nothing(FAILED, failed))
+    else:
+        changes = {"tau": _tau(own), "quality": _quality(own), **_of_times(times, void, apart)}
+    n_failed = [sum(not row.ok for row in rows) for rows in asked]
+    return ComparedRow(
+        category=category,
+        method=label,
+        n_prompts=len(times[0].own_s),
+        n_questions=len(times[0].questions),
+        n_failed_a=n_failed[0],
+        n_failed_b=n_failed[1],
+        changes=changes,
+        n_answers=len(twice),
+        n_other_answers=sum(made[0][key] != made[1][key] for key in twice),
+        baseline=a.baseline,
+        error=first_error([*asked[0], *asked[1]]),
+    )
 
 
-class _Pair:
-    """A method's samples in two runs, with the reference's, on the prompts that all four answered."""
+def _of_times(times: Sequence[PairedTimes], void: bool, apart: Mapping[str, str]) -> dict[str, Change]:
+    if void:
+        return dict.fromkeys(("speedup", "tokens_per_s"), _nothing(VOID))
+    sums = [of.by_question() for of in times]
+    speedups = _ratio("speedup", [(ref_s, own_n, ref_n, own_s) for ref_s, ref_n, own_s, own_n in sums])
+    rates = _ratio("tokens_per_s", [(own_n, own_s) for _, _, own_s, own_n in sums])
+    if apart:
+        only_threads = list(apart) == ["threads"]
+        reason = apart["threads"] if only_threads else ", ".join(f"{what} {values}" for what, values in apart.items())
+        rates = Change(rates.a, rates.b, None, None, OTHER_THREADS if only_threads else OTHER_MACHINE, reason)
+    return {"speedup": speedups, "tokens_per_s": rates}
 
-    def __init__(self, a: Run, b: Run, label: str, category: str, void: bool) -> None:
-        self.label, self.category, self.void, self.baseline = label, category, void, a.baseline
-        self.asked = [_rows(run, label, category) for run in (a, b)]
-        references = [_rows(run, run.baseline, category) for run in (a, b)]
-        sides = [paired(*both) for both in zip(self.asked, references, strict=True)]
-        self.failed = _failures(label, self.asked) or _failures(a.baseline, references)
-        both = {_prompt(row) for row in sides[0][0]} & {_prompt(row) for row in sides[1][0]}
-        kept = [tuple(sorted((r for r in rows if _prompt(r) in both), key=_prompt) for rows in side) for side in sides]
-        self.own: list[Rows] = [own for own, _ in kept]
-        self.times = [PairedTimes(own, ref) for own, ref in kept]
 
-    def row(self, apart: Mapping[str, str]) -> ComparedRow:
-        failed = [sum(not row.ok for row in rows) for rows in self.asked]
-        made = [{(*_prompt(row), row.repeat): _answer(row) for row in own} for own in self.own]
-        twice = [key for key in made[0] if key in made[1]]
-        return ComparedRow(
-            category=self.category,
-            method=self.label,
-            n_prompts=len(self.times[0].own_s),
-            n_questions=len(self.times[0].questions),
-            n_failed_a=failed[0],
-            n_failed_b=failed[1],
-            changes=self._changes(apart),
-            n_answers=len(twice),
-            n_other_answers=sum(made[0][key] != made[1][key] for key in twice),
-            baseline=self.baseline,
-            error=first_error([row for rows in self.asked for row in rows]),
+def _tau(own: Sequence[Rows]) -> Change:
+    """Tokens of steps over steps; questions that took no step in one of the runs are left out."""
+    a, b = (_by_question([(r, r.later, r.steps or 0) for r in rows]) for rows in own)
+    stepped = (a != 0).all(axis=1) & (b != 0).all(axis=1)
+    return _ratio("tau", [(of[stepped, 0], of[stepped, 1]) for of in (a, b)], processes=0)
+
+
+def _quality(own: Sequence[Rows]) -> Change:
+    scored = [{r.question_id for r in rows if r.quality is not None} for rows in own]
+    a, b = (
+        _by_question(
+            [(r, r.quality, 1) for r in rows if r.quality is not None and r.question_id in scored[0] & scored[1]]
         )
-
-    def _changes(self, apart: Mapping[str, str]) -> dict[str, Change]:
-        if self.failed:
-            return dict.fromkeys(METRICS, _nothing(FAILED, self.failed))
-        rates = self._rates()
-        if apart:
-            rates = Change(rates.a, rates.b, None, None, *_unmeasured(apart))
-        return {
-            "speedup": _nothing(VOID) if self.void else self._speedups(),
-            "tokens_per_s": _nothing(VOID) if self.void else rates,
-            "tau": self._tau(),
-            "quality": self._quality(),
-        }
-
-    def _speedups(self) -> Change:
-        a, b = (times.by_question() for times in self.times)
-        return _ratio("speedup", [(ref_s, own_n, ref_n, own_s) for ref_s, ref_n, own_s, own_n in (a, b)])
-
-    def _rates(self) -> Change:
-        a, b = (times.by_question() for times in self.times)
-        return _ratio("tokens_per_s", [(own_n, own_s) for _, _, own_s, own_n in (a, b)])
-
-    def _tau(self) -> Change:
-        """Tokens of steps over steps; questions that took no step in one of the runs are left out."""
-        a, b = (_by_question(own, _in_steps) for own in self.own)
-        stepped = [question for question in a if a[question].all() and b[question].all()]
-        columns = [np.array([of[question] for question in stepped]).reshape(-1, 2) for of in (a, b)]
-        return _ratio("tau", [(of[:, 0], of[:, 1]) for of in columns], processes=0)
-
-    def _quality(self) -> Change:
-        scored = [[row for row in own if row.quality is not None] for own in self.own]
-        means = [_by_question(own, lambda r: (r.quality or 0.0, 1)) for own in scored]
-        both = [question for question in means[0] if question in means[1]]
-        if not both:
-            return _nothing(TOO_FEW)
-        a, b = (np.array([of[question][0] / of[question][1] for question in both]) for of in means)
-        around = mean_interval(b - a)
-        change = float((b - a).mean())
-        return Change(float(a.mean()), float(b.mean()), change, around, _verdict("quality", around))
+        for rows in own
+    )
+    if not len(a):
+        return _nothing(TOO_FEW)
+    before, after = a[:, 0] / a[:, 1], b[:, 0] / b[:, 1]
+    around = mean_interval(after - before)
+    means = float(before.mean()), float(after.mean())
+    return Change(*means, float((after - before).mean()), around, _verdict("quality", around))
 
 
-def _rows(run: Run, label: str, category: str) -> Rows:
-    return [row for row in run.rows if row.method == label and category in (OVERALL, row.category)]
+def _by_question(values: Sequence[tuple[Row, float, float]]) -> Floats:
+    """Return the sums of two values over the samples of each question: [questions, 2]."""
+    sums = pd.DataFrame([(row.question_id, x, y) for row, x, y in values], columns=["question", "x", "y"])
+    return np.asarray(sums.groupby("question", sort=False).sum(), dtype=np.float64)
 
 
 def _failures(label: str, asked: Sequence[Rows]) -> str:
@@ -408,26 +385,13 @@ def first_error(rows: Sequence[Row]) -> str:
     return next((line for row in rows if not row.ok for line in (row.error or "").splitlines()), "")
 
 
-def _prompt(row: Row) -> Prompt:
+def _prompt(row: Row) -> tuple[str, int]:
     return row.question_id, row.turn
 
 
 def _answer(row: Row) -> object:
     """Return the tokens of an answer; its text where a server made it, which sends no tokens."""
     return row.token_ids if row.token_ids is not None else row.text
-
-
-def _in_steps(row: Row) -> tuple[float, float]:
-    """Return the tokens that came from steps, and the steps."""
-    return (row.tokens or 0) - (row.prefill_tokens or 0), row.steps or 0
-
-
-def _by_question(rows: Rows, values: Callable[[Row], tuple[float, float]]) -> dict[str, Floats]:
-    """Return the sums of two values over the samples of each question."""
-    sums: dict[str, Floats] = {}
-    for row in rows:
-        sums[row.question_id] = sums.get(row.question_id, np.zeros(2)) + np.array(values(row), dtype=np.float64)
-    return sums
 
 
 def _ratio(metric: str, sides: Sequence[Sequence[Floats]], processes: int = 2) -> Change:
@@ -495,17 +459,13 @@ def _read(part: str) -> Limit:
 
 def broken(rows: Iterable[ComparedRow], limits: Sequence[Limit]) -> list[tuple[ComparedRow, Limit]]:
     """Return the rows whose whole interval lies below a limit, with that limit."""
-    return [(row, limit) for row in rows for limit in limits if judged(limit.metric, row) and _below(row, limit)]
+    of = ((row, limit, row.changes[limit.metric].interval) for row in rows for limit in limits)
+    return [(row, one) for row, one, around in of if judged(one.metric, row) and around and around[1] < one.value]
 
 
 def judged(metric: str, row: ComparedRow) -> bool:
     """Say whether a figure of a method says anything: of the reference, only its tokens per second do."""
     return row.method != row.baseline or metric == "tokens_per_s"
-
-
-def _below(row: ComparedRow, limit: Limit) -> bool:
-    around = row.changes[limit.metric].interval
-    return around is not None and around[1] < limit.value
 
 
 def not_judged(rows: Iterable[ComparedRow], limits: Sequence[Limit]) -> list[str]:

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from typing import Annotated as Col
 from typing import Any
 
-from specbench_ss.results.summary import Counted, PairedTimes, counted, latencies, over, paired, served_tau, total
+from specbench_ss.results.summary import (
+    Counted,
+    Number,
+    PairedTimes,
+    counted,
+    latencies,
+    over,
+    paired,
+    served_tau,
+    total,
+)
 from specbench_ss.runs.columns import Ends
 from specbench_ss.runs.records import Row, Run
 from specbench_ss.stats import Comparison, Interval, compare
@@ -23,16 +33,14 @@ class LevelRow:
     failed: Col[int, "of them, requests without a whole answer; no other number includes them", "requests"]
     wall_s: Col[float, "time of all requests together; with one in flight, the sum of their times", "s"]
     tokens: Col[int, "tokens of all answers", "tokens"]
-    tokens_per_s: Col[float | None, "throughput: tokens over wall_s", "tokens/s"]
-    requests_per_s: Col[float | None, "answers over wall_s", "requests/s"]
-    throughput_ratio: Col[float | None, "tokens_per_s over the baseline's with as many in flight", "×"]
-    speedup: Col[
-        float | None, "of single requests: the baseline's seconds per token over its own, paired by prompt", "×"
-    ]
+    tokens_per_s: Col[Number, "throughput: tokens over wall_s", "tokens/s"]
+    requests_per_s: Col[Number, "answers over wall_s", "requests/s"]
+    throughput_ratio: Col[Number, "tokens_per_s over the baseline's with as many in flight", "×"]
+    speedup: Col[Number, "of single requests: the baseline's seconds per token over its own, paired by prompt", "×"]
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
     comparison: Col[Comparison, "`reference`, `faster`, `slower`, `not distinguishable` or `too few`"]
-    tau: Col[float | None, "tokens per step by the server's own counts; missing where not measured", "tokens"]
-    acceptance_rate: Col[float | None, "accepted over drafted tokens, by the same counts", "0 to 1"]
+    tau: Col[Number, "tokens per step by the server's own counts; missing where not measured", "tokens"]
+    acceptance_rate: Col[Number, "accepted over drafted tokens, by the same counts", "0 to 1"]
     waits: dict[str, Any]
 
 
@@ -53,7 +61,7 @@ def level_rows(run: Run) -> list[LevelRow]:
 def requests_of(run: Run, label: str, concurrency: int) -> list[Row]:
     """Return a method's samples with so many requests in flight."""
     if concurrency == 1:
-        return [row for row in run.rows if row.method == label]
+        return run.of(label)
     return [row for row in run.requests if (row.method, row.concurrency) == (label, concurrency)]
 
 
@@ -80,20 +88,10 @@ def _row(run: Run, label: str, concurrency: int, baseline: Sequence[Row], plain_
         speedup=times.speedup(),
         speedup_interval=around,
         comparison="reference" if itself else compare(around),
-        tau=served_tau(counts, tokens - len(good)) if _served(run) else own_tau(good),
+        tau=served_tau(counts, tokens - len(good)) if run.served else over(total(good, "later"), total(good, "steps")),
         acceptance_rate=over(counted(counts, "accepted"), counted(counts, "drafted")),
         waits=latencies(good),
     )
-
-
-def _served(run: Run) -> bool:
-    return bool(run.manifest["config"].get("endpoints"))
-
-
-def own_tau(good: Sequence[Row]) -> float | None:
-    """Return tokens a step of methods in this process, as everywhere."""
-    later = sum((row.tokens or 0) - (row.prefill_tokens or 0) for row in good)
-    return over(later, total(good, "steps"))
 
 
 def at_a_time(manifest: Mapping[str, Any]) -> str:

@@ -19,9 +19,9 @@ from typing import Any, final
 
 from specbench_ss.engine.numerics import arithmetic
 from specbench_ss.options import REFERENCE
-from specbench_ss.results.summary import PARTS, PairedTimes, Tally, over, paired, tally
+from specbench_ss.results.summary import PARTS, Number, PairedTimes, Tally, over, paired, tally
 from specbench_ss.results.text import number, percent
-from specbench_ss.runs.records import Key, Row, Run
+from specbench_ss.runs.records import Row, Run
 
 
 @final
@@ -105,15 +105,8 @@ class Pair:
 
 def pairs(run: Run) -> list[Pair]:
     """Return a pair for each method, in the order in which the methods were asked for; the reference's is of itself."""
-    plains: dict[frozenset[Key], Work] = {}  # the reference's, by its samples: one, where no method failed
-    found = []
-    for label in run.labels:
-        own, ref = paired(run.of(label), run.of(run.baseline))
-        same = frozenset(row.key for row in ref)
-        if same not in plains:
-            plains[same] = _work(run, run.baseline, ref)
-        found.append(Pair(plains[same] if label == run.baseline else _work(run, label, own), plains[same]))
-    return found
+    both = [(label, *paired(run.of(label), run.of(run.baseline))) for label in run.labels]
+    return [Pair(_work(run, label, own), _work(run, run.baseline, ref)) for label, own, ref in both]
 
 
 def _work(run: Run, label: str, rows: Sequence[Row]) -> Work:
@@ -183,45 +176,35 @@ class MachineRow:
     """One method over its samples that are paired with the reference's. Void results have no speedup."""
 
     method: Col[str, "label of the method: its name, with the options that were given for it"]
-    step_s: Col[float | None, "mean time of a step, over all good samples", "s"]
-    draft_share: Col[float | None, "share of it that making the draft took", "0 to 1"]
-    verify_share: Col[float | None, "share that the model's pass over the draft took", "0 to 1"]
-    accept_share: Col[float | None, "share that choosing the accepted path and compacting the cache took", "0 to 1"]
-    host_share: Col[float | None, "share that these three leave of the step", "0 to 1"]
-    parts_residual: Col[
-        float | None, "share by which the step differs from these four; 0 but where clocks differ", "0 to 1"
-    ]
-    flops_per_step: Col[float | None, "operations of a step, counted from shapes, the drafter's included", "FLOP"]
-    bytes_per_step: Col[float | None, "bytes that a step reads, counted from shapes, the drafter's included", "bytes"]
-    drafter_bytes_per_step: Col[float | None, "of them, weights of its own drafter; missing where not stated", "bytes"]
-    intensity: Col[float | None, "flops_per_step over bytes_per_step", "FLOP/byte"]
-    bandwidth_share: Col[float | None, "counted bytes per second over the limit; over 1 where caches hold all"]
-    compute_share: Col[float | None, "counted operations per second over the measured limit of the dtype"]
-    fastest_step_s: Col[float | None, "a step that reaches the nearer of these two limits", "s"]
-    predicted_speedup: Col[
-        float | None, "tau × fastest_step_s of `ar` over its own; missing where void or unknown", "×"
-    ]
-    decode_speedup: Col[float | None, "tau × step_s of `ar` over its own: prefill is left out; missing where void", "×"]
+    step_s: Col[Number, "mean time of a step, over all good samples", "s"]
+    draft_share: Col[Number, "share of it that making the draft took", "0 to 1"]
+    verify_share: Col[Number, "share that the model's pass over the draft took", "0 to 1"]
+    accept_share: Col[Number, "share that choosing the accepted path and compacting the cache took", "0 to 1"]
+    host_share: Col[Number, "share that these three leave of the step", "0 to 1"]
+    parts_residual: Col[Number, "share by which the step differs from these four; 0 but where clocks differ", "0 to 1"]
+    flops_per_step: Col[Number, "operations of a step, counted from shapes, the drafter's included", "FLOP"]
+    bytes_per_step: Col[Number, "bytes that a step reads, counted from shapes, the drafter's included", "bytes"]
+    drafter_bytes_per_step: Col[Number, "of them, weights of its own drafter; missing where not stated", "bytes"]
+    intensity: Col[Number, "flops_per_step over bytes_per_step", "FLOP/byte"]
+    bandwidth_share: Col[Number, "counted bytes per second over the limit; over 1 where caches hold all"]
+    compute_share: Col[Number, "counted operations per second over the measured limit of the dtype"]
+    fastest_step_s: Col[Number, "a step that reaches the nearer of these two limits", "s"]
+    predicted_speedup: Col[Number, "tau × fastest_step_s of `ar` over its own; missing where void or unknown", "×"]
+    decode_speedup: Col[Number, "tau × step_s of `ar` over its own: prefill is left out; missing where void", "×"]
     samples: Col[int, "good samples of the method", "samples"]
     disturbed: Col[int, "of them, samples that something else disturbed", "samples"]
     remade: Col[int, "how often disturbed samples were made again"]
-    host_cpu_share: Col[float | None, "share of the usable cores that this process took, weighted by time", "0 to 1"]
-    host_foreign_share: Col[float | None, "share of the usable cores that everything else took", "0 to 1"]
-    nvml_kernel_busy: Col[float | None, "share of the time in which any kernel ran, as NVML samples it", "0 to 1"]
-    nvml_memory_busy: Col[
-        float | None, "share of the time in which device memory was read or written, by NVML", "0 to 1"
-    ]
-    gpm_sm_active: Col[
-        float | None, "share of the multiprocessors that were busy, by the device's GPM counters", "0 to 1"
-    ]
-    gpm_tensor_active: Col[float | None, "share of the time in which tensor cores worked, by GPM", "0 to 1"]
-    gpm_dram_active: Col[float | None, "share of the device memory's bandwidth that was used, by GPM", "0 to 1"]
-    nvml_power_w: Col[float | None, "mean power of the device", "W"]
-    joules_per_token: Col[float | None, "energy of all samples over tokens of their answers", "J"]
-    trace_busy_share: Col[
-        float | None, "share of a traced request in which a kernel ran; on a CPU, an operator", "0 to 1"
-    ]
-    trace_launches_per_token: Col[float | None, "kernels, or on a CPU operators, that it started for each token"]
+    host_cpu_share: Col[Number, "share of the usable cores that this process took, weighted by time", "0 to 1"]
+    host_foreign_share: Col[Number, "share of the usable cores that everything else took", "0 to 1"]
+    nvml_kernel_busy: Col[Number, "share of the time in which any kernel ran, as NVML samples it", "0 to 1"]
+    nvml_memory_busy: Col[Number, "share of the time in which device memory was read or written, by NVML", "0 to 1"]
+    gpm_sm_active: Col[Number, "share of the multiprocessors that were busy, by the device's GPM counters", "0 to 1"]
+    gpm_tensor_active: Col[Number, "share of the time in which tensor cores worked, by GPM", "0 to 1"]
+    gpm_dram_active: Col[Number, "share of the device memory's bandwidth that was used, by GPM", "0 to 1"]
+    nvml_power_w: Col[Number, "mean power of the device", "W"]
+    joules_per_token: Col[Number, "energy of all samples over tokens of their answers", "J"]
+    trace_busy_share: Col[Number, "share of a traced request in which a kernel ran; on a CPU, an operator", "0 to 1"]
+    trace_launches_per_token: Col[Number, "kernels, or on a CPU operators, that it started for each token"]
 
 
 def machine_rows(run: Run, void: Collection[str], worked: Sequence[Pair]) -> list[MachineRow]:
@@ -285,49 +268,33 @@ def _times(a: float | None, b: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """Milliseconds per kept token on the prompts that both answered: reference_ms + the five parts = method_ms.
+    """Milliseconds per kept token on the prompts that both answered: reference_ms + the parts = method_ms.
 
-    passes_saved: the reference's pass, made less often. verifying: what the method's passes take beyond that.
-    drafting: making drafts. reading: the prompt. other: accepting, the host. tau: kept tokens a step. pass_ratio: the
-    method's pass over the reference's.
+    parts, in order: the reference's pass, made less often (below 0); what the method's passes take beyond that; making
+    drafts; reading prompts; accepting and the host. tau: kept tokens a step. pass_ratio: the method's pass over the
+    reference's.
     """
 
     method: str
     reference_ms: float
-    passes_saved: float
-    verifying: float
-    drafting: float
-    reading: float
-    other: float
+    parts: dict[str, float]
     method_ms: float
     tau: float
     pass_ratio: float | None
 
-    @property
-    def parts(self) -> dict[str, float]:
-        """Return the five parts by what they are called, in order."""
-        return {
-            "passes saved": self.passes_saved,
-            "verifying widened": self.verifying,
-            "drafting added": self.drafting,
-            "reading prompts": self.reading,
-            "other": self.other,
-        }
-
     def sentence(self) -> str:
         """Say the same in words."""
-        end = f"{number(self.reference_ms)} ms a token become {number(self.method_ms)}."
-        if self.passes_saved >= 0:
-            return f"{self.method} keeps {number(self.tau)} tokens a pass and saves no passes. {self._costs()} {end}"
-        share = percent(-self.passes_saved / self.reference_ms)
-        saved = f"saves {number(-self.passes_saved)} ms a token in passes ({share} of all, reading the prompt included)"
-        return f"{self.method} keeps {number(self.tau)} tokens a pass, which {saved}. {self._costs()} {end}"
-
-    def _costs(self) -> str:
+        saved, verifying, drafting, reading, other = self.parts.values()
+        how = "saves no passes"
+        if saved < 0:
+            share = f"{percent(-saved / self.reference_ms)} of all, reading the prompt included"
+            how = f"saves {number(-saved)} ms a token in passes ({share})"
         wide = f" (its passes take {number(self.pass_ratio)} times as long as plain ones)" if self.pass_ratio else ""
-        rest = self.reading + self.other
-        others = f"drafting {_adds(self.drafting)}, reading the prompt and other work {_adds(rest)}:"
-        return f"Verifying {_adds(self.verifying)}{wide}, {others}"
+        return (
+            f"{self.method} keeps {number(self.tau)} tokens a pass{' and' if saved >= 0 else ', which'} {how}. "
+            f"Verifying {_adds(verifying)}{wide}, drafting {_adds(drafting)}, reading the prompt and other work "
+            f"{_adds(reading + other)}: {number(self.reference_ms)} ms a token become {number(self.method_ms)}."
+        )
 
 
 def _adds(ms: float) -> str:
@@ -355,22 +322,15 @@ def _waterfall(pair: Pair) -> Waterfall | None:
 
     verify, verify_ref = (work.tally.sums["verify_s"] / work.tally.steps for work in (own, ref))
     passes = a_token(own, own.tally.steps)
-    saved = verify_ref * (passes - a_token(ref, ref.tally.steps))
-    wider = (verify - verify_ref) * passes
-    drafting = a_token(own, own.tally.sums["draft_s"]) - a_token(ref, ref.tally.sums["draft_s"])
-    reading = a_token(own, own.total("prefill_s")) - a_token(ref, ref.total("prefill_s"))
-    return Waterfall(
-        own.method,
-        reference_ms=1000 * start,
-        passes_saved=1000 * saved,
-        verifying=1000 * wider,
-        drafting=1000 * drafting,
-        reading=1000 * reading,
-        other=1000 * (end - start - saved - wider - drafting - reading),
-        method_ms=1000 * end,
-        tau=own.tally.tau,
-        pass_ratio=over(verify, verify_ref),
-    )
+    parts = {
+        "passes saved": verify_ref * (passes - a_token(ref, ref.tally.steps)),
+        "verifying widened": (verify - verify_ref) * passes,
+        "drafting added": a_token(own, own.tally.sums["draft_s"]) - a_token(ref, ref.tally.sums["draft_s"]),
+        "reading prompts": a_token(own, own.total("prefill_s")) - a_token(ref, ref.total("prefill_s")),
+    }
+    parts["other"] = end - start - sum(parts.values())
+    in_ms = {name: 1000 * seconds for name, seconds in parts.items()}
+    return Waterfall(own.method, 1000 * start, in_ms, 1000 * end, own.tally.tau, over(verify, verify_ref))
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,8 +356,10 @@ class Parts:
 
 def parts(worked: Iterable[Pair], roof: Roof | None) -> dict[str, tuple[Parts, Parts]]:
     """Return the step of every method that can be predicted, and the reference's over the same samples."""
-    found = {}
-    for pair in worked if roof else ():
+    found: dict[str, tuple[Parts, Parts]] = {}
+    if roof is None:
+        return found
+    for pair in worked:
         own, plain = _parts(pair.own, roof), _parts(pair.plain, roof)
         if own and plain:
             verify, verify_plain = (work.tally.sums["verify_s"] / work.tally.steps for work in (pair.own, pair.plain))

@@ -25,10 +25,10 @@ import pandas as pd
 
 from specbench_ss.errors import UserError, known_words
 from specbench_ss.options import REFERENCE
-from specbench_ss.results.analysis import analyse
+from specbench_ss.results.analysis import Results
 from specbench_ss.results.frames import write_frames
 from specbench_ss.results.ranking import output, quality, short_n
-from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paired
+from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, over, paired
 from specbench_ss.results.terminal import ranked
 from specbench_ss.results.text import interval, number, table, times, title
 from specbench_ss.runs.records import Row, Run
@@ -83,26 +83,28 @@ def _answer(place: str, line: bytes) -> Answer:
     return answer
 
 
-def write_answers(run: Run, folder: Path) -> list[str]:
+def write_answers(results: Results, folder: Path) -> list[str]:
     """Write an answer file for each method of a run into a folder; return what was left out, a sentence each.
 
     Only whole repeats of a question are written: a turn that failed has no numbers. Raises UserError for a run of
     served engines.
     """
-    if run.manifest["config"].get("endpoints"):
+    run = results.run
+    if run.served:
         raise UserError("Spec-Bench's answer files hold the steps of an answer, which servers do not tell")
     told, names = [], file_names(run.labels)
     turns = {question.id: len(question.turns) for question in run.questions}
     for label in run.labels:
-        lines, lacking = [], 0
-        for answers in _by_question([row for row in run.rows if row.method == label]):
-            whole = [rows for rows in answers if _whole(rows, turns.get(rows[0].question_id))]
-            lacking += len(answers) - len(whole)
-            if whole:
-                lines.append(_line(run, label, whole))
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        repeats: dict[str, dict[int, list[Row]]] = {}
+        for row in sorted(run.of(label), key=lambda row: (row.repeat, row.turn)):
+            repeats.setdefault(row.question_id, {}).setdefault(row.repeat, []).append(row)
+        whole = [
+            [rows for rows in answers.values() if _whole(rows, turns.get(id, len(rows)))]
+            for id, answers in repeats.items()
+        ]
+        text = "".join(json.dumps(_line(run, label, own), ensure_ascii=False) + "\n" for own in whole if own)
         (folder / names[label]).write_bytes(text.encode("utf-8", "replace"))
-        if lacking:
+        if lacking := sum(map(len, repeats.values())) - sum(map(len, whole)):
             told.append(f"{label}: {lacking} answers with failed or missing turns are left out")
     return told
 
@@ -118,17 +120,8 @@ def file_names(labels: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _by_question(rows: Sequence[Row]) -> Iterator[list[list[Row]]]:
-    """Yield for each question its repeats, each a list of turns in order."""
-    questions: dict[str, dict[int, list[Row]]] = {}
-    for row in sorted(rows, key=lambda row: (row.repeat, row.turn)):
-        questions.setdefault(row.question_id, {}).setdefault(row.repeat, []).append(row)
-    for repeats in questions.values():
-        yield list(repeats.values())
-
-
-def _whole(rows: Sequence[Row], turns: int | None) -> bool:
-    return all(row.ok for row in rows) and [row.turn for row in rows] == list(range(turns or len(rows)))
+def _whole(rows: Sequence[Row], turns: int) -> bool:
+    return all(row.ok for row in rows) and [row.turn for row in rows] == list(range(turns))
 
 
 def _line(run: Run, label: str, answers: Sequence[Sequence[Row]]) -> dict[str, Any]:
@@ -137,29 +130,26 @@ def _line(run: Run, label: str, answers: Sequence[Sequence[Row]]) -> dict[str, A
         "question_id": int(first.question_id) if first.question_id.isdecimal() else first.question_id,
         "category": first.category,
         "model_id": f"{model['name']}-{label}-{model['dtype']}",
-        "choices": [_choice(run, rows) for rows in answers],
+        "choices": [
+            {
+                "index": rows[0].repeat,
+                "turns": [row.text for row in rows],
+                "decoding_steps": [row.steps for row in rows],
+                "new_tokens": [row.tokens for row in rows],
+                "wall_time": [row.wall_s for row in rows],
+                "accept_lengths": run.steps.together(row.key for row in rows).tokens.tolist(),
+            }
+            for rows in answers
+        ],
         "tstamp": max(row.ended or 0.0 for rows in answers for row in rows),
     }
 
 
-def _choice(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
-    return {
-        "index": rows[0].repeat,
-        "turns": [row.text for row in rows],
-        "decoding_steps": [row.steps for row in rows],
-        "new_tokens": [row.tokens for row in rows],
-        "wall_time": [row.wall_s for row in rows],
-        "accept_lengths": [n for row in rows for n in run.steps.of(row.key).tokens.tolist()],
-    }
-
-
-HEAD = ("task", "method", "speedup", "95% interval", "verdict", "τ", "output", "quality", "tokens/s", "n")
 LEFT = ("task", "method", "verdict", "output")
 
 
-def write_csv(run: Run, folder: Path) -> list[str]:
+def write_csv(results: Results, folder: Path) -> list[str]:
     """Write the frames of a run as CSV files; lists are JSON texts."""
-    results = analyse(run)
     made = {"samples": results.samples, "steps": results.steps, "sameness": results.sameness}
     for name, frame in (made | {"summary": results.summary()}).items():
         plain(frame).to_csv(folder / f"{name}.csv", index=False, errors="replace")
@@ -169,20 +159,18 @@ def write_csv(run: Run, folder: Path) -> list[str]:
 def plain(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a frame for CSV: lists as JSON texts."""
     lists = [name for name in frame if str(frame[name].dtype) == "object"]
-    return frame.assign(**{name: frame[name].map(_json) for name in lists})
+    return frame.assign(
+        **{name: frame[name].map(lambda one: one if one is pd.NA else json.dumps(list(one))) for name in lists}
+    )
 
 
-def _json(value: Any) -> Any:
-    return value if value is pd.NA else json.dumps(list(value))
-
-
-def write_parquet(run: Run, folder: Path) -> list[str]:
+def write_parquet(results: Results, folder: Path) -> list[str]:
     """Write the frames of a run as Parquet files."""
-    write_frames(run, analyse(run).rows, folder)
+    write_frames(results.run, results.rows, folder)
     return []
 
 
-FOLDERS: dict[str, Callable[[Run, Path], list[str]]] = {  # formats of several files
+FOLDERS: dict[str, Callable[[Results, Path], list[str]]] = {  # formats of several files
     "specbench": write_answers,
     "csv": write_csv,
     "parquet": write_parquet,
@@ -194,25 +182,22 @@ def markdown(rows: Sequence[SummaryRow], config: Mapping[str, Any]) -> str:
 
     config: that of the manifest.
     """
+    cells: dict[str, Callable[[SummaryRow], str]] = {
+        "task": lambda row: "all" if row.category == OVERALL else title(row.category),
+        "method": lambda row: row.method,
+        "speedup": lambda row: times(row.speedup),
+        "95% interval": lambda row: interval(row.speedup_interval),
+        "verdict": lambda row: row.comparison,
+        "τ": lambda row: number(row.tau),
+        "output": lambda row: output(row, config),
+        "quality": lambda row: number(quality(row, config)),
+        "tokens/s": lambda row: number(row.tokens_per_s, 1),
+        "n": short_n,
+    }
     tasks = list(dict.fromkeys(row.category for row in rows))
     tasks = tasks if len(tasks) > 2 else tasks[:1]  # a single task is all of them
     ordered = [row for task in tasks for row in ranked([row for row in rows if row.category == task])]
-    return table(HEAD, [_cells(row, config) for row in ordered], LEFT)
-
-
-def _cells(row: SummaryRow, config: Any) -> tuple[str, ...]:
-    return (
-        "all" if row.category == OVERALL else title(row.category),
-        row.method,
-        times(row.speedup),
-        interval(row.speedup_interval),
-        row.comparison,
-        number(row.tau),
-        output(row, config),
-        number(quality(row, config)),
-        number(row.tokens_per_s, 1),
-        short_n(row),
-    )
+    return table(list(cells), [[cell(row) for cell in cells.values()] for row in ordered], LEFT)
 
 
 BASELINES = (REFERENCE, "vanilla", "baseline")  # what a baseline's file is called
@@ -277,14 +262,11 @@ def _steps(choice: Choice) -> int:
 
 def _rows(label: str, answer: Answer, repeat: int, choice: Choice) -> Iterator[Row]:
     """Yield a sample for each turn. Where one failed all count as failed: later ones follow the text of the failure."""
-    good = choice.turns and not any(text.strip() == FAILED for text in choice.turns)
-    good = good and all(
-        n > 0 and math.isfinite(s) and s > 0 for n, s in zip(choice.new_tokens, choice.wall_time, strict=True)
-    )
+    numbers = zip(choice.turns, choice.new_tokens, choice.wall_time, strict=True)
+    good = all(text.strip() != FAILED and n > 0 and math.isfinite(s) and s > 0 for text, n, s in numbers)
     for turn, text in enumerate(choice.turns):
-        row = Row(
-            str(answer.question_id), turn, label, repeat, answer.category, 0, 0, 0, "", "", "ok" if good else "failed"
-        )
+        place = (str(answer.question_id), turn, label, repeat)
+        row = Row(*place, answer.category, 0, 0, 0, "", "", "ok" if good else "failed")
         if good:
             row.tokens, row.wall_s, row.text = choice.new_tokens[turn], choice.wall_time[turn], text
         yield row
@@ -322,30 +304,28 @@ def _baseline(labels: Sequence[str], asked: str | None) -> str:
 def _row(file: AnswerFile, baseline: AnswerFile, category: str) -> RescoredRow:
     asked = [row for row in file.rows if category in (OVERALL, row.category)]
     own, ref = _together(*paired(asked, baseline.rows), file, baseline)
-    times = PairedTimes(own, ref)
-    itself = file is baseline
+    times, itself = PairedTimes(own, ref), file is baseline
     around = None if itself else times.interval()
-    choices = [file.choices[place] for place in dict.fromkeys((row.question_id, row.repeat) for row in own)]
+    answered = list(dict.fromkeys((row.question_id, row.repeat) for row in own))
+    choices = [file.choices[place] for place in answered]
     tokens, steps = sum(row.tokens or 0 for row in own), sum(map(_steps, choices))
     listed, lengths = sum(sum(c.accept_lengths) for c in choices), sum(len(c.accept_lengths) for c in choices)
     in_steps = tokens - len(own) * file.first_apart
     same = [(a, b) for a, b in zip(own, ref, strict=True) if a.text == b.text]
-    left = {(row.question_id, row.repeat) for row in asked} - {(row.question_id, row.repeat) for row in own}
-    seconds = sum(row.wall_s or 0.0 for row in own)
     return RescoredRow(
         category=category,
         method=file.label,
         n_prompts=len(times.own_s),
         n_questions=len(times.questions),
-        n_left_out=len(left),
+        n_left_out=len({(row.question_id, row.repeat) for row in asked} - {*answered}),
         speedup=times.speedup(),
         speedup_interval=around,
         comparison="reference" if itself else compare(around),
         speedup_geomean=times.geomean(),
         speedup_specbench=times.specbench(),
-        tau=in_steps / steps if steps else None,
-        tau_written=listed / lengths if lengths else None,
-        tokens_per_s=tokens / seconds if seconds else None,
+        tau=over(in_steps, steps),
+        tau_written=over(listed, lengths),
+        tokens_per_s=over(tokens, sum(row.wall_s or 0.0 for row in own)),
         n_turns=len(own),
         n_same_text=len(same),
         n_other_count=sum(a.tokens != b.tokens for a, b in same),
@@ -366,36 +346,28 @@ def _together(own: Sequence[Row], ref: Sequence[Row], *files: AnswerFile) -> tup
 
 def cannot_tell(rows: Sequence[RescoredRow]) -> Iterator[str]:
     """Yield what is to be known of these files, and what they cannot tell."""
-    of_all = [row for row in rows if row.category == OVERALL]
-    yield from _counting(of_all)
-    yield (
-        "The files cannot tell: the parts of a step, time to first token, what was drafted and refused, whether texts "
-        "that differ do so by a near-tie, whether methods were interleaved, and which machine took the times."
-    )
-
-
-def _counting(rows: Sequence[RescoredRow]) -> Iterator[str]:
+    rows = [row for row in rows if row.category == OVERALL]
     if len({row.first_apart for row in rows}) > 1:
         apart = ", ".join(row.method for row in rows if row.first_apart)
         yield f"The first token belongs to no step in {apart}, and to a step in the others: so it is in τ."
     if len({row.longest for row in rows}) > 1:
         longest = ", ".join(f"{row.method} {row.longest}" for row in rows)
         yield f"Longest answers, in tokens, which limits may have cut: {longest}."
-    sentences: Mapping[str, Sequence[tuple[RescoredRow, int]]] = {
-        "answers left out on both sides, since a turn failed or is in one of the files alone": [
-            (row, row.n_left_out) for row in rows
-        ],
-        "tokens in accept_lengths lie beyond the end of an answer; τ leaves them out": [
-            (row, row.beyond) for row in rows
-        ],
-        "texts are the baseline's, with another number of tokens: the files count otherwise": [
-            (row, row.n_other_count) for row in rows
-        ],
-    }
-    for text, counts in sentences.items():
-        for row, count in counts:
-            if count:
+    for name, text in COUNTED.items():
+        for row in rows:
+            if count := getattr(row, name):
                 yield f"{row.method}: {count} {text}."
     for row in rows:
         if row.bonus_left_out:
             yield f"{row.method}: accept_lengths leave out the bonus token; τ counts it."
+    yield (
+        "The files cannot tell: the parts of a step, time to first token, what was drafted and refused, whether texts "
+        "that differ do so by a near-tie, whether methods were interleaved, and which machine took the times."
+    )
+
+
+COUNTED = {
+    "n_left_out": "answers left out on both sides, since a turn failed or is in one of the files alone",
+    "beyond": "tokens in accept_lengths lie beyond the end of an answer; τ leaves them out",
+    "n_other_count": "texts are the baseline's, with another number of tokens: the files count otherwise",
+}

@@ -20,7 +20,7 @@ from specbench_ss.results.cost_model import MachineRow
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.runs.columns import Column, columns_of, table
-from specbench_ss.runs.records import KEY, Key, Row, Run, Sameness, SampledTokens, StepColumns, Steps
+from specbench_ss.runs.records import KEY, Row, Run, Sameness, SampledTokens, StepColumns, Steps
 from specbench_ss.runs.run_dir import ROWS, Readings, read_run
 from specbench_ss.runs.run_dir import STEPS as STEP_LINES
 from specbench_ss.runs.step_files import (
@@ -36,6 +36,7 @@ from specbench_ss.runs.step_files import (
 )
 from specbench_ss.storage import replacing
 
+Facts = dict[bytes, bytes]
 TALLIED = ("tokens", "steps", "share")  # of `tokens_per_step`, by method
 _KEY = (
     "question_id | string | | id of the question",
@@ -169,7 +170,11 @@ def array(column: Column, values: Any) -> Any:
     try:
         return pd.array(values, dtype=column.dtype)
     except UnicodeEncodeError:  # half of a surrogate pair: Python's strings hold it, Arrow's do not
-        return pd.array(values, dtype=pd.StringDtype("python"))
+        return pd.array([value if value is pd.NA else _without_halves(value) for value in values], dtype=column.dtype)
+
+
+def _without_halves(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def samples(run: Run) -> pd.DataFrame:
@@ -236,10 +241,8 @@ def median_step_ms(run: Run) -> dict[str, float]:
 
 def _by_method(run: Run) -> dict[str, StepColumns]:
     """Return the steps of each method that has some."""
-    keys: dict[str, list[Key]] = {}
-    for key in run.steps.keys:
-        keys.setdefault(key[2], []).append(key)
-    return {label: run.steps.together(own) for label, own in sorted(keys.items())}
+    found = {label: run.steps.together(row.key for row in run.of(label)) for label in sorted(run.labels)}
+    return {label: own for label, own in found.items() if len(own)}
 
 
 def telemetry(tries: list[Readings]) -> pd.DataFrame:
@@ -260,16 +263,7 @@ def concurrency(run: Run) -> pd.DataFrame:
 
 
 ARROW = {"Int64": pa.int64(), "Float64": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
-LISTS = {  # of `object` columns, what their lists hold; texts where nothing is said here
-    "token_ids": pa.int64(),
-    "sampled_pit": pa.int64(),
-    "sampled_ratios": pa.float64(),
-    "sampled_accept_ratios": pa.float64(),
-    "acceptance_at": pa.float64(),
-    "acceptance_at_n": pa.int64(),
-    "acceptance_given": pa.float64(),
-    "acceptance_given_n": pa.int64(),
-}
+ITEMS = {int: pa.list_(pa.int64()), float: pa.list_(pa.float64()), str: pa.list_(pa.string())}
 SAMPLES_AT_ONCE = 1000  # whose steps are put into a frame and written together
 
 
@@ -322,38 +316,20 @@ def _step_frames(run: Run) -> Iterator[pd.DataFrame]:
         yield step_frame(run.steps.only(some), category)
 
 
-def _put(file: Path, columns: Sequence[Column], parts: Any, facts: dict[bytes, bytes] | None = None) -> None:
+def _put(file: Path, columns: Sequence[Column], parts: Iterable[pd.DataFrame], facts: Facts | None = None) -> None:
     """Write frames with these columns, one after the other, as one file."""
-    schema = pa.schema([(c.name, _kind(c)) for c in columns])
-    first = True
+    schema = pa.schema([(c.name, ARROW.get(c.dtype) or ITEMS[c.items]) for c in columns])
+    texts = [c.name for c in columns if c.dtype not in ("Int64", "Float64")]  # times hardly ever come twice
+    lists = [c.name for c in columns if c.dtype == "object"]
+    writer = None
     with replacing(file) as raw, contextlib.ExitStack() as stack:
         for part in parts:
-            table = _table(part, schema)
-            texts = [c.name for c in columns if c.dtype not in ("Int64", "Float64")]  # times hardly ever come twice
-            if first:  # pandas puts into the metadata which dtypes the columns are read back as
+            plain = part.assign(
+                **{name: part[name].map(lambda one: None if one is pd.NA else list(one)) for name in lists}
+            )
+            table = pa.Table.from_pandas(plain, schema=schema, preserve_index=False)
+            if writer is None:  # pandas puts into the metadata which dtypes the columns are read back as
                 schema = schema.with_metadata({**(table.schema.metadata or {}), **(facts or {})})
                 made = pq.ParquetWriter(raw, schema, use_dictionary=texts, write_page_checksum=True)
-                writer, first = stack.enter_context(made), False
+                writer = stack.enter_context(made)
             writer.write_table(table.cast(schema))
-
-
-def _table(frame: pd.DataFrame, schema: pa.Schema) -> pa.Table:
-    plain = frame.assign(**{name: frame[name].map(_plain) for name in frame if str(frame[name].dtype) == "object"})
-    try:
-        return pa.Table.from_pandas(plain, schema=schema, preserve_index=False)
-    except UnicodeEncodeError:  # half of a surrogate pair, which Arrow does not hold
-        texts = [name for name in frame if str(frame[name].dtype) == "string"]
-        whole = plain.assign(**{name: plain[name].map(_without_halves, na_action="ignore") for name in texts})
-        return pa.Table.from_pandas(whole, schema=schema, preserve_index=False)
-
-
-def _kind(column: Column) -> pa.DataType:
-    return ARROW[column.dtype] if column.dtype in ARROW else pa.list_(LISTS.get(column.name, pa.string()))
-
-
-def _plain(value: Any) -> list[Any] | None:
-    return None if value is pd.NA else list(value)
-
-
-def _without_halves(text: str) -> str:
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

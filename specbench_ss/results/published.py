@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from specbench_ss.options import REFERENCE
 
 FILE = Path(__file__).with_suffix(".csv")
@@ -53,12 +55,7 @@ class Published:
 def published() -> tuple[Published, ...]:
     """Return every published number that is known here."""
     with FILE.open(encoding="utf-8", newline="") as file:
-        return tuple(_entry(line) for line in csv.DictReader(file))
-
-
-def _entry(line: Mapping[str, str]) -> Published:
-    numbers: dict[str, Any] = {name: float(line[name]) for name in ("parameters", "speedup", "tau")}
-    return Published(**{**line, **numbers, "questions": int(line["questions"])})
+        return tuple(msgspec.convert(list(csv.DictReader(file)), list[Published], strict=False))
 
 
 def marks(manifest: Mapping[str, Any], entry: Published) -> dict[str, Mark]:
@@ -68,28 +65,21 @@ def marks(manifest: Mapping[str, Any], entry: Published) -> dict[str, Mark]:
     """
     suite, config, model = (manifest[name] for name in ("suite", "config", "model"))
     gpus = [gpu["name"] for gpu in manifest["environment"]["gpus"]] if model["device"].startswith("cuda") else []
-    greedy = not config["temperature"] and not config.get("stop")
+    name, near = model["name"].lower(), abs(model["parameters"] / entry.parameters - 1) <= NEAR
+    related = entry.family in name, (suite["name"], suite["edition"]) == (entry.suite, "official")
+    whole = near and entry.version in name, suite["size"] == entry.questions
+    model_mark, questions_mark = (_mark(*both) for both in zip(related, whole, strict=True))
     return {
-        "model": _model(model, entry),
-        "questions": _questions(suite, entry),
-        "decoding": "same" if greedy else "other",
-        "number format": "same" if model["dtype"] == entry.dtype else "other",
-        "GPU": "same" if any(entry.gpu in name for name in gpus) else "other",
+        "model": model_mark,
+        "questions": questions_mark,
+        "decoding": _mark(not config["temperature"] and not config.get("stop")),
+        "number format": _mark(model["dtype"] == entry.dtype),
+        "GPU": _mark(any(entry.gpu in name for name in gpus)),
     }
 
 
-def _model(model: Mapping[str, Any], entry: Published) -> Mark:
-    name = model["name"].lower()
-    if entry.family not in name:
-        return "other"
-    near = abs(model["parameters"] / entry.parameters - 1) <= NEAR
-    return "same" if near and entry.version in name else "part"
-
-
-def _questions(suite: Mapping[str, Any], entry: Published) -> Mark:
-    if suite["name"] != entry.suite or suite["edition"] != "official":
-        return "other"
-    return "same" if suite["size"] == entry.questions else "part"
+def _mark(related: bool, whole: bool = True) -> Mark:
+    return "other" if not related else "same" if whole else "part"
 
 
 def comparable(found: Mapping[str, Mark]) -> str:
@@ -115,10 +105,7 @@ def beside(manifest: Mapping[str, Any], figures: Mapping[str, tuple[float | None
     made = []
     for method in manifest["methods"]:
         if method["label"] in figures and method["name"] != REFERENCE:
-            entries = [entry for entry in published() if entry.method == method["name"]]
-            pairs: list[tuple[Published | None, Mapping[str, Mark]]] = [
-                (entry, marks(manifest, entry)) for entry in entries
-            ]
-            pairs = pairs or [(None, {})]
-            made += [Beside(method["label"], *figures[method["label"]], entry, found) for entry, found in pairs]
+            entries: list[Published | None] = [entry for entry in published() if entry.method == method["name"]]
+            found = [(entry, marks(manifest, entry) if entry else {}) for entry in entries or [None]]
+            made += [Beside(method["label"], *figures[method["label"]], *both) for both in found]
     return made

@@ -18,10 +18,10 @@ from operator import add
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import betaincinv
+from scipy.special import betaincinv, gammaln, logsumexp
 
 from specbench_ss.errors import UserError
-from specbench_ss.options import plain_number
+from specbench_ss.options import checked_value
 from specbench_ss.runs.records import ACCEPT_TILTS, PIT_BINS, Key, Row, Run, SampledTokens
 from specbench_ss.stats import Floats, Interval, mean_interval
 from specbench_ss.suite import Question
@@ -66,18 +66,13 @@ def too_coarse(pooled: SampledTokens, filtered: bool) -> bool:
 
 def _histogram(counts: Sequence[int]) -> float:
     """Return the log likelihood ratio of a Dirichlet mixture of histograms to the uniform one."""
-    n, total = sum(counts), sum(PRIOR)
-    shares = (*[1 / PIT_BINS] * PIT_BINS, ROUNDING)
-    terms = (
-        math.lgamma(a + k) - math.lgamma(a) - k * math.log(share)
-        for a, k, share in zip(PRIOR, counts, shares, strict=True)
-    )
-    return math.fsum(terms) - math.lgamma(total + n) + math.lgamma(total)
+    k, prior, shares = np.array(counts), np.array(PRIOR), np.array([*[1 / PIT_BINS] * PIT_BINS, ROUNDING])
+    terms = gammaln(prior + k) - gammaln(prior) - k * np.log(shares)
+    return float(terms.sum() - gammaln(prior.sum() + k.sum()) + gammaln(prior.sum()))
 
 
 def _log_mean(logs: Sequence[float]) -> float:
-    largest = max(logs)
-    return largest + math.log(math.fsum(math.exp(x - largest) for x in logs) / len(logs))
+    return float(logsumexp(logs)) - math.log(len(logs))
 
 
 Bias = Literal["biased", "no bias found", "too few tokens", "not testable"]
@@ -177,7 +172,7 @@ NonInferiority = Literal["non-inferior", "inferior", "not shown"]
 
 def checked_margin(margin: float) -> float:
     """Return the margin. Raises UserError where it is no number above 0 and up to 1."""
-    value = plain_number("quality_margin", margin)
+    value = float(checked_value("quality_margin", float, margin))
     if not 0 < value <= 1:
         raise UserError(f"the margin of quality must be above 0 and at most 1, not {value:g}")
     return value

@@ -48,7 +48,7 @@ def standings(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, Standin
     """Return the standing of every method that `ranked` gives; nothing below FEWEST questions."""
     rows = ranked(summaries)
     labels = [row.method for row in sorted(rows, key=lambda row: -(row.speedup or 0.0))]
-    seconds, tokens = by_question([[row for row in run.rows if row.method == label] for label in labels])
+    seconds, tokens = by_question([run.of(label) for label in labels])
     if seconds.shape[1] < FEWEST:
         return {}
     found = {}
@@ -68,8 +68,8 @@ def by_question(samples: Sequence[Sequence[Row]]) -> tuple[Floats, Floats]:
     for own in samples:
         shared = paired(shared, own)[0]
     sums = [PairedTimes(paired(shared, own)[1], shared).by_question() for own in samples]
-    empty = np.empty((0, 0))
-    return (np.stack([s for _, _, s, _ in sums]), np.stack([n for _, _, _, n in sums])) if sums else (empty, empty)
+    seconds, tokens = ([of[column] for of in sums] or [np.empty(0)] for column in (2, 3))
+    return np.stack(seconds), np.stack(tokens)
 
 
 NOT_COMPARED, SAMPLED = "not compared", "sampled"
@@ -99,7 +99,7 @@ def _marked(value: float | None, comparison: Comparison) -> str:
     if comparison == "void":
         return "void"
     mark = "" if value is None else MARKS.get(comparison, "")
-    return f"{mark} {times(value)}" if mark else times(value)
+    return f"{mark} {times(value)}".strip()
 
 
 def output(row: SummaryRow, config: Mapping[str, Any]) -> str:
@@ -227,15 +227,8 @@ def notes(
     return [text for text, here in said.items() if here]
 
 
-DISBELIEVE = (
-    "impossible",
-    "void",
-    "biased",
-    "mismatch",
-    "failed",
-    "incomplete",
-    "tokens",
-)  # checks after which no speed is a finding
+# checks after which no speed is a finding
+DISBELIEVE = ("impossible", "void", "biased", "mismatch", "failed", "incomplete", "tokens")
 
 
 def finding(summaries: Sequence[SummaryRow], made: Sequence[Check], placed: Mapping[str, Standing]) -> str:
@@ -284,29 +277,29 @@ def _within(said: str, rows: Sequence[SummaryRow]) -> str:
 
 
 def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, Standing]) -> str:
-    over = rows[0].baseline
+    over, void = rows[0].baseline, [row.method for row in rows if row.comparison == "void"]
     known = sorted((row for row in rows if row.speedup_interval), key=lambda row: -(row.speedup or 0))
-    if not known and any(row.comparison == "void" for row in rows):
-        return f"The numbers of {_some([row.method for row in rows if row.comparison == 'void'])} are void."
+    if not known and void:
+        return f"The numbers of {_some(void)} are void."
     if not known and not any(row.n_prompts for row in rows):
         return f"No method has an answer that can be compared with {over}'s."
     if not known:
         return f"Too few questions to tell a method from {over}: an interval takes {FEWEST}."
-    faster = [row for row in known if row.comparison == "faster"]
-    if faster:
-        return (
-            f"{faster[0].method} is {times(faster[0].speedup)} as fast as {over} "
-            f"(95% interval {interval(faster[0].speedup_interval)}){_of(known, placed)}."
-        )
+    best, several = known[0], len(known) > 1
+    measured = f"95% interval {interval(best.speedup_interval)}"
+    if faster := [row for row in known if row.comparison == "faster"]:
+        best = faster[0]
+        measured = f"95% interval {interval(best.speedup_interval)}"
+        return f"{best.method} is {times(best.speedup)} as fast as {over} ({measured}){_of(known, placed)}."
+    nearest = f"({f'the fastest of {len(known)} is {best.method}: ' * several}{times(best.speedup)}, {measured})"
     counts = Counter(row.comparison for row in known)
-    if counts["not distinguishable"] == len(known):
-        which = f"{known[0].method} is not" if len(known) == 1 else "No method is"
-        return f"{which} distinguishable from {over}{_nearest(known)}."
-    if counts["slower"] == len(known):
-        which = f"{known[0].method} is" if len(known) == 1 else f"All {len(known)} methods are"
-        return f"{which} slower than {over}{_nearest(known)}."
     slower, same = counts["slower"], counts["not distinguishable"]
-    return f"No method is faster than {over}: {slower} slower, {same} not distinguishable{_nearest(known)}."
+    if same == len(known):
+        return f"{'No method is' if several else f'{best.method} is not'} distinguishable from {over} {nearest}."
+    if slower == len(known):
+        which = f"All {len(known)} methods are" if several else f"{best.method} is"
+        return f"{which} slower than {over} {nearest}."
+    return f"No method is faster than {over}: {slower} slower, {same} not distinguishable {nearest}."
 
 
 def _noise(overall: Sequence[SummaryRow], rows: Sequence[SummaryRow]) -> str:
@@ -330,9 +323,3 @@ def _of(known: Sequence[SummaryRow], placed: Mapping[str, Standing]) -> str:
 def _some(names: Sequence[str], shown: int = 3) -> str:
     rest = len(names) - shown
     return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _nearest(known: Sequence[SummaryRow]) -> str:
-    best = known[0]
-    name = "" if len(known) == 1 else f"the fastest of {len(known)} is {best.method}: "
-    return f" ({name}{times(best.speedup)}, 95% interval {interval(best.speedup_interval)})"

@@ -12,7 +12,6 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.results.analysis import Results
 from specbench_ss.runs.config import Recording, RunConfig
-from specbench_ss.runs.records import Run
 
 Value = str | float | int | None
 Form = Literal["text", "count", "number", "times", "percent", "scientific"]
@@ -142,13 +141,13 @@ class Result:
 class Bench:
     """What an experiment works with while it runs.
 
-    measure(config, name): makes (or resumes) the run in the folder out/name, and reads it. target(): returns the loaded
-    model. folder: for what else the experiment leaves behind. log: takes progress messages for people.
+    measure(config, name): makes (or resumes) the run in the folder out/name, and returns its results. target(): returns
+    the loaded model. folder: for what else the experiment leaves behind. log: takes progress messages for people.
     """
 
     request: Request
     folder: Path
-    measure: Callable[[RunConfig, str], Run]
+    measure: Callable[[RunConfig, str], Results]
     target: Callable[[], Target]
     log: Callable[[str], None] = field(default=lambda text: None)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,36 +207,28 @@ def outside_clock(passed: Interval | None) -> list[str]:
     return [f"void: wall time is at least {passed[0]:.2f}x the measured time; work happens outside the clock"]
 
 
-def failures(rows: Sequence[Row]) -> list[str]:
-    """Report how many samples failed, with the first one's error."""
-    bad = [row for row in rows if not row.ok]
-    return [f"failed: {_samples(bad)}: {bad[0].error}"] if bad else []
+def findings(
+    run: Run, rows: Sequence[Row], verdicts: Mapping[str, int], without: Sequence[Row], times: Spread | None
+) -> Iterator[str]:
+    """Yield what is wrong with a method's samples, whatever its speed: failures, other answers, unstable times.
 
-
-def differences(verdicts: Mapping[str, int], dtype: str) -> list[str]:
-    """Report answers that should equal the reference's and do not.
-
-    In half precision near-ties are expected and left out.
+    verdicts: on its answers, how many of each. without: all samples of the run that lack a verdict. In half precision
+    near-ties are expected and left out.
     """
-    exact = arithmetic(dtype) in ("float32", "float64")
-    told = ("mismatch", "length", "near-tie") if exact else ("mismatch", "length")
-    total = sum(verdicts.values())
-    return [f"{kind}: {verdicts[kind]} of {total} answers against the reference" for kind in told if verdicts.get(kind)]
-
-
-def unjudged(rows: Sequence[Row], without: Sequence[Row]) -> list[str]:
-    """Report how many of these answers have no verdict. without: all of the run that should have one."""
-    lacking = {row.key for row in without}.intersection(row.key for row in rows)
-    return [f"unjudged: {len(lacking)} of {len(rows)} answers, which --resume compares"] if lacking else []
-
-
-def unsteady(found: Spread | None) -> list[str]:
-    """Report times that spread too much."""
-    if found is None or not unstable(found):
-        return []
-    if found.of_repeats:
-        return [f"unstable: times of the same work differ by {percent(found.share)}, more than a tenth"]
-    return [f"unstable: its step times over different prompts differ by {percent(found.share)} (middle half)"]
+    if bad := [row for row in rows if not row.ok]:
+        yield f"failed: {_samples(bad)}: {bad[0].error}"
+    exact = arithmetic(run.manifest["model"]["dtype"]) in ("float32", "float64")
+    reference = run.reference(rows[0].method) if rows else run.baseline
+    named = f", {reference}" if reference != run.baseline else ""
+    for kind in ("mismatch", "length", "near-tie") if exact else ("mismatch", "length"):
+        if n := verdicts.get(kind):
+            yield f"{kind}: {n} of {sum(verdicts.values())} answers against the reference{named}"
+    if lacking := {row.key for row in without}.intersection(row.key for row in rows):
+        yield f"unjudged: {len(lacking)} of {len(rows)} answers, which --resume compares"
+    if times and unstable(times):
+        what = "times of the same work differ by {}, more than a tenth"
+        what = what if times.of_repeats else "its step times over different prompts differ by {} (middle half)"
+        yield f"unstable: {what.format(percent(times.share))}"
 
 
 def unfinished(run: Run) -> str:

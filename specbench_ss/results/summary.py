@@ -33,7 +33,6 @@ from specbench_ss.runs.run_dir import unjudged, without_verdict
 from specbench_ss.stats import FEWEST, Comparison, Floats, Interval, compare, ratio_interval, speedup_interval
 
 QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
-TIMES = ("ttft", "tpot", "latency")
 
 
 def latencies(rows: Sequence[Row]) -> dict[str, Any]:
@@ -43,18 +42,14 @@ def latencies(rows: Sequence[Row]) -> dict[str, Any]:
     """
     times = {
         "ttft": [row.prefill_s for row in rows if row.prefill_s is not None],
-        "tpot": [row.decode_s / later for row in rows if row.decode_s is not None and (later := _later(row)) > 0],
+        "tpot": [row.decode_s / row.later for row in rows if row.decode_s is not None and row.later > 0],
         "latency": [row.wall_s for row in rows if row.wall_s is not None],
     }
     return {
-        f"{name}_s_{quantile}": float(np.quantile(times[name], share)) if times[name] else None
-        for name in TIMES
+        f"{name}_s_{quantile}": float(np.quantile(of, share)) if of else None
+        for name, of in times.items()
         for quantile, share in QUANTILES.items()
     }
-
-
-def _later(row: Row) -> int:
-    return (row.tokens or 0) - (row.prefill_tokens or 0)
 
 
 PARTS = ("draft_s", "verify_s", "accept_s", "host_s")
@@ -89,39 +84,33 @@ class Tally:
     def columns(self) -> dict[str, Any]:
         """Return the part of a SummaryRow that is computed from the steps alone."""
         step_s, parts = self.step_s, {name: self._per_step(name) for name in PARTS}
-        at, at_n, given, given_n = self.acceptance()
-        depth = self.sums["depth"]
         return {
             "tau_request_mean": float(self.tau_of.mean()) if len(self.tau_of) else None,
-            "acceptance_rate": self.sums["accepted"] / depth if depth else None,
-            "acceptance_at": at,
-            "acceptance_at_n": at_n,
-            "acceptance_given": given,
-            "acceptance_given_n": given_n,
-            "target_calls": self.steps / self.samples if self.samples else None,
-            "draft_calls": self.draft_calls / self.samples if self.samples else None,
+            "acceptance_rate": over(self.sums["accepted"], self.sums["depth"]),
+            **self.acceptance(),
+            "target_calls": over(self.steps, self.samples),
+            "draft_calls": over(self.draft_calls, self.samples),
             "overshoot": self.overshoot,
             "step_s": step_s,
             **parts,
             "parts_residual_s": None if step_s is None else step_s - sum(v or 0.0 for v in parts.values()),
         }
 
-    def acceptance(self) -> tuple[tuple[float, ...], tuple[int, ...], tuple[float, ...], tuple[int, ...]]:
-        """Return (at, n of at, given, n of given) by draft position, as far as any draft reached."""
-        at, at_n, given, given_n = [], [], [], []
-        for position in range(1, len(self.reached)):
-            of_accepted = self.reached[position:].sum(0)  # [accepted + 1], of the steps that drafted this position
-            drafted, taken = int(of_accepted.sum()), int(of_accepted[position:].sum())
-            at.append(taken / drafted)
-            at_n.append(drafted)
-            reached = int(of_accepted[position - 1 :].sum())
-            if reached:
-                given.append(taken / reached)
-                given_n.append(reached)
-        return tuple(at), tuple(at_n), tuple(given), tuple(given_n)
+    def acceptance(self) -> dict[str, tuple[Any, ...]]:
+        """Return the acceptance by draft position, as far as any draft reached."""
+        positions = range(1, len(self.reached))
+        drafted = [int(self.reached[p:].sum()) for p in positions]
+        taken = [int(self.reached[p:, p:].sum()) for p in positions]
+        before = [int(self.reached[p:, p - 1 :].sum()) for p in positions]  # accepted as far as the position before
+        return {
+            "acceptance_at": tuple(a / n for a, n in zip(taken, drafted, strict=True)),
+            "acceptance_at_n": tuple(drafted),
+            "acceptance_given": tuple(a / n for a, n in zip(taken, before, strict=True) if n),
+            "acceptance_given_n": tuple(n for n in before if n),
+        }
 
     def _per_step(self, name: str) -> float | None:
-        return self.sums[name] / self.steps if self.steps else None
+        return over(self.sums[name], self.steps)
 
 
 def tally(rows: Sequence[Row], steps: Steps) -> Tally:
@@ -246,13 +235,10 @@ def served_columns(rows: Sequence[Row]) -> dict[str, Any]:
     """Return what replaces the counts of steps in a summary of samples that a server made; nothing for others."""
     if not any(row.counted for row in rows):
         return {}
-    later = sum((row.tokens or 0) - (row.prefill_tokens or 0) for row in rows)
     return {
-        "tau": served_tau(rows, later),
+        "tau": served_tau(rows, sum(row.later for row in rows)),
         "acceptance_rate": over(counted(rows, "accepted"), counted(rows, "drafted")),
-        "target_calls": None,
-        "draft_calls": None,
-        "overshoot": None,
+        **dict.fromkeys(("target_calls", "draft_calls", "overshoot")),
     }
 
 
@@ -277,6 +263,8 @@ def served_tau(of: Sequence[Counted], later: int) -> float | None:
 
 
 OVERALL = "overall"
+Number = float | None  # None: there is nothing to compute from
+Whole = int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,27 +281,23 @@ class SummaryRow:
     n_prompts: Col[int, "turns that both the method and `ar` answered: what all numbers of the row are of", "prompts"]
     n_questions: Col[int, "questions that these turns belong to: what intervals resample", "questions"]
     n_failed: Col[int, "the method's own samples that failed", "samples"]
-    speedup: Col[float | None, "time per token of `ar` over that of the method, same prompts; missing where void", "×"]
+    speedup: Col[Number, "time per token of `ar` over that of the method, same prompts; missing where void", "×"]
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
-    speedup_geomean: Col[float | None, "the same ratio taken prompt by prompt, its geometric mean", "×"]
-    speedup_specbench: Col[
-        float | None, "Spec-Bench's formula: mean tokens per second over questions, method over `ar`", "×"
-    ]
+    speedup_geomean: Col[Number, "the same ratio taken prompt by prompt, its geometric mean", "×"]
+    speedup_specbench: Col[Number, "Spec-Bench's formula: mean tokens per second over questions, method over `ar`", "×"]
     comparison: Col[
         Comparison, "`faster`, `slower`, `not distinguishable`, `too few` (questions), `void` or `reference`"
     ]
     reference: Col[str, "label of the method whose output this one is held against"]
-    reference_speedup: Col[float | None, "speedup over that method, where it is not `ar`", "×"]
+    reference_speedup: Col[Number, "speedup over that method, where it is not `ar`", "×"]
     reference_interval: Col[Interval | None, Ends("reference_speedup", "×")]
     reference_of: Col[tuple[str, ...], "labels of the methods held against this one, where it is not `ar`; a tuple"]
-    tokens_per_s: Col[float | None, "all tokens over all seconds, prefill included", "tokens/s"]
-    tokens: Col[float | None, "mean length of an answer", "tokens"]
-    prefill_s: Col[float | None, "mean time to read a prompt, up to the first token", "s"]
-    tau: Col[float | None, "tokens per step, pooled over all steps; 1 for `ar`", "tokens"]
-    tau_request_mean: Col[float | None, "tokens per step of each sample, their mean", "tokens"]
-    acceptance_rate: Col[
-        float | None, "accepted drafted tokens over drafted ones, where a tree counts its depth", "0 to 1"
-    ]
+    tokens_per_s: Col[Number, "all tokens over all seconds, prefill included", "tokens/s"]
+    tokens: Col[Number, "mean length of an answer", "tokens"]
+    prefill_s: Col[Number, "mean time to read a prompt, up to the first token", "s"]
+    tau: Col[Number, "tokens per step, pooled over all steps; 1 for `ar`", "tokens"]
+    tau_request_mean: Col[Number, "tokens per step of each sample, their mean", "tokens"]
+    acceptance_rate: Col[Number, "accepted drafted tokens over drafted ones, where a tree counts its depth", "0 to 1"]
     acceptance_at: Col[
         tuple[float, ...], "for each draft position, share of the steps that drafted it and accepted it", "0 to 1"
     ]
@@ -324,55 +308,51 @@ class SummaryRow:
     acceptance_given_n: Col[
         tuple[int, ...], "for each draft position, the steps that had accepted the one before it", "steps"
     ]
-    target_calls: Col[float | None, "mean steps of a sample", "steps"]
-    draft_calls: Col[float | None, "mean forward passes of a draft model in a sample", "passes"]
-    overshoot: Col[int | None, "accepted tokens beyond the end of an answer, in all", "tokens"]
-    quality: Col[float | None, "the suite's score, a mean over questions", "0 to 1"]
+    target_calls: Col[Number, "mean steps of a sample", "steps"]
+    draft_calls: Col[Number, "mean forward passes of a draft model in a sample", "passes"]
+    overshoot: Col[Whole, "accepted tokens beyond the end of an answer, in all", "tokens"]
+    quality: Col[Number, "the suite's score, a mean over questions", "0 to 1"]
     quality_n: Col[int, "questions that have a score on both sides", "questions"]
-    quality_difference: Col[float | None, "mean paired difference of quality to `ar`"]
+    quality_difference: Col[Number, "mean paired difference of quality to `ar`"]
     quality_interval: Col[Interval | None, Ends("quality_difference")]
     quality_verdict: Col[
         NonInferiority | None, "of a method that changes the model: `non-inferior`, `inferior` or `not shown`"
     ]
-    quality_margin: Col[float | None, "how much lower than `ar` its quality may be to be called non-inferior"]
-    judged: Col[float | None, "rating over ten by the judge who judged last, a mean over questions", "0 to 1"]
+    quality_margin: Col[Number, "how much lower than `ar` its quality may be to be called non-inferior"]
+    judged: Col[Number, "rating over ten by the judge who judged last, a mean over questions", "0 to 1"]
     judged_n: Col[int, "questions that have a rating on both sides", "questions"]
-    judged_difference: Col[float | None, "mean paired difference of the rating to `ar`"]
+    judged_difference: Col[Number, "mean paired difference of the rating to `ar`"]
     judged_interval: Col[Interval | None, Ends("judged_difference")]
     judge: Col[str, "that judge, its host, prompts and most tokens; empty where there is none"]
-    step_s: Col[float | None, "mean time of a step: the sum of the next five", "s"]
-    draft_s: Col[float | None, "of it, making the draft", "s"]
-    verify_s: Col[float | None, "of it, the model's pass over the draft", "s"]
-    accept_s: Col[float | None, "of it, choosing the accepted path and compacting the cache", "s"]
-    host_s: Col[float | None, "of it, what the host needs besides", "s"]
-    parts_residual_s: Col[float | None, "of it, by what it differs from the four parts; 0 but where clocks differ", "s"]
-    step_ratio: Col[float | None, "mean time of a step of `ar` over that of the method", "×"]
-    residual: Col[float | None, "speedup / (tau × step_ratio): prefill, the first token, answers of other lengths", "×"]
-    ttft_s_p50: Col[float | None, "time to the first token: median over samples", "s"]
-    ttft_s_p95: Col[float | None, "time to the first token: 95th percentile over samples", "s"]
-    ttft_s_p99: Col[float | None, "time to the first token: 99th percentile over samples", "s"]
-    tpot_s_p50: Col[float | None, "time per output token after the first: median over samples", "s"]
-    tpot_s_p95: Col[float | None, "time per output token after the first: 95th percentile over samples", "s"]
-    tpot_s_p99: Col[float | None, "time per output token after the first: 99th percentile over samples", "s"]
-    latency_s_p50: Col[float | None, "time of a whole request: median over samples", "s"]
-    latency_s_p95: Col[float | None, "time of a whole request: 95th percentile over samples", "s"]
-    latency_s_p99: Col[float | None, "time of a whole request: 99th percentile over samples", "s"]
-    peak_memory_bytes: Col[
-        int | None, "peak of the CUDA memory that a sample took besides; missing where replayed", "bytes"
-    ]
+    step_s: Col[Number, "mean time of a step: the sum of the next five", "s"]
+    draft_s: Col[Number, "of it, making the draft", "s"]
+    verify_s: Col[Number, "of it, the model's pass over the draft", "s"]
+    accept_s: Col[Number, "of it, choosing the accepted path and compacting the cache", "s"]
+    host_s: Col[Number, "of it, what the host needs besides", "s"]
+    parts_residual_s: Col[Number, "of it, by what it differs from the four parts; 0 but where clocks differ", "s"]
+    step_ratio: Col[Number, "mean time of a step of `ar` over that of the method", "×"]
+    residual: Col[Number, "speedup / (tau × step_ratio): prefill, the first token, answers of other lengths", "×"]
+    ttft_s_p50: Col[Number, "time to the first token: median over samples", "s"]
+    ttft_s_p95: Col[Number, "time to the first token: 95th percentile over samples", "s"]
+    ttft_s_p99: Col[Number, "time to the first token: 99th percentile over samples", "s"]
+    tpot_s_p50: Col[Number, "time per output token after the first: median over samples", "s"]
+    tpot_s_p95: Col[Number, "time per output token after the first: 95th percentile over samples", "s"]
+    tpot_s_p99: Col[Number, "time per output token after the first: 99th percentile over samples", "s"]
+    latency_s_p50: Col[Number, "time of a whole request: median over samples", "s"]
+    latency_s_p95: Col[Number, "time of a whole request: 95th percentile over samples", "s"]
+    latency_s_p99: Col[Number, "time of a whole request: 99th percentile over samples", "s"]
+    peak_memory_bytes: Col[Whole, "peak of the CUDA memory that a sample took besides; missing where replayed", "bytes"]
     sameness: Mapping[str, int]
     bias: Col[
         Bias | None, "of sampled tokens, over all tasks: `biased`, `no bias found`, `too few tokens`, `not testable`"
     ] = None
-    bias_tokens: Col[int | None, "sampled tokens that were compared, over all tasks", "tokens"] = None
-    bias_p: Col[float | None, "bound on the probability of such tokens without bias; `biased` below 1e-6", "0 to 1"] = (
-        None
-    )
-    bias_surplus: Col[float | None, "their mean log-likelihood minus its expectation; 0 without bias", "nats"] = None
-    bias_outside: Col[int | None, "of them, tokens that top-p or top-k exclude, beyond rounding", "tokens"] = None
-    bias_offered: Col[int | None, "of them, tokens for which something was drafted", "tokens"] = None
-    bias_accepted: Col[int | None, "of these, tokens that were drafted", "tokens"] = None
-    bias_expected: Col[float | None, "as many as should have been, by the model's distribution", "tokens"] = None
+    bias_tokens: Col[Whole, "sampled tokens that were compared, over all tasks", "tokens"] = None
+    bias_p: Col[Number, "bound on the probability of such tokens without bias; `biased` below 1e-6", "0 to 1"] = None
+    bias_surplus: Col[Number, "their mean log-likelihood minus its expectation; 0 without bias", "nats"] = None
+    bias_outside: Col[Whole, "of them, tokens that top-p or top-k exclude, beyond rounding", "tokens"] = None
+    bias_offered: Col[Whole, "of them, tokens for which something was drafted", "tokens"] = None
+    bias_accepted: Col[Whole, "of these, tokens that were drafted", "tokens"] = None
+    bias_expected: Col[Number, "as many as should have been, by the model's distribution", "tokens"] = None
     bias_reason: Col[str | None, "why they are not testable; empty where they are"] = None
     within_tau: Col[
         bool | None, "whether it is no faster than its steps allow, as it must be; missing where not checked"
@@ -435,6 +415,7 @@ def _summary(
     test: SamplingTest | None,
 ) -> SummaryRow:
     run, label, own = here.run, here.label, here.own
+    others = (other for other in run.labels if run.entry(other).get("reference") == label)  # held against this one
     disbelieved = here.disbelieved(void)
     spread = sample_checks.spread(own, label == run.baseline)
     return SummaryRow(
@@ -446,7 +427,7 @@ def _summary(
         n_failed=sum(not r.ok for r in here.all_own),
         **here.speedups(void=bool(disbelieved) and label != run.baseline),
         reference=here.same_as,
-        reference_of=_held_against(run, label),
+        reference_of=() if label == run.baseline else tuple(other for other in others if other != label),
         tokens_per_s=over(total(own, "tokens"), total(own, "wall_s")),
         tokens=over(total(own, "tokens"), len(own)),
         prefill_s=over(total(own, "prefill_s"), len(own)),
@@ -460,10 +441,7 @@ def _summary(
         unstable=sample_checks.unstable(spread),
         health=(
             *disbelieved,
-            *sample_checks.failures(here.all_own),
-            *here.differences(),
-            *sample_checks.unjudged(here.all_own, without),
-            *sample_checks.unsteady(spread),
+            *sample_checks.findings(run, here.all_own, here.verdicts, without, spread),
             *unsuited_control(run, label, test),
         ),
         baseline=run.baseline,
@@ -537,15 +515,3 @@ class _Compared:
             "quality_verdict": non_inferiority(scores["quality_interval"], margin) if told else None,
             "quality_margin": margin if told else None,
         }
-
-    def differences(self) -> list[str]:
-        """Return what differs from the answers that must be equal."""
-        named = f", {self.same_as}" if self.same_as != self.run.baseline else ""
-        found = sample_checks.differences(self.verdicts, self.run.manifest["model"]["dtype"])
-        return [f"{line}{named}" for line in found]
-
-
-def _held_against(run: Run, label: str) -> tuple[str, ...]:
-    """Return the methods whose output must equal this one's; none for the run's reference."""
-    others = [other for other in run.labels if run.entry(other).get("reference") == label != other]
-    return () if label == run.baseline else tuple(others)

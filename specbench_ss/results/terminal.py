@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -14,15 +14,14 @@ from typing import Any
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, OverflowMethod
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.results import text as markdown_table
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.checks import Check, CheckState, worst_first
+from specbench_ss.results.checks import Check, worst_first
 from specbench_ss.results.compare import (
     FAILED,
     OTHER_MACHINE,
@@ -64,28 +63,27 @@ def machine_lines(rows: Sequence[MachineRow], manifest: Mapping[str, Any]) -> li
         return []
     busy = ((manifest.get("machine") or {}).get("limits") or {}).get("busy", "")
     noted = [f"limits: too low, perhaps: when they were measured, {busy}"] if busy else []
-    return [*_left(rows), *_limits(rows), *noted]
+    return [*_left(rows), _limits(rows), *noted]
 
 
-def _left(rows: Sequence[MachineRow]) -> list[str]:
+def _left(rows: Sequence[MachineRow]) -> Iterator[str]:
     known = [row for row in rows if row.host_share is not None]
-    if not known:
-        return []
-    most = max(known, key=lambda row: row.host_share or 0.0)
-    share = f"{most.host_share or 0.0:.1%}"
-    told = f"steps: what is neither drafting, verifying nor accepting takes at most {share} of a step "
-    open_ = [row for row in known if abs(row.parts_residual or 0.0) > CLOSES]
-    off = "; ".join(f"{row.method} {row.parts_residual or 0.0:+.1%}" for row in open_)
-    rest = f"; beyond that, the parts and the step, two clocks, differ: {off}" if off else ""
-    return [f"{told}({most.method}); tables call it host{rest}"]
+    if known:
+        most = max(known, key=lambda row: row.host_share or 0.0)
+        share = f"{most.host_share or 0.0:.1%}"
+        told = f"steps: what is neither drafting, verifying nor accepting takes at most {share} of a step "
+        open_ = [row for row in known if abs(row.parts_residual or 0.0) > CLOSES]
+        off = "; ".join(f"{row.method} {row.parts_residual or 0.0:+.1%}" for row in open_)
+        rest = f"; beyond that, the parts and the step, two clocks, differ: {off}" if off else ""
+        yield f"{told}({most.method}); tables call it host{rest}"
 
 
-def _limits(rows: Sequence[MachineRow]) -> list[str]:
+def _limits(rows: Sequence[MachineRow]) -> str:
     reached = [row for row in rows if row.bandwidth_share is not None and row.compute_share is not None]
     if not reached:
-        return ["limits: not known here, so no share of them is told; `ssbench doctor --calibrate` measures them once"]
+        return "limits: not known here, so no share of them is told; `ssbench doctor --calibrate` measures them once"
     parts = [f"{row.method} {row.bandwidth_share:.0%} and {row.compute_share:.1%}" for row in reached]
-    return [f"limits: of memory bandwidth and of products, steps reached (counted from shapes): {'; '.join(parts)}"]
+    return f"limits: of memory bandwidth and of products, steps reached (counted from shapes): {'; '.join(parts)}"
 
 
 RESULT_COLUMNS = ("method", "speedup", "95% interval", "τ", "output", "quality", "judged", "tokens/s", "n")
@@ -99,12 +97,7 @@ WIDTH = 110  # where there is no terminal to ask
 MANY = 6  # tasks; with more, no blank lines between them
 MOST = 40  # rows of all tasks; with more, each task has one
 SHOWN = 8  # details of a check
-STATE_MARKS: dict[CheckState, str] = {
-    "wrong": "[red]✕[/]",
-    "warning": "[yellow]![/]",
-    "not checked": "[dim]?[/]",
-    "ok": "✓",
-}
+STATE_MARKS = {"wrong": "[red]✕[/]", "warning": "[yellow]![/]", "not checked": "[dim]?[/]"}
 Line = dict[str, str]  # cells by column
 
 
@@ -180,10 +173,9 @@ def one_line(made: Sequence[Check]) -> list[Check]:
 
 
 def _print_check(console: Console, check: Check) -> None:
-    style = "dim" if check.state == "not checked" else ""
+    style, lines, rest = "dim" if check.state == "not checked" else "", check.lines[:SHOWN], len(check.lines) - SHOWN
     console.print(f"{STATE_MARKS[check.state]} {escape(check.sentence)}", style=style, highlight=False, soft_wrap=True)
-    rest = len(check.lines) - SHOWN
-    for line in (*check.lines[:SHOWN], *([f"and {rest} more"] if rest > 0 else [])):
+    for line in (*lines, f"and {rest} more") if rest > 0 else lines:
         console.print(f"    {escape(line)}", highlight=False, soft_wrap=True)
 
 
@@ -235,32 +227,23 @@ def _width(columns: Sequence[str], lines: Sequence[Line], labels: int = 0) -> in
     return 1 + sum(longest(column) + 3 for column in columns)
 
 
-def result_table(name: str, columns: Sequence[str]) -> Table:
-    """Return an empty table in the form that all results have."""
+def result_table(name: str, columns: Sequence[str], left: Collection[str] = LEFT) -> Table:
+    """Return an empty table in the form that all results have. left: columns of text."""
     table = Table(title=name, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, header_style="bold")
     for column in columns:
         wraps = column in FOLDING + LABELS
-        table.add_column(
-            column,
-            justify="left" if column in LEFT else "right",
-            no_wrap=not wraps,
-            overflow="fold" if wraps else "ellipsis",
-        )
+        overflow: OverflowMethod = "fold" if wraps else "ellipsis"
+        table.add_column(column, justify="left" if column in left else "right", no_wrap=not wraps, overflow=overflow)
     return table
 
 
-def _around(row: SummaryRow) -> str:
-    if row.comparison in ("reference", "void"):
-        return row.comparison
-    return interval(row.speedup_interval) or row.comparison
-
-
 def _line(row: SummaryRow, config: Mapping[str, Any]) -> Line:
+    around = "" if row.comparison == "void" else interval(row.speedup_interval)
     return {
         "task": escape(title(row.category)),
         "method": escape(row.method),
         "speedup": f"[bold]{speedup(row)}[/]" if row.comparison in ("faster", "slower") else speedup(row),
-        "95% interval": _around(row),
+        "95% interval": around or row.comparison,
         "tokens/s": number(row.tokens_per_s, 1),
         "τ": number(row.tau),
         "output": escape(short_output(row, config)),
@@ -270,20 +253,27 @@ def _line(row: SummaryRow, config: Mapping[str, Any]) -> Line:
     }
 
 
-CONCURRENCY_COLUMNS = (
-    "in flight",
-    "method",
-    "tokens/s",
-    "× baseline",
-    "speedup",
-    "95% interval",
-    "first ms",
-    "ms/token",
-    "s",
-    "failed",
-)
+def _of_one(row: LevelRow) -> str:
+    """Return the speedup of single requests as in '≈ 1.13×'."""
+    if row.comparison == "reference":
+        return "reference"
+    return f"{MARKS.get(row.comparison, '')} {times(row.speedup)}".strip()
 
 
+LEVEL_CELLS: dict[str, Callable[[LevelRow], str]] = {
+    "in flight": lambda row: str(row.concurrency),
+    "method": lambda row: row.method,
+    "tokens/s": lambda row: number(row.tokens_per_s, 1),
+    "× baseline": lambda row: times(row.throughput_ratio),
+    "speedup": _of_one,
+    "95% interval": lambda row: (
+        interval(row.speedup_interval) or ("" if row.comparison == "reference" else row.comparison)
+    ),
+    "first ms": lambda row: number(row.waits["ttft_s_p50"], 2, scale=1000),
+    "ms/token": lambda row: number(row.waits["tpot_s_p50"], 2, scale=1000),
+    "s": lambda row: number(row.waits["latency_s_p50"], 2),
+    "failed": lambda row: str(row.failed),
+}
 TITLE = "By requests in flight: throughput, and medians over requests"
 EXPLAINED = (
     "× baseline: throughput over the baseline's with as many in flight, which has no interval; speedup: of single "
@@ -298,44 +288,23 @@ def print_levels(run: Run, console: Console) -> None:
     if not found:
         return
     widen(console)
-    table, before = result_table(TITLE, CONCURRENCY_COLUMNS), 0
+    table = result_table(TITLE, tuple(LEVEL_CELLS))
     table.columns[1].min_width = min(16, max(cell_len(row.method) for row in found))
-    for row in found:
-        if before not in (0, row.concurrency):
-            table.add_section()
-        count, *cells = map(escape, _concurrency_cells(row))
-        table.add_row("" if row.concurrency == before else count, *cells)
-        before = row.concurrency
+    for _, level in groupby(found, key=lambda row: row.concurrency):
+        for i, row in enumerate(level):
+            count, *cells = (escape(cell(row)) for cell in LEVEL_CELLS.values())
+            table.add_row("" if i else count, *cells)
+        table.add_section()
     console.print(table)
     console.print(EXPLAINED, soft_wrap=True, highlight=False)
 
 
 def markdown_levels(run: Run) -> str:
-    """Return the same as a Markdown table with its heading; nothing where one request was in flight alone."""
-    found = level_rows(run)
-    if not found:
-        return ""
-    table = markdown_table.table(CONCURRENCY_COLUMNS, [_concurrency_cells(row) for row in found], ("method",))
-    return f"## {TITLE}\n\n{table}\n{EXPLAINED[0].upper()}{EXPLAINED[1:]}.\n"
+    """Return the same as a Markdown table with its heading."""
+    cells = [[cell(row) for cell in LEVEL_CELLS.values()] for row in level_rows(run)]
+    return f"## {TITLE}\n\n{table(list(LEVEL_CELLS), cells, ('method',))}\n{EXPLAINED[0].upper()}{EXPLAINED[1:]}.\n"
 
 
-def _concurrency_cells(row: LevelRow) -> list[str]:
-    waits = [row.waits[f"{name}_s_p50"] for name in ("ttft", "tpot", "latency")]
-    return [
-        str(row.concurrency),
-        row.method,
-        number(row.tokens_per_s, 1),
-        times(row.throughput_ratio),
-        "reference"
-        if row.comparison == "reference"
-        else f"{MARKS.get(row.comparison, '')} {times(row.speedup)}".strip(),
-        interval(row.speedup_interval) or ("" if row.comparison == "reference" else row.comparison),
-        *(number(None if s is None else s * scale, 2) for s, scale in zip(waits, (1000, 1000, 1), strict=True)),
-        str(row.failed),
-    ]
-
-
-COMPARISON_COLUMNS = ("method", "A", "B", "change", "95% interval", "verdict", "n")
 NAMES = {  # figure -> title of its table, digits
     "speedup": ("Speedup over {}", 2),
     "tokens_per_s": ("Tokens per second", 1),
@@ -373,24 +342,19 @@ def _print_differences(made: RunComparison, console: Console) -> None:
     for column in table.columns:
         column.justify, column.no_wrap, column.overflow = "left", False, "fold"
     for one in made.found:
-        table.add_row(
-            f"[red]✕[/] {escape(one.what)}" if one.hinders else escape(one.what), escape(one.a), escape(one.b)
-        )
+        table.add_row("[red]✕[/] " * one.hinders + escape(one.what), escape(one.a), escape(one.b))
     console.print(table)
 
 
 def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) -> None:
     tasks = list(dict.fromkeys(row.category for row in rows))
-    tasks = tasks if len(tasks) > 2 else tasks[:1]  # a single task is all of them
-    table = result_table(
-        NAMES[metric][0].format(rows[0].baseline),
-        COMPARISON_COLUMNS if len(tasks) == 1 else ("task", *COMPARISON_COLUMNS),
-    )
-    for task in [*tasks[1:], tasks[0]]:  # all tasks together come last
+    several = len(tasks) > 2  # a single task is all of them
+    head = (*(("task",) if several else ()), "method", "A", "B", "change", "95% interval", "verdict", "n")
+    table = result_table(NAMES[metric][0].format(rows[0].baseline), head)
+    for task in [*tasks[1:], tasks[0]] if several else tasks[:1]:  # all tasks together come last
         for i, row in enumerate(row for row in rows if row.category == task):
-            name = title(task) if i == 0 else ""
-            cells = _comparison_cells(metric, row)
-            table.add_row(*(cells if len(tasks) == 1 else (escape(name), *cells)))
+            name = ("" if i else escape(title(task)),) if several else ()
+            table.add_row(*name, *_comparison_cells(metric, row))
         table.add_section()
     console.print(table)
 
@@ -398,15 +362,9 @@ def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) ->
 def _comparison_cells(metric: str, row: ComparedRow) -> tuple[str, ...]:
     change, digits = row.changes[metric], NAMES[metric][1]
     told = change.verdict if change.verdict in (SAME, *UNJUDGED) else f"[bold]{change.verdict}[/]"
-    return (
-        escape(row.method),
-        number(change.a, digits),
-        number(change.b, digits),
-        change_text(metric, change.change),
-        interval_text(metric, change),
-        told,
-        f"{row.n_prompts:,}",
-    )
+    changed = change_text(metric, change.change), interval_text(metric, change)
+    figures = number(change.a, digits), number(change.b, digits)
+    return escape(row.method), *figures, *changed, told, f"{row.n_prompts:,}"
 
 
 def change_text(metric: str, value: float | None) -> str:
@@ -434,8 +392,7 @@ def _notes(made: RunComparison) -> Iterator[str]:
     for row in rows:
         if row.n_other_answers:
             yield f"{row.method}: {row.n_other_answers} of {row.n_answers} answers have other tokens in B."
-    answered = [row for row in rows if row.n_answers]
-    if answered and not any(row.n_other_answers for row in answered):
+    if any(row.n_answers for row in rows) and not any(row.n_other_answers for row in rows):
         yield "All answers that are in both runs have the same tokens."
     for row in rows:
         if row.n_failed_a or row.n_failed_b:
@@ -446,38 +403,29 @@ def _notes(made: RunComparison) -> Iterator[str]:
 
 def comparison_finding(rows: Sequence[ComparedRow]) -> str:
     """Return the finding over all tasks in a sentence."""
-    rows = [row for row in rows if row.category == OVERALL and row.method != row.baseline]
-    told = [(row, row.changes["speedup"]) for row in rows if row.changes["speedup"].interval]
-    failed = " ".join(
-        f"{reason}; no speedup is compared." for reason in dict.fromkeys(_failure(row) for row in rows) if reason
-    )
+    found = {r.method: r.changes["speedup"] for r in rows if r.category == OVERALL and r.method != r.baseline}
+    told = {method: change for method, change in found.items() if change.interval}
+    reasons = dict.fromkeys(change.reason for change in found.values() if change.verdict == FAILED)
+    failed = " ".join(f"{reason}; no speedup is compared." for reason in reasons)
     if not told:
         return failed or "Too few questions are in both runs to tell whether a speedup changed."
-    return f"{_changes(rows, told)} {failed}".rstrip()
+    return f"{_changes(rows[0].baseline, told)} {failed}".rstrip()
 
 
-def _failure(row: ComparedRow) -> str:
-    change = row.changes["speedup"]
-    return change.reason if change.verdict == FAILED else ""
-
-
-def _changes(rows: Sequence[ComparedRow], told: Sequence[tuple[ComparedRow, Change]]) -> str:
-    """Return the speedups that changed in a sentence. told: the changes that have an interval."""
-    changed = sorted(((r, c) for r, c in told if c.verdict != SAME), key=lambda pair: pair[1].change or 0)
+def _changes(baseline: str, told: Mapping[str, Change]) -> str:
+    """Return the speedups that changed in a sentence. told: the changes that have an interval, by method."""
+    changed = sorted((item for item in told.items() if item[1].verdict != SAME), key=lambda item: item[1].change or 0)
     if not changed:
-        return f"No speedup changed from A to B by more than noise ({_widest(told)})."
+        method, widest = max(told.items(), key=lambda item: (i := item[1].interval or (0, 0))[1] - i[0])
+        noise = f"the widest interval is {method}'s, {interval_text('speedup', widest)}"
+        return f"No speedup changed from A to B by more than noise ({noise})."
     said = [
-        f"{row.method} is {c.verdict}, {number(c.a)}× in A and {number(c.b)}× in B "
+        f"{method} is {c.verdict}, {number(c.a)}× in A and {number(c.b)}× in B "
         f"({change_text('speedup', c.change)}, 95% interval {interval_text('speedup', c)})"
-        for row, c in changed
+        for method, c in changed
     ]
     rest = len(told) - len(changed)
-    return f"Speedup over {rows[0].baseline}: {'; '.join(said)}." + (f" {rest} not distinguishable." if rest else "")
-
-
-def _widest(told: Sequence[tuple[ComparedRow, Change]]) -> str:
-    row, change = max(told, key=lambda pair: (pair[1].interval or (0, 0))[1] - (pair[1].interval or (0, 0))[0])
-    return f"the widest interval is {row.method}'s, {interval_text('speedup', change)}"
+    return f"Speedup over {baseline}: {'; '.join(said)}." + (f" {rest} not distinguishable." if rest else "")
 
 
 TABLE, RESULT, FIGURE = "table.csv", "result.json", "figure.html"
@@ -524,12 +472,10 @@ def marked(line: Sequence[Span], colours: bool) -> Text:
 
 
 def _table(grid: Grid) -> Table:
-    table = Table(
-        title=grid.caption or grid.name, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD,
-        header_style="bold",
-    )  # fmt: skip
-    for column in grid.columns:
-        table.add_column(column.title, justify="left" if column.form == "text" else "right")
+    left = [column.title for column in grid.columns if column.form == "text"]
+    table = result_table(grid.caption or grid.name, [column.title for column in grid.columns], left)
+    for column in table.columns:
+        column.no_wrap = False
     for row in grid.rows:
         table.add_row(*(escape(cell(v, c)) for v, c in zip(row, grid.columns, strict=True)))
     return table
@@ -560,22 +506,17 @@ def status(parts: Sequence[Part]) -> list[str]:
 
 def write_result(result: Result, about: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write table.csv (and NAME.csv for each further table) and result.json; return their paths. Raises UserError."""
+    paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        paths = []
         for i, grid in enumerate(result.all_grids()):
             paths.append(folder / (TABLE if i == 0 else f"{grid.name}.csv"))
-            _write_csv(grid, paths[-1])
+            with paths[-1].open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerows([[column.title for column in grid.columns], *grid.rows])
         paths.append(folder / RESULT)
         text = json.dumps({**about, **asdict(result)}, indent=1, ensure_ascii=False, default=str)
         paths[-1].write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {os_reason(error)}") from error
     return paths
-
-
-def _write_csv(grid: Grid, path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(column.title for column in grid.columns)
-        writer.writerows(["" if value is None else value for value in row] for row in grid.rows)

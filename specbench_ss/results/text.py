@@ -21,11 +21,11 @@ MISSING = "–"
 MOST_DIGITS = 17  # of a float
 
 
-def number(value: float | None, digits: int = 2, unit: str = "") -> str:
-    """Return a number as in '1,234.50 ms'; a dash for what is unknown."""
+def number(value: float | None, digits: int = 2, unit: str = "", scale: float = 1) -> str:
+    """Return a number, times `scale`, as in '1,234.50 ms'; a dash for what is unknown."""
     if value is None or not math.isfinite(value):
         return MISSING
-    return f"{value:,.{digits}f}{unit}"
+    return f"{scale * value:,.{digits}f}{unit}"
 
 
 def counted(count: int, what: str) -> str:
@@ -40,7 +40,7 @@ def times(value: float | None) -> str:
 
 def percent(value: float | None, digits: int = 0) -> str:
     """Return a share of 1 as in '43%'."""
-    return number(None if value is None else 100 * value, digits, "%")
+    return number(value, digits, "%", 100)
 
 
 def scientific(value: float | None, digits: int = 3) -> str:

@@ -20,7 +20,8 @@ DTYPES = {int: "Int64", float: "Float64", str: "string", bool: "boolean"}
 class Column:
     """A column of a frame. unit: '' where it has none. meaning: for readers of the frame who do not know the code.
 
-    value: gives a record's cell, None for a missing one; None gives the record's attribute of that name.
+    value: gives a record's cell, None for a missing one; None gives the record's attribute of that name. items: what
+    the lists of an `object` column hold.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Column:
     unit: str
     meaning: str
     value: Callable[[Any], Any] | None = field(default=None, compare=False, repr=False)
+    items: type = field(default=str, compare=False, repr=False)
 
     def cell(self, record: Any) -> Any:
         """Return a record's cell of this column."""
@@ -58,7 +60,10 @@ def _described(kind: type[Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
 
 def _columns(name: str, kind: Any, said: str | Ends, unit: str = "") -> Iterator[Column]:
     if isinstance(said, str):
-        yield Column(name, _dtype(kind), unit, said)
+        if get_origin(kind) in (Union, UnionType):
+            kind = next(one for one in get_args(kind) if one is not NoneType)
+        dtype = "string" if get_origin(kind) is Literal else DTYPES.get(kind, "object")
+        yield Column(name, dtype, unit, said, items=get_args(kind)[0] if dtype == "object" else str)
         return
     for i, (end, word) in enumerate((("low", "lower"), ("high", "upper"))):
 
@@ -67,12 +72,6 @@ def _columns(name: str, kind: Any, said: str | Ends, unit: str = "") -> Iterator
             return bounds[i] if bounds else None
 
         yield Column(f"{said.name}_{end}", "Float64", said.unit, f"{word} {OF_INTERVAL}", value)
-
-
-def _dtype(kind: Any) -> str:
-    if get_origin(kind) in (Union, UnionType):
-        kind = next(one for one in get_args(kind) if one is not NoneType)
-    return "string" if get_origin(kind) is Literal else DTYPES.get(kind, "object")
 
 
 def table(*lines: str) -> tuple[Column, ...]:

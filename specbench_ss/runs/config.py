@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-from specbench_ss.engine.numerics import DTYPES
-from specbench_ss.models.quantize import QUANTIZE
-from specbench_ss.options import MOST_SEED, MethodSpec, PluginFile
+from specbench_ss.options import MethodSpec, PluginFile
 from specbench_ss.runs.preset import Preset
+from specbench_ss.runs.run_options import MOST_REPEATS, RunOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,64 +31,42 @@ class Endpoint:
         return asdict(self)
 
 
-Engine = Literal["auto", "eager", "graph"]
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """What a field says of the option of its name: the kind of its values, their bounds, and where it may be used.
-
-    least, most: of whole numbers. choices: all values there are; () is any. local: it says something of a model in this
-    process, so it does not go with --endpoint.
-    """
-
-    kind: Literal["whole", "number", "text"]
-    least: int = 0
-    most: int | None = None
-    choices: tuple[str, ...] = ()
-    local: bool = False
-
-
-def option(default: Any, kind: Literal["whole", "number", "text"], **rest: Any) -> Any:
-    """Return a dataclass field that is an option of `ssbench run`, of its YAML files and of `run()`."""
-    return field(default=default, metadata={"option": Option(kind, **rest)})
-
-
 @dataclass(frozen=True, slots=True)
 class RunConfig:
     """Everything that decides what a run measures. It is stored in the run's manifest.
 
-    order: `suite`, questions as the suite lists them, or `tasks`, in turn as `schedule.tasks_in_turn` has them.
-    engine: `eager`, steps made operator by operator, `graph`, replayed, or `auto`: replayed where that works. quantize:
-    how weights of linear layers are held.
+    A field of an option's name has the option's meaning and default. stop: texts that end an answer and stay in it.
+    presets, plugin: files that some of the methods' options come from, or that some of the methods are defined in.
+    endpoints: servers that are measured in place of methods; the first is the baseline. concurrency: requests at a
+    time, besides one.
     """
 
     methods: tuple[MethodSpec, ...]
-    suite: str = option("specbench", "text")
-    model: str = option("lab", "text", local=True)
+    suite: str = RunOptions.suite
+    model: str = RunOptions.model
     categories: tuple[str, ...] = ()
-    limit: int | None = option(None, "whole")
-    repeats: int = option(1, "whole", least=1)
-    warmup: int = option(2, "whole")
-    max_new_tokens: int | None = option(None, "whole", least=1)
-    temperature: float = option(0.0, "number")
-    top_p: float = option(1.0, "number")
-    top_k: int = option(0, "whole", local=True)
-    seed: int = option(0, "whole", most=MOST_SEED)
-    dtype: str = option("auto", "text", choices=DTYPES, local=True)
-    device: str = option("auto", "text", local=True)
+    limit: int | None = RunOptions.limit
+    repeats: int = RunOptions.repeats
+    warmup: int = RunOptions.warmup
+    max_new_tokens: int | None = RunOptions.max_new_tokens
+    temperature: float = RunOptions.temperature
+    top_p: float = RunOptions.top_p
+    top_k: int = RunOptions.top_k
+    seed: int = RunOptions.seed
+    dtype: str = RunOptions.dtype
+    device: str = RunOptions.device
     data: str | None = None
-    history: str = option("reference", "text", choices=("reference", "own"))
-    trust_remote_code: bool = False
-    chat_template: str | None = option(None, "text", local=True)  # name or file; None = the tokenizer's own
-    stop: tuple[str, ...] = ()  # texts that end an answer; they stay in it
-    presets: tuple[Preset, ...] = ()  # files that some of the methods' options come from
-    plugin: tuple[PluginFile, ...] = ()  # files that some of the methods are defined in
-    order: str = option("suite", "text", choices=("suite", "tasks"))
-    engine: str = option("auto", "text", choices=get_args(Engine), local=True)
-    quantize: str = option("none", "text", choices=QUANTIZE, local=True)
-    endpoints: tuple[Endpoint, ...] = ()  # servers that are measured in place of methods; the first is the baseline
-    concurrency: tuple[int, ...] = ()  # requests in flight to a server, besides one
+    history: str = RunOptions.history
+    trust_remote_code: bool = RunOptions.trust_remote_code
+    chat_template: str | None = RunOptions.chat_template
+    stop: tuple[str, ...] = ()
+    presets: tuple[Preset, ...] = ()
+    plugin: tuple[PluginFile, ...] = ()
+    order: str = RunOptions.order
+    engine: str = RunOptions.engine
+    quantize: str = RunOptions.quantize
+    endpoints: tuple[Endpoint, ...] = ()
+    concurrency: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the configuration as JSON-ready data."""
@@ -100,33 +77,6 @@ class RunConfig:
     def fingerprint(self) -> str:
         """Return a sha256 of everything that decides what a run measures."""
         return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
-
-
-OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(RunConfig) if "option" in f.metadata}
-
-
-@dataclass(frozen=True, slots=True)
-class TuneConfig:
-    """Everything that decides what a tuning session measures.
-
-    limit: prompts of each task; None takes the usual number for the source of the prompts. budget: seconds to measure.
-    """
-
-    method: MethodSpec
-    suite: str = "specbench"
-    model: str = "lab"
-    categories: tuple[str, ...] = ()
-    data: str | None = None
-    limit: int | None = None
-    budget: float = 120.0
-    max_new_tokens: int = 128
-    seed: int = 0
-    dtype: str = "auto"
-    device: str = "auto"
-    engine: str = "auto"
-    trust_remote_code: bool = False
-    chat_template: str | None = None
-    plugin: tuple[PluginFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +96,6 @@ class Recording:
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as JSON-ready data."""
         return asdict(self)
-
-
-RECORDED = Recording(telemetry=0.1, record_drafts="first")  # unless asked otherwise
-
-
-MOST_REPEATS = 16  # unless asked otherwise
 
 
 @dataclass(frozen=True, slots=True)

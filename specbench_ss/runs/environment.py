@@ -5,12 +5,13 @@ Reading it never fails: whatever cannot be found out is None.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -44,16 +45,18 @@ T = TypeVar("T")
 
 def environment() -> dict[str, Any]:
     """Describe this machine as JSON-ready data, with memory in bytes, clocks in MHz and power limits in watts."""
+    threads = {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()}
+    cores = _or_none(lambda: psutil.cpu_count(logical=False))
     return {
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),
-        "cpu": _cpu(),
-        "threads": _or_none(_threads),
-        "memory_bytes": _or_none(_memory),
+        "cpu": {"model": processor_name(), "cores": cores, "available": _usable_cores()},
+        "threads": threads,
+        "memory_bytes": _or_none(lambda: int(psutil.virtual_memory().total)),
         "gpus": _or_none(_gpus) or [],
         "driver": _or_none(_driver),
-        "cuda": _or_none(_cuda),
+        "cuda": torch.version.cuda,
         "revision": revision(),
     }
 
@@ -104,7 +107,7 @@ def busy() -> str:
         return ""
     if (others := _or_none(_others_at_work)) is not None and others < AT_REST:
         return ""
-    return f"the machine is busy (load {load:.1f} on {cores} {'core' if cores == 1 else 'cores'}): {UNSTABLE}"
+    return f"the machine is busy (load {load:.1f} on {cores} core{'s' * (cores != 1)}): {UNSTABLE}"
 
 
 def _others_at_work() -> float:
@@ -153,49 +156,32 @@ def _version(package: str) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    def ask() -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-
-    return _or_none(ask)
-
-
-def _cpu() -> dict[str, Any]:
-    return {
-        "model": processor_name(),
-        "cores": _or_none(_cores),
-        "available": _usable_cores(),
-    }
+    command = ["git", "-C", str(folder), *arguments]
+    done = _or_none(lambda: subprocess.run(command, capture_output=True, text=True, timeout=10, check=True))
+    return done.stdout.strip() if done else None
 
 
 def _usable_cores() -> int | None:
     return _or_none(lambda: len(os.sched_getaffinity(0))) if sys.platform == "linux" else os.cpu_count()
 
 
-def _cores() -> int | None:
-    count: int | None = psutil.cpu_count(logical=False)
-    return count
-
-
-def _threads() -> dict[str, int]:
-    return {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()}
-
-
-def _memory() -> int:
-    return int(psutil.virtual_memory().total)
-
-
-def _cuda() -> str | None:
-    return str(torch.version.cuda) if torch.version.cuda else None
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    """Give NVIDIA's management library while the block lasts. Raises where there is no library."""
+    pynvml.nvmlInit()
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _driver() -> str:
-    with _Nvml() as nvml:
+    with _nvml() as nvml:
         return _text(nvml.nvmlSystemGetDriverVersion())
 
 
 def _gpus() -> list[dict[str, Any]]:
-    with _Nvml() as nvml:
+    with _nvml() as nvml:
         return [_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())]
 
 
@@ -211,14 +197,3 @@ def _gpu(nvml: Any, handle: Any) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-class _Nvml:
-    """NVIDIA's management library, initialised while the block lasts. Entering it raises where there is no library."""
-
-    def __enter__(self) -> Any:
-        pynvml.nvmlInit()
-        return pynvml
-
-    def __exit__(self, *_: object) -> None:
-        pynvml.nvmlShutdown()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import GenericAlias
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+import msgspec
+from msgspec import Meta
 
 from specbench_ss import user_files
 from specbench_ss.engine.decoder import Decoder, references
@@ -27,226 +29,125 @@ from specbench_ss.version import __version__
 Amount = Annotated[float, Meta(ge=0)]
 
 
-class _Gpu(Struct):
-    name: str
+def _form(needed: dict[str, Any], more: dict[str, Any] | None = None) -> Any:
+    """Return the type of an object of the manifest, to check it by. more: the entries that may be missing."""
+    optional = [(name, kind, None) for name, kind in (more or {}).items()]
+    return msgspec.defstruct("Form", [*needed.items(), *optional])
 
 
-class _Revision(Struct):
-    commit: str
-    dirty: bool
+def _each(kind: Any) -> Any:
+    return GenericAlias(list, (kind,))
 
 
-class _Environment(Struct):
-    python: str
-    platform: str
-    packages: dict[str, Any]
-    gpus: list[_Gpu]
-    cpu: dict[str, Any] | None = None
-    threads: dict[str, Any] | None = None
-    memory_bytes: float | None = None
-    driver: str | None = None
-    cuda: str | None = None
-    revision: _Revision | None = None
-
-
-class AskedMethod(Struct):
-    """A method as the configuration of a run names it."""
-
-    name: str
-    options: dict[str, Any]
-    copy: int = 1
-
-
-class _PluginFile(Struct):
-    file: str
-    sha256: str
-
-
-class _Preset(Struct):
-    method: str
-
-
-class _Endpoint(Struct):
-    label: str
-    url: str
-    model: str | None = None
-
-
-class _Config(Struct):
-    temperature: float
-    top_p: float
-    top_k: int
-    repeats: int
-    stop: list[str] = []
-    methods: list[AskedMethod] = []
-    presets: list[_Preset] = []
-    plugin: list[_PluginFile] = []
-    endpoints: list[_Endpoint] = []
-    concurrency: list[int] = []
-    data: str | None = None
-    engine: str | None = None
-
-
-class _Suite(Struct):
-    name: str
-    edition: str
-    content_hash: str
-    size: int
-    prompts: int
-    notes: list[str]
-    max_new_tokens: int | None = None
-
-
-class _Gguf(Struct):
-    types: dict[str, Any] | None = None
-
-
-class _Origin(Struct):
-    gguf: _Gguf | None = None
-
-
-class _Model(Struct):
-    name: str
-    hash: str
-    parameters: int
-    dtype: str
-    device: str
-    context_length: int
-    chat_template: str | None = None
-    engine: str = ""
-    dtype_choice: str = ""
-    origin: _Origin | None = None
-    attention: str | None = None
-    computed: str | None = None
-    quantised: str = ""
-    layers_on: dict[str, list[Any]] = {}
-
-
-class _Served(Struct, frozen=True):
-    software: str | None = None
-    tokens: str | None = None
-    acceptance: str | None = None
-
-
-class _Method(Struct):
-    label: str
-    name: str
-    summary: str
-    paper: str
-    lossless: bool
-    options: dict[str, Any]
-    resolved: dict[str, Any] = {}
-    learnt: Learnt | None = None
-    advised: dict[str, Any] = {}
-    reference: str = ""
-    served: _Served = _Served()
-
-
-class _Worker(Struct):
-    machine: str
-    environment: _Environment
-
-
-class _Session(Struct):
-    started: str
-    environment: _Environment
-    workers: list[_Worker] = []
-    measures: bool = True
-
-
-class _Limits(Struct):
-    read_bytes_per_s: Amount | None = None
-    flops_per_s: dict[str, Amount] | None = None
-    launch_s: Amount | None = None
-    busy: str = ""
-
-
-class _Drafter(Struct):
-    weight_bytes: Amount
-    matrix_parameters: Amount
-
-
-class _OwnWork(Struct):
-    step: Amount = 0.0
-    node: Amount = 0.0
-    dropped: Amount = 0.0
-
-
-class Shape(Struct):
-    """Cost of a forward pass."""
-
-    weight_bytes: Amount
-    matrix_parameters: Amount
-    kv_bytes: Amount
-    attention_flops: Amount
-    windows: list[Amount | None]
-    drafter: _Drafter | None = None
-    own: _OwnWork | None = None
-
-
-class _Machine(Struct):
-    limits: _Limits | None = None
-    shapes: dict[str, dict[str, Any] | None] | None = None  # of those with a number of bytes, `Shape`
-
-
-class _Gaps(Struct):
-    number: Amount
-    mean_s: Amount
-    longest_s: Amount
-
-
-class Trace(Struct):
-    """Profile of one request."""
-
-    what: str
-    tokens: Amount
-    wall_s: Amount
-    busy_share: Amount
-    gaps: _Gaps
-    span_s: Amount
-    timeline: list[Amount]
-    launches_per_token: Amount | None
-
-
-class _Reached(Struct):
-    why: str
-
-
-class ManifestForm(Struct):
-    """The whole of manifest.json, as `specbench_ss.runs.manifest.manifest_for` makes it."""
-
-    format: int
-    version: str
-    command: list[str]
-    config: _Config
-    fingerprint: str
-    suite: _Suite
-    model: _Model
-    methods: list[_Method]
-    environment: _Environment
-    created: str
-    finished: str | None
-    status: str
-    warnings: list[str] = []
-    sessions: list[_Session] = []
-    repeats_made: int | None = None
-    baseline: str | None = None
-    machine: _Machine | None = None
-    traces: dict[str, dict[str, Any] | None] | None = None  # of those with a timeline, `Trace`
-    until_ci: _Reached | None = None
-
-
-class _ServedModel(Struct):
-    name: str
-    dtype: str
-    device: str
-
-
-class ServedForm(ManifestForm, kw_only=True):
-    """The same of a run of served engines, of whose model little is known."""
-
-    model: _ServedModel  # type: ignore[assignment]
-
+Facts = dict[str, Any]
+REVISION = _form({"commit": str, "dirty": bool})
+ENVIRONMENT = _form(
+    {"python": str, "platform": str, "packages": Facts, "gpus": _each(_form({"name": str}))},
+    {
+        "cpu": Facts | None,
+        "threads": Facts | None,
+        "memory_bytes": float | None,
+        "driver": str | None,
+        "cuda": str | None,
+        "revision": REVISION | None,
+    },
+)
+CONFIG = _form(
+    {"temperature": float, "top_p": float, "top_k": int, "repeats": int},
+    {
+        "stop": list[str],
+        "methods": _each(_form({"name": str, "options": Facts}, {"copy": int})),
+        "presets": _each(_form({"method": str})),
+        "plugin": _each(_form({"file": str, "sha256": str})),
+        "endpoints": _each(_form({"label": str, "url": str}, {"model": str | None})),
+        "concurrency": list[int],
+        "data": str | None,
+        "engine": str | None,
+    },
+)
+SUITE = _form(
+    {"name": str, "edition": str, "content_hash": str, "size": int, "prompts": int, "notes": list[str]},
+    {"max_new_tokens": int | None},
+)
+SERVED_MODEL = _form({"name": str, "dtype": str, "device": str})  # of served engines: little is known
+MODEL = _form(
+    {"name": str, "hash": str, "parameters": int, "dtype": str, "device": str, "context_length": int},
+    {
+        "chat_template": str | None,
+        "engine": str,
+        "dtype_choice": str,
+        "origin": _form({}, {"gguf": _form({}, {"types": Facts | None}) | None}) | None,
+        "attention": str | None,
+        "computed": str | None,
+        "quantised": str,
+        "layers_on": dict[str, list[Any]],
+    },
+)
+METHOD = _form(
+    {"label": str, "name": str, "summary": str, "paper": str, "lossless": bool, "options": Facts},
+    {
+        "resolved": Facts,
+        "learnt": Learnt | None,
+        "advised": Facts,
+        "reference": str,
+        "served": _form({}, {"software": str | None, "tokens": str | None, "acceptance": str | None}),
+    },
+)
+SESSION = _form(
+    {"started": str, "environment": ENVIRONMENT},
+    {"workers": _each(_form({"machine": str, "environment": ENVIRONMENT})), "measures": bool},
+)
+LIMITS = _form(
+    {},
+    {
+        "read_bytes_per_s": Amount | None,
+        "flops_per_s": dict[str, Amount] | None,
+        "launch_s": Amount | None,
+        "busy": str,
+    },
+)
+SHAPE = _form(  # cost of a forward pass
+    dict.fromkeys(("weight_bytes", "matrix_parameters", "kv_bytes", "attention_flops"), Amount)
+    | {"windows": list[Amount | None]},
+    {
+        "drafter": _form({"weight_bytes": Amount, "matrix_parameters": Amount}) | None,
+        "own": _form({}, dict.fromkeys(("step", "node", "dropped"), Amount)) | None,
+    },
+)
+TRACE = _form(  # profile of one request
+    dict.fromkeys(("tokens", "wall_s", "busy_share", "span_s"), Amount)
+    | {
+        "what": str,
+        "gaps": _form(dict.fromkeys(("number", "mean_s", "longest_s"), Amount)),
+        "timeline": list[Amount],
+        "launches_per_token": Amount | None,
+    }
+)
+WHOLE = {
+    "format": int,
+    "version": str,
+    "command": list[str],
+    "config": CONFIG,
+    "fingerprint": str,
+    "suite": SUITE,
+    "model": MODEL,
+    "methods": _each(METHOD),
+    "environment": ENVIRONMENT,
+    "created": str,
+    "finished": str | None,
+    "status": str,
+}
+LATER = {  # what a run adds
+    "warnings": list[str],
+    "sessions": _each(SESSION),
+    "repeats_made": int | None,
+    "baseline": str | None,
+    # shapes: of those with a number of bytes, SHAPE; traces: of those with a timeline, TRACE
+    "machine": _form({}, {"limits": LIMITS | None, "shapes": dict[str, Facts | None] | None}) | None,
+    "traces": dict[str, Facts | None] | None,
+    "until_ci": _form({"why": str}) | None,
+}
+FORM, SERVED_FORM = _form(WHOLE, LATER), _form(WHOLE | {"model": SERVED_MODEL}, LATER)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -268,7 +169,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = user_files.parse(file.read_bytes())
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise UserError(_unreadable(file, manifest))
+            form = manifest.get("format") if isinstance(manifest, dict) else None
+            if isinstance(form, int) and form > FORMAT:
+                newer = f"its format is {form}, and this version reads {FORMAT}"
+                raise UserError(f"{file} is of a newer version of ssbench: {newer}")
+            raise UserError(f"{file} is not the manifest of a run that this version can read")
         _check_whole(manifest)
     except OSError as e:
         raise UserError(f"{path} is not a run directory: cannot read {MANIFEST}: {e.strerror}") from e
@@ -277,20 +182,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _unreadable(file: Path, manifest: Any) -> str:
-    """Say why what was read is no manifest of this version."""
-    form = manifest.get("format") if isinstance(manifest, dict) else None
-    if isinstance(form, int) and form > FORMAT:
-        return f"{file} is of a newer version of ssbench: its format is {form}, and this version reads {FORMAT}"
-    return f"{file} is not the manifest of a run that this version can read"
-
-
 def _check_whole(manifest: dict[str, Any]) -> None:
     """Raise ValueError where a field is missing or of another type, or where the methods do not fit together."""
     served = isinstance(manifest.get("config"), dict) and manifest["config"].get("endpoints")
-    user_files.convert(manifest, ServedForm if served else ManifestForm)
-    _check_parts("machine.shapes", (manifest.get("machine") or {}).get("shapes"), "weight_bytes", Shape, required=True)
-    _check_parts("traces", manifest.get("traces"), "timeline", Trace)
+    user_files.convert(manifest, SERVED_FORM if served else FORM)
+    _check_parts("machine.shapes", (manifest.get("machine") or {}).get("shapes"), "weight_bytes", SHAPE, required=True)
+    _check_parts("traces", manifest.get("traces"), "timeline", TRACE)
     labels = [method["label"] for method in manifest["methods"]]
     if not labels or len(set(labels)) < len(labels):
         raise ValueError("it names no method, or one method twice")
@@ -321,7 +218,7 @@ def _check_parts(
 def check_same_config(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Compare two `RunConfig`s as manifests hold them. Raises UserError with each differing field and both values."""
     check_same_plugins(path, stored, wanted)
-    new = _plain(wanted)
+    new = json.loads(json.dumps(wanted))  # as it is read back from a file, where tuples are lists
     fields = [name for name in new if name not in NOT_COMPARED and stored.get(name) != new[name]]
     _refuse(path, [(name.replace("_", "-"), _text(stored.get(name)), _text(new[name])) for name in fields])
 
@@ -344,9 +241,14 @@ def same_run(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """
     stored = read_manifest(path)
     check_same_config(path, stored["config"], wanted["config"])
-    differing = [(name, _at(stored, keys), _at(wanted, keys)) for keys, name in IDENTITY.items()]
+    differing = [(name, stored[part].get(key), wanted[part].get(key)) for (part, key), name in IDENTITY.items()]
     _refuse(path, [(name, str(old)[:HASH_SHOWN], str(new)[:HASH_SHOWN]) for name, old, new in differing if old != new])
-    _check_same_engine(path, engine_of(stored), engine_of(wanted))
+    begun, here = engine_of(stored), engine_of(wanted)
+    if begun != here:  # its times would be those of two engines
+        raise UserError(
+            f"--resume: the run in {path} was begun with engine {begun}, and this session has engine {here}: give "
+            f"--engine {begun}"
+        )
     _refuse(path, list(_differing_methods(stored, wanted)))
     return {**stored, "sessions": [*stored.get("sessions", []), *wanted.get("sessions", [])]}
 
@@ -354,15 +256,6 @@ def same_run(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
 def engine_of(manifest: Mapping[str, Any]) -> str:
     """Return the engine that made a run's steps, eager or graph: what `auto` came to. A served model has none: ''."""
     return str(manifest["model"].get("engine", ""))
-
-
-def _check_same_engine(path: Path, begun: str, here: str) -> None:
-    """Raise UserError where a run would go on by another engine, so that its times would be those of two."""
-    if begun != here:
-        raise UserError(
-            f"--resume: the run in {path} was begun with engine {begun}, and this session has engine {here}: give "
-            f"--engine {begun}"
-        )
 
 
 def _refuse(path: Path, differing: list[tuple[str, str, str]]) -> None:
@@ -374,7 +267,7 @@ def _refuse(path: Path, differing: list[tuple[str, str, str]]) -> None:
 
 def _differing_methods(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield the weights and settings of methods that are not those that the run was begun with."""
-    old, new = _resolved(stored), _resolved(wanted)
+    old, new = ({method["label"]: method.get("resolved", {}) for method in of["methods"]} for of in (stored, wanted))
     if list(old) != list(new):
         yield "methods", ", ".join(old), ", ".join(new)
         return
@@ -385,35 +278,13 @@ def _differing_methods(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
                 yield f"method {label} with {key}", _text(a), _text(b)
 
 
-def _resolved(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {method["label"]: method.get("resolved", {}) for method in manifest["methods"]}
-
-
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration as it is read back from a file, where tuples are lists."""
-    plain: dict[str, Any] = json.loads(json.dumps(config))
-    return plain
-
-
 def _text(value: Any) -> str:
     """Return a value as text for people: methods by their labels, and texts with spaces in quotes."""
     if isinstance(value, list):
-        return ",".join(_label(entry) for entry in value) or "none"
+        return ",".join(map(_text, value)) or "none"
+    if isinstance(value, dict) and value.keys() >= {"name", "options"}:
+        return MethodSpec(**value).label
     return (value if value.split() == [value] else repr(value)) if isinstance(value, str) else value_text(value)
-
-
-def _label(entry: Any) -> str:
-    try:
-        asked = user_files.convert(entry, AskedMethod)
-    except ValueError:
-        return _text(entry)
-    return MethodSpec(asked.name, asked.options, asked.copy).label
-
-
-def _at(data: Any, keys: tuple[str, ...]) -> Any:
-    for key in keys:
-        data = data.get(key) if isinstance(data, dict) else None
-    return data
 
 
 def manifest_for(

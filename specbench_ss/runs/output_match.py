@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-from torch import Tensor
+from dataclasses import replace
 
 from specbench_ss.engine.decoder import Decoder, Step
 from specbench_ss.engine.numerics import near_tie_drop
 from specbench_ss.errors import error_text
-from specbench_ss.runs.records import Row, Sameness, StepRow
+from specbench_ss.runs.records import Row, Sameness, step_line
 from specbench_ss.runs.step_files import read_step_line
 from specbench_ss.user_files import encoded
 
@@ -27,19 +25,10 @@ def check_readable(row: Row, steps: Sequence[Step]) -> None:
     """
     Row.read(encoded(row.as_dict()))
     for index, step in enumerate(steps):
-        read_step_line(encoded(StepRow(*row.key, index=index, step=step).as_dict()))
+        read_step_line(encoded(step_line(row.key, index, step)))
 
 
 FAILED = ("the sample failed", "the reference failed")  # why there may be no verdict; not for ever
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Logits of the target where two answers part. gap, drop: as in `Sameness`. best: the largest logit."""
-
-    gap: float
-    drop: float
-    best: float
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
@@ -49,12 +38,6 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
         if a[i] != b[i]:
             return i
     return None if len(a) == len(b) else common
-
-
-def gap_between(logits: Tensor, a: int, b: int) -> Gap:
-    """Compare the logits [V] after the last common token with those of a and b, the tokens that were chosen there."""
-    best, second = logits.float().topk(2).values.tolist()
-    return Gap(best - second, best - min(float(logits[a]), float(logits[b])), best)
 
 
 def judge(decoder: Decoder, prompt_ids: list[int], reference: Row, row: Row) -> Sameness:
@@ -90,15 +73,16 @@ def _explained(decoder: Decoder, prompt: list[int], answer: list[int], chosen: t
     """Return a near-tie where both tokens may follow the answer by the decoder's logits, else a mismatch."""
     at = len(answer)
     try:
-        gap = gap_between(decoder.next_logits(prompt, answer), *chosen)
+        logits = decoder.next_logits(prompt, answer).float()
+        best, second = logits.topk(2).values.tolist()
+        gap, drop = best - second, best - min(float(logits[token]) for token in chosen)
     except Exception as e:  # a difference that nothing explains is never called harmless
         reason = f"no logits to explain it: {error_text(e)}"
         return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)
-    if not (math.isfinite(gap.gap) and math.isfinite(gap.drop)):
-        reason = "logits are not finite"
-        return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)
-    tie = gap.drop <= near_tie_drop(str(decoder.target.dtype), gap.best)
-    return Sameness(*row.key, "near-tie" if tie else "mismatch", at, gap.gap, gap.drop)
+    if not (math.isfinite(gap) and math.isfinite(drop)):
+        return Sameness(*row.key, verdict="mismatch", first_difference=at, reason="logits are not finite")
+    tie = drop <= near_tie_drop(str(decoder.target.dtype), best)
+    return Sameness(*row.key, "near-tie" if tie else "mismatch", at, gap, drop)
 
 
 def not_compared(row: Row, reason: str) -> Sameness:

@@ -39,7 +39,7 @@ class _Content(msgspec.Struct, kw_only=True):
     made_for: dict[Any, Any] = {}
     resolved: dict[Any, Any] = {}
     calibration: _Calibration = msgspec.field(default_factory=_Calibration)
-    plugin: _Plugin | msgspec.UnsetType = msgspec.UNSET
+    plugin: _Plugin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,13 @@ def read_preset(path: Path) -> Preset:
     """Return the preset in a file. Raises UserError where it is no preset, or one that this version cannot read."""
     content = read_bytes(path)
     try:
-        stored = _checked(mapping(content, path))
+        stored = user_files.convert({str(name): value for name, value in mapping(content, path).items()}, _Content)
     except ValueError as problem:
         raise UserError(f"{path} is not a preset: {problem}") from None
+    if stored.preset != FORMAT:
+        raise UserError(f"{path} is not a preset: its format is {stored.preset}, this version reads {FORMAT}")
+    if listed := [name for name, value in stored.options.items() if isinstance(value, dict | list)]:
+        raise UserError(f"{path} is not a preset: options.{listed[0]} is not a single value")
     return Preset(
         file=str(path),
         sha256=hashlib.sha256(content).hexdigest(),
@@ -80,19 +84,8 @@ def read_preset(path: Path) -> Preset:
         made_for=stored.made_for,
         resolved=stored.resolved,
         prompts=stored.calibration.prompts,
-        plugin={} if stored.plugin is msgspec.UNSET else msgspec.structs.asdict(stored.plugin),
+        plugin=msgspec.structs.asdict(stored.plugin) if stored.plugin else {},
     )
-
-
-def _checked(data: Mapping[Any, Any]) -> _Content:
-    """Check the content of a preset's file. Raises ValueError for what is no preset, or one of another format."""
-    content = user_files.convert({str(name): value for name, value in data.items()}, _Content)
-    if content.preset != FORMAT:
-        raise ValueError(f"its format is {content.preset}, this version reads {FORMAT}")
-    listed = [name for name, value in content.options.items() if isinstance(value, (dict, list))]
-    if listed:
-        raise ValueError(f"options.{listed[0]} is not a single value")
-    return content
 
 
 def check_writable(path: Path) -> None:

@@ -6,7 +6,7 @@ A *prompt* is one turn of one question; a *sample* is one method answering one p
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from operator import attrgetter
@@ -124,14 +124,6 @@ class Steps:
     columns: StepColumns
 
     @classmethod
-    def from_rows(cls, rows: Iterable[Any]) -> Steps:
-        """Return the steps that were given one by one, as `StepRow`s, those of a sample in their order."""
-        grouped: dict[Key, list[Step]] = {}
-        for row in rows:
-            grouped.setdefault(row.key, []).append(row.step)
-        return cls.from_samples(grouped)
-
-    @classmethod
     def from_samples(cls, steps: Mapping[Key, list[Step]]) -> Steps:
         """Return the steps of samples that have some."""
         made = {key: some for key, some in steps.items() if some}
@@ -194,28 +186,14 @@ def starts_of(counts: Any) -> Array:
     return np.concatenate([[0], np.cumsum(np.asarray(counts, dtype=np.int64))]).astype(np.int64)
 
 
-class StepsBySample(Mapping[Key, list[Step]]):
-    """The steps of every sample as objects, made when they are asked for; an empty list for a sample without steps."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-
-    def __getitem__(self, key: Key) -> list[Step]:
-        return self._steps.of(key).steps()
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._steps.keys)
-
-    def __len__(self) -> int:
-        return len(self._steps.keys)
-
-
 assert tuple(DTYPES) == tuple(field.name for field in fields(Step)) == tuple(f.name for f in fields(StepColumns))
 
 
 Agreement = Literal["identical", "near-tie", "length", "mismatch", "other text", "sampled", "not compared"]
 NonNegative = Annotated[float, Meta(ge=0)]
 Seconds = NonNegative
+Number = float | None  # None: it was not measured
+Known = Count | None
 
 KILLED = "killed"  # what read_run makes of a status `running` where no process holds the directory
 MEASURED = (  # what every good sample has
@@ -244,6 +222,10 @@ class OfSample:
         """Return what it has in common with the samples of other methods: question, turn and repeat."""
         return (self.question_id, self.turn, self.repeat)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the line as JSON-ready data."""
+        return asdict(self)
+
 
 @dataclass(slots=True)
 class Row(OfSample):
@@ -260,27 +242,25 @@ class Row(OfSample):
     suite_hash: Col[str, "sha256 of the suite's questions as asked"]
     status: Col[Literal["ok", "failed"], "`ok` or `failed`; of a failed sample every number is missing"]
     error: Col[str | None, "what the failed sample raised"] = None
-    started: Col[float | None, "Unix time at which the sample began", "s"] = None
-    ended: Col[float | None, "Unix time at which the sample ended", "s"] = None
-    prompt_tokens: Col[Count | None, "length of the prompt", "tokens"] = None
-    tokens: Col[Count | None, "length of the answer, its end token included", "tokens"] = None
-    prefill_tokens: Col[Count | None, "tokens of the answer that came from prefill, not from a step", "tokens"] = None
-    steps: Col[Count | None, "forward passes of the model that verify a draft", "steps"] = None
-    drafted: Col[Count | None, "nodes of all draft trees, roots left out", "nodes"] = None
-    verified: Col[Count | None, "of these, nodes that reached the model's last layer", "nodes"] = None
-    depth: Col[Count | None, "sum of the depths of all draft trees", "tokens"] = None
-    accepted: Col[Count | None, "drafted tokens that were accepted, before the answer was cut at its end", "tokens"] = (
-        None
-    )
-    overshoot: Col[Count | None, "accepted tokens that lay beyond the end of the answer", "tokens"] = None
-    draft_calls: Col[Count | None, "forward passes of a draft model", "passes"] = None
+    started: Col[Number, "Unix time at which the sample began", "s"] = None
+    ended: Col[Number, "Unix time at which the sample ended", "s"] = None
+    prompt_tokens: Col[Known, "length of the prompt", "tokens"] = None
+    tokens: Col[Known, "length of the answer, its end token included", "tokens"] = None
+    prefill_tokens: Col[Known, "tokens of the answer that came from prefill, not from a step", "tokens"] = None
+    steps: Col[Known, "forward passes of the model that verify a draft", "steps"] = None
+    drafted: Col[Known, "nodes of all draft trees, roots left out", "nodes"] = None
+    verified: Col[Known, "of these, nodes that reached the model's last layer", "nodes"] = None
+    depth: Col[Known, "sum of the depths of all draft trees", "tokens"] = None
+    accepted: Col[Known, "drafted tokens that were accepted, before the answer was cut at its end", "tokens"] = None
+    overshoot: Col[Known, "accepted tokens that lay beyond the end of the answer", "tokens"] = None
+    draft_calls: Col[Known, "forward passes of a draft model", "passes"] = None
     finish: Col[str | None, "why the answer ended: `eos`, `stop`, `length` or `context`"] = None
     prefill_s: Col[Seconds | None, "time to read the prompt, up to the first token", "s"] = None
     decode_s: Col[Seconds | None, "time of all steps", "s"] = None
     wall_s: Col[Seconds | None, "prefill_s + decode_s", "s"] = None
-    peak_memory_bytes: Col[
-        Count | None, "peak of the CUDA memory that it took besides; missing where replayed", "bytes"
-    ] = None
+    peak_memory_bytes: Col[Known, "peak of the CUDA memory that it took besides; missing where replayed", "bytes"] = (
+        None
+    )
     quality: Col[
         Annotated[float, Meta(ge=0, le=1)] | None,
         "the suite's score of the answer; missing where the question has no reference",
@@ -293,37 +273,35 @@ class Row(OfSample):
     ] = None
     remade: Col[int | None, "how often it was made again since it was disturbed; missing without telemetry"] = None
     host_cpu_share: Col[
-        float | None, "share of the usable cores that this process took, its mean over the sample", "0 to 1"
+        Number, "share of the usable cores that this process took, its mean over the sample", "0 to 1"
     ] = None
-    host_foreign_share: Col[float | None, "share of the usable cores that everything else took", "0 to 1"] = None
+    host_foreign_share: Col[Number, "share of the usable cores that everything else took", "0 to 1"] = None
     host_rss_bytes: Col[int | None, "most memory that this process had resident when it was read", "bytes"] = None
     host_page_faults: Col[int | None, "page faults of this process, minor ones included"] = None
-    nvml_kernel_busy: Col[float | None, "share of the time in which any kernel ran, as NVML samples it", "0 to 1"] = (
+    nvml_kernel_busy: Col[Number, "share of the time in which any kernel ran, as NVML samples it", "0 to 1"] = None
+    nvml_memory_busy: Col[Number, "share of the time in which device memory was read or written, by NVML", "0 to 1"] = (
         None
     )
-    nvml_memory_busy: Col[
-        float | None, "share of the time in which device memory was read or written, by NVML", "0 to 1"
-    ] = None
-    nvml_sm_mhz: Col[float | None, "mean clock of the multiprocessors", "MHz"] = None
-    nvml_power_w: Col[float | None, "mean power of the device", "W"] = None
-    energy_j: Col[float | None, "energy of the device: the difference of NVML's counter", "J"] = None
-    joules_per_token: Col[float | None, "energy_j over tokens of the answer", "J"] = None
+    nvml_sm_mhz: Col[Number, "mean clock of the multiprocessors", "MHz"] = None
+    nvml_power_w: Col[Number, "mean power of the device", "W"] = None
+    energy_j: Col[Number, "energy of the device: the difference of NVML's counter", "J"] = None
+    joules_per_token: Col[Number, "energy_j over tokens of the answer", "J"] = None
     gpm_sm_active: Col[
-        float | None, "share of the multiprocessors that were busy, by the device's GPM counters", "0 to 1"
+        Number, "share of the multiprocessors that were busy, by the device's GPM counters", "0 to 1"
     ] = None
-    gpm_tensor_active: Col[float | None, "share of the time in which tensor cores worked, by GPM", "0 to 1"] = None
-    gpm_dram_active: Col[float | None, "share of the device memory's bandwidth that was used, by GPM", "0 to 1"] = None
+    gpm_tensor_active: Col[Number, "share of the time in which tensor cores worked, by GPM", "0 to 1"] = None
+    gpm_dram_active: Col[Number, "share of the device memory's bandwidth that was used, by GPM", "0 to 1"] = None
     counted: Col[
         Literal["usage", "chunks"] | None,
         "of a server: `usage` where it told the number of tokens, `chunks` where pieces were counted",
     ] = None
-    chunks: Col[Count | None, "of a server: pieces of text that came", "chunks"] = None
+    chunks: Col[Known, "of a server: pieces of text that came", "chunks"] = None
     drafts: Col[
-        Count | None, "of a server: how often it drafted, by its own counters; missing where not measured", "drafts"
+        Known, "of a server: how often it drafted, by its own counters; missing where not measured", "drafts"
     ] = None
-    concurrency: Col[Count | None, "requests at a time, where more than one; missing in this frame", "requests"] = None
+    concurrency: Col[Known, "requests at a time, where more than one; missing in this frame", "requests"] = None
     unreplayed: Col[
-        Count | None, "passes made operator by operator where steps are replayed; missing where none are", "passes"
+        Known, "passes made operator by operator where steps are replayed; missing where none are", "passes"
     ] = None
     unreplayed_why: Col[
         str | None, "why they were not replayed; empty where all were, missing where no steps are replayed"
@@ -333,6 +311,11 @@ class Row(OfSample):
     def ok(self) -> bool:
         """Whether the sample succeeded, so that its numbers are there."""
         return self.status == "ok"
+
+    @property
+    def later(self) -> int:
+        """The tokens that came from steps."""
+        return (self.tokens or 0) - (self.prefill_tokens or 0)
 
     def fill(self, generation: Generation) -> None:
         """Copy every count and time of a finished request into the sample."""
@@ -344,10 +327,6 @@ class Row(OfSample):
         self.overshoot, self.draft_calls = generation.overshoot, generation.draft_calls
         self.finish, self.token_ids = generation.finish, list(generation.tokens)
         self.prefill_s, self.decode_s, self.wall_s = generation.prefill_s, generation.decode_s, generation.wall_s
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the sample as JSON-ready data."""
-        return asdict(self)
 
     @classmethod
     def read(cls, line: bytes) -> Row:
@@ -363,17 +342,9 @@ class Row(OfSample):
         return row
 
 
-@dataclass(slots=True)
-class StepRow(OfSample):
-    """One decoding step of one sample. index: its number within the sample, from 0."""
-
-    index: int
-    step: Step
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the step as flat, JSON-ready data."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "step"}
-        return {**own, **asdict(self.step)}
+def step_line(key: Key, index: int, step: Step) -> dict[str, Any]:
+    """Return one decoding step of a sample as flat, JSON-ready data. index: its number within the sample, from 0."""
+    return {**dict(zip(KEY, key, strict=True)), "index": index, **asdict(step)}
 
 
 PIT_BINS = 10  # of the histogram of PIT values
@@ -438,15 +409,6 @@ class Sameness(OfSample):
     reason: Col[str, "why the answers were not compared, or what else there is to say; may be empty"] = ""
     sampled: SampledTokens | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the verdict as JSON-ready data."""
-        return asdict(self)
-
-    @classmethod
-    def read(cls, line: bytes) -> Sameness:
-        """Return the verdict that was written as this line of JSON. Raises ValueError as `Row.read` does."""
-        return _read_sameness(line)
-
 
 def answer_hash(text: str) -> str:
     """Return the sha256 of an answer."""
@@ -465,7 +427,7 @@ class JudgeVerdict(OfSample):
     judge: str
     prompts: str
     digest: str
-    score: float | None
+    score: Annotated[float, Meta(ge=0, le=1)] | None
     text: str = ""
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -482,29 +444,16 @@ class JudgeVerdict(OfSample):
         """Whether this is of the row's text, and not of one that the sample had before it was made again."""
         return self.answer in ("", answer_hash(row.text or ""))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the verdict as JSON-ready data."""
-        return asdict(self)
 
-    @classmethod
-    def read(cls, line: bytes) -> JudgeVerdict:
-        """Return the verdict that was written as this line of JSON. Raises ValueError as `Row.read` does."""
-        verdict = _read_judged(line)
-        if verdict.score is not None and not 0 <= verdict.score <= 1:
-            raise ValueError("score is not in [0, 1]")
-        return verdict
-
-
-_read_row, _read_sameness = user_files.decoder(Row), user_files.decoder(Sameness)
-_read_judged = user_files.decoder(JudgeVerdict)
+_read_row, read_sameness = user_files.decoder(Row), user_files.decoder(Sameness)
+read_judged = user_files.decoder(JudgeVerdict)
 
 
 @dataclass
 class Run:
     """A run directory as it was read: everything that is committed, whether the run is finished or not.
 
-    steps: in columns; a list of `StepRow` is put into columns. levels, requests: of served engines, the suite sent with
-    several requests in flight.
+    levels, requests: of served engines, the suite sent with several requests in flight.
     """
 
     path: Path
@@ -516,10 +465,6 @@ class Run:
     judged: list[JudgeVerdict] = field(default_factory=list)
     levels: list[Level] = field(default_factory=list)
     requests: list[Row] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.steps, list):
-            self.steps = Steps.from_rows(self.steps)
 
     @property
     def labels(self) -> list[str]:
@@ -580,11 +525,3 @@ class Run:
         rows = {row.key: row for row in self.rows} if self.judged else {}
         same = [v for v in self.judged if v.by == self.judged[-1].by and v.key in rows and v.rates(rows[v.key])]
         return {v.key: v.score for v in same if v.score is not None}
-
-    @cached_property
-    def steps_by_sample(self) -> StepsBySample:
-        """Return the steps of every sample as objects, made one sample at a time: `steps.of(key)` has them in columns.
-
-        A sample without steps has an empty list.
-        """
-        return StepsBySample(self.steps)

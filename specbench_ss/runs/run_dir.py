@@ -1,20 +1,14 @@
 """Run directory: append-only, crash-safe and resumable.
 
-telemetry.jsonl one line for each try at a sample: what was read of the machine meanwhile drafts.jsonl one line for
-each recorded answer: the draft of each of its steps
-
-Both are optional, are appended as the rows are, and lose at most their last line to a killed process.
-
-requests.jsonl one line for each request of such a level, in the form of a row levels.jsonl one line for each level of
-a method and repeat, written last: it commits the level's requests
-
-A level is made whole or not at all, since its throughput is that of all its requests together.
-
-manifest.json what was run, and on what; replaced atomically questions.json the questions asked, for a reader of the
-run who does not have the suite steps.jsonl one line for each decoding step, appended before its sample's row
-rows.jsonl one line for each sample; this commits the sample: steps without a row do not count sameness.jsonl one line
-for each comparison with the reference judge.jsonl one line for each answer that a judge rated, after the run of
-served engines, requests.jsonl and levels.jsonl: levels.py and what a run may have besides: side_files.py
+- manifest.json: what was run, and on what; replaced atomically
+- questions.json: the questions asked, for a reader of the run who does not have the suite
+- steps.jsonl: one line for each decoding step, appended before its sample's row
+- rows.jsonl: one line for each sample; this commits the sample: steps without a row do not count
+- sameness.jsonl: one line for each comparison with the reference
+- judge.jsonl: one line for each answer that a judge rated, after the run
+- requests.jsonl, levels.jsonl: with several requests at a time, one line for each request, and one for each level of a
+  method and repeat, written last: it commits the level's requests, since its throughput is that of all of them
+- telemetry.jsonl, drafts.jsonl: what was read of the machine during one try at a sample, and the drafts of one answer
 
 A process killed at any byte loses at most the sample in flight. A failed sample is made again by --resume: of several
 lines with the same key, the last one counts. Where lines were lost afterwards, what is whole still counts, and
@@ -27,10 +21,10 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -49,9 +43,11 @@ from specbench_ss.runs.records import (
     Row,
     Run,
     Sameness,
-    StepRow,
     Steps,
     baseline_of,
+    read_judged,
+    read_sameness,
+    step_line,
 )
 from specbench_ss.runs.records import Level as Level
 from specbench_ss.runs.step_files import PARQUET, StepLines, read_step_lines, stored_steps
@@ -74,7 +70,7 @@ class Ledger(Protocol):
         """Take one comparison with the reference."""
 
     def append_beside(self, name: str, line: dict[str, Any]) -> str:
-        """Take a line of one of the optional files that `side_files` names. Returns why it could not, or ''."""
+        """Take a line of an optional file, TELEMETRY or DRAFTS. Returns why it could not, or ''."""
 
     def update(self, **changes: Any) -> None:
         """Change entries of the manifest."""
@@ -137,10 +133,6 @@ class Readings(OfSample):
     disturbed: str = ""
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the readings as JSON-ready data."""
-        return asdict(self)
-
 
 @dataclass(slots=True)
 class DraftStep:
@@ -175,95 +167,37 @@ class Drafts(OfSample):
     reason: str = ""
     steps: list[DraftStep] = field(default_factory=list)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the drafts as JSON-ready data."""
-        return asdict(self)
 
-
-class SideFiles:
-    """The side files of an open run directory. They are worth less than the run: no failure here is raised."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.files, self._given_up = path, dict[str, BinaryIO](), dict[str, str]()
-
-    def append(self, name: str, line: dict[str, Any]) -> str:
-        """Append a line. Returns why it could not, or ''.
-
-        After a failure nothing more is written to that file in this session: no line is put behind half of one.
-        """
-        if name in self._given_up:
-            return self._given_up[name]
-        try:
-            if name not in self.files:
-                self.files[name] = (self.path / name).open("ab", buffering=0)
-            storage.append(self.files[name], [line])
-        except ValueError as e:  # a number that is not finite: nothing of the line was written
-            return f"a line of {name} could not be written: {e}"
-        except OSError as e:
-            self._given_up[name] = f"{name} could not be written any further: {os_reason(e)}"
-        return self._given_up.get(name, "")
-
-    def close(self) -> None:
-        """Close the files. What was appended is already on the disk."""
-        for file in self.files.values():
-            file.close()
-
-
-READERS: dict[str, Any] = {TELEMETRY: user_files.decoder(Readings), DRAFTS: user_files.decoder(Drafts)}
-
-
-def recover(path: Path) -> None:
-    """Cut off the half of a line that a killed process may have left. Raises UserError for a line that is damaged."""
-    for name, read in READERS.items():
-        storage.cut(path / name, read)
+_read_readings, _read_drafts = user_files.decoder(Readings), user_files.decoder(Drafts)
 
 
 def read_telemetry(path: Path) -> list[Readings]:
     """Return the readings of a run directory; of a sample that was made again after a kill, the later tries."""
     found: dict[Key, list[Readings]] = {}
-    for one in storage.scan(path / TELEMETRY, READERS[TELEMETRY])[0]:
+    for one in storage.scan(path / TELEMETRY, _read_readings)[0]:
         found[one.key] = [*(found.get(one.key, ()) if one.attempt else ()), one]
     return [one for tries in found.values() for one in tries]
 
 
 def read_drafts(path: Path) -> list[Drafts]:
     """Return the recorded drafts of a run directory; of an answer that was recorded twice, the later record."""
-    found: Iterable[Drafts] = storage.scan(path / DRAFTS, READERS[DRAFTS])[0]
-    return list({one.key: one for one in found}.values())
+    return latest(storage.scan(path / DRAFTS, _read_drafts)[0])
 
 
 REQUESTS, LEVELS = "requests.jsonl", "levels.jsonl"
 _read_level = user_files.decoder(Level)
 
 
-def level_of(row: Row) -> LevelKey:
-    """Return the level that a request belongs to."""
-    return (row.method, row.concurrency or 1, row.repeat)
-
-
 def read_levels(path: Path) -> tuple[list[Level], list[Row]]:
     """Return the committed levels of a run directory with their requests. Raises UserError for a damaged line."""
     levels: dict[LevelKey, Level] = {one.key: one for one in storage.scan(path / LEVELS, _read_level)[0]}
     rows = {(*row.key, row.concurrency): row for row in storage.scan(path / REQUESTS, Row.read)[0]}
-    return list(levels.values()), [row for row in rows.values() if level_of(row) in levels]
-
-
-def recover_levels(path: Path) -> None:
-    """Cut off the half of a line that a killed process may have left; of requests made twice the later ones count."""
-    storage.cut(path / LEVELS, _read_level)
-    storage.cut(path / REQUESTS, Row.read)
-
-
-def append_level(path: Path, level: Level, rows: Sequence[Row]) -> None:
-    """Commit a level: write its requests, then the level itself, and flush each to the disk."""
-    for name, made in ((REQUESTS, [row.as_dict() for row in rows]), (LEVELS, [level.as_dict()])):
-        with (path / name).open("ab", buffering=0) as file:
-            storage.append(file, made)
+    return list(levels.values()), [r for r in rows.values() if (r.method, r.concurrency or 1, r.repeat) in levels]
 
 
 QUESTIONS, ROWS, STEPS, SAMENESS = "questions.json", "rows.jsonl", "steps.jsonl", "sameness.jsonl"
 JUDGE = "judge.jsonl"
-Record = TypeVar("Record", Row, Sameness)
+Record = TypeVar("Record", bound=OfSample)
 
 
 class _StoredQuestion(msgspec.Struct):
@@ -291,7 +225,7 @@ class RunDir:
         self.rows = {row.key: row for row in rows}
         self.judged = set(judged)
         self._process = os.getpid()
-        self._lock, self._beside = held, SideFiles(path)
+        self._lock, self._given_up = held, dict[str, str]()
         self._files = {name: (path / name).open("ab", buffering=0) for name in (STEPS, ROWS, SAMENESS)}
 
     @classmethod
@@ -318,7 +252,7 @@ class RunDir:
 
     def append(self, row: Row, steps: Sequence[Step]) -> None:
         """Commit a sample: write its steps, then its row, and flush each to the disk."""
-        lines = [StepRow(*row.key, index=i, step=step).as_dict() for i, step in enumerate(steps)]
+        lines = [step_line(row.key, i, step) for i, step in enumerate(steps)]
         with self._write_access():
             storage.append(self._files[STEPS], lines)
             storage.append(self._files[ROWS], [row.as_dict()])
@@ -331,14 +265,30 @@ class RunDir:
         self.judged.add(verdict.key)
 
     def append_level(self, level: Level, rows: Sequence[Row]) -> None:
-        """Commit a level of a served engine with its requests."""
+        """Commit a level: write its requests, then the level itself, and flush each to the disk."""
         with self._write_access():
-            append_level(self.path, level, rows)
+            for name, made in ((REQUESTS, [row.as_dict() for row in rows]), (LEVELS, [level.as_dict()])):
+                with (self.path / name).open("ab", buffering=0) as file:
+                    storage.append(file, made)
 
     def append_beside(self, name: str, line: dict[str, Any]) -> str:
-        """Append a line to one of the optional files that `side_files` names. Returns why it could not, or ''."""
+        """Append a line to an optional file, TELEMETRY or DRAFTS. Returns why it could not, or ''.
+
+        These are worth less than the run: no failure is raised. After one nothing more is written to that file in this
+        session: no line is put behind half of one.
+        """
         with self._write_access():
-            return self._beside.append(name, line)
+            if name in self._given_up:
+                return self._given_up[name]
+            try:
+                if name not in self._files:
+                    self._files[name] = (self.path / name).open("ab", buffering=0)
+                storage.append(self._files[name], [line])
+            except ValueError as e:  # a number that is not finite: nothing of the line was written
+                return f"a line of {name} could not be written: {e}"
+            except OSError as e:
+                self._given_up[name] = f"{name} could not be written any further: {os_reason(e)}"
+            return self._given_up.get(name, "")
 
     def update(self, **changes: Any) -> None:
         """Change entries of the manifest atomically."""
@@ -362,7 +312,6 @@ class RunDir:
 
     def close(self) -> None:
         """Close the files. What was appended is already on the disk."""
-        self._beside.close()
         for file in self._files.values():
             file.close()
         os.close(self._lock)
@@ -435,7 +384,7 @@ def read_run(path: Path) -> Run:
         manifest["status"] = KILLED
     rows = latest(storage.scan(path / ROWS, Row.read)[0])
     there = {row.key for row in rows}
-    verdicts = latest(storage.scan(path / SAMENESS, Sameness.read)[0])
+    verdicts = latest(storage.scan(path / SAMENESS, read_sameness)[0])
     return Run(
         path,
         manifest,
@@ -443,7 +392,7 @@ def read_run(path: Path) -> Run:
         _steps(path, rows),
         [verdict for verdict in verdicts if verdict.key in there],
         read_questions(path),
-        [verdict for verdict in storage.scan(path / JUDGE, JudgeVerdict.read)[0] if verdict.key in there],
+        [verdict for verdict in storage.scan(path / JUDGE, read_judged)[0] if verdict.key in there],
         *read_levels(path),
     )
 
@@ -453,14 +402,14 @@ def judging(path: Path) -> Iterator[Callable[[JudgeVerdict], None]]:
     """Give a function that commits a judge's verdict. Only one process may write to a run directory at a time."""
     with _errors_named(path), contextlib.ExitStack() as stack:
         stack.callback(os.close, lock(path))
-        storage.cut(path / JUDGE, JudgeVerdict.read)
+        storage.cut(path / JUDGE, read_judged)
         file = stack.enter_context((path / JUDGE).open("ab", buffering=0))
         yield lambda verdict: storage.append(file, [verdict.as_dict()])
 
 
 def _steps(path: Path, rows: Iterable[Row]) -> Steps:
     stored = stored_steps(path, (path / ROWS, path / STEPS))
-    return stored if stored is not None else _steps_of(path, read_step_lines(path / STEPS), rows)
+    return _steps_of(path, read_step_lines(path / STEPS), rows) if stored is None else stored
 
 
 def _steps_of(path: Path, lines: StepLines, rows: Iterable[Row]) -> Steps:
@@ -478,14 +427,13 @@ def read_questions(path: Path) -> list[Question]:
     """
     file = path / QUESTIONS
     try:
-        stored = _read_questions(file.read_bytes())
+        return [Question(*msgspec.structs.astuple(stored)) for stored in _read_questions(file.read_bytes())]
     except FileNotFoundError:
         return []
     except OSError as e:
         raise UserError(f"cannot read {file}: {os_reason(e)}") from e
     except ValueError as e:
         raise UserError(f"{file} is damaged: {e}") from e
-    return [Question(*msgspec.structs.astuple(question)) for question in stored]
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -499,12 +447,13 @@ def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[Row], list[K
     Verdicts that only say that a sample failed do not count: there may be a real one now.
     """
     rows = latest(storage.cut(path / ROWS, Row.read))
-    verdicts = latest(storage.cut(path / SAMENESS, Sameness.read))
+    verdicts = latest(storage.cut(path / SAMENESS, read_sameness))
     lines = read_step_lines(path / STEPS)
     _steps_of(path, lines, rows)
     storage.truncate(path / STEPS, lines.end)
-    recover(path)
-    recover_levels(path)
+    of_others = {TELEMETRY: _read_readings, DRAFTS: _read_drafts, LEVELS: _read_level, REQUESTS: Row.read}
+    for name, read in of_others.items():
+        storage.cut(path / name, read)
     good = [row for row in rows if row.ok]
     done = {row.key for row in good}
     kept = (v for v in verdicts if v.key in done and held_against(v, manifest) in done)

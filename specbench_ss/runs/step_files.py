@@ -1,11 +1,10 @@
 """Files of a run's steps: JSON lines read into columns, and Parquet.
 
-docs/design/store.md has the rules. What is written: `specbench_ss/results/parquet_files.py`.
+docs/design/store.md has the rules. What is written: `specbench_ss/results/frames.py`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zlib
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 
 from specbench_ss import storage, user_files
 from specbench_ss.runs.records import DTYPES, KEY, Array, Key, StepColumns, Steps, starts_of
+from specbench_ss.storage import file_sha256
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # what fits its column
 
@@ -45,6 +45,7 @@ class _Line(msgspec.Struct, gc=False):
 
 read_step_line = user_files.decoder(_Line)
 _many = msgspec.json.Decoder(_Line).decode_lines
+EMPTY = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -80,15 +81,12 @@ class StepLines:
             if count and counts.get(key) != count:
                 raise ValueError(f"it lacks steps of {key[0]} turn {key[1] + 1} of {key[2]}")
         blocks = sorted((last[key] for key, count in wanted.items() if count), key=lambda block: block.start)
-        sizes = [counts[block.key] for block in blocks]
-        columns = self.columns if sum(sizes) == len(self.columns) else self.columns.take(_lines_of(blocks))
+        ranges = [np.arange(block.start, block.stop) for block in blocks]
+        sizes = [len(one) for one in ranges]
+        columns = (
+            self.columns if sum(sizes) == len(self.columns) else self.columns.take(np.concatenate([EMPTY, *ranges]))
+        )
         return Steps(tuple(block.key for block in blocks), starts_of(sizes), columns)
-
-
-def _lines_of(blocks: list[Block]) -> Array:
-    """Return the numbers of all lines of these blocks, from 0."""
-    ranges = [np.arange(block.start, block.stop) for block in blocks]
-    return np.concatenate(ranges) if ranges else np.zeros(0, np.int64)
 
 
 def read_step_lines(file: Path) -> StepLines:
@@ -118,15 +116,11 @@ def _extend(blocks: list[Block], lines: list[_Line], number: int) -> None:
     """Add lines, the first of which has this number, to the blocks; a line may belong to the last one."""
     last = blocks[-1] if blocks else None
     for at, line in enumerate(lines, number):
-        index = -1 if last is None else last.first + at - last.start
-        if last is None or index != line.index or last.key != (line.question_id, line.turn, line.method, line.repeat):
-            if last is not None:
-                last.stop = at
-            key = (line.question_id, line.turn, line.method, line.repeat)
-            last = Block(key, line.index, at, at)
-            blocks.append(last)
-    if last is not None:
-        last.stop = number + len(lines)
+        key = (line.question_id, line.turn, line.method, line.repeat)
+        if last is not None and line.index == last.first + last.stop - last.start and last.key == key:
+            last.stop += 1
+        else:
+            blocks.append(last := Block(key, line.index, at, at + 1))
 
 
 STEPS_PARQUET, SAMPLES_PARQUET = "steps.parquet", "samples.parquet"
@@ -137,12 +131,7 @@ MADE_FROM, CHECKSUM = b"specbench_ss.made_from", b"specbench_ss.checksum"  # ent
 
 def made_from(files: tuple[Path, ...]) -> bytes:
     """Return sizes and hashes of files, to be kept beside what is made of them. Raises OSError."""
-    return json.dumps({file.name: [file.stat().st_size, _sha256(file)] for file in files}).encode()
-
-
-def _sha256(file: Path) -> str:
-    with open(file, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+    return json.dumps({file.name: [file.stat().st_size, file_sha256(file)] for file in files}).encode()
 
 
 def checksum(steps: Steps) -> bytes:

@@ -1,12 +1,7 @@
 """Training text: conversation files and hub data sets, packed rows, and their cache.
 
-A process that is killed at any moment leaves no half-written rows.
-
-The generators are the folder `lab` of a checkout (docs/design/lab.md). The package never imports it; `python -m lab
-text` in another process writes the conversations. A completion mask follows from the lab's markers; text of other
-origin has a stored one.
-
-`load_rows` is all that a trainer needs. Rows are made once and then read from disk.
+`load_rows` is all that a trainer needs. Rows are made once and then read from disk; a process that is killed at any
+moment leaves no half-written ones.
 """
 
 from __future__ import annotations
@@ -19,11 +14,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -37,7 +31,7 @@ from specbench_ss.models.load import template_hash
 from specbench_ss.storage import cache_folder, replacing, sync_folder
 from specbench_ss.training.chat_format import Rendered, Renderer
 from specbench_ss.training.self_distill import OwnAnswers, own_documents
-from specbench_ss.user_files import Row, read_rows, read_text
+from specbench_ss.user_files import Row, read_bytes, read_rows, read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +72,8 @@ class TrainingRows:
     True is one completion, since two never touch. documents: int32 [R, L], the number of the document in its row, from
     0; -1 in padding.
 
-    A model that runs a row under a plain causal mask from position 0 on lets a document see those before it in its row;
-    the lab's base is trained so. With `visible` and `positions` every document stands alone, as prompts do in decoding.
+    Under a plain causal mask a document sees those before it in its row; the lab's base is trained so. With the masks
+    and positions of `batch.Documents` every document stands alone, as prompts do in decoding.
     """
 
     ids: NDArray[np.int32]
@@ -102,15 +96,6 @@ def positions(documents: NDArray[np.int32]) -> NDArray[np.int64]:
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     found: NDArray[np.int64] = at - np.maximum.accumulate(np.where(begins, at, 0), axis=1)
     return found
-
-
-def visible(documents: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Return bool [B, L, L]: token q sees token k if k is q or an earlier token of the same document.
-
-    documents: [B, L]. Padding sees padding, so no row of a softmax is empty.
-    """
-    same: NDArray[np.bool_] = documents[:, :, None] == documents[:, None, :]
-    return np.tril(same)
 
 
 def pack_documents(documents: Sequence[Rendered], length: int, pad: int) -> TrainingRows:
@@ -188,7 +173,9 @@ def cached(folder: Path, about: Mapping[str, Any], build: Callable[[Path], Built
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
     done, work = folder / key, folder / f"{key}.work"
     try:
-        with _lock(folder, key):
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{key}.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # the system releases it however the process ends
             if not done.exists():
                 work.mkdir(exist_ok=True)
                 _keep(build(work), about, folder / f"{key}.part", done)
@@ -196,15 +183,6 @@ def cached(folder: Path, about: Mapping[str, Any], build: Callable[[Path], Built
     except OSError as error:
         raise UserError(f"cannot keep training rows in {folder}: {os_reason(error)}") from None
     return _read(done, SIDES[0]), _read(done, SIDES[1])
-
-
-@contextmanager
-def _lock(folder: Path, key: str) -> Iterator[None]:
-    """Hold a lock that only one process has at a time. The system releases it however the process ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{key}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _keep(built: Built, about: Mapping[str, Any], part: Path, done: Path) -> None:
@@ -234,17 +212,7 @@ def _read(done: Path, side: str) -> TrainingRows:
 SUFFIXES = (".jsonl", ".json")
 
 
-class Source(Protocol):
-    """Rows with their places, and a digest that changes when any of them does."""
-
-    def rows(self) -> Iterator[tuple[str, Row]]:
-        """Yield every row with its place. Raises UserError for what cannot be read."""
-
-    def digest(self) -> str:
-        """Return a sha256 of the content, as hex digits."""
-
-
-def open_source(given: str | Path | Sequence[str | Path]) -> Source:
+def open_source(given: str | Path | Sequence[str | Path]) -> FileSource | HubSource:
     """Open files, folders (their .jsonl and .json files, sub-folders too), or the id of one hub data set.
 
     The hub is asked for an id only where no file or folder has that name. Raises UserError for what is neither.
@@ -252,13 +220,11 @@ def open_source(given: str | Path | Sequence[str | Path]) -> Source:
     names = [given] if isinstance(given, str | Path) else list(given)
     if not names:
         raise UserError("no training data given")
-    if len(names) == 1 and isinstance(names[0], str) and _is_hub_id(names[0]):
-        return HubSource(names[0])
+    first, alone = str(names[0]), len(names) == 1 and isinstance(names[0], str)
+    may_be_hub = alone and HUB_ID.fullmatch(first) and not first.endswith((*SUFFIXES, ".csv"))
+    if may_be_hub and not Path(first).exists():
+        return HubSource(first)
     return FileSource(tuple(file for name in names for file in _files(Path(name))))
-
-
-def _is_hub_id(name: str) -> bool:
-    return not Path(name).exists() and HUB_ID.fullmatch(name) is not None and not name.endswith((*SUFFIXES, ".csv"))
 
 
 def _files(path: Path) -> list[Path]:
@@ -281,33 +247,20 @@ class FileSource:
     def rows(self) -> Iterator[tuple[str, Row]]:
         """Yield rows in the order of the files. The place is FILE:LINE, or in a list 'FILE, entry N'."""
         for path in self.paths:
-            yield from _entries(path) if _is_list(path) else read_rows(path)
+            text = read_text(path) if path.suffix == ".json" else ""
+            yield from _entries(path, text) if text.lstrip().startswith("[") else read_rows(path)
 
     def digest(self) -> str:
         """Return a sha256 of the files' bytes, in their order; their names do not matter."""
         whole = hashlib.sha256()
         for path in self.paths:
-            try:
-                with path.open("rb") as file:
-                    whole.update(hashlib.file_digest(file, "sha256").digest())
-            except OSError as error:
-                raise UserError(f"cannot read {path}: {os_reason(error)}") from None
+            whole.update(hashlib.sha256(read_bytes(path)).digest())
         return whole.hexdigest()
 
 
-def _is_list(path: Path) -> bool:
-    if path.suffix != ".json":
-        return False
+def _entries(path: Path, text: str) -> Iterator[tuple[str, Row]]:
     try:
-        with path.open("rb") as file:
-            return file.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {os_reason(error)}") from None
-
-
-def _entries(path: Path) -> Iterator[tuple[str, Row]]:
-    try:
-        entries = json.loads(read_text(path))
+        entries = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         where = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise UserError(f"{path}{where}: not valid JSON") from None
@@ -360,18 +313,6 @@ class HubSource:
 CHECKOUT = Path(__file__).parents[2]
 
 
-class LabText(Protocol):
-    """A conversation with its acceptable answers."""
-
-    @property
-    def turns(self) -> tuple[str, ...]:
-        """Return the user's messages."""
-
-    @property
-    def answers(self) -> tuple[tuple[str, ...], ...]:
-        """Return the acceptable answers of each turn."""
-
-
 @dataclass(frozen=True, slots=True)
 class LabConversation:
     """One conversation: the user's messages, and for each the acceptable answers, the one to train on first."""
@@ -381,9 +322,10 @@ class LabConversation:
 
 
 def conversations(split: str, seed: int) -> Iterator[LabConversation]:
-    """Yield conversations of a split without end, the same ones for the same seed.
+    """Yield the lab's conversations of a split without end, the same ones for the same seed.
 
-    Raises UserError where there are no generators: a wheel does not contain them.
+    The generators are the folder `lab` of a checkout, which the package never imports: `python -m lab text` runs in
+    another process. Raises UserError where they are missing, as in an installed wheel.
     """
     if not (CHECKOUT / "lab" / "__main__.py").is_file():
         raise UserError("the lab's training text needs the generators in lab/: run ssbench from a checkout")
@@ -405,8 +347,8 @@ def special_ids(tokenizer: Any) -> dict[str, int]:
     return {**ids, "eos": tokenizer.eos_token_id}
 
 
-def render(example: LabText) -> str:
-    """Return the conversation as one string, in the form of the chat template."""
+def render(example: Any) -> str:
+    """Return a conversation with turns and answers as one string, in the form of the lab's chat template."""
     parts = [
         f"<|user|>{turn}<|assistant|>{answers[0]}<|end|>"
         for turn, answers in zip(example.turns, example.answers, strict=True)
@@ -441,7 +383,6 @@ def pack(docs: list[NDArray[np.int32]], length: int, pad: int) -> NDArray[np.int
 
 
 FORMAT = 2  # of what is kept on disk, and of how it is made: a change makes all rows anew
-EVAL_FRACTION = 0.02
 
 Log = Callable[[str], None]
 
@@ -454,12 +395,23 @@ class TrainingText:
     held_out: TrainingRows
 
 
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """How rows are made of the data."""
+
+    length: int
+    eval_fraction: float
+    seed: int
+    columns: Mapping[str, str]
+    own: OwnAnswers | None
+
+
 def load_rows(
     source: str | Path | Sequence[str | Path],
     tokenizer: Any,
     length: int,
     *,
-    eval_fraction: float = EVAL_FRACTION,
+    eval_fraction: float = 0.02,
     seed: int = 0,
     columns: Mapping[str, str] | None = None,
     own: OwnAnswers | None = None,
@@ -468,60 +420,35 @@ def load_rows(
 ) -> TrainingText:
     """Return packed rows of `length` tokens from conversation data. They are made once, then memory-mapped from disk.
 
-    source: files (.jsonl, .json), folders, or the id of a Hugging Face data set, in the forms that
-    `conversations.read_conversation` knows. columns: {a form's name of a column: the data's own name}. own: let a model
-    give the answers, in place of those in the data. cache: folder to keep rows in, by default the user's cache folder.
-    seed: for the order of the conversations in the rows, and for sampled answers. log: is given one line of counts.
-
     Raises UserError for data that cannot be read, has no completion, or does not fit the chat template.
+
+    Args:
+        source: files (.jsonl, .json), folders, or the id of a Hugging Face data set, in the forms that
+            `conversations.read_conversation` reads.
+        columns: {a form's name of a column: the data's own name}.
+        own: let a model give the answers, in place of those in the data.
+        cache: folder to keep rows in, by default in the user's cache folder.
+        seed: for the order of the conversations in the rows, and for sampled answers.
+        log: is given one line of counts.
     """
-    recipe = _Recipe(length, eval_fraction, seed, dict(columns or {}), own)
-    data = open_source(source)
+    if own is not None and not 0 < own.limit < length:
+        raise UserError(f"own answers of up to {own.limit} tokens do not fit behind a prompt in a row of {length}")
+    recipe, data = _Recipe(length, eval_fraction, seed, columns or {}, own), open_source(source)
     about = {
         "format": FORMAT,
         "data": data.digest(),
         "tokenizer": tokenizer_hash(tokenizer),
         "template": template_hash(tokenizer),
-        **recipe.about(),
+        "length": length,
+        "eval_fraction": eval_fraction,
+        "seed": seed,
+        "columns": dict(recipe.columns),
+        "own": None if own is None else own.about(),
     }
-    text = TrainingText(
-        *cached(
-            cache or cache_folder() / "rows", about, lambda work: _build(recipe, data, Renderer(tokenizer), work, log)
-        )
-    )
+    folder = cache or cache_folder() / "rows"
+    text = TrainingText(*cached(folder, about, lambda work: _build(recipe, data, Renderer(tokenizer), work, log)))
     log(f"training text: {text.train.counts.line()}; held out: {text.held_out.counts.line()}")
     return text
-
-
-@dataclass(frozen=True, slots=True)
-class _Recipe:
-    """How rows are made of the data."""
-
-    length: int
-    eval_fraction: float
-    seed: int
-    columns: dict[str, str]
-    own: OwnAnswers | None
-
-    def __post_init__(self) -> None:
-        if self.length < 2:
-            raise UserError(f"the row length must be at least 2, not {self.length}")
-        if not 0 <= self.eval_fraction < 1:
-            raise UserError(f"the eval fraction must be at least 0 and below 1, not {self.eval_fraction}")
-        if self.own is not None and not 0 < self.own.limit < self.length:
-            raise UserError(
-                f"own answers of up to {self.own.limit} tokens do not fit behind a prompt in a row of {self.length}"
-            )
-
-    def about(self) -> dict[str, Any]:
-        """Return everything in it that matters for the rows, as JSON-ready data."""
-        return {
-            "length": self.length,
-            "eval_fraction": self.eval_fraction,
-            "seed": self.seed,
-            "columns": self.columns,
-            "own": None if self.own is None else self.own.about(),
-        }
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
@@ -531,7 +458,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
-def _build(recipe: _Recipe, data: Source, renderer: Renderer, work: Path, log: Log) -> Built:
+def _build(recipe: _Recipe, data: FileSource | HubSource, renderer: Renderer, work: Path, log: Log) -> Built:
     own = recipe.own
     read = [read_conversation(place, row, recipe.columns, own is not None) for place, row in data.rows()]
     if not read:
@@ -544,16 +471,12 @@ def _build(recipe: _Recipe, data: Source, renderer: Renderer, work: Path, log: L
         made = [renderer.render(c.answered, c.place) for c in talks]
     else:
         made = own_documents(own, renderer, talks, recipe.length, recipe.seed, work, log)
-    pairs = list(zip(talks, made, strict=True))
-    train, held_out = (
-        _side(
-            recipe,
-            sum(c.held_out(recipe.eval_fraction) is side for c in read),
-            [(c, document) for c, document in pairs if c.held_out(recipe.eval_fraction) is side],
-            renderer.pad,
-        )
-        for side in (False, True)
-    )
+    sides = []
+    for side in (False, True):
+        given = sum(c.held_out(recipe.eval_fraction) is side for c in read)
+        pairs = [(c, d) for c, d in zip(talks, made, strict=True) if c.held_out(recipe.eval_fraction) is side]
+        sides.append(_side(recipe, given, pairs, renderer.pad))
+    train, held_out = sides
     if not len(train) and len(held_out):
         raise UserError(
             f"nothing is left to train on: all of the data ({held_out.counts.line()}) falls into the held-out share. "

@@ -195,7 +195,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 UNTIL_COOLDOWN = "at its peak until a cooldown"
-SCANNED = 1000  # batches, at most, that a trainee may look through before it begins
+SCANNED = 1000  # batches, at most, that a trainer may read before the first step
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +389,7 @@ class DrafterLoop(Resumable):
             **budget.about(),
             "drafters": [t.name for t in trainers],
             "learning rates": self.peaks,
+            **{f"{t.name}'s {key}": value for t in trainers for key, value in t.settings().items()},
             "processes": self.machine.count,
             "seed": text.seed,
             "text": text.digest,

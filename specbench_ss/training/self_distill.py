@@ -1,14 +1,10 @@
-"""Self-distillation: a model's own answers to prompts, stored as they are made.
-
-Nothing here is measured: methods decode one prompt at a time (`engine/generate.py`).
-
-Answers are made in batches.
-"""
+"""Self-distillation: a model's own answers to prompts, made in batches and stored as they are made."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -95,31 +91,6 @@ class PromptBatch:
         return self.answers[self.numbers, self.made - 1 : self.made].clamp_min(0)
 
 
-@torch.inference_mode()
-def decode_batch(
-    target: Target,
-    prompts: Sequence[Sequence[int]],
-    limit: int,
-    ends: Collection[int],
-    temperature: float,
-    rng: torch.Generator,
-) -> list[list[int]]:
-    """Return answers of at most `limit` tokens, end token included. Temperature 0 is greedy. rng: on the device."""
-    batch = PromptBatch(target, prompts, limit)
-    stop = torch.tensor(sorted(ends), device=target.device)
-    ids = batch.ids
-    while True:
-        logits = batch.logits(ids)
-        if temperature > 0:
-            tokens = (logits.float() / temperature).softmax(-1).multinomial(1, generator=rng)[:, 0]
-        else:
-            tokens = logits.argmax(-1)
-        batch.say(tokens, stop)
-        if not batch.goes_on():
-            return [[token for token in row if token >= 0] for row in batch.answers.tolist()]
-        ids = batch.newest()
-
-
 class Talk(Protocol):
     """A conversation in which the model gives every answer."""
 
@@ -172,6 +143,7 @@ def _converse(target: Target, talks: Sequence[Talk], how: Answering, seed: tuple
         turn += 1
 
 
+@torch.inference_mode()
 def answer_batch(
     target: Target, prompts: Sequence[Sequence[int]], how: Answering, seed: tuple[int, ...] = (0,)
 ) -> list[list[int]]:
@@ -181,7 +153,19 @@ def answer_batch(
     """
     start = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1)
     rng = torch.Generator(target.device).manual_seed(start)
-    return decode_batch(target, prompts, how.limit, how.ends, how.temperature, rng)
+    batch = PromptBatch(target, prompts, how.limit)
+    ends = torch.tensor(sorted(how.ends), device=target.device)
+    ids = batch.ids
+    while True:
+        logits = batch.logits(ids)
+        if how.temperature > 0:
+            tokens = (logits.float() / how.temperature).softmax(-1).multinomial(1, generator=rng)[:, 0]
+        else:
+            tokens = logits.argmax(-1)
+        batch.say(tokens, ends)
+        if not batch.goes_on():
+            return [[token for token in row if token >= 0] for row in batch.answers.tolist()]
+        ids = batch.newest()
 
 
 KEPT = "answers.jsonl"
@@ -242,15 +226,17 @@ class ChatTalk:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A line of the file of answers: one conversation of the batch at `place`.
-
-    ids: [n]; empty where it got no answer.
-    """
+    """A line of the file of answers: one conversation of the batch at `place`. ids: [n]; empty without an answer."""
 
     place: int
     number: int
     ids: list[int]
     spans: list[Span]
+
+    @classmethod
+    def of(cls, place: int, chat: ChatTalk) -> _Kept:
+        made = chat.document
+        return cls(place, chat.number, made.ids.tolist() if made else [], list(made.spans) if made else [])
 
     def document(self) -> Rendered | None:
         return Rendered(np.asarray(self.ids, np.int32), tuple(self.spans)) if self.ids else None
@@ -264,27 +250,18 @@ def own_documents(
 
     Finished batches are kept in the folder `work`: a process that was cut off goes on with the next one.
     """
-    alike = sorted(range(len(talks)), key=lambda i: (len(talks[i].questions), sum(map(_size, talks[i].questions)), i))
+    sizes = [[len(message["content"]) for message in talk.questions] for talk in talks]
+    alike = sorted(range(len(talks)), key=lambda i: (len(sizes[i]), sum(sizes[i]), i))
     chats = [ChatTalk(i, talks[i], renderer, length - own.limit) for i in alike]
     kept = storage.cut(work / KEPT, user_files.decoder(_Kept))
-    sizes = {place: len(chats[place : place + own.batch]) for place in range(0, len(chats), own.batch)}
-    done = {place for place in sizes if sum(k.place == place for k in kept) >= sizes[place]}
+    places, found = range(0, len(chats), own.batch), Counter(k.place for k in kept)
+    done = {place for place in places if found[place] >= min(own.batch, len(chats) - place)}
     how = Answering(own.target.eos_ids, own.limit, own.temperature, seed)
     answers = {k.number: k for k in kept if k.place in done}
     with (work / KEPT).open("ab", buffering=0) as file:
         for place, answered in own_answers(own.target, chats, how, own.batch, done):
-            lines = [_line(place, chat) for chat in answered]
-            storage.append(file, lines)
-            answers |= {k.number: k for k in user_files.convert(lines, list[_Kept])}
+            lines = [_Kept.of(place, chat) for chat in answered]
+            storage.append(file, [asdict(line) for line in lines])
+            answers |= {line.number: line for line in lines}
             log(f"own answers: {len(answers)} of {len(talks)} conversations")
     return [answers[i].document() for i in range(len(talks))]
-
-
-def _size(message: Message) -> int:
-    return len(message["content"])
-
-
-def _line(place: int, chat: ChatTalk) -> dict[str, Any]:
-    document = chat.document
-    ids, spans = ([], ()) if document is None else (document.ids.tolist(), document.spans)
-    return {"place": place, "number": chat.number, "ids": ids, "spans": [list(span) for span in spans]}

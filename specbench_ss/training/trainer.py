@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from annotated_types import Gt, Lt
+from annotated_types import Ge, Gt, Lt
 
-from specbench_ss.options import NoOptions, check_bounds
+from specbench_ss.options import NoOptions, check_bounds, option_values
 
 if TYPE_CHECKING:  # `ssbench train --help` imports this module, and no torch
     from torch import Tensor, nn
@@ -38,13 +38,13 @@ class TrainConfig:
     steps: int | None = None
     epochs: Annotated[float, Gt(0), Lt(math.inf)] = 1.0
     batch_size: int = 8
-    length: int = 512
+    length: Annotated[int, Ge(2)] = 512
     anchors: int = 128
     lr: Annotated[float, Gt(0), Lt(math.inf)] | None = None
     warmup: int | None = None
     cooldown: Annotated[float, Gt(0), Lt(1)] | None = None
     seed: int = 0
-    eval_fraction: float = 0.02
+    eval_fraction: Annotated[float, Ge(0), Lt(1)] = 0.02
     columns: tuple[tuple[str, str], ...] = ()
     own_answers: bool = False
     answer_limit: int = 256
@@ -59,7 +59,7 @@ class TrainConfig:
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
-        check_bounds(type(self), {"epochs": self.epochs, "lr": self.lr, "cooldown": self.cooldown}, flag="--")
+        check_bounds(type(self), option_values(self), flag="--")
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON-ready data of all that decides what is learnt, except text and model, which hashes identify.
@@ -161,6 +161,12 @@ class DrafterTrainer(Trainer):
     def n_learning(self) -> int:
         """Number of parameters that learn."""
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+
+    def settings(self) -> dict[str, Any]:
+        """Return options, shape and other plain attributes, in all of which a checkpoint has to agree."""
+        shapes = [option_values(value) for value in vars(self).values()]  # of options and other dataclasses
+        held = {name: value for part in (*shapes, vars(self)) for name, value in part.items()}
+        return {name: value for name, value in held.items() if isinstance(value, bool | int | float | str)}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the parameters with their peak learning rates, as torch.optim takes them."""

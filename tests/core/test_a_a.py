@@ -12,7 +12,7 @@ from specbench_ss.bench.build_config import method_specs
 from specbench_ss.errors import UserError
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.records import Row, Run
+from specbench_ss.runs.records import Row, Run, Steps
 from specbench_ss.stats import FEWEST
 
 RECORDED = Path(__file__).parent / "a_a_timings.csv"  # of runs with --methods ar,ar
@@ -43,7 +43,7 @@ def recorded() -> dict[str, Run]:
             rows[line["comparison"]].append(row)
     methods = [{"label": label, "lossless": True} for label in ("ar", "ar#2")]
     manifest = {"methods": methods, "model": {"dtype": "float32"}}
-    return {name: Run(Path(), manifest, found, []) for name, found in rows.items()}
+    return {name: Run(Path(), manifest, found, Steps.from_samples({})) for name, found in rows.items()}
 
 
 def test_recorded_timings_of_the_reference_twice_are_not_distinguishable() -> None:

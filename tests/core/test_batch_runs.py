@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specbench_ss import run
-from specbench_ss.bench import concurrency as levels_together
+from specbench_ss.bench import runner as levels_together
 from specbench_ss.reports.html.report import HtmlReport
 from specbench_ss.reports.summary_files import JsonReport, MarkdownReport
 from specbench_ss.results.analysis import Results, analyse

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from annotated_types import Ge, Gt, Interval, Le, Lt, MultipleOf
 
-from specbench_ss.cli.train import _own_options
+from specbench_ss.cli.shared import typer_option
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded, describe_options, options_problem, parse_options
@@ -93,8 +93,7 @@ def test_bounds_are_shown_beside_the_type() -> None:
 
 
 def test_bounds_are_shown_in_the_help_of_a_training() -> None:
-    option = next(p for p in _own_options(Plain, "plain") if p.name == "k").annotation
-    assert option.__metadata__[0].help.endswith("(1 to 8)")
+    assert typer_option("k", Plain).help.endswith("(1 to 8)")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.results.analysis import Budget, budgets, trained, unequal
+from specbench_ss.results.analysis import Budget, budgets, trained
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
@@ -25,20 +25,6 @@ def test_nodes_are_means_over_steps_and_settings_are_those_of_the_command(make_r
     assert (ss.advised, plain.advised) == ("n_draft=2", "")
     assert (medusa.preset, medusa.learnt) == (True, None)
     assert plain.drafted == 0
-
-
-@pytest.mark.parametrize(
-    ("learnt", "said"),
-    [
-        ([{"tokens": 10}, {"tokens": 10}], "2 trained methods read 10 tokens of text each, repeats counted."),
-        ([{"tokens": 10}, {"tokens": 30}], "Trained methods read 10 to 30 tokens of text: their budgets differ."),
-        ([{"tokens": 10}, {"steps": 3}], "How many tokens b read was not recorded."),
-        ([{"tokens": 10}, {"searched": {"tokens": 4}}], ""),
-        ([None, {}], ""),
-    ],
-)
-def test_budgets_that_differ_are_told(learnt: list[dict[str, Any] | None], said: str) -> None:
-    assert unequal([Budget(name, 1, 1, "", False, facts) for name, facts in zip("ab", learnt, strict=True)]) == said
 
 
 def test_it_is_said_how_long_the_weights_were_trained() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +10,6 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from specbench_ss.bench import preflight, runner
-from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
 from specbench_ss.models import load
 from specbench_ss.models.load import NAMES, check_template, template_hash, template_text
@@ -83,19 +80,6 @@ def test_loading_sets_the_template(tmp_path: Path) -> None:
     plain = load.load_target(str(tmp_path), device="cpu", chat_template="plain")
     assert plain.tokenizer.chat_template == template_text("plain")
     assert load.load_target(str(tmp_path), device="cpu").tokenizer.chat_template is None
-
-
-def test_a_model_without_a_template_is_one_line_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bare = SimpleNamespace(tokenizer=tokenizer(), name="org/base")
-    monkeypatch.setattr(preflight, "outline_of", lambda *_, **__: bare)
-    monkeypatch.setattr(runner, "load_target", None)  # found before
-    out = tmp_path / "run"
-    assert main(["run", "--methods", "ar", "--out", str(out)]) == 2
-    line = "the tokenizer of org/base has no chat template; give one with --chat-template plain|vicuna|llama-2|FILE"
-    assert capsys.readouterr().err == f"ssbench: {line}\n"
-    assert not out.exists()
 
 
 def test_a_template_that_leaves_the_question_out_is_refused() -> None:

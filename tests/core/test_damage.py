@@ -74,7 +74,7 @@ def test_a_last_line_that_is_cut_is_made_again(path: Path, name: str) -> None:
             resumed.update(status="complete")
         done = read_run(path)
         assert [row.index for row in done.rows] == list(NUMBERS) and not unfinished(done)
-        assert [done.steps_by_sample[row.key] for row in done.rows] == [sample(i)[1] for i in NUMBERS]
+        assert [done.steps.of(row.key).steps() for row in done.rows] == [sample(i)[1] for i in NUMBERS]
         assert len(done.sameness) == len(HELD)
 
 

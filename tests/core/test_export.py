@@ -11,7 +11,7 @@ import pytest
 
 from specbench_ss import load_run
 from specbench_ss.cli.main import main
-from specbench_ss.results.exchange import RescoredRow, cannot_tell, file_names, rescored
+from specbench_ss.results.exchange import RescoredRow, cannot_tell, rescored
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.results.text import table
 from specbench_ss.runs.run_dir import read_run
@@ -63,12 +63,6 @@ def test_a_line_has_the_form_of_spec_bench(
             assert choice["wall_time"] == [row.wall_s for row in own]
             assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) - 2  # first tokens are of no step
             assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
-
-
-def test_names_of_files_are_plain_and_differ() -> None:
-    names = file_names(["ar", "ss[k=1]", "sd[draft=/a/b]", "sd[draft=_a_b]"])
-    assert list(names.values())[:2] == ["ar.jsonl", "ss[k=1].jsonl"] and len(set(names.values())) == 4
-    assert not any("/" in name for name in names.values())
 
 
 def test_csv_and_parquet_hold_the_frames(make_run: MakeRun) -> None:
@@ -123,12 +117,6 @@ def test_nothing_is_written_over_a_run(
         assert "run directory" in failing(["export", str(run), "--form", form], capsys)
         (run / form).unlink()
     assert {file: file.read_bytes() for file in (*run.iterdir(), *other.iterdir())} == before
-
-
-def test_a_line_of_another_form_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for text in ("{", "[]", '{"question_id": 1, "choices": [{"turns": ["a"]}]}', _line(1, [3], [1], steps=[1, 1])):
-        (tmp_path / "ar.jsonl").write_text(text + "\n")
-        assert "ar.jsonl:1: " in failing(["import-specbench", str(tmp_path / "ar.jsonl")], capsys)
 
 
 def _line(question: int, tokens: list[int], accepted: list[int], **changes: Any) -> str:

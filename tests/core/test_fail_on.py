@@ -9,9 +9,9 @@ import typer
 
 from specbench_ss.cli import run_output
 from specbench_ss.cli.main import main
-from specbench_ss.cli.shared import NAMES
 from specbench_ss.results.analysis import load_run
 from specbench_ss.results.checks import FOUND
+from specbench_ss.runs.run_options import FINDINGS
 from tests.conftest import MakeRun
 
 CASES: list[tuple[dict[str, Any], str, int]] = [
@@ -21,7 +21,7 @@ CASES: list[tuple[dict[str, Any], str, int]] = [
     ({"verdict": "length"}, "mismatch,length", 1),
     ({"failing": ("ss",)}, "failed", 1),
     ({"failing": ("ss",)}, "", 0),
-    ({}, ",".join(name for name in NAMES if name not in ("unstable", "not-checked")), 0),
+    ({}, ",".join(name for name in FINDINGS if name not in ("unstable", "not-checked")), 0),
     ({"questions": 1}, "not-checked", 1),
 ]
 
@@ -47,4 +47,4 @@ def test_a_run_fails_after_everything_is_written(make_run: MakeRun, capsys: pyte
 
 
 def test_every_kind_of_finding_can_be_asked_for() -> None:
-    assert set(FOUND) <= set(NAMES)
+    assert set(FOUND) <= set(FINDINGS)

@@ -69,4 +69,4 @@ def test_a_batch_is_not_copied_to_float32(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_is_faster_over_many_keys_is_taken_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "fastest", lambda of, case, count, threads: PRODUCTS if count > 256 else KERNEL)
     assert [attention.way_of(HEADS, False, True, keys) for keys in (511, 512)] == [KERNEL, PRODUCTS]
-    assert attention.in_words(HEADS).endswith(f"of few by {KERNEL} ({PRODUCTS} from 512 keys)")
+    assert attention.in_words(HEADS).endswith(f"of few {KERNEL} from 0 keys, of few {PRODUCTS} from 512 keys")

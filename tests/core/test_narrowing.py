@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specbench_ss.bench import run_loop, stopping
-from specbench_ss.bench.build_config import FLOOR, goal_of
+from specbench_ss.bench.build_config import goal_of
 from specbench_ss.bench.schedule import method_order, plan
 from specbench_ss.bench.stopping import repeats_share, why_stop, widest
 from specbench_ss.options import MethodSpec
@@ -18,7 +18,7 @@ from specbench_ss.results.summary import paired
 from specbench_ss.runs.config import Goal, RunConfig
 from specbench_ss.runs.records import Row
 from specbench_ss.runs.run_dir import read_run
-from specbench_ss.stats import TIMING_FLOOR
+from specbench_ss.runs.run_options import RunOptions
 from tests.core.test_runner import ASKED, DATA, Bench, calm  # noqa: F401
 
 LABELS = ("ar", "m")
@@ -159,6 +159,5 @@ def test_a_run_without_a_goal_is_as_before_and_may_be_continued_with_one(tmp_pat
 
 
 def test_goals() -> None:
-    values = {"until_ci": 0.02, "max_repeats": None, "budget": None, "repeats": 2}
-    assert goal_of(values) == Goal(0.02, 16, None) and goal_of(values | {"until_ci": None}) is None
-    assert FLOOR == TIMING_FLOOR
+    assert goal_of(RunOptions(until_ci=0.02, repeats=2)) == Goal(0.02, 16, None)
+    assert goal_of(RunOptions(repeats=2)) is None

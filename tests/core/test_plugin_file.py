@@ -15,7 +15,7 @@ from specbench_ss.cli import run_output
 from specbench_ss.cli import tune as tune_work
 from specbench_ss.cli.main import main
 from specbench_ss.options import MethodSpec
-from specbench_ss.runs.config import RunConfig, TuneConfig
+from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.manifest import MANIFEST
 from tests.cli import failing
 
@@ -94,7 +94,7 @@ def test_a_run_with_it_is_resumed_with_the_same_content_only(
 
 def test_it_may_stand_in_a_configuration_file(plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunConfig] = []
-    monkeypatch.setattr(run_output, "run", lambda config, where, open_report, fail_on=None: asked.append(config))
+    monkeypatch.setattr(run_output, "run", lambda config, *_: asked.append(config))
     for given in (str(plugin), [str(plugin)]):
         file = tmp_path / "run.yaml"
         file.write_text(yaml.safe_dump({"methods": "nothing", "plugin": given}))
@@ -103,7 +103,7 @@ def test_it_may_stand_in_a_configuration_file(plugin: Path, tmp_path: Path, monk
 
 
 def test_tuning_takes_it(plugin: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[TuneConfig] = []
-    monkeypatch.setattr(tune_work, "run", lambda config, out: asked.append(config))
+    asked: list[tuple[MethodSpec, str]] = []
+    monkeypatch.setattr(tune_work, "run", lambda options, files: asked.append((options.spec, files[0].file)))
     assert main(["tune", "nothing", "--plugin", str(plugin)]) == 0
-    assert asked[0].method == MethodSpec("nothing") and asked[0].plugin[0].file == str(plugin)
+    assert asked == [(MethodSpec("nothing"), str(plugin))]

@@ -50,7 +50,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     fill(tmp_path / "run", range(5))
     run = read_run(tmp_path / "run")
     assert run.rows == [sample(i)[0] for i in range(5)]
-    assert [run.steps_by_sample[r.key] for r in run.rows] == [sample(i)[1] for i in range(5)]
+    assert [run.steps.of(r.key).steps() for r in run.rows] == [sample(i)[1] for i in range(5)]
     assert tuple(run.questions) == QUESTIONS
     assert [s.verdict for s in run.sameness] == ["identical"] * 5
     assert run.labels == ["ar"]
@@ -79,7 +79,7 @@ def _resume_and_finish(path: Path, numbers: range) -> None:
                 run.append_sameness(Sameness(*row.key, verdict="identical"))
     done = read_run(path)
     assert sorted(r.index for r in done.rows) == list(numbers)
-    assert [done.steps_by_sample[r.key] for r in done.rows] == [sample(r.index)[1] for r in done.rows]
+    assert [done.steps.of(r.key).steps() for r in done.rows] == [sample(r.index)[1] for r in done.rows]
     assert len({s.key for s in done.sameness}) == len(done.sameness) == len(numbers)
 
 
@@ -178,22 +178,6 @@ def test_a_place_where_no_folder_can_be_made_is_found_by_trying(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_directory_with_something_in_it_needs_resume(tmp_path: Path) -> None:
-    fill(tmp_path, range(1))
-    with pytest.raises(UserError, match="not empty"):
-        RunDir.open(RunTarget(tmp_path), manifest())
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 999}', b"\xff"])
-def test_a_manifest_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes) -> None:
-    fill(tmp_path, range(1))
-    (tmp_path / MANIFEST).write_bytes(content)
-    with pytest.raises(UserError):
-        RunDir.open(RunTarget(tmp_path, resume=True), manifest())
-    with pytest.raises(UserError):
-        read_run(tmp_path)
-
-
 @pytest.mark.parametrize("key", ["id", "category", "turns", "references", "metric"])
 @pytest.mark.parametrize("value", [[3], {}, 7, "gone"])
 def test_damaged_questions_are_refused(tmp_path: Path, key: str, value: Any) -> None:
@@ -205,14 +189,6 @@ def test_damaged_questions_are_refused(tmp_path: Path, key: str, value: Any) -> 
     (tmp_path / QUESTIONS_FILE).write_text(json.dumps(entries))
     with pytest.raises(UserError, match=rf"questions\.json is damaged: .*\[0\]\.{key}"):
         read_run(tmp_path)
-
-
-def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="not a run directory"):
-        RunDir.open(RunTarget(tmp_path, resume=True), manifest())
-    with pytest.raises(UserError, match="not a run directory"):
-        read_run(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("made", [True, False])

@@ -29,7 +29,7 @@ from specbench_ss.results.summary import summarise
 from specbench_ss.runs import environment
 from specbench_ss.runs.config import Goal, Recording, RunConfig, RunTarget
 from specbench_ss.runs.manifest import manifest_for
-from specbench_ss.runs.records import Row, Run, StepRow
+from specbench_ss.runs.records import Row, Run, step_line
 from specbench_ss.runs.run_dir import RunDir, read_run
 from specbench_ss.suite import Question, Suite, SuiteData
 
@@ -200,7 +200,7 @@ def test_every_sample_is_made_once_and_committed_with_its_steps(tmp_path: Path) 
     assert done.manifest["status"] == "complete"
     assert [r.key for r in bench.events.rows] == [r.key for r in done.rows]
     for row in done.rows:
-        steps = done.steps_by_sample[row.key]
+        steps = done.steps.of(row.key).steps()
         assert row.tokens == len(row.token_ids or []) == (row.prefill_tokens or 0) + sum(s.tokens for s in steps)
         assert row.wall_s == pytest.approx((row.prefill_s or 0) + sum(s.total_s for s in steps))
         assert (row.quality, row.suite_hash, row.status) == (0.5, DATA.content_hash, "ok")
@@ -254,7 +254,7 @@ def test_failed_samples_are_made_again_by_resuming(tmp_path: Path) -> None:
     assert {r.status for r in done.rows} == {"ok"}
     assert {(s.method, s.verdict) for s in done.sameness} == {("m", "identical")}
     assert len(done.sameness) == 5
-    assert sum(map(len, done.steps_by_sample.values())) == sum(r.steps or 0 for r in done.rows)
+    assert len(done.steps) == sum(r.steps or 0 for r in done.rows)
 
 
 def test_killed_while_a_failed_sample_is_made_again(tmp_path: Path) -> None:
@@ -263,12 +263,12 @@ def test_killed_while_a_failed_sample_is_made_again(tmp_path: Path) -> None:
     bench.before = unlucky(lambda label, prompt: label == "m" and prompt == "<u>go")
     done = bench.run()
     good, bad = next(r for r in done.rows if r.ok), next(r for r in done.rows if not r.ok)
-    half = [StepRow(*bad.key, index=0, step=done.steps_by_sample[good.key][0]).as_dict()]
+    half = [step_line(bad.key, 0, done.steps.of(good.key).steps()[0])]
     with (tmp_path / "steps.jsonl").open("ab", buffering=0) as file:
         storage.append(file, half)
-    assert not read_run(tmp_path).steps_by_sample[bad.key]
+    assert not len(read_run(tmp_path).steps.of(bad.key))
     whole = Bench(tmp_path).run(resume=True)
-    assert len(whole.steps_by_sample[bad.key]) == next(r.steps for r in whole.rows if r.key == bad.key)
+    assert len(whole.steps.of(bad.key)) == next(r.steps for r in whole.rows if r.key == bad.key)
 
 
 SPOILT: dict[str, Callable[[Generation], Any]] = {

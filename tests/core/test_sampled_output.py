@@ -18,11 +18,11 @@ from specbench_ss.bench.runner import run
 from specbench_ss.bench.sampled_tokens import _seed, compare, judge_sampled, positions
 from specbench_ss.bench.schedule import Sample
 from specbench_ss.cli.shared import found
-from specbench_ss.engine.decoder import Decoder, Offer
-from specbench_ss.engine.generate import candidates, offers
+from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.verify import Offer, candidates, offers
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.options import MethodSpec
 from specbench_ss.reports.html.report import page as page_of
@@ -35,7 +35,7 @@ from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.results.terminal import print_tables
 from specbench_ss.runs.config import Recording, RunConfig, RunTarget
 from specbench_ss.runs.manifest import manifest_for
-from specbench_ss.runs.records import OUTSIDE, PIT_BINS, Run, Sameness, SampledTokens
+from specbench_ss.runs.records import OUTSIDE, PIT_BINS, Run, SampledTokens, read_sameness
 from specbench_ss.runs.run_dir import RunDir, read_run
 from specbench_ss.suite import Question, Suite, SuiteData
 from tests.core.test_runner import Recorder
@@ -192,7 +192,7 @@ def test_resuming_compares_what_is_not_compared(tmp_path: Path) -> None:
     before = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2).sameness}
     file = tmp_path / "r" / "sameness.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[1:3]))
-    kept = {Sameness.read(line).key for line in file.read_bytes().splitlines()}
+    kept = {read_sameness(line).key for line in file.read_bytes().splitlines()}
     after = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2, resume=True).sameness}
     assert after.keys() == before.keys() and any((of := before[key].sampled) and of.offered for key in kept)
     for key, verdict in after.items():  # what was drafted is known no more
@@ -205,7 +205,7 @@ def test_resuming_compares_what_is_not_compared(tmp_path: Path) -> None:
 def test_workers_compare_the_references_sampled_answers_too(tmp_path: Path, temperature: float, missing: int) -> None:
     rows = measured(tmp_path / "r", {}, PLAIN, questions=1).rows
     ledger = Collected(tmp_path, {"config": {"temperature": temperature}})
-    ledger.know(rows, ())
+    ledger.rows = {row.key: row for row in rows}
     sample = Sample(suite_data(1).questions[0], 0, 0, "ar", 0, 0)
     assert len(list(shards([sample], ledger, "ar", "0", 0))) == missing
 

@@ -22,7 +22,6 @@ from specbench_ss.runs.manifest import MANIFEST
 from specbench_ss.runs.run_dir import RunDir
 from specbench_ss.suite import SuiteData
 from tests import conftest
-from tests.cli import failing
 from tests.conftest import MakeRun
 from tests.tiny import THOROUGH
 
@@ -114,38 +113,6 @@ def test_whatever_became_of_a_manifest_a_report_is_made_or_one_line_is_told(
         else:
             assert "report: " in capsys.readouterr().out
     assert refused > 100
-
-
-ODD: tuple[tuple[tuple[str, ...], Any], ...] = (
-    (("machine",), 5),
-    (("machine", "limits"), "x"),
-    (("machine", "limits", "flops_per_s"), [1]),
-    (("machine", "shapes"), [1]),
-    (("machine", "shapes", "ss"), {"kv_bytes": 3}),
-    (("machine", "shapes", "ss", "windows"), 5),
-    (("machine", "shapes", "ss", "drafter"), {}),
-    (("traces",), [5]),
-    (("traces", "ss", "gaps"), 5),
-    (("traces", "ss", "timeline"), "x"),
-    (("until_ci",), "x"),
-    (("model", "attention"), 5),
-    (("model", "origin"), []),
-    (("model", "layers_on"), {"cuda": 5}),
-)
-
-
-@pytest.mark.parametrize(("keys", "value"), ODD)
-def test_a_part_of_another_type_is_one_line_for_every_reader(
-    make_run: MakeRun, capsys: pytest.CaptureFixture[str], keys: tuple[str, ...], value: Any
-) -> None:
-    run, other = (make_run(labels=("ar", "ss"), categories=("qa",), questions=1) for _ in range(2))
-    part: Any = (changed := manifest())
-    for key in keys[:-1]:
-        part = part[key]
-    part[keys[-1]] = value
-    (run / MANIFEST).write_text(json.dumps(changed))
-    for words in (["report", str(run)], *(words(run, other) for words in READERS.values())):
-        assert "manifest.json is damaged: " in failing(words, capsys)
 
 
 def test_whatever_became_of_a_manifest_every_reader_ends_in_one_line(

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from specbench_ss.reports.html import speed
-from specbench_ss.reports.palette import styles
+from specbench_ss.reports.html.report import page
 from specbench_ss.results.analysis import analyse
 from specbench_ss.results.ranking import config_of, quality
 from specbench_ss.results.summary import summarise
@@ -37,12 +36,6 @@ def test_a_value_without_an_interval_is_marked_and_the_mark_explained(make_run: 
     assert "? no interval, since there are fewer than 4 questions" in text
 
 
-def test_marks_that_no_row_bears_are_not_explained(make_run: MakeRun) -> None:
-    text = told(read_run(make_run(labels=("ar",), categories=("qa",), questions=2)))
-    assert "? no interval" not in text and "≈" not in text
-    assert "?" not in text[: text.index("Disturbances") - 2]
-
-
 def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> None:
     several = {"labels": ("ar", "ss"), "categories": ("qa",), "questions": 5, "failing": ("ss",)}
     text = told(read_run(make_run(turns=2, repeats=3, **several)))
@@ -51,15 +44,6 @@ def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> N
     assert "quality is a mean over questions" in text
     assert "answered every prompt 3 times" in text
     assert " Overall, 3 repeats " in text and "By task, 3 repeats" in text
-
-
-def test_one_turn_and_one_repeat_need_no_words(make_run: MakeRun) -> None:
-    text = told(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5)))
-    assert (
-        " q)" not in text
-        and "mean over questions" not in text
-        and "repeat" not in text.replace("answer repeats from memory", "")
-    )
 
 
 def test_measures_that_differ_have_no_common_mean(make_run: MakeRun) -> None:
@@ -71,7 +55,7 @@ def test_measures_that_differ_have_no_common_mean(make_run: MakeRun) -> None:
     rows, config = summarise(run), config_of(run)
     shown = {(row.category, quality(row, config) is None) for row in rows}
     assert shown == {("overall", True), ("qa", False), ("translation", False)}
-    table = speed.everything(speed.by_task(rows), styles(run.labels), config)
+    table = page(analyse(run))["everything"]
     column = [c.title for c in table.columns].index("quality")
     assert {(row[0].text, row[column].text == "–") for row in table.rows} == shown
 
@@ -94,11 +78,6 @@ def test_a_method_that_changes_the_model_names_its_own_reference(make_run: MakeR
     assert "(ss-shared-ar); in every row speedup and quality are relative to ar" in text
 
 
-def test_a_gain_over_its_own_model_without_an_interval_is_marked(make_run: MakeRun) -> None:
-    text = told(read_run(make_run(**SHARED, categories=("qa",), questions=2)))
-    assert re.search(r"its own model: \? [0-9.]+×\n", text)
-
-
 def test_a_mismatch_names_the_reference_that_it_is_against(make_run: MakeRun) -> None:
     text = told(read_run(make_run(**SHARED, questions=5, verdict="mismatch")), width=200)
     assert "ss-shared: 20 of 20 answers against the reference, ss-shared-ar" in text
@@ -110,22 +89,6 @@ def test_what_a_method_does_not_promise_is_said(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), questions=5, verdict="not compared"))
     run.manifest["methods"][1]["lossless"] = False
     assert "not compared: the method does not promise the output of its reference" in told(run)
-
-
-def test_the_overall_table_stands_apart(make_run: MakeRun) -> None:
-    lines = told(read_run(make_run(labels=("ar", "ss"), questions=4))).splitlines()
-    at = next(i for i, line in enumerate(lines) if " Overall, 4 tasks " in line)
-    assert not lines[at - 1].strip() and set(lines[at].strip().replace(" Overall, 4 tasks ", "")) == {"─"}
-
-
-@pytest.mark.parametrize(("tasks", "blank"), [(6, True), (7, False)])
-def test_many_tasks_stand_close_together(make_run: MakeRun, tasks: int, blank: bool) -> None:
-    names = tuple(f"t{i}" for i in range(tasks))
-    text = told(read_run(make_run(labels=("ar", "ss"), categories=names, questions=1)))
-    lines = text[text.index("t0") : text.index("t1  ")].splitlines()
-    assert any(not line.strip() for line in lines[1:-1]) == blank
-    tables = text[: text.index("Overall")]
-    assert all(tables.count(f" {name} ") == 1 for name in names)
 
 
 @pytest.mark.parametrize(("width", "missing"), [(80, {"tokens/s", "quality"}), (94, {"tokens/s"}), (130, set())])
@@ -186,13 +149,6 @@ def test_many_methods_get_one_row_a_task(make_run: MakeRun) -> None:
 def test_the_last_line_is_the_finding(make_run: MakeRun, changes: dict[str, Any], sentence: str) -> None:
     last = told(read_run(make_run(**{"questions": 5, **changes}))).splitlines()[-1]
     assert re.match(sentence, last), last
-
-
-def test_a_lossy_method_with_its_own_reference_reads_not_compared(make_run: MakeRun) -> None:
-    run = read_run(make_run(**SHARED, questions=5, verdict="not compared"))
-    run.manifest["methods"][1]["lossless"] = False
-    text = told(run)
-    assert "not compared" in text and not re.search(r"\bnot †", text)
 
 
 def test_quality_of_a_changed_model_is_judged_against_a_margin(make_run: MakeRun) -> None:

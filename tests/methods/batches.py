@@ -1,11 +1,17 @@
-"""Batches made by hand, for what trainers learn from."""
+"""Batches and texts made by hand, for what trainers learn from."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from specbench_ss.training.batch import Anchors, Batch
+from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.target import Target
+from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.training.batch import Anchors, Batch, Documents
+from specbench_ss.training.loop import DrafterText
 
 
 def answers_of(ids: Tensor, first: int, ahead: int = 3) -> Batch:
@@ -16,3 +22,19 @@ def answers_of(ids: Tensor, first: int, ahead: int = 3) -> Batch:
         labels[:, first - 1 : t - 1 - j, j] = ids[:, first + j :]
     at = torch.arange(first - 1, t - 2).expand(len(ids), -1)
     return Batch(ids, labels, Anchors(at, labels[:, first - 1 : t - 2]))
+
+
+def batch_of(ids: Tensor, at: Tensor, documents: Documents | None = None, ahead: int = 5) -> Batch:
+    """Anchors at [B, A]; every token of a row counts as answer."""
+    b, t = ids.shape
+    labels = torch.full((b, t, 1 + ahead), -100)
+    for j in range(1 + ahead):
+        labels[:, : t - 1 - j, j] = ids[:, 1 + j :]
+    chosen = labels.gather(1, at[..., None].expand(-1, -1, 1 + ahead))
+    return Batch(ids, labels, Anchors(at, chosen), documents)
+
+
+def text_of(target: Target) -> DrafterText:
+    """The target's own answers to single tokens, after a prompt of one."""
+    rows = [[i, *generate(Autoregressive(target), [i], Limits(23), Sampling()).tokens] for i in range(3, 19)]
+    return DrafterText(np.array(rows, np.int32), lambda row: np.arange(len(row)) > 0, 2, seed=1)

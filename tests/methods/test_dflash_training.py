@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from specbench_ss.engine.decoder import State
 from specbench_ss.engine.generate import Limits, generate
@@ -23,9 +22,10 @@ from specbench_ss.methods.block_drafters.dflash import Sight, config_of, new_dra
 from specbench_ss.methods.block_drafters.train import DFlashTrainer, DFlashTraining
 from specbench_ss.methods.medusa.train import MedusaTrainer, MedusaTraining
 from specbench_ss.models.checkpoint import write_checkpoint
-from specbench_ss.training.batch import Anchors, BaseStates, Batch, Documents, base_states
+from specbench_ss.training.batch import BaseStates, Batch, Documents, base_states
 from specbench_ss.training.distributed import Machine
-from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
+from specbench_ss.training.loop import Budget, DrafterLoop
+from tests.methods.batches import batch_of, text_of
 from tests.tiny import SOME, tiny_model
 
 DRAFTS = 4
@@ -34,16 +34,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "windows": {"sights": (Sight(4, causal=True), Sight(4, from_root=True))},
     "from the anchor, fewer words": {"from_anchor": True, "draft_vocab": 40},
 }
-
-
-def batch_of(ids: Tensor, at: Tensor, documents: Documents | None = None, ahead: int = DRAFTS + 1) -> Batch:
-    """Anchors at [B, A]; every token of a row counts as answer."""
-    b, t = ids.shape
-    labels = torch.full((b, t, 1 + ahead), -100)
-    for j in range(1 + ahead):
-        labels[:, : t - 1 - j, j] = ids[:, 1 + j :]
-    chosen = labels.gather(1, at[..., None].expand(-1, -1, 1 + ahead))
-    return Batch(ids, labels, Anchors(at, chosen), documents)
 
 
 def learning(soft: bool = True) -> DFlashTraining:
@@ -133,19 +123,6 @@ def test_the_loss_is_the_weighted_cross_entropy(soft: bool, words: int) -> None:
     assert right.tolist() == pytest.approx(hits)
 
 
-class Exact(Machine):
-    """float32."""
-
-    def autocast(self) -> Any:
-        return torch.autocast(self.device.type, enabled=False)
-
-
-def text_of(target: Target) -> DrafterText:
-    """The target's own answers to single tokens, after a prompt of one."""
-    rows = [[i, *generate(Autoregressive(target), [i], Limits(23), Sampling()).tokens] for i in range(3, 19)]
-    return DrafterText(np.array(rows, np.int32), lambda row: np.arange(len(row)) > 0, 2, seed=1)
-
-
 @pytest.mark.parametrize(("draft_vocab", "soft"), [(0, True), (50, False)])
 def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(draft_vocab: int, soft: bool, tmp_path: Path) -> None:
     target = Target(tiny_model("llama"))
@@ -156,7 +133,7 @@ def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(draft_vocab: in
         return DFlashTrainer(target, learning(soft), 5e-3, new_drafter(target, 2, 1 + DRAFTS, draft_vocab))
 
     trainee, again = fresh(), fresh()
-    machine = Exact(target.device)
+    machine = Machine(target.device, exact=True)
     trainer = DrafterLoop(target, [trainee], text, budget, tmp_path / "t", machine)
     losses = []
     for step in range(budget.steps):

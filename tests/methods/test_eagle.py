@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,11 +35,10 @@ from specbench_ss.methods.eagle.decode import (
 from specbench_ss.methods.eagle.drafter import Drafter, new_eagle, random_eagle
 from tests.methods.reference_drafter import Reference, draft_words, layer_weights, refused
 from tests.methods.reference_drafter import folder as written
-from tests.methods.refused_runs import check_refused_run, check_warned
+from tests.methods.refused_runs import check_warned
 from tests.tiny import paths, tiny_model
 
 H, V, HEADS, KV, HD, FFN, WORDS = 32, 61, 4, 2, 8, 48, 40
-QKV = [f"self_attn.{n}_proj" for n in "qkv"]
 WIDE = ("hidden_norm", "input_layernorm")
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9])
 CONFIG = {
@@ -361,18 +359,10 @@ def test_a_child_as_likely_as_its_parent_does_not_lose_it(sure: float) -> None:
         ({}, {"num_attention_heads": None}, "config.json lacks num_attention_heads"),
         ({}, {"num_attention_heads": 3}, "3 heads of 10"),
         ({}, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope of type 'dynamic'"),
-        ({}, {"rope_scaling": {"rope_type": "linear", "factor": "two"}}, "does not describe a Llama layer"),
-        ({}, {"rope_scaling": {"rope_type": "spiral"}}, "does not describe a Llama layer"),
-        ({}, {"rope_scaling": "linear"}, "does not describe a Llama layer"),
         ({}, {"rope_theta": "many"}, "rope_theta in config.json is 'many', it can be a finite number above 0"),
-        ({}, {"max_position_embeddings": "many"}, "'max_position_embeddings' expected int, got str"),
-        ({}, {"hidden_act": "sillu"}, "hidden_act in config.json is 'sillu', which is not known (did you mean silu?)"),
         ({}, {"rms_norm_eps": -1.0}, "rms_norm_eps in config.json is -1.0, it can be a finite number above 0"),
-        ({}, {"rms_norm_eps": math.inf}, "rms_norm_eps in config.json is inf"),
-        ({}, {"rope_theta": 0}, "rope_theta in config.json is 0"),
         ({}, {"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "turns by angles that are not finite"),
         ({}, {"rms_norm_eps": "small"}, "does not describe a Llama layer: "),
-        ({}, {"rms_norm_eps": [1]}, "does not describe a Llama layer: "),
         ({}, {"num_attention_heads": "4"}, "num_attention_heads, a count: it is '4'"),
         ({}, {"head_dim": "8"}, "4 heads of 8"),
         ({"fc.weight": torch.tensor(1.0)}, {}, "the hidden size is 0"),
@@ -390,57 +380,26 @@ def test_wrong_eagle_folders_are_one_line(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "about", "said"),
     [
-        ({"fc_norm.0.weight": torch.ones(H)}, "lacks tensors: fc_norm.1.weight, fc_norm.2.weight"),
-        ({"midlayer.self_attn.q_norm.weight": torch.ones(HD)}, "unknown tensors: layers.0.self_attn.q_norm.weight"),
-        ({"d2t": None}, f"the drafter has {WORDS} words, the model {V}, and it lacks tensors: d2t"),
-        ({"t2d": torch.zeros(V + 1, dtype=torch.bool)}, f"vocabulary of {V + 1}, the model has {V}"),
-        ({"fc.weight": torch.zeros(H, 3 * 64)}, "fc.weight reads 192 numbers, not 3 hidden states of 32"),
-        ({"norm.weight": None}, "lacks tensors: norm.weight"),
-        ({"t2d": torch.tensor(True)}, "t2d has shape (), it should be a list"),
-        ({"d2t": torch.tensor(0)}, "d2t has shape (), it should be a list"),
-    ],
-)
-def test_wrong_eagle3_folders_are_one_line(change: dict[str, Tensor | None], said: str, tmp_path: Path) -> None:
-    tensors = {n: t for n, t in {**eagle3(), **change}.items() if t is not None}
-    weights = folder(tmp_path / "e", tensors)
-    refused(Eagle3, Eagle3Options(weights=weights), Target(tiny_model("llama", layers=8)), said)
-
-
-@pytest.mark.parametrize(
-    ("d2t", "said"),
-    [
-        (torch.arange(WORDS) + V, f"the model has a vocabulary of {V}"),
-        (torch.zeros(WORDS).long(), "that t2d marks"),
-        (9 - torch.arange(WORDS), "d2t leads to token 9 more than once"),
-    ],
-)
-def test_a_map_to_other_words_is_refused(d2t: Tensor, said: str, tmp_path: Path) -> None:
-    weights = folder(tmp_path / "e", {**eagle3(), "d2t": d2t})
-    refused(Eagle3, Eagle3Options(weights=weights), Target(tiny_model("llama", layers=8)), said)
-
-
-@pytest.mark.parametrize(
-    ("changed", "about", "said"),
-    [
-        ({"d2t": torch.arange(WORDS) + V}, {}, f"d2t leads to token {V + 2 * WORDS - 2}, the model has a vocabulary"),
+        ({"fc_norm.0.weight": torch.ones(H)}, {}, "lacks tensors: fc_norm.1.weight, fc_norm.2.weight"),
+        ({"midlayer.self_attn.q_norm.weight": torch.ones(HD)}, {}, "unknown tensors: layers.0.self_attn.q_norm.weight"),
         ({"d2t": None}, {}, f"the drafter has {WORDS} words, the model {V}, and it lacks tensors: d2t"),
+        ({"d2t": torch.arange(WORDS) + V}, {}, f"d2t leads to token {V + 2 * WORDS - 2}, the model has a vocabulary"),
+        ({"t2d": torch.zeros(V + 1, dtype=torch.bool)}, {}, f"vocabulary of {V + 1}, the model has {V}"),
         ({"embed_tokens.weight": torch.zeros(V + 3, H)}, {}, f"vocabulary of {V + 3}, the model has {V}"),
         ({}, {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "names layer 9, the model has layers 0 to 7"),
         ({"fc.weight": torch.zeros(H, 3 * 64)}, {}, "fc.weight reads 192 numbers, not 3 hidden states of 32"),
+        ({"norm.weight": None}, {}, "lacks tensors: norm.weight"),
+        ({"t2d": torch.tensor(True)}, {}, "t2d has shape (), it should be a list"),
     ],
 )
-def test_a_run_of_eagle3_with_a_wrong_folder_is_one_line(
-    changed: dict[str, Tensor | None],
-    about: dict[str, Any],
-    said: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_wrong_eagle3_folders_are_one_line(
+    change: dict[str, Tensor | None], about: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    tensors = {n: t for n, t in {**eagle3(), **changed}.items() if t is not None}
-    there = folder(tmp_path / "e", tensors, **about)
-    check_refused_run(f"eagle3[weights={there}]", said, tmp_path, capsys, layers=8)
+    tensors = {n: t for n, t in {**eagle3(), **change}.items() if t is not None}
+    weights = folder(tmp_path / "e", tensors, **about)
+    refused(Eagle3, Eagle3Options(weights=weights), Target(tiny_model("llama", layers=8)), said)
 
 
 def test_weights_of_the_other_kind_and_of_another_size_are_named(tmp_path: Path) -> None:
@@ -473,7 +432,7 @@ def test_trees_that_cannot_be_are_one_line(tmp_path: Path) -> None:
         target,
         "is 3 deep, there are 2 levels to draft with",
     )
-    assert Eagle.load(target, EagleOptions(weights=weights, tree=str(tree))).plan.shape.depth == 3
+    assert Eagle.load(target, EagleOptions(weights=weights, tree=str(tree))).tree.depth == 3
     tree.write_text("[[0], [70]]")
     refused(Eagle, EagleOptions(weights=weights, tree=str(tree)), target, "71 candidates of a vocabulary of 61")
     for bad in ({"depth": -2}, {"total_tokens": 1}, {"top_k": 1000}, {"depth": 1000}):

@@ -294,25 +294,9 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {  # co
         {"speculators_model_type": "dflash"}, {}, "of the type 'dflash', not 'eagle3': use the method dflash"
     ),
     "unknown layers": ({"layer": {"model_type": "nope"}}, {}, "layers of the type 'nope', not of llama or qwen3"),
-    "other layers": ({"layer": {"model_type": "gpt2"}}, {}, "the type 'gpt2', not of llama or qwen3"),
-    "near layers": ({"layer": {"model_type": "mistral"}}, {}, "the type 'mistral', not of llama or qwen3"),
-    "no object of a layer": ({"transformer_layer_config": [1]}, {}, "transformer_layer_config in config.json is not"),
-    "a million layers": ({"layer": {"num_hidden_layers": 10**6}}, {}, "is 1000000, it can be a whole number from 1 to"),
     "two layers": ({"layer": {"num_hidden_layers": 2}}, {}, "num_hidden_layers in config.json is 2"),
-    "an unknown activation": ({"layer": {"hidden_act": "sillu"}}, {}, "hidden_act in config.json is 'sillu', which is"),
     "no heads": ({"layer": {"num_attention_heads": 0}}, {}, "num_attention_heads in config.json is 0, it can be a"),
-    "heads of no size": ({"layer": {"head_dim": 0}}, {}, "head_dim in config.json is 0"),
-    "no theta": (
-        {"layer": {"rope_parameters": {"rope_type": "default", "rope_theta": 0}}}, {}, "rope_theta in config.json is 0"
-    ),
-    "an eps below 0": ({"layer": {"rms_norm_eps": -1.0}}, {}, "rms_norm_eps in config.json is -1.0"),
-    "positions in words": (
-        {"layer": {"max_position_embeddings": "many"}}, {}, "'max_position_embeddings' expected int, got str"
-    ),
     "a map that leads out": ({}, {"d2t": torch.full((WORDS,), V)}, f"leads to token {V + WORDS - 1}, the model has a"),
-    "a map that leads below": ({}, {"d2t": torch.full((WORDS,), -3)}, "d2t leads to token -3"),
-    "a map to other words": ({}, {"d2t": torch.zeros(WORDS).long()}, "that t2d marks"),
-    "a map to one word": ({}, {"d2t": 9 - torch.arange(WORDS), "t2d": None}, "d2t leads to token 9 more than once"),
     "a window": (
         {"layer": {"model_type": "qwen3", "layer_types": ["sliding_attention"], "sliding_window": 4}}, {},
         "layer_types in config.json asks for 'sliding_attention'",
@@ -323,45 +307,25 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {  # co
         "rope of type 'dynamic'",
     ),
     "both norms": ({"norm_before_fc": True, "fc_norm": True}, {}, "norm_before_fc and for fc_norm"),
-    "no truth": ({"norm_output": "yes"}, {}, "norm_output is not true or false"),
     "a layer beyond": ({"eagle_aux_hidden_state_layer_ids": [1, 4, 9]}, {}, "layer_ids in config.json names layer 9"),
-    "a layer below": ({"eagle_aux_hidden_state_layer_ids": [-1, 4, 6]}, {}, "layer_ids in config.json names layer -1"),
     "the state before the final norm": (
         {"eagle_aux_hidden_state_layer_ids": [1, 4, N]}, {}, f"names {N}, the state before the final norm"
     ),
     "no layers": ({"eagle_aux_hidden_state_layer_ids": []}, {}, "names no layer"),
-    "layers in words": ({"eagle_aux_hidden_state_layer_ids": "1,2"}, {}, "layer_ids is not a list"),
     "fewer layers": ({"eagle_aux_hidden_state_layer_ids": [1, 4]}, {}, f"fc.weight reads {3 * H} numbers, not 2"),
     "a model of another width": (
         {"target_hidden_size": 64}, {}, f"for a model with a hidden size of 64, the model has {H}"
     ),
     "another width": ({"layer": {"hidden_size": 64}}, {}, f"for a model with a hidden size of 64, the model has {H}"),
-    "another width of its own": (
-        {"layer": {"hidden_size": 64}, "target_hidden_size": H}, {}, f"tensors have {H}"
-    ),
-    "another inner width": ({"layer": {"intermediate_size": 64}}, {}, "intermediate_size in config.json is 64"),
-    "other keys": ({"layer": {"num_key_value_heads": 4}}, {}, "num_key_value_heads in config.json is 4"),
     "other heads": ({"layer": {"num_attention_heads": 8}}, {}, f"queries have {HEADS * HD} rows"),
     "another vocabulary": ({"layer": {"vocab_size": 99}}, {}, f"with a vocabulary of 99, the model has {V}"),
     "another draft vocabulary": ({"draft_vocab_size": 50}, {}, f"the drafter has 50 words, lm_head.weight has {WORDS}"),
-    "too many words": ({"draft_vocab_size": 99}, {}, f"vocabulary has 99 words, the model's {V}"),
-    "a short map": ({}, {"d2t": torch.zeros(WORDS - 1).long()}, f"has {WORDS} words, d2t has {WORDS - 1}"),
-    "a short mark": ({}, {"t2d": torch.zeros(V - 1, dtype=torch.bool)}, f"t2d is for a vocabulary of {V - 1}"),
-    "no map": ({}, without("d2t"), "lacks tensors: d2t"),
     "no head": ({}, without("lm_head.weight"), "lacks tensors: lm_head.weight"),
     "no fc": ({}, without("fc.weight"), "lacks tensors: fc.weight"),
     "no norm": ({}, without("norm.weight"), "lacks tensors: norm.weight"),
     "no norm of states": ({}, without(f"{P}.hidden_norm.weight"), "lacks tensors: layers.0.hidden_norm.weight"),
-    "no queries": ({}, without(f"{P}.self_attn.q_proj.weight"), "lacks tensors: layers.0.self_attn.q_proj.weight"),
-    "no output": ({}, without(f"{P}.self_attn.o_proj.weight"), "lacks tensors: layers.0.self_attn.o_proj.weight"),
     "no norms of features": ({"fc_norm": True}, {}, "lacks tensors: fc_norm.0.weight"),
     "no norm before fc": ({"norm_before_fc": True}, {}, "lacks tensors: input_norm.weight"),
-    "a norm before fc": ({}, {"input_norm.weight": torch.ones(3 * H)}, "norm_before_fc in config.json is False"),
-    "norms of features": (
-        {}, {f"fc_norm.{i}.weight": torch.ones(H) for i in range(3)}, "fc_norm in config.json is False"
-    ),
-    "no biases": ({"layer": {"attention_bias": True}}, {}, "attention_bias in config.json is True, the drafter has"),
-    "a bias": ({}, {"fc.bias": torch.ones(H)}, "attention_bias in config.json is False, the drafter has biases of fc"),
     "no biases of the MLP": ({"layer": {"mlp_bias": True}}, {}, "lacks tensors: layers.0.mlp.down_proj.bias"),
     "no norms of heads": ({"layer": {"model_type": "qwen3"}}, {}, "lacks tensors: layers.0.self_attn.k_norm.weight"),
     "norms of heads": ({}, {f"{P}.self_attn.q_norm.weight": torch.ones(HD)}, "unknown tensors: layers.0.self_attn.q_n"),
@@ -377,12 +341,7 @@ def test_wrong_folders_are_one_line(name: str, target: Target, tmp_path: Path) -
     refused(Eagle3, Eagle3Options(weights=weights), target, said)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["an unknown type", "another method's type", "a layer beyond", "a layer below", "another draft vocabulary",
-     "too many words", "an unknown activation", "no heads", "heads of no size", "no theta", "positions in words",
-     "a map that leads out", "a map that leads below", "a map to one word"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", ["an unknown type"])
 def test_a_run_with_a_wrong_folder_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changed, tensors, said = WRONG[name]
     made = {k: v for k, v in (tensors_of(config_of()) | tensors).items() if v is not None}

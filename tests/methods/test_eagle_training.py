@@ -27,19 +27,13 @@ from specbench_ss.methods.eagle.train import (
 )
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.models.tiny import randomise
-from specbench_ss.training.batch import Anchors, BaseStates, Batch, Documents, base_states
+from specbench_ss.training.batch import BaseStates, Batch, Documents, base_states
 from specbench_ss.training.distributed import Machine
 from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
+from tests.methods.batches import batch_of, text_of
 from tests.tiny import SOME, tiny_model
 
 LEVELS = 3
-
-
-class Exact(Machine):
-    """float32."""
-
-    def autocast(self) -> Any:
-        return torch.autocast(self.device.type, enabled=False)
 
 
 def trainees(target: Target) -> list[UnrolledTrainer]:
@@ -48,16 +42,6 @@ def trainees(target: Target) -> list[UnrolledTrainer]:
         EagleTrainer(target, None, 3e-3, LEVELS), Eagle3Trainer(target, Eagle3TrainOptions(LEVELS, 40), 3e-3)
     ]  # fmt: skip
     return made
-
-
-def batch_of(ids: Tensor, at: Tensor, documents: Documents | None = None) -> Batch:
-    """Anchors at [B, A]; every token of a row counts as answer."""
-    b, t = ids.shape
-    labels = torch.full((b, t, 1 + LEVELS), -100)
-    for j in range(1 + LEVELS):
-        labels[:, : t - 1 - j, j] = ids[:, 1 + j :]
-    chosen = labels.gather(1, at[..., None].expand(-1, -1, 1 + LEVELS))
-    return Batch(ids, labels, Anchors(at, chosen), documents)
 
 
 def states_of(target: Target, trainee: UnrolledTrainer, batch: Batch) -> BaseStates:
@@ -109,20 +93,13 @@ def test_texts_in_a_row_stand_alone(kind: str) -> None:
             torch.testing.assert_close(ours[:, [0, 2]], theirs, atol=3e-5, rtol=1e-4)
 
 
-def text_of(target: Target) -> DrafterText:
-    """The target's own answers to single tokens, after a prompt of one."""
-    limits = Limits(23)
-    rows = [[i, *generate(Autoregressive(target), [i], limits, Sampling()).tokens] for i in range(3, 19)]
-    return DrafterText(np.array(rows, np.int32), lambda row: np.arange(len(row)) > 0, 2, seed=1)
-
-
 def test_the_loss_falls_what_is_saved_loads_and_a_cut_changes_nothing(tmp_path: Path) -> None:
     target = Target(tiny_model("llama"))
     text, budget = text_of(target), Budget(30, 8, 16, LEVELS, warmup=3)
     taus = {}
     for trainee, fresh in zip(trainees(target), trainees(target), strict=True):
         first, last = [], []
-        machine = Exact(target.device)
+        machine = Machine(target.device, exact=True)
         trainer = DrafterLoop(target, [trainee], text, budget, tmp_path / trainee.name, machine)
         for step in range(budget.steps):
             trainer.advance()
@@ -202,7 +179,8 @@ def test_a_resumed_training_has_the_same_noise(anchors: int, tmp_path: Path) -> 
     target = Target(tiny_model("llama"))
     rows = np.random.default_rng(6).integers(3, 61, (4, 24), np.int32)
     text = DrafterText(rows, lambda row: np.arange(len(row)) > 9, 2, seed=1)
-    budget, machine = Budget(6, 4, anchors, LEVELS, warmup=3), Exact(target.device)  # every step has all rows
+    machine = Machine(target.device, exact=True)
+    budget = Budget(6, 4, anchors, LEVELS, warmup=3)  # every step has all rows
     whole = Noted(target)
     trainer = DrafterLoop(target, [whole], text, budget, tmp_path, machine)
     while trainer.step < budget.steps:

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from specbench_ss import __version__, registry
-from specbench_ss.models.load import load_target
+from specbench_ss import __version__
 
 ROOT = Path(__file__).parents[2]
 GPU = ROOT / "benchmarks" / "gpu"
@@ -207,18 +206,3 @@ def test_a_method_that_fails_or_differs_is_bad_and_the_others_are_measured(
     assert re.search(r"^BAD .*recycling +1 mismatch", told, re.MULTILINE) and re.search(
         r"^ok .*ar ", told, re.MULTILINE
     )
-
-
-def test_every_registered_method_is_named(sameness: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By itself, without options: the default shape of `ss` and `sd` is what most runs have."""
-    plain = [text for text in sameness["METHODS"] if "[" not in text]
-    assert sorted(plain) == registry.names(registry.METHODS)
-    monkeypatch.setitem(sameness, "METHODS", ("ar", "ss[prune=off]"))
-    target = load_target("lab", dtype="float32", device="cpu")
-    lacking = sameness["unnamed"](target, sameness["METHODS"])
-    assert "sd" in lacking and "pld" in lacking and "ss" not in lacking and "peagle" not in lacking
-    with pytest.raises(SystemExit, match="METHODS lacks dflash, .*sd, .*suffix, registered and with weights"):
-        sameness["main"]([*SMALL, "--engines", "eager"])
-
-
-# -- roofline.py and vs_transformers.py ------------------------------------------------------------------------------

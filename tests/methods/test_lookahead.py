@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
 
 from specbench_ss.engine.decoder import State
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.errors import UserError
 from specbench_ss.methods.lookahead import Lookahead, LookaheadOptions, NGramPool, merged
 from tests.tiny import tiny_model
 
@@ -93,17 +89,3 @@ def test_the_pool_keeps_the_newest() -> None:
 
 def test_common_beginnings_are_merged() -> None:
     assert merged([(5, 6, 7), (5, 6, 8), (9,), (5, 7)]) == ([5, 6, 7, 8, 9, 7], [0, 1, 2, 2, 0, 1])
-
-
-@pytest.mark.parametrize("given", [{"level": 1}, {"window": 0}, {"guesses": 0}, {"window": 5000}, {"level": 500}])
-def test_bad_options_are_told(given: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"lookahead: .*{next(iter(given))}"):
-        LookaheadOptions(**given)
-
-
-@pytest.mark.parametrize("options", [LookaheadOptions(), LookaheadOptions(6, 1, 1), LookaheadOptions(3, 9, 1)])
-def test_a_step_has_no_more_rows_than_it_says(options: LookaheadOptions) -> None:
-    decoder = Watched(Target(tiny_model("llama")), options)
-    generate(decoder, PROMPT, Limits(30), Sampling())
-    window = max(torch.tensor(w).numel() for _, w, _ in decoder.seen)
-    assert window + options.guesses * (options.level - 1) == decoder.max_rows()

@@ -7,11 +7,7 @@ import random
 import pytest
 import torch
 
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
-from specbench_ss.errors import UserError
-from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.pld import LookupOptions, PromptLookup, look_up
 from tests.methods.assisted import assert_same_steps
 from tests.tiny import SOME, tiny_model
@@ -67,25 +63,6 @@ def test_it_is_what_comparing_every_window_finds() -> None:
     assert found > 200
 
 
-def test_greedy_equals_autoregressive_and_something_is_accepted(target: Target) -> None:
-    decoders = {label: make() for label, make in PromptLookup.examples(target).items()}
-    for prompt in PROMPTS:
-        expected = generate(Autoregressive(target), prompt, Limits(30), Sampling()).tokens
-        for label, decoder in decoders.items():
-            done = generate(decoder, prompt, Limits(30), Sampling())
-            assert done.tokens == expected, label
-            assert done.draft_calls == 0
-    assert max(s.accepted for s in generate(decoders["first"], PROMPTS[1], Limits(90), Sampling()).steps) > 1
-
-
-def test_no_state_from_the_last_prompt() -> None:
-    decoder = PromptLookup(Target(tiny_model("llama")))
-    first = [generate(decoder, p, Limits(12), Sampling(0.9, seed=4)).steps for p in PROMPTS]
-    again = [generate(decoder, p, Limits(12), Sampling(0.9, seed=4)).steps for p in reversed(PROMPTS)]
-    counts = [[(s.nodes, s.tokens) for s in steps] for steps in first]
-    assert counts == [[(s.nodes, s.tokens) for s in steps] for steps in again[::-1]]
-
-
 @pytest.mark.parametrize(("ngram", "length"), [(2, 10), (3, 4), (1, 1)])
 def test_every_step_keeps_what_transformers_keeps(ngram: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(tiny_model("llama"))
@@ -93,19 +70,3 @@ def test_every_step_keeps_what_transformers_keeps(ngram: int, length: int, monke
     decoder = PromptLookup(target, LookupOptions(ngram, length))
     taus = [assert_same_steps(decoder, prompt, 60, monkeypatch, **given) for prompt in PROMPTS[:3]]
     assert max(taus) > 1.5
-
-
-@pytest.mark.parametrize(("name", "value"), [("ngram", 0), ("length", 0), ("length", 4096)])
-def test_what_cannot_be_looked_up(name: str, value: int) -> None:
-    with pytest.raises(UserError, match=f"pld: {name} must be 1 to 409[56], not {value}"):
-        LookupOptions(**{name: value})  # type: ignore[arg-type]
-
-
-def test_tuning_may_try_only_what_leaves_the_output_alone() -> None:
-    target = Target(tiny_model("llama"))
-    decoder = PromptLookup(target)
-    expected = generate(Autoregressive(target), PROMPTS[0], Limits(20), Sampling()).tokens
-    for name, values in decoder.tunable().items():
-        for value in values:
-            made = decoder.variant(LookupOptions(**{name: value}))
-            assert generate(made, PROMPTS[0], Limits(20), Sampling()).tokens == expected

@@ -17,12 +17,10 @@ from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import MOST_NODES
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.heads import MOST_FUSED, PUBLISHED, asked_tree, best_tree, read_tree, tree_of
-from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.medusa import decode
 from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.methods.medusa.heads import heads_from_tensors
 from tests.methods.decoders import medusa
-from tests.methods.exactness import assert_greedy_same, p_value
 from tests.tiny import tiny_model
 
 H, V = 32, 61
@@ -108,15 +106,6 @@ def test_one_block_under_several_names_is_read_as_often_as_it_stands(tmp_path: P
         Medusa.check(options, target)
 
 
-@pytest.mark.parametrize("kind", ["llama", "opt"])
-def test_examples_obey_the_laws(kind: str) -> None:
-    target = Target(tiny_model(kind))
-    made = {name: make() for name, make in Medusa.examples(target).items()}
-    for decoder in made.values():  # the lossy rules too: without a temperature they are greedy
-        assert_greedy_same(decoder, Autoregressive(target), limit=8)
-    assert {name for name, decoder in made.items() if not decoder.lossless} == {"typical", "nucleus"}
-
-
 def test_few_nodes_are_drafted_from_the_product_that_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
     """One product of the LM head a step after the first, and the same drafts as with two."""
     target = Target(tiny_model("llama"))
@@ -133,13 +122,6 @@ def test_few_nodes_are_drafted_from_the_product_that_verifies(monkeypatch: pytes
     assert found[0] == found[1] and sum(accepted for _, accepted, _ in found[0])
 
 
-@pytest.mark.parametrize(("rule", "exact"), [("exact", True), ("typical", False), ("nucleus", False)])
-def test_only_the_exact_rule_keeps_the_distribution(rule: str, exact: bool) -> None:
-    target = Target(tiny_model("llama", vocab=7, layers=2))
-    decoder = Medusa.random(target, options=MedusaOptions(accept=rule, nodes=24))  # type: ignore[arg-type]
-    assert (p_value(decoder, [3, 4, 5], Sampling(1.2), n=300) > 1e-3) is exact
-
-
 def test_accuracies_measured_elsewhere_make_the_tree(tmp_path: Path) -> None:
     """The file that `ssbench train medusa --measure` writes, for heads that came without any."""
     target = Target(tiny_model("llama"))
@@ -153,7 +135,7 @@ def test_accuracies_measured_elsewhere_make_the_tree(tmp_path: Path) -> None:
     assert list(decoder.tunable()) == ["nodes", "heads"]
     assert len(decoder.variant(replace(options, nodes=2)).tree.ranks) == 2
     file.write_text('{"accuracies": [[2.0]]}')
-    with pytest.raises(UserError, match=f"'accuracies' in {file} must be a list"):
+    with pytest.raises(UserError, match=f"{file}: .*accuracies"):
         Medusa.check(options, target)
 
 
@@ -163,18 +145,13 @@ def test_accuracies_measured_elsewhere_make_the_tree(tmp_path: Path) -> None:
         ({"9.weird": torch.zeros(1)}, "unknown tensor '9.weird'"),
         ({"0.0.linear.bias": None}, "0.0.linear.bias is missing"),
         ({"1.2.weight": None}, "head 1 has no vocabulary projection"),
-        ({f"{i}.2.weight": torch.zeros(V + 1, H) for i in range(3)}, f"vocabulary of {V + 1}"),
+        ({f"{i}.2.weight": torch.zeros(V + 1, H) for i in range(3)}, "unembed has shape"),
     ],
 )
 def test_wrong_tensors_are_named(change: dict[str, torch.Tensor | None], said: str) -> None:
     tensors = {k: v for k, v in {**layout(), **change}.items() if v is not None}
     with pytest.raises(UserError, match=said.replace(".", r"\.")):
         heads_from_tensors(tensors, H, V)
-
-
-def test_heads_of_another_hidden_size_are_refused() -> None:
-    with pytest.raises(UserError, match="hidden size 32, the model has 64"):
-        heads_from_tensors(layout(), 64, V)
 
 
 def test_a_torch_file_loads_and_a_truncated_one_is_one_line(tmp_path: Path) -> None:
@@ -210,15 +187,8 @@ def test_only_heads_that_are_there_can_be_asked_for(heads: int, tmp_path: Path) 
     ],
 )
 def test_a_malformed_config_is_named(config: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=f"'{said}' in config.json must be"):
+    with pytest.raises(UserError, match=f"config.json: .*{said}"):
         asked_tree("auto", 0, config, 3, "medusa")
-
-
-@pytest.mark.parametrize("shape", [(2, V, H), (3, V), (3,), (3, V, H + 1)])
-def test_a_vocabulary_projection_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
-    tensors = {"weight": torch.zeros(3, 1, H, H), "bias": torch.zeros(3, 1, H), "unembed": torch.zeros(shape)}
-    with pytest.raises(UserError, match="unembed has shape"):
-        heads_from_tensors(tensors, H, V)
 
 
 def test_it_describes_its_tree_and_tells_weights_apart() -> None:

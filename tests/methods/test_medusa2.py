@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specbench_ss.bench import preflight
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
@@ -27,8 +26,6 @@ from specbench_ss.methods.medusa.decode import (
 )
 from specbench_ss.methods.medusa.train import JointTraining, Medusa2Trainer
 from specbench_ss.models.tiny import randomise
-from specbench_ss.options import MethodSpec
-from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.batch import BaseStates
 from tests.methods.batches import answers_of
 from tests.methods.test_medusa import layout
@@ -152,13 +149,6 @@ def test_what_is_wrong_with_a_model_is_named(tmp_path: Path) -> None:
     assert Medusa2.outline_of(target, tmp_path).n_layers == 4
 
 
-def test_a_run_includes_its_own_reference() -> None:
-    asked = RunConfig((MethodSpec("ar"), MethodSpec("medusa2", {"weights": "a,b", "heads": "2"})))
-    assert Medusa2.reference_for(MedusaOptions(weights="a,b", heads=2)) == MethodSpec("medusa2-ar", {"weights": "a,b"})
-    labels = [spec.label for spec in preflight.with_references(asked).methods]
-    assert labels == ["ar", "medusa2[weights=a,b,heads=2]", "medusa2-ar[weights=a,b]"]
-
-
 # -- training -------------------------------------------------------------------------------------------------------
 
 
@@ -187,15 +177,11 @@ def test_the_loss_is_the_papers(kind: str) -> None:
 
 def test_gradients_reach_backbone_and_heads_at_their_own_rates() -> None:
     for rank in (2, 0):
-        _, trainee = trained("llama", lora_rank=rank, lr=1e-3, head_lr=4.0)
+        _, trainee = trained("llama", lora_rank=rank, head_lr=4.0)
+        trainee.lr = 1e-3
         backbone, heads = trainee.parameter_groups()
         assert (backbone["lr"], heads["lr"]) == (1e-3, 4e-3)
         trainee.loss(NOTHING, answers_of(torch.randint(3, 61, (2, 20)), 5))  # at first the heads count nothing
         loss, _ = trainee.loss(NOTHING, answers_of(torch.randint(3, 61, (2, 20)), 5))
         loss.backward()
         assert all(p.grad is not None for group in (backbone, heads) for p in group["params"])
-
-
-def test_own_model_options_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file or folder"):
-        Medusa2.check(MedusaOptions(weights=str(tmp_path / "none")), Target(tiny_model("llama")))

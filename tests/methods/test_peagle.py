@@ -20,7 +20,6 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.block_drafters.decode import PEagle, PEagleOptions
 from specbench_ss.methods.block_drafters.peagle import (
     config_of,
-    new_drafter,
     random_drafter,
     read_drafter,
     speculators_config_of,
@@ -248,7 +247,6 @@ def without(name: str, **kwargs: Any) -> dict[str, Tensor]:
 
 BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "mask token": (tensors(), speculators(mask_token_id=V), "mask_token_id in config.json is 61, the model has tokens"),
-    "mask token below 0": (tensors(), flat(ptd_token_id=-1), "mask_token_id in config.json is -1"),
     "no mask token": (tensors(), speculators(mask_token_id=None), "mask_token_id is not a whole number"),
     "no drafter of its": (tensors(), flat(ptd_token_id=None), "describes no P-EAGLE drafter: it has no mask_token_id"),
     "no depths": (tensors(), speculators(depths=0), "speaks of 0 tokens drafted a step, it can be 1 to 64"),
@@ -257,51 +255,22 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "layer ids": (
         tensors(), speculators(eagle_aux_hidden_state_layer_ids=[1, 4]), "layer_ids in config.json names layer 4"
     ),
-    "no layer ids": (tensors(), speculators(eagle_aux_hidden_state_layer_ids=[]), "names no layer"),
     "layer ids are words": (tensors(), speculators(eagle_aux_hidden_state_layer_ids=["a"]), "not a whole number"),
     "more features than ids": (tensors(features=3), speculators(), "fc.weight has shape (32, 96), the model needs"),
     "another vocabulary": (tensors(), speculators(layer={"vocab_size": 99}), "a model with a vocabulary of 99"),
     "another width": (tensors(), flat(hidden_size=64), "a hidden size of 64, the model has 32"),
     "another target's width": (tensors(), speculators(target_hidden_size=64), "a hidden size of 64, the model has 32"),
     "draft vocabulary": (tensors(), speculators(draft_vocab_size=50), "the drafter has 50 words, lm_head"),
-    "too many words": (tensors(), speculators(draft_vocab_size=99), "vocabulary has 99 words, the model's 61"),
-    "no map": (without("d2t"), speculators(), "the drafter has 40 words, the model 61, and it lacks tensors: d2t"),
     "no head": (without("lm_head", words=V), speculators(draft_vocab_size=V), "lacks tensors: lm_head.weight"),
     "no mask_hidden": (without("mask_hidden"), speculators(), "lacks tensors: mask_hidden"),
     "d2t points outside": (tensors() | {"d2t": torch.full((WORDS,), 30)}, speculators(), "d2t leads to token 69"),
-    "d2t points below": (tensors() | {"d2t": torch.full((WORDS,), -3)}, speculators(), "d2t leads to token -3"),
-    "d2t leads to one word twice": (
-        without("t2d") | {"d2t": 9 - torch.arange(WORDS)}, speculators(), "d2t leads to token 9 more than once"
-    ),
-    "t2d is another": (
-        tensors() | {"t2d": torch.ones(V, dtype=torch.bool)}, speculators(),
-        "d2t leads to other words than the 61 that t2d marks",
-    ),
-    "t2d of another": (tensors() | {"t2d": torch.ones(9, dtype=torch.bool)}, speculators(), "a vocabulary of 9"),
     "another type": (
         tensors(), speculators(speculators_model_type="dflash"), "a speculator of the type 'dflash', not 'peagle'"
     ),
-    "an unknown type": (
-        tensors(), speculators(speculators_model_type="mtp"), "of the type 'mtp', not 'peagle': types that can be read"
-    ),
-    "unknown layers": (tensors(), speculators(layer={"model_type": "nope"}), "layers of the type 'nope'"),
     "no layers": (tensors(), speculators(transformer_layer_config="llama"), "layer_config in config.json is not"),
     "other layers": (tensors(), speculators(layer={"model_type": "mistral"}), "of the type 'mistral', not of llama or"),
-    "a strange rope": (
-        tensors(), flat(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "rope of type"
-    ),
-    "an unknown activation": (tensors(), flat(hidden_act="sillu"), "hidden_act in config.json is 'sillu', which is"),
     "no heads": (tensors(), speculators(layer={"num_attention_heads": 0}), "num_attention_heads in config.json is 0"),
-    "no heads of keys": (tensors(), flat(num_key_value_heads=0), "num_key_value_heads in config.json is 0, it can be"),
-    "heads of no size": (tensors(), speculators(layer={"head_dim": 0}), "head_dim in config.json is 0"),
-    "no own layers": (tensors(), speculators(layer={"num_hidden_layers": 0}), "num_hidden_layers in config.json is 0"),
-    "a million layers": (tensors(), flat(num_hidden_layers=10**6), "num_hidden_layers in config.json is 1000000, it"),
     "more layers": (tensors(first="midlayer"), flat(num_hidden_layers=2), "is 2, the drafter has tensors of 1"),
-    "no theta": (tensors(), speculators(layer={"rope_theta": 0}), "rope_theta in config.json is 0"),
-    "an eps below 0": (tensors(), flat(rms_norm_eps=-1.0), "rms_norm_eps in config.json is -1.0"),
-    "positions in words": (
-        tensors(), speculators(layer={"max_position_embeddings": "many"}), "'max_position_embeddings' expected int"
-    ),
     "two norms": (tensors(), speculators(fc_norm=True, norm_before_fc=True), "norm_before_fc and for fc_norm"),
     "a small window": (
         tensors(), speculators(layer={"layer_types": ["sliding_attention"], "sliding_window": 3}),
@@ -322,36 +291,8 @@ def test_what_does_not_fit_is_one_line(name: str, tmp_path: Path) -> None:
     refused(PEagle, options, target, told, only_load=name in SEEN_LATER)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "mask token", "layer ids", "many depths", "draft vocabulary", "too many words",
-        "d2t points outside", "d2t points below", "d2t leads to one word twice", "another type", "an unknown type",
-        "an unknown activation", "no heads of keys", "heads of no size", "no own layers", "a million layers",
-        "no theta", "positions in words",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", ["mask token"])
 def test_a_run_with_it_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights, config, told = BAD[name]
     there = folder(tmp_path / "d", weights, config)
     check_refused_run(f"peagle[weights={there}]", told, tmp_path, capsys)
-
-
-@pytest.mark.parametrize("options", [{}, {"mode": "tree"}, {"sample": "on"}])
-def test_a_drafter_that_gives_nan_is_named(options: dict[str, Any]) -> None:
-    decoder = PEagle(tiny_target("llama", V), PEagleOptions(**options), random_drafter(tiny_target("llama", V)))
-    with torch.inference_mode():
-        for p in decoder.drafter.parameters():
-            p.fill_(math.nan)
-    with pytest.raises(UserError, match="peagle: what it drafts from is not finite|draft's probabilities are not"):
-        for seed in range(3):
-            generate(decoder, PROMPTS[2], Limits(9), Sampling(0.8, seed=seed))
-
-
-def test_a_drafter_of_another_base_is_refused(tmp_path: Path) -> None:
-    target = Target(tiny_model("llama"))
-    target.weights_hash = "this"
-    weights = folder(tmp_path / "d", tensors(), speculators(base_hash="that"))
-    with pytest.raises(UserError, match="peagle was trained for another base"):
-        PEagle.load(target, PEagleOptions(weights=weights))
-    assert new_drafter(target, 2).shape.depths == 2

@@ -22,8 +22,9 @@ from specbench_ss.methods.block_drafters.peagle import config_of, new_drafter, r
 from specbench_ss.methods.block_drafters.train import PEagleTrainer, PEagleTraining
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.training.batch import BaseStates, Batch, Documents, base_states
+from specbench_ss.training.distributed import Machine
 from specbench_ss.training.loop import Budget, DrafterLoop
-from tests.methods.test_dflash_training import Exact, batch_of, text_of
+from tests.methods.batches import batch_of, text_of
 from tests.tiny import SOME, tiny_model
 
 DEPTHS = 5
@@ -163,7 +164,7 @@ def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(
 
     trainee, again = fresh(), fresh()
     before = trainee.module.mask_hidden.detach().clone()
-    machine = Exact(target.device)
+    machine = Machine(target.device, exact=True)
     trainer = DrafterLoop(target, [trainee], text, budget, tmp_path / "t", machine)
     losses = []
     for step in range(budget.steps):

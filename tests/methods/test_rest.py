@@ -397,19 +397,6 @@ def test_the_lab_brings_its_own() -> None:
         REST.check(RESTOptions(), Target(tiny_model("llama")))
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"length": 0}, "length must be at least 1"),
-        ({"shortest": 17}, "above span 16"),
-        ({"draft": -1}, "draft must be"),
-    ],
-)
-def test_bad_options_are_told(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=f"rest: .*{said}"):
-        RESTOptions(**given)
-
-
 def test_a_large_vocabulary_keeps_its_ids(base: Target, tmp_path: Path) -> None:
     """Ids above 65,535 are what 16 bits cannot hold."""
     docs: Docs = [np.array([70_000, 4, 70_001, 4464, 4], np.int32)]

@@ -22,7 +22,6 @@ from specbench_ss.methods.space.decode import SPACE, SPACEAROptions, SPACEAutore
 from specbench_ss.methods.space.model import MaskToken, rows_of, save
 from specbench_ss.methods.space.train import MaskOptions, SPACETrainer
 from specbench_ss.models.load import load_target
-from specbench_ss.options import MethodSpec
 from specbench_ss.training.batch import Anchors, BaseStates, Batch, Documents
 from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
 from specbench_ss.training.session import run
@@ -154,13 +153,6 @@ def test_output_is_its_own_models(kind: str, tmp_path: Path) -> None:
         assert_greedy_same(SPACE.load(target, SPACEOptions(weights=str(tmp_path), k=k)), reference, 20)
     assert generate(Autoregressive(target), PROMPT, Limits(30), Sampling()).tokens == before
     assert generate(reference, PROMPT, Limits(30), Sampling()).tokens != before
-
-
-def test_a_run_includes_the_reference() -> None:
-    assert SPACE.reference_for(SPACEOptions(k=2)) == MethodSpec("space-ar")
-    given = SPACEOptions(weights="a", mask_id=7, k=2)
-    assert SPACE.reference_for(given) == MethodSpec("space-ar", {"weights": "a", "mask_id": "7"})
-    assert SPACE.reference_for(SPACEOptions(mask_id=7)) == MethodSpec("ar")  # the target is the model
 
 
 def test_it_learns(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,10 +15,9 @@ from specbench_ss.engine.decoder import State
 from specbench_ss.engine.generate import Limits, generate
 from specbench_ss.engine.sampling import Sampling
 from specbench_ss.engine.target import Target
-from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.sd.decode import LONGEST, TwoModel, TwoModelOptions, random_draft
+from specbench_ss.methods.sd.decode import TwoModel, TwoModelOptions, random_draft
 from specbench_ss.methods.sd.draft import Draft
 from tests.methods.assisted import assert_same_steps
 from tests.methods.exactness import p_value
@@ -47,25 +45,6 @@ def akin(target: Target, noise: float = 0.04) -> Target:
         for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=generator) * noise)
     return Target(model)
-
-
-def test_greedy_equals_autoregressive_with_every_draft(target: Target) -> None:
-    for prompt, new in zip(PROMPTS, (16, 6), strict=True):
-        expected = generate(Autoregressive(target), prompt, Limits(new), Sampling()).tokens
-        for label, make in TwoModel.examples(target).items():
-            assert generate(make(), prompt, Limits(new), Sampling()).tokens == expected, label
-
-
-def test_the_context_ends(llama: Target) -> None:
-    """The target's, and the draft's before it."""
-    expected = {n: generate(Autoregressive(llama), WHOLE[:n], Limits(300), Sampling()).tokens for n in (127, 126, 115)}
-    for label, make in TwoModel.examples(llama).items():
-        for n, tokens in expected.items():
-            assert generate(make(), WHOLE[:n], Limits(300), Sampling()).tokens == tokens, label
-    short = TwoModel(llama, TwoModelOptions(), akin(llama, 0.0))
-    short.draft.model.context_length = 24
-    steps = generate(short, PROMPTS[0], Limits(30), Sampling()).steps
-    assert [s.nodes for s in steps] == [4, 4] + [0] * 19  # the draft reads ids 0 to 23
 
 
 def test_a_draft_that_is_the_target_is_always_right(target: Target) -> None:
@@ -148,15 +127,6 @@ def test_every_step_keeps_what_transformers_keeps(
     assert max(taus) > 1.5 and min(taus) < 1 + options.gamma
 
 
-def test_a_schedule_starts_anew_with_every_prompt(llama: Target) -> None:
-    decoder = TwoModel(llama, TwoModelOptions(gamma=2, schedule="heuristic"), llama)
-    for _ in range(2):
-        assert [s.nodes for s in generate(decoder, [3, 4], Limits(60), Sampling()).steps[:4]] == [2, 4, 6, 8]
-    assert decoder.max_rows() == 1 + LONGEST
-    wrong = TwoModel(llama, TwoModelOptions(gamma=3, schedule="heuristic"), random_draft(llama, 128))
-    assert [s.nodes for s in generate(wrong, PROMPTS[1], Limits(8), Sampling()).steps[:4]] == [3, 2, 1, 1]
-
-
 class Waits(TorchFunctionMode):
     """Counts what would have to wait for a GPU."""
 
@@ -218,32 +188,3 @@ def test_embeddings_of_another_width(width: int, llama: Target) -> None:
     expected = generate(Autoregressive(llama), PROMPTS[0], Limits(20), Sampling()).tokens
     assert generate(decoder, PROMPTS[0], Limits(20), Sampling()).tokens == expected
     generate(decoder, PROMPTS[0], Limits(20), Sampling(1.0, top_k=70))
-
-
-def test_variants_share_the_draft_and_tuning_leaves_the_output_alone(llama: Target) -> None:
-    expected = generate(Autoregressive(llama), PROMPTS[0], Limits(16), Sampling()).tokens
-    for options in (TwoModelOptions(), TwoModelOptions(form="tree", k=2)):
-        decoder = TwoModel(llama, options, akin(llama))
-        assert decoder.variant(options).described() == decoder.described()
-        for name, values in decoder.tunable().items():
-            for value in values[-2:]:
-                made = decoder.variant(replace(options, **{name: value}))
-                assert made.draft is decoder.draft
-                assert generate(made, PROMPTS[0], Limits(16), Sampling()).tokens == expected
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"gamma": 0}, "sd: gamma must be at least 1, not 0"),
-        ({"gamma": 65}, "sd: gamma must be at most 64, not 65"),
-        ({"threshold": 1.0}, "sd: threshold must be 0 or more and below 1, not 1.0"),
-        ({"form": "tree", "threshold": 0.1}, "sd: threshold and schedule are for chains"),
-        ({"form": "tree", "schedule": "heuristic"}, "sd: threshold and schedule are for chains"),
-        ({"form": "tree", "retokenise": True}, "sd: what is drafted through text is a chain"),
-        ({"form": "tree", "k": 50}, "sd: k=50 with gamma=4 makes a tree of more than 4096 nodes"),
-    ],
-)
-def test_options_that_no_draft_can_have(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        TwoModelOptions(**given)

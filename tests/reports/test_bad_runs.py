@@ -49,10 +49,8 @@ def test_there_is_a_page_that_says_what_is_lacking(make_run: MakeRun, harm: Call
 @pytest.mark.parametrize(
     ("file", "text", "told"),
     [
-        ("rows.jsonl", "", "none of the run's"),
         ("steps.jsonl", "", "damaged: it lacks steps of qa-0"),
         ("manifest.json", '{"format": 99}', "newer version of ssbench: its format is 99"),
-        ("manifest.json", "{", "damaged"),
     ],
 )
 def test_an_empty_a_newer_and_a_damaged_run_are_one_line(make_run: MakeRun, file: str, text: str, told: str) -> None:

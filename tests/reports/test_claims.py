@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import pytest
 
 from specbench_ss import registry
 from specbench_ss.reports.paper.claims import ahead, all_of, at_most, number_or_none, rising, same_order, smallest
-from specbench_ss.results.report import Claim, Column, Experiment, Grid, Result, Value
+from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Request, Result, Value
 from specbench_ss.results.text import interval, interval_of
 
 POINTS = ("series", "k", "speedup", "95 % interval")
@@ -74,87 +76,78 @@ def test_an_order_is_the_published_one_the_opposite_or_open() -> None:
     assert level.holds is None, "where all are equal there is no order"
 
 
-def claims_of(name: str, columns: tuple[str, ...], rows: list[tuple[Value, ...]]) -> list[bool | None]:
+def claims_of(name: str, columns: tuple[str, ...], rows: Sequence[tuple[Value, ...]]) -> list[bool | None]:
     kind: type[Experiment] = registry.load(registry.EXPERIMENTS, name)
     grid = Grid("speedup", tuple(Column(title) for title in columns), tuple(rows))
     return [claim.holds for claim in kind().claims(Result((grid,)))]
 
 
-def test_figure_10() -> None:
-    def rows(pruned: tuple[float, ...], whole: tuple[float, ...]) -> list[tuple[Value, ...]]:
-        both = (("with pruning", pruned), ("without pruning", whole))
-        return [
-            (series, k, x, f"{x - 0.01:.2f}–{x + 0.01:.2f}") for series, xs in both for k, x in enumerate(xs, start=1)
-        ]
-
-    falling = (1.2, 1.1, 1.0, 0.9, 0.8, 0.7)
-    assert claims_of("figure-10", POINTS, rows((1.1, 1.2, 1.3, 1.25, 1.2, 1.1), falling)) == [True, True]
-    assert claims_of("figure-10", POINTS, rows(falling, falling)) == [False, None]
-    level = [(series, k, 1.0, "0.9–1.1") for series in ("with pruning", "without pruning") for k in range(1, 7)]
-    assert claims_of("figure-10", POINTS, level) == [None, None]
-    assert claims_of("figure-10", POINTS, level[:2]) == [None, None], "not measured"
+def points(series: str, *speedups: tuple[Value, float]) -> list[tuple[Value, ...]]:
+    """Rows of a series, (place, speedup), with an interval of a hundredth to each side."""
+    return [(series, x, value, f"{value - 0.01:.2f}–{value + 0.01:.2f}") for x, value in speedups]
 
 
-def test_figure_13() -> None:
-    def rows(*speedups: float) -> list[tuple[Value, ...]]:
-        names = ("chain", "tree", "tree, pruned")
-        return [("ss", n, x, f"{x - 0.01:.2f}–{x + 0.01:.2f}") for n, x in zip(names, speedups, strict=False)]
-
-    assert claims_of("figure-13", POINTS, rows(1.0, 1.2, 1.3)) == [True, True]
-    assert claims_of("figure-13", POINTS, rows(1.0, 0.9, 1.3)) == [False, True]
-    assert claims_of("figure-13", POINTS, rows(1.0)) == [None, None]
+def by_k(*speedups: float) -> Iterator[tuple[int, float]]:
+    return enumerate(speedups, start=1)
 
 
-def test_figures_12b_and_21() -> None:
-    rows: list[tuple[Value, ...]] = [
-        (series, k, x - k / 100, f"{x - k / 100 - 0.01:.2f}–{x - k / 100 + 0.01:.2f}")
-        for series, x in (("SS", 1.9), ("Medusa", 1.6))
-        for k in (1, 5, 10, 50)
-    ]
-    assert claims_of("figure-12b", POINTS, rows) == [True, True]
-    assert claims_of("figure-12b", POINTS, rows[1:]) == [None, None]
-    assert claims_of("figure-21", POINTS, [("SS-Lossless", 4, 1.3, "1.2–1.4")]) == [True]
+FALLING = (1.2, 1.1, 1.0, 0.9, 0.8, 0.7)
+WHOLE = points("without pruning", *by_k(*FALLING))
+LEVEL: list[tuple[Value, ...]] = [
+    (series, k, 1.0, "0.9–1.1") for series in ("with pruning", "without pruning") for k in range(1, 7)
+]
+TOP_K = [
+    row
+    for name, x in (("SS", 1.9), ("Medusa", 1.6))
+    for row in points(name, *((k, x - k / 100) for k in (1, 5, 10, 50)))
+]
+TRAINED = ("streams", "MSA layers", "stream 1", "tau", "speedup", "95 % interval")
+BY_LAYERS: list[tuple[Value, ...]] = [("embeddings", n, 0.5, 1.5 + n / 10, 1.0 + (n == 4), "") for n in (1, 2, 4, 8)]
+ROTATED: list[tuple[Value, ...]] = [
+    *(("stream embeddings", n, 0.5, 2.0, 1.0, "") for n in (2, 4)),
+    *(("value rotation", n, 0.5, 1.0 + n / 10, 1.0, "") for n in (2, 4)),
+]
+SEEN: list[tuple[Value, ...]] = [("base", 0, 0.9), *(("240 steps", n, 0.5 + n / 10) for n in (0, 1, 2))]
+STATES = ("state", "tokens ahead", "layer 4", "layer 8")
+TABLE = ("task", "method", "ours: lab", "95 % interval", "Vicuna-7B", "Vicuna-13B")
+ORDERED: list[tuple[Value, ...]] = [
+    ("qa", name, 1.5 - i / 10, "", 2.5 - i / 10, None if i else 2.0)
+    for i, name in enumerate(("Eagle", "Hydra", "Medusa", "PLD", "SS-Lossless"))
+]
 
 
-def test_figures_11_and_4() -> None:
-    columns = ("streams", "MSA layers", "stream 1", "tau", "speedup", "95 % interval")
-    rows: list[tuple[Value, ...]] = [("embeddings", n, 0.5, 1.5 + n / 10, 1.0 + (n == 4), "") for n in (1, 2, 4, 8)]
-    assert claims_of("figure-11", columns, rows) == [True]
-    assert claims_of("figure-11", columns, [*rows, ("embeddings", 9, 0.5, None, 1.0, "")]) == [None]
-    rotated: list[tuple[Value, ...]] = [("stream embeddings", n, 0.5, 2.0, 1.0, "") for n in (2, 4)]
-    rotated += [("value rotation", n, 0.5, 1.0 + n / 10, 1.0, "") for n in (2, 4)]
-    assert claims_of("figure-12a", columns, rotated) == [True, True]
-    seen: list[tuple[Value, ...]] = [
-        ("base", 0, 0.9),
-        ("240 steps", 0, 0.5),
-        ("240 steps", 1, 0.6),
-        ("240 steps", 2, 0.7),
-    ]
-    assert claims_of("figure-4", ("model", "gamma", "right tokens"), seen) == [True]
+@pytest.mark.parametrize(
+    ("name", "columns", "rows", "holds"),
+    [
+        ("figure-10", POINTS, [*points("with pruning", *by_k(1.1, 1.2, 1.3, 1.25, 1.2, 1.1)), *WHOLE], [True, True]),
+        ("figure-10", POINTS, [*points("with pruning", *by_k(*FALLING)), *WHOLE], [False, None]),
+        ("figure-10", POINTS, LEVEL, [None, None]),
+        ("figure-10", POINTS, LEVEL[:2], [None, None]),  # not measured
+        ("figure-13", POINTS, points("ss", ("chain", 1.0), ("tree", 1.2), ("tree, pruned", 1.3)), [True, True]),
+        ("figure-13", POINTS, points("ss", ("chain", 1.0), ("tree", 0.9), ("tree, pruned", 1.3)), [False, True]),
+        ("figure-13", POINTS, points("ss", ("chain", 1.0)), [None, None]),
+        ("figure-12b", POINTS, TOP_K, [True, True]),
+        ("figure-12b", POINTS, TOP_K[1:], [None, None]),
+        ("figure-21", POINTS, [("SS-Lossless", 4, 1.3, "1.2–1.4")], [True]),
+        ("figure-11", TRAINED, BY_LAYERS, [True]),
+        ("figure-11", TRAINED, [*BY_LAYERS, ("embeddings", 9, 0.5, None, 1.0, "")], [None]),
+        ("figure-12a", TRAINED, ROTATED, [True, True]),
+        ("figure-4", ("model", "gamma", "right tokens"), SEEN, [True]),
+        ("figure-5", STATES, [("stream", 1, 0.5, 0.8), ("Medusa head", 1, None, 0.7)], [True, True]),
+        ("figure-5", STATES, [("stream", 1, 0.5, 0.8), ("Medusa head", 1, None, None)], [True, None]),
+        ("table-2", TABLE, ORDERED, [True]),  # held by the order of their methods
+        ("table-2", TABLE, ORDERED[:3], []),
+    ],
+)
+def test_what_the_papers_say_is_held_against_the_rows(
+    name: str, columns: tuple[str, ...], rows: list[tuple[Value, ...]], holds: list[bool | None]
+) -> None:
+    assert claims_of(name, columns, rows) == holds
 
 
 @pytest.mark.parametrize("name", ["figure-8", "figure-9", "parameters"])
 def test_what_needs_no_weights_is_held_against_the_papers(name: str) -> None:
-    from specbench_ss.results.report import Bench, Request
-
     experiment = registry.load(registry.EXPERIMENTS, name)()
     claims = experiment.claims(experiment.run(Bench(Request(), None, None, None)))
     assert claims and all(claim.found for claim in claims)
     assert {c.holds for c in claims} == ({False} if name in ("figure-9", "parameters") else {True}), claims
-
-
-def test_tables_are_held_by_the_order_of_their_methods() -> None:
-    columns = ("task", "method", "ours: lab", "95 % interval", "Vicuna-7B", "Vicuna-13B")
-    names = ("Eagle", "Hydra", "Medusa", "PLD", "SS-Lossless")
-    rows: list[tuple[Value, ...]] = [
-        ("qa", name, 1.5 - i / 10, "", 2.5 - i / 10, None if i else 2.0) for i, name in enumerate(names)
-    ]
-    assert claims_of("table-2", columns, rows) == [True]
-    assert claims_of("table-2", columns, rows[:3]) == []
-
-
-def test_figure_5() -> None:
-    columns = ("state", "tokens ahead", "layer 4", "layer 8")
-    rows: list[tuple[Value, ...]] = [("stream", 1, 0.5, 0.8), ("Medusa head", 1, None, 0.7), ("current", 1, 0.5, 0.6)]
-    assert claims_of("figure-5", columns, rows) == [True, True]
-    assert claims_of("figure-5", columns, [rows[0], ("Medusa head", 1, None, None)]) == [True, None]

@@ -11,18 +11,16 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.reports.html import assets, machine, ranking, steps
+from specbench_ss.reports.html import assets, machine
 from specbench_ss.reports.html.page_parts import Table
 from specbench_ss.reports.html.report import page
-from specbench_ss.reports.palette import styles
 from specbench_ss.results.analysis import analyse
 from specbench_ss.results.cost_model import pairs
-from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
+from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 from tests.reports.drafts_made import record
 
-LOOK = styles(["ss"], [])
 SHAPE = {
     "weight_bytes": 2e7,
     "matrix_parameters": 5e6,
@@ -33,23 +31,23 @@ SHAPE = {
 }
 
 
-@pytest.fixture
-def row(make_run: MakeRun) -> SummaryRow:
-    run = read_run(make_run(labels=("ar", "ss"), questions=2))
-    return next(r for r in summarise(run) if (r.category, r.method) == (OVERALL, "ss"))
-
-
-def test_acceptance_says_how_often_a_position_is_reached(row: SummaryRow) -> None:
-    row = replace(
-        row,
-        acceptance_at=(0.8, 0.5, 0.1),
-        acceptance_at_n=(200, 100, 20),
-        acceptance_given=(0.8, 0.6, 0.2),
-        acceptance_given_n=(200, 20, 19),
-    )
-    made = steps.by_position({"ss": row}, {"ss": 400}, LOOK, ["ss"])
-    assert made is not None and made.table is not None
-    assert [cells[-1].text for cells in made.table.rows] == ["50.0%", "25.0%", "5.0%"]
+def test_acceptance_says_how_often_a_position_is_reached(make_run: MakeRun) -> None:
+    results = analyse(read_run(make_run(labels=("ar", "ss"), questions=2)))
+    steps = {pair.own.method: pair.own.tally.steps for pair in pairs(results.run)}["ss"]
+    results.rows = [
+        replace(
+            row,
+            acceptance_at=(0.8, 0.5, 0.1),
+            acceptance_at_n=(200, 100, 20),
+            acceptance_given=(0.8, 0.6, 0.2),
+            acceptance_given_n=(200, 20, 19),
+        )
+        if row.method == "ss"
+        else row
+        for row in results.rows
+    ]
+    made = page(results)["acceptance"][1]
+    assert [cells[-1].text for cells in made.table.rows] == [f"{100 * n / steps:.1f}%" for n in (200, 100, 20)]
 
 
 def test_shares_of_steps_are_of_the_samples_that_acceptance_is_of(make_run: MakeRun) -> None:
@@ -85,34 +83,31 @@ def trace(wall_s: float, shares: list[float]) -> dict[str, Any]:
     }
 
 
-def test_the_timeline_shows_when_kernels_ran_as_long_as_the_request_took() -> None:
-    traces = {"ss": trace(0.5, [1.0, 0.25]), "ar": trace(1.0, [0.0, 1.0]), "pld": {"what": "nothing", "tokens": 3}}
-    made = machine.timeline(traces, styles(["ar", "pld", "ss"]), ["ss", "ar", "pld"])
-    assert made is not None and made.table is not None
-    assert [max(trace["x"]) for trace in made.figure["data"]] == [500.0, 1000.0]
-    assert [cell.text for cell in made.table.rows[0][:1]] == ["ss"]
-    assert [cell.text for cell in made.table.rows[0][2:]] == ["62%", "500.0", "20", "70", "3", "2.0", "0.00"]
-    assert machine.timeline({}, LOOK, ["ss"]) is None
-
-
-def test_the_page_says_how_a_timeline_is_recorded_where_none_was(make_run: MakeRun) -> None:
+def test_the_timeline_shows_when_kernels_ran_as_long_as_the_request_took(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), questions=1))
-    assert "ssbench run --trace" in assets.render("report.html.jinja", [], page=page(analyse(run)))
-    run.manifest["traces"] = {"ss": trace(0.5, [1.0, 0.25])}
-    text = assets.render("report.html.jinja", [], page=page(analyse(run)))
+    made = page(analyse(run))
+    assert made["timeline"] is None
+    assert "ssbench run --trace" in assets.render("report.html.jinja", [], page=made)
+    run.manifest["traces"] = {"ss": trace(0.5, [1.0, 0.25]), "ar": trace(1.0, [0.0, 1.0])}
+    made = page(analyse(run))
+    assert [max(trace["x"]) for trace in made["timeline"].figure["data"]] == [500.0, 1000.0]
+    rows = [[cell.text for cell in row] for row in made["timeline"].table.rows]
+    assert rows[0] == ["ss", "kernels", "62%", "500.0", "20", "70", "3", "2.0", "0.00"]
+    text = assets.render("report.html.jinja", [], page=made)
     assert "ssbench run --trace" not in text and 'id="timeline"' in text
 
 
 def test_a_lead_that_may_be_noise_has_a_badge(make_run: MakeRun) -> None:
-    run = read_run(make_run(labels=("ar", "ss", "ss-shared-ar"), references={"ss": "ss-shared-ar"}))
-    rows = {r.method: r for r in summarise(run) if r.category == OVERALL}
+    results = analyse(read_run(make_run(labels=("ar", "ss", "ss-shared-ar"), references={"ss": "ss-shared-ar"})))
+    found = {row.method: row for row in results.overall}
 
     def badges(high: float) -> list[str]:
-        rows["ss-shared-ar"] = replace(rows["ss-shared-ar"], speedup_interval=(0.9, high))
-        made = ranking.ranking(rows, styles(run.labels), run.manifest["config"], ranking.Axis(0.5, 2, [1.0]), {})
-        return [text for text, _ in next(one for one in made if one.label == "ss").badges]
+        results.rows = [
+            replace(row, speedup_interval=(0.9, high)) if row.method == "ss-shared-ar" else row for row in results.rows
+        ]
+        return [text for text, _ in next(one for one in page(results)["ranking"] if one.label == "ss").badges]
 
-    low = (rows["ss"].speedup_interval or (0, 0))[0]
+    low = (found["ss"].speedup_interval or (0, 0))[0]
     assert "faster" in badges(low * 0.99) and "may be noise" not in badges(low * 0.99)
     assert "may be noise" in badges(low * 1.01)
 

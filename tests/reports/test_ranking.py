@@ -6,38 +6,27 @@ from dataclasses import replace
 
 import pytest
 
-from specbench_ss.reports.html import health, ranking, speed
+from specbench_ss.reports.html import speed
 from specbench_ss.reports.html.report import page as page_of
-from specbench_ss.reports.html.speed import Cells
-from specbench_ss.reports.palette import styles
 from specbench_ss.results.analysis import analyse
-from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
-from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.suite import Question
 from tests.conftest import MakeRun
 
 
-def cells_of(run: Run) -> Cells:
-    return speed.by_task(summarise(run))
-
-
-def overall_of(run: Run) -> dict[str, SummaryRow]:
-    return {row.method: row for row in summarise(run) if row.category == OVERALL}
-
-
 def test_methods_are_ranked_by_speedup_and_void_ones_come_last(make_run: MakeRun) -> None:
-    run = read_run(make_run(labels=("ar", "medusa", "ss"), categories=("qa",), questions=8))
-    overall = overall_of(run)
-    rows = ranking.ranking(overall, styles(run.labels), run.manifest["config"], ranking.Axis(0.5, 2, [1.0]), {})
-    speeds = [overall[row.label].speedup or 0 for row in rows]
-    assert speeds == sorted(speeds, reverse=True)
+    results = analyse(read_run(make_run(labels=("ar", "medusa", "ss"), categories=("qa",), questions=8)))
+    speeds = {row.method: row.speedup or 0 for row in results.overall}
+    rows = page_of(results)["ranking"]
+    assert [row.label for row in rows] == [*sorted(speeds, key=lambda label: -speeds[label])]
     assert [row.place for row in rows] == [1, 2, None] and rows[-1].label == "ar"
     best = rows[0].label
-    overall[best] = replace(overall[best], comparison="void", speedup=None, speedup_interval=None)
-    rows = ranking.ranking(overall, styles(run.labels), run.manifest["config"], ranking.Axis(0.5, 2, [1.0]), {})
-    assert rows[-1].label == best and rows[-1].speedup == "void" and rows[-1].place is None
-    assert rows[-1].badges[0] == ("void", "bad")
+    results.rows = [
+        replace(row, comparison="void", speedup=None, speedup_interval=None) if row.method == best else row
+        for row in results.rows
+    ]
+    last = page_of(results)["ranking"][-1]
+    assert last.label == best and last.speedup == "void" and last.place is None and last.badges[0] == ("void", "bad")
 
 
 def test_tau_over_cost_times_the_rest_is_the_speedup(make_run: MakeRun) -> None:
@@ -64,52 +53,44 @@ def test_the_matrix_says_how_many_questions_a_task_has(make_run: MakeRun) -> Non
 
 
 def test_a_cell_of_the_matrix_tells_its_interval_and_is_tinted_only_where_it_is_sure(make_run: MakeRun) -> None:
-    run = read_run(make_run(labels=("ar", "ss", "ar[n=1]"), categories=("qa", "writing"), questions=8))
-    table = speed.matrix(cells_of(run), styles(run.labels), ["ss", "ar[n=1]", "ar"])
-    assert {"faster", "not distinguishable"} <= {row.comparison for row in cells_of(run).values()}
+    results = analyse(read_run(make_run(labels=("ar", "ss", "ar[n=1]"), categories=("qa", "writing"), questions=8)))
+    table, cells = page_of(results)["matrix"], {(row.method, row.category): row for row in results.rows}
+    assert {"faster", "not distinguishable"} <= {row.comparison for row in cells.values()}
     assert [column.title for column in table.columns] == ["method", "overall", "qa", "writing"]
     for row in table.rows:
         for cell, task in zip(row[1:], ("overall", "qa", "writing"), strict=True):
-            of = cells_of(run)[row[0].text, task]
+            of = cells[row[0].text, task]
             assert bool(cell.tint) == (of.comparison in ("faster", "slower"))
             assert cell.note.startswith(f"{of.method}, {task}: ") and ("interval" in cell.note) == (of.method != "ar")
 
 
 def test_the_reference_has_one_word_for_its_output_with_repeats_and_without(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2))
-    again = [row for row in summarise(run) if row.method == "ar"]
-    assert all(not row.sameness for row in again)
-    run.sameness = [type(s)(s.question_id, s.turn, "ar", s.repeat, s.verdict) for s in run.sameness]
-    for compared in (again, [row for row in summarise(run) if row.method == "ar"]):
-        table = speed.everything(speed.by_task(compared), styles(["ar"]), run.manifest["config"])
+    for verdicts in (run.sameness, [type(s)(s.question_id, s.turn, "ar", s.repeat, s.verdict) for s in run.sameness]):
+        run.sameness = verdicts
+        table = page_of(analyse(run))["everything"]
         column = [c.title for c in table.columns].index("output")
-        assert {row[column].text for row in table.rows} == {"reference"}
+        assert {row[column].text for row in table.rows if row[1].text == "ar"} == {"reference"}
 
 
 def test_a_value_without_an_interval_is_marked_in_both_tables_and_the_mark_explained(make_run: MakeRun) -> None:
-    run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2))
-    look = styles(run.labels)
-    small = speed.matrix(cells_of(run), look, run.labels)
-    assert all(cell.text.startswith("? ") and not cell.strong for cell in small.rows[1][1:])
-    assert any(note.startswith("? no interval") for note in small.notes)
-    table = speed.everything(cells_of(run), look, run.manifest["config"])
-    shown = [row[2] for row in table.rows if row[1].text != "ar"]
-    assert shown and all(cell.text.startswith("? ") and not cell.strong for cell in shown)
-    assert any(note.startswith("? no interval") for note in table.notes)
+    made = page_of(analyse(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2))))
+    in_matrix = [cell for row in made["matrix"].rows if row[0].text == "ss" for cell in row[1:]]
+    in_all = [row[2] for row in made["everything"].rows if row[1].text == "ss"]
+    for name, cells in (("matrix", in_matrix), ("everything", in_all)):
+        assert cells and all(cell.text.startswith("? ") and not cell.strong for cell in cells)
+        assert any(note.startswith("? no interval") for note in made[name].notes)
 
 
 def test_questions_stand_below_the_prompts_where_there_are_fewer(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5, turns=2, repeats=2))
-    cells, look = cells_of(run), styles(run.labels)
-    table = speed.everything(cells, look, run.manifest["config"])
+    made = page_of(analyse(run))
+    table, chips = made["everything"], dict(made["chips"])
     assert {(row[-1].text, *row[-1].small) for row in table.rows} == {("10", "5 questions")}
     assert any("quality is a mean over questions" in note for note in table.notes)
     assert any("every prompt 2 times" in note for note in table.notes)
-    assert "n 10 (5 questions)" in speed.matrix(cells, look, ["ss"]).rows[0][1].note
-    help = {column.title: column.help for column in table.columns}
-    assert "Mean over questions, not over prompts" in help["quality"]
-    assert dict(health.chips(run))["Repeats"] == "2"
-    assert "10 prompts (5 questions)" in dict(health.chips(run))["Suite"]
+    assert "n 10 (5 questions)" in made["matrix"].rows[0][1].note
+    assert chips["Repeats"] == "2" and "10 prompts (5 questions)" in chips["Suite"]
 
 
 def test_what_quality_is_of_each_task_is_said() -> None:

@@ -7,9 +7,8 @@ import re
 
 import pytest
 
-from specbench_ss.reports import palette
 from specbench_ss.reports.html import samples as replay
-from specbench_ss.reports.html.report import page
+from specbench_ss.reports.html.report import page, view_of
 from specbench_ss.results.analysis import analyse
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
@@ -29,11 +28,15 @@ def run(make_run: MakeRun) -> Run:
 
 
 def test_steps_tokens_and_times_are_those_of_the_timed_answer(run: Run) -> None:
-    made = replay.replay(run, replay.recorded(run), palette.styles(LABELS), LABELS)
+    made = page(analyse(run))["replay"]
     assert made is not None and len(made["answers"]) == 2 * len(LABELS)
     for one in made["answers"]:
         id, turn = made["prompts"][one["prompt"]][0].rsplit(".", 1)
-        (row,) = [r for r in run.rows if (r.question_id, str(r.turn), r.method) == (id, turn, LABELS[one["method"]])]
+        (row,) = [
+            r
+            for r in run.rows
+            if (r.question_id, str(r.turn), r.method) == (id, turn, made["methods"][one["method"]]["label"])
+        ]
         assert 1 + sum(len(path) for _, _, path, *_ in one["steps"]) == 1 + sum(run.steps.of(row.key).tokens)
         assert one["ends"] == sorted(one["ends"]) and len(one["ends"]) == row.steps
         assert one["ends"][-1] == pytest.approx(1000 * (row.prefill_s + row.decode_s), rel=0.02)
@@ -42,18 +45,13 @@ def test_steps_tokens_and_times_are_those_of_the_timed_answer(run: Run) -> None:
 def test_an_answer_with_other_tokens_has_no_times(run: Run) -> None:
     drafts = replay.recorded(run)
     drafts[0].same_answer = False
-    made = replay.replay(run, drafts, palette.styles(LABELS), LABELS)
+    made = replay.replay(view_of(analyse(run)), drafts)
     assert made is not None
     assert [one["ends"] is None for one in made["answers"]].count(True) == 1
 
 
-def test_a_run_without_drafts_says_how_to_record_them(make_run: MakeRun) -> None:
-    found = page(analyse(read_run(make_run())))
-    assert found["replay"] is None and found["kinds"] is None
-
-
 def test_texts_are_made_visible_and_kept_once(run: Run) -> None:
-    made = replay.replay(run, replay.recorded(run), palette.styles(LABELS), LABELS)
+    made = page(analyse(run))["replay"]
     assert made is not None
     assert len(set(made["texts"])) == len(made["texts"]) == 3
     assert not re.search("[\u202e\x07]", json.dumps(made, ensure_ascii=False))
@@ -72,9 +70,8 @@ def test_kinds_of_tokens(text: str, kind: str) -> None:
 
 
 def test_shares_of_kinds_count_every_token_once(run: Run) -> None:
-    table = replay.kinds(replay.recorded(run), palette.styles(LABELS), LABELS)
-    assert table is not None
-    assert [row[0].text for row in table.rows] == ["ss", "medusa"], "plain decoding drafts nothing"
+    table = page(analyse(run))["kinds"]
+    assert {row[0].text for row in table.rows} == {"ss", "medusa"}, "plain decoding drafts nothing"
     for row in table.rows:
         shares = {column.title: cell for column, cell in zip(table.columns[1:], row[1:], strict=True)}
         brought, _, of = shares["begins a word"].note.partition(" of ")

@@ -17,7 +17,10 @@ class RayError(Exception):
 
 
 class FakeRay:
-    """lost: called with the name of a method and its arguments; True loses the worker before it answers."""
+    """lost: called with the name of a method and its arguments; True loses the worker before it answers.
+
+    As Ray does, it starts another worker in its place, and asks it again, as often as `max_task_retries` says.
+    """
 
     exceptions = SimpleNamespace(RayError=RayError)
 
@@ -38,7 +41,7 @@ class FakeRay:
 
     def remote(self, **options: Any) -> Callable[[type], Any]:
         self.options = options
-        return lambda kind: SimpleNamespace(remote=lambda *given: _Actor(self, kind(*given)))
+        return lambda kind: SimpleNamespace(remote=lambda *given: _Actor(lambda: kind(*given)))
 
     def wait(self, waiting: list[Any], num_returns: int, timeout: float | None = None) -> tuple[list[Any], list[Any]]:
         return ([], waiting) if self.silent and timeout is not None else self._first(waiting, num_returns)
@@ -48,20 +51,23 @@ class FakeRay:
 
     def get(self, asked: Any) -> Any:
         actor, name, given = asked.actor, asked.name, asked.given
-        if self.lost(name, *given) or actor in self.killed:
-            raise RayError("the worker died")
-        try:
-            return _travelled(getattr(actor.worker, name)(*given))
-        except Exception as error:
-            raise RayError("a long traceback\nof several lines", error) from error
+        for _ in range(1 + self.options["max_task_retries"]):
+            if self.lost(name, *given):
+                actor.worker = actor._new()
+                continue
+            try:
+                return _travelled(getattr(actor.worker, name)(*given))
+            except Exception as error:
+                raise RayError("a long traceback\nof several lines", error) from error
+        raise RayError("the worker died")
 
     def kill(self, actor: Any) -> None:
         self.killed.append(actor)
 
 
 class _Actor:
-    def __init__(self, ray: FakeRay, worker: Any) -> None:
-        self.worker = worker
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._new, self.worker = make, make()
 
     def __getattr__(self, name: str) -> Any:
         return SimpleNamespace(remote=lambda *given: _Asked(self, name, tuple(map(_travelled, given))))

@@ -11,7 +11,7 @@ import pytest
 
 from specbench_ss.errors import UserError
 from specbench_ss.suite import SuiteData, SuiteRequest
-from specbench_ss.suites.task_suites import FILE_LIMIT, LAB_LIMIT, Apps
+from specbench_ss.suites.task_suites import Apps
 
 SHARED = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
 REAL = ("spider/dev.json", "e2e/devset.csv", "dialogsum/dialogsum.dev.jsonl")
@@ -58,8 +58,8 @@ def load(data: Path, limit: int | None = None, categories: tuple[str, ...] = ())
 def test_generated_for_the_lab() -> None:
     whole = Apps().load(SuiteRequest(lab=True, limit=0))
     default = Apps().load(SuiteRequest(lab=True))
-    assert counts(whole) == dict.fromkeys(Apps.categories, FILE_LIMIT)
-    assert counts(default) == dict.fromkeys(Apps.categories, LAB_LIMIT)
+    assert counts(whole) == dict.fromkeys(Apps.categories, Apps.default_limit)
+    assert counts(default) == dict.fromkeys(Apps.categories, Apps.lab_limit)
     assert set(default.questions) < set(whole.questions) and whole.edition == "generated"
     question = default.questions[0]
     assert Apps().score(question, 0, question.references[0][0]) == 1.0
@@ -96,7 +96,7 @@ def test_the_real_files() -> None:
     assert len({question.id for question in data.questions}) == len(data.questions)
     assert sum(len(q.references[0]) for q in data.questions if q.category == "meaning_representation") == 4672
     default = load(SHARED)
-    assert counts(default) == dict.fromkeys(Apps.categories, FILE_LIMIT)
+    assert counts(default) == dict.fromkeys(Apps.categories, Apps.default_limit)
     databases = {question.turns[0].partition("\n")[0] for question in default.questions if question.category == "sql"}
     assert len(databases) >= 15  # a limit does not stay with the first databases of the file
     for question in default.questions[::16]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from specbench_ss.errors import UserError
 from specbench_ss.storage import file_sha256
 from specbench_ss.suites.download import ATTEMPTS, download
+from tests.loopback import Quiet, listening
 
 BODY = b'{"question_id": 1}\n' * 20_000
 SHA = hashlib.sha256(BODY).hexdigest()
@@ -34,7 +34,7 @@ class Site:
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     site = Site()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status = site.statuses[min(site.requests, len(site.statuses) - 1)]
             site.requests += 1
@@ -46,18 +46,10 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
             self.end_headers()
             self.wfile.write(body[: len(body) - site.missing_bytes])
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    site.url = f"http://127.0.0.1:{server.server_address[1]}/question.jsonl"
-    yield site
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with listening(Handler) as url:
+        site.url = f"{url}/question.jsonl"
+        yield site
 
 
 def fetch(site: Site, path: Path, sha256: str = SHA) -> Path:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from specbench_ss.results.analysis import load_run
 from specbench_ss.results.summary import summarise
 from specbench_ss.runs.run_dir import JUDGE, read_run
 from tests.conftest import MakeRun
+from tests.loopback import Quiet, listening
 
 SHARED = Path(os.environ.get("SSBENCH_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data"
 OFFICIAL = SHARED / "mt_bench" / "judge_prompts.jsonl"
@@ -50,7 +50,7 @@ class Judge:
 def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
     judge = Judge()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             status = judge.statuses.pop(0) if judge.statuses else 200
@@ -75,19 +75,11 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("OPENAI_API_KEY", "secret-of-the-test")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    judge.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    yield judge
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with listening(Handler) as url:
+        judge.url = f"{url}/v1"
+        yield judge
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def test_the_package_does_not_import_the_lab() -> None:
 @pytest.mark.parametrize("split", ["eval", "calibration"])
 def test_frozen_questions_are_those_of_the_generators(split: str) -> None:
     """After a change of the generators: `python -m lab freeze`."""
-    assert list(read_questions(LAB_QUESTIONS / f"questions-{split}.jsonl.gz", {})) == frozen(split)
+    assert list(read_questions(LAB_QUESTIONS / f"questions-{split}.jsonl.gz")) == frozen(split)
 
 
 def test_conversations_of_the_other_process_are_those_of_the_generators() -> None:

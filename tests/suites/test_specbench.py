@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.suite import SuiteData, SuiteRequest
 from specbench_ss.suites.base import LAB_SIZES, SPECBENCH_CATEGORIES
 from specbench_ss.suites.chat_suites import SpecBench
+from tests.loopback import Quiet, listening
 
 FULL_SIZE = {name: LAB_SIZES[name] for name in SPECBENCH_CATEGORIES}
 
@@ -35,18 +35,12 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            pass
+    class Handler(Quiet, SimpleHTTPRequestHandler):
+        pass
 
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(OFFICIAL.parent)))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/{OFFICIAL.name}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with listening(partial(Handler, directory=str(OFFICIAL.parent))) as site:
+        yield f"{site}/{OFFICIAL.name}"
 
 
 def counts(data: SuiteData) -> dict[str, int]:

@@ -18,9 +18,9 @@
     dots = dots.filter((p, i) => i % every === 0 || p === Explorer.state.sample);
     const line = compared ? 1 : reference ? median(dots.map((p) => reference.ms[p]).filter((ms) => ms !== null)) : undefined;
     now = dots.indexOf(Explorer.state.sample);
-    const marker = { symbol: m.marker, color: m.colour, size: 10, opacity: dots.map((p) => (Explorer.noisy(m, p) ? 0.2 : 0.7)) };
+    const marker = { symbol: m.symbol, color: m.colour, size: 10, opacity: dots.map((p) => (Explorer.noisy(m, p) ? 0.2 : 0.7)) };
     const chosen = { x: [m.tau[dots[now]]], y: [now < 0 ? null : value(dots[now])], mode: "markers", hoverinfo: "skip", showlegend: false,
-      marker: { symbol: `${m.marker}-open`, color: "#1A1E24", size: 14, line: { width: 2.5 } } };
+      marker: { symbol: `${m.symbol}-open`, color: "#1A1E24", size: 14, line: { width: 2.5 } } };
     return {
       data: [{ x: dots.map((p) => m.tau[p]), y: dots.map(value), text: dots.map(told), hoverinfo: "text", mode: "markers", marker, showlegend: false }, chosen],
       layout: { height: box.clientHeight, xaxis: { title: { text: "tokens per step, τ" } },

@@ -10,7 +10,7 @@
     const table = th.closest("table"), i = th.cellIndex, body = table.tBodies[0];
     table.querySelectorAll("th[aria-sort]").forEach((h) => h.removeAttribute("aria-sort"));
     th.setAttribute("aria-sort", down ? "descending" : "ascending");
-    const rows = [...body.rows].filter((row) => !row.classList.contains("total")).map((row) => ({ row, v: value(row, i) }));
+    const rows = [...body.rows].map((row) => ({ row, v: value(row, i) }));
     rows.sort((a, b) => {
       if (a.v === null || b.v === null) return (a.v === null) - (b.v === null);
       return down ? -compare(a.v, b.v) : compare(a.v, b.v);

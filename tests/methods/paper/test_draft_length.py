@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from specbench_ss.reports.paper.sweeps import BATCHES, BEST, DRAFT_MODEL, LEVEL, RATIO, STREAMS, DraftLength
-from specbench_ss.results.report import Bench, Request, Result
+from specbench_ss.results.analysis import Results, analyse
+from specbench_ss.results.report import Result
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Level, Row, Run
 from specbench_ss.runs.run_dir import read_run
+from tests.methods.paper.shared import bench
 
 MakeRun = Callable[..., Path]
 TIMES = {(2, 1): 2.0, (3, 1): 1.98, (1, 2): 1.5}  # as fast as plain decoding, by length and batch size; else by size:
@@ -51,13 +53,13 @@ def make(tmp_path: Path, make_run: MakeRun) -> Callable[..., Result]:
     """The experiment over made-up times. change: of the run before it is read."""
 
     def make(questions: int = 6, change: Callable[[Run], None] = lambda run: None) -> Result:
-        def measure(config: RunConfig, name: str) -> Run:
+        def measure(config: RunConfig, name: str) -> Results:
             made = make_run(labels=("ar",), categories=("qa", "rag"), questions=questions, repeats=2)
             run = measured(read_run(made), config)
             change(run)
-            return run
+            return analyse(run)
 
-        return DraftLength().run(Bench(Request(), tmp_path, measure, lambda: pytest.fail("no model is needed")))
+        return DraftLength().run(bench(tmp_path, measure=measure))
 
     return make
 

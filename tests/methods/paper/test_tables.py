@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from specbench_ss import registry
+from specbench_ss.bench import preflight
+from specbench_ss.cli.main import main
 from specbench_ss.models import quantize, resolve
+from specbench_ss.reports.paper import experiment
+from specbench_ss.reports.paper.experiment import config_for
 from specbench_ss.reports.paper.tables import (
-    FINE_TUNE,
     OldTable1,
     OldTable2,
     RunTable,
@@ -18,21 +23,21 @@ from specbench_ss.reports.paper.tables import (
     Table3,
     Table4,
     Table5,
+    Table6,
     draft_model_claims,
     kept_claims,
     quality_kept,
 )
-from specbench_ss.results.report import Bench, Grid, Request, Result
-from specbench_ss.results.summary import summarise
-from specbench_ss.results.text import end
+from specbench_ss.results.analysis import Results, load_run
+from specbench_ss.results.report import Grid, Request, Result
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
-from specbench_ss.runs.run_dir import read_run
+from tests.conftest import STEP_S
+from tests.methods.paper.shared import DEFAULT, bench, measuring
 
 TASKS = ("sql", "dialogue_summary", "meaning_representation")
 TUNED = "ss-shared-ar[weights=next-token]"
 MakeRun = Callable[..., Path]
-DEFAULT = Request()
 
 
 @pytest.fixture
@@ -50,17 +55,10 @@ def asked(table: RunTable, *settings: str) -> list[str]:
     return [spec.label for spec in table.configs(Request(settings=settings))["run"].methods]
 
 
-def made(table: RunTable, folder: Path, make_run: MakeRun, request: Request = DEFAULT) -> tuple[Result, Run]:
+def made(table: RunTable, folder: Path, make_run: MakeRun, request: Request = DEFAULT) -> tuple[Result, Results]:
     """The table of a made-up run of whatever it asks for."""
-    runs = []
-
-    def measure(config: RunConfig, name: str) -> Run:
-        labels = tuple(spec.label for spec in config.methods)
-        runs.append(read_run(make_run(labels=labels, categories=TASKS)))
-        return runs[0]
-
-    result = table.run(Bench(request, folder, measure, lambda: pytest.fail("no model is needed")))
-    return result, runs[0]
+    runs: list[Results] = []
+    return table.run(bench(folder, request, measure=measuring(make_run, [], runs, categories=TASKS))), runs[0]
 
 
 def quality(result: Result) -> Grid:
@@ -104,7 +102,7 @@ def test_weights_as_the_paper_trains_them_are_taken_where_they_come_with_the_mod
     assert f"{method}[weights={folder}]" in labels and method not in labels
     result, run = made(table(), tmp_path, make_run)
     assert not any(absent in note for note in result.notes)
-    true = {row.category: row for row in summarise(run) if row.method == f"{method}[weights={folder}]"}
+    true = {row.category: row for row in run.rows if row.method == f"{method}[weights={folder}]"}
     row_name = {"ss-shared": "SS-Shared", "sd": "2-Model SD"}[method]
     grid = quality(result)
     shown = {row[0]: row[2] for row in grid.rows if row[1] == row_name}
@@ -134,7 +132,7 @@ def test_baselines_quality_is_the_fine_tunes_and_its_speed_the_frozen_bases(
     lora: Path, tmp_path: Path, make_run: MakeRun
 ) -> None:
     result, run = made(Table3(), tmp_path, make_run)
-    true = {(row.category, row.method): 100 * (row.quality or 0) for row in summarise(run)}
+    true = {(row.category, row.method): 100 * (row.quality or 0) for row in run.rows}
     shown = {(row[0], row[1]): row[2] for row in quality(result).rows}
     for task in TASKS:
         assert shown[task, "Baseline"] == pytest.approx(true[task, TUNED]) != pytest.approx(true[task, "ar"])
@@ -146,33 +144,15 @@ def test_baselines_quality_is_the_fine_tunes_and_its_speed_the_frozen_bases(
     assert any(TUNED in note and "speedups are over plain decoding of the frozen base" in note for note in result.notes)
 
 
-def test_the_claim_says_which_model_was_compared(lora: Path, tmp_path: Path, make_run: MakeRun) -> None:
-    for other, label in ((FINE_TUNE, TUNED), ("the frozen base (in the paper: its fine-tune on next tokens)", "ar")):
-        result, run = made(Table3(), tmp_path, make_run)
-        true = {(row.category, row.method): 100 * (row.quality or 0) for row in summarise(run)}
-        for claim, task in zip(Table3().claims(result)[-3:], TASKS, strict=True):
-            assert claim.says == f"{task}: shared mode costs no quality against {other} (here: at most 2 of 100)"
-            own, theirs = true[task, "ss-shared"], true[task, label]
-            assert f"{own:.1f} and {theirs:.1f} of 100, difference {end(own - theirs, 1, 0)} (" in claim.found
-            assert claim.found.endswith("), 6 questions")
-        if lora.exists():
-            lora.rmdir()
-    assert any("the quality of Baseline is that of the frozen base" in note for note in result.notes)
-
-
 @pytest.mark.parametrize(
     ("around", "holds"), [("−1.9 to 3.0", True), ("−9.0 to −2.5", False), ("−5.0 to 1.0", None), (None, None)]
 )
 def test_quality_is_kept_where_the_whole_interval_lies_within_the_margin(
     around: str | None, holds: bool | None
 ) -> None:
-    columns = quality_kept(read_nothing(), ("a", "b"), "x", "").columns
-    (claim,) = kept_claims(Grid("g", columns, (("sql", 90.0, 91.0, -1.0, around, 40),)), "x")
+    columns = quality_kept(Run({}, [], [], []), ("a", "b"), "x", "").columns
+    (claim,) = kept_claims(Grid("g", columns, (("sql", 90.0, 91.0, -1.0, around, 40),)))
     assert claim.holds is holds and claim.sure
-
-
-def read_nothing() -> Run:
-    return Run({}, [], [], [])
 
 
 @pytest.mark.parametrize("table", [Table5, OldTable2])
@@ -182,7 +162,7 @@ def test_a_draft_model_is_held_against_streams_in_time_and_calls(
     (lora.parent / "draft").mkdir()
     result, run = made(table(), tmp_path, make_run)
     grid = next(grid for grid in result.grids if grid.name == "against-a-draft-model")
-    true = {(row.category, row.method): row for row in summarise(run)}
+    true = {(row.category, row.method): row for row in run.rows}
     claims = table().claims(result)
     assert len(claims) == 2 * len(TASKS)
     for row, time, calls in zip(grid.rows, claims[::2], claims[1::2], strict=True):
@@ -199,18 +179,12 @@ def test_a_draft_model_is_held_against_streams_in_time_and_calls(
 ENDS = ((0.5, "0.40–0.60"), (2.0, "1.50–2.50"), (1.1, "0.90–1.30"))
 
 
-def table_4(folder: Path, make_run: MakeRun) -> tuple[Result, list[RunConfig], Run]:
+def table_4(folder: Path, make_run: MakeRun) -> tuple[Result, list[RunConfig], Results]:
     """Table 4 of a made-up run of whatever each level asks for."""
-    configs, runs = [], []
-
-    def measure(config: RunConfig, name: str) -> Run:
-        configs.append(config)
-        labels = tuple(spec.label for spec in config.methods)
-        runs.append(read_run(make_run(labels=labels, categories=("sql",))))
-        return runs[-1]
-
-    result = Table4().run(Bench(Request(device="cpu"), folder, measure, lambda: pytest.fail("no model is needed")))
-    return result, configs, runs[0]
+    configs: list[RunConfig] = []
+    runs: list[Results] = []
+    measure = measuring(make_run, configs, runs, categories=("sql",))
+    return Table4().run(bench(folder, Request(device="cpu"), measure=measure)), configs, runs[0]
 
 
 def test_table_4_has_the_fine_tune_at_every_level_that_can_run(
@@ -220,7 +194,7 @@ def test_table_4_has_the_fine_tune_at_every_level_that_can_run(
     result, configs, run = table_4(tmp_path, make_run)
     assert [config.quantize for config in configs] == ["none", "int8"]
     assert all([spec.label for spec in c.methods] == ["ar", "ss-shared", "ss", TUNED] for c in configs)
-    true = {row.method: row for row in summarise(run) if row.category == "overall"}
+    true = {row.method: row for row in run.rows if row.category == "overall"}
     rows = {(row[0], row[1]): row for row in result.grids[0].rows}
     for name, label in {"Baseline": TUNED, "Frozen base": "ar", "SS-Shared": "ss-shared", "SS-Lossless": "ss"}.items():
         whole = rows["FP16 (here: float32)", name]
@@ -234,8 +208,53 @@ def test_table_4_has_the_fine_tune_at_every_level_that_can_run(
     assert "INT4 on lab needs a CUDA device" in out[0] and "NF4 on lab needs the package bitsandbytes" in out[1]
 
 
-def test_table_4_says_that_its_baseline_is_the_frozen_base(lora: Path, tmp_path: Path, make_run: MakeRun) -> None:
-    lora.rmdir()
-    result, configs, _ = table_4(tmp_path, make_run)
-    assert any(note.startswith("Baseline is the frozen base of each level") for note in result.notes)
-    assert not any(row[1] == "Frozen base" for row in result.grids[0].rows)
+# -- --published: the papers' trees, where the user does not say otherwise ---------------------------------------------
+
+
+def test_every_method_takes_the_papers_tree() -> None:
+    config = Table1().configs(Request(published=True))["run"]
+    given = {spec.name: spec.options for spec in config.methods}
+    assert given["ss"]["n_keep"] == "32" and given["ss-shared"]["stream_attention_top_p"] == "64"
+    assert {name for name, options in given.items() if options.get("tree") == "published"} == {
+        "medusa", "medusa2", "hydra", "eagle",
+    }  # fmt: skip
+    preflight.check_methods(config)
+    assert not any(spec.options for spec in Table1().configs(Request())["run"].methods)
+
+
+def test_every_table_can_be_asked_for_it() -> None:
+    tables = [kind for kind in registry.load_all(registry.EXPERIMENTS).values() if "published" in kind.uses]
+    assert len(tables) == 8
+    for config in (config for kind in tables for config in kind().configs(Request(published=True)).values()):
+        preflight.check_methods(config)
+
+
+def test_what_the_user_sets_is_kept() -> None:
+    config = Table1().configs(Request(published=True, settings=("ss.n_keep=7",)))["run"]
+    assert next(spec.options["n_keep"] for spec in config.methods if spec.name == "ss") == "7"
+
+
+def test_rows_are_found_whatever_their_options(tmp_path: Path, make_run: MakeRun) -> None:
+    def measure(config: RunConfig, name: str) -> Results:
+        return load_run(make_run(labels=tuple(spec.label for spec in config.methods if spec.name in STEP_S)))
+
+    here = bench(tmp_path, Request(published=True), measure=measure)
+    (grid,) = [grid for grid in Table6().run(here).grids if grid.name == "tau"]
+    ours = {row[1]: row[2] for row in grid.rows}
+    assert all(ours[name] is not None for name in ("SS-Lossless", "Medusa"))
+
+
+def test_figures_take_no_published_trees(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", "figure-10", "--published", "--dry-run"]) == 2
+    assert "takes no --published" in capsys.readouterr().err
+
+
+def test_the_papers_tables_have_the_papers_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "comes_along", lambda model, name: True)
+
+    def asked(**given: Any) -> list[dict[str, str]]:
+        return [dict(spec.options) for spec in config_for(Request(**given), ["ss[k=2]", "medusa"]).methods[1:]]
+
+    assert asked(model="org/other") == [{"parent": "off", "k": "2"}, {}]  # whose folder may advise others
+    assert asked(model="org/other", settings=("ss.root=on",)) == [{"root": "on", "k": "2"}, {}]
+    assert asked() == [{"k": "2"}, {}]  # the lab's advises none

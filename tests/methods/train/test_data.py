@@ -25,7 +25,6 @@ from specbench_ss.training.data import (
     plan_rows,
     positions,
     special_ids,
-    visible,
 )
 from tests.methods.train.tokenizers_made import made_tokenizer
 
@@ -82,21 +81,9 @@ def test_packing_fills_rows_better_than_laying_out_in_order() -> None:
     assert plan_rows([], 16) == plan_rows([17], 16) == []
 
 
-def test_documents_have_their_own_positions_and_see_themselves_alone() -> None:
+def test_documents_have_their_own_positions() -> None:
     numbers = np.array([[0, 0, 0, 1, 1, -1, -1], [0, 0, 0, 0, 0, 0, 0]], np.int32)
     assert positions(numbers).tolist() == [[0, 1, 2, 0, 1, 0, 1], [0, 1, 2, 3, 4, 5, 6]]
-    seen = visible(numbers)
-    assert seen.shape == (2, 7, 7)
-    assert seen[0].astype(int).tolist() == [
-        [1, 0, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0, 0],
-        [0, 0, 0, 1, 0, 0, 0],
-        [0, 0, 0, 1, 1, 0, 0],
-        [0, 0, 0, 0, 0, 1, 0],
-        [0, 0, 0, 0, 0, 1, 1],
-    ]
-    assert np.array_equal(seen[1], np.tril(np.ones((7, 7), bool)))
 
 
 def test_ids_masks_and_numbers_are_laid_out_alike() -> None:
@@ -178,12 +165,6 @@ def test_data_of_no_use_is_one_line(rows: list[Any], problem: str, tmp_path: Pat
     with pytest.raises(UserError, match=problem):
         load(tmp_path, rows, eval_fraction=0.0)
     assert not [p for p in (tmp_path / "cache").iterdir() if not p.name.endswith((".lock", ".work"))]
-
-
-@pytest.mark.parametrize(("how", "problem"), [({"length": 1}, "row length"), ({"eval_fraction": 1.0}, "eval fraction")])
-def test_settings_out_of_range_are_one_line(how: dict[str, Any], problem: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=problem):
-        load(tmp_path, simple(3), **how)
 
 
 # -- kept on disk -------------------------------------------------------------------------------------------------

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from specbench_ss.engine.target import Target
-from specbench_ss.errors import UserError
 from specbench_ss.methods.block_drafters.dflash import random_drafter
 from specbench_ss.methods.block_drafters.train import DFlashTrainer, DFlashTraining
 from specbench_ss.methods.eagle.train import Eagle3Trainer, Eagle3TrainOptions, EagleTrainer, EagleTrainOptions
 from specbench_ss.methods.hydra.train import HydraTrainer, HydraTraining
 from specbench_ss.methods.medusa.train import MedusaTrainer, MedusaTraining
 from specbench_ss.methods.ss.config import StreamConfig
-from specbench_ss.methods.ss.train import StreamsOptions, StreamsTrainer
+from specbench_ss.methods.ss.train import StreamsTrainer
 from specbench_ss.training.batch import Anchors, Batch, base_states
 from specbench_ss.training.losses import head_sums
 from specbench_ss.training.trainer import DrafterTrainer
@@ -86,8 +85,3 @@ def test_where_there_is_no_label_nothing_is_learnt() -> None:
     sums, _ = head_sums(logits, labels, teacher)
     each = -(teacher.softmax(-1) * logits.log_softmax(-1)).sum(-1)
     assert torch.allclose(sums, torch.stack((each[[0, 1, 3], 0].sum(), each[[1, 3], 1].sum())))
-
-
-def test_shared_mode_learns_tokens() -> None:
-    with pytest.raises(UserError, match="lossless"):
-        StreamsOptions(mode="shared", targets="distribution")

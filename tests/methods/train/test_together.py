@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from specbench_ss.cli.main import main
 from specbench_ss.storage import locked
 from specbench_ss.training.loop import Budget, DrafterLoop
-from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import tiny_model
 
@@ -87,25 +86,6 @@ def test_it_goes_on_where_it_was_cut_off(tmp_path: Path, given: list[str], monke
     assert whole.read_bytes() == cut.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("drafters", "words"),
-    [
-        ("", "give --drafters"),
-        ("medusa,nothing", "nothing"),
-        ("medusa,medusa", "medusa is named twice"),
-        ("medusa[heads=0]", "heads"),
-        ("medusa[lr=fast]", "lr must be a number above 0"),
-        ("medusa[lr=-1]", "lr must be a number above 0"),
-        ("together", "together cannot be trained beside others"),
-    ],
-)
-def test_mistakes_are_one_line(
-    tmp_path: Path, given: list[str], drafters: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert words in failing(together(tmp_path / "out", given, drafters), capsys)
-    assert not (tmp_path / "out").exists()
-
-
 def cooled(out: Path, given: list[str], steps: int, share: float = 0.5) -> list[str]:
     return [*together(out, given, steps=steps), "--cooldown", str(share), "--save-every", "1", "--warmup", "1"]
 
@@ -174,13 +154,6 @@ def test_it_cannot_be_made_shorter_than_it_was_at_its_peak(
         assert main(asked) == 2
         said = capsys.readouterr().err
         assert said.endswith(words) and said.count("\n") == 1
-
-
-def test_the_share_lies_between_nothing_and_all(
-    tmp_path: Path, given: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    for share in (0, 1, -1):
-        assert "--cooldown" in failing(cooled(tmp_path / "out", given, 4, share), capsys)
 
 
 def test_lengths_whose_cooldown_begins_at_the_same_step_are_told_apart(

@@ -1,6 +1,10 @@
-"""What needs no weights: printed parameter counts, FLOPs of the real code, equation 10."""
+"""What needs no weights: printed parameter counts, FLOPs of the real code, equation 10, memory of many drafters."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,37 +14,25 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods.hydra.heads import HydraHeads
 from specbench_ss.reports.paper import meta_drafters
 from specbench_ss.reports.paper.cost_figures import (
-    FLOP_NOTES,
+    APP_METHODS,
+    BASES,
     PRINTED,
+    AppendixC,
     Figure9,
     as_printed,
     parity,
     streaming_over_draft,
 )
 from specbench_ss.reports.paper.meta_drafters import MODELS, Overhead, added_parameters, meta_target
+from specbench_ss.results.report import Result
+from tests.methods.paper.shared import bench
 from tests.tiny import tiny_model
-
-PINNED = {
-    ("OPT-1.3B", "SS-Shared"): "4.096E4",
-    ("OpenLlama-7B", "SS-Shared"): "8.19E4",
-    ("Llama-2-7B", "SS-Shared"): "8.2E4",
-    ("Phi-3", "SS-Shared"): "6.1E4",
-    ("OPT-1.3B", "Medusa"): "4.28E8",
-    ("Phi-1.3B", "Medusa"): "4.36E8",
-    ("OpenLlama-7B", "Medusa"): "5.91E8",
-    ("Phi-3", "Medusa"): "4.3E8",
-    ("Llama-2-7B", "Eagle"): "2.4E8",
-    ("Phi-3", "Eagle"): "1.3E8",
-}
-
-
-@pytest.mark.parametrize("model,method", PINNED)
-def test_extra_parameters_come_out_as_printed(model: str, method: str) -> None:
-    assert as_printed(added_parameters(model, method), PINNED[model, method])
 
 
 def test_every_printed_count_is_met_but_one() -> None:
-    differing = [(p.model, p.method) for p in PRINTED if not as_printed(added_parameters(p.model, p.method), p.text)]
+    differing = [
+        (model, method) for model, method, text, _ in PRINTED if not as_printed(added_parameters(model, method), text)
+    ]
     assert differing == [("Mistral-7B", "Eagle")]  # printed with the count of the Llama shape
 
 
@@ -51,18 +43,6 @@ def test_every_printed_count_is_met_but_one() -> None:
 )  # fmt: skip
 def test_agreement_is_digit_by_digit(count: int, text: str, agrees: str) -> None:
     assert as_printed(count, text) == agrees
-
-
-def test_lossless_adds_over_a_thousand_times_less_than_medusa() -> None:
-    lossless = added_parameters("Llama-2-7B", "SS-Lossless")
-    assert lossless == 344_064
-    assert added_parameters("Llama-2-7B", "Medusa") > 1000 * lossless
-
-
-def test_meta_models_hold_no_weights() -> None:
-    target = meta_target("OPT-125M")
-    assert target.device.type == "meta"
-    assert target.hidden_size == MODELS["OPT-125M"].shape["hidden_size"]
 
 
 def test_flops_of_one_token_are_two_for_each_weight_of_a_product() -> None:
@@ -108,7 +88,7 @@ def test_a_chain_costs_what_its_rows_cost() -> None:
     target = meta_target("Vicuna-7B")
     h, v = target.hidden_size, target.vocab_size
     eagle, hydra = meta_drafters.eagle(target), meta_drafters.hydra(target, plus=False)
-    ffn = MODELS["Vicuna-7B"].shape["intermediate_size"]
+    ffn = MODELS["Vicuna-7B"].inner
     layer = 2 * (4 * h * h + 3 * h * ffn) + 2 * 2 * h * (meta_drafters.CONTEXT + 1)
     passes = layer + 2 * (2 * h * h + h * v)
     assert eagle.one_node == len(meta_drafters.EAGLE_ROWS) * passes
@@ -137,14 +117,6 @@ def test_figure_9_says_by_which_count_the_streams_need_fewer() -> None:
     assert [trace["y"][0] for trace in result.plots[0].data] == [1.0, 1.0]
 
 
-def test_overheads_rank_as_the_paper_says() -> None:
-    found = meta_drafters.all_overheads("Vicuna-7B")
-    by_parameters = sorted(found, key=lambda name: found[name].parameters)
-    assert by_parameters[0] == "SS-Lossless"
-    assert found["Hydra++"].parameters > found["Hydra"].parameters > found["Medusa"].parameters
-    assert found["Hydra++"].flops > found["Hydra"].flops > found["Medusa"].flops
-
-
 def test_eagle_and_hydra_counts_are_the_published_ones() -> None:
     assert as_printed(added_parameters("Vicuna-13B", "Eagle"), "3.7E8")  # 0.37B in EAGLE's README
     with torch.device("meta"):
@@ -158,6 +130,26 @@ def test_equation_10() -> None:
     assert streaming_over_draft(1, 10) > streaming_over_draft(1, 100) > 1 > streaming_over_draft(2, 10)
 
 
-def test_notes_say_what_was_added_parameters() -> None:
-    assert f"{meta_drafters.CONTEXT} tokens in the cache" in FLOP_NOTES[0]
-    assert f"gamma = {meta_drafters.GAMMA}, k = {meta_drafters.K}" in FLOP_NOTES[0]
+# -- appendix C: everything is counted, and ten drafters are ten times one ---------------------------------------------
+
+
+def test_drafters_outgrow_the_base_where_it_is_said(tmp_path: Path) -> None:
+    made = AppendixC().run(bench(tmp_path))
+    drafters, bases = made.grids
+    sizes: list[Any] = [row[2] for row in bases.rows]
+    assert sizes == pytest.approx([6.738, 6.738 * 34 / 32], abs=1e-3) and len(BASES) == 2
+    assert [row[0] for row in drafters.rows] == list(APP_METHODS)
+    for row in drafters.rows:
+        parameters: Any = row[1]
+        assert parameters == added_parameters("Llama-2-7B", str(row[0]))
+        for at, size in zip(row[4:], sizes, strict=True):
+            n: Any = at
+            assert (n - 1) * 2 * parameters / 1e9 <= size < n * 2 * parameters / 1e9
+    (plot,) = made.plots
+    ten: Any = next(row for row in plot.grid.rows if row[0] == 10)
+    assert list(ten[1 : 1 + len(APP_METHODS)]) == [row[3] for row in drafters.rows]
+    assert [trace["name"] for trace in plot.data][: len(APP_METHODS)] == list(APP_METHODS)
+    assert [claim.verdict for claim in AppendixC().claims(made)] == ["agrees"] * 6
+    halved = replace(drafters, rows=tuple((*r[:2], r[2] / 2, r[3] / 2, *r[4:]) for r in drafters.rows))  # type: ignore[operator]
+    claims = AppendixC().claims(Result((halved, replace(bases, rows=bases.rows[:1]))))
+    assert [claim.holds for claim in claims] == [True, True, False, False, False, False]

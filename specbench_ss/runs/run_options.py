@@ -1,0 +1,429 @@
+"""The options of `ssbench run`: one field each, from which command line, YAML file and `specbench_ss.run()` derive.
+
+The command's signature is made by `cli.shared.take_options`, the function's by `keywords`; `given_options` reads YAML
+and Python. Other commands take the fields that they share by `same`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from specbench_ss.engine.numerics import Dtype
+from specbench_ss.errors import UserError, did_you_mean
+from specbench_ss.models.quantize import Quantize
+from specbench_ss.options import LONGEST, MOST_SEED, checked_value, value_text
+from specbench_ss.stats import TIMING_FLOOR
+
+Engine = Literal["auto", "eager", "graph"]
+Seed = Annotated[int, Ge(0), Le(MOST_SEED)]
+Count = Annotated[int, Ge(1)]
+AtLeast0 = Annotated[int, Ge(0)]
+Timeout = Annotated[float, Gt(0), Le(LONGEST)]
+Seconds = Annotated[float, Gt(0), Lt(math.inf)]
+
+# modes: a model in this process, models in workers of Ray, or servers
+PROCESS, RAY, SERVER = "process", "ray", "server"
+MODES = {RAY: "--executor ray", SERVER: "--endpoint, the address of a server"}
+MODEL_MODES, ALL_MODES = (PROCESS, RAY), (PROCESS, RAY, SERVER)
+COMMAND, FILE, PYTHON = "command line", "YAML file", "run()"
+
+MOST_REPEATS = 16  # with --until-ci, unless asked otherwise
+TIMEOUT_S = 120.0  # of servers, unless asked otherwise
+FINDINGS = (
+    "failed", "mismatch", "biased", "untestable", "impossible", "void", "unstable", "disturbed", "near-tie", "length",
+    "unjudged", "incomplete", "warnings", "not-checked",
+)  # fmt: skip
+DEVICE = "Device to run on: auto (a GPU where there is one), cpu, cuda or cuda:N."
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    panel: str = "",
+    metavar: str | None = None,
+    modes: Sequence[str] = ALL_MODES,
+    places: Sequence[str] = (COMMAND, FILE, PYTHON),
+    as_text: bool = False,
+    position: bool = False,
+) -> Any:
+    """Return a dataclass field that is an option; its type carries bounds and choices.
+
+    panel: heading in the command's help; '' is that of options without one.
+    modes: those of a run that the option has a meaning in.
+    places: where the option can be given.
+    as_text: numbers and lists in YAML and Python stand for their text, with commas.
+    position: it is an argument, without a flag.
+    """
+    about: dict[str, Any] = {"help": help, "panel": panel, "metavar": metavar, "position": position}
+    about |= {"modes": tuple(modes), "places": tuple(places), "as_text": as_text}
+    return field(default=default, metadata=about)
+
+
+_what = partial(option, panel="What to run")
+_how = partial(option, panel="How to decode and measure")
+_record = partial(option, panel="What to record besides", modes=MODEL_MODES)
+_served = partial(option, panel="Servers, in place of methods", modes=(SERVER,))
+_workers = partial(option, panel="Workers, on this machine or many", modes=(RAY,))
+_where = partial(option, panel="Where to")
+
+
+def same(name: str, panel: str = "", **changes: Any) -> Any:
+    """Return a field with the default and the help of that field of RunOptions, in a panel of another command."""
+    like = fields_of(RunOptions)[name]
+    default = changes.pop("default", like.default)
+    return field(default=default, metadata={**like.metadata, "panel": panel, **changes})
+
+
+def fields_of(options: type[Any]) -> dict[str, Field[Any]]:
+    """Return the fields of a dataclass by name."""
+    return {f.name: f for f in fields(options)}
+
+
+def flag(name: str) -> str:
+    """Return an option's name as on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+@dataclass(frozen=True)
+class CommandOptions:
+    """Options whose values are of their fields' types and within their bounds."""
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self), include_extras=True)
+        for name, f in fields_of(type(self)).items():
+            shown = name if f.metadata["position"] else flag(name)
+            object.__setattr__(self, name, checked_value(shown, hints[name], getattr(self, name)))
+
+    def as_given(self) -> dict[str, Any]:
+        """Return the options whose value is not their default."""
+        values = ((f, getattr(self, f.name)) for f in fields(self))
+        return {f.name: value for f, value in values if value != f.default}
+
+
+@dataclass(frozen=True)
+class RunOptions(CommandOptions):
+    """Every option of a run. Options of the command alone have other `places`."""
+
+    methods: str | None = _what(
+        None,
+        "Methods to compare, separated by commas, each with options of its own if you like: ss,medusa[nodes=8]. "
+        "all: every method that can decode with the model. Plain autoregressive decoding is always added.",
+        metavar="A,B[option=value]",
+        modes=MODEL_MODES,
+        as_text=True,
+    )
+    suite: str = _what(
+        "specbench",
+        "Suite of tasks whose questions are asked; `ssbench suites` lists them. jsonl:FILE asks prompts of your own; "
+        "NAME:FILE is the same as NAME with --data FILE.",
+        metavar="NAME[:FILE]",
+    )
+    model: str = _what(
+        "lab",
+        "Target model: lab (it comes with ssbench), smollm2 (after `ssbench models fetch smollm2`), the folder or hub "
+        "id of a Hugging Face causal language model, or a GGUF file.",
+        modes=MODEL_MODES,
+    )
+    categories: str | None = _what(
+        None, "Ask only the questions of these tasks of the suite.", metavar="A,B", as_text=True
+    )
+    limit: AtLeast0 | None = _what(
+        None, "Ask at most this many questions of each task; 0 asks all of them. Default: the suite's own number."
+    )
+    set: list[str] | None = _what(
+        None,
+        "Set one option of a method, for every variant of it. May be given several times.",
+        metavar="METHOD.OPTION=VALUE",
+        modes=MODEL_MODES,
+    )
+    preset: str | None = _what(
+        None,
+        "Preset files written by `ssbench tune`. What --set or METHOD[...] say wins over them.",
+        metavar="FILE,FILE",
+        modes=MODEL_MODES,
+        as_text=True,
+    )
+    plugin: list[str] | None = option(
+        None,
+        "Python file that defines methods of your own. May be given several times.",
+        metavar="FILE.py",
+        modes=MODEL_MODES,
+    )
+    data: Path | None = _what(
+        None,
+        "File or folder to read the suite's questions from, in place of its own data; or "
+        "hub:OWNER/NAME[:CONFIG[:SPLIT]], a data set of the Hugging Face hub.",
+    )
+    endpoint: list[str] | None = _served(
+        None,
+        "Measure a server in place of --methods: the address of its OpenAI-compatible API, as "
+        "http://localhost:8000/v1. May be given several times: the others are compared with the first server.",
+        metavar="URL",
+    )
+    label: list[str] | None = _served(
+        None, "What a server is called in the results; one for each --endpoint, in the same order.", metavar="NAME"
+    )
+    endpoint_model: list[str] | None = _served(
+        None,
+        "Name of the model on the server; once, or once for each. Default: the only one that it lists.",
+        metavar="NAME",
+    )
+    api_key_env: list[str] | None = _served(
+        None,
+        "Environment variable that holds the server's key; once, or once for each. No key is written down.",
+        metavar="VARIABLE",
+    )
+    concurrency: str | None = _served(
+        None,
+        "Send the whole suite with this many requests in flight too, once for each number. One in flight is measured "
+        "in any case.",
+        metavar="N,N",
+        as_text=True,
+    )
+    endpoint_timeout: Timeout | None = _served(
+        None,
+        f"Longest wait for the next piece of an answer; then it has failed.  [default: {TIMEOUT_S:g}]",
+        metavar="SECONDS",
+    )
+    repeats: Count = _how(1, "How often every method answers each prompt.")
+    until_ci: Annotated[float, Gt(TIMING_FLOOR), Lt(1)] | None = _how(
+        None,
+        "Repeat until half the interval of every method's speedup is at most this share of it, 0.02; stop where more "
+        "repeats cannot help. --repeats are made in any case.",
+        metavar="HALF-WIDTH",
+    )
+    max_repeats: Count | None = _how(None, f"With --until-ci: at most this many repeats.  [default: {MOST_REPEATS}]")
+    budget: Seconds | None = _how(
+        None, "With --until-ci: begin no repeat that would take decoding beyond this time.", metavar="SECONDS"
+    )
+    warmup: AtLeast0 = _how(
+        2, "Prompts that every method answers before the measurement, to warm up; these are not recorded."
+    )
+    max_new_tokens: Count | None = _how(None, "Longest answer, in tokens. Default: the suite's own limit.")
+    stop: list[str] | None = _how(
+        None,
+        "Text that ends an answer; the token that completes it is the last one kept. It may be one special token. May "
+        "be given several times.",
+        metavar="TEXT",
+    )
+    temperature: Annotated[float, Ge(0), Lt(math.inf)] = _how(0.0, "Sampling temperature; 0 decodes greedily.")
+    top_p: Annotated[float, Gt(0), Le(1)] = _how(
+        1.0, "Sample only among the most likely tokens that together have this probability; 1 switches this off."
+    )
+    top_k: AtLeast0 = _how(0, "Sample only among this many most likely tokens; 0 switches this off.", modes=MODEL_MODES)
+    seed: Seed = _how(0, "Seed of the order of methods and of sampling.")
+    dtype: Dtype = _how(
+        "auto",
+        "Number format of the model's weights and arithmetic. float16-weights: weights rounded to float16, arithmetic "
+        "in float32, on CPUs. auto: bfloat16 on a GPU; on a CPU it is measured, and of float32, float16-weights and "
+        "bfloat16 the first is taken that is nearly as fast as the fastest (the lab: float32).",
+        modes=MODEL_MODES,
+    )
+    device: str = _how(
+        "auto",
+        f"{DEVICE} `cuda:0,cuda:1` or `cuda:all` divides the model's layers over several GPUs of this machine.",
+        modes=MODEL_MODES,
+    )
+    history: Literal["reference", "own"] = _how(
+        "reference",
+        "Which earlier answers the later turns of a conversation follow: those of the reference, the same for all "
+        "methods, or each method's own.",
+    )
+    quantize: Quantize = _how(
+        "none",
+        "How the weights of the model's linear layers are held, but for the LM head. int8, int4: by torchao, int4 on "
+        "CUDA alone. nf4: 4 bits, by bitsandbytes. Drafters keep the number format of --dtype.",
+        modes=MODEL_MODES,
+    )
+    engine: Engine = _how(
+        "auto",
+        "How steps are made. eager: operator by operator. graph: passes of few rows are recorded once as CUDA graphs "
+        "and replayed, so that no launch is waited for. They are held against eager ones: a few small trees when the "
+        "model is loaded, and every recording once when it is made. auto: graph on one CUDA device where the model "
+        "stands that, and eager elsewhere and for several requests side by side.",
+        modes=MODEL_MODES,
+    )
+    batch_size: str | None = _how(
+        None,
+        "Decode the whole suite with this many requests side by side too, once for each number: their rows pass the "
+        "model's layers together. One at a time is measured in any case; rankings and intervals are of that.",
+        metavar="N,N",
+        modes=(PROCESS,),
+        as_text=True,
+    )
+    order: Literal["suite", "tasks"] = _how(
+        "suite",
+        "Order of the questions. suite: as the suite lists them. tasks: the first one of each task, then tasks in turn "
+        "by their size, so that a run that is cut short has answers of each.",
+    )
+    trust_remote_code: bool = _how(
+        False,
+        "Allow Python code that comes with the model to run. Only for models whose authors you trust.",
+        modes=MODEL_MODES,
+    )
+    chat_template: str | None = _how(
+        None,
+        "Chat template to use instead of the tokenizer's own: plain, vicuna, llama-2, or a Jinja file.",
+        metavar="NAME|FILE",
+        modes=MODEL_MODES,
+    )
+    timeout: Timeout | None = _how(
+        None, "Give up an answer that takes longer, as failed, and go on. Default: no limit.", metavar="SECONDS"
+    )
+    telemetry: Annotated[float, Ge(0), Lt(math.inf)] = _record(
+        0.1,
+        "Time between two readings of the machine while a sample is made: processor and memory, and on an NVIDIA GPU "
+        "its use, clocks, power and energy. 0 reads nothing.",
+        metavar="SECONDS",
+    )
+    remake_disturbed: AtLeast0 | None = _record(
+        None,
+        "How often a sample is made again at most where other processes, heat or an unsteady clock disturbed it. "
+        "Default: 2 on a GPU, else 0. Disturbed samples are marked in any case.",
+    )
+    record_drafts: str = _record(
+        "first",
+        "Answers whose drafts are written down step by step, in an untimed second pass after the measurement: those to "
+        "the first question of each task, or to this share of the questions, 0 to 1.",
+        metavar="first|SHARE",
+        as_text=True,
+    )
+    trace: bool = _record(
+        False,
+        "Profile one request of each method after the measurement, and write its timeline of operators and kernels in "
+        "a form that Perfetto opens (https://ui.perfetto.dev).",
+        modes=(PROCESS,),
+    )
+    executor: Literal["local", "ray"] = _workers(
+        "local",
+        "Who makes the samples. local: this process. ray: workers of a Ray cluster, each of which answers whole "
+        "questions with all methods, so that methods are compared on one device.",
+        modes=MODEL_MODES,
+    )
+    workers: Count | None = _workers(
+        None,
+        "With --executor ray: how many workers. Default: one for each GPU of the cluster; where it has none, one for "
+        "each machine.",
+    )
+    ray_address: str | None = _workers(
+        None,
+        "With --executor ray: the cluster to use. Default: the one that RAY_ADDRESS names, else one that is started "
+        "on this machine for the run.",
+        metavar="HOST:PORT|auto",
+    )
+    out: Path | None = _where(None, "Directory that the results are written to.  [default: runs/TIME-MODEL-SUITE]")
+    resume: bool = _where(
+        False, "Continue the unfinished run in --out: what it has is kept, failed samples are made again."
+    )
+    config: Path | None = _where(
+        None,
+        "Read options of this command from a YAML file. What the command line says wins.",
+        metavar="FILE.yaml",
+        places=(COMMAND,),
+    )
+    dry_run: bool = _where(False, "Check everything, say what would be run, and stop.", places=(COMMAND, FILE))
+    open: bool = _where(False, "Open the report in a browser when the run has ended.", places=(COMMAND, FILE))
+    fail_on: str | None = option(
+        None,
+        f"Findings that end the command with exit code 1, after everything is written: {', '.join(FINDINGS)}.",
+        metavar="A,B",
+        places=(COMMAND, FILE),
+        as_text=True,
+    )
+
+    @property
+    def mode(self) -> str:
+        """Return which mode of a run is asked for."""
+        if self.endpoint:
+            return SERVER
+        return RAY if self.executor == "ray" else PROCESS
+
+    def check_modes(self) -> None:
+        """Raise UserError for an option that has no meaning in the mode that is asked for."""
+        known = fields_of(type(self))
+        for name in self.as_given():
+            modes = known[name].metadata["modes"]
+            if self.mode in modes:
+                continue
+            if self.mode == PROCESS:
+                raise UserError(f"{flag(name)} needs {MODES[modes[0]]}")
+            raise UserError(
+                f"{flag(name)} does not go with {MODES[self.mode].partition(',')[0]}: leave one of them out"
+            )
+
+
+def names(options: type[CommandOptions], place: str) -> list[str]:
+    """Return the options that can be given at a place, in order of definition."""
+    return [f.name for f in fields(options) if place in f.metadata["places"]]
+
+
+def keywords(options: type[CommandOptions], first: str) -> inspect.Signature:
+    """Return the signature of a function that takes the options as keywords, the first one also by position."""
+    hints, known, made = get_type_hints(options), fields_of(options), list[inspect.Parameter]()
+    for name in names(options, PYTHON):
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if name == first else inspect.Parameter.KEYWORD_ONLY
+        made.append(inspect.Parameter(name, kind, default=known[name].default, annotation=hints[name]))
+    return inspect.Signature(made)
+
+
+def given_options(
+    options: type[CommandOptions], given: Mapping[Any, Any], place: str, source: str | Path
+) -> dict[str, Any]:
+    """Return values that YAML or Python has in the form that the command line has them in.
+
+    None and an empty list are as if not given. Raises UserError, naming the source, for an unknown option, and for a
+    `set` or a list that cannot be read.
+    """
+    known, allowed, hints = fields_of(options), names(options, place), get_type_hints(options)
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        name = str(key).replace("-", "_")
+        if name not in allowed:
+            raise UserError(f"{source}: no option {str(key)!r}{did_you_mean(name, allowed)}")
+        if value is None or value == [] or value == ():
+            continue
+        if name == "set":
+            values[name] = _set_items(value, source)
+        elif known[name].metadata["as_text"]:
+            values[name] = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else _as_text(value)
+        elif hints[name] == list[str] | None:
+            values[name] = _texts(value, source, name)
+        else:
+            values[name] = value
+    return values
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, (str, int, float, Path)) else value
+
+
+def _set_items(value: Any, source: str | Path) -> list[str]:
+    """{ss: {k: 1}}, {ss.k: 1} or ['ss.k=1'] -> ['ss.k=1']."""
+    if not isinstance(value, Mapping):
+        return _texts(value, source, "set")
+    items: list[str] = []
+    for name, options in value.items():
+        if isinstance(options, Mapping):
+            items += [f"{name}.{key}={value_text(v)}" for key, v in options.items()]
+        elif "." in str(name) and not isinstance(options, (list, tuple)):
+            items.append(f"{name}={value_text(options)}")
+        else:
+            raise UserError(f"{source}: 'set' has {name!r}; give method.option: value, or method: {{option: value}}")
+    return items
+
+
+def _texts(value: Any, source: str | Path, name: str) -> list[str]:
+    listed = [value] if isinstance(value, (str, Path)) and name != "set" else value
+    if isinstance(listed, (list, tuple)) and all(isinstance(item, (str, Path)) for item in listed):
+        return [str(item) for item in listed]
+    form = "method.option=value, or method: {option: value}" if name == "set" else "texts"
+    raise UserError(f"{source}: {name!r} must be a list of {form}")
