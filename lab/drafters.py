@@ -187,7 +187,8 @@ def train_drafter(lab: LabTraining, name: str) -> None:
     torch.manual_seed(lab.seed + course.seed)
     trainer, machine = recipe.built(target), lab.machine
     budget = Budget(lab.scaled(course.steps, 2), course.rows, ahead=trainer.ahead, warmup=course.warmup)
-    loop = DrafterLoop(target, [trainer], course.text(lab), budget, folder, machine)
+    given = {"options": {**recipe.options, **recipe.beyond}}  # a checkpoint of another recipe is refused
+    loop = DrafterLoop(target, [trainer], course.text(lab), budget, folder, machine, given)
     loop.train(lab.log)
     tokens += loop.total * loop.tokens_per_step
     trained = {"steps": budget.steps, "lr": recipe.lr, "tokens": tokens}

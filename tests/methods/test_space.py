@@ -163,7 +163,7 @@ def test_it_learns(tmp_path: Path) -> None:
     start = torch.arange(64)[:, None]
     rows = ((start + torch.arange(24)) % 50 + 5).int().numpy()
     text = DrafterText(rows, lambda row: row >= 5, end=2)
-    training = DrafterLoop(target, [trainee], text, Budget(100, 8, 8, 3, 5), tmp_path / "work")
+    training = DrafterLoop(target, [trainee], text, Budget(60, 8, 8, 3, 5), tmp_path / "work")
     training.train(lambda _: None)
     assert min(training.outcomes["space"].right) > 0.5
     save(tmp_path, trainee.mask, trainee.tuned, {})
