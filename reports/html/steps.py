@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from specbench_ss.options import REFERENCE
 from specbench_ss.reports import charts
@@ -12,12 +12,12 @@ from specbench_ss.results.cost_model import Waterfall
 from specbench_ss.results.summary import QUANTILES, SummaryRow
 from specbench_ss.results.text import percent
 
-PARTS = {  # of a waterfall: field and meaning
-    "passes saved": ("passes_saved", f"The pass of {REFERENCE}, made less often"),
-    "verifying widened": ("verifying", f"Passes beyond those of {REFERENCE}, drafts made within them included"),
-    "drafting added": ("drafting", "Making drafts"),
-    "reading prompts": ("reading", "Prefill, and what the method does besides with the prompt"),
-    "other": ("other", "Accepting, and what else a step takes"),
+PARTS = {  # of a waterfall
+    "passes saved": f"The pass of {REFERENCE}, made less often",
+    "verifying widened": f"Passes beyond those of {REFERENCE}, drafts made within them included",
+    "drafting added": "Making drafts",
+    "reading prompts": "Prefill, and what the method does besides with the prompt",
+    "other": "Accepting, and what else a step takes",
 }
 
 
@@ -40,7 +40,7 @@ def waterfall_table(view: View, found: Sequence[Waterfall], name: str = "why") -
     columns = [
         view.method(),
         Column(REFERENCE, "reference_ms", f"Milliseconds per token of {REFERENCE} on the same prompts"),
-        *(Column(part, field, said) for part, (field, said) in PARTS.items()),
+        *(Column(part, _of_parts(part), said) for part, said in PARTS.items()),
         Column(
             "in all",
             lambda one: figure(one.method_ms, strong=True),
@@ -55,6 +55,10 @@ def waterfall_table(view: View, found: Sequence[Waterfall], name: str = "why") -
     ]
     caption = f"Milliseconds per token, from {REFERENCE} to the method"
     return Table.of(name, columns, found, caption, sortable=name == "why")
+
+
+def _of_parts(name: str) -> Callable[[Waterfall], float]:
+    return lambda one: one.parts[name]
 
 
 PLACES = 12  # of a chart, at most: what lies beyond is in the table
