@@ -1,16 +1,15 @@
-"""Draft vocabulary of a drafter's LM head, losses over it, and the mask token.
+"""Draft vocabulary of a drafter's LM head, and the mask token.
 
 d2t int64 [draft vocabulary]: the target's id of draft word d is d + d2t[d]. t2d bool [V]: which words are drafted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specbench_ss.errors import UserError
@@ -19,9 +18,7 @@ from specbench_ss.models.tiny import randomise
 
 if TYPE_CHECKING:
     from specbench_ss.engine.architectures import Outline
-    from specbench_ss.engine.target import Target
     from specbench_ss.methods._shared.drafter_network import DrafterNetwork
-    from specbench_ss.training.batch import Batch
 
 MAPS = ("d2t", "t2d")
 SPREAD = 0.15  # of random weights: with more, a drafter is sure of one token
@@ -115,72 +112,3 @@ def check_mask_token(token: int, base: Outline, where: str = "") -> None:
     """Raise UserError where the base has no such token. where: appended to the name, as ' in config.json'."""
     if not 0 <= token < base.vocab_size:
         raise UserError(f"mask_token_id{where} is {token}, the model has tokens 0 to {base.vocab_size - 1}")
-
-
-def frequent_words(batches: Iterable[Batch], vocab: int, count: int) -> Tensor:
-    """Return the `count` most frequent tokens of the batches' answers, int64 [count], ascending."""
-    counts = torch.zeros(vocab, dtype=torch.long)
-    for batch in batches:
-        answers = batch.labels[..., 0]
-        counts += torch.bincount(answers[answers != -100], minlength=vocab)
-    return counts.sort(descending=True, stable=True).indices[:count].sort().values
-
-
-@torch.no_grad()
-def take_words(drafter: DrafterNetwork, batches: Iterable[Batch], target: Target) -> None:
-    """Set a reduced draft vocabulary to the most frequent tokens, and its LM head to the target's rows of them."""
-    if drafter.lm_head is not None:
-        words = frequent_words(batches, target.vocab_size, len(drafter.lm_head.weight)).to(target.device)
-        choose_words(drafter, words)
-        drafter.lm_head.weight.copy_(target.unembed[words])
-
-
-def guess_sums(
-    drafter: DrafterNetwork, target: Target, states: Tensor, true: Tensor, labels: Tensor, soft: bool
-) -> tuple[Tensor, Tensor]:
-    """Return sums over n positions of the loss and of right guesses.
-
-    states, true: [n, h] of drafter and target. labels: int64 [n].
-    soft: cross-entropy from the target's distribution, whose gradient is that of the KL divergence, instead of from the
-    text's token.
-    """
-    words = drafter.words
-    vocabulary = words, None if words is None else drafter.t2d
-    return guesses_of(drafter.logits(states, target), target, true, labels, vocabulary, soft)
-
-
-def guesses_of(
-    q: Tensor,
-    target: Target,
-    true: Tensor,
-    labels: Tensor,
-    vocabulary: tuple[Tensor | None, Tensor | None],
-    soft: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return `guess_sums` from logits q [n, draft vocabulary]. vocabulary: words and t2d, as `soft_sums` takes them."""
-    words, t2d = vocabulary
-    if soft:
-        with torch.no_grad():
-            p = target.logits(true)
-        return soft_sums(q, p, labels, words, t2d)
-    if words is not None and t2d is not None:  # a word that it lacks is no label
-        labels = torch.where(t2d[labels], torch.searchsorted(words, labels), -100)
-    return F.cross_entropy(q.float(), labels, reduction="sum"), (q.argmax(-1) == labels).sum()
-
-
-def soft_sums(q: Tensor, p: Tensor, labels: Tensor, words: Tensor | None, t2d: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return sums over n positions of the cross-entropy from the target's distribution, and of right guesses.
-
-    q [n, draft vocabulary], p [n, V]: logits of the drafter and of the target; labels [n] the target's ids. words, t2d:
-    of a draft vocabulary, None = all words. Words outside it are left out of the target's distribution, and positions
-    whose token is one of them out of the loss.
-    """
-    log_q = q.log_softmax(-1, dtype=torch.float32)
-    guesses = log_q.detach().argmax(-1)
-    with torch.no_grad():
-        if words is None or t2d is None:
-            p = p.softmax(-1, dtype=torch.float32)
-        else:
-            guesses = words[guesses]
-            p = p[:, words].softmax(-1, dtype=torch.float32) * t2d[labels][:, None]
-    return -(p * log_q).sum(), (guesses == labels).sum()

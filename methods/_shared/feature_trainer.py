@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.engine.target import FINAL
-from specbench_ss.methods._shared.draft_vocabulary import guess_sums, take_words
+from specbench_ss.methods._shared.draft_vocabulary import choose_words
 from specbench_ss.methods._shared.drafter_network import Rotary
 from specbench_ss.training.batch import BaseStates, Batch
 from specbench_ss.training.trainer import DrafterTrainer
@@ -33,10 +35,20 @@ class FeatureTrainer(DrafterTrainer):
         """Return the hidden states of each layer, [B, T, h_t]."""
         return [states.final if layer == FINAL else states.taps[layer] for layer in self.layers]
 
+    @torch.no_grad()
     def scan(self, batches: Iterable[Batch]) -> None:
-        """Choose the draft vocabulary, where it is not the whole one."""
-        if self.module.words is not None:
-            take_words(self.module, batches, self.target)
+        """Make the draft vocabulary, where it is not the whole one, the most frequent words of the answers."""
+        drafter, target = self.module, self.target
+        if drafter.words is None:
+            return
+        counts = torch.zeros(target.vocab_size, dtype=torch.long)
+        for batch in batches:
+            answers = batch.labels[..., 0]
+            counts += torch.bincount(answers[answers != -100], minlength=len(counts))
+        best = counts.sort(descending=True, stable=True).indices[: drafter.draft_vocab]
+        words = best.sort().values.to(target.device)
+        choose_words(drafter, words)
+        drafter.lm_head.weight.copy_(target.unembed[words])
 
     def labels(self, batch: Batch) -> Tensor:
         """Return the drafted tokens x_{t+2+k}, int64 [B, A, ahead]; -100 where the answer has ended by then."""
@@ -50,8 +62,34 @@ class FeatureTrainer(DrafterTrainer):
         known = labels != -100
         at = (batch.anchors.at[:, : out.shape[1]] + 1 + k)[known]
         true = states.final[known.nonzero()[:, 0], at]  # [n, h], whose distribution the token was taken from
-        soft = self.options.targets == "distribution"
         # logits of a position are many: computed again in the backward pass rather than kept
-        rows = self.module, self.target, out[known], true, labels[known], soft
-        sums: tuple[Tensor, Tensor] = checkpoint(guess_sums, *rows, use_reentrant=False)
+        sums: tuple[Tensor, Tensor] = checkpoint(self._sums, out[known], true, labels[known], use_reentrant=False)
         return sums
+
+    def _sums(self, states: Tensor, true: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sums over n positions of the cross-entropy and of right guesses.
+
+        From the target's distribution its gradient is that of the KL divergence. Words outside the draft vocabulary are
+        left out of that distribution, and positions whose token is one of them out of the loss.
+
+        Args:
+            states: [n, h], the drafter's.
+            true: [n, h], the target's at the same tokens.
+            labels: int64 [n], the target's ids of the tokens.
+        """
+        q, words = self.module.logits(states, self.target), self.module.words
+        drafted = None if words is None else self.module.t2d[labels]  # bool [n]
+        if self.options.targets == "tokens":
+            if drafted is not None:
+                labels = torch.where(drafted, torch.searchsorted(words, labels), -100)
+            return F.cross_entropy(q.float(), labels, reduction="sum"), (q.argmax(-1) == labels).sum()
+        log_q = q.log_softmax(-1, dtype=torch.float32)
+        guesses = log_q.detach().argmax(-1)
+        with torch.no_grad():
+            p = self.target.logits(true)
+            if drafted is None:
+                p = p.softmax(-1, dtype=torch.float32)
+            else:
+                guesses = words[guesses]
+                p = p[:, words].softmax(-1, dtype=torch.float32) * drafted[:, None]
+        return -(p * log_q).sum(), (guesses == labels).sum()

@@ -440,6 +440,7 @@ class Eagle3(Eagle2):
     """EAGLE-3: EAGLE-2's tree; the drafter reads several target layers and has its own LM head."""
 
     name = "eagle3"
+    companion = "eagle3"
     third = True
     summary = "EAGLE-3: features of three levels, training-time test, dynamic tree"
     paper = "Li et al. 2025, arXiv:2503.01840"

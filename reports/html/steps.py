@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from specbench_ss.options import REFERENCE
 from specbench_ss.reports import charts
@@ -40,7 +41,7 @@ def waterfall_table(view: View, found: Sequence[Waterfall], name: str = "why") -
     columns = [
         view.method(),
         Column(REFERENCE, "reference_ms", f"Milliseconds per token of {REFERENCE} on the same prompts"),
-        *(Column(part, _of_parts(part), said) for part, said in PARTS.items()),
+        *(Column(part, partial(_part, part), said) for part, said in PARTS.items()),
         Column(
             "in all",
             lambda one: figure(one.method_ms, strong=True),
@@ -57,8 +58,8 @@ def waterfall_table(view: View, found: Sequence[Waterfall], name: str = "why") -
     return Table.of(name, columns, found, caption, sortable=name == "why")
 
 
-def _of_parts(name: str) -> Callable[[Waterfall], float]:
-    return lambda one: one.parts[name]
+def _part(name: str, one: Waterfall) -> float:
+    return one.parts[name]
 
 
 PLACES = 12  # of a chart, at most: what lies beyond is in the table

@@ -132,8 +132,7 @@ def check_out(out: Path) -> None:
     check_place(out)
     try:
         strange = (
-            out.exists()
-            and any(out.iterdir())
+            any(path.is_file() for path in out.rglob("*"))  # folders alone are of a training cut off at its first step
             and not any(next(out.glob(mark), None) for mark in (CHECKPOINT, LOG, f"*/{LOG}"))
         )
     except OSError as error:
