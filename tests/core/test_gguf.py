@@ -107,7 +107,7 @@ def test_a_run_keeps_what_was_dequantised(written: tuple[Path, Any], tmp_path: P
     )
     origin = load_run(out).manifest["model"]["origin"]
     assert origin == gguf_origin(path) == {"gguf": {"file": "tiny.gguf", "types": {"Q8_0": 15, "F32": 5}}}
-    assert "dequantised from tiny.gguf (tensors: 15 Q8_0, 5 F32)" in (out / "report.html").read_text()
+    assert "gguf (file tiny.gguf, types (Q8_0 15, F32 5))" in (out / "report.html").read_text()
 
 
 @pytest.fixture
