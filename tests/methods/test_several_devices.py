@@ -26,6 +26,7 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.pld import PromptLookup
 from specbench_ss.models.tiny import ARCHITECTURES, WHOLE, tiny_model, tiny_tokenizer
 from tests.second_device import SECOND, second_device, send_layers
+from tests.tiny import THOROUGH
 
 WORDS = 61
 PROMPT = [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9]
@@ -57,6 +58,16 @@ def divided(kind: str, there: Sequence[int] = HALF) -> Target:
     return target
 
 
+def in_turn(*cases: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return every method with one of the cases, in turn, or with all of them if thorough."""
+    return [
+        (name, *case)
+        for turn, name in enumerate(METHODS)
+        for number, case in enumerate(cases)
+        if THOROUGH or number == turn % len(cases)
+    ]
+
+
 def whole(kind: str) -> Target:
     return Target(tiny_model(kind, vocab=WORDS), tiny_tokenizer(WORDS), "tiny")
 
@@ -67,8 +78,7 @@ def answer(decoder: Decoder, sampling: Sampling = GREEDY) -> tuple[list[int], li
 
 
 @pytest.mark.usefixtures("second")
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize(("there", "sampling"), [(HALF, SAMPLED), (EVERY, GREEDY)])
+@pytest.mark.parametrize(("name", "there", "sampling"), in_turn((HALF, SAMPLED), (EVERY, GREEDY)))
 def test_division_changes_no_token(name: str, there: Sequence[int], sampling: Sampling) -> None:
     """Every shape by both divisions and by both ways to accept, the first one by each of the four pairs.
 
@@ -144,8 +154,7 @@ def from_meta(tensor: Tensor, device: torch.device) -> Tensor:
     return torch.arange(tensor.numel()).sin().to(tensor.dtype).view(tensor.shape)
 
 
-@pytest.mark.parametrize("there", [HALF, EVERY])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "there"), in_turn((EVERY,), (HALF,)))
 def test_torch_sees_no_mixed_devices(name: str, there: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The first shape by both divisions, the others by one: the second device of these tests saw all by both."""
     monkeypatch.setattr(fine_tuned, "hash_weights", lambda model: "of no data")
