@@ -47,7 +47,7 @@ class MarkdownReport(_File):
         wrong = [check for check in results.checks if check.state in ("wrong", "warning")]
         told = [line for check in wrong for line in (f"- {check.sentence}", *(f"  - {line}" for line in check.lines))]
         lines = [f"# {model} on {suite}", "", results.headline, "", *told]
-        table = exchange.markdown(results.rows, results.config)
+        table = exchange.markdown(results)
         notes = [f"{NO_MEAN}.\n"] if len(measures(run.questions)) > 1 else []
         levels = [markdown_levels(run)] if run.levels else []
         return "\n".join([*map(safe, lines), "", table, *notes, *levels]).encode("utf-8", "replace")

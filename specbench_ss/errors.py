@@ -90,3 +90,11 @@ def _own(filename: str) -> bool:
 def failure_text(error: BaseException) -> str:
     """Return what an exception says and, where it is no UserError, the line of the plugin's code."""
     return error_text(error) if isinstance(error, UserError) else f"{error_text(error)}{place_of(error)}"
+
+
+def expanded(path: str | Path) -> Path:
+    """Return a path that a user gave, with ~ replaced by a home folder. Raises UserError where there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{path}: {error}".rstrip(".")) from error

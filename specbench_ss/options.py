@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Le, Lt
 
-from specbench_ss.errors import UserError, did_you_mean, first_line, known_words
+from specbench_ss.errors import UserError, did_you_mean, expanded, first_line, known_words
 
 _SWITCH = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
 _NONE = ("none", "null", "")
@@ -136,7 +136,7 @@ def checked_value(name: str, kind: Any, value: Any) -> Any:
         return value
     try:
         made = _as_plain(plain, value)
-    except TypeError:
+    except (TypeError, OverflowError):
         limits = f", {bounds}" if bounds.limits and plain is int else ""
         raise UserError(f"{name} must be {_NOUNS[plain]}{limits}, not {value!r}") from None
     if not bounds.hold(made):
@@ -332,7 +332,7 @@ def _read(kind: Any, text: str) -> Any:
     if bool in parts and word in _SWITCH:
         return _SWITCH[word]
     try:
-        value = msgspec.convert(text, kind, strict=False, dec_hook=lambda path, given: path(given).expanduser())
+        value = msgspec.convert(text, kind, strict=False, dec_hook=lambda path, given: expanded(given))
     except msgspec.ValidationError as error:
         raise ValueError(text) from error
     if isinstance(value, float) and not math.isfinite(value):

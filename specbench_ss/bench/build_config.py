@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from specbench_ss import registry
 from specbench_ss.engine.sampling import COLDEST
-from specbench_ss.errors import UserError, did_you_mean
+from specbench_ss.errors import UserError, did_you_mean, expanded
 from specbench_ss.models.devices import check_one_device, device_names
 from specbench_ss.models.load import template_text
 from specbench_ss.options import REFERENCE, MethodSpec, encodable, split_methods
@@ -34,7 +34,7 @@ def asked_run(options: RunOptions) -> tuple[RunConfig, RunTarget, Access | None]
         raise UserError("--resume needs --out, the directory of the unfinished run")
     config = run_config(options)
     where = RunTarget(
-        default_out(config, datetime.now()) if options.out is None else options.out.expanduser(),
+        default_out(config, datetime.now()) if options.out is None else expanded(options.out),
         options.resume,
         optional_methods(options.methods or "", config.methods),
         recording_of(options),
@@ -99,7 +99,7 @@ def suite_and_data(suite: str, data: str | Path | None) -> tuple[str, str | None
         what = "names no file behind the colon" if not carried else "carries its data already: leave --data out"
         raise UserError(f"--suite {suite} {what}")
     given = carried or data
-    return name, None if given is None else str(Path(given).expanduser())
+    return name, None if given is None else str(expanded(given))
 
 
 def default_out(config: RunConfig, now: datetime) -> Path:

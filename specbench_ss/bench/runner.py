@@ -407,9 +407,12 @@ def _measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch)
         watch(Ready(plan=plan, run_dir=run_dir, notes=notes, target=target, labels=tuple(decoders))) as events,
     ):
         run_dir.update(recording=where.recording.as_dict())
-        run(config, target, plan.suite, data, decoders, run_dir, events, where)
-        if off := loaded.changed():
-            run_dir.update(target_changed=off)
+        try:
+            run(config, target, plan.suite, data, decoders, run_dir, events, where)
+        finally:  # of a run that was interrupted too: its samples stay
+            with contextlib.suppress(RuntimeError):  # of a device that no longer works
+                if off := loaded.changed():
+                    run_dir.update(target_changed=off)
         return finished(run_dir, events)
 
 

@@ -62,7 +62,7 @@ def command(
 
 def _write(run: Run, form: Form, out: Path | None) -> None:
     if form == "markdown":
-        text = exchange.markdown(analyse(run).rows, run.manifest["config"])
+        text = exchange.markdown(analyse(run))
         if out is None:
             print(text, end="")
             return

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from specbench_ss import registry
-from specbench_ss.errors import UserError
+from specbench_ss.errors import UserError, expanded
 from specbench_ss.options import MethodSpec
 from specbench_ss.results import frames
 from specbench_ss.results.checks import Check, checks
@@ -250,4 +250,4 @@ def load_run(path: str | Path) -> Results:
     """
     if not isinstance(path, str | Path):
         raise UserError(f"load_run takes the path of a run directory, not {path!r}")
-    return analyse(read_run(Path(path).expanduser()))
+    return analyse(read_run(expanded(path)))

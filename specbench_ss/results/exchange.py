@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -177,11 +177,9 @@ FOLDERS: dict[str, Callable[[Results, Path], list[str]]] = {  # formats of sever
 }
 
 
-def markdown(rows: Sequence[SummaryRow], config: Mapping[str, Any]) -> str:
-    """Return the summary of a run as a Markdown table: all tasks together first, then every task.
-
-    config: that of the manifest.
-    """
+def markdown(results: Results) -> str:
+    """Return the summary of a run as a Markdown table: all tasks together first, then every task."""
+    rows, config = results.rows, results.config
     cells: dict[str, Callable[[SummaryRow], str]] = {
         "task": lambda row: "all" if row.category == OVERALL else title(row.category),
         "method": lambda row: row.method,

@@ -389,7 +389,7 @@ def given_options(
         name = str(key).replace("-", "_")
         if name not in allowed:
             raise UserError(f"{source}: no option {str(key)!r}{did_you_mean(name, allowed)}")
-        if value is None or value == [] or value == ():
+        if value is None or (isinstance(value, (list, tuple)) and not value):
             continue
         if name == "set":
             values[name] = _set_items(value, source)

@@ -6,6 +6,7 @@ import inspect
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
+import numpy as np
 import pytest
 import typer
 from annotated_types import Ge
@@ -110,3 +111,13 @@ def test_options_that_several_commands_have_are_the_same() -> None:
     for name in ("model", "chat_template", "device", "seed"):
         assert {fields_of(kind)[name].default for kind in (*kinds, RunOptions)} == {getattr(RunOptions, name)}
     assert main(["tune", "ss", "--budget", "nan"]) == 2
+
+
+def test_numbers_of_numpy_are_taken_and_numbers_too_large_are_one_line() -> None:
+    given = given_options(
+        RunOptions, {"limit": np.int64(3), "temperature": np.float32(0.5), "stop": []}, PYTHON, "run()"
+    )
+    options = RunOptions(**given)
+    assert options.limit == 3 and options.temperature == 0.5 and options.stop is None
+    with pytest.raises(UserError, match="temperature"):
+        RunOptions(temperature=10**400)
