@@ -105,8 +105,8 @@ def scan(file: Path, read: Callable[[bytes], T], keep: Callable[[T], bool] = lam
 
     Reading stops at a half-written last line, or at the first record for which `keep` is false.
 
-    read: makes a record of a line (see `records.decoder`), and raises ValueError for a line that is not one. For such a
-    line, UserError is raised with the line's number.
+    read: makes a record of a line (see `user_files.decoder`), and raises ValueError for a line that is not one. For
+    such a line, UserError is raised with the line's number.
     """
     found: list[T] = []
     end = 0

@@ -117,7 +117,7 @@ class Datastore:
     """Chunks, each with a suffix array of its own, and what is known of them.
 
     about: what results say of it, JSON-ready. vocabulary: hash of the tokenizer's, "" where the file does not say.
-    advice: of its header, as `models.drafter_advice` reads it. place: the header's file.
+    advice: of its header, as `models.checkpoint.read_advice` reads it. place: the header's file.
     """
 
     chunks: tuple[Chunk, ...]

@@ -35,7 +35,7 @@ GREEDY = decoding({"temperature": 0})  # how presets are measured
 
 
 def conditions(target: Target, decoded: str = GREEDY) -> dict[str, Any]:
-    """What a measured choice depends on, JSON-ready. decoded: how tokens are chosen, as `words.decoding` says it."""
+    """What a measured choice depends on, JSON-ready. decoded: how tokens are chosen, as `config.decoding` says it."""
     here, on_gpu = environment(), target.device.type == "cuda"
     gpus = ", ".join(map(torch.cuda.get_device_name, target.layers_on)) if on_gpu else ""
     return {

@@ -138,7 +138,7 @@ class Shard:
 
 
 def shards(samples: Sequence[Sample], ledger: Ledger, baseline: str, drafts: str, seed: int) -> Iterator[Shard]:
-    """Yield the questions of which something is missing, in order. drafts, seed: as of `drafts.chosen`."""
+    """Yield the questions of which something is missing, in order. drafts, seed: as of `samples_to_record`."""
     wanted = {sample.key for sample in samples_to_record(samples, drafts, seed)}
     wanted -= {one.key for one in read_drafts(ledger.path)} if wanted else set()
     of_question, there = defaultdict[str, list[Sample]](list), defaultdict[str, list[Row]](list)
@@ -446,7 +446,7 @@ class Ready(run_loop.Ready):
 
 
 def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch = unwatched) -> Results:
-    """Make the run that was checked, or go on with it, by where.workers. command: as of `benchmark.measure.measure`.
+    """Make the run that was checked, or go on with it, by where.workers. command: as of `runner.measure`.
 
     Raises UserError as loading does, and where workers are lost again and again.
     """

@@ -1,6 +1,6 @@
 """Progress of a run to its last sample: commits, output matches, repeats and resumption.
 
-A local run (`runner`) and a run of served engines (`served`) fill in how a sample is made and how answers compare.
+A local run (`runner`) and a run of served engines (`server_run`) fill in how a sample is made and how answers compare.
 """
 
 from __future__ import annotations

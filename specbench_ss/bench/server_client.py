@@ -1,7 +1,7 @@
 """HTTP client of OpenAI-compatible servers: streamed chat completions with times and counts.
 
 vLLM counts drafts, drafted and accepted tokens. SGLang has only gauges of its last moments, which belong to no
-request, and llama.cpp tells a request's own counts in its answer: `protocol.Timings`.
+request, and llama.cpp tells a request's own counts in its answer: `Timings`.
 
 Every mistake of a server is a `AnswerError`, whose text is a clause that a row can hold.
 

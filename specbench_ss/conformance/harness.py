@@ -168,7 +168,7 @@ FIRST = 3  # ids below are special tokens
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The request of one trial. forced: acceptance is drawn from the tokens so far (`watched_decoder.forced_path`)."""
+    """The request of one trial. forced: acceptance is drawn from the tokens so far (`forced_path`)."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int

@@ -2,7 +2,7 @@
 
 Each token x of a step is compared with the distribution p [V] of its position, given all tokens before it: its place
 in the cumulative distribution is uniform (Rosenblatt 1952), and it is a drafted token with the sum of their p. The
-evidence is the betting score that a run uses for its own samples (`runs.betting_score`), kept for each position in
+evidence is the betting score that a run uses for its own samples (`quality.bound`), kept for each position in
 the draft, so that chance exceeds it with at most the stated probability, wherever counting ends.
 
 Drafts of random weights are seldom accepted, so the acceptance rule is given logits under which drafted tokens are

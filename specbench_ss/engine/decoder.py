@@ -140,9 +140,9 @@ class Decoder(ABC):
     lossless: its output is that of the method that `reference_for` names; an object whose options give that up sets
     its own to False. autoregressive: each step is the root alone and keeps one token, which the loop enforces; only
     such a method may be a reference. remembers: earlier prompts may change its speed, never its output; reports say so.
-    learnt: what is known of the training of its weights (`models.drafter_folder.learnt`), set where they are loaded;
+    learnt: what is known of the training of its weights (`models.checkpoint.learnt`), set where they are loaded;
     it goes into the manifest, and reports show it beside the speed. advised: options that are as the folder of the
-    weights advises (`models.drafter_advice`), set where they are loaded; a run says so, and they go into the manifest.
+    weights advises (`models.checkpoint.read_advice`), set where they are loaded; a run says so, and the manifest too.
     """
 
     name: ClassVar[str]
@@ -186,7 +186,7 @@ class Decoder(ABC):
         """Return the method whose output a lossless one must equal; a run includes it.
 
         Another one than autoregressive decoding of the target only where the method changes the model itself: then an
-        autoregressive method of that model (`references.check_reference`).
+        autoregressive method of that model (`check_reference`).
         """
         return MethodSpec(REFERENCE)
 
@@ -366,8 +366,8 @@ def check_reference(method: type[Decoder], reference: type[Decoder]) -> None:
     """Raise UserError if a method may not be compared with the one that its `reference_for` names.
 
     The autoregressive baseline is a reference of every method. Any other reference must be autoregressive: it keeps one
-    token a step, which the loop enforces (`loop.Session`). It is compared with the baseline alone, so that no method is
-    compared with itself.
+    token a step, which the loop enforces (`generate.Session`). It is compared with the baseline alone, so that no
+    method is compared with itself.
     """
     if reference.name == REFERENCE:
         return

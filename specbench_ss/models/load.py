@@ -162,7 +162,7 @@ def load_target(
     It answers a short prompt once: a model whose logits are not finite is refused.
 
     engine: how steps are made, one of `engines.ENGINES`. quantize: how weights of linear layers are held, one of
-    `quantising.QUANTIZE`; the target's hash is that of the weights as they were published.
+    `quantize.QUANTIZE`; the target's hash is that of the weights as they were published.
 
     chat_template: name or Jinja file of a template that replaces the tokenizer's own. nf4: hold linear layers in 4 bits
     (NF4, double quantisation) with bitsandbytes and compute in `dtype`.

@@ -1,6 +1,6 @@
 """Checks of a run: failures, output mismatches, impossible and unstable times.
 
-What is found wrong with a single method's numbers is in `health`; here this is gathered, and what could not be
+What is found wrong with a single method's numbers is in `sample_checks`; here this is gathered, and what could not be
 checked is said. A check is ok only where something was looked at.
 """
 
@@ -86,7 +86,7 @@ USELESS = "what a method gains on such answers, by copying for instance, may be 
 KINDS = 3  # of warnings, that are named in one sentence
 NUMBERS = re.compile(r"[\d.,]*\d")
 
-FOUND: dict[str, tuple[CheckState, str]] = {  # kind of a finding (`health`) -> how bad it is, and what is said
+FOUND: dict[str, tuple[CheckState, str]] = {  # kind of a finding (`sample_checks`) -> how bad it is, and what is said
     "impossible": ("wrong", "Impossible results: a bug, or a measurement that must not be believed."),
     "void": ("wrong", "Results that must not be used."),
     "biased": ("wrong", "Sampled tokens do not follow the target's distribution; these methods have no speedup."),
@@ -105,8 +105,8 @@ FOUND: dict[str, tuple[CheckState, str]] = {  # kind of a finding (`health`) -> 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What became of one check. name: the kind of finding, or `incomplete`, `warnings`, `sessions`, `tau`,
-    `noise`, `loops`, `poor`, `engine`.
+    """What became of one check. name: the kind of finding, or `incomplete`, `warnings`, `sessions`, `disturbed`,
+    `tau`, `noise`, `loops`, `poor`, `engine`, `levels`, `levels of requests`, `tokens`, `acceptance`.
 
     sentence: what was found, or why nothing could be. lines: its details, one for each method or warning. made: of a
     run that has not ended, and of which nothing is lost, the share of its samples that there are.

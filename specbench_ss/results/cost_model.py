@@ -176,7 +176,7 @@ class MachineRow:
     """One method over its samples that are paired with the reference's. Void results have no speedup."""
 
     method: Col[str, "label of the method: its name, with the options that were given for it"]
-    step_s: Col[Number, "mean time of a step, over all good samples", "s"]
+    step_s: Col[Number, "mean time of a step, over all paired samples", "s"]
     draft_share: Col[Number, "share of it that making the draft took", "0 to 1"]
     verify_share: Col[Number, "share that the model's pass over the draft took", "0 to 1"]
     accept_share: Col[Number, "share that choosing the accepted path and compacting the cache took", "0 to 1"]
@@ -191,7 +191,7 @@ class MachineRow:
     fastest_step_s: Col[Number, "a step that reaches the nearer of these two limits", "s"]
     predicted_speedup: Col[Number, "tau × fastest_step_s of `ar` over its own; missing where void or unknown", "×"]
     decode_speedup: Col[Number, "tau × step_s of `ar` over its own: prefill is left out; missing where void", "×"]
-    samples: Col[int, "good samples of the method", "samples"]
+    samples: Col[int, "paired samples of the method", "samples"]
     disturbed: Col[int, "of them, samples that something else disturbed", "samples"]
     remade: Col[int, "how often disturbed samples were made again"]
     host_cpu_share: Col[Number, "share of the usable cores that this process took, weighted by time", "0 to 1"]

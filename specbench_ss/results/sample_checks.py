@@ -200,7 +200,7 @@ def too_fast(excess: Interval | None, tau: float | None) -> list[str]:
 def outside_clock(passed: Interval | None) -> list[str]:
     """Report answers during which more time passed than was measured. passed: the interval of the one over the other.
 
-    It is reported where the whole interval lies above `outside_time.MOST`.
+    It is reported where the whole interval lies above `MOST`.
     """
     if passed is None or passed[0] <= MOST:
         return []

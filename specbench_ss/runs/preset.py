@@ -47,7 +47,7 @@ class Preset:
     """A preset as it was read. Fields other than method and options may be empty where it was written by hand.
 
     options: values as text, as on the command line. made_for: the conditions that it was measured under, as
-    `preset_conditions.conditions` gives them. resolved: the settings that the options led to (`Decoder.described`).
+    `preflight.conditions` gives them. resolved: the settings that the options led to (`Decoder.described`).
     prompts: marks of the questions that it was chosen on. plugin: file and sha256, where the method came from a file.
     """
 

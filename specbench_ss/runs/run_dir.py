@@ -10,9 +10,9 @@
   method and repeat, written last: it commits the level's requests, since its throughput is that of all of them
 - telemetry.jsonl, drafts.jsonl: what was read of the machine during one try at a sample, and the drafts of one answer
 
-A process killed at any byte loses at most the sample in flight. A failed sample is made again by --resume: of several
-lines with the same key, the last one counts. Where lines were lost afterwards, what is whole still counts, and
---resume makes the rest again: docs/design/store.md.
+A process killed at any byte loses at most the sample in flight or, with Ray, the questions under way. A failed sample
+is made again by --resume: of several lines with the same key, the last one counts. Where lines were lost afterwards,
+what is whole still counts, and --resume makes the rest again: docs/design/store.md.
 """
 
 from __future__ import annotations

@@ -337,7 +337,7 @@ def content(tuned: Tuned, resolved: dict[str, Any], made_for: dict[str, Any], as
     """Return the preset of the chosen configuration, for `preset.write_preset`.
 
     resolved: the settings that its options lead to. made_for: the conditions from
-    `preset_conditions.conditions`. asked: the calibration questions. how: further facts about the measurement.
+    `preflight.conditions`. asked: the calibration questions. how: further facts about the measurement.
     """
     options = {name: int(x) if x.lstrip("-").isdecimal() else x for name, x in tuned.chosen.options.items()}
     found = {
