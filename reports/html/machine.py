@@ -21,7 +21,7 @@ def _share(title: str, of: str, digits: int = 0) -> Column:
 COUNTED = (
     Column("decoding speedup", "decode_speedup", unit="×"),
     Column("at the limits", "predicted_speedup", unit="×"),
-    Column("step, ms", "step_s", per=1e-3),
+    Column("step, ms", "step_s", "Mean time of a step, over all paired samples", per=1e-3),
     Column("fastest step, ms", "fastest_step_s", per=1e-3),
     _share("bandwidth", "bandwidth_share"),
     _share("products", "compute_share", 1),
