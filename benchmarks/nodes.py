@@ -4,7 +4,7 @@
 
 Evaluation prompts of Spec-Bench's 13 categories, first turns, greedy, float32, 256 new tokens at most. One JSON line
 for each method, number of nodes and prompt; what is there with the same settings and weights is not done again. Each
-answer is compared with plain decoding. Rows of the table are named as in WAYS, with semicolons between.
+answer is compared with autoregressive decoding. Rows of the table are named as in WAYS, with semicolons between.
 
 How each method gets to a number of nodes n:
 - chains (`sd`, `pld`) draft n tokens; `space` has four masks, so four tokens are its most;
@@ -77,7 +77,7 @@ ONCE = {"ar": 0}  # what drafts nothing is the same at every n
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A method at a number of nodes. plain: plain decoding of its model, with its answers by prompt."""
+    """A method at a number of nodes. plain: autoregressive decoding of its model, with its answers by prompt."""
 
     way: str
     nodes: int
@@ -146,7 +146,7 @@ def filled(text: str, nodes: int) -> str:
 
 
 def measured(target: Target, cell: Cell, question: Question) -> dict[str, Any]:
-    """Return the counts of one answer, compared with plain decoding."""
+    """Return the counts of one answer, compared with autoregressive decoding."""
     prompt, limits = target.encode_chat([{"role": "user", "content": question.turns[0]}]), Limits(256, target.eos_ids)
     made = generate(cell.decoder, prompt, limits, Sampling())
     decoder, answers = cell.plain

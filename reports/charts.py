@@ -10,11 +10,10 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from specbench_ss.options import REFERENCE
-from specbench_ss.reports.html.page_parts import visible
 from specbench_ss.reports.palette import COLOURS, GREY, GRID, INK, LESS, MORE, MUTED, PAPER, PARTS, SYMBOLS, Style
 from specbench_ss.results.cost_model import Point, Roof, Waterfall
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import number, percent, times, title
+from specbench_ss.results.text import number, percent, times, title, visible
 
 ROW, FRAME = 26, 64  # pixels of a row of a chart, and of what is around the rows
 HEIGHT = 360  # pixels of other charts

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from specbench_ss.options import REFERENCE
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-GREY = "#7A8089"  # plain decoding
+GREY = "#7A8089"  # autoregressive decoding
 ON_DARK = {"#0072B2": "#4A90E2", "#D55E00": "#F07A2B", GREY: "#98A0AB"}  # those that a dark page would swallow
 SYMBOLS = {  # by Plotly's names; around 0, five pixels to each side
     "circle": "M-5 0A5 5 0 1 0 5 0A5 5 0 1 0 -5 0Z",
@@ -71,7 +71,7 @@ class Style:
 
 
 def styles(labels: Sequence[str], plain: Collection[str] = (), baseline: str = REFERENCE) -> dict[str, Style]:
-    """Return a style for each method, in order. plain: plain decodings of changed models, grey as the baseline is."""
+    """Return a style for each method, in order. plain: `ar` of changed models, grey as the baseline is."""
     made: dict[str, tuple[str, str]] = {baseline: (GREY, "circle")}
     for label in sorted(set(labels) - {baseline}):
         made[label] = _free(label, (GREY,) if label in plain else COLOURS, list(made.values()))

@@ -76,7 +76,7 @@ class RunFigures(Figures):
         made = waterfalls(self.results.pairs)
         found = [made[row.method] for row in self.contestants if row.method in made]
         if not found:
-            raise UserError("nothing to draw: no method of the run was timed beside plain decoding")
+            raise UserError("nothing to draw: no method of the run was timed beside autoregressive decoding")
         made = charts.waterfall(found)
         bars = ", ".join(name for name, _, _ in charts.steps_of(found[0]))
         return made.update_xaxes(title_text=f"milliseconds per token; bars from the top:<br>{bars}")
@@ -95,7 +95,7 @@ class RunFigures(Figures):
         """Return tokens per step against relative step time."""
         rows = [row for row in self.contestants if row.step_cost and row.tau]
         if not rows:
-            raise UserError("nothing to draw: no method of the run has timed steps beside plain decoding")
+            raise UserError("nothing to draw: no method of the run has timed steps beside autoregressive decoding")
         return charts.pareto(rows, self.styles)
 
     def tasks(self) -> Figure:

@@ -190,7 +190,7 @@ def _kind(value: Any) -> str:
 def run(methods: str | Sequence[str] | None = None, **options: Any) -> Results:
     """Decode a suite's questions with several methods, side by side: what `ssbench run` does, without its printing.
 
-    methods: `ss,medusa` or a list; plain decoding, `ar`, is always added. options: those of the command line, under the
+    methods: `ss,medusa` or a list; the baseline `ar` is always added. options: those of the command line, under the
     same names, with lists and numbers in place of texts with commas. set: `{"ss.k": 2}` or `{"ss": {"k": 2}}`. model:
     also a target that is loaded already, which then decides dtype, device and engine. `timeout`, in seconds, works in
     the main thread alone. Writes the same run directory, by default a new one under `runs/`, and returns it as

@@ -7,7 +7,7 @@ Of each number format, engine and method: how many answers are the reference's, 
 others; the same beside what the engine before it answered; how many passes were replayed, how many of them recorded,
 and how many were declined, with the reasons, of the method's own model and of its draft too. One line of JSON each goes
 to OUT as it is measured; what is there is not measured again. `called` is the engine of machines without a GPU: passes
-over the same buffers as under `graph`, made operator by operator.
+over the same buffers as under `graph`, run eagerly.
 
 Exit code 1 if anything differs for another reason than a near-tie, if a method failed, or if nothing was replayed of a
 method under `graph` or `called`. Near-ties are counted for each number format at the end: in float32 they are rare.

@@ -1,7 +1,7 @@
-"""Fine-tuned targets: whole models, LoRA as peft writes it, and their own plain decoding as baseline.
+"""Fine-tuned targets: whole models, LoRA as peft writes it, and their own autoregressive decoding as baseline.
 
-What these methods are held against is that model's own plain decoding, NAME-ar, which a run includes: another model
-answers otherwise, and its speedup over the target's decoding would say nothing about the method.
+What these methods are held against is that model's own autoregressive decoding, NAME-ar, which a run includes:
+another model answers otherwise, and its speedup over the target's decoding would say nothing about the method.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _share(model: Any, other: Any) -> None:
 class OwnModel(Decoder):
     """Mixed in before a method's other bases. `self.target` is the method's own model.
 
-    own_reference: the name of its plain decoding; model_options: the options of that, which say which model it is.
+    own_reference: the name of its autoregressive decoding. model_options: options of that, which name the model.
     """
 
     own_reference: ClassVar[str]
@@ -97,7 +97,7 @@ class OwnModel(Decoder):
 
 
 class OwnAutoregressive(Autoregressive):
-    """Plain decoding of the model of a method: its reference, itself another model than the target.
+    """Autoregressive decoding of the model of a method: its reference, itself another model than the target.
 
     of: the method, which loads its model by `own_model` and checks its files by `check_own_model`.
     """

@@ -156,7 +156,7 @@ class BlockDecoder(FeatureDecoder):
 def best_nodes(root: Tensor, logits: Tensor, options: BlockDraftOptions, drafter: DrafterNetwork) -> DraftTree:
     """Return the nodes of the greatest path probability, positions taken as independent.
 
-    It is Medusa's tree, made anew each step. One transfer to the host: the positions' best probabilities.
+    It is Medusa's tree, rebuilt in each step. One transfer to the host: the positions' best probabilities.
     """
     k = min(options.k, logits.shape[-1])
     top = logits.topk(k, dim=-1)  # [positions, k]

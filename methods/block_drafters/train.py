@@ -11,7 +11,7 @@ to t and its own anchor's depths up to d.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -28,7 +28,7 @@ from specbench_ss.methods.block_drafters import dflash, peagle
 from specbench_ss.methods.block_drafters.dflash import MOST_BLOCK
 from specbench_ss.methods.block_drafters.peagle import DEPTHS, MOST_DEPTHS
 from specbench_ss.models.checkpoint import write_checkpoint
-from specbench_ss.options import Bounded
+from specbench_ss.options import Bounded, option
 from specbench_ss.training.batch import BaseStates, Batch
 from specbench_ss.training.losses import Targets, mean_loss, targets_option
 
@@ -40,12 +40,10 @@ class BlockTraining(Bounded):
     """Options of both trainers."""
 
     targets: Targets = targets_option("distribution")
-    mask_token_id: Annotated[int, Ge(-1)] = field(
-        default=-1,
-        metadata={
-            "help": "Token that stands at drafted places. -1: the tokenizer's mask token, or else the last token whose "
-            "embedding is not zero."
-        },
+    mask_token_id: Annotated[int, Ge(-1)] = option(
+        -1,
+        "Token that stands at drafted places. -1: the tokenizer's mask token, or else the last token whose "
+        "embedding is not zero.",
     )
 
 
@@ -78,23 +76,19 @@ class DFlashTraining(BlockTraining):
     """Options of `ssbench train dflash`."""
 
     owner: ClassVar[str] = "dflash"
-    layers: Annotated[int, Ge(1)] = field(default=5, metadata={"help": "Number of decoder layers of the drafter."})
-    block_size: Annotated[int, Ge(2), Le(MOST_BLOCK)] = field(
-        default=8, metadata={"help": "Places of a block: the root's, and one for each token that is drafted."}
+    layers: Annotated[int, Ge(1)] = option(5, "Number of decoder layers of the drafter.")
+    block_size: Annotated[int, Ge(2), Le(MOST_BLOCK)] = option(
+        8, "Places of a block: the root's, and one for each token that is drafted."
     )
-    decay: Annotated[float, Gt(0)] = field(
-        default=4.0, metadata={"help": "The k-th drafted token's loss has the weight exp(-(k - 1) / decay)."}
+    decay: Annotated[float, Gt(0)] = option(4.0, "The k-th drafted token's loss has the weight exp(-(k - 1) / decay).")
+    draft_vocab: Annotated[int, Ge(0)] = option(
+        0, "How many words it can draft: the most frequent ones of the text. 0: all."
     )
-    draft_vocab: Annotated[int, Ge(0)] = field(
-        default=0, metadata={"help": "How many words it can draft: the most frequent ones of the text. 0: all."}
+    sample_from_anchor: bool = option(
+        False, "Whether the root's place drafts a token, too. vLLM does not serve such a drafter."
     )
-    sample_from_anchor: bool = field(
-        default=False,
-        metadata={"help": "Whether the root's place drafts a token, too. vLLM does not serve such a drafter."},
-    )
-    format: Literal["z-lab", "speculators"] = field(
-        default="z-lab",
-        metadata={"help": "Layout of the folder: as z-lab publishes drafters, or as speculators does, for vLLM."},
+    format: Literal["z-lab", "speculators"] = option(
+        "z-lab", "Layout of the folder: as z-lab publishes drafters, or as speculators does, for vLLM."
     )
 
 
@@ -168,26 +162,18 @@ class PEagleTraining(BlockTraining):
     """Options of `ssbench train peagle`."""
 
     owner: ClassVar[str] = "peagle"
-    layers: Annotated[int, Ge(1)] = field(default=1, metadata={"help": "Number of decoder layers of the drafter."})
-    depths: Annotated[int, Ge(1), Le(MOST_DEPTHS)] = field(
-        default=DEPTHS, metadata={"help": "How many tokens it drafts in one pass."}
+    layers: Annotated[int, Ge(1)] = option(1, "Number of decoder layers of the drafter.")
+    depths: Annotated[int, Ge(1), Le(MOST_DEPTHS)] = option(DEPTHS, "How many tokens it drafts in one pass.")
+    keep: Annotated[float, Gt(0), Le(1)] = option(0.7, "Depth d is trained at max(keep^d, keep_least) of the anchors.")
+    keep_least: Annotated[float, Gt(0), Le(1)] = option(0.2, "The smallest share of the anchors that a depth keeps.")
+    draft_vocab: Annotated[int, Ge(0)] = option(
+        32000, "How many words it can draft: the most frequent ones of the text. 0: all."
     )
-    keep: Annotated[float, Gt(0), Le(1)] = field(
-        default=0.7, metadata={"help": "Depth d is trained at max(keep^d, keep_least) of the anchors."}
+    embedding: Literal["own", "target"] = option(
+        "own", "own: an embedding that is trained and saved, as published. target: the base's, unchanged."
     )
-    keep_least: Annotated[float, Gt(0), Le(1)] = field(
-        default=0.2, metadata={"help": "The smallest share of the anchors that a depth keeps."}
-    )
-    draft_vocab: Annotated[int, Ge(0)] = field(
-        default=32000, metadata={"help": "How many words it can draft: the most frequent ones of the text. 0: all."}
-    )
-    embedding: Literal["own", "target"] = field(
-        default="own",
-        metadata={"help": "own: an embedding that is trained and saved, as published. target: the base's, unchanged."},
-    )
-    format: Literal["eagle3", "speculators"] = field(
-        default="eagle3",
-        metadata={"help": "Layout of the folder: as EAGLE-3's drafters have it, or as speculators does, for vLLM."},
+    format: Literal["eagle3", "speculators"] = option(
+        "eagle3", "Layout of the folder: as EAGLE-3's drafters have it, or as speculators does, for vLLM."
     )
 
 

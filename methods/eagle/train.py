@@ -8,7 +8,7 @@ are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 from zlib import crc32
@@ -26,7 +26,7 @@ from specbench_ss.methods._shared.feature_trainer import FeatureTrainer
 from specbench_ss.methods.eagle.checkpoint import config_of, published_name
 from specbench_ss.methods.eagle.drafter import new_eagle, new_eagle3
 from specbench_ss.models.checkpoint import write_checkpoint
-from specbench_ss.options import Bounded
+from specbench_ss.options import Bounded, option
 from specbench_ss.training.batch import BaseStates, Batch
 from specbench_ss.training.losses import TOP, Targets, head_sums, mean_loss, targets_option
 
@@ -92,15 +92,9 @@ class EagleTrainOptions(Bounded):
     """Options of `ssbench train eagle`."""
 
     owner: ClassVar[str] = "eagle"
-    feature_weight: Annotated[float, Ge(0)] = field(
-        default=1.0, metadata={"help": "Weight of the smooth L1 loss between features."}
-    )
-    token_weight: Annotated[float, Ge(0)] = field(
-        default=0.1, metadata={"help": "Weight of the cross-entropy of the token."}
-    )
-    noise: Annotated[float, Ge(0)] = field(
-        default=0.2, metadata={"help": "Width of the uniform noise on features, for rows of 512 tokens."}
-    )
+    feature_weight: Annotated[float, Ge(0)] = option(1.0, "Weight of the smooth L1 loss between features.")
+    token_weight: Annotated[float, Ge(0)] = option(0.1, "Weight of the cross-entropy of the token.")
+    noise: Annotated[float, Ge(0)] = option(0.2, "Width of the uniform noise on features, for rows of 512 tokens.")
     targets: Targets = targets_option("distribution")
 
     def check_together(self) -> None:
@@ -169,19 +163,16 @@ class Eagle3TrainOptions(Bounded):
     """Options of `ssbench train eagle3`."""
 
     owner: ClassVar[str] = "eagle3"
-    levels: Annotated[int, Ge(1)] = field(
-        default=7, metadata={"help": "Number of passes in which the drafter learns from its own outputs."}
+    levels: Annotated[int, Ge(1)] = option(7, "Number of passes in which the drafter learns from its own outputs.")
+    draft_vocab: Annotated[int, Ge(1)] = option(
+        32000, "How many words it can draft: the most frequent ones of the text."
     )
-    draft_vocab: Annotated[int, Ge(1)] = field(
-        default=32000, metadata={"help": "How many words it can draft: the most frequent ones of the text."}
-    )
-    decay: Annotated[float, Gt(0)] = field(
-        default=0.8, metadata={"help": "Weight of a level's loss as a multiple of the weight of the one before it."}
+    decay: Annotated[float, Gt(0)] = option(
+        0.8, "Weight of a level's loss as a multiple of the weight of the one before it."
     )
     targets: Targets = targets_option("distribution")
-    format: Literal["published", "speculators"] = field(
-        default="published",
-        metadata={"help": "Layout of the folder: as EAGLE-3 was published, or as speculators writes it, for vLLM."},
+    format: Literal["published", "speculators"] = option(
+        "published", "Layout of the folder: as EAGLE-3 was published, or as speculators writes it, for vLLM."
     )
 
 

@@ -5,7 +5,7 @@ Grounded: a head reads the text's own tokens where decoding gives it drafted one
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
@@ -18,6 +18,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods.hydra.heads import HydraHeads, start
 from specbench_ss.methods.medusa.train import MeasurableHeads
+from specbench_ss.options import option
 from specbench_ss.training.batch import Anchors, BaseStates, Batch
 from specbench_ss.training.losses import TOP, Targets, head_sums, mean_loss, ranked, targets_option
 from specbench_ss.training.trainer import DrafterTrainer
@@ -28,8 +29,8 @@ class HydraTraining(MeasurableHeads):
     """Options of `ssbench train hydra`; defaults make Hydra++ as published."""
 
     owner: ClassVar[str] = "hydra"
-    layers: Annotated[int, Ge(1)] = field(default=4, metadata={"help": "Number of residual blocks of a head."})
-    prefix: bool = field(default=True, metadata={"help": "Put one more decoder layer before the heads (Hydra++)."})
+    layers: Annotated[int, Ge(1)] = option(4, "Number of residual blocks of a head.")
+    prefix: bool = option(True, "Put one more decoder layer before the heads (Hydra++).")
     targets: Targets = targets_option("distribution")
 
 

@@ -198,6 +198,6 @@ class Medusa2Autoregressive(fine_tuned.OwnAutoregressive):
     """The backbone of a Medusa-2 checkpoint, one token a step."""
 
     name = "medusa2-ar"
-    summary = "plain decoding of the backbone of medusa2: its reference"
+    summary = "autoregressive decoding of the backbone of medusa2: its reference"
     Options = Medusa2AROptions
     of = Medusa2

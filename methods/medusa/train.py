@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -22,7 +22,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import lora_parameters, save_lora, with_lora
 from specbench_ss.methods.medusa.heads import HEADS_FILES, MedusaHeads
 from specbench_ss.models.checkpoint import write_checkpoint
-from specbench_ss.options import Bounded
+from specbench_ss.options import Bounded, option
 from specbench_ss.training.batch import BaseStates, Batch, Documents, base_states, run_rows
 from specbench_ss.training.losses import TOP, Ramp, Targets, head_loss, ranked, targets_option
 from specbench_ss.training.trainer import DrafterTrainer
@@ -72,24 +72,18 @@ def heads_accuracies(
 class HeadsTraining(Bounded):
     """Options of every trainer of heads."""
 
-    heads: Annotated[int, Ge(1)] = field(
-        default=4, metadata={"help": "Number of heads: how many tokens are drafted after the next one."}
-    )
-    own_unembed: bool = field(
-        default=True, metadata={"help": "Give every head an LM head of its own, or let all use the model's."}
-    )
+    heads: Annotated[int, Ge(1)] = option(4, "Number of heads: how many tokens are drafted after the next one.")
+    own_unembed: bool = option(True, "Give every head an LM head of its own, or let all use the model's.")
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurableHeads(HeadsTraining):
     """Options of trainers that leave the base unchanged. Existing heads can be measured with them, too."""
 
-    measure: str = field(
-        default="",
-        metadata={
-            "help": "Folder or file with heads. Nothing is trained then: how often these heads guess the text is "
-            "measured, and a draft tree can be built from that."
-        },
+    measure: str = option(
+        "",
+        "Folder or file with heads. Nothing is trained then: how often these heads guess the text is "
+        "measured, and a draft tree can be built from that.",
     )
 
 
@@ -146,18 +140,14 @@ class JointTraining(HeadsTraining):
     """Options of `ssbench train medusa2`."""
 
     owner: ClassVar[str] = "medusa2"
-    lora_rank: Annotated[int, Ge(0)] = field(
-        default=32, metadata={"help": "Rank of the backbone's LoRA. 0: all weights of the backbone are trained."}
+    lora_rank: Annotated[int, Ge(0)] = option(
+        32, "Rank of the backbone's LoRA. 0: all weights of the backbone are trained."
     )
-    coefficient: Annotated[float, Gt(0)] = field(
-        default=0.2, metadata={"help": "Weight of the heads' loss, where the loss of the next token has 1."}
+    coefficient: Annotated[float, Gt(0)] = option(
+        0.2, "Weight of the heads' loss, where the loss of the next token has 1."
     )
-    ramp: Annotated[int, Ge(0)] = field(
-        default=100, metadata={"help": "Number of steps in which that weight rises from 0."}
-    )
-    head_lr: Annotated[float, Gt(0)] = field(
-        default=4.0, metadata={"help": "Learning rate of the heads, as a multiple of the backbone's."}
-    )
+    ramp: Annotated[int, Ge(0)] = option(100, "Number of steps in which that weight rises from 0.")
+    head_lr: Annotated[float, Gt(0)] = option(4.0, "Learning rate of the heads, as a multiple of the backbone's.")
 
 
 class Medusa2Trainer(DrafterTrainer):

@@ -20,7 +20,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import lora_parameters, with_lora
 from specbench_ss.methods._shared.small_llama import new_llama
-from specbench_ss.options import Bounded
+from specbench_ss.options import Bounded, option
 from specbench_ss.storage import ordinary_mode
 from specbench_ss.training.batch import BaseStates, Batch
 from specbench_ss.training.losses import weighted_loss
@@ -32,15 +32,11 @@ class DraftOptions(Bounded):
     """Options of `ssbench train draft`."""
 
     owner: ClassVar[str] = "draft"
-    layers: Annotated[int, Ge(1)] = field(default=2, metadata={"help": "Number of decoder layers."})
-    hidden: Annotated[int, Ge(1)] = field(default=256, metadata={"help": "Hidden size."})
-    n_heads: Annotated[int, Ge(0)] = field(
-        default=0, metadata={"help": "Number of attention heads. 0: as many as have 64 dimensions each."}
-    )
-    ffn: Annotated[int, Ge(0)] = field(default=0, metadata={"help": "Width of the MLP. 0: 8/3 of the hidden size."})
-    gamma: Annotated[int, Ge(1)] = field(
-        default=4, metadata={"help": "Length of a draft for which tau is estimated while training."}
-    )
+    layers: Annotated[int, Ge(1)] = option(2, "Number of decoder layers.")
+    hidden: Annotated[int, Ge(1)] = option(256, "Hidden size.")
+    n_heads: Annotated[int, Ge(0)] = option(0, "Number of attention heads. 0: as many as have 64 dimensions each.")
+    ffn: Annotated[int, Ge(0)] = option(0, "Width of the MLP. 0: 8/3 of the hidden size.")
+    gamma: Annotated[int, Ge(1)] = option(4, "Length of a draft for which tau is estimated while training.")
     distill: bool = field(
         default=False,
         metadata={
@@ -48,11 +44,11 @@ class DraftOptions(Bounded):
             "flag": "--distill/--from-scratch",
         },
     )
-    distill_share: Annotated[float, Gt(0), Le(1)] = field(
-        default=0.9, metadata={"help": "With --distill: share of the loss that the target's distributions have."}
+    distill_share: Annotated[float, Gt(0), Le(1)] = option(
+        0.9, "With --distill: share of the loss that the target's distributions have."
     )
-    prompt_weight: Annotated[float, Ge(0), Le(1)] = field(
-        default=0.2, metadata={"help": "Weight of a prompt's tokens in the loss, where an answer's tokens have 1."}
+    prompt_weight: Annotated[float, Ge(0), Le(1)] = option(
+        0.2, "Weight of a prompt's tokens in the loss, where an answer's tokens have 1."
     )
     gradient_checkpointing: bool = field(
         default=False,

@@ -183,6 +183,6 @@ class SPACEAutoregressive(OwnAutoregressive):
     """One token a step of the model of `space`."""
 
     name = "space-ar"
-    summary = "plain decoding of the model of space: its reference"
+    summary = "autoregressive decoding of the model of space: its reference"
     Options = SPACEAROptions
     of = SPACE

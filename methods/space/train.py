@@ -7,7 +7,7 @@ if it were alone, since none sees another, and no token sees a mask.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -22,7 +22,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import lora_parameters, with_lora
 from specbench_ss.methods.space.model import MaskToken, save
 from specbench_ss.methods.ss.layers import own_streams, stream_positions
-from specbench_ss.options import Bounded
+from specbench_ss.options import Bounded, option
 from specbench_ss.training.batch import BaseStates, Batch, Documents, additive
 from specbench_ss.training.losses import head_loss
 from specbench_ss.training.trainer import DrafterTrainer
@@ -33,18 +33,12 @@ class MaskOptions(Bounded):
     """Options of `ssbench train space`."""
 
     owner: ClassVar[str] = "space"
-    masks: Annotated[int, Ge(1)] = field(
-        default=5, metadata={"help": "Number of masks: how many tokens are drafted after the next one."}
+    masks: Annotated[int, Ge(1)] = option(5, "Number of masks: how many tokens are drafted after the next one.")
+    lora_rank: Annotated[int, Ge(1)] = option(32, "Rank of the LoRA in every linear layer but the LM head.")
+    mask_share: Annotated[float, Gt(0), Lt(1)] = option(
+        0.5, "Share of the loss that the masks have; next tokens have the rest."
     )
-    lora_rank: Annotated[int, Ge(1)] = field(
-        default=32, metadata={"help": "Rank of the LoRA in every linear layer but the LM head."}
-    )
-    mask_share: Annotated[float, Gt(0), Lt(1)] = field(
-        default=0.5, metadata={"help": "Share of the loss that the masks have; next tokens have the rest."}
-    )
-    mask_lr: Annotated[float, Gt(0)] = field(
-        default=5e-3, metadata={"help": "Peak learning rate of the mask's embedding."}
-    )
+    mask_lr: Annotated[float, Gt(0)] = option(5e-3, "Peak learning rate of the mask's embedding.")
 
 
 class SPACETrainer(DrafterTrainer):

@@ -101,7 +101,9 @@ class SharedAutoregressive(SharedStreaming):
     """One token a step. Where the main stream sees its streams (eq. 3) they run along, unread."""
 
     name = "ss-shared-ar"
-    summary = "plain decoding of the model of ss-shared, with its streams where rows see them (eq. 3): its reference"
+    summary = (
+        "autoregressive decoding of the model of ss-shared, with its streams where rows see them (eq. 3): its reference"
+    )
     autoregressive = True
     lossless = False
     Options = SharedAROptions

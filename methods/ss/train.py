@@ -42,7 +42,7 @@ from specbench_ss.methods.ss.layers import (
     stream_positions,
 )
 from specbench_ss.models.checkpoint import write_checkpoint
-from specbench_ss.options import Bounded
+from specbench_ss.options import Bounded, option
 from specbench_ss.training.batch import BaseStates, Batch, Documents, additive, run_rows
 from specbench_ss.training.losses import Ramp, Targets, head_loss, head_sums, mean_loss, targets_option
 from specbench_ss.training.trainer import DrafterTrainer
@@ -56,88 +56,61 @@ class StreamsOptions(Bounded):
     """Options of `ssbench train ss`. -1: as the papers have it."""
 
     owner: ClassVar[str] = "ss"
-    mode: Literal["lossless", "shared"] = field(
-        default="lossless",
-        metadata={
-            "help": "lossless: the base stays as it is. shared: the base is changed by a LoRA that is trained together "
-            "with the streams."
-        },
+    mode: Literal["lossless", "shared"] = option(
+        "lossless",
+        "lossless: the base stays as it is. shared: the base is changed by a LoRA that is trained together "
+        "with the streams.",
     )
-    gamma: Annotated[int, Ge(1)] = field(
-        default=4, metadata={"help": "Number of streams: how many tokens are drafted after the next one."}
+    gamma: Annotated[int, Ge(1)] = option(4, "Number of streams: how many tokens are drafted after the next one.")
+    n_msa_layers: int = option(4, "Number of top layers that streams pass (N_s).")
+    adapter_rank: int = option(
+        -1,
+        "Rank of the stream adapters, which streams pass in place of the MLP. 0: they pass the MLP. "
+        "-1: 8 in lossless mode, 0 in shared mode.",
     )
-    n_msa_layers: int = field(default=4, metadata={"help": "Number of top layers that streams pass (N_s)."})
-    adapter_rank: int = field(
-        default=-1,
-        metadata={
-            "help": "Rank of the stream adapters, which streams pass in place of the MLP. 0: they pass the MLP. "
-            "-1: 8 in lossless mode, 0 in shared mode."
-        },
+    init_rank: int = option(0, "Rank of the map from main states to the first stream states. 0: the identity.")
+    prune_rank: int = option(8, "Rank of the pruning map.")
+    prune_layer: int = option(-1, "Layer before which the tree is pruned. -1: the first one that streams pass.")
+    lora_rank: int = option(-1, "Rank of the LoRA in shared mode. -1: 32.")
+    main_attends_streams: bool | None = option(
+        None, "Whether the main stream sees its streams (eq. 3). Default: in shared mode only."
     )
-    init_rank: int = field(
-        default=0, metadata={"help": "Rank of the map from main states to the first stream states. 0: the identity."}
+    stream_init: Literal["embedding", "rotation"] = option(
+        "embedding", "What tells streams apart: an embedding of each, or values rotated by an angle of each."
     )
-    prune_rank: int = field(default=8, metadata={"help": "Rank of the pruning map."})
-    prune_layer: int = field(
-        default=-1, metadata={"help": "Layer before which the tree is pruned. -1: the first one that streams pass."}
+    rotation_step: float = option(
+        0.0, "With rotation: angle in radians from one stream to the next. 0: the largest possible."
     )
-    lora_rank: int = field(default=-1, metadata={"help": "Rank of the LoRA in shared mode. -1: 32."})
-    main_attends_streams: bool | None = field(
-        default=None,
-        metadata={"help": "Whether the main stream sees its streams (eq. 3). Default: in shared mode only."},
+    keep_mlp: bool = option(
+        False, "Let streams pass the layers' own MLPs beside their adapters, which is not in the papers."
     )
-    stream_init: Literal["embedding", "rotation"] = field(
-        default="embedding",
-        metadata={"help": "What tells streams apart: an embedding of each, or values rotated by an angle of each."},
+    root_rank: Annotated[int, Ge(0)] = option(
+        0,
+        "Rank of the map by which streams learn the token that the main stream has decided, which is not "
+        "in the papers. 0: they do not learn it.",
     )
-    rotation_step: float = field(
-        default=0.0,
-        metadata={"help": "With rotation: angle in radians from one stream to the next. 0: the largest possible."},
+    parent_rank: Annotated[int, Ge(0)] = option(
+        0,
+        "Rank of the map by which the guesses of a node's children learn the node's token, which is not in "
+        "the papers. 0: all nodes of a level have the same children.",
     )
-    keep_mlp: bool = field(
-        default=False,
-        metadata={
-            "help": "Let streams pass the layers' own MLPs beside their adapters, which is not in the papers.",
-        },
-    )
-    root_rank: Annotated[int, Ge(0)] = field(
-        default=0,
-        metadata={
-            "help": "Rank of the map by which streams learn the token that the main stream has decided, which is not "
-            "in the papers. 0: they do not learn it.",
-        },
-    )
-    parent_rank: Annotated[int, Ge(0)] = field(
-        default=0,
-        metadata={
-            "help": "Rank of the map by which the guesses of a node's children learn the node's token, which is not in "
-            "the papers. 0: all nodes of a level have the same children.",
-        },
-    )
-    stream_position: Literal["ahead", "same"] = field(
-        default="ahead",
-        metadata={
-            "help": "Position at which attention takes a stream to be. ahead: that of the token whose successor it "
-            "predicts, so each stream has its own. same: the position of the token beside which it runs.",
-        },
+    stream_position: Literal["ahead", "same"] = option(
+        "ahead",
+        "Position at which attention takes a stream to be. ahead: that of the token whose successor it "
+        "predicts, so each stream has its own. same: the position of the token beside which it runs.",
     )
     targets: Targets = targets_option("tokens")
-    alpha: Annotated[float, Gt(0)] = field(
-        default=0.1, metadata={"help": "Weight of each stream's loss in shared mode, where the next token's has 1."}
+    alpha: Annotated[float, Gt(0)] = option(
+        0.1, "Weight of each stream's loss in shared mode, where the next token's has 1."
     )
-    alpha_ramp: Annotated[int, Ge(0)] = field(
-        default=0,
-        metadata={
-            "help": "Steps in which alpha rises from 0 in shared mode, so that streams that know nothing yet do not "
-            "distort the base. 0: it is the same from the start.",
-        },
+    alpha_ramp: Annotated[int, Ge(0)] = option(
+        0,
+        "Steps in which alpha rises from 0 in shared mode, so that streams that know nothing yet do not "
+        "distort the base. 0: it is the same from the start.",
     )
-    embedding_lr: float = field(default=5e-2, metadata={"help": "Peak learning rate of the stream embeddings."})
-    segment: Annotated[int, Ge(0)] = field(
-        default=0,
-        metadata={
-            "help": "Save memory: so many positions of a row have their streams in memory at a time. 0: all of them."
-        },
+    embedding_lr: float = option(5e-2, "Peak learning rate of the stream embeddings.")
+    segment: Annotated[int, Ge(0)] = option(
+        0, "Save memory: so many positions of a row have their streams in memory at a time. 0: all of them."
     )
     gradient_checkpointing: bool = field(
         default=False,

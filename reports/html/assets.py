@@ -14,7 +14,8 @@ import jinja2
 from markupsafe import Markup, escape
 
 from specbench_ss.reports import charts, palette
-from specbench_ss.reports.html.page_parts import finalize, visible
+from specbench_ss.reports.html.page_parts import finalize
+from specbench_ss.results.text import visible
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js.xz"  # of npm's plotly.js-cartesian-dist-min
 FOLDER = Path(__file__).parent / "templates"

@@ -1,10 +1,8 @@
-"""Parts of a page: tables, charts, notices, and text with its hidden characters made visible."""
+"""Parts of a page: tables, charts and notices."""
 
 from __future__ import annotations
 
 import csv
-import re
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
@@ -14,36 +12,16 @@ from specbench_ss.reports.palette import Style
 from specbench_ss.results import frames
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import number
+from specbench_ss.results.text import number, visible
 from specbench_ss.runs.records import Run
 
 MEANINGS = {column.name: column.meaning for column in (*frames.LEVELS, *frames.MACHINE, *frames.SUMMARY)}
 HEIGHT = 390  # pixels of a chart that has none of its own
-C0 = [
-    "NUL", "SOH", "STX", "ETX", "EOT", "ENQ", "ACK", "BEL", "BS", "HT", "LF", "VT", "FF", "CR", "SO", "SI",
-    "DLE", "DC1", "DC2", "DC3", "DC4", "NAK", "SYN", "ETB", "CAN", "EM", "SUB", "ESC", "FS", "GS", "RS", "US",
-]  # fmt: skip
-NAMES = {**{chr(i): name for i, name in enumerate(C0)}, "\x7f": "DEL"}
-# Control characters but tab and line feed; marks, embeddings and isolates of direction; spaces without width (those
-# that join emoji and letters stay); halves of surrogate pairs; tags and interlinear marks.
-HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
-
-
-def visible(text: str) -> str:
-    """Return the text with every hidden character by its name: '⟨RIGHT-TO-LEFT OVERRIDE⟩', '⟨ESC⟩', '⟨U+D800⟩'."""
-    return HIDDEN.sub(_name, text.replace("\r\n", "\n"))
 
 
 def finalize(value: Any) -> Any:
     """Return a value of a template with its text made visible; markup stays as it is."""
     return visible(value) if type(value) is str else value
-
-
-def _name(found: re.Match[str]) -> str:
-    character = found[0]
-    return f"⟨{NAMES.get(character) or unicodedata.name(character, f'U+{ord(character):04X}')}⟩"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +135,7 @@ class View:
     """A run as the sections of its page take it.
 
     look: the style of each method, in the order of the ranking. overall: its row over all tasks, in that order.
-    contestants: methods of the ranking, without plain decodings that are folded.
+    contestants: methods of the ranking, without autoregressive decodings that are folded.
     """
 
     results: Results

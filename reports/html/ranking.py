@@ -32,7 +32,7 @@ UNKNOWN: Badge = ("training not recorded", "note")
 LEGEND = {  # tags that need a word more, in the order in which they are explained
     "not distinguishable": "the interval covers 1",
     "unstable timing": "times of its repeats, or its step times over prompts, differ by a tenth or more",
-    "may be noise": "it begins below what plain decoding itself seems to gain in this run",
+    "may be noise": "it begins below what autoregressive decoding itself seems to gain in this run",
     "identical": "the same tokens as the reference for every prompt",
     DISTURBED[0]: "something else on the machine disturbed a tenth or more of its samples or of the reference's",
     "quality not settled": "too few answers to say whether quality is worse",
@@ -54,7 +54,7 @@ class Ranked:
 
     may_be: the places that it may have, where that is more than one, as in '2–4'. at, ends: percent
     along the axis of its speedup and interval. cost: its step over the reference's.
-    other: what tau and cost leave unexplained. controls: plain decodings of its own model, folded below it.
+    other: what tau and cost leave unexplained. controls: autoregressive decodings of its own model, folded below it.
     """
 
     label: str
@@ -164,7 +164,7 @@ def _all_badges(view: View) -> dict[str, list[Badge]]:
 def _badges(row: SummaryRow, config: Mapping[str, Any], near: bool) -> list[Badge]:
     """Return how far to believe a method, the worst first: void, differing, failed, or sure and identical.
 
-    near: its lead begins within what plain decoding seems to gain.
+    near: its lead begins within what autoregressive decoding seems to gain.
     """
     found = [PILLS[row.comparison]]
     found += [("may be noise", "note")] if near else []

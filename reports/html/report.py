@@ -12,7 +12,7 @@ from specbench_ss import __version__
 from specbench_ss.reports import palette
 from specbench_ss.reports.html import assets, health, machine, ranking, samples, speed, steps
 from specbench_ss.reports.html import comparison_page as of_several
-from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Fact, Notice, Table, View, visible
+from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Fact, Notice, Table, View
 from specbench_ss.results import ranking as verdict_text
 from specbench_ss.results.analysis import Results, told_scope, trained
 from specbench_ss.results.analysis import budgets as what_each_had
@@ -21,7 +21,7 @@ from specbench_ss.results.cost_model import parts, roof_of, waterfalls
 from specbench_ss.results.report import Experiment, Grid, Plot, Report, Result
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.terminal import cell, machine_lines
-from specbench_ss.results.text import percent, times
+from specbench_ss.results.text import percent, times, visible
 from specbench_ss.runs.records import Run
 from specbench_ss.storage import replacing
 

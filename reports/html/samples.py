@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specbench_ss.reports.html.page_parts import Cell, Column, Table, View, visible
+from specbench_ss.reports.html.page_parts import Cell, Column, Table, View
 from specbench_ss.results import ranking
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import percent, title
+from specbench_ss.results.text import percent, title, visible
 from specbench_ss.runs.records import Row, Run, Sameness, Steps
 from specbench_ss.runs.run_dir import Drafts, DraftStep, read_drafts
 

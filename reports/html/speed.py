@@ -157,7 +157,7 @@ def others(view: View) -> Table:
 
 IN_MATRIX = ("speedup", "speedup_low", "speedup_high", "comparison", "tau", "n_prompts", "n_questions", "n_failed")
 STRONGEST = math.log(2.5)  # a speedup by this factor, or its inverse, has the strongest tint
-DRAWN = "Lines are 95 % intervals; the line at 1 is plain decoding. The table above has the numbers."
+DRAWN = "Lines are 95 % intervals; the line at 1 is autoregressive decoding. The table above has the numbers."
 UNSURE = "Hollow symbols are not distinguishable, or have no interval: too few questions."
 
 
@@ -171,7 +171,7 @@ def matrix(view: View) -> Table:
     ]
     marks = {ranking.speedup(row)[:1] for row in cells.values() if row.method in view.contestants}
     notes = [
-        "A number is the speedup; blue is faster than plain decoding, orange slower.",
+        "A number is the speedup; blue is faster than autoregressive decoding, orange slower.",
         *(["≈ not distinguishable: the interval covers 1."] if "≈" in marks else []),
         *(["? no interval: too few questions."] if "?" in marks else []),
     ]

@@ -84,7 +84,7 @@ def histogram(view: View) -> Chart | None:
         "Tokens kept by a step",
         charts.tokens_per_step(counted, order, min(int(counted["tokens"].max()), PLACES)).to_plotly_json(),
         Table.of("tokens-per-step", columns, rows),
-        note="A step is one verifying pass of the model; plain decoding keeps exactly one token a step.",
+        note="A step is one verifying pass of the model; autoregressive decoding keeps exactly one token a step.",
     )
 
 

@@ -213,13 +213,13 @@ class Figure18(Sweep):
         return table("throughput", forms, rows, f"{self.source}: {self.title}")
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """Appendix L: faster than plain decoding at every batch size. One ratio each, so without an interval."""
+        """Appendix L: faster than `ar` at every batch size. One ratio each, so without an interval."""
         ratios = {row[1]: number_or_none(row[2]) for row in result.grids[0].rows if row[0] == CHAIN}
         known = {size: ratio for size, ratio in ratios.items() if ratio is not None}
         if len(known) < len(BATCHES):
             return []
         found = ", ".join(f"{ratio:.2f} at {size}" for size, ratio in known.items())
-        says = "Speculative Streaming is ahead of plain decoding at every batch size"
+        says = "Speculative Streaming is ahead of autoregressive decoding at every batch size"
         return [Claim(says, min(known.values()) > 1, found, sure=False)]
 
 
@@ -275,7 +275,7 @@ class DraftLength(Sweep):
         for p in points:
             labels.setdefault(p.series, {0: REFERENCE})[int(p.x)] = p.label(request)
         rows = [row for series, own in labels.items() for row in _rows(series, own, run.run)]
-        return table("lengths", forms, rows, f"{self.source}: chains by length, 0: plain decoding")
+        return table("lengths", forms, rows, f"{self.source}: chains by length, 0: autoregressive decoding")
 
     def plot(self, grid: Grid) -> Plot:
         """Plot the best length of each series over the batch size, and those that do not differ from it."""
@@ -293,13 +293,13 @@ class DraftLength(Sweep):
         for line, level in zip(drawn.data[::2], drawn.data[1::2], strict=True):
             colour, symbol = line.line.color, f"{line.marker.symbol}-open"
             level.update(mode="markers", line_color=colour, marker_color=colour, marker_symbol=symbol)
-        title = f"{self.title}; hollow: cannot be told from the best; 0: plain decoding"
+        title = f"{self.title}; hollow: not significantly different from the best; 0: autoregressive decoding"
         ticks: dict[str, Any] = {"xaxis_type": "log", "xaxis_tickvals": BATCHES, "yaxis_dtick": 1}
         return plot("figure", title, best, drawn, **ticks, yaxis_range=[-0.4, LONGEST + 0.4])
 
 
 def _rows(series: str, labels: Mapping[int, str], run: Run) -> Iterator[tuple[Value, ...]]:
-    """Yield a row for each batch size and length of a series, plain decoding among them."""
+    """Yield a row for each batch size and length of a series, autoregressive decoding among them."""
     levels = {(row.method, row.concurrency): row for row in level_rows(run)}
     for size in BATCHES:
         there = {
@@ -313,7 +313,7 @@ def _rows(series: str, labels: Mapping[int, str], run: Run) -> Iterator[tuple[Va
 
 
 def _places(run: Run, labels: Mapping[int, str], size: int) -> dict[int, str]:
-    """Name the length with the fewest seconds per token, and all that cannot be told from it; none of few questions.
+    """Name the fastest length per token, and all not significantly different from it; none of few questions.
 
     All requests of a repeat share what disturbs it, which no resampling of questions sees: a length is told from the
     best only where it is slower in every repeat, and of one repeat, or a short one, nothing is told.

@@ -101,7 +101,9 @@ class Companion:
         return next((text.removeprefix(option) for text in reversed(request.settings) if text.startswith(option)), "")
 
 
-NEXT_TOKEN = Companion("ss-shared-ar", "next-token")  # plain decoding of the base with a LoRA on next tokens alone
+NEXT_TOKEN = Companion(
+    "ss-shared-ar", "next-token"
+)  # autoregressive decoding of the base with a LoRA on next tokens alone
 EQ1 = Companion(
     "ss-shared",
     "ss-shared-eq1",
@@ -134,7 +136,7 @@ def tuned_label(run: Results) -> str:
 class RunTable(RunExperiment):
     """A table of a paper as one run. Tasks of the published data are the suite's categories, or all of the run.
 
-    Every speedup is over `ar`, plain decoding of the frozen base, whose time per token is Baseline's of 1.
+    Every speedup is over `ar`, autoregressive decoding of the frozen base, whose time per token is Baseline's of 1.
     """
 
     suite: ClassVar[str]
@@ -160,7 +162,7 @@ class RunTable(RunExperiment):
         return [*mine, *([tuned_part(request)] if self.tunes_baseline else []), *model_parts(self.models, request)]
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
-        """Return one run with every method that can run, and with plain decoding of Baseline's model."""
+        """Return one run with every method that can run, and with autoregressive decoding of Baseline's model."""
         able = [text for text in self._requested(request).values() if not missing_for(text, request)]
         if self.tunes_baseline and (tuned := NEXT_TOKEN.requested(request)):
             able.append(tuned)
@@ -199,7 +201,7 @@ class RunTable(RunExperiment):
         if not self.fine_tunes:
             return []
         kept = "SS-Shared has a model of its own, all other methods draft for the frozen base and have its quality"
-        theirs = "speedups are over plain decoding of the frozen base; in the paper all of it is of fine-tuned models"
+        theirs = "speedups are over `ar` of the frozen base; in the paper all of it is of fine-tuned models"
         if not self.tunes_baseline:
             return [f"{kept}; {theirs}"]
         whose = f"{FINE_TUNE} ({tuned}), shown beside the frozen base" if tuned else "the frozen base"
@@ -274,9 +276,9 @@ class Table2(RunTable):
 class _Apps(RunTable):
     """Tables on the three applications.
 
-    The papers fine-tune every model on the tasks: Baseline is plain decoding of the base with a LoRA that learnt next
+    The papers fine-tune every model on the tasks: Baseline is `ar` of the base with a LoRA that learnt next
     tokens alone (ACL table 3, caption; app. A), and Medusa, Eagle and the draft model draft for it. Here they draft
-    for the frozen base, so each row's speedup is over `ar`, that base decoded plainly, and so is SS-Shared's. A merged
+    for the frozen base, so each row's speedup is over `ar` of that base, and so is SS-Shared's. A merged
     LoRA has the base's shapes, so that a step of either takes as long; how many tokens are accepted may differ.
     Baseline's quality alone is the fine-tune's, where that LoRA is at hand.
     """
@@ -476,10 +478,10 @@ class Table4(RunExperiment):
         grid = table("speedup", forms, _level_rows(runs, tuned), f"{self.source}: {self.title}")
         columns = {"ours": ours, "published": QUANTISED_MODEL}
         figure = bars("figure", self.title, grid, "{level} {method}", columns, "speedup")
-        over = "speedups are over plain decoding of the frozen base of the same level"
+        over = "speedups are over autoregressive decoding of the frozen base of the same level"
         note = f"{BASELINE} is the frozen base of each level; in the paper it is {FINE_TUNE}; {over}"
         if tuned:  # ACL table 4 has table 3's exact match for FP16
-            note = f"{BASELINE} is plain decoding of {FINE_TUNE} ({tuned}), held as the base of its level is; {over}"
+            note = f"{BASELINE} is `ar` of {FINE_TUNE} ({tuned}), held as the base of its level is; {over}"
         return Result((grid,), (figure,), notes=(note,))
 
 

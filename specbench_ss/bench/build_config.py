@@ -66,7 +66,7 @@ def run_config(options: RunOptions) -> RunConfig:
         raise UserError("give --methods NAME,NAME, or --endpoint URL, the address of a server")
     values["concurrency"] = in_flight(options.batch_size, "--batch-size")
     if values["concurrency"] and options.engine == "graph":
-        raise UserError("--batch-size makes passes operator by operator: leave out --engine graph")
+        raise UserError("--batch-size runs passes eagerly: leave out --engine graph")
     values["presets"] = tuple(read_preset(Path(part)) for part in listed(options.preset))
     _check_plugins(values["presets"])
     values["methods"] = method_specs(options.methods, options.set or (), values["presets"])

@@ -515,7 +515,7 @@ EXACT_LAWS = (
         lambda subject: "it states no max_rows" if subject.one.max_rows() is None else ""),
     Law("counts", "a path of the draft and the next token are accepted, each counted once", own, counts, on=("small",)),
     Law("cache", "after every step the cache holds what a fresh prefill would", few, cache, no_fresh_rows),
-    Law("model", "a method that is compared with plain decoding of the target decodes with the target", asked, model,
+    Law("model", "a method that is compared with `ar` decodes with the target", asked, model,
         another_model),
     Law("logits", "the logits of each node are those of a fresh pass over the path to it", forced, logits, not_exact),
     Law("greedy", "at T=0 every token is the most probable one, by a fresh pass", many, greedy, not_exact,

@@ -189,7 +189,7 @@ NOT_NOW = "but not in this run: it has several requests side by side"
 
 @contextmanager
 def set_aside(target: Target) -> Iterator[None]:
-    """Within: steps of the target, of models in its place and of what drafts for it are made operator by operator.
+    """Within: steps of the target, of models in its place and of what drafts for it are run eagerly.
 
     Also where a request is alone. Recordings are let go, and so are the models' caches at both ends: eager steps may
     leave NaN in rows that replayed ones read as padding. A model that is put in its place meanwhile is replayed after.
@@ -300,6 +300,4 @@ def check_together(decoder: Decoder) -> None:
     if decoder.remembers:
         raise UserError("it remembers earlier prompts, and requests at the same time have no order")
     if decoder.target.passes is not None:
-        raise UserError(
-            "several requests at a time are passes made operator by operator: load the model with engine eager"
-        )
+        raise UserError("several requests at a time are passes run eagerly: load the model with engine eager")

@@ -55,7 +55,7 @@ def same(given: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
 
 
 def called(one: Pass) -> Pass:
-    """Make the pass each time, operator by operator: over the same buffers as where it is replayed."""
+    """Run the pass eagerly each time: over the same buffers as where it is replayed."""
     return one
 
 
@@ -203,7 +203,7 @@ class Form:
 class Kept:
     """A recording. memory: the cache's, which it writes. past: rows behind which it was recorded.
 
-    proven: whether it gives what the pass gives that is made anew, behind another number of rows where it has a cache.
+    proven: whether it gives what the pass gives that is run again, behind another number of rows where it has a cache.
     """
 
     buffers: Buffers | Tensors
@@ -217,7 +217,7 @@ class StaticPasses:
     """The replayed passes of one model. replay: how a pass is made again.
 
     A recording is used once it has given, behind another number of rows than it was recorded behind, what the same pass
-    gives operator by operator, made anew. So what is baked in of rows, masks, places or the host's numbers shows.
+    gives eagerly, run again. So what is baked in of rows, masks, places or the host's numbers shows.
     made: how many passes were recorded so far.
     tried: how often one was to be recorded or proven: an answer during which that was, took longer than it takes.
     declined: how many passes of steps could not be replayed, by the reason in words; prompts are not counted.
@@ -429,7 +429,7 @@ def _form(layers: Layers, x: Tensor, cache: Cache, rotary: Any, rows: int, past:
 
 
 def _gives_the_same(replayed: Pass, form: Form, x: Tensor) -> bool:
-    """Say whether a replay gives, and writes of rows x, what the pass does operator by operator."""
+    """Say whether a replay gives, and writes of rows x, what the pass does eagerly."""
     expected = [out.clone() for out in form.one()]
     if form.where is None:
         return same(replayed(), expected)

@@ -340,8 +340,8 @@ def drop_caches(decoder: Decoder) -> None:
 
 
 @contextmanager
-def operator_by_operator(decoder: Decoder) -> Iterator[None]:
-    """Within: the method's models make their passes operator by operator, where they are replayed otherwise too."""
+def eager_passes(decoder: Decoder) -> Iterator[None]:
+    """Within: the method's models run their passes eagerly, where they are replayed otherwise too."""
     before = [(model, model.passes) for model in models_of([decoder])]
     for model, _ in before:
         model.passes = None

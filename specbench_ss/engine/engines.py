@@ -36,7 +36,7 @@ def use_engine(target: Target, engine: str) -> None:
     """Have the target's steps made so. auto: replayed on one CUDA device, where that proves itself.
 
     Raises UserError where steps that are to be replayed cannot be, or do not prove themselves. Under auto they are then
-    made operator by operator, and a warning says why.
+    run eagerly, and a warning says why.
     """
     if engine == EAGER or (engine == AUTO and (target.device.type != "cuda" or target.divided)):
         return
@@ -46,15 +46,15 @@ def use_engine(target: Target, engine: str) -> None:
     except UserError as error:
         if engine == GRAPH:
             raise
-        target.computed += f"; steps operator by operator: {error}"
-        warnings.warn(f"steps are made operator by operator: {error}", stacklevel=2)
+        target.computed += f"; steps run eagerly: {error}"
+        warnings.warn(f"steps are run eagerly: {error}", stacklevel=2)
 
 
 def replay_steps(target: Target, replay: Replay, by: str) -> None:
     """Replay the target's passes over few rows. by: what replays them, for the record.
 
     Raises UserError, and leaves the target as it was, where its layers cannot be replayed, or where replayed passes
-    give other logits than passes that are made operator by operator.
+    give other logits than passes that are run eagerly.
     """
     if which := target.not_replayable:
         raise UserError(f"engine graph cannot be used with {target.name!r}: its layers {which}; engine eager can")

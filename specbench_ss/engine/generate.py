@@ -22,7 +22,7 @@ from specbench_ss.engine.decoder import (
     State,
     Step,
     drop_caches,
-    operator_by_operator,
+    eager_passes,
 )
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import Sampling
@@ -350,7 +350,7 @@ def probe_drafts(decoder: Decoder, prompt: Sequence[int], limits: Limits, sampli
     if decoder.remembers:
         return
     seen = ChoosingWatch()  # type: ignore[no-untyped-call]
-    with suppress(Exception), operator_by_operator(decoder), seen:  # what is chosen in a replay is not seen
+    with suppress(Exception), eager_passes(decoder), seen:  # what is chosen in a replay is not seen
         decode(decoder, prompt, replace(limits, max_new_tokens=PROBED), sampling, session=DraftProbe)
     if seen.found:
         raise NotFinite(f"{decoder.name}: what it drafts from is not finite: {why(decoder.target.dtype)}")

@@ -211,7 +211,7 @@ class Target(Outline):
         if base.passes is None:
             return
         if self.not_replayable:
-            told = f"steps of a model in place of {self.name!r} are made operator by operator: its layers "
+            told = f"steps of a model in place of {self.name!r} are run eagerly: its layers "
             warnings.warn(told + self.not_replayable, stacklevel=3)
             return
         self.passes, self.computed = base.passes.of_another(), base.computed

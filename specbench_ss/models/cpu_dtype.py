@@ -2,8 +2,8 @@
 
 Products alone would mislead: in bfloat16 what lies between them takes longer than in float32 (docs/log.md).
 
-Plain decoding multiplies one row by each matrix, verification a few rows. Where a processor has products in bfloat16,
-these read half of the bytes; where it has none, they are emulated and many times slower. Weights that are rounded to
+Autoregressive decoding multiplies one row by each matrix, verification a few. Where a processor has products in
+bfloat16, these read half of the bytes; where it has none, they are emulated and many times slower. Weights rounded to
 float16 numbers can be read as such while everything is computed in float32: half of the bytes too, on any processor
 that torch has these products for, in layers that are computed lean. Whole layers are measured, since what lies
 between products differs too.
@@ -80,7 +80,7 @@ def a_pass(target: Target, rows: int) -> Callable[[], Tensor]:
     return lambda: target.run(x, 0, target.n_layers, cache, mask, rotary)
 
 
-ROWS = (1, 16)  # of plain decoding, and of a draft that is verified
+ROWS = (1, 16)  # of autoregressive decoding, and of a draft that is verified
 PROBE, PROBE_S = 256, 0.01  # side of a square product that shows an emulated dtype at once; seconds that it is repeated
 ROUNDING = ("float32", HALF_WEIGHTS, "bfloat16")  # what rounds more comes later (docs/models.md)
 CLEARLY = 1.1  # times as long as the fastest one a format may take that rounds less: noise alone is not to choose

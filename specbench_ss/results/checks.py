@@ -285,7 +285,7 @@ def _bound(rows: Sequence[SummaryRow]) -> Iterator[Check]:
 
 
 def _unreplayed(run: Run) -> Iterator[Check]:
-    """Say, of a run that replays its steps, which passes were made operator by operator all the same, and why."""
+    """Say, of a run that replays its steps, which passes were run eagerly all the same, and why."""
     known = [row for row in run.rows if row.unreplayed is not None]
     counts = Counter[tuple[str, str]]()
     for row in known:
@@ -294,7 +294,7 @@ def _unreplayed(run: Run) -> Iterator[Check]:
     found = [f"{n:,} of {label} ({why})" for (label, why), n in in_order if n]
     if found:
         which = ", ".join(found)
-        said = f"Not every pass was replayed; these were made operator by operator, which takes longer: {which}."
+        said = f"Not every pass was replayed; these were run eagerly, which takes longer: {which}."
         yield Check("engine", "warning", said)
     elif known:
         yield Check("engine", "ok", "Every pass that the engine was given after a prompt was replayed.")

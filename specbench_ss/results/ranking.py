@@ -30,7 +30,7 @@ RANKED = ("faster", "slower", "not distinguishable")
 class Standing:
     """The places that a method may have: behind those that are surely faster, ahead of those that are surely slower.
 
-    best, worst: places from 1. level: the methods that cannot be told from it, the fastest first.
+    best, worst: places from 1. level: the methods that are not significantly different from it, the fastest first.
     """
 
     best: int
@@ -137,7 +137,7 @@ def short_output(row: SummaryRow, config: Mapping[str, Any]) -> str:
 
 
 def own_model(row: SummaryRow) -> str:
-    """Return what a method that changes the model gains over plain decoding of that model: '1.52× (1.41–1.66)'."""
+    """Return what a method that changes the model gains over `ar` of that model: '1.52× (1.41–1.66)'."""
     around = interval(row.reference_interval)
     return _marked(row.reference_speedup, compare(row.reference_interval)) + (f" ({around})" if around else "")
 
@@ -238,7 +238,9 @@ def finding(summaries: Sequence[SummaryRow], made: Sequence[Check], placed: Mapp
     """
     measured = [row for row in summaries if row.category == OVERALL and row.comparison != "reference"]
     baseline = next((row.baseline for row in summaries), REFERENCE)
-    rows = [row for row in measured if not row.reference_of] or measured  # plain decodings of changed models are none
+    rows = [
+        row for row in measured if not row.reference_of
+    ] or measured  # autoregressive decodings of changed models are none
     wrong = [check.name for check in made if check.state == "wrong" and check.name in DISBELIEVE]
     rows, wrong, left_out = _without_failing(summaries, rows, wrong)
     said = _fastest(rows, placed) if rows else f"Only {baseline} was measured: there is nothing to compare it with."
@@ -303,7 +305,7 @@ def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, Standing]) -> str:
 
 
 def _noise(overall: Sequence[SummaryRow], rows: Sequence[SummaryRow]) -> str:
-    """Say that the fastest method's lead may be noise, where plain decoding seems as fast; '' elsewhere."""
+    """Say that the fastest method's lead may be noise, where autoregressive decoding seems as fast; '' elsewhere."""
     seems = floor(overall)
     best = max((row for row in rows if row.speedup_interval), key=lambda row: row.speedup or 0.0, default=None)
     if seems is None or best is None or not seems.holds(best):
@@ -312,11 +314,11 @@ def _noise(overall: Sequence[SummaryRow], rows: Sequence[SummaryRow]) -> str:
 
 
 def _of(known: Sequence[SummaryRow], placed: Mapping[str, Standing]) -> str:
-    """Say where the fastest stands among the others, and which of these cannot be told from it."""
+    """Say where the fastest stands among the others, and which of these are not significantly different from it."""
     if len(known) == 1:
         return ""
     level = placed[known[0].method].level if known[0].method in placed else ()
-    near = f"; question by question, {_some(level)} cannot be told from it" if level else ""
+    near = f"; tied with {_some(level)}" if level else ""
     return f", the fastest of {len(known)} methods{near}"
 
 

@@ -329,7 +329,7 @@ def print_comparison(made: RunComparison, console: Console) -> None:
 
 
 def _shown(row: ComparedRow, metric: str) -> bool:
-    """Tasks are shown of the speedup alone, plain decoding only where it is no 1 by definition."""
+    """Tasks are shown of the speedup alone, autoregressive decoding only where it is no 1 by definition."""
     return judged(metric, row) and (metric == "speedup" or row.category == OVERALL)
 
 

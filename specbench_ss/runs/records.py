@@ -28,7 +28,7 @@ KEY = ("question_id", "turn", "method", "repeat")  # its parts, as columns
 
 
 def baseline_of(manifest: Mapping[str, Any]) -> str:
-    """Return the label of the run's reference: plain decoding, or, of a run of served engines, its first endpoint."""
+    """Return the label of the run's reference: `ar`, or in a run of servers the first endpoint."""
     return str(manifest.get("baseline") or REFERENCE)
 
 
@@ -300,9 +300,7 @@ class Row(OfSample):
         Known, "of a server: how often it drafted, by its own counters; missing where not measured", "drafts"
     ] = None
     concurrency: Col[Known, "requests at a time, where more than one; missing in this frame", "requests"] = None
-    unreplayed: Col[
-        Known, "passes made operator by operator where steps are replayed; missing where none are", "passes"
-    ] = None
+    unreplayed: Col[Known, "passes run eagerly where steps are replayed; missing where none are", "passes"] = None
     unreplayed_why: Col[
         str | None, "why they were not replayed; empty where all were, missing where no steps are replayed"
     ] = None

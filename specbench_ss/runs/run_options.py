@@ -246,7 +246,7 @@ class RunOptions(CommandOptions):
     )
     engine: Engine = _how(
         "auto",
-        "How steps are made. eager: operator by operator. graph: passes of few rows are recorded once as CUDA graphs "
+        "How steps are made. eager: one operator at a time. graph: passes of few rows are recorded once as CUDA graphs "
         "and replayed, so that no launch is waited for. They are held against eager ones: a few small trees when the "
         "model is loaded, and every recording once when it is made. auto: graph on one CUDA device where the model "
         "stands that, and eager elsewhere and for several requests side by side.",

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import field
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specbench_ss.options import option
 from specbench_ss.training.batch import Anchors
 
 
@@ -111,4 +111,4 @@ HELP = "What is learnt: the base's distribution at each drafted place, or the te
 
 def targets_option(published: Targets) -> Any:
     """Return the field of a trainer's options. published: what the drafter was published with, the default."""
-    return field(default=published, metadata={"help": HELP})
+    return option(published, HELP)

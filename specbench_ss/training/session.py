@@ -9,7 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ from specbench_ss.errors import UserError, os_reason
 from specbench_ss.models.devices import check_one_device, resolve_device, resolve_dtype
 from specbench_ss.models.load import check_template, load_target
 from specbench_ss.models.resolve import check_model
-from specbench_ss.options import Bounded, MethodSpec, option_values, parse_options, split_methods, value_text
+from specbench_ss.options import Bounded, MethodSpec, option, option_values, parse_options, split_methods, value_text
 from specbench_ss.runs.run_dir import check_place
 from specbench_ss.storage import locked, write_json
 from specbench_ss.training.batch import base_states
@@ -270,12 +270,10 @@ class TogetherOptions(Bounded):
     """Options of `ssbench train together`."""
 
     owner: ClassVar[str] = "together"
-    drafters: str = field(
-        default="",
-        metadata={
-            "help": "Drafters to train, separated by commas, each with options of its own and lr, its peak learning "
-            "rate, if you like: A[lr=0.01],B. Each gets a folder in --out."
-        },
+    drafters: str = option(
+        "",
+        "Drafters to train, separated by commas, each with options of its own and lr, its peak learning "
+        "rate, if you like: A[lr=0.01],B. Each gets a folder in --out.",
     )
 
 

@@ -59,7 +59,7 @@ class Branches(Decoder):
 
 @pytest.mark.parametrize("kind", TRIED)
 def test_answers_are_the_models_own(kind: str) -> None:
-    """Of plain decoding and of trees; the model generates with eager attention, before it is driven."""
+    """Of autoregressive decoding and of trees; the model generates with eager attention, before it is driven."""
     model = random_model(DRIVEN[kind], seed=1)
     ids = torch.tensor([PROMPT])
     theirs = model.generate(

@@ -228,7 +228,7 @@ def test_doubts_about_a_run_are_told(make_run: MakeRun, capsys: pytest.CaptureFi
 
 
 def test_recorded_timings_of_the_same_work_are_not_distinguishable() -> None:
-    """Each recorded A/A comparison against the next one: plain decoding twice, in two stretches of time."""
+    """Each recorded A/A comparison against the next one: autoregressive decoding twice, in two stretches of time."""
     runs = list(recorded().values())
     pairs = [(a, b) for a, b in pairwise(runs) if {r.question_id for r in a.rows} & {r.question_id for r in b.rows}]
     for run in runs:

@@ -161,7 +161,7 @@ def test_whatever_keeps_a_pass_from_being_replayed_is_told(replay: Any, why: str
 
 
 @torch.inference_mode()
-def test_a_pass_without_memory_for_a_recording_is_made_operator_by_operator() -> None:
+def test_a_pass_without_memory_for_a_recording_is_run_eagerly() -> None:
     passes = StaticPasses(no_memory)
     for _ in range(2):
         assert passes.call("doubled", doubled, torch.ones(1))[0].item() == 2

@@ -1,4 +1,4 @@
-"""Steps over buffers that stay give what steps give that are made operator by operator."""
+"""Steps over buffers that stay give what steps give that are run eagerly."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WIDTHS = (1, 3, 7, 16, 64, 128)
 
 
 DRAFTERS = {"dflash", "eagle", "eagle2", "eagle3", "hydra", "medusa", "medusa2", "peagle", "ss", "ss-shared"}
-DECLINED = {  # all that methods make operator by operator where their steps are replayed
+DECLINED = {  # all that methods run eagerly where their steps are replayed
     ("peagle", "windows"): {SEE_DIFFERENTLY},
     ("dflash", "windows"): {SEE_DIFFERENTLY},
     ("ss", "top-p"): {"streams that see few tokens (stream_attention_top_p)"},
@@ -231,7 +231,7 @@ def test_the_stand_in_for_a_graph_freezes_what_the_host_decides_and_forbids_look
 
 
 @torch.inference_mode()
-def test_what_cannot_be_recorded_is_made_operator_by_operator_and_not_tried_again() -> None:
+def test_what_cannot_be_recorded_is_run_eagerly_and_not_tried_again() -> None:
     target, tried = tiny_target("llama", words=61), []
     decoder = registry.method_class("eagle").examples(target)["auto"]()
     eager = generate(decoder, PROMPTS[0], Limits(12), Sampling()).tokens
@@ -373,7 +373,7 @@ def test_passes_of_a_training_are_not_counted() -> None:
     assert not passes.declined
 
 
-def test_a_run_says_which_passes_were_made_operator_by_operator(tmp_path: Path) -> None:
+def test_a_run_says_which_passes_were_run_eagerly(tmp_path: Path) -> None:
     target = load_model("lab", dtype="float32")
     target.passes = StaticPasses(called, (1, 4))
     found = run(
@@ -410,7 +410,7 @@ def test_a_model_in_place_of_the_target_is_replayed_only_if_its_layers_can_be() 
     decoder = registry.method_class("ar").examples(windows)["default"]()
     expected = generate(decoder, PROMPTS[1], Limits(30), Sampling()).tokens
     replay_steps(target, called, "calls")
-    with pytest.warns(UserWarning, match="made operator by operator: its layers have sliding windows"):
+    with pytest.warns(UserWarning, match="run eagerly: its layers have sliding windows"):
         other = target.with_model(windows.model, "")
     assert other.engine == "eager" and "replayed" not in other.computed
     assert generate(type(decoder)(other, decoder.options), PROMPTS[1], Limits(30), Sampling()).tokens == expected
@@ -522,10 +522,10 @@ def test_on_cuda_steps_are_replayed_unless_something_keeps_them_from_it(
 ) -> None:
     target = on_cuda(monkeypatch, kind, replay)
     use_engine(target, "auto")
-    said = [str(warning.message) for warning in recwarn if "operator by operator" in str(warning.message)]
+    said = [str(warning.message) for warning in recwarn if "eagerly" in str(warning.message)]
     assert target.engine == ("eager" if why else "graph")
     assert len(said) == bool(why) and all(why in text for text in said)
-    assert f"; steps operator by operator: {said[0].partition(': ')[2]}" in target.computed if why else not said
+    assert f"; steps run eagerly: {said[0].partition(': ')[2]}" in target.computed if why else not said
     if why:
         with pytest.raises(UserError, match=why):
             use_engine(on_cuda(monkeypatch, kind, replay), "graph")

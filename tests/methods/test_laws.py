@@ -1,4 +1,4 @@
-"""Every registered method, in all its shapes, obeys the laws; and plain decoding is what transformers does."""
+"""Every registered method, in all its shapes, obeys the laws; and autoregressive decoding is what transformers does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """From drafting to verification the host asks the device for nothing, and every step has the same rows.
 
 On the meta device, which has shapes and no data, every look of the host at a tensor raises: `.tolist()`, `.item()`,
-`int(...)`, choosing by a mask. So each method's steps are made there, operator by operator and over buffers that stay.
+`int(...)`, choosing by a mask. So each method's steps are made there, eagerly and over buffers that stay.
 Where a method looks, that is listed with why.
 """
 

@@ -41,7 +41,7 @@ def true_joint() -> Joint:
 
 
 def one_step(rule: Rule, tree: DraftTree, cells: int = K) -> Joint:
-    """Exactly: the next two tokens when one step of the rule is followed by plain decoding."""
+    """Exactly: the next two tokens when one step of the rule is followed by autoregressive decoding."""
     joint: Joint = defaultdict(float)
     sizes: list[int] = []
     following: list[Tensor] = []

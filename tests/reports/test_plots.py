@@ -100,7 +100,7 @@ def test_the_roofline_has_the_machines_limits(make_run: MakeRun) -> None:
     run = shaped(make_run)
     limit, *drawn = analyse(run).plot.roofline().data
     assert max(limit.y) == pytest.approx(200)
-    assert len(drawn) == 1 + 2 * 2, "plain decoding drafts nothing"
+    assert len(drawn) == 1 + 2 * 2, "autoregressive decoding drafts nothing"
     run.manifest["machine"] = None
     with pytest.raises(UserError, match="limits"):
         analyse(run).plot.roofline()

@@ -71,7 +71,7 @@ def test_kinds_of_tokens(text: str, kind: str) -> None:
 
 def test_shares_of_kinds_count_every_token_once(run: Run) -> None:
     table = page(analyse(run))["kinds"]
-    assert {row[0].text for row in table.rows} == {"ss", "medusa"}, "plain decoding drafts nothing"
+    assert {row[0].text for row in table.rows} == {"ss", "medusa"}, "autoregressive decoding drafts nothing"
     for row in table.rows:
         shares = {column.title: cell for column, cell in zip(table.columns[1:], row[1:], strict=True)}
         brought, _, of = shares["begins a word"].note.partition(" of ")

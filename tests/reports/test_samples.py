@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from specbench_ss.reports.html.page_parts import visible
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.reports.html.samples import MOST
 from specbench_ss.results.analysis import analyse
+from specbench_ss.results.text import visible
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 

@@ -17,12 +17,16 @@ from specbench_ss.runs.run_dir import read_run
 from tests.methods.paper.shared import bench
 
 MakeRun = Callable[..., Path]
-TIMES = {(2, 1): 2.0, (3, 1): 1.98, (1, 2): 1.5}  # as fast as plain decoding, by length and batch size; else by size:
+TIMES = {
+    (2, 1): 2.0,
+    (3, 1): 1.98,
+    (1, 2): 1.5,
+}  # as fast as autoregressive decoding, by length and batch size; else by size:
 ELSE = {1: 0.9, 2: 0.9, 4: 0.7, 8: 0.5}
 
 
 def faster(length: int, size: int, number: int) -> float:
-    """How many times as fast as plain decoding a question is, a tenth more or less in turn, by length."""
+    """How many times as fast as autoregressive decoding a question is, a tenth more or less in turn, by length."""
     if not length:
         return 1.0
     return TIMES.get((length, size), ELSE[size]) * (1 + 0.1 * (-1) ** (number // length))
@@ -69,7 +73,7 @@ def test_the_best_is_named_with_all_that_cannot_be_told_from_it(make: Callable[.
     assert found[STREAMS, 1][0] == 2 and found[STREAMS, 1][1] == "3", "nearly as fast, on half of the questions ahead"
     assert found[DRAFT_MODEL, 1] == (2, None) and found[STREAMS, 2] == found[DRAFT_MODEL, 2] == (1, None)
     assert {found[series, size] for series in (STREAMS, DRAFT_MODEL) for size in (4, 8)} == {(0, None)}, (
-        "plain decoding"
+        "autoregressive decoding"
     )
 
 

@@ -141,7 +141,7 @@ def test_baselines_quality_is_the_fine_tunes_and_its_speed_the_frozen_bases(
     speed = next(grid for grid in result.grids if grid.name == "speedup")
     assert [row[2] for row in speed.rows if row[1] == "Baseline"] == [1.0] * 3
     assert not any(row[1] == "Frozen base" for row in speed.rows)
-    assert any(TUNED in note and "speedups are over plain decoding of the frozen base" in note for note in result.notes)
+    assert any(TUNED in note and "speedups are over `ar` of the frozen base" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(
