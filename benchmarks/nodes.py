@@ -36,8 +36,8 @@ import pandas as pd
 
 from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
@@ -127,10 +127,10 @@ def cells(target: Target, ways: list[str]) -> Iterator[Cell]:
                 continue
             spec = MethodSpec.parse(filled(WAYS[way], nodes))
             options = method_options(spec)
-            one = loaded[way].variant(options) if way in loaded else load_method(spec, target)
+            one = loaded[way].with_options(options) if way in loaded else load_method(spec, target)
             loaded.setdefault(way, one)
-            reference = method_class(spec.name).reference_for(options)
-            about = json.dumps([one.described()], sort_keys=True, default=str)
+            reference = method_class(spec.name).baseline_for(options)
+            about = json.dumps([one.metadata()], sort_keys=True, default=str)
             settings = hashlib.sha256(about.encode()).hexdigest()[:12]
             if reference.label not in plain:
                 plain[reference.label] = load_method(reference, target), {}
@@ -147,15 +147,18 @@ def filled(text: str, nodes: int) -> str:
 
 def measured(target: Target, cell: Cell, question: Question) -> dict[str, Any]:
     """Return the counts of one answer, compared with autoregressive decoding."""
-    prompt, limits = target.encode_chat([{"role": "user", "content": question.turns[0]}]), Limits(256, target.eos_ids)
-    made = generate(cell.decoder, prompt, limits, Sampling())
+    prompt, limits = (
+        target.encode_chat([{"role": "user", "content": question.turns[0]}]),
+        StopParams(256, target.eos_ids),
+    )
+    made = generate(cell.decoder, prompt, limits, SamplingParams())
     decoder, answers = cell.plain
     if tuple(prompt) not in answers:
-        answers[tuple(prompt)] = generate(decoder, prompt, limits, Sampling()).tokens
+        answers[tuple(prompt)] = generate(decoder, prompt, limits, SamplingParams()).tokens
     return {
         "way": cell.way, "nodes": cell.nodes, "question": question.id, "category": question.category,
         "settings": cell.settings, "steps": len(made.steps), "tokens": sum(s.tokens for s in made.steps),
-        "drafted": sum(s.nodes for s in made.steps), "verified": sum(s.verified for s in made.steps),
+        "drafted": sum(s.draft_nodes for s in made.steps), "verified": sum(s.verified_nodes for s in made.steps),
         "same": made.tokens == answers[tuple(prompt)],
     }  # fmt: skip
 

@@ -32,13 +32,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench_ss.bench.timed_sample import OutOfMemory, memory_given_back
 from specbench_ss.engine.costs import drafter_shape, model_shape
-from specbench_ss.engine.decoder import Decoder, State, Wrapped
+from specbench_ss.engine.decoder import Decoder, DecoderWrapper, DecodeState
 from specbench_ss.engine.engines import ENGINES, check_engine, use_engine
-from specbench_ss.engine.generate import Limits, Session
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import DecodeSession, StopParams
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import Verdict, verify
+from specbench_ss.engine.verify import VerifyResult, verify
 from specbench_ss.methods._shared.heads import best_tree, tree_of
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle2
@@ -73,22 +73,22 @@ class Chain(Decoder):
         super().__init__(target)
         self.drafted = torch.full((width - 1,), 5, device=target.device)
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """The chain."""
         return DraftTree.chain(state.root, self.drafted)
 
 
-class Forced(Wrapped):
+class Forced(DecoderWrapper):
     """Another decoder whose steps keep KEPT tokens, whatever is right."""
 
     name, summary = "forced", "another decoder with forced acceptance"
 
-    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         """Verify, so that its time is in the step; then keep the first child of the root, and what follows it."""
         honest = verify(output.logits[0], tree, state.sampling, state.rng)
-        path = [0, *tree.shape.children()[0][: KEPT - 1]]
+        path = [0, *tree.topology.children()[0][: KEPT - 1]]
         tokens = [honest.tokens[-1]] * len(path)  # which ones they are matters to nobody here
-        return Verdict(path, tokens, honest.next_token, honest.root, honest.largest)
+        return VerifyResult(path, tokens, honest.next_token, honest.root, honest.largest)
 
 
 def decoder_of(method: str, target: Target, width: int) -> Decoder | None:
@@ -132,12 +132,12 @@ def model_of(name: str, dtype: str, device: str, context: int) -> Target:
     return Target(model, None, name)
 
 
-def session(decoder: Decoder, prompt: list[int], rows: int) -> tuple[Session, State]:
+def session(decoder: Decoder, prompt: list[int], rows: int) -> tuple[DecodeSession, DecodeState]:
     """A request that has been prefilled, in a cache of its own."""
     capacity = len(prompt) + rows
     target = decoder.target
-    cache = target.new_cache(capacity if target.passes is None else target.passes.room(capacity))
-    begun = Session(decoder, prompt, Limits(1 << 20), Sampling(), cache)
+    cache = target.new_cache(capacity if target.graphs is None else target.graphs.room(capacity))
+    begun = DecodeSession(decoder, prompt, StopParams(1 << 20), SamplingParams(), cache)
     return begun, begun.prefill()[0]
 
 
@@ -191,8 +191,8 @@ def lines_of(
         except OutOfMemory as error:
             say(f"{method:8} {width:4} rows {context:6} tokens: left out, {str(error).partition(':')[0]}")
             continue
-        if target.passes is not None:
-            target.passes.forget()  # recordings hold the caches that they were made over
+        if target.graphs is not None:
+            target.graphs.evict()  # recordings hold the caches that they were made over
         found["least_ms"] = least_ms(target, decoder, width, context, limits)
         found["ar_least_ms"] = least_ms(target, None, 1, context, limits)
         yield dict(zip(KEY, key, strict=True)) | found | {"torch": torch.__version__}

@@ -24,12 +24,12 @@ import torch
 from transformers import CompileConfig
 from transformers.generation import candidate_generator as theirs_module
 
-from specbench_ss.bench.timed_sample import quiet_collector
+from specbench_ss.bench.timed_sample import gc_disabled
 from specbench_ss.engine import attention as grouped_attention
 from specbench_ss.engine.decoder import Decoder, Step
 from specbench_ss.engine.engines import ENGINES
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.pld import LookupOptions, PromptLookup
@@ -103,7 +103,7 @@ def same_steps(target: Target, case: Case, prompt: list[int], new: int) -> bool 
 
     Theirs drafts before the prompt is read, ours after the token that reading gives: theirs is given that token too.
     """
-    ours = generate(case.ours, prompt, Limits(new, target.eos_ids), Sampling())
+    ours = generate(case.ours, prompt, StopParams(new, target.eos_ids), SamplingParams())
     if not case.drafts or not ours.steps:
         return None
     with counted() as kept:
@@ -123,9 +123,9 @@ class Times:
 
     def add(self, i: int, case: Case, target: Target, prompt: list[int], new: int) -> None:
         """Measure one prompt, ours and theirs."""
-        with quiet_collector():
+        with gc_disabled():
             started = time.perf_counter()
-            mine = generate(case.ours, prompt, Limits(new, target.eos_ids), Sampling())
+            mine = generate(case.ours, prompt, StopParams(new, target.eos_ids), SamplingParams())
             self.ours_s[i] += time.perf_counter() - started
             seconds, tokens = answer(target, case, prompt, new)
         self.theirs_s[i] += seconds
@@ -158,7 +158,7 @@ def cases(target: Target, draft: str, lengths: Sequence[int]) -> list[Case]:
     for n in lengths if loaded else ():
         fixed = {"num_assistant_tokens": n, "num_assistant_tokens_schedule": "constant"}
         for threshold in (0.0, 0.4):
-            ours = loaded.variant(TwoModelOptions(weights=draft, gamma=n, threshold=threshold))
+            ours = loaded.with_options(TwoModelOptions(weights=draft, gamma=n, threshold=threshold))
             assistant = {**fixed, "assistant_confidence_threshold": threshold}
             name = f"sd[gamma={n}]" if not threshold else f"sd[gamma={n},threshold={threshold}]"
             found.append(Case(name, ours, {"assistant_model": loaded.draft.model.model}, assistant))

@@ -17,8 +17,8 @@ from lab.example import load
 from lab.text import APP_CATEGORIES, APP_WEIGHTS, SPECBENCH_CATEGORIES, WEIGHTS, conversations, questions
 from lab.training import LabTraining
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
@@ -26,7 +26,7 @@ from specbench_ss.registry import load_method
 from specbench_ss.suite import Question
 from specbench_ss.suites.scorers import score_turn
 from specbench_ss.training.data import completion_mask, render, special_ids, tokenize
-from specbench_ss.training.self_distill import Answering, answer_batch
+from specbench_ss.training.self_distill import GenerationOptions, answer_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,9 @@ def _scores_of(target: Target, asked: Sequence[Question], limit: int) -> list[fl
     for turn in range(len(asked[0].turns)):  # all of a category have as many
         for q, talk in zip(asked, talks, strict=True):
             talk.append({"role": "user", "content": q.turns[turn]})
-        answers = answer_batch(target, [target.encode_chat(talk) for talk in talks], Answering(target.eos_ids, limit))
+        answers = answer_batch(
+            target, [target.encode_chat(talk) for talk in talks], GenerationOptions(target.eos_ids, limit)
+        )
         for q, talk, ids in zip(asked, talks, answers, strict=True):
             text = target.decode_text(ids)
             talk.append({"role": "assistant", "content": text})
@@ -96,7 +98,7 @@ def _scores_of(target: Target, asked: Sequence[Question], limit: int) -> list[fl
 
 def taus(target: Target, per_category: int, limit: int) -> dict[str, float]:
     """Tau of every drafter over evaluation questions of the 13 categories, first turns, greedy, default settings."""
-    here = [name for name, folder in METHODS.items() if target.companion(folder)]  # `peagle` does not ship
+    here = [name for name, folder in METHODS.items() if target.bundled_drafter(folder)]  # `peagle` does not ship
     prompts = _prompts(target, SPECBENCH_CATEGORIES, per_category)
     return {name: _tau(load_method(MethodSpec.parse(name), target), prompts, limit) for name in ("ar", *here)}
 
@@ -120,7 +122,7 @@ def _prompts(target: Target, categories: Sequence[str], per_category: int) -> li
 
 
 def _tau(decoder: Decoder, prompts: Iterable[list[int]], limit: int) -> float:
-    runs = [generate(decoder, p, Limits(limit, decoder.target.eos_ids), Sampling()) for p in prompts]
+    runs = [generate(decoder, p, StopParams(limit, decoder.target.eos_ids), SamplingParams()) for p in prompts]
     steps = [s for r in runs for s in r.steps]
     return sum(s.tokens for s in steps) / len(steps)
 

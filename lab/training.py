@@ -26,10 +26,10 @@ from specbench_ss.models.cpu_dtype import has_bfloat16
 from specbench_ss.models.load import load_target
 from specbench_ss.storage import ordinary_mode, replacing
 from specbench_ss.training.data import completion_mask, pack, render, special_ids, tokenize
-from specbench_ss.training.distributed import Machine
+from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import DrafterText, Resumable, digest
 from specbench_ss.training.losses import weighted_loss
-from specbench_ss.training.self_distill import Answering, own_answers
+from specbench_ss.training.self_distill import GenerationOptions, regenerate_responses
 
 # The lab's byte-level BPE tokenizer: single digits, five special tokens, a chat template.
 
@@ -192,10 +192,10 @@ class LabTraining:
         return self.scale >= 0.1 and (self.device != "cpu" or any(map(shutil.which, ("g++", "clang++", "c++"))))
 
     @cached_property
-    def machine(self) -> Machine:
+    def machine(self) -> DistributedContext:
         """Where drafters are trained: in bfloat16 where that is the faster, else in float32."""
         device = torch.device(self.device)
-        return Machine(device, exact=device.type == "cpu" and not has_bfloat16())
+        return DistributedContext(device, exact=device.type == "cpu" and not has_bfloat16())
 
     def folder(self, stage: str) -> Path:
         """The work folder of a stage."""
@@ -313,5 +313,7 @@ def own_conversations(
     """Conversations in which the model gave every answer; one list a batch, `count` conversations in all."""
     pool = sorted(islice(examples, count), key=lambda e: (e.category, len(e.turns[0])))
     talks = [LabTalk(example, target.tokenizer.backend_tokenizer) for example in pool]
-    for _, answered in own_answers(target, talks, Answering((target.tokenizer.eos_token_id,), limit), batch):
+    for _, answered in regenerate_responses(
+        target, talks, GenerationOptions((target.tokenizer.eos_token_id,), limit), batch
+    ):
         yield answered

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.tree import DraftTree
 
 
@@ -13,8 +13,8 @@ class Autoregressive(Decoder):
     summary = "autoregressive decoding, the reference"
     autoregressive = True
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         return 1
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         return DraftTree.root_only(state.root)

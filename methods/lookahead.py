@@ -15,11 +15,11 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from specbench_ss.engine.costs import OwnWork, of_head, of_layers
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.costs import ExtraWork, of_head, of_layers
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded, option
 
@@ -67,7 +67,7 @@ class Lookahead(Decoder):
         self.window = torch.empty(0)  # int64 [levels, columns] on the device; [0, 0] is the root
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         shapes = {
             "default": LookaheadOptions(),
             "prompt": LookaheadOptions(3, 5, 4, pool_from_prompt=True),
@@ -76,7 +76,7 @@ class Lookahead(Decoder):
         }
         return {label: partial(cls, target, options) for label, options in shapes.items()}
 
-    def tunable(self) -> Mapping[str, Sequence[Any]]:
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
         return {
             "window": (1, 2, 3, 5, 7, 10, 15),
             "guesses": (1, 2, 3, 5, 7, 10, 15),
@@ -84,16 +84,16 @@ class Lookahead(Decoder):
             "pool_from_prompt": (False, True),
         }
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         rows: int = self.options.most_rows()
         return rows
 
-    def own_work(self) -> OwnWork:
+    def extra_work(self) -> ExtraWork:
         """The whole window without its root in every layer, and its newest level in the LM head."""
         o = self.options
-        return OwnWork(step=((o.level - 1) * o.window - 1) * of_layers(self.target) + o.window * of_head(self.target))
+        return ExtraWork(step=((o.level - 1) * o.window - 1) * of_layers(self.target) + o.window * of_head(self.target))
 
-    def begin(self, state: State) -> None:
+    def on_prefill(self, state: DecodeState) -> None:
         """An empty pool; a window of one level, random tokens of the prompt, wide enough to fill N - 1 levels."""
         o, prompt = self.options, torch.tensor(state.ids[: state.prompt_tokens], device=self.target.device)
         columns = o.window + o.level - 2
@@ -103,13 +103,13 @@ class Lookahead(Decoder):
         if o.pool_from_prompt and len(state.ids) >= o.level:
             self.pool.add(torch.tensor(state.ids).unfold(0, o.level, 1).tolist())
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """The n-grams that begin with the root, common beginnings merged."""
         tokens, parents = merged(self.pool.following(state.ids[-1]))
         drafted = indices(tokens, self.target.device)
-        return DraftTree.of(torch.cat((state.root, drafted)), (-1, *parents))
+        return DraftTree.from_parents(torch.cat((state.root, drafted)), (-1, *parents))
 
-    def forward(self, state: State, tree: DraftTree) -> Output:
+    def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """One pass over [tree | window without the root]; extra: the next level, int64 [columns]."""
         target, past, n = self.target, state.cache.get_seq_length(), len(tree)
         window = window_shape(*self.window.shape, target.device)
@@ -117,7 +117,7 @@ class Lookahead(Decoder):
         visible, depths = tree.visibility()
         # a step looks further than the context reaches: those rows are read by none that counts
         positions = (past + torch.cat((depths, window.ahead))).clamp_max(target.context_length - 1)[None]
-        furthest = min(past + max(tree.shape.depth, window.furthest), target.context_length - 1)
+        furthest = min(past + max(tree.topology.depth, window.furthest), target.context_length - 1)
         mask = target.block_mask(window.joined(visible), past)
         x = target.embed(tokens[None], positions)
         x = target.run(x, 0, target.n_layers, state.cache, mask, target.rotary(positions, furthest))
@@ -126,7 +126,7 @@ class Lookahead(Decoder):
         logits = target.logits(final)
         return Output(logits[:, :n], tree, {FINAL: final[:, :n]}, extra=logits[0, n:].argmax(-1))
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
         """Columns that are N long go into the pool and lose their oldest level; until then the window is filled."""
         assert output.extra is not None
         grown = torch.cat((self.window, output.extra[None]))  # [levels + 1, columns]

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.options import Bounded, option
@@ -47,7 +47,7 @@ class PromptLookup(Decoder):
         self.text = ""
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         shapes = {
             "first": LookupOptions(),
             "last": LookupOptions(ngram=2, length=4, match="last"),
@@ -55,21 +55,21 @@ class PromptLookup(Decoder):
         }
         return {label: partial(cls, target, options) for label, options in shapes.items()}
 
-    def tunable(self) -> Mapping[str, Sequence[Any]]:
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
         return {
             "length": (2, 4, 6, 10, 16, 24),
             "ngram": (1, 2, 3, 4),
             "match": ("first", "last"),
         }
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         return 1 + int(self.options.length)
 
-    def begin(self, state: State) -> None:
+    def on_prefill(self, state: DecodeState) -> None:
         """The prompt and the first token."""
         self.text = "".join(map(chr, state.ids))
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """The continuation of the longest n-gram that is found."""
         self.text += "".join(map(chr, state.ids[len(self.text) :]))
         copied = look_up(self.text, self.options)

@@ -17,11 +17,11 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from specbench_ss.engine.architectures import Outline
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.heads import Choice, MedusaTree, from_branches, read_tree, tree_of
 from specbench_ss.options import Bounded, option
@@ -78,7 +78,7 @@ class Recycling(Decoder):
 
     def __init__(self, target: Target, options: Any = None) -> None:
         super().__init__(target, options)
-        self.remembers = self.options.keep
+        self.stateful = self.options.keep
         self.tree = chosen_tree(self.options)
         self.levels = gathers(self.tree, target.device)
         self.width = min(self.options.k, target.vocab_size)
@@ -86,15 +86,15 @@ class Recycling(Decoder):
         rows = target.vocab_size + 1  # the last is that of an unseen token: index -1
         self.successors = torch.full((rows, self.options.k), self.unknown, device=target.device)
 
-    def forget(self) -> None:
+    def reset_history(self) -> None:
         self.successors.fill_(self.unknown)
 
     @classmethod
-    def check(cls, options: Any, base: Outline) -> None:
+    def check(cls, options: Any, base: ModelInfo) -> None:
         chosen_tree(options)
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         shapes = {
             "default": RecyclingOptions(),
             "small": RecyclingOptions(nodes=6, prompt=True),
@@ -104,26 +104,26 @@ class Recycling(Decoder):
         }
         return {label: partial(cls, target, options) for label, options in shapes.items()}
 
-    def described(self) -> dict[str, Any]:
-        return asdict(self.options) | self.tree.described()
+    def metadata(self) -> dict[str, Any]:
+        return asdict(self.options) | self.tree.metadata()
 
-    def tunable(self) -> Mapping[str, Sequence[Any]]:
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
         """The size of the tree, and whether the prompt helps and nodes of no known token pay."""
         sizes = {} if self.options.tree else {"nodes": (3, 5, 8, 12, 18, 27, 40, 60, 80)}
         return {**sizes, "prompt": (False, True), "known_only": (False, True)}
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         return len(self.tree.shape.parents)
 
-    def begin(self, state: State) -> None:
+    def on_prefill(self, state: DecodeState) -> None:
         """No token has successors yet, but for those that it has in the prompt, where asked."""
         if not self.options.keep:
-            self.forget()
+            self.reset_history()
         if self.options.prompt:
             tokens, followed = bigrams(state.ids, self.options.k, self.unknown)
             self.successors[torch.tensor(tokens, dtype=torch.long)] = torch.tensor(followed).to(self.successors)
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """The tree, level by level. With `known_only` less what has no token, which takes asking the device."""
         tokens = state.root
         for parents, ranks in self.levels:
@@ -132,9 +132,9 @@ class Recycling(Decoder):
         if not self.options.known_only:
             return tree
         filled = (tokens != UNSEEN).tolist()
-        return tree if all(filled) else tree.select([i for i, yes in enumerate(filled) if yes])
+        return tree if all(filled) else tree.subtree([i for i, yes in enumerate(filled) if yes])
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
         """Every node's top-k is its token's row now; of nodes with one token the last one's."""
         assert output.tree is not None
         tokens = output.tree.tokens

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from annotated_types import Ge, Gt, Le
 
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.options import Bounded, option
@@ -165,15 +165,15 @@ class Suffix(Decoder):
 
     def __init__(self, target: Target, options: Any = None) -> None:
         super().__init__(target, options)
-        self.remembers = self.options.past
+        self.stateful = self.options.past
         self.request = SuffixAutomaton()
         self.past = Past(self.options.requests)
         self.matched = (0, 0)  # state and length of what the newest tokens match in the past
         self.read = 0  # tokens of the request that are in the automaton
-        self.answered: State | None = None
+        self.answered: DecodeState | None = None
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         shapes = {
             "default": SuffixOptions(),
             "chain": SuffixOptions(form="chain", factor=2.0, depth=2, nodes=3),
@@ -182,7 +182,7 @@ class Suffix(Decoder):
         }
         return {label: partial(cls, target, options) for label, options in shapes.items()}
 
-    def tunable(self) -> Mapping[str, Sequence[Any]]:
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
         return {
             "nodes": (2, 4, 6, 8, 12, 16, 24, 32, 64),
             "min_prob": (0.5, 0.3, 0.2, 0.1, 0.05),
@@ -191,13 +191,13 @@ class Suffix(Decoder):
             "form": ("chain", "tree"),
         }
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         return 1 + int(self.options.nodes)
 
-    def forget(self) -> None:
+    def reset_history(self) -> None:
         self.past, self.answered = Past(self.options.requests), None
 
-    def begin(self, state: State) -> None:
+    def on_prefill(self, state: DecodeState) -> None:
         """The request is read anew; the last answer, complete only now, becomes part of the past."""
         if self.options.past and self.answered is not None:
             self.past.add(self.answered.ids[self.answered.prompt_tokens :])
@@ -205,7 +205,7 @@ class Suffix(Decoder):
         self.request, self.read, self.matched = SuffixAutomaton(), 0, (0, 0)
         self._read(state)
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """The draft of the best score."""
         self._read(state)
         best = Draft()
@@ -214,9 +214,11 @@ class Suffix(Decoder):
             if most > best.score:  # no node's probability is above one
                 found = text.draft(place, most, self.options.min_prob, self.options.form == "chain")
                 best = found if found.score > best.score else best
-        return DraftTree.of(torch.cat((state.root, indices(best.tokens, self.target.device))), (-1, *best.parents))
+        return DraftTree.from_parents(
+            torch.cat((state.root, indices(best.tokens, self.target.device))), (-1, *best.parents)
+        )
 
-    def _read(self, state: State) -> None:
+    def _read(self, state: DecodeState) -> None:
         """What is new of the request into its automaton; the match in the past goes along."""
         new = state.ids[self.read :]
         self.read = len(state.ids)

@@ -13,7 +13,7 @@ from specbench_ss.options import REFERENCE
 from specbench_ss.reports.palette import COLOURS, GREY, GRID, INK, LESS, MORE, MUTED, PAPER, PARTS, SYMBOLS, Style
 from specbench_ss.results.cost_model import Point, Roof, Waterfall
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import number, percent, times, title, visible
+from specbench_ss.results.text import format_number, format_speedup, percent, title, visible
 
 ROW, FRAME = 26, 64  # pixels of a row of a chart, and of what is around the rows
 HEIGHT = 360  # pixels of other charts
@@ -122,7 +122,7 @@ def ranking(rows: Sequence[SummaryRow], styles: Mapping[str, Style], names: Sequ
     traces = [_speedup(row, styles[row.method], at, at) for at, (row, _) in enumerate(shown)]
     said = [
         {"x": 1.01, "xref": "paper", "xanchor": "left", "y": at, "showarrow": False,
-         "text": f"{times(row.speedup)}  τ {number(row.tau)}"}
+         "text": f"{format_speedup(row.speedup)}  τ {format_number(row.mean_acceptance_length)}"}
         for at, (row, _) in enumerate(shown)
     ]  # fmt: skip
     made = _in_rows(traces, [name for _, name in shown], "speedup, 95 % interval", margin_r=104, annotations=said)
@@ -155,13 +155,13 @@ def _speedup(row: SummaryRow, style: Style, at: float, group: object, legend: bo
         "symmetric": False, "array": [(high or value) - value], "arrayminus": [value - (low or value)],
         "color": style.colour, "thickness": 2, "width": 0,
     }  # fmt: skip
-    bounds = "no interval" if row.speedup_interval is None else f"{number(low)}–{number(high)}"
+    bounds = "no interval" if row.speedup_interval is None else f"{format_number(low)}–{format_number(high)}"
     name = text_of(row.method)
     return go.Scatter(
         x=[row.speedup], y=[at], error_x=error, name=name, legendgroup=str(group), showlegend=legend, mode="markers",
         marker={"symbol": style.symbol, "size": 10, "color": style.colour if sure else PAPER,
                 "line": {"color": style.colour, "width": 2}},
-        hovertemplate=f"{name} {times(row.speedup)} ({bounds})<extra></extra>",
+        hovertemplate=f"{name} {format_speedup(row.speedup)} ({bounds})<extra></extra>",
     )  # fmt: skip
 
 
@@ -189,7 +189,11 @@ def _in_rows(
 
 def pareto(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Figure:
     """Return tokens per step against relative step time, a point a method, with lines of equal speedup."""
-    points = [(row.step_cost, row.tau, row.method) for row in rows if row.step_cost and row.tau]
+    points = [
+        (row.step_cost, row.mean_acceptance_length, row.method)
+        for row in rows
+        if row.step_cost and row.mean_acceptance_length
+    ]
     left, right = min([0.9, *(0.9 * x for x, _, _ in points)]), 1.12 * max(x for x, _, _ in points)
     top = 1.12 * max(y for _, y, _ in points)
     made = figure([_point(styles[method], x, y) for x, y, method in points],
@@ -219,7 +223,7 @@ def acceptance(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Fi
     """Return conditional acceptance by draft position, a line a method; positions with few steps are left out."""
     traces = []
     for row in rows:
-        given = zip(row.acceptance_given, row.acceptance_given_n, strict=True)
+        given = zip(row.conditional_acceptance_rate, row.conditional_acceptance_rate_n, strict=True)
         kept = [(i, share) for i, (share, n) in enumerate(given, start=1) if n >= FEW]
         style, name = styles[row.method], text_of(row.method)
         if kept:
@@ -328,8 +332,8 @@ def roofline(roof: Roof, found: Sequence[Point], styles: Mapping[str, Style]) ->
         seen.add(point.method)
     made = figure(traces, "FLOP per byte", "GFLOP/s", height=420)
     made.update_xaxes(type="log", dtick=1).update_yaxes(type="log", dtick=1)
-    limits = f"{number(roof.read / 1e9, 1)} GB/s, {number(roof.products / 1e9, 0)} GFLOP/s"
-    made.add_annotation(x=math.log10(roof.ridge), y=math.log10(roof.products / 1e9), text=limits, showarrow=False,
+    limits = f"{format_number(roof.peak_bandwidth / 1e9, 1)} GB/s, {format_number(roof.peak_flops / 1e9, 0)} GFLOP/s"
+    made.add_annotation(x=math.log10(roof.ridge), y=math.log10(roof.peak_flops / 1e9), text=limits, showarrow=False,
                         yanchor="bottom", font_color=MUTED)  # fmt: skip
     return made
 
@@ -339,7 +343,7 @@ def task_map(cells: Mapping[tuple[str, str], SummaryRow], order: Sequence[str]) 
     tasks = list(dict.fromkeys(task for _, task in cells))
     speedups = [[cells[label, task].speedup for task in tasks] for label in order]
     heights = [[None if not value else math.log2(value) for value in row] for row in speedups]
-    text = [[times(value) for value in row] for row in speedups]
+    text = [[format_speedup(value) for value in row] for row in speedups]
     return heat_map(heights, list(map(title, tasks)), order, text=text, texttemplate="%{text}", showscale=False,
                     zmid=0, colorscale=[[0, COLOURS[1]], [0.5, PAPER], [1, COLOURS[0]]], hoverinfo="text")  # fmt: skip
 

@@ -66,7 +66,7 @@ class RunFigures(Figures):
 
     def acceptance(self) -> Figure:
         """Return the acceptance rate by draft position."""
-        rows = [row for row in self.contestants if max(row.acceptance_given_n, default=0) >= charts.FEW]
+        rows = [row for row in self.contestants if max(row.conditional_acceptance_rate_n, default=0) >= charts.FEW]
         if not rows:
             raise UserError(f"nothing to draw: no method drafted {charts.FEW} tokens at any position")
         return charts.acceptance(rows, self.styles)
@@ -93,7 +93,7 @@ class RunFigures(Figures):
 
     def pareto(self) -> Figure:
         """Return tokens per step against relative step time."""
-        rows = [row for row in self.contestants if row.step_cost and row.tau]
+        rows = [row for row in self.contestants if row.step_cost and row.mean_acceptance_length]
         if not rows:
             raise UserError("nothing to draw: no method of the run has timed steps beside autoregressive decoding")
         return charts.pareto(rows, self.styles)

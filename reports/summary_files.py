@@ -10,11 +10,11 @@ from pathlib import Path
 from specbench_ss.errors import UserError
 from specbench_ss.results import exchange
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.concurrency import level_rows
+from specbench_ss.results.concurrency import concurrency_rows
 from specbench_ss.results.quality import measures
 from specbench_ss.results.ranking import NO_MEAN
 from specbench_ss.results.report import Report
-from specbench_ss.results.terminal import markdown_levels
+from specbench_ss.results.terminal import markdown_concurrency
 from specbench_ss.results.text import safe
 from specbench_ss.storage import replacing
 
@@ -49,7 +49,7 @@ class MarkdownReport(_File):
         lines = [f"# {model} on {suite}", "", results.headline, "", *told]
         table = exchange.markdown(results)
         notes = [f"{NO_MEAN}.\n"] if len(measures(run.questions)) > 1 else []
-        levels = [markdown_levels(run)] if run.levels else []
+        levels = [markdown_concurrency(run)] if run.concurrency else []
         return "\n".join([*map(safe, lines), "", table, *notes, *levels]).encode("utf-8", "replace")
 
 
@@ -97,9 +97,9 @@ class JsonReport(_File):
         whole = {
             "finding": results.headline,
             "checks": said,
-            "places": {label: asdict(standing) for label, standing in results.standings.items()},
+            "places": {label: asdict(standing) for label, standing in results.rank_ranges.items()},
             "summary": [row.as_dict() for row in results.rows],
-            **({"levels": [asdict(row) for row in level_rows(run)]} if run.levels else {}),
+            **({"levels": [asdict(row) for row in concurrency_rows(run)]} if run.concurrency else {}),
             "manifest": run.manifest,
         }
         return json.dumps(whole, indent=1, ensure_ascii=False).encode("utf-8", "replace")

@@ -15,10 +15,10 @@ from specbench_ss.version import __version__
 if TYPE_CHECKING:
     from specbench_ss.api import generate, load_method, load_model, run
     from specbench_ss.conformance.kit import check_decoder
-    from specbench_ss.engine.decoder import Decoder, Generation, State, Step
+    from specbench_ss.engine.decoder import Decoder, DecodeState, Generation, Step
     from specbench_ss.engine.target import Output, Target
     from specbench_ss.engine.tree import DraftTree
-    from specbench_ss.engine.verify import Verdict
+    from specbench_ss.engine.verify import VerifyResult
     from specbench_ss.errors import UserError
     from specbench_ss.results.analysis import Results, load_run
     from specbench_ss.results.compare import RunComparison, compare
@@ -30,11 +30,11 @@ __all__ = [
     "Output",
     "RunComparison",
     "Results",
-    "State",
+    "DecodeState",
     "Step",
     "Target",
     "UserError",
-    "Verdict",
+    "VerifyResult",
     "__version__",
     "check_decoder",
     "compare",
@@ -48,10 +48,10 @@ __all__ = [
 _HOMES = {  # module -> the public names that it defines
     "api": "generate load_method load_model run",
     "conformance.kit": "check_decoder",
-    "engine.decoder": "Decoder Generation State Step",
+    "engine.decoder": "DecodeState Decoder Generation Step",
     "engine.target": "Output Target",
     "engine.tree": "DraftTree",
-    "engine.verify": "Verdict",
+    "engine.verify": "VerifyResult",
     "errors": "UserError",
     "results.analysis": "Results load_run",
     "results.compare": "RunComparison compare",

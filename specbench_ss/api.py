@@ -24,8 +24,8 @@ from specbench_ss.bench.runner import measure
 from specbench_ss.engine import generate as loop
 from specbench_ss.engine.checks import check_target
 from specbench_ss.engine.decoder import Decoder, Generation
-from specbench_ss.engine.generate import Limits
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.devices import device_names
@@ -136,7 +136,7 @@ def generate(
     target = decoder.target
     prompt = _prompt(ids, target.vocab_size)
     limits = _limits(target, checked_value("max_new_tokens", Count, max_new_tokens), stop_strings, stop_ids)
-    sampling = Sampling(
+    sampling = SamplingParams(
         checked_value("temperature", float, temperature),
         checked_value("top_p", float, top_p),
         checked_value("top_k", AtLeast0, top_k),
@@ -166,7 +166,7 @@ def _prompt(ids: Any, vocab_size: int) -> list[int]:
     return prompt
 
 
-def _limits(target: Target, max_new_tokens: int, stop_strings: str | Sequence[str], stop_ids: Any) -> Limits:
+def _limits(target: Target, max_new_tokens: int, stop_strings: str | Sequence[str], stop_ids: Any) -> StopParams:
     """Where answers end, as in a run; with other end tokens where they are given."""
     if not isinstance(stop_ids, Iterable | None):
         raise UserError(f"stop_ids must be a list, not {stop_ids!r}")

@@ -122,7 +122,7 @@ def _messages(place: str, row: Mapping[str, Any], prompts_only: bool) -> list[Me
         return asked if prompts_only and "output" not in row else asked + _part(place, row, "output", "assistant")
     if isinstance(row.get("turns"), list):
         if not prompts_only:
-            raise UserError(f"{place}: 'turns' has no answers: let the model give them with --own-answers")
+            raise UserError(f"{place}: 'turns' has no answers: let the model give them with --regenerate-responses")
         return [{"role": "user", "content": _checked(place, "turns", turn)} for turn in row["turns"]]
     for key in ("messages", "conversations", "turns"):
         if key in row:

@@ -80,7 +80,7 @@ def drawn(n: int, rows: int, seed: int) -> Resamples:
 
 
 Interval = tuple[float, float]
-Comparison = Literal["reference", "faster", "slower", "not distinguishable", "too few", "void"]
+Comparison = Literal["reference", "faster", "slower", "not significant", "insufficient data", "invalid"]
 Statistic = Callable[[Floats], Floats]  # of sums [..., k]: [...]
 
 LEVEL = 0.95
@@ -201,7 +201,7 @@ def widening(n: int) -> float:
 def compare(interval: Interval | None) -> Comparison:
     """Say how a method compares with the reference, by the interval of its speedup."""
     if interval is None:
-        return "too few"
+        return "insufficient data"
     if interval[0] <= 1 <= interval[1]:
-        return "not distinguishable"
+        return "not significant"
     return "faster" if interval[0] > 1 else "slower"

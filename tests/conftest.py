@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.conformance import Law, kit
+from specbench_ss.conformance import Check, kit
 from specbench_ss.engine.decoder import Generation, Step
 from specbench_ss.engine.target import Target
 from specbench_ss.models.cpu_dtype import Choice
 from specbench_ss.models.load import load_target
-from specbench_ss.runs.config import RunTarget
+from specbench_ss.runs.config import OutputOptions
 from specbench_ss.runs.manifest import FORMAT
-from specbench_ss.runs.records import Agreement, Row, Sameness
+from specbench_ss.runs.records import Agreement, OutputMatch, SampleRecord
 from specbench_ss.runs.run_dir import RunDir
 from specbench_ss.suite import Question, SuiteData
 
@@ -56,10 +56,10 @@ def lab() -> Target:
 
 
 @pytest.fixture
-def few_laws(monkeypatch: pytest.MonkeyPatch) -> tuple[Law, ...]:
+def few_laws(monkeypatch: pytest.MonkeyPatch) -> tuple[Check, ...]:
     """`ssbench check` tries these alone, for tests of what it says and not of the laws."""
     few = tuple(law for law in kit.LAWS if law.name in ("draft", "rows", "greedy", "description"))
-    monkeypatch.setattr(kit.Kit.results, "__defaults__", (few,))
+    monkeypatch.setattr(kit.CheckRunner.results, "__defaults__", (few,))
     return few
 
 
@@ -125,7 +125,7 @@ def fabricate(
     about["suite"]["prompts"] = turns * len(asked)
     for method in about["methods"]:
         method |= {"reference": held[method["label"]], "lossless": method["label"] not in (references or {}).values()}
-    with RunDir.open(RunTarget(path), about, asked) as run_dir:
+    with RunDir.open(OutputOptions(path), about, asked) as run_dir:
         for question, turn, repeat in product(asked, range(turns), range(repeats)):
             length, pace = rng.randint(30, 60), rng.uniform(0.8, 1.2)
             for position, label in enumerate(labels):
@@ -141,7 +141,7 @@ def fabricate(
                 run_dir.append(row, generation.steps)
                 promised = label not in (references or {}).values() and not temperature
                 if label != "ar" or repeat:
-                    run_dir.append_sameness(Sameness(*row.key, verdict=verdict if promised else "not compared"))
+                    run_dir.append_output_match(OutputMatch(*row.key, verdict=verdict if promised else "not compared"))
         run_dir.update(status="complete", finished="2026-01-02T03:05:06+00:00")
     return path
 
@@ -206,8 +206,8 @@ def manifest(labels: tuple[str, ...], data: SuiteData) -> dict[str, Any]:
     }
 
 
-def _row(question: Question, label: str, data: SuiteData, index: int, position: int) -> Row:
-    return Row(
+def _row(question: Question, label: str, data: SuiteData, index: int, position: int) -> SampleRecord:
+    return SampleRecord(
         question.id, 0, label, 0, question.category, index, position, 1, data.edition, data.content_hash, "ok"
     )  # fmt: skip
 
@@ -215,14 +215,14 @@ def _row(question: Question, label: str, data: SuiteData, index: int, position: 
 def _generation(name: str, length: int, pace: float, rng: random.Random) -> Generation:
     """An answer of `length` tokens: one from prefill, the rest from steps with drafts of depth 4."""
     steps: list[Step] = []
-    left, overshoot = length - 1, 0
+    left, tokens_past_stop = length - 1, 0
     while left:
         depth = 4 if name in RATE else 0
         accepted = next((i for i in range(depth) if rng.random() > RATE[name]), depth)
         kept = min(accepted + 1, left)
-        overshoot += accepted + 1 - kept
+        tokens_past_stop += accepted + 1 - kept
         left -= kept
         verify, draft = STEP_S[name] * pace * rng.uniform(0.95, 1.05), 0.001 if name in RATE else 0.0
         parts = (draft, verify, 0.0005, 0.0003)
         steps.append(Step(depth * 3, depth * 3, depth, accepted, kept, *parts, sum(parts)))
-    return Generation(list(range(length)), 50, "length", 0.02, 1, steps, overshoot)
+    return Generation(list(range(length)), 50, "length", 0.02, 1, steps, tokens_past_stop)

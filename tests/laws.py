@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from specbench_ss.conformance import ARCHITECTURES, LAWS, Case, Law
+from specbench_ss.conformance import ARCHITECTURES, LAWS, Case, Check
 from specbench_ss.conformance.harness import Subject
 from specbench_ss.conformance.laws import REPEATING, WARM
 from specbench_ss.engine.decoder import Decoder
@@ -40,7 +40,7 @@ def two(turn: int) -> Sequence[str]:
     return [ARCHITECTURES[turn % n], ARCHITECTURES[(turn + 3) % n]]
 
 
-def laws(turn: int, thorough: bool = THOROUGH) -> tuple[Law, ...]:
+def laws(turn: int, thorough: bool = THOROUGH) -> tuple[Check, ...]:
     """All of them. The first shape is tried in every case, the others in two of each law: other ones by turn and shape.
 
     If thorough, see above which shape is tried in every case where, and answers of the law `long` have their length,
@@ -54,17 +54,17 @@ def laws(turn: int, thorough: bool = THOROUGH) -> tuple[Law, ...]:
     return tuple((_thinned if law.name in STATISTICAL else _fewer)(law, turn, thorough) for law in LAWS)
 
 
-def statistical(turn: int) -> list[Law]:
+def statistical(turn: int) -> list[Check]:
     """Of these laws, those with hundreds of answers."""
     return [law for law in laws(turn) if law.name in STATISTICAL]
 
 
-def plain(turn: int, thorough: bool = THOROUGH) -> list[Law]:
+def plain(turn: int, thorough: bool = THOROUGH) -> list[Check]:
     """The others."""
     return [law for law in laws(turn, thorough) if law.name not in STATISTICAL]
 
 
-def _fewer(law: Law, turn: int, thorough: bool) -> Law:
+def _fewer(law: Check, turn: int, thorough: bool) -> Check:
     def cases(subject: Subject) -> Iterator[Case]:
         every = list(law.cases(subject))
         if law.name == "long" and not thorough and turn % 4:
@@ -96,7 +96,7 @@ def _number(subject: Subject) -> int:
     return subject.number + (ARCHITECTURES.index(kind) if kind in ARCHITECTURES else 0)
 
 
-def _thinned(law: Law, turn: int, thorough: bool) -> Law:
+def _thinned(law: Check, turn: int, thorough: bool) -> Check:
     def cases(subject: Subject) -> Iterator[Case]:
         which = turn + subject.number + STATISTICAL.index(law.name)
         own = (thorough or subject.number) and _of_its_own(subject)

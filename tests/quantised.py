@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specbench_ss.engine.cpu_kernels import HeldWeights
+from specbench_ss.engine.cpu_kernels import Quantization
 from specbench_ss.engine.target import Target
 from specbench_ss.models.quantize import PACKAGES, quantise
 
@@ -40,5 +40,5 @@ def quantised_target(how: str) -> Target:
     model = small_model()
     words = quantise(model, how)
     target = Target(model, None, "tiny")
-    target.held = HeldWeights(words, partial(quantise, how=how), small_model)
+    target.quantization = Quantization(words, partial(quantise, how=how), small_model)
     return target

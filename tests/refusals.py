@@ -116,7 +116,7 @@ def first_question(path: Path) -> None:
     (path / "questions.json").write_text(json.dumps(questions))
 
 
-changed_run("run_no_rows", written("rows.jsonl", ""))
+changed_run("run_no_rows", written("samples.jsonl", ""))
 changed_run("run_bad_manifest", written("manifest.json", "{"))
 changed_run("run_list_manifest", written("manifest.json", "[]"))
 changed_run("run_old_format", in_manifest("format", value=1))
@@ -128,9 +128,9 @@ changed_run("run_other_model", in_manifest("model", "hash", value="f" * 64))
 changed_run("run_other_sampling", in_manifest("config", "temperature", value=0.5))
 changed_run("run_other_suite", in_manifest("suite", "name", value="apps"))
 changed_run("run_other_length", in_manifest("suite", "max_new_tokens", value=7))
-changed_run("run_bad_row", first_line("rows.jsonl", "{}"))
+changed_run("run_bad_row", first_line("samples.jsonl", "{}"))
 changed_run("run_bad_step", first_line("steps.jsonl", "{}"))
-changed_run("run_bad_sameness", first_line("sameness.jsonl", "{}"))
+changed_run("run_bad_sameness", first_line("output_match.jsonl", "{}"))
 changed_run("run_bad_questions", first_question)
 
 

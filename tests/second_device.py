@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from specbench_ss.engine import cpu_kernels, device_map
-from specbench_ss.engine.generic_model import OwnDecoder
+from specbench_ss.engine.generic_model import HfDecoder
 
 SECOND = torch.device("cpu", 1)  # a name that torch has on any machine, and a device that none has
 
@@ -104,6 +104,6 @@ def second_device(monkeypatch: pytest.MonkeyPatch, move: Callable[..., Tensor] =
 
 def send_layers(model: Any, layers: Sequence[int]) -> None:
     """Move these layers of a causal LM to the second device."""
-    every = OwnDecoder(model).layers
+    every = HfDecoder(model).layers
     for i in layers:
         send(every[i])

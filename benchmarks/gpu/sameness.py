@@ -1,16 +1,18 @@
 """Every lossless method against autoregressive decoding on this device, and what is replayed against what is not.
 
     PYTHONPATH=. python benchmarks/gpu/sameness.py [--device cuda] [--dtypes float32 bfloat16] [--engines graph eager]
-        [--methods "medusa;ss[k=1]"] [--out sameness.jsonl]
+        [--methods "medusa;ss[k=1]"] [--out output_match.jsonl]
 
-Of each number format, engine and method: how many answers are the reference's, part from it at a near-tie, or are
+Of each number format, engine and method: how many answers are the reference's, part from it at a numerical tie, or are
 others; the same beside what the engine before it answered; how many passes were replayed, how many of them recorded,
 and how many were declined, with the reasons, of the method's own model and of its draft too. One line of JSON each goes
 to OUT as it is measured; what is there is not measured again. `called` is the engine of machines without a GPU: passes
 over the same buffers as under `graph`, run eagerly.
 
-Exit code 1 if anything differs for another reason than a near-tie, if a method failed, or if nothing was replayed of a
-method under `graph` or `called`. Near-ties are counted for each number format at the end: in float32 they are rare.
+Exit code 1 if anything differs for another reason than a numerical tie, if a method failed, or if nothing was
+replayed of a
+method under `graph` or `called`. Numerical ties are counted for each number format at the end: in float32 they are
+rare.
 """
 
 from __future__ import annotations
@@ -31,23 +33,23 @@ import transformers
 from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss import registry, storage, user_files
 from specbench_ss.engine import decoder as held
-from specbench_ss.engine.cuda_graphs import Pass, Replay, StaticPasses, called
+from specbench_ss.engine.cuda_graphs import CudaGraphRunner, Pass, Replay, run_eagerly
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.engines import EAGER, GRAPH, replay_steps
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, error_text
 from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
 from specbench_ss.runs.output_match import judge
-from specbench_ss.runs.records import Row
+from specbench_ss.runs.records import SampleRecord
 from specbench_ss.suite import Question
 
 CALLED = "called"
 DTYPES = ("float32", "bfloat16")
-HARMLESS = {"identical", "near-tie"}  # in float32 near-ties are rare, and counted
+HARMLESS = {"identical", "numerical tie"}  # in float32 numerical ties are rare, and counted
 FIRST = ("ar", "ss", "sd", "medusa", "ss-shared", "eagle")  # what is wanted most
 METHODS = (  # every one by its name: `all` of a run leaves out names that stand there with options
     *dict.fromkeys((*FIRST, *registry.names(registry.METHODS))),
@@ -77,7 +79,7 @@ class Line:
     steps: int = 0
     replays: int = 0
     recorded: int = 0
-    declined: dict[str, int] = field(default_factory=dict)
+    fallbacks: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int | None] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -108,7 +110,7 @@ class Line:
             said.append(f"beside {self.beside}: {_told(self.other)}")
         if self.engine != EAGER:
             said.append(f"{self.replays} replays in {self.steps} steps, {self.recorded} recorded")
-            said.append(f"declined: {_told(self.declined) or 'none'}")
+            said.append(f"declined: {_told(self.fallbacks) or 'none'}")
             said += [f"its {name} is not replayed" for name, count in self.kept.items() if count is None]
             said += [f"refused: {why}" for why in self.refused]
         return ("BAD  " if self.bad else "ok   ") + "; ".join(said)
@@ -139,26 +141,26 @@ class Bench:
         loaded = EAGER if engine == CALLED else engine
         self.target = load_target("lab", dtype=dtype, device=arguments.device, engine=loaded)
         if engine == CALLED:
-            replay_steps(self.target, called, "calls")
+            replay_steps(self.target, run_eagerly, "calls")
         self.counted: Counted | None = None
-        if (passes := self.target.passes) is not None:
+        if (passes := self.target.graphs) is not None:
             passes.replay = self.counted = Counted(passes.replay)
-            passes.forget()  # recorded when it was loaded, and not counted
+            passes.evict()  # recorded when it was loaded, and not counted
         self.prompts = [self.target.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in asked]
-        self.references: dict[str, tuple[Decoder, list[Row]]] = {}
+        self.references: dict[str, tuple[Decoder, list[SampleRecord]]] = {}
 
-    def answers(self, decoder: Decoder) -> list[Row]:
+    def answers(self, decoder: Decoder) -> list[SampleRecord]:
         """The greedy answers to all first turns."""
         return [self._answer(decoder, q, p) for q, p in zip(self.asked, self.prompts, strict=True)]
 
-    def _answer(self, decoder: Decoder, question: Question, prompt: list[int]) -> Row:
-        row = Row(question.id, 0, decoder.name, 0, question.category, 0, 0, 0, "lab", "", "ok")
-        row.fill(generate(decoder, prompt, Limits(self.arguments.new, decoder.target.eos_ids), Sampling()))
+    def _answer(self, decoder: Decoder, question: Question, prompt: list[int]) -> SampleRecord:
+        row = SampleRecord(question.id, 0, decoder.name, 0, question.category, 0, 0, 0, "lab", "", "ok")
+        row.fill(generate(decoder, prompt, StopParams(self.arguments.new, decoder.target.eos_ids), SamplingParams()))
         return row
 
-    def reference(self, method: Decoder) -> tuple[Decoder, list[Row]]:
+    def reference(self, method: Decoder) -> tuple[Decoder, list[SampleRecord]]:
         """What a method's answers must be, with the decoder that made it."""
-        spec = method.reference_for(method.options)
+        spec = method.baseline_for(method.options)
         if spec.label not in self.references:
             decoder = load_method(spec, self.target)
             self.references[spec.label] = decoder, self.answers(decoder)
@@ -167,28 +169,28 @@ class Bench:
     def measure(self, line: Line, method: Decoder, other: Line | None) -> None:
         """Fill a line."""
         passes = _passes([self.target, *models_of(method).values()])
-        made = sum(p.made for p in passes)  # what its reference is the first to record is the method's as well
+        made = sum(p.n_captures for p in passes)  # what its reference is the first to record is the method's as well
         reference, expected = self.reference(method)
         replays = self.counted.times if self.counted else 0
-        declined = sum((Counter(p.declined) for p in passes), Counter[str]())
+        fallbacks = sum((Counter(p.fallbacks) for p in passes), Counter[str]())
         began = time.perf_counter()
         rows = self.answers(method)
         line.seconds = round(time.perf_counter() - began, 3)
-        line.recorded = sum(p.made for p in passes) - made
+        line.recorded = sum(p.n_captures for p in passes) - made
         line.replays = (self.counted.times if self.counted else 0) - replays
-        line.declined = dict(sum((Counter(p.declined) for p in passes), Counter[str]()) - declined)
+        line.fallbacks = dict(sum((Counter(p.fallbacks) for p in passes), Counter[str]()) - fallbacks)
         line.steps, line.answers = sum(row.steps or 0 for row in rows), [list(row.token_ids or ()) for row in rows]
         if self.counted:
             models = models_of(method)
-            line.kept = {name: None if m.passes is None else len(m.passes.kept) for name, m in models.items()}
-            line.refused = sorted({why for p in passes for why in p.refused.values()})
+            line.kept = {name: None if m.graphs is None else len(m.graphs.kept) for name, m in models.items()}
+            line.refused = sorted({why for p in passes for why in p.failed_captures.values()})
         line.verdicts, line.largest_drop = self._judged(reference, expected, rows)
         if other is not None:
             theirs = [replace(row, token_ids=ids) for row, ids in zip(rows, other.answers, strict=True)]
             line.beside, line.other = other.engine, self._judged(reference, theirs, rows)[0]
 
     def _judged(
-        self, decoder: Decoder, expected: Sequence[Row], rows: Sequence[Row]
+        self, decoder: Decoder, expected: Sequence[SampleRecord], rows: Sequence[SampleRecord]
     ) -> tuple[dict[str, int], float | None]:
         """How many answers have which verdict, and the largest drop of a logit among those that part."""
         found = [judge(decoder, p, *pair) for p, *pair in zip(self.prompts, expected, rows, strict=True)]
@@ -201,9 +203,9 @@ def models_of(decoder: Decoder) -> dict[str, Target]:
     return dict(zip(("model", "draft"), held.models_of([decoder]), strict=False))
 
 
-def _passes(models: Sequence[Target]) -> list[StaticPasses]:
+def _passes(models: Sequence[Target]) -> list[CudaGraphRunner]:
     """Those with counts of their own: a draft's are its target's."""
-    there = [model.passes for model in models if isinstance(model.passes, StaticPasses)]
+    there = [model.graphs for model in models if isinstance(model.graphs, CudaGraphRunner)]
     return list({id(passes.counts): passes for passes in there}.values())
 
 
@@ -283,8 +285,8 @@ def main(given: Sequence[str] | None = None) -> int:
     for line in measured(arguments, there, failed):
         print(line, flush=True)
         bad += line.bad
-        ties[line.dtype] += (Counter(line.verdicts) + Counter(line.other))["near-tie"]
-    counted = ", ".join(f"{count} near-ties in {dtype}" for dtype, count in ties.items())
+        ties[line.dtype] += (Counter(line.verdicts) + Counter(line.other))["numerical tie"]
+    counted = ", ".join(f"{count} numerical ties in {dtype}" for dtype, count in ties.items())
     print(f"{bad} bad, {len(failed)} failed{counted and '; ' + counted}")
     return int(bool(bad or failed))
 

@@ -17,7 +17,7 @@ from specbench_ss.models.checkpoint import Keep, read_shapes
 from specbench_ss.models.tiny import randomise
 
 if TYPE_CHECKING:
-    from specbench_ss.engine.architectures import Outline
+    from specbench_ss.engine.architectures import ModelInfo
     from specbench_ss.methods._shared.drafter_network import DrafterNetwork
 
 MAPS = ("d2t", "t2d")
@@ -67,7 +67,7 @@ def check_words(tensors: Mapping[str, Tensor], vocab: int) -> None:
 
 
 def vocabulary_fields(
-    stated: int | None, tensors: Mapping[str, Tensor], base: Outline, headless: bool = False
+    stated: int | None, tensors: Mapping[str, Tensor], base: ModelInfo, headless: bool = False
 ) -> dict[str, Any]:
     """Return the fields of a drafter's shape that concern its embedding and LM head.
 
@@ -102,13 +102,13 @@ def vocabulary_fields(
     return {"vocab": embedding, "draft_vocab": head, "mapped": bool(d2t), "marked": bool(t2d)}
 
 
-def mask_token(base: Outline, embedding: Tensor) -> int:
+def mask_token(base: ModelInfo, embedding: Tensor) -> int:
     """Return the tokenizer's mask token, else the last token whose embedding is not zero."""
     given = None if base.tokenizer is None else base.tokenizer.mask_token_id
     return int(embedding.any(-1).nonzero()[-1]) if given is None else int(given)
 
 
-def check_mask_token(token: int, base: Outline, where: str = "") -> None:
+def check_mask_token(token: int, base: ModelInfo, where: str = "") -> None:
     """Raise UserError where the base has no such token. where: appended to the name, as ' in config.json'."""
     if not 0 <= token < base.vocab_size:
         raise UserError(f"mask_token_id{where} is {token}, the model has tokens 0 to {base.vocab_size - 1}")

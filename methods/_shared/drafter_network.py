@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from specbench_ss.engine import attention as grouped_attention
 from specbench_ss.engine.architectures import Block
-from specbench_ss.engine.cpu_kernels import FIRST, ROWS, LeanBlock, Packing, Product, Turn, lean
+from specbench_ss.engine.cpu_kernels import FIRST, ROWS, FusedBlock, PrepackedLinear, PrepackFormat, RopeCache, fuse
 from specbench_ss.engine.target import FINAL, Target
 
 LENGTH_BOUND_ROPE = ("dynamic", "longrope")  # kinds whose frequencies change with the length of the sequence
@@ -84,7 +84,7 @@ class DrafterNetwork(nn.Module):
         self.shape, self.config = shape, config
         self.embed_tokens = nn.Embedding(shape.vocab, config.hidden_size) if shape.vocab else None
         self.blocks: list[Any] = []
-        self.head: Product | None = None  # the LM head, once weights are final
+        self.head: PrepackedLinear | None = None  # the LM head, once weights are final
         self.finalized = False
 
     def make_head(self, words: int) -> None:
@@ -96,14 +96,14 @@ class DrafterNetwork(nn.Module):
         if shape.draft_vocab and shape.marked:
             self.register_buffer("t2d", torch.zeros(words, dtype=torch.bool))
 
-    def finalize(self, rotary: Rotary, pack: Packing) -> None:
+    def finalize(self, rotary: Rotary, pack: PrepackFormat) -> None:
         """Prepare for inference with final weights; a second call does nothing: variants share one drafter."""
         if not self.finalized:
             self.finalized = True
-            weight, turn = self.fc.weight, Turn()
+            weight, turn = self.fc.weight, RopeCache()
             cos_sin = rotary(torch.arange(FIRST, FIRST + ROWS, device=weight.device)[None], weight.dtype)
-            self.blocks = [lean(b, cos_sin, turn, pack) for b in self.blocks if not isinstance(b, LeanBlock)]
-            self.head = None if self.lm_head is None else Product(self.lm_head.weight, None, pack)
+            self.blocks = [fuse(b, cos_sin, turn, pack) for b in self.blocks if not isinstance(b, FusedBlock)]
+            self.head = None if self.lm_head is None else PrepackedLinear(self.lm_head.weight, None, pack)
 
     def embed(self, tokens: Tensor, target: Target) -> Tensor:
         """Token ids [B, n] -> [B, n, h], by the drafter's embedding or the target's."""

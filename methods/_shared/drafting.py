@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.architectures import Outline
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import indices
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.methods._shared.draft_vocabulary import read_shapes_and_words
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, Rotary
 from specbench_ss.models import checkpoint
@@ -39,18 +39,18 @@ class DrafterDecoder(Decoder):
 
     def __init__(self, target: Target, options: Any, drafter: Any, config: dict[str, Any] | None = None) -> None:
         super().__init__(target, options)
-        self.drafter = target.adopt(drafter, self.name)
+        self.drafter = target.to_target_dtype_device(drafter, self.name)
         self.config = config or {}
-        self.learnt = checkpoint.learnt(self.config)
+        self.training_info = checkpoint.read_training_info(self.config)
 
     @classmethod
     @abstractmethod
-    def read(cls, options: Any, path: Path, base: Outline, read: Read) -> tuple[Any, dict[str, Any]]:
+    def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[Any, dict[str, Any]]:
         """Return a folder's drafter and its config.json. Raise UserError where it does not fit the base."""
 
     @classmethod
     @abstractmethod
-    def settle(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: Outline) -> Any:
+    def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> Any:
         """Return what the options mean for this drafter. Raise UserError for what it cannot draft."""
 
     @classmethod
@@ -58,12 +58,12 @@ class DrafterDecoder(Decoder):
         """Return the decoder with a drafter that `read` gave."""
         return cls(target, options, drafter, config)
 
-    def with_options(self, options: Any) -> Self:
+    def apply_options(self, options: Any) -> Self:
         """Return the decoder with the same drafter and settled options."""
         return type(self)(self.target, options, self.drafter, self.config)
 
     @classmethod
-    def outline_of(cls, base: Outline, path: Path) -> Outline:
+    def outline_of(cls, base: ModelInfo, path: Path) -> ModelInfo:
         """Return the model that the folder's drafter is for, by its configuration."""
         return base
 
@@ -74,7 +74,7 @@ class DrafterDecoder(Decoder):
 
     @classmethod
     def advised_by(
-        cls, options: Any, config: Mapping[str, Any], base: Outline, path: Path
+        cls, options: Any, config: Mapping[str, Any], base: ModelInfo, path: Path
     ) -> tuple[Any, dict[str, Any]]:
         """Return the options with the folder's advice in place of defaults, and what was taken.
 
@@ -88,9 +88,9 @@ class DrafterDecoder(Decoder):
         return (options, {}) if stated else advice.settle(options, base.device_type)
 
     @classmethod
-    def check(cls, options: Any, base: Outline) -> None:
+    def check(cls, options: Any, base: ModelInfo) -> None:
         """Check the drafter's configuration, file and shapes, and what the options ask of it."""
-        base.check_square(cls.name)
+        base.require_hidden_eq_embedding(cls.name)
         path = checkpoint.drafter_here(options.weights, cls.name, base, cls.companion)
         if path is None:
             return
@@ -98,12 +98,12 @@ class DrafterDecoder(Decoder):
         with torch.device("meta"):
             drafter, config = cls.read(options, path, own, read_shapes_and_words)
         options, _ = cls.advised_by(options, config, own, path)
-        cls.settle(options, config, drafter, own)
+        cls.resolve_options(options, config, drafter, own)
 
     @classmethod
     def load(cls, target: Target, options: Any) -> Self:
         """Load the drafter that the user named, or the one that came with the model."""
-        target.check_square(cls.name)
+        target.require_hidden_eq_embedding(cls.name)
         path = checkpoint.drafter_folder(options.weights, cls.name, target, cls.companion)
         own = cls.model_of(target, path)
         drafter, config = cls.read(options, path, own, checkpoint.read_tensors)
@@ -113,9 +113,9 @@ class DrafterDecoder(Decoder):
         found.advised = advised
         return found
 
-    def variant(self, options: Any) -> Self:
+    def with_options(self, options: Any) -> Self:
         """Return the same drafter with other options."""
-        return self.with_options(self.advised_by(options, self.config, self.target, Path("config.json"))[0])
+        return self.apply_options(self.advised_by(options, self.config, self.target, Path("config.json"))[0])
 
 
 class FeatureDecoder(DrafterDecoder):
@@ -131,27 +131,27 @@ class FeatureDecoder(DrafterDecoder):
     ) -> None:
         super().__init__(target, options, drafter, config)
         self.layers = tuple(layers)
-        self.taps = tuple(dict.fromkeys(layer for layer in layers if layer != FINAL))
+        self.hidden_states = tuple(dict.fromkeys(layer for layer in layers if layer != FINAL))
         self.rotary = Rotary(drafter.config, target.device)
-        self.drafter.finalize(self.rotary, target.packs)
+        self.drafter.finalize(self.rotary, target.prepack)
         self.cache = Cache(len(drafter.blocks), 0)
         self._features: list[Tensor] = []  # [1, n, h] of each layer: the prompt's, between its prefill and `begin`
 
-    def described(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {"layers": list(self.layers), "drafter_hash": hash_tensors(self.drafter.state_dict())}
 
-    def prefill(self, state: State, ids: Tensor) -> Output:
+    def prefill(self, state: DecodeState, ids: Tensor) -> Output:
         """Run the prompt, and keep the hidden states of all its positions."""
-        output = self.target.prefill(ids, state.cache, self.taps, every=True)
-        self._features = [output.taps[layer] for layer in self.layers]
+        output = self.target.prefill(ids, state.cache, self.hidden_states, every=True)
+        self._features = [output.hidden_states[layer] for layer in self.layers]
         return output
 
-    def accepted(self, verdict: Verdict, output: Output) -> tuple[Tensor, list[Tensor]]:
+    def accepted(self, verdict: VerifyResult, output: Output) -> tuple[Tensor, list[Tensor]]:
         """Return the n tokens that a step decided, the new root last, and the hidden states [1, n, h] before each."""
         path = indices(verdict.path, self.target.device)
         assert output.tree is not None
         tokens = torch.cat((output.tree.tokens[path[1:]], verdict.next_token))
-        return tokens, [output.taps[layer][:, path] for layer in self.layers]
+        return tokens, [output.hidden_states[layer][:, path] for layer in self.layers]
 
     def rotary_at(self, first: int, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cos, sin [1, n, head_dim] of n positions from `first` on."""
@@ -179,11 +179,11 @@ def pass_drafter(
     and nothing else beside what it is given. masks: additive [1, 1, n, past + n], one a layer, None = nothing to hide,
     or a prompt's rows in order. rotary: cos, sin [1, 1 or n, head_dim].
     """
-    if target.passes is None:
+    if target.graphs is None:
         return run(*rows, cache, masks, rotary)
     mask, n, past = masks[0], rows[0].shape[1], cache.get_seq_length()
     if any(other is not mask for other in masks):
-        target.passes.decline(SEE_DIFFERENTLY, 0, cache)
+        target.graphs.record_fallback(SEE_DIFFERENTLY, 0, cache)
         return run(*rows, cache, masks, rotary)
     if mask is None and n > 1 and past:
         mask = rows[0].new_zeros(1, 1, n, past + n)
@@ -192,5 +192,5 @@ def pass_drafter(
         return (run(*x.split([part.shape[-1] for part in rows], -1), cache, [mask] * len(masks), rotary),)
 
     cos, sin = (part.expand(-1, n, -1) for part in rotary)
-    (out,) = target.through(drafter, layers, torch.cat(tuple(rows), -1), 0, cache, mask, (cos, sin))
+    (out,) = target.run_layers(drafter, layers, torch.cat(tuple(rows), -1), 0, cache, mask, (cos, sin))
     return out

@@ -28,12 +28,12 @@ class FeatureTrainer(DrafterTrainer):
     def use(self, drafter: Any, layers: Sequence[int], layer_config: Any, ahead: int) -> None:
         """Set the drafter, the layers it reads, and the configuration of its own layers, for the rotary embedding."""
         self.module, self.layers, self.ahead = drafter, tuple(layers), ahead
-        self.taps = tuple(dict.fromkeys(layer for layer in layers if layer != FINAL))
+        self.hidden_states = tuple(dict.fromkeys(layer for layer in layers if layer != FINAL))
         self.rotary = Rotary(layer_config, self.target.device)
 
     def features(self, states: BaseStates) -> list[Tensor]:
         """Return the hidden states of each layer, [B, T, h_t]."""
-        return [states.final if layer == FINAL else states.taps[layer] for layer in self.layers]
+        return [states.final if layer == FINAL else states.hidden_states[layer] for layer in self.layers]
 
     @torch.no_grad()
     def scan(self, batches: Iterable[Batch]) -> None:
@@ -79,7 +79,7 @@ class FeatureTrainer(DrafterTrainer):
         """
         q, words = self.module.logits(states, self.target), self.module.words
         drafted = None if words is None else self.module.t2d[labels]  # bool [n]
-        if self.options.targets == "tokens":
+        if self.options.loss == "ce":
             if drafted is not None:
                 labels = torch.where(drafted, torch.searchsorted(words, labels), -100)
             return F.cross_entropy(q.float(), labels, reduction="sum"), (q.argmax(-1) == labels).sum()

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.checks import check_target
 from specbench_ss.engine.cpu_kernels import holds_numbers
 from specbench_ss.engine.decoder import Decoder
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _in_use: WeakValueDictionary[Hashable, Target] = WeakValueDictionary()
 
 
-def one_in_use(key: Hashable, make: Callable[[], Target]) -> Target:
+def cached_model(key: Hashable, make: Callable[[], Target]) -> Target:
     """The model with this key, made where nobody uses it yet."""
     own = _in_use.get(key)
     if own is None:
@@ -48,20 +48,20 @@ def one_in_use(key: Hashable, make: Callable[[], Target]) -> Target:
     return own
 
 
-def copy_to_change(target: Target) -> Any:
+def copy_on_write(target: Target) -> Any:
     """The target's model, in full precision, to be changed and given to `Target.with_model`.
 
     Its weights are the target's own memory, all that the target holds in full precision: one that is to be changed is
     replaced by a copy. Raises UserError where the target's are held in fewer bits and cannot be read again.
     """
-    if target.held is None:
+    if target.quantization is None:
         return copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
-    if target.held.reread is None:
+    if target.quantization.reread is None:
         raise UserError(
             f"no LoRA can be merged into {target.name!r}, whose weights are quantised ({target.quantised}) and cannot "
             "be read again as they were: load it with load_model(quantize=...)"
         )
-    model = target.held.reread()
+    model = target.quantization.reread()
     _share(model, target.model)
     return model
 
@@ -76,7 +76,7 @@ def _share(model: Any, other: Any) -> None:
                 setattr(mine, key, weight)
 
 
-class OwnModel(Decoder):
+class FineTunedDecoder(Decoder):
     """Mixed in before a method's other bases. `self.target` is the method's own model.
 
     own_reference: the name of its autoregressive decoding. model_options: options of that, which name the model.
@@ -86,17 +86,17 @@ class OwnModel(Decoder):
     model_options: ClassVar[type[Any]]
 
     @classmethod
-    def reference_for(cls, options: Any) -> MethodSpec:
+    def baseline_for(cls, options: Any) -> MethodSpec:
         """The same model, one token a step."""
         same = {f.name: getattr(options, f.name) for f in fields(cls.model_options)}
         return MethodSpec(cls.own_reference, {name: str(value) for name, value in same.items() if value})
 
-    def described(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """And the hash of the model that it changed the target into."""
-        return super().described() | {"model_hash": self.target.weights_hash}
+        return super().metadata() | {"model_hash": self.target.weights_hash}
 
 
-class OwnAutoregressive(Autoregressive):
+class FineTunedAutoregressive(Autoregressive):
     """Autoregressive decoding of the model of a method: its reference, itself another model than the target.
 
     of: the method, which loads its model by `own_model` and checks its files by `check_own_model`.
@@ -106,7 +106,7 @@ class OwnAutoregressive(Autoregressive):
     of: ClassVar[Any]
 
     @classmethod
-    def check(cls, options: Any, base: Outline) -> None:
+    def check(cls, options: Any, base: ModelInfo) -> None:
         """Check the model's files."""
         cls.of.check_own_model(options, base)
 
@@ -116,15 +116,15 @@ class OwnAutoregressive(Autoregressive):
         return cls(cls.of.own_model(target, options), options)
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """On a changed copy of the target."""
         return {"default": lambda: cls(fine_tuned(target), cls.Options())}
 
-    def beside(self) -> Decoder:
+    def clone(self) -> Decoder:
         """On the same model."""
         return type(self)(self.target, self.options)
 
-    def described(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Which model."""
         return {"model_hash": self.target.weights_hash}
 
@@ -134,10 +134,10 @@ def holds_model(folder: Path) -> bool:
     return folder.is_dir() and (folder / "config.json").is_file() and bool(weight_files(folder))
 
 
-def outline_beside(folder: Path, base: Outline) -> Outline:
+def outline_beside(folder: Path, base: ModelInfo) -> ModelInfo:
     """The whole model in a folder, by its configuration, with the base's tokenizer. Raises UserError."""
     check_model(str(folder))
-    return Outline(config_of(str(folder)), base.tokenizer, base.name, base.folder)
+    return ModelInfo(config_of(str(folder)), base.tokenizer, base.name, base.folder)
 
 
 def target_beside(target: Target, folder: Path) -> Target:
@@ -146,7 +146,7 @@ def target_beside(target: Target, folder: Path) -> Target:
     One, as long as it is in use.
     """
     stamp = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(folder))
-    return one_in_use((target, folder, stamp), lambda: _beside(target, folder))
+    return cached_model((target, folder, stamp), lambda: _beside(target, folder))
 
 
 def _beside(target: Target, folder: Path) -> Target:
@@ -158,7 +158,7 @@ def _beside(target: Target, folder: Path) -> Target:
 
 def fine_tuned(target: Target) -> Target:
     """The target with a random low-rank change of every linear layer, as a LoRA makes it: for examples."""
-    model, generator = copy.deepcopy(copy_to_change(target)), torch.Generator().manual_seed(3)
+    model, generator = copy.deepcopy(copy_on_write(target)), torch.Generator().manual_seed(3)
     for module in model.model.modules() if hasattr(model, "model") else model.modules():
         if isinstance(module, torch.nn.Linear):
             out, into = module.weight.shape
@@ -267,7 +267,7 @@ def merged_target(target: Target, folder: Path, method: str) -> Target:
     names = list(adapted_modules(folder, method))
     content = b"".join((folder / name).read_bytes() for name in (ADAPTER, ADAPTER_CONFIG))
     digest = hashlib.sha256(content).hexdigest()[:16]
-    return one_in_use((target, digest), lambda: _merged(target, folder, names, digest, method))
+    return cached_model((target, digest), lambda: _merged(target, folder, names, digest, method))
 
 
 def _merged(target: Target, folder: Path, names: Sequence[str], digest: str, method: str) -> Target:
@@ -275,7 +275,7 @@ def _merged(target: Target, folder: Path, names: Sequence[str], digest: str, met
 
     read_tensors(folder / ADAPTER)  # which must hold finite numbers; peft does not look
     check_fits(folder, target.model, method)
-    model = copy_to_change(target)
+    model = copy_on_write(target)
     modules = dict(model.named_modules())
     for name in names:
         weight = modules[name].weight

@@ -19,14 +19,14 @@ from annotated_types import Ge, Gt, Le
 from msgspec import Meta
 
 from specbench_ss import user_files
-from specbench_ss.engine.architectures import Outline
-from specbench_ss.engine.decoder import State
+from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.target import Output, Target
-from specbench_ss.engine.tree import MOST_NODES, DraftTree, TreeShape, shape_of
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.tree import MOST_NODES, DraftTree, TreeTopology, topology_of
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.methods._shared.drafting import DrafterDecoder
-from specbench_ss.methods._shared.lossy_acceptance import accept_rows, accept_typical
+from specbench_ss.methods._shared.lossy_acceptance import accept_per_path, accept_typical
 from specbench_ss.models.load import hash_weights
 from specbench_ss.models.tiny import randomise
 from specbench_ss.options import Bounded, option
@@ -85,7 +85,7 @@ PUBLISHED = from_branches(_PUBLISHED)
 class MedusaTree:
     """shape of the tree; for each drafted node its head and its rank in that head's top-k."""
 
-    shape: TreeShape
+    shape: TreeTopology
     heads: tuple[int, ...]
     ranks: tuple[int, ...]
 
@@ -99,7 +99,7 @@ class MedusaTree:
         """How many heads it needs."""
         return max(self.heads) + 1
 
-    def described(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         form = [list(pair) for pair in zip(self.shape.parents[1:], self.ranks, strict=True)]
         digest = hashlib.sha256(json.dumps(form).encode()).hexdigest()[:16]
         return {"tree_nodes": len(self.ranks), "depth": self.depth, "tree_hash": digest}
@@ -127,7 +127,7 @@ def tree_of(choices: Sequence[Choice], method: str = "draft tree") -> MedusaTree
             raise UserError(f"{method}: choice {list(choice)} has no parent in the tree")
         index[choice] = len(parents)
         parents.append(index[choice[:-1]])
-    return MedusaTree(shape_of(tuple(parents)), tuple(len(c) - 1 for c in ordered), tuple(c[-1] for c in ordered))
+    return MedusaTree(topology_of(tuple(parents)), tuple(len(c) - 1 for c in ordered), tuple(c[-1] for c in ordered))
 
 
 def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> list[Choice]:
@@ -249,7 +249,9 @@ class TreeHeads(DrafterDecoder):
         return self.drafter
 
     @classmethod
-    def settle(cls, options: HeadsOptions, config: Mapping[str, Any], drafter: Any, base: Outline) -> MedusaTree:
+    def resolve_options(
+        cls, options: HeadsOptions, config: Mapping[str, Any], drafter: Any, base: ModelInfo
+    ) -> MedusaTree:
         """Return the tree that the options ask for, no deeper than the heads, or those of them that are used."""
         count = drafter.count
         if options.heads > count:
@@ -261,9 +263,9 @@ class TreeHeads(DrafterDecoder):
 
     @classmethod
     def build(cls, target: Target, options: Any, drafter: Any, config: dict[str, Any], path: Path) -> Self:
-        return cls(target, options, drafter, cls.settle(options, config, drafter, target), config)
+        return cls(target, options, drafter, cls.resolve_options(options, config, drafter, target), config)
 
-    def with_options(self, options: Any) -> Self:
+    def apply_options(self, options: Any) -> Self:
         other = self.build(self.target, options, self.heads, self.config, Path())
         other.heads_hash = self.heads_hash
         return other
@@ -280,7 +282,7 @@ class TreeHeads(DrafterDecoder):
 
     # -- what the harness asks ----------------------------------------------------------------------------------
 
-    def tunable(self) -> Mapping[str, Sequence[Any]]:
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
         """The size of the tree, where accuracies to build it from are known, and its depth."""
         nodes = {"nodes": NODES} if tunable_nodes(self.options.tree, self.config, self.name) else {}
         heads = {"heads": range(1, self.heads.count + 1)}
@@ -291,24 +293,24 @@ class TreeHeads(DrafterDecoder):
         """Of the heads' weights; large heads take a while."""
         return hash_weights(self.heads)
 
-    def described(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """The tree as it is drafted, the heads, and the rule of acceptance where it is not the exact one."""
         o = self.options
         rule = {} if o.accept == "exact" else {"accept": o.accept}
         return {
-            **self.tree.described(),
+            **self.tree.metadata(),
             "heads_hash": self.heads_hash,
             **rule,
             **({"epsilon": o.epsilon, "alpha": o.alpha} if o.accept == "typical" else {}),
         }
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         return len(self.tree.shape.parents)
 
-    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         o, logits = self.options, output.logits[0]
         if o.accept == "typical":
             return accept_typical(logits, tree, state.sampling, o.epsilon, o.alpha)
         if o.accept == "nucleus":
-            return accept_rows(logits, tree, state.sampling, state.rng)
+            return accept_per_path(logits, tree, state.sampling, state.rng)
         return super().accept(state, tree, output)

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from specbench_ss.engine.checks import check_probs
-from specbench_ss.engine.sampling import Sampling, sample_categorical
-from specbench_ss.engine.tree import DraftTree, TreeShape
-from specbench_ss.engine.verify import Verdict, verify_greedy
+from specbench_ss.engine.sampling import SamplingParams, sample_categorical
+from specbench_ss.engine.tree import DraftTree, TreeTopology
+from specbench_ss.engine.verify import VerifyResult, verify_greedy
 
 
 def accept_typical(
-    logits: Tensor, tree: DraftTree, sampling: Sampling, epsilon: float = 0.09, alpha: float = 0.3
-) -> Verdict:
+    logits: Tensor, tree: DraftTree, sampling: SamplingParams, epsilon: float = 0.09, alpha: float = 0.3
+) -> VerifyResult:
     """Medusa's typical acceptance (sec. 2.3.1), fast form: nothing is drawn.
 
     A candidate is accepted where p(x) > min(epsilon, alpha exp(-H(p))); the longest path wins, of equally long ones
@@ -41,7 +41,7 @@ def accept_typical(
     return _verdict(tree, p, node, p[node].argmax()[None])
 
 
-def accept_rows(logits: Tensor, tree: DraftTree, sampling: Sampling, rng: torch.Generator) -> Verdict:
+def accept_per_path(logits: Tensor, tree: DraftTree, sampling: SamplingParams, rng: torch.Generator) -> VerifyResult:
     """The rule of Medusa's nucleus sampling and of REST: each path from root to leaf is a row, judged by itself.
 
     At every position of every row a token is drawn and compared, so a node that n rows share has n chances,
@@ -50,7 +50,7 @@ def accept_rows(logits: Tensor, tree: DraftTree, sampling: Sampling, rng: torch.
     if sampling.greedy:
         return verify_greedy(logits, tree)
     p = sampling.probs(logits)
-    rows, real = _rows(tree.shape, p.device)  # [L, D]
+    rows, real = _rows(tree.topology, p.device)  # [L, D]
     p_x = p[tree.parents(), tree.tokens]  # [n]
     drawn = torch.rand(rows.shape, generator=rng, device=p.device) < p_x[rows]  # a drawn token is x with p(x)
     matches = (drawn & real).int().cumprod(-1).sum(-1)  # [L]
@@ -60,7 +60,9 @@ def accept_rows(logits: Tensor, tree: DraftTree, sampling: Sampling, rng: torch.
     return _verdict(tree, p, node, sample_categorical(p[node], rng))
 
 
-def accept_resampled(logits: Tensor, tree: DraftTree, q: Tensor, sampling: Sampling, rng: torch.Generator) -> Verdict:
+def accept_resampled(
+    logits: Tensor, tree: DraftTree, q: Tensor, sampling: SamplingParams, rng: torch.Generator
+) -> VerifyResult:
     """SPACE's rule: a candidate x is accepted with min(1, p(x)/q(x)); the next token is drawn from p, not (p - q)+.
 
     q [n]: the probability that the drafter gave each node's token; the root's is not read. Children in order.
@@ -70,27 +72,27 @@ def accept_resampled(logits: Tensor, tree: DraftTree, q: Tensor, sampling: Sampl
     p = sampling.probs(logits)
     u = torch.rand(len(tree), generator=rng, device=p.device)
     accepted = (u * q < p[tree.parents(), tree.tokens]).tolist()
-    node, children = 0, tree.shape.children()
+    node, children = 0, tree.topology.children()
     while (child := next((c for c in children[node] if accepted[c]), None)) is not None:
         node = child
     last = torch.tensor(node, device=p.device)
     return _verdict(tree, p, last, sample_categorical(p[node], rng))
 
 
-def _verdict(tree: DraftTree, p: Tensor, last: Tensor, following: Tensor) -> Verdict:
+def _verdict(tree: DraftTree, p: Tensor, last: Tensor, following: Tensor) -> VerifyResult:
     """The path to a node [] and the token after it [1], by one host synchronisation. p [n, V]: the target's."""
     *numbers, any_p = torch.cat((tree.tokens, last[None], following, p[last, :1].double())).tolist()
     check_probs(any_p)  # of a row with NaN every probability is
     *drafted, node, token = map(int, numbers)
     path = [node]
     while path[-1]:
-        path.append(tree.shape.parents[path[-1]])
+        path.append(tree.topology.parents[path[-1]])
     path.reverse()
-    return Verdict(path, [drafted[i] for i in path[1:]] + [token], following, drafted[0], checked=True)
+    return VerifyResult(path, [drafted[i] for i in path[1:]] + [token], following, drafted[0], checked=True)
 
 
 @lru_cache(maxsize=256)
-def _rows(shape: TreeShape, device: torch.device) -> tuple[Tensor, Tensor]:
+def _rows(shape: TreeTopology, device: torch.device) -> tuple[Tensor, Tensor]:
     """Paths from under the root to every leaf: nodes int64 [L, D], and bool [L, D] which of them are; made once."""
     inner = set(shape.parents)
     paths = []

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 
 
 def new_llama(
@@ -30,7 +30,7 @@ def new_llama(
     return model.float()
 
 
-def llama_layer(base: Outline, ffn: int = 0, kv_rows: int = 0) -> LlamaConfig:
+def llama_layer(base: ModelInfo, ffn: int = 0, kv_rows: int = 0) -> LlamaConfig:
     """A Llama layer of the base's width and heads. ffn, kv_rows: 0 = as in the base.
 
     It has the base's rotary embedding, of whole heads, and its norms' epsilon, where the base has such.

@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, Qwen3Conf
 from transformers.activations import ACT2FN
 
 from specbench_ss import registry, user_files
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.errors import UserError, did_you_mean, first_line
 from specbench_ss.methods._shared.draft_vocabulary import check_words
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, check_rope
@@ -87,7 +87,7 @@ def check_type(config: Mapping[str, Any], wanted: str) -> bool:
     raise UserError(f"config.json describes a speculator of the type {kind!r}, not {wanted!r}: {advice}")
 
 
-def check_layer_ids(listed: Sequence[int], name: str, base: Outline) -> None:
+def check_layer_ids(listed: Sequence[int], name: str, base: ModelInfo) -> None:
     """Raise UserError where a list in config.json is empty or names a layer that the base lacks."""
     if not listed:
         raise UserError(f"{name} in config.json names no layer")
@@ -183,7 +183,7 @@ def sizes_of(layer: PretrainedConfig) -> dict[str, Any]:
     return {name: getattr(layer, name) for name in SIZES}
 
 
-def new_sizes(target: Outline, layers: int) -> dict[str, Any]:
+def new_sizes(target: ModelInfo, layers: int) -> dict[str, Any]:
     """Return the sizes of new layers of the target's width, heads and rotary embedding."""
     return sizes_of(llama_layer(target)) | {"num_hidden_layers": layers, "vocab_size": target.vocab_size}
 
@@ -206,7 +206,7 @@ Network = TypeVar("Network", bound=DrafterNetwork)
 def read_network(
     method: str,
     path: Path,
-    base: Outline,
+    base: ModelInfo,
     read: Callable[[Path], dict[str, Tensor]],
     build: Callable[[dict[str, Tensor]], Network],
     problems: Callable[[Network], Iterable[str]] = lambda network: (),
@@ -243,7 +243,7 @@ def read_network(
 # -- writing -------------------------------------------------------------------------------------------------------
 
 
-def written_config(kind: str, layer: Mapping[str, Any], tokens: int, base: Outline, **fields: Any) -> dict[str, Any]:
+def written_config(kind: str, layer: Mapping[str, Any], tokens: int, base: ModelInfo, **fields: Any) -> dict[str, Any]:
     """Return config.json of a drafter of this type in speculators' layout. tokens: drafted in a step.
 
     It names the base by its hub id; not the lab's models, nor folders and files of this machine.
@@ -261,7 +261,7 @@ def written_config(kind: str, layer: Mapping[str, Any], tokens: int, base: Outli
     return {**layers, **fields, "speculators_config": proposals}
 
 
-def written_features(shape: Any, layers: Sequence[int], base: Outline) -> dict[str, Any]:
+def written_features(shape: Any, layers: Sequence[int], base: ModelInfo) -> dict[str, Any]:
     """Return the fields of `FeatureFields` for a drafter of this shape that reads the inputs of these layers."""
     return {
         "draft_vocab_size": shape.draft_vocab,

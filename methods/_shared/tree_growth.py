@@ -90,7 +90,7 @@ def best_nodes(
         flat, above = flat[kept], new[above[kept]]
         rows = None if rows is None else rows[kept]
     probs = _probs(drawn, rows) if rows is not None and drawn else None
-    return DraftTree.grown(flat, above, min(len(tokens), len(kept) - 1), probs, rows)
+    return DraftTree.from_device_parents(flat, above, min(len(tokens), len(kept) - 1), probs, rows)
 
 
 def _probs(drawn: Sequence[Tensor], rows: Tensor) -> Tensor:

@@ -17,11 +17,11 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from specbench_ss.engine.architectures import Outline
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork
 from specbench_ss.methods._shared.drafting import FeatureDecoder, Read
@@ -91,17 +91,17 @@ class BlockDecoder(FeatureDecoder):
     read_drafter: ClassVar[Callable[..., tuple[Any, dict[str, Any]]]]  # as `read`, without options
 
     def __init__(self, target: Target, options: Any, drafter: Any, config: dict[str, Any] | None = None) -> None:
-        self.size = self.settle(options, {}, drafter, target)
+        self.size = self.resolve_options(options, {}, drafter, target)
         self.drafts = self.size - drafter.shape.first
         super().__init__(target, options, drafter, config, drafter.shape.layers)
         self.masked = indices([drafter.shape.mask_token] * (self.size - 1), target.device)
 
     @classmethod
-    def read(cls, options: Any, path: Path, base: Outline, read: Read) -> tuple[Any, dict[str, Any]]:
+    def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[Any, dict[str, Any]]:
         return cls.read_drafter(path, base, read)
 
     @classmethod
-    def settle(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: Outline) -> int:
+    def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> int:
         """Return the size of a block. Raise UserError for one that the drafter was not trained for."""
         (least, most), asked = drafter.shape.sizes, int(getattr(options, cls.size_option))
         if asked and not least <= asked <= most:
@@ -110,7 +110,7 @@ class BlockDecoder(FeatureDecoder):
         return asked or most
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         few, tree = cls.few | {"draft_vocab": max(2, target.vocab_size * 3 // 4)}, {"mode": "tree"}
         forms: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "chain": ({}, {}),
@@ -126,24 +126,24 @@ class BlockDecoder(FeatureDecoder):
 
         return {label: partial(make, *given) for label, given in forms.items()}
 
-    def described(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         o, words = self.options, self.drafter.draft_vocab or self.target.vocab_size
         tree = {"nodes": o.nodes, "k": min(o.k, words)} if o.mode == "tree" else {}
-        return {self.size_option: self.size, "mode": o.mode, **tree, "sample": o.sample, **super().described()}
+        return {self.size_option: self.size, "mode": o.mode, **tree, "sample": o.sample, **super().metadata()}
 
-    def tunable(self) -> Mapping[str, Sequence[Any]]:
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
         least, most = self.drafter.shape.sizes
         sizes = sorted({n for n in POSITIONS if least <= n < most} | {most})
         return {self.size_option: sizes, **({"nodes": NODES} if self.options.mode == "tree" else {})}
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         return 1 + int(self.options.nodes if self.options.mode == "tree" else self.drafts)
 
     @abstractmethod
-    def logits(self, state: State) -> Tensor:
+    def logits(self, state: DecodeState) -> Tensor:
         """Return logits [drafts, draft vocabulary] of the tokens after the root, from one pass of the drafter."""
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """Draft in one pass: the top token of each position, a tree of them, or a token sampled at each."""
         logits = self.logits(state)
         if self.options.mode == "tree":
@@ -166,7 +166,7 @@ def best_nodes(root: Tensor, logits: Tensor, options: BlockDraftOptions, drafter
     return DraftTree(torch.cat((root, drafter.token_ids(top.indices.flatten()[at]))), tree.shape)
 
 
-def sampled_chain(state: State, logits: Tensor, drafter: DrafterNetwork, vocab: int) -> DraftTree:
+def sampled_chain(state: DecodeState, logits: Tensor, drafter: DrafterNetwork, vocab: int) -> DraftTree:
     """Return a chain sampled from q, the positions' distributions after the request's temperature and filters."""
     q, words = state.sampling.probs(logits), drafter.words
     drafted = drafter.token_ids(draw(q, state.rng)[:, 0])
@@ -188,15 +188,17 @@ class DFlash(BlockDecoder):
     size_option = "block_size"
     random, read_drafter = staticmethod(dflash.random_drafter), staticmethod(dflash.read_drafter)
     few, short = {"from_anchor": True}, 4
-    own_forms: ClassVar = {"windows": ({"sights": (dflash.Sight(6, causal=True), dflash.Sight(6, from_root=True))}, {})}
+    own_forms: ClassVar = {
+        "windows": ({"sights": (dflash.BlockAttention(6, causal=True), dflash.BlockAttention(6, from_root=True))}, {})
+    }
 
-    def begin(self, state: State) -> None:
+    def on_prefill(self, state: DecodeState) -> None:
         """Take the prompt's hidden states as context; drop the last prompt's."""
         self.target.empty(self.cache, state.cache.capacity + self.size)
         self._extend(self._features)
         self._features = []
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
         """Add the hidden states of the accepted path to the context."""
         self._extend(self.accepted(verdict, output)[1])
 
@@ -207,15 +209,15 @@ class DFlash(BlockDecoder):
         keys, values = self.drafter.inject(context, self.rotary_at(past, n, context.dtype))
         for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
             self.cache.update(k, v, layer)
-        self.cache.advance(n)
+        self.cache.commit(n)
 
-    def logits(self, state: State) -> Tensor:
+    def logits(self, state: DecodeState) -> Tensor:
         """Return logits [drafts, draft vocabulary]; the block leaves nothing in the cache."""
         past, drafter = self.cache.get_seq_length(), self.drafter
         embedded = drafter.embed(torch.cat((state.root, self.masked))[None], self.target)
         rotary = self.rotary_at(past, self.size, embedded.dtype)
         states = self.run_drafter((embedded,), self._masks(past), rotary)
-        state.draft_calls += 1
+        state.num_draft_forwards += 1
         logits: Tensor = drafter.logits(states[:, drafter.shape.first :], self.target)[0]
         return logits
 
@@ -252,35 +254,35 @@ class PEagle(BlockDecoder):
         super().__init__(*given)
         self._tokens = self.masked  # [n], of slots that are not in the cache yet, the root last; `_features` are theirs
 
-    def begin(self, state: State) -> None:
+    def on_prefill(self, state: DecodeState) -> None:
         """Fill slots of the prompt but its last, which the first step passes; drop the last prompt's."""
         self.target.empty(self.cache, state.cache.capacity + self.size)
         tokens = indices(state.ids[1:], self.target.device)
         if len(tokens) > 1:
             self._pass(state, tokens[:-1], self.drafter.fuse([f[:, :-1] for f in self._features]))
-            self.cache.advance(len(tokens) - 1)
+            self.cache.commit(len(tokens) - 1)
         self._tokens, self._features = tokens[-1:], [f[:, -1:] for f in self._features]
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
         """Keep newly accepted positions for the next step's pass."""
         self._tokens, self._features = self.accepted(verdict, output)
 
-    def logits(self, state: State) -> Tensor:
+    def logits(self, state: DecodeState) -> Tensor:
         """Return logits [depths, draft vocabulary]; only slots of true hidden states stay in the cache."""
         fused, n = self.drafter.fuse(self._features), len(self._tokens)
         unknown = self.drafter.unknown().expand(-1, self.size - 1, -1)
         states = self._pass(state, torch.cat((self._tokens, self.masked)), torch.cat((fused, unknown), 1))
-        self.cache.advance(n)
+        self.cache.commit(n)
         logits: Tensor = self.drafter.logits(states[0, n - 1 :], self.target)
         return logits
 
-    def _pass(self, state: State, tokens: Tensor, fused: Tensor) -> Tensor:
+    def _pass(self, state: DecodeState, tokens: Tensor, fused: Tensor) -> Tensor:
         """Return normed states [1, n, h] of slots behind the cache: tokens [n], fused hidden states [1, n, h]."""
         past, n = self.cache.get_seq_length(), len(tokens)
         mask = self.target.causal_mask(n, past) if past and n > 1 else None
         windows = self.drafter.shape.windows
         made = {window: self.target.windowed(mask, window, n, self.cache, 0) for window in set(windows)}
-        state.draft_calls += 1
+        state.num_draft_forwards += 1
         embedded = self.drafter.embed(tokens[None], self.target)
         rotary = self.rotary_at(past, n, fused.dtype)
         return self.run_drafter((embedded, fused), [made[window] for window in windows], rotary)

@@ -24,8 +24,8 @@ from transformers import PretrainedConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import rotate_half
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
-from specbench_ss.engine.architectures import Outline
-from specbench_ss.engine.cpu_kernels import Packing, Product
+from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.cpu_kernels import PrepackedLinear, PrepackFormat
 from specbench_ss.engine.target import FINAL, AnyCache, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import speculators
@@ -45,7 +45,7 @@ NON_CAUSAL = "sliding_window_non_causal"  # speculators: of sliding layers; vLLM
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class BlockAttention:
     """Attention mask of one layer of a DFlash block; by default all of the context and of the block is visible.
 
     window: how many positions back are visible, None = all. from_root: the window is counted from the block's root (as
@@ -92,7 +92,7 @@ class Shape(VocabularyShape):
     layers: tuple[int, ...]
     block: int
     mask_token: int
-    sights: tuple[Sight, ...]
+    sights: tuple[BlockAttention, ...]
     from_anchor: bool = False
     scale: float = 1.0
 
@@ -126,9 +126,9 @@ class Drafter(DrafterNetwork):
         self.blocks = [block_of(layer) for layer in self.layers]
         for block in self.blocks:
             block.attention.is_causal = False
-        self.injection: tuple[Product, Tensor] | None = None
+        self.injection: tuple[PrepackedLinear, Tensor] | None = None
 
-    def finalize(self, rotary: Rotary, pack: Packing) -> None:
+    def finalize(self, rotary: Rotary, pack: PrepackFormat) -> None:
         """Prepare for inference with final weights."""
         super().finalize(rotary, pack)
         self.injection = self.injection or self._injection(pack)
@@ -153,14 +153,14 @@ class Drafter(DrafterNetwork):
         keys = keys * cos + rotate_half(keys) * sin
         return keys.permute(2, 0, 3, 1, 4), values.permute(2, 0, 3, 1, 4)
 
-    def _injection(self, pack: Packing = "") -> tuple[Product, Tensor]:
+    def _injection(self, pack: PrepackFormat = "") -> tuple[PrepackedLinear, Tensor]:
         """Return k_proj and v_proj of all layers as one product, and the weights of their k_norm [D, 1, head_dim]."""
         attentions: list[Any] = [layer.self_attn for layer in self.layers]
         parts = [a.k_proj for a in attentions] + [a.v_proj for a in attentions]
         bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
         norm = torch.stack([a.k_norm.weight for a in attentions])[:, None]
         weights = [part.weight for part in parts]
-        return Product(torch.cat(weights), bias, pack, weights), norm
+        return PrepackedLinear(torch.cat(weights), bias, pack, weights), norm
 
     def forward(
         self, embedded: Tensor, cache: AnyCache, masks: Sequence[Tensor | None], rotary: tuple[Tensor, Tensor]
@@ -198,14 +198,14 @@ def new_drafter(
     draft_vocab: int = 0,
     mask: int | None = None,
     from_anchor: bool = False,
-    sights: Sequence[Sight] | None = None,
+    sights: Sequence[BlockAttention] | None = None,
 ) -> Drafter:
     """Return an untrained drafter. draft_vocab: 0 = the target's LM head; else its own, over the first tokens."""
     draft_vocab = 0 if draft_vocab >= target.vocab_size else draft_vocab
     own, outputs = bool(draft_vocab), published_layers(draft_layers, target.n_layers)
     inputs = tuple(-1 if i + 1 == target.n_layers else i + 1 for i in outputs)
     mask = mask_token(target, target.model.get_input_embeddings().weight) if mask is None else mask
-    every = tuple(sights) if sights is not None else (Sight(),) * draft_layers
+    every = tuple(sights) if sights is not None else (BlockAttention(),) * draft_layers
     shape = Shape(inputs, block, mask, every, from_anchor, draft_vocab=draft_vocab, mapped=own, marked=own)
     drafter = Drafter(shape, Qwen3Config(**speculators.new_sizes(target, draft_layers)), target.vocab_size)
     if draft_vocab:
@@ -214,7 +214,7 @@ def new_drafter(
 
 
 def random_drafter(
-    target: Target, draft_vocab: int = 0, from_anchor: bool = False, sights: Sequence[Sight] | None = None
+    target: Target, draft_vocab: int = 0, from_anchor: bool = False, sights: Sequence[BlockAttention] | None = None
 ) -> Drafter:
     """Return random weights: two layers, blocks of five."""
     drafter = new_drafter(target, 2, 5, draft_vocab, from_anchor=from_anchor, sights=sights)
@@ -256,7 +256,7 @@ def read_fields(config: dict[str, Any]) -> DFlashFields:
     return fields
 
 
-def read_drafter(path: Path, base: Outline, read: Callable[..., dict[str, Tensor]]) -> tuple[Drafter, dict[str, Any]]:
+def read_drafter(path: Path, base: ModelInfo, read: Callable[..., dict[str, Tensor]]) -> tuple[Drafter, dict[str, Any]]:
     """Return the drafter of a folder, and its config.json. Raise UserError where it does not fit the base.
 
     Warn where vLLM serves the folder differently.
@@ -266,7 +266,7 @@ def read_drafter(path: Path, base: Outline, read: Callable[..., dict[str, Tensor
     return speculators.read_network("dflash", path, base, read, build, problems), config
 
 
-def _network(config: dict[str, Any], base: Outline, tensors: dict[str, Tensor]) -> Drafter:
+def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]) -> Drafter:
     fields = read_fields(config)
     layer = speculators.layer_config(config, "Qwen3", drafted=tensors)
     _check_fits(fields, layer, base)
@@ -297,7 +297,7 @@ def _problems_in_vllm(config: dict[str, Any], drafter: Drafter) -> list[str]:
     return problems
 
 
-def _check_fits(fields: DFlashFields, layer: PretrainedConfig, base: Outline) -> None:
+def _check_fits(fields: DFlashFields, layer: PretrainedConfig, base: ModelInfo) -> None:
     """Raise UserError for a drafter of another model, or with an impossible block or mask token."""
     speculators.check_sizes((
         ("hidden size", layer.hidden_size, base.hidden_size),
@@ -310,7 +310,7 @@ def _check_fits(fields: DFlashFields, layer: PretrainedConfig, base: Outline) ->
         raise UserError(f"block_size in config.json is {fields.block_size}, it can be {least} to {most}")
 
 
-def _inputs(fields: DFlashFields, base: Outline) -> tuple[int, ...]:
+def _inputs(fields: DFlashFields, base: ModelInfo) -> tuple[int, ...]:
     """Return the target layers whose inputs are read. Raise UserError for those that the base lacks."""
     nested = fields.speculators_model_type
     listed = (fields.aux_hidden_state_layer_ids if nested else fields.target_layer_ids) or []
@@ -320,23 +320,26 @@ def _inputs(fields: DFlashFields, base: Outline) -> tuple[int, ...]:
     return tuple(FINAL if layer == base.n_layers - 1 else layer + 1 for layer in listed)
 
 
-def _sights(fields: DFlashFields, layer: PretrainedConfig) -> tuple[Sight, ...]:
+def _sights(fields: DFlashFields, layer: PretrainedConfig) -> tuple[BlockAttention, ...]:
     """Return each layer's mask; the two layouts treat sliding windows differently."""
     width = getattr(layer, "sliding_window", None)
     if fields.speculators_model_type:
-        full = sliding = Sight()
+        full = sliding = BlockAttention()
         if width is not None:  # without one, layers of the package see all of their block
-            sliding = Sight(width, from_root=True, causal=not fields.sliding_window_non_causal)
+            sliding = BlockAttention(width, from_root=True, causal=not fields.sliding_window_non_causal)
     else:
         causal = fields.is_causal
-        full, sliding = Sight(causal=bool(causal)), Sight(width, causal=True if causal is None else causal)
+        full, sliding = (
+            BlockAttention(causal=bool(causal)),
+            BlockAttention(width, causal=True if causal is None else causal),
+        )
     return tuple(sliding if slides else full for slides in speculators.sliding_layers(layer))
 
 
-def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
+def config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     """Return config.json in z-lab's layout. Raise UserError for a drafter with sliding windows."""
     shape, layer = drafter.shape, drafter.config
-    if set(shape.sights) != {Sight()}:
+    if set(shape.sights) != {BlockAttention()}:
         raise UserError("sliding windows cannot be written in z-lab's layout")
     outputs = [base.n_layers - 1 if i == FINAL else i - 1 for i in shape.layers]
     return {
@@ -355,7 +358,7 @@ def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
     }
 
 
-def speculators_config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
+def speculators_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     """Return config.json in speculators' layout.
 
     Raise UserError for a drafter that reads the final state, as one of a target of a single layer does, and for layers
@@ -387,13 +390,13 @@ def _windows(shape: Shape) -> tuple[dict[str, Any], bool]:
 
     The value is the same whether it holds for sliding layers, as in speculators, or for all layers, as in vLLM.
     """
-    others = set(shape.sights) - {Sight()}
+    others = set(shape.sights) - {BlockAttention()}
     if not others:
         return {}, True
     sight = others.pop()
     if others or sight.window is None or not sight.from_root:
         raise UserError("speculators' layout has one sliding window, counted from the root; these layers have others")
-    if sight.causal and Sight() in shape.sights:
+    if sight.causal and BlockAttention() in shape.sights:
         raise UserError(f"{NON_CAUSAL} cannot be false beside full layers: vLLM would make them causal too")
-    kinds = ["full_attention" if s == Sight() else "sliding_attention" for s in shape.sights]
+    kinds = ["full_attention" if s == BlockAttention() else "sliding_attention" for s in shape.sights]
     return {"use_sliding_window": True, "sliding_window": sight.window, "layer_types": kinds}, not sight.causal

@@ -20,7 +20,7 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.target import AnyCache, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import speculators
@@ -188,13 +188,13 @@ def read_fields(config: dict[str, Any]) -> PEagleFields:
     return speculators.parse({**flat, "mask_token_id": mask}, PEagleFields)
 
 
-def read_drafter(path: Path, base: Outline, read: Callable[..., dict[str, Tensor]]) -> tuple[Drafter, dict[str, Any]]:
+def read_drafter(path: Path, base: ModelInfo, read: Callable[..., dict[str, Tensor]]) -> tuple[Drafter, dict[str, Any]]:
     """Return the drafter of a folder, and its config.json. Raise UserError where it does not fit the base."""
     config = read_config(weight_file(path, speculators.WEIGHT_FILES, "peagle")[0].parent)
     return speculators.read_network("peagle", path, base, read, partial(_network, config, base)), config
 
 
-def _network(config: dict[str, Any], base: Outline, tensors: dict[str, Tensor]) -> Drafter:
+def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]) -> Drafter:
     fields = read_fields(config)
     layer = speculators.layer_config(config, "Llama", tuple(CONFIGS), tensors)
     _check_fits(fields, layer, base)
@@ -213,7 +213,7 @@ def _network(config: dict[str, Any], base: Outline, tensors: dict[str, Tensor]) 
         return Drafter(shape, CONFIGS[layer.model_type](**speculators.sizes_of(layer)), base.vocab_size)
 
 
-def _check_fits(fields: PEagleFields, layer: PretrainedConfig, base: Outline) -> None:
+def _check_fits(fields: PEagleFields, layer: PretrainedConfig, base: ModelInfo) -> None:
     """Raise UserError for a drafter of another model, or with an impossible mask token or depth."""
     speculators.check_sizes((
         ("hidden size", layer.hidden_size, base.hidden_size),
@@ -227,7 +227,7 @@ def _check_fits(fields: PEagleFields, layer: PretrainedConfig, base: Outline) ->
     fields.check_norms()
 
 
-def _inputs(fields: PEagleFields, base: Outline) -> tuple[int, ...]:
+def _inputs(fields: PEagleFields, base: ModelInfo) -> tuple[int, ...]:
     """Return the target layers whose inputs are read. Raise UserError for those that the base lacks."""
     listed = fields.eagle_aux_hidden_state_layer_ids
     if listed is None:
@@ -245,7 +245,7 @@ def _windows(fields: PEagleFields, layer: PretrainedConfig) -> tuple[int | None,
     return windows
 
 
-def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
+def config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     """Return config.json in EAGLE-3's layout, with the mask token under the name that vLLM reads, too."""
     shape = drafter.shape
     return {
@@ -258,7 +258,7 @@ def config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
     }
 
 
-def speculators_config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
+def speculators_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     """Return config.json in speculators' layout."""
     shape = drafter.shape
     return speculators.written_config(
@@ -273,7 +273,7 @@ def speculators_config_of(drafter: Drafter, base: Outline) -> dict[str, Any]:
     )
 
 
-def _layers(drafter: Drafter, base: Outline) -> dict[str, Any]:
+def _layers(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     """Return the fields of the drafter's layers."""
     made = {
         "model_type": drafter.config.model_type,

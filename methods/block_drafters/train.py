@@ -19,7 +19,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from specbench_ss.engine.kv_cache import StreamCache
+from specbench_ss.engine.kv_cache import PrefixCache
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import check_mask_token
@@ -30,7 +30,7 @@ from specbench_ss.methods.block_drafters.peagle import DEPTHS, MOST_DEPTHS
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.options import Bounded, option
 from specbench_ss.training.batch import BaseStates, Batch
-from specbench_ss.training.losses import Targets, mean_loss, targets_option
+from specbench_ss.training.losses import LossKind, loss_option, mean_loss
 
 AT_ONCE = 32  # blocks of a row that pass together: each one's rows are keys that the others do not see
 
@@ -39,7 +39,7 @@ AT_ONCE = 32  # blocks of a row that pass together: each one's rows are keys tha
 class BlockTraining(Bounded):
     """Options of both trainers."""
 
-    targets: Targets = targets_option("distribution")
+    loss: LossKind = loss_option("kl")
     mask_token_id: Annotated[int, Ge(-1)] = option(
         -1,
         "Token that stands at drafted places. -1: the tokenizer's mask token, or else the last token whose "
@@ -54,7 +54,7 @@ class BlockTrainer(FeatureTrainer):
 
     def mask_token(self, target: Target) -> int | None:
         """Return the mask token that the user gave. Raises UserError for a target that has no such token."""
-        target.check_square(self.name)
+        target.require_hidden_eq_embedding(self.name)
         mask: int = self.options.mask_token_id
         if mask < 0:
             return None
@@ -121,9 +121,9 @@ class DFlashTrainer(BlockTrainer):
         keys, values = drafter.inject(context, self.rotary(places, context.dtype))
         given = dict(enumerate(zip(keys, values, strict=True)))
         parts = batch.anchors.at.split(AT_ONCE, 1)
-        return torch.cat([self._some(batch, at, places.gather(1, at), StreamCache(given)) for at in parts], 1)
+        return torch.cat([self._some(batch, at, places.gather(1, at), PrefixCache(given)) for at in parts], 1)
 
-    def _some(self, batch: Batch, at: Tensor, places: Tensor, cache: StreamCache) -> Tensor:
+    def _some(self, batch: Batch, at: Tensor, places: Tensor, cache: PrefixCache) -> Tensor:
         """Return the same for anchors `at` [B, A] at these places of their texts; cache: all of the row's context."""
         drafter, (b, a), size = self.module, at.shape, self.module.shape.block
         tokens = torch.full((b, a, size), drafter.shape.mask_token, device=at.device)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from specbench_ss import user_files
-from specbench_ss.engine.architectures import Outline
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import speculators
@@ -47,7 +47,7 @@ class Eagle3Fields(speculators.FeatureFields, frozen=True, kw_only=True):
 
 
 def read_drafter(
-    path: Path, base: Outline, method: str, levels: int, read: Callable[[Path], dict[str, Tensor]]
+    path: Path, base: ModelInfo, method: str, levels: int, read: Callable[[Path], dict[str, Tensor]]
 ) -> Drafter:
     """Return the drafter in a folder. Raise UserError naming method and file; warn of biases that vLLM misreads.
 
@@ -94,7 +94,7 @@ def drafter_config(path: Path, method: str = "eagle3") -> dict[str, Any]:
     return {**about, **{name: getattr(layer, name, None) for name in names}}
 
 
-def _network(tensors: Tensors, about: dict[str, Any], base: Outline, levels: int) -> Drafter:
+def _network(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int) -> Drafter:
     """Return a drafter of the tensors' sizes, without their values. Raise UserError where it does not fit the base."""
     third = TYPE in about or any(n.endswith("hidden_norm.weight") for n in tensors)
     if third != bool(levels):
@@ -107,7 +107,7 @@ def _network(tensors: Tensors, about: dict[str, Any], base: Outline, levels: int
         return Eagle3Drafter(shape, config, base.vocab_size) if levels else Eagle1Drafter(shape, config)
 
 
-def _check_supported(fields: Eagle3Fields, base: Outline) -> None:
+def _check_supported(fields: Eagle3Fields, base: ModelInfo) -> None:
     """Raise UserError for a variant that is not computed here, and for a drafter of another model."""
     if fields.num_hidden_layers != 1:
         raise UserError(f"num_hidden_layers in config.json is {fields.num_hidden_layers}, a drafter of 1 can be read")
@@ -128,7 +128,7 @@ def _size(tensors: Tensors, name: str) -> tuple[int, int]:
     return rows, columns
 
 
-def _shape(tensors: Tensors, about: dict[str, Any], base: Outline, levels: int) -> Shape:
+def _shape(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int) -> Shape:
     hidden, fc_width = _size(tensors, "fc.weight")
     rows, width = _size(tensors, f"{FIRST}.self_attn.q_proj.weight")
     heads, head_dim = _heads(about, rows)
@@ -170,7 +170,7 @@ def _heads(about: dict[str, Any], rows: int) -> tuple[int, int]:
     return heads, head_dim
 
 
-def _check_hidden(hidden: int, fc_width: int, base: Outline, levels: int, own_embedding: bool) -> None:
+def _check_hidden(hidden: int, fc_width: int, base: ModelInfo, levels: int, own_embedding: bool) -> None:
     """Raise UserError where the drafter's width is for another model."""
     if levels and fc_width != levels * base.hidden_size:
         raise UserError(f"fc.weight reads {fc_width} numbers, not {levels} hidden states of {base.hidden_size}")
@@ -188,7 +188,7 @@ QUESTION = "Explain in a few sentences why the sky is blue, and name two other t
 TOKENS = 48  # of the target's own answer, on which candidates are compared
 
 
-def layers_of(config: dict[str, Any], base: Outline) -> Sequence[tuple[int, ...]]:
+def layers_of(config: dict[str, Any], base: ModelInfo) -> Sequence[tuple[int, ...]]:
     """Return the layers whose inputs EAGLE-3 reads by config.json; several candidates where it can be read two ways.
 
     `eagle_aux_hidden_state_layer_ids` names inputs of layers in some projects and their outputs in others.
@@ -206,7 +206,7 @@ def layers_of(config: dict[str, Any], base: Outline) -> Sequence[tuple[int, ...]
     return inputs, outputs
 
 
-def _stated_layers(config: Mapping[str, Any], base: Outline) -> tuple[int, ...]:
+def _stated_layers(config: Mapping[str, Any], base: ModelInfo) -> tuple[int, ...]:
     """Return the layers by speculators' layout, counted as vLLM does: id i is the input of layer i.
 
     Not stated: 2, N/2, N - 3.
@@ -226,7 +226,7 @@ def _stated_layers(config: Mapping[str, Any], base: Outline) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def checked_layers(layers: Any, base: Outline, what: str) -> tuple[int, ...]:
+def checked_layers(layers: Any, base: ModelInfo, what: str) -> tuple[int, ...]:
     """Return a list of layers, FINAL allowed. Raise UserError for those that the model does not have."""
     try:
         named = user_files.convert(layers, list[int])
@@ -247,10 +247,10 @@ def best_layers(target: Target, drafter: Drafter, candidates: Sequence[tuple[int
         return candidates[0]
     prompt = _prompt(target)
     tokens = min(TOKENS, target.context_length - len(prompt))
-    answer = generate(Autoregressive(target), prompt, Limits(tokens), Sampling()).tokens
+    answer = generate(Autoregressive(target), prompt, StopParams(tokens), SamplingParams()).tokens
     ids = torch.tensor([[*prompt, *answer]], device=target.device)
-    taps = sorted({layer for layers in candidates for layer in layers})
-    states = target.prefill(ids[:, :-1], target.new_cache(ids.shape[1]), taps, every=True).taps
+    hidden_states = sorted({layer for layers in candidates for layer in layers})
+    states = target.prefill(ids[:, :-1], target.new_cache(ids.shape[1]), hidden_states, every=True).hidden_states
     drafter = drafter.to(target.device, target.dtype).eval()
     rotary = Rotary(drafter.config, target.device)
     right = [_hits(target, drafter, rotary, ids, [states[i] for i in layers], len(prompt)) for layers in candidates]
@@ -272,8 +272,8 @@ def _prompt(target: Target) -> list[int]:
         ids = target.encode_chat([{"role": "user", "content": QUESTION}])
         if len(ids) < target.context_length:
             return ids
-    begin = target.config.bos_token_id
-    return [begin if isinstance(begin, int) else 0]
+    on_prefill = target.config.bos_token_id
+    return [on_prefill if isinstance(on_prefill, int) else 0]
 
 
 # -- writing in speculators' layout --------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def published_name(name: str) -> str:
 
 
 def config_of(
-    drafter: Drafter, about: Mapping[str, Any], layers: tuple[int, ...], drafts: int, base: Outline
+    drafter: Drafter, about: Mapping[str, Any], layers: tuple[int, ...], drafts: int, base: ModelInfo
 ) -> dict[str, Any]:
     """Return config.json in speculators' layout.
 

@@ -17,11 +17,11 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from specbench_ss.engine.architectures import Outline
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafting import FeatureDecoder, Read, pass_drafter
 from specbench_ss.methods._shared.heads import (
@@ -72,12 +72,12 @@ class EagleDecoder(FeatureDecoder):
         self.newest = torch.empty(0)  # [1, 1, h], output of the last slot, from which the root's children are drafted
 
     @classmethod
-    def layers_of(cls, options: Any, config: dict[str, Any], base: Outline, path: Path) -> Sequence[tuple[int, ...]]:
+    def layers_of(cls, options: Any, config: dict[str, Any], base: ModelInfo, path: Path) -> Sequence[tuple[int, ...]]:
         """Return the target layers whose inputs are read; several candidates where config.json is ambiguous."""
         return ((FINAL,),)
 
     @classmethod
-    def read(cls, options: Any, path: Path, base: Outline, read: Read) -> tuple[Drafter, dict[str, Any]]:
+    def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[Drafter, dict[str, Any]]:
         config = drafter_config(path, cls.name)
         layers = cls.layers_of(options, config, base, path)[0]
         return read_drafter(path, base, cls.name, len(layers) if cls.third else 0, read), config
@@ -87,7 +87,7 @@ class EagleDecoder(FeatureDecoder):
         layers = cls.layers_of(options, config, target, path)
         return cls(target, options, drafter, config, best_layers(target, drafter, layers))
 
-    def with_options(self, options: Any) -> Self:
+    def apply_options(self, options: Any) -> Self:
         return type(self)(self.target, options, self.drafter, self.config, self.layers)
 
     # -- slots of true hidden states ----------------------------------------------------------------------------
@@ -97,36 +97,36 @@ class EagleDecoder(FeatureDecoder):
     def drafted_rows(self) -> int:
         """Return the most rows of a step in the drafter's cache behind those of true hidden states."""
 
-    def begin(self, state: State) -> None:
+    def on_prefill(self, state: DecodeState) -> None:
         """Fill a slot for every position of the prompt; drop the last prompt's."""
         self.target.empty(self.cache, state.cache.capacity + self.drafted_rows)
         self._extend(state, indices(state.ids[1:], self.target.device), self._features)
         self._features = []
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
         """Fill a slot for every newly accepted position."""
         self._extend(state, *self.accepted(verdict, output))
 
-    def _extend(self, state: State, tokens: Tensor, features: Sequence[Tensor]) -> None:
+    def _extend(self, state: DecodeState, tokens: Tensor, features: Sequence[Tensor]) -> None:
         """Add slots that stay: tokens [n], each the one after its hidden states [1, n, h_t]."""
         past, n = self.cache.get_seq_length(), len(tokens)
         mask = self.target.causal_mask(n, past) if past and n > 1 else None
         fused = self.drafter.fuse(features)
         embedded = self.drafter.embed(tokens[None], self.target)
         out = self.run_drafter((embedded, fused), [mask], self.rotary_at(past, n, fused.dtype))
-        self.cache.advance(n)
+        self.cache.commit(n)
         self.newest = out[:, -1:]
-        state.draft_calls += 1
+        state.num_draft_forwards += 1
 
     # -- slots of drafted nodes ---------------------------------------------------------------------------------
 
-    def rotary_ahead(self, state: State, levels: int) -> tuple[Tensor, Tensor]:
+    def rotary_ahead(self, state: DecodeState, levels: int) -> tuple[Tensor, Tensor]:
         """Return cos, sin [1, levels, head_dim] of drafted nodes: a level has one position."""
         return self.rotary_at(state.position, levels, self.newest.dtype)
 
     def descend(
         self,
-        state: State,
+        state: DecodeState,
         tokens: Tensor,
         states: Tensor,
         visible: Tensor,
@@ -141,8 +141,8 @@ class EagleDecoder(FeatureDecoder):
         cos, sin = (x[:, level : level + 1] for x in rotary)
         embedded = self.drafter.embed(tokens[None], self.target)
         out = self.run_drafter((embedded, states), [mask], (cos, sin))
-        self.cache.advance(len(tokens))
-        state.draft_calls += 1
+        self.cache.commit(len(tokens))
+        state.num_draft_forwards += 1
         return out
 
     def run_drafter(
@@ -235,19 +235,21 @@ class Eagle(EagleDecoder):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.tree = self.settle(self.options, self.config, self.drafter, self.target)
+        self.tree = self.resolve_options(self.options, self.config, self.drafter, self.target)
         self.passes, self.passed = passes_of(self.tree, self.target.device)
         self.siblings = max(map(len, self.tree.shape.children()))  # the most of a node
 
     @classmethod
-    def settle(cls, options: EagleOptions, config: Mapping[str, Any], drafter: Any, base: Outline) -> MedusaTree:
+    def resolve_options(
+        cls, options: EagleOptions, config: Mapping[str, Any], drafter: Any, base: ModelInfo
+    ) -> MedusaTree:
         depth = options.depth or MOST_DEPTH
         tree = tree_of(asked_tree(options.tree, options.nodes, config, depth, cls.name, PUBLISHED, "levels"), cls.name)
         check_tree(tree, depth, drafter.draft_vocab or base.vocab_size, cls.name)
         return tree
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """Return random weights on the published tree and on a deep one, and with sampled candidates."""
 
         def make(accuracies: list[list[float]], **options: Any) -> Callable[[], Decoder]:
@@ -264,10 +266,10 @@ class Eagle(EagleDecoder):
             "sampled": make(fair, tree="published", sample="on"),
         }
 
-    def described(self) -> dict[str, Any]:
-        return super().described() | self.tree.described() | {"sample": self.options.sample}
+    def metadata(self) -> dict[str, Any]:
+        return super().metadata() | self.tree.metadata() | {"sample": self.options.sample}
 
-    def tunable(self) -> Mapping[str, Sequence[Any]]:
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
         """Return sizes of the tree, where accuracies to build it from are known, and depths."""
         nodes = {"nodes": NODES} if tunable_nodes(self.options.tree, self.config, self.name) else {}
         if self.options.tree not in ("auto", "published"):
@@ -275,14 +277,14 @@ class Eagle(EagleDecoder):
         deepest = len(self.config["accuracies"]) if nodes else max(map(len, PUBLISHED))
         return {**nodes, "depth": range(1, deepest + 1)}
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         return len(self.tree.shape.parents)
 
     @property
     def drafted_rows(self) -> int:
         return len(self.passed) - 1
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """Draft each level from the states of the level above, on the static tree."""
         sampled = self.options.sample == "on" and not state.sampling.greedy
         rotary = self.rotary_ahead(state, len(self.passes))
@@ -299,7 +301,7 @@ class Eagle(EagleDecoder):
                 states = self.descend(
                     state, tokens[-1][level.inner], states[:, level.carry], level.visible, rotary, depth
                 )
-        self.cache.keep(state.position, ())  # slots of true hidden states
+        self.cache.compact(state.position, ())  # slots of true hidden states
         return DraftTree(torch.cat(tokens), self.tree.shape, self._probs(qs) if sampled else None)
 
     def _probs(self, qs: list[Tensor]) -> Tensor:
@@ -366,10 +368,10 @@ class Eagle2(EagleDecoder):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.size = self.settle(self.options, self.config, self.drafter, self.target)
+        self.size = self.resolve_options(self.options, self.config, self.drafter, self.target)
 
     @classmethod
-    def settle(cls, options: DynamicOptions, config: Mapping[str, Any], drafter: Any, base: Outline) -> Size:
+    def resolve_options(cls, options: DynamicOptions, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> Size:
         return cls.size_of(options, drafter.draft_vocab or base.vocab_size)
 
     @classmethod
@@ -381,7 +383,7 @@ class Eagle2(EagleDecoder):
         return Size(min(total - 1, k + depth * k * k), depth, k)
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
 
         def make(**options: Any) -> Callable[[], Decoder]:
             return lambda: cls(target, DynamicOptions(**options), random_eagle(target), {})
@@ -393,11 +395,11 @@ class Eagle2(EagleDecoder):
             "one level": make(depth=0, top_k=4),
         }
 
-    def described(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         s = self.size
-        return super().described() | {"total_tokens": s.drafted + 1, "depth": s.depth, "top_k": s.top_k}
+        return super().metadata() | {"total_tokens": s.drafted + 1, "depth": s.depth, "top_k": s.top_k}
 
-    def tunable(self) -> Mapping[str, Sequence[Any]]:
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
         s, vocab = self.size, self.drafter.draft_vocab or self.target.vocab_size
         most = s.top_k + s.depth * s.top_k**2
         return {
@@ -406,14 +408,14 @@ class Eagle2(EagleDecoder):
             "top_k": [k for k in BEAMS if k <= vocab],
         }
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         return 1 + self.size.drafted
 
     @property
     def drafted_rows(self) -> int:
         return self.size.depth * self.size.top_k
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """Draft beams by path probability, level by level (EAGLE-2 sec. 4.1); keep the best nodes (sec. 4.2)."""
         size, first = self.size, self.newest
         rotary = self.rotary_ahead(state, max(1, size.depth))
@@ -427,7 +429,7 @@ class Eagle2(EagleDecoder):
 
         root_logits = self.drafter.logits(first, self.target)[0, 0]
         tree = grow(state.root, root_logits, self._choose, expand, size.depth + 1, size.drafted)
-        self.cache.keep(state.position, ())  # slots of true hidden states
+        self.cache.compact(state.position, ())  # slots of true hidden states
         return tree
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -448,7 +450,7 @@ class Eagle3(Eagle2):
     published_depth = 7
 
     @classmethod
-    def layers_of(cls, options: Any, config: dict[str, Any], base: Outline, path: Path) -> Sequence[tuple[int, ...]]:
+    def layers_of(cls, options: Any, config: dict[str, Any], base: ModelInfo, path: Path) -> Sequence[tuple[int, ...]]:
         """Return the layers by the option of that name, else by config.json, errors of which name the weights."""
         if options.layers != "auto":
             try:
@@ -463,7 +465,7 @@ class Eagle3(Eagle2):
             raise UserError(f"{error} ({path})") from None
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
 
         def make(reduced: bool, **options: Any) -> Callable[[], Decoder]:
             def build() -> Decoder:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from specbench_ss.engine.kv_cache import StreamCache
+from specbench_ss.engine.kv_cache import PrefixCache
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafter_network import input_levels
@@ -28,7 +28,7 @@ from specbench_ss.methods.eagle.drafter import new_eagle, new_eagle3
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.options import Bounded, option
 from specbench_ss.training.batch import BaseStates, Batch
-from specbench_ss.training.losses import TOP, Targets, head_sums, mean_loss, targets_option
+from specbench_ss.training.losses import TOP, LossKind, head_sums, loss_option, mean_loss
 
 NOISE_LENGTH = 512  # the published noise is for rows of this length, and less in longer ones
 PUBLISHED_DEPTH = 5  # of the static tree: levels for which accuracies are measured
@@ -45,17 +45,17 @@ class UnrolledTrainer(FeatureTrainer):
         at, t = batch.anchors.at, batch.ids.shape[1]
         every = torch.arange(t, device=at.device).expand(len(at), -1)
         places = every if batch.documents is None else batch.documents.places
-        cache = StreamCache({0: None}, mains=t)
+        cache = PrefixCache({0: None}, mains=t)
         out = self._pass(batch, every, places, self.module.fuse(features), cache, 0)
         state = out.gather(1, at[..., None].expand(-1, -1, out.shape[-1]))
         yield state
         places = places.gather(1, at)
         for j in range(1, levels):
-            cache = StreamCache(cache.kept, mains=at.shape[1])
+            cache = PrefixCache(cache.kept, mains=at.shape[1])
             state = self._pass(batch, at, places, state, cache, j)
             yield state
 
-    def _pass(self, batch: Batch, at: Tensor, places: Tensor, state: Tensor, cache: StreamCache, level: int) -> Tensor:
+    def _pass(self, batch: Batch, at: Tensor, places: Tensor, state: Tensor, cache: PrefixCache, level: int) -> Tensor:
         """Return the outputs of rows at [B, r] with their states [B, r, h], `level` tokens further on."""
         ahead = (at + 1 + level).clamp_max(batch.ids.shape[1] - 1)
         tokens = self.module.embed(batch.ids.gather(1, ahead), self.target)
@@ -95,7 +95,7 @@ class EagleTrainOptions(Bounded):
     feature_weight: Annotated[float, Ge(0)] = option(1.0, "Weight of the smooth L1 loss between features.")
     token_weight: Annotated[float, Ge(0)] = option(0.1, "Weight of the cross-entropy of the token.")
     noise: Annotated[float, Ge(0)] = option(0.2, "Width of the uniform noise on features, for rows of 512 tokens.")
-    targets: Targets = targets_option("distribution")
+    loss: LossKind = loss_option("kl")
 
     def check_together(self) -> None:
         """Raise UserError where there is nothing to learn."""
@@ -133,7 +133,7 @@ class EagleTrainer(UnrolledTrainer):
         drafted, true = out[known], states.final[known.nonzero()[:, 0], (at + 1)[known]]  # [n, h]
         feature = F.smooth_l1_loss(drafted.float(), true.float(), reduction="none").mean(-1).sum() / count
         with torch.no_grad():
-            teacher = self.target.logits(true)[:, None] if o.targets == "distribution" else None
+            teacher = self.target.logits(true)[:, None] if o.loss == "kl" else None
         summed, right = head_sums(self.module.logits(drafted, self.target)[:, None], labels[known], teacher)
         token = summed[0] / count
         if torch.is_grad_enabled():
@@ -170,7 +170,7 @@ class Eagle3TrainOptions(Bounded):
     decay: Annotated[float, Gt(0)] = option(
         0.8, "Weight of a level's loss as a multiple of the weight of the one before it."
     )
-    targets: Targets = targets_option("distribution")
+    loss: LossKind = loss_option("kl")
     format: Literal["published", "speculators"] = option(
         "published", "Layout of the folder: as EAGLE-3 was published, or as speculators writes it, for vLLM."
     )

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.architectures import Outline
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree, indices
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafting import Read, pass_drafter
 from specbench_ss.methods._shared.heads import HeadsOptions, MedusaTree, TreeHeads
@@ -71,20 +71,20 @@ class Hydra(TreeHeads):
         if heads.prefix is not None:
             heads.prefix.settle()
         self.tap = state_tap(self.config, target.n_layers)
-        self.taps = () if self.tap == FINAL else (self.tap,)
+        self.hidden_states = () if self.tap == FINAL else (self.tap,)
         self.levels = levels_of(tree, target.device)
         self.embedding: Tensor = target.model.get_input_embeddings().weight
         self.cache = Cache(1, 0)  # of the prefix layer
         self.prefix_state = torch.empty(0)  # [1, h], at the position before the root
 
     @classmethod
-    def read(cls, options: Any, path: Path, base: Outline, read: Read) -> tuple[HydraHeads, dict[str, Any]]:
+    def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[HydraHeads, dict[str, Any]]:
         heads, config = read_heads(path, base, read)
         state_tap(config, base.n_layers)
         return heads, config
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """Return random heads: both prefixes and LM heads, an earlier state, and a rule that is lossy."""
 
         def make(heads: int = 3, options: HydraOptions | None = None, **form: Any) -> Callable[[], Decoder]:
@@ -118,23 +118,23 @@ class Hydra(TreeHeads):
 
     # -- the loop's calls ---------------------------------------------------------------------------------------
 
-    def prefill(self, state: State, ids: Tensor) -> Output:
+    def prefill(self, state: DecodeState, ids: Tensor) -> Output:
         """The prefix layer reads every position of the prompt."""
         if self.heads.prefix is None:
             return super().prefill(state, ids)
-        output = self.target.prefill(ids, state.cache, self.taps, every=True)
+        output = self.target.prefill(ids, state.cache, self.hidden_states, every=True)
         self.target.empty(self.cache, state.cache.capacity)
-        self._extend(output.taps[self.tap])
+        self._extend(output.hidden_states[self.tap])
         return output
 
-    def begin(self, state: State) -> None:
+    def on_prefill(self, state: DecodeState) -> None:
         """Without a prefix layer the base's last state is the prefix state."""
         if self.heads.prefix is None:
-            self.prefix_state = state.taps[self.tap][0]
+            self.prefix_state = state.hidden_states[self.tap][0]
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """Head by head: each sees the tokens that the one before it drafted, on every path that goes on."""
-        (tokens,) = self.target.called(self, self._drafted, state.root, self.prefix_state)
+        (tokens,) = self.target.run_graphed(self, self._drafted, state.root, self.prefix_state)
         return DraftTree(tokens, self.tree.shape)
 
     def _drafted(self, tokens: Tensor, prefix: Tensor) -> tuple[Tensor]:
@@ -146,12 +146,12 @@ class Hydra(TreeHeads):
             tokens = torch.cat((tokens, best[level.pick]))
         return (tokens,)
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
         """The prefix layer reads the states of all that was accepted."""
         if self.heads.prefix is None:
-            self.prefix_state = state.taps[self.tap][0]
+            self.prefix_state = state.hidden_states[self.tap][0]
         else:
-            self._extend(output.taps[self.tap][:, indices(verdict.path, self.target.device)])
+            self._extend(output.hidden_states[self.tap][:, indices(verdict.path, self.target.device)])
 
     def _extend(self, states: Tensor) -> None:
         """The base's states [1, q, h] of the next q positions through the prefix layer."""
@@ -161,7 +161,7 @@ class Hydra(TreeHeads):
         prefix = self.heads.prefix
         rotary = prefix.rotary(places, past + q, states.dtype)
         self.prefix_state = pass_drafter(self.target, prefix, prefix, (states,), self.cache, [mask], rotary)[0, -1:]
-        self.cache.advance(q)
+        self.cache.commit(q)
 
 
 def state_tap(config: dict[str, Any], layers: int) -> int:

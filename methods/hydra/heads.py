@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from specbench_ss.engine import attention as attention_ways
 from specbench_ss.engine import attention as grouped_attention
-from specbench_ss.engine.architectures import Outline, rotary_table
+from specbench_ss.engine.architectures import ModelInfo, rotary_table
 from specbench_ss.engine.attention import Heads
 from specbench_ss.engine.target import AnyCache, Target
 from specbench_ss.errors import UserError
@@ -62,7 +62,7 @@ class Prefix(nn.Module):
         weight, c = self.norm.weight, self.config
         assert c.num_key_value_heads and c.head_dim
         heads = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        attention_ways.in_words(Heads(str(weight.device), weight.dtype, *heads))
+        attention_ways.describe(Heads(str(weight.device), weight.dtype, *heads))
 
     def forward(self, x: Tensor, cache: AnyCache, masks: Sequence[Tensor | None], rotary: Any) -> Tensor:
         """States x [B, q, h] with their cos and sin -> [B, q, h]. masks: its one layer's, additive, None = causal."""
@@ -162,7 +162,7 @@ UNUSED = (f"{PUBLISHED_PREFIX}embed_tokens.weight", f"{PUBLISHED_PREFIX}layers.0
 _BLOCK = re.compile(r"^hydra_mlp\.(\d+)\.(\d+)\.")
 
 
-def read_heads(path: Path, base: Outline, read: Read) -> tuple[HydraHeads, dict[str, Any]]:
+def read_heads(path: Path, base: ModelInfo, read: Read) -> tuple[HydraHeads, dict[str, Any]]:
     """Heads of a file or folder, and their config. Raises UserError, naming the file, where they do not fit the base.
 
     Counts are read from the tensors. Of the config only what they cannot say counts: the architecture, and which of
@@ -180,7 +180,7 @@ def read_heads(path: Path, base: Outline, read: Read) -> tuple[HydraHeads, dict[
     return heads_from_tensors(tensors, base, f"hydra: {file}"), config
 
 
-def heads_from_tensors(tensors: dict[str, Tensor], base: Outline, what: str) -> HydraHeads:
+def heads_from_tensors(tensors: dict[str, Tensor], base: ModelInfo, what: str) -> HydraHeads:
     """Raises UserError that names unknown, missing or misshapen tensors."""
 
     places: dict[int, set[int]] = {}
@@ -229,7 +229,7 @@ def _called(name: str, wrapped: bool, published: bool) -> str:
     return name
 
 
-def prefix_of(tensors: dict[str, Tensor], base: Outline) -> LlamaConfig:
+def prefix_of(tensors: dict[str, Tensor], base: ModelInfo) -> LlamaConfig:
     """The prefix layer's shape: off its tensors, but for the heads, which are as many as the base's."""
     matrices = {name: t for name, t in tensors.items() if t.ndim == 2}
     rows = {name.rpartition("self_attn.k_proj")[1]: t.shape[0] for name, t in matrices.items() if "prefix" in name}
@@ -238,7 +238,7 @@ def prefix_of(tensors: dict[str, Tensor], base: Outline) -> LlamaConfig:
     return llama_layer(base, ffn=wide[0] if wide else 0, kv_rows=kv_rows)
 
 
-def check_embedding(saved: Tensor | None, base: Outline, file: Path) -> None:
+def check_embedding(saved: Tensor | None, base: ModelInfo, file: Path) -> None:
     """Raises UserError where the base's embedding, saved with the heads, is another one than this base's."""
     if saved is None:
         return

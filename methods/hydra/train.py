@@ -20,7 +20,7 @@ from specbench_ss.methods.hydra.heads import HydraHeads, start
 from specbench_ss.methods.medusa.train import MeasurableHeads
 from specbench_ss.options import option
 from specbench_ss.training.batch import Anchors, BaseStates, Batch
-from specbench_ss.training.losses import TOP, Targets, head_sums, mean_loss, ranked, targets_option
+from specbench_ss.training.losses import TOP, LossKind, head_sums, loss_option, mean_loss, topk_predictions
 from specbench_ss.training.trainer import DrafterTrainer
 
 
@@ -31,7 +31,7 @@ class HydraTraining(MeasurableHeads):
     owner: ClassVar[str] = "hydra"
     layers: Annotated[int, Ge(1)] = option(4, "Number of residual blocks of a head.")
     prefix: bool = option(True, "Put one more decoder layer before the heads (Hydra++).")
-    targets: Targets = targets_option("distribution")
+    loss: LossKind = loss_option("kl")
 
 
 class HydraTrainer(DrafterTrainer):
@@ -73,7 +73,7 @@ class HydraTrainer(DrafterTrainer):
             "hydra_num_layers": heads.layers,
             "hydra_head_arch": "mlp" if heads.prefix is None else "prefix-mlp",
         }
-        self.taps = () if tap == FINAL else (tap,)
+        self.hidden_states = () if tap == FINAL else (tap,)
 
     @classmethod
     def loaded(cls, target: Target, weights: str) -> Self:
@@ -97,7 +97,7 @@ class HydraTrainer(DrafterTrainer):
         sums = []
         for i, logits in enumerate(self._logits(states, anchors)):
             with torch.no_grad():
-                teacher = self.target.logits(final[:, i, None]) if self.options.targets == "distribution" else None
+                teacher = self.target.logits(final[:, i, None]) if self.options.loss == "kl" else None
             sums.append(head_sums(logits[:, None], labels[:, i, None], teacher))
         return mean_loss((torch.cat([a for a, _ in sums]), torch.cat([b for _, b in sums])), whole, [1.0] * n)
 
@@ -106,11 +106,11 @@ class HydraTrainer(DrafterTrainer):
         """Given that all tokens before are the text's, of which a path's probability is the product."""
         top = min(TOP, self.target.vocab_size)
         guesses = [logits.topk(top).indices for logits in self._logits(states, batch.anchors)]
-        return ranked(torch.stack(guesses), batch.anchors)
+        return topk_predictions(torch.stack(guesses), batch.anchors)
 
     def _read(self, states: BaseStates) -> Tensor:
         """The base's states that the heads or the prefix layer read, [B, T, h]."""
-        return states.final if self.tap == FINAL else states.taps[self.tap]
+        return states.final if self.tap == FINAL else states.hidden_states[self.tap]
 
     def _logits(self, states: BaseStates, anchors: Anchors) -> list[Tensor]:
         """Of every head, [B*A, V]."""

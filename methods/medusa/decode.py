@@ -10,11 +10,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.architectures import Outline
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import fine_tuned
 from specbench_ss.methods._shared.drafting import Read
@@ -53,7 +53,7 @@ class Medusa(TreeHeads):
         self._ahead: Tensor | None = None  # [heads, V], what the last pass made for this draft; None = nothing
 
     @classmethod
-    def read(cls, options: Any, path: Path, base: Outline, read: Read) -> tuple[MedusaHeads, dict[str, Any]]:
+    def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[MedusaHeads, dict[str, Any]]:
         """In any published layout. Those inside or beside another backbone are for that: it must be the base."""
         heads, config, whole = read_heads(path, base, read, cls.name)
         if (whole or (path / ADAPTER).is_file() or fine_tuned.holds_model(path)) and not cls.accepts_whole(path, base):
@@ -63,13 +63,13 @@ class Medusa(TreeHeads):
         return heads, config
 
     @classmethod
-    def accepts_whole(cls, path: Path, base: Outline) -> bool:
+    def accepts_whole(cls, path: Path, base: ModelInfo) -> bool:
         """Whether heads that came inside a whole model are for this base."""
         downloaded = f"models--{base.name.replace('/', '--')}"  # how the hub's cache calls its folder
         return downloaded in path.parts if base.folder is None else base.folder.resolve() == path.resolve()
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """Return random heads on trees by accuracy and as published, every rule, the base's LM head and their own."""
 
         def make(heads: int = 3, own: bool = True, layers: int = 1, **options: Any) -> Callable[[], Decoder]:
@@ -93,14 +93,14 @@ class Medusa(TreeHeads):
         module = MedusaHeads(heads, layers, target.hidden_size, target.vocab_size, own_unembed)
         return cls.example(target, module, {}, options)
 
-    def begin(self, state: State) -> None:
+    def on_prefill(self, state: DecodeState) -> None:
         """Nothing was drafted yet."""
         self._ahead = None
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """Top tokens of every head, placed on the tree."""
         if self._ahead is None:
-            (tokens,) = self.target.called(self, self._drafted, state.root, state.taps[FINAL][0])
+            (tokens,) = self.target.run_graphed(self, self._drafted, state.root, state.hidden_states[FINAL][0])
         else:
             tokens = self._chosen(state.root, self._ahead)
         return DraftTree(tokens, self.tree.shape)
@@ -114,20 +114,20 @@ class Medusa(TreeHeads):
         candidates = logits.topk(self.tree.width).indices.flatten()  # [heads * width]
         return torch.cat((root, candidates[self.gather]))
 
-    def forward(self, state: State, tree: DraftTree) -> Output:
+    def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Verify; heads that share the LM head draft for every node in the same product, where rows are few."""
         if self.heads.unembed is not None or len(tree) * (1 + self.depth) > MOST_FUSED:
             return super().forward(state, tree)
-        return self.target.forward_tree(tree, state.cache, self.taps, self._drafting)
+        return self.target.forward_tree(tree, state.cache, self.hidden_states, self._drafting)
 
     def _drafting(self, final: Tensor) -> Tensor:
         """What the heads make of final states [n, h]: rows for the LM head, [heads * n, h]."""
         states: Tensor = self.heads.states(final, self.depth)
         return states.flatten(0, 1)
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
         """Keep the draft's logits at the last accepted node, where the pass made them."""
-        super().observe(state, verdict, output)
+        super().update(state, verdict, output)
         made = output.extra
         self._ahead = None if made is None else made.unflatten(0, (self.depth, -1))[:, verdict.path[-1]]
 
@@ -142,7 +142,7 @@ class Medusa2AROptions:
     weights: str = option("", "Folder as for `medusa2`. Empty: the one that came with the model.")
 
 
-class Medusa2(fine_tuned.OwnModel, Medusa):
+class Medusa2(fine_tuned.FineTunedDecoder, Medusa):
     """Medusa in the backbone that was trained with the heads."""
 
     name = NAME
@@ -151,12 +151,12 @@ class Medusa2(fine_tuned.OwnModel, Medusa):
     model_options = Medusa2AROptions
 
     @classmethod
-    def accepts_whole(cls, path: Path, base: Outline) -> bool:
+    def accepts_whole(cls, path: Path, base: ModelInfo) -> bool:
         """It decodes with that model."""
         return True
 
     @classmethod
-    def outline_of(cls, base: Outline, path: Path) -> Outline:
+    def outline_of(cls, base: ModelInfo, path: Path) -> ModelInfo:
         """The backbone by its configuration. Raises UserError where a folder holds none, or one of other words."""
         if (path / ADAPTER).is_file():
             fine_tuned.check_lora(path, NAME)
@@ -180,7 +180,7 @@ class Medusa2(fine_tuned.OwnModel, Medusa):
         )
 
     @classmethod
-    def check_own_model(cls, options: Any, base: Outline) -> None:
+    def check_own_model(cls, options: Any, base: ModelInfo) -> None:
         path = drafter_here(options.weights, NAME, base)
         if path is not None:
             cls.outline_of(base, path)
@@ -190,11 +190,11 @@ class Medusa2(fine_tuned.OwnModel, Medusa):
         return cls.model_of(target, drafter_folder(options.weights, NAME, target))
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        return super().examples(fine_tuned.fine_tuned(target))
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        return super().test_instances(fine_tuned.fine_tuned(target))
 
 
-class Medusa2Autoregressive(fine_tuned.OwnAutoregressive):
+class Medusa2Autoregressive(fine_tuned.FineTunedAutoregressive):
     """The backbone of a Medusa-2 checkpoint, one token a step."""
 
     name = "medusa2-ar"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.models.checkpoint import load_into, read_config, read_shapes
@@ -126,7 +126,7 @@ HEADS_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 INSIDE = "medusa_head."  # what the names of heads begin with in a whole model
 
 
-def read_heads(path: Path, base: Outline, read: Read, method: str) -> tuple[MedusaHeads, dict[str, Any], bool]:
+def read_heads(path: Path, base: ModelInfo, read: Read, method: str) -> tuple[MedusaHeads, dict[str, Any], bool]:
     """(heads, their config, whether they came inside a whole model).
 
     Raises UserError, naming the file, where there are none or they do not fit the base.

@@ -24,7 +24,7 @@ from specbench_ss.methods.medusa.heads import HEADS_FILES, MedusaHeads
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.options import Bounded, option
 from specbench_ss.training.batch import BaseStates, Batch, Documents, base_states, run_rows
-from specbench_ss.training.losses import TOP, Ramp, Targets, head_loss, ranked, targets_option
+from specbench_ss.training.losses import TOP, LossKind, LossWarmup, head_loss, loss_option, topk_predictions
 from specbench_ss.training.trainer import DrafterTrainer
 
 DECAY = 0.8
@@ -65,7 +65,7 @@ def heads_accuracies(
 ) -> tuple[Tensor, Tensor]:
     """Return how often the r-th guess of head i is right: (hits [n, top], positions [n])."""
     logits: Tensor = heads(states.at(states.final, batch.anchors).flatten(0, 1), shared)  # [n, B*A, V]
-    return ranked(logits.topk(min(TOP, logits.shape[-1])).indices, batch.anchors)
+    return topk_predictions(logits.topk(min(TOP, logits.shape[-1])).indices, batch.anchors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class MedusaTraining(MeasurableHeads):
     """Options of `ssbench train medusa`."""
 
     owner: ClassVar[str] = "medusa"
-    targets: Targets = targets_option("tokens")
+    loss: LossKind = loss_option("ce")
 
 
 class MedusaTrainer(DrafterTrainer):
@@ -124,7 +124,7 @@ class MedusaTrainer(DrafterTrainer):
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return eq. 1 over all heads, from the base's distributions where the option `targets` asks for them."""
         teacher = None
-        if self.options.targets == "distribution":
+        if self.options.loss == "kl":
             with torch.no_grad():
                 teacher = self.target.logits(states.ahead(batch.anchors.at, self.ahead).flatten(0, 1))
         return heads_loss(self.module, states.at(states.final, batch.anchors), self.target.logits, batch, teacher)
@@ -172,7 +172,7 @@ class Medusa2Trainer(DrafterTrainer):
         self.backbone = lora_parameters(model) if o.lora_rank else list(model.parameters())
         self.heads = new_heads(target, o.heads, o.own_unembed)
         self.config, self.ahead = config_of(self.heads), o.heads
-        self.ramp = Ramp(o.ramp)
+        self.ramp = LossWarmup(o.ramp)
         self.module = nn.ModuleList([self.heads, nn.ParameterList(self.backbone), self.ramp])
 
     def parameter_groups(self) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import typer
 from specbench_ss.errors import UserError
 
 if TYPE_CHECKING:
-    from specbench_ss.engine.architectures import Outline
+    from specbench_ss.engine.architectures import ModelInfo
 
 app = typer.Typer(
     help="Build or inspect a datastore: text in which the method rest looks drafts up.", no_args_is_help=True
@@ -42,19 +42,22 @@ def build(
             "--lab", min=0, metavar="N", help="Add this many training conversations that the lab's generators write."
         ),
     ] = 0,
-    own_answers: Annotated[
+    regenerate_responses: Annotated[
         bool,
         typer.Option(
-            "--own-answers",
+            "--regenerate-responses",
             help="Let the model answer the questions of --data itself, greedily, and keep these answers alone. "
-            "They are made once, as for `ssbench train --own-answers`, and kept in the cache.",
+            "They are made once, as for `ssbench train --regenerate-responses`, and kept in the cache.",
         ),
     ] = False,
     answer_limit: Annotated[
-        int, typer.Option("--answer-limit", min=1, help="With --own-answers: the longest answer, in tokens.")
+        int, typer.Option("--answer-limit", min=1, help="With --regenerate-responses: the longest answer, in tokens.")
     ] = 256,
     length: Annotated[
-        int, typer.Option("--length", min=2, help="With --own-answers: the most tokens of a question and its answer.")
+        int,
+        typer.Option(
+            "--length", min=2, help="With --regenerate-responses: the most tokens of a question and its answer."
+        ),
     ] = 512,
     draft: Annotated[
         int,
@@ -89,17 +92,19 @@ def build(
 
     if not data and not lab:
         raise UserError("datastore: give text with --data FILE, or --lab N")
-    if own_answers and (lab or not data):
-        raise UserError("datastore: --own-answers answers the questions of --data, and is not given with --lab")
+    if regenerate_responses and (lab or not data):
+        raise UserError(
+            "datastore: --regenerate-responses answers the questions of --data, and is not given with --lab"
+        )
     if out.exists() and any(out.iterdir()):
         raise UserError(f"datastore: --out {out} holds files already: give another folder")
     check_place(out)
     names = [*(Path(name).name for name in data or ()), *([f"{lab} conversations of the lab"] if lab else [])]
-    base: Outline
-    if own_answers:
+    base: ModelInfo
+    if regenerate_responses:
         dtype = str(resolve_dtype("auto", resolve_device("auto"))).removeprefix("torch.")  # as `ssbench train` has it
         base = load_target(model, dtype=dtype, trust_remote_code=trust_remote_code, chat_template=chat_template)
-        documents = text.own_answers(base, data or (), answer_limit, length)
+        documents = text.regenerate_responses(base, data or (), answer_limit, length)
         names = [f"own answers to {', '.join(names)}"]
     else:
         base = outline_of(model, trust_remote_code=trust_remote_code, chat_template=chat_template)

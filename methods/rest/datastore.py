@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbench_ss import __version__, user_files
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.errors import UserError, first_line, os_reason
 from specbench_ss.user_files import read_json
 
@@ -126,7 +126,7 @@ class Datastore:
     advice: Mapping[str, Any] | None = None
     place: str = HEADER
 
-    def check_fits(self, base: Outline, place: Path | str) -> None:
+    def check_fits(self, base: ModelInfo, place: Path | str) -> None:
         """Raises UserError where these are not ids of the base's tokenizer."""
         if self.vocabulary and base.tokenizer is not None and self.vocabulary != vocabulary_hash(base.tokenizer):
             raise UserError(f"rest: datastore {place} was made with another tokenizer than that of {base.name!r}")
@@ -253,7 +253,13 @@ Documents = Iterable[NDArray[np.int32]]
 
 
 def build(
-    documents: Documents, base: Outline, made_of: str, out: Path, chunk: int = CHUNK, draft: int = 0, small: int = SMALL
+    documents: Documents,
+    base: ModelInfo,
+    made_of: str,
+    out: Path,
+    chunk: int = CHUNK,
+    draft: int = 0,
+    small: int = SMALL,
 ) -> dict[str, Any]:
     """Write the datastore of these documents' ids into the folder, whole or not at all; returns its header.
 
@@ -280,7 +286,7 @@ def build(
     return header
 
 
-def _write(documents: Documents, base: Outline, made_of: str, folder: Path, chunk: int) -> dict[str, Any]:
+def _write(documents: Documents, base: ModelInfo, made_of: str, folder: Path, chunk: int) -> dict[str, Any]:
     whole, sizes, count = hashlib.sha256(), list[int](), 0
     for held in _gathered(documents, chunk):
         made = sorted_chunk(_laid_out(held))

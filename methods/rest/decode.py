@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from annotated_types import Ge, Le
 
-from specbench_ss.engine.architectures import Outline
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.target import Output, Target
-from specbench_ss.engine.tree import MOST_NODES, DraftTree, sent, shape_of
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.tree import MOST_NODES, DraftTree, to_device_async, topology_of
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.lossy_acceptance import accept_rows
+from specbench_ss.methods._shared.lossy_acceptance import accept_per_path
 from specbench_ss.methods.rest.datastore import Datastore, Prefixes, best_prefixes, open_datastore, retrieve
 from specbench_ss.models.checkpoint import read_advice
 from specbench_ss.options import Bounded, option
@@ -49,9 +49,9 @@ class RESTOptions(Bounded):
         5000, "How many occurrences are read at most in each chunk of the datastore."
     )
     length: Annotated[int, Ge(1)] = option(10, "How many tokens are read behind each occurrence.")
-    accept: Literal["exact", "rows"] = option(
+    accept: Literal["exact", "per-path"] = option(
         "exact",
-        "Rule by which drafted tokens are accepted. rows: each path on its own, as published, "
+        "Rule by which drafted tokens are accepted. per-path: each path on its own, as published, "
         "which is lossy where tokens are sampled.",
     )
 
@@ -75,7 +75,7 @@ class REST(Decoder):
         self.lossless = options.accept == "exact"
 
     @classmethod
-    def check(cls, options: Any, base: Outline) -> None:
+    def check(cls, options: Any, base: ModelInfo) -> None:
         cls.with_advice(options, base, cls.opened(options, base))
 
     @classmethod
@@ -84,19 +84,19 @@ class REST(Decoder):
         store = cls.opened(options, target)
         options, advised = cls.with_advice(options, target, store)
         found = cls(target, options, store)
-        found.learnt, found.advised = {"searched": found.store.about}, advised
+        found.training_info, found.advised = {"searched": found.store.about}, advised
         return found
 
     @classmethod
-    def with_advice(cls, options: Any, base: Outline, store: Datastore) -> tuple[Any, dict[str, Any]]:
+    def with_advice(cls, options: Any, base: ModelInfo, store: Datastore) -> tuple[Any, dict[str, Any]]:
         """Return the options with the datastore's advice in place of defaults, and what was taken."""
         advice = read_advice(store.advice, cls.Options, ("draft",), cls.name, store.place)
         return advice.settle(options, base.device_type)
 
     @classmethod
-    def opened(cls, options: RESTOptions, base: Outline) -> Datastore:
+    def opened(cls, options: RESTOptions, base: ModelInfo) -> Datastore:
         """The datastore, mapped. Raises UserError where it is missing, damaged or of another tokenizer."""
-        place = Path(options.datastore) if options.datastore else base.companion(cls.name)
+        place = Path(options.datastore) if options.datastore else base.bundled_drafter(cls.name)
         if place is None:
             raise UserError(
                 f"rest: no datastore for model {base.name!r}: make one with `ssbench datastore build` and give it with "
@@ -107,7 +107,7 @@ class REST(Decoder):
         return store
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """A datastore of random documents in which every pair of tokens occurs, and one of a few words only."""
         from specbench_ss.methods.rest.datastore import in_memory
 
@@ -119,25 +119,25 @@ class REST(Decoder):
             "one-token": lambda: cls(target, RESTOptions(shortest=1, draft=20, length=3), rich),
             "one-node": lambda: cls(target, RESTOptions(draft=1), rich),
             "few-hits": lambda: cls(target, RESTOptions(span=2, length=4), poor),
-            "rows": lambda: cls(target, RESTOptions(accept="rows", shortest=1, draft=20), rich),
+            "per-path": lambda: cls(target, RESTOptions(accept="per-path", shortest=1, draft=20), rich),
         }
 
-    def described(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         o = self.options
         settings = {name: getattr(o, name) for name in ("span", "shortest", "occurrences", "length", "accept")}
         return {"draft": self.draft, **settings, "datastore": self.store.about}
 
-    def tunable(self) -> Mapping[str, Sequence[Any]]:
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
         return {"draft": (4, 8, 16, 32, 64), "shortest": (2, 3, 4), "length": (4, 6, 10)}
 
-    def variant(self, options: Any) -> REST:
+    def with_options(self, options: Any) -> REST:
         options, _ = self.with_advice(options, self.target, self.store)
         return type(self)(self.target, options, self.store)
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         return self.draft + 1
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """The most frequent beginnings of what followed in the datastore; no hit = no draft."""
         o = self.options
         found = retrieve(self.store, state.ids[-o.span :], o.span, o.shortest, o.occurrences, o.length)
@@ -145,11 +145,11 @@ class REST(Decoder):
             return DraftTree.root_only(state.root)
         return draft_tree(state.root, best_prefixes(found.rows, self.draft))
 
-    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         """Exactly the target's distribution, but by the published rule where that was asked for."""
         if self.lossless:
             return super().accept(state, tree, output)
-        return accept_rows(output.logits[0], tree, state.sampling, state.rng)
+        return accept_per_path(output.logits[0], tree, state.sampling, state.rng)
 
 
 def draft_tree(root: Tensor, prefixes: Prefixes) -> DraftTree:
@@ -160,8 +160,8 @@ def draft_tree(root: Tensor, prefixes: Prefixes) -> DraftTree:
     visible[1:, 1:] = prefixes.visible
     seen = _sent(visible, device), _sent(np.append(0, prefixes.depths), device)
     tokens = torch.cat((root, _sent(prefixes.tokens.astype(np.int64), device)))
-    return DraftTree(tokens, shape_of((-1, *prefixes.parents.tolist())), None, seen)
+    return DraftTree(tokens, topology_of((-1, *prefixes.parents.tolist())), None, seen)
 
 
 def _sent(array: NDArray[Any], device: torch.device) -> Tensor:
-    return sent(torch.from_numpy(array), device)
+    return to_device_async(torch.from_numpy(array), device)

@@ -16,7 +16,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.models.load import check_template
 from specbench_ss.training.chat_format import apply
 from specbench_ss.training.data import load_rows, open_source
-from specbench_ss.training.self_distill import OwnAnswers
+from specbench_ss.training.self_distill import ResponseCache
 from specbench_ss.user_files import read_text
 
 TOGETHER = 256  # texts that are tokenized in one call
@@ -59,18 +59,18 @@ def lab_texts(tokenizer: Any, count: int, seed: int = LAB_SEED) -> Iterator[str]
         yield apply(_with_template(tokenizer), [m for pair in said for m in pair], f"conversation {number}", False)
 
 
-def own_answers(target: Target, data: Sequence[str], limit: int, length: int) -> Iterator[NDArray[np.int32]]:
+def regenerate_responses(target: Target, data: Sequence[str], limit: int, length: int) -> Iterator[NDArray[np.int32]]:
     """The target's own greedy answers to the data's questions, int32 [n] each, with their ends.
 
-    They are those that `ssbench train --own-answers` learns from: made once, and kept in the user's cache folder.
-    length: of prompt and answer. Raises UserError for data that cannot be read.
+    They are those that `ssbench train --regenerate-responses` learns from: made once, and kept in the user's cache
+    folder. length: of prompt and answer. Raises UserError for data that cannot be read.
     """
     check_template(target.tokenizer, target.name)
-    text = load_rows(list(data), target.tokenizer, length, own=OwnAnswers(target, limit))
+    text = load_rows(list(data), target.tokenizer, length, own=ResponseCache(target, limit))
     for ids, mask in zip(text.train.ids, text.train.mask, strict=True):
         edges = np.flatnonzero(np.diff(np.pad(mask.astype(np.int8), 1)))  # begin, end, begin, end ..
-        for begin, end in edges.reshape(-1, 2):
-            yield np.asarray(ids[begin:end], np.int32)
+        for on_prefill, end in edges.reshape(-1, 2):
+            yield np.asarray(ids[on_prefill:end], np.int32)
 
 
 def _with_template(tokenizer: Any) -> Any:

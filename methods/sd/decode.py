@@ -13,18 +13,18 @@ import torch
 from annotated_types import Ge, Lt
 from torch import Tensor
 
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.costs import read_by_a_pass
-from specbench_ss.engine.decoder import Decoder, State
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import Decoder, DecodeState
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
-from specbench_ss.engine.tree import MOST_NODES, AnyShape, DeviceShape, DraftTree, indices
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.tree import MOST_NODES, AnyTopology, DeviceTopology, DraftTree, indices
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError, told_of
 from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.methods._shared.tree_growth import Choose, best, draw, grow
 from specbench_ss.methods.sd.draft import Draft, check_named, checked_lora, holds_lora, merged_lora, mismatch
-from specbench_ss.models.checkpoint import drafter_here, learnt, read_config
+from specbench_ss.models.checkpoint import drafter_here, read_config, read_training_info
 from specbench_ss.models.load import hash_weights, load_target, outline_of
 from specbench_ss.options import Bounded, option
 
@@ -96,7 +96,7 @@ class TwoModelOptions(Bounded):
 
 
 def draft_chain(
-    draft: Draft, logits: Tensor, length: int, threshold: float, drawn: Sampling | None, state: State
+    draft: Draft, logits: Tensor, length: int, threshold: float, drawn: SamplingParams | None, state: DecodeState
 ) -> tuple[Tensor, Tensor | None]:
     """At most `length` tokens int64 [n] after what has been fed, given its logits [V]: the best, or as `drawn` samples.
 
@@ -123,7 +123,7 @@ def draft_chain(
     return torch.cat(tokens), torch.stack([*probs, probs[-1]]) if probs else None
 
 
-def drawing(k: int, sampling: Sampling, rng: torch.Generator) -> Choose:
+def drawing(k: int, sampling: SamplingParams, rng: torch.Generator) -> Choose:
     """k tokens of each row, drawn without replacement."""
 
     def choose(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,9 +149,9 @@ class Bridge:
 
     def __init__(self, ours: Any, theirs: Any, lookbehind: int) -> None:
         self.ours, self.theirs, self.lookbehind = ours, theirs, lookbehind
-        self.begin()
+        self.on_prefill()
 
-    def begin(self) -> None:
+    def on_prefill(self) -> None:
         """A new prompt."""
         self.ids, self.told, self.settled = [], 0, 0
 
@@ -210,7 +210,7 @@ def extended(tokenizer: Any, ids: list[int], text: str, lookbehind: int) -> list
     return ids[:cut] + again
 
 
-T = TypeVar("T", bound=Outline)
+T = TypeVar("T", bound=ModelInfo)
 
 FINER = 4  # tokens of the draft for one of the target that there is room for, where they have different vocabularies
 NODES = (4, 6, 8, 12, 16, 24, 32, 48)
@@ -234,14 +234,14 @@ class TwoModel(Decoder):
             self.bridge = Bridge(target.tokenizer, draft.tokenizer, options.lookbehind)
         self.logits = torch.empty(0)  # [V] after all that the draft has been fed
         self.fed: list[int] = []  # where it drafts through text: its tokens in its cache
-        self.shape: AnyShape | None = None  # of the last tree that was grown, with rows of the draft's cache noted
+        self.shape: AnyTopology | None = None  # of the last tree that was grown, with rows of the draft's cache noted
 
     def drafter_weights(self) -> Iterable[torch.Tensor]:
         """The draft model's; each of its calls reads them once."""
         return read_by_a_pass(self.draft.model.model)
 
     @classmethod
-    def check(cls, options: Any, base: Outline) -> None:
+    def check(cls, options: Any, base: ModelInfo) -> None:
         path = drafter_here(options.weights, cls.name, base, cls.companion)
         if path is not None:
             check_pair(options, base, draft_in(str(path), base, outline_of, checked_lora))
@@ -254,11 +254,11 @@ class TwoModel(Decoder):
         place = str(path or options.weights)
         found = cls(target, options, draft_in(place, target, beside, merged_lora))
         own = getattr(found.draft.model.model.config, "ssbench", {})
-        found.learnt = learnt(read_config(Path(place)) if holds_lora(Path(place)) else own)
+        found.training_info = read_training_info(read_config(Path(place)) if holds_lora(Path(place)) else own)
         return found
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """Chains and trees of a random draft; the target as its own draft; a draft whose context ends early."""
         random, short = random_draft(target, target.context_length), random_draft(target, 24)
         o = TwoModelOptions
@@ -273,21 +273,21 @@ class TwoModel(Decoder):
         }
         return {label: partial(cls, target, options, draft) for label, (options, draft) in shapes.items()}
 
-    def variant(self, options: Any) -> TwoModel:
+    def with_options(self, options: Any) -> TwoModel:
         other = type(self)(self.target, options, self.draft.model)
         other.draft = self.draft
         return other
 
-    def beside(self) -> TwoModel:
+    def clone(self) -> TwoModel:
         return type(self)(self.target, self.options, self.draft.model)
 
-    def tunable(self) -> Mapping[str, Sequence[Any]]:
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
         if self.options.form == "tree":
             return {"gamma": (1, 2, 3, 4, 5, 6), "k": (1, 2, 3, 4, 6), "nodes": NODES, "form": ("chain", "tree")}
         chain = {"gamma": (1, 2, 3, 4, 5, 6, 8, 10), "threshold": (0.0, 0.2, 0.4, 0.6, 0.8)}
         return chain if self.bridge else {**chain, "form": ("chain", "tree")}
 
-    def described(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         used = ("gamma", "k", "nodes") if self.options.form == "tree" else ("gamma", "threshold", "schedule")
         through = {"lookbehind": self.options.lookbehind} if self.bridge else {}
         model = self.draft.model
@@ -302,7 +302,7 @@ class TwoModel(Decoder):
             "draft_hash": model.weights_hash or hash_weights(model.model),
         }
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         o = self.options
         if o.form == "chain":
             return 1 + (LONGEST if o.retokenise or o.schedule == "heuristic" else int(o.gamma))
@@ -311,7 +311,7 @@ class TwoModel(Decoder):
 
     # -- the loop's calls ---------------------------------------------------------------------------------------
 
-    def begin(self, state: State) -> None:
+    def on_prefill(self, state: DecodeState) -> None:
         """The draft reads the prompt and the first token."""
         from specbench_ss.engine.engines import replay_draft
 
@@ -323,34 +323,34 @@ class TwoModel(Decoder):
         self.gamma = o.gamma
         self.fed = []
         if self.bridge:
-            self.bridge.begin()
+            self.bridge.on_prefill()
         self._catch_up(state)
-        state.draft_calls = self.draft.calls
+        state.num_draft_forwards = self.draft.calls
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """A draft, as far as both models have positions; where the draft's context ends, none."""
         self.shape = None
         here = self.target.context_length - 1 - state.position
         if here < 1 or not self._catch_up(state):
             return DraftTree.root_only(state.root)
         tree = self._drafted(state, min(self.gamma, here, self.draft.room + 1))  # the last token is not fed
-        state.draft_calls = self.draft.calls
+        state.num_draft_forwards = self.draft.calls
         return tree
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
         """The draft's cache forgets what was not accepted."""
         assert output.tree is not None
         drafted = len(output.tree) - 1
         if self.options.schedule == "heuristic" and drafted:  # as in transformers
             whole = verdict.accepted == drafted
             self.gamma = min(LONGEST, self.gamma + 2) if whole else max(1, self.gamma - 1)
-        rows = self.shape.notes if isinstance(self.shape, DeviceShape) else []
+        rows = self.shape.node_tags if isinstance(self.shape, DeviceTopology) else []
         if max(rows, default=-1) >= 0:
             self.draft.keep(state.position - verdict.accepted, [rows[i] for i in verdict.path if rows[i] >= 0])
         elif self.bridge is None:
             self.draft.rewind(state.position)
 
-    def _drafted(self, state: State, length: int) -> DraftTree:
+    def _drafted(self, state: DecodeState, length: int) -> DraftTree:
         o, drawn = self.options, state.sampling if self._drawn(state.sampling.greedy) else None
         if o.form == "tree":
             choose = best(o.k) if drawn is None else drawing(o.k, drawn, state.rng)
@@ -360,7 +360,7 @@ class TwoModel(Decoder):
                 return self.draft.feed_level(tokens, visible, level)
 
             tree = grow(state.root, self.logits, choose, expand, length, nodes)
-            self.shape = tree.shape
+            self.shape = tree.topology
             return tree
         tokens, probs = draft_chain(self.draft, self.logits, length, o.threshold, drawn, state)
         if self.bridge is None:
@@ -370,7 +370,7 @@ class TwoModel(Decoder):
     def _drawn(self, greedy: bool) -> bool:
         return self.bridge is None and bool(self.options.drawn(greedy))
 
-    def _catch_up(self, state: State) -> bool:
+    def _catch_up(self, state: DecodeState) -> bool:
         """Feed the draft what it has not seen. False where it has no room, or the text ends within a character."""
         known = state.ids
         if self.bridge:
@@ -388,7 +388,7 @@ class TwoModel(Decoder):
             self.logits = self.draft.feed(state.root if one else indices(unseen, state.root.device))
         return True
 
-    def _through_text(self, state: State, drafted: list[int]) -> DraftTree:
+    def _through_text(self, state: DecodeState, drafted: list[int]) -> DraftTree:
         """What the draft's tokens say, in the target's."""
         assert self.bridge is not None
         self.fed = self.bridge.ids + drafted[:-1]
@@ -399,7 +399,7 @@ class TwoModel(Decoder):
         return DraftTree.chain(state.root, indices(ids, state.root.device)) if ids else DraftTree.root_only(state.root)
 
 
-def check_pair(options: TwoModelOptions, base: Outline, draft: Outline) -> bool:
+def check_pair(options: TwoModelOptions, base: ModelInfo, draft: ModelInfo) -> bool:
     """Whether they have different vocabularies. Raises UserError where the options do not allow that."""
     if options.form == "tree" and options.k > base.vocab_size:
         raise UserError(f"sd: k must be at most {base.vocab_size}, the size of the vocabulary, not {options.k}")
@@ -414,14 +414,14 @@ def check_pair(options: TwoModelOptions, base: Outline, draft: Outline) -> bool:
     return bool(problem)
 
 
-def draft_in(place: str, base: Outline, load: Callable[[str], T], with_lora: Callable[[T, Path], T]) -> T:
+def draft_in(place: str, base: ModelInfo, load: Callable[[str], T], with_lora: Callable[[T, Path], T]) -> T:
     """The draft in a folder or at the hub; where there is only a LoRA, the draft that came with the base has it.
 
     Raises UserError.
     """
     with told_of("sd"):
         only_lora = holds_lora(Path(place))
-        own = base.companion(TwoModel.companion) if only_lora else None
+        own = base.bundled_drafter(TwoModel.companion) if only_lora else None
         if only_lora and own is None:
             raise UserError(f"{place} holds a LoRA that names no model, and no draft came with {base.name!r}")
         if not only_lora:

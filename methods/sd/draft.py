@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import fine_tuned
@@ -47,11 +47,11 @@ class Draft:
 
     def rewind(self, length: int) -> None:
         """Forget all but the first tokens."""
-        self.cache.keep(min(length, self.fed), ())
+        self.cache.compact(min(length, self.fed), ())
 
     def keep(self, start: int, rows: list[int]) -> None:
         """Of what was fed as a tree after the first `start` tokens, only these rows, in order."""
-        self.cache.keep(start, rows)
+        self.cache.compact(start, rows)
 
     def feed(self, tokens: Tensor) -> Tensor:
         """tokens int64 [q], on the device -> logits [V] of what follows the last one. Waits for nothing."""
@@ -74,7 +74,7 @@ class Draft:
                 x = block(x, self.cache, mask, rotary)
         else:
             x = model.run(x, 0, model.n_layers, self.cache, model.block_mask(visible, before), rotary)
-        self.cache.advance(k)
+        self.cache.commit(k)
         return self._fit(model.logits(model.family.norm(x))[0])
 
     def _masks(self, visible: Tensor, before: int, level: int) -> list[Tensor]:
@@ -108,7 +108,7 @@ def holds_lora(path: Path) -> bool:
     return config.is_file() and not read_json(config).get("base_model_name_or_path")
 
 
-def checked_lora(draft: Outline, folder: Path) -> Outline:
+def checked_lora(draft: ModelInfo, folder: Path) -> ModelInfo:
     """The draft. Raises UserError where the folder's files are no LoRA, or one of a model of another shape."""
     read_config(folder)
     fine_tuned.check_lora(folder, "sd")
@@ -138,7 +138,7 @@ def merged_lora(draft: Target, folder: Path) -> Target:
     return fine_tuned.merged_target(draft, folder, "sd")
 
 
-def mismatch(base: Outline, draft: Outline) -> str:
+def mismatch(base: ModelInfo, draft: ModelInfo) -> str:
     """Where the draft's vocabulary differs from the base's, '' if nowhere.
 
     Embeddings padded to other widths, and tokens that only one of them has at ids that the other has not, do not count.

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from specbench_ss import user_files
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.target import Target
-from specbench_ss.engine.tree import TreeShape, shape_of
+from specbench_ss.engine.tree import TreeTopology, topology_of
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import fine_tuned
 from specbench_ss.models import checkpoint
@@ -23,12 +23,12 @@ MASKS = 5  # as published
 
 
 @lru_cache(maxsize=64)
-def rows_of(nodes: int, masks: int) -> TreeShape:
+def rows_of(nodes: int, masks: int) -> TreeTopology:
     """A chain of `nodes` tokens, then the group of each: node 0's masks, node 1's, ..."""
     chain = range(-1, nodes - 1)
     first = (nodes + g * masks for g in range(nodes))
     groups = ((g, *range(start, start + masks - 1)) for g, start in enumerate(first))
-    return shape_of((*chain, *(parent for group in groups for parent in group)))
+    return topology_of((*chain, *(parent for group in groups for parent in group)))
 
 
 class MaskToken(nn.Module):
@@ -70,7 +70,7 @@ def is_target(options: Any) -> bool:
     return not options.weights and options.mask_id != 0
 
 
-def check_model(options: Any, base: Outline) -> MaskToken | None:
+def check_model(options: Any, base: ModelInfo) -> MaskToken | None:
     """The mask without its numbers; None for a hub id. Raises UserError for what is missing or does not fit.
 
     options: `weights` names the folder, `mask_id` the mask in a whole model's vocabulary, 0 = none was given.
@@ -92,7 +92,7 @@ def load_model(options: Any, target: Target) -> tuple[Target, MaskToken, dict[st
     if is_target(options):
         return target, _of_whole(options, target), {}
     folder = checkpoint.drafter_folder(options.weights, "space", target)
-    trained = checkpoint.learnt(checkpoint.read_config(folder))
+    trained = checkpoint.read_training_info(checkpoint.read_config(folder))
     if _is_whole(folder, options):
         own = fine_tuned.target_beside(target, folder)
         return own, _of_whole(options, own, target), trained
@@ -117,7 +117,7 @@ def _is_whole(folder: Path, options: Any) -> bool:
     return whole
 
 
-def _of_whole(options: Any, own: Outline, base: Outline | None = None) -> MaskToken:
+def _of_whole(options: Any, own: ModelInfo, base: ModelInfo | None = None) -> MaskToken:
     """The mask of a whole model. Raises UserError where its vocabulary has no such token, or not all of the base's."""
 
     if not 0 < options.mask_id < own.vocab_size:
@@ -129,14 +129,14 @@ def _of_whole(options: Any, own: Outline, base: Outline | None = None) -> MaskTo
     return MaskToken(own.hidden_size, MASKS, options.mask_id)
 
 
-def _read(folder: Path, base: Outline, read: Callable[[Path], dict[str, Tensor]]) -> tuple[MaskToken, dict[str, Any]]:
+def _read(folder: Path, base: ModelInfo, read: Callable[[Path], dict[str, Tensor]]) -> tuple[MaskToken, dict[str, Any]]:
     """The mask of a folder, and its config."""
     config, file = checkpoint.read_config(folder), folder / WEIGHTS
     try:
-        described = user_files.convert(config, _Config).space
+        metadata = user_files.convert(config, _Config).space
     except ValueError as problem:
         raise UserError(f"space: {folder / 'config.json'} describes no mask: {problem}") from None
-    mask = MaskToken(base.hidden_size, described.masks, described.mask_id)
+    mask = MaskToken(base.hidden_size, metadata.masks, metadata.mask_id)
     if not 0 <= mask.mask_id < base.vocab_size:
         raise UserError(f"space: mask_id {mask.mask_id} is beyond the vocabulary of {base.name!r}")
     checkpoint.load_into(mask, {k: v.float() for k, v in read(file).items()}, f"space: {file}")

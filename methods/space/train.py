@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
-from specbench_ss.engine.kv_cache import StreamCache
+from specbench_ss.engine.kv_cache import PrefixCache
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import lora_parameters, with_lora
@@ -85,7 +85,7 @@ class SPACETrainer(DrafterTrainer):
         positions = torch.cat((places, stream_positions(target, places.gather(1, at), k)), 1)
         x = self.mask.embed(target, ids, positions, at.shape[1] * k)
         mask = additive(self._visible(places.shape[1], at, documents), x.dtype)
-        cache = StreamCache(dict.fromkeys(range(target.n_layers)))
+        cache = PrefixCache(dict.fromkeys(range(target.n_layers)))
         x = target.family.norm(target.run(x, 0, target.n_layers, cache, mask, target.rotary(positions)))
         return x[:, :t], x[:, t:].unflatten(1, (-1, k))
 

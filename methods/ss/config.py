@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le, Lt
 
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.tree import MOST_NODES
 from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded, option, value_text
@@ -176,7 +176,7 @@ class Settings:
         return max(nodes, kept * (1 + self.gamma))
 
 
-def resolve(options: SSOptions, config: StreamConfig, base: Outline, name: str) -> Settings:
+def resolve(options: SSOptions, config: StreamConfig, base: ModelInfo, name: str) -> Settings:
     """Return what a step does. Raises UserError, naming the method, for gamma or k too large, or pruning too high up.
 
     options: with the folder's advice taken.

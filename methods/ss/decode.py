@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from specbench_ss import user_files
-from specbench_ss.engine.architectures import Outline
-from specbench_ss.engine.costs import OwnWork, of_attention, of_layers
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.costs import ExtraWork, of_attention, of_layers
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.heads import MOST_FUSED
 from specbench_ss.methods.ss.config import Settings, SSOptions, StreamConfig, check_trained, full_size, resolve
-from specbench_ss.methods.ss.layers import Layout, Streams, TokenMaps, stream_positions, stream_visibility
-from specbench_ss.methods.ss.tree import conditioned_tree, draft_tree, drawn_tree, judged, prune
+from specbench_ss.methods.ss.layers import Layout, StreamConditioning, Streams, stream_positions, stream_visibility
+from specbench_ss.methods.ss.tree import conditioned_tree, draft_tree, drawn_tree, nodes_to_score, prune
 from specbench_ss.models import checkpoint
 from specbench_ss.models.checkpoint import KEY, Advice
 from specbench_ss.models.load import hash_weights
@@ -84,21 +84,21 @@ class SpeculativeStreaming(Decoder):
 
     def __init__(self, target: Target, options: SSOptions, streams: Streams, advice: Advice | None = None) -> None:
         super().__init__(target, options)
-        target.check_taken_apart(self.name)
+        target.require_layer_access(self.name)
         self.lo = streams.config.check_layers(target.n_layers, self.name)
-        self.settings = self.settle(options, streams.config, target)
+        self.settings = self.resolve_options(options, streams.config, target)
         self.advice = advice or Advice()  # of the folder, for variants
-        self.streams = target.adopt(streams, self.name)
+        self.streams = target.to_target_dtype_device(streams, self.name)
         self.gamma = self.settings.gamma
         self.next_streams = torch.empty(0)  # [gamma, h], final stream states at the last accepted node
         self.fuses = self.settings.most_rows() <= self.most_fused  # whether verified rows and streams share the LM head
-        self.maps = TokenMaps(target, self.streams)
+        self.maps = StreamConditioning(target, self.streams)
         self._fused: Tensor | None = None  # [m, gamma, V], what the step at hand made of its streams; None = nothing
         self._ahead: Tensor | None = None  # [gamma, V], of next_streams without their root; None = not made yet
 
     @classmethod
-    def check(cls, options: Any, base: Outline) -> None:
-        base.check_taken_apart(cls.name)
+    def check(cls, options: Any, base: ModelInfo) -> None:
+        base.require_layer_access(cls.name)
         options, _ = cls.with_kind(options, base)
         folder = checkpoint.drafter_here(options.weights, cls.name, base, cls.companion_of(options))
         if folder is None:
@@ -106,11 +106,11 @@ class SpeculativeStreaming(Decoder):
         config, shape = cls.read_shape(folder)
         for token, rank in (("root", shape.root_rank), ("parent", shape.parent_rank)):
             if rank:
-                base.check_square(f"{cls.name}[{token}=on]")
+                base.require_hidden_eq_embedding(f"{cls.name}[{token}=on]")
         with torch.device("meta"):
             cls.read_streams(folder, shape, base, checkpoint.read_shapes)
         options, _ = cls.advice_of(folder, config).settle(options, base.device_type, without=LEARNT)
-        cls.settle(cls.step_options(options), shape, base)
+        cls.resolve_options(cls.step_options(options), shape, base)
 
     @classmethod
     def load(cls, target: Target, options: Any) -> SpeculativeStreaming:
@@ -123,12 +123,12 @@ class SpeculativeStreaming(Decoder):
         advice = cls.advice_of(folder, config)
         options, advised = advice.settle(options, target.device_type, without=LEARNT)
         found = cls(cls.model_of(target, folder), options, streams, advice)
-        found.learnt, found.advised = checkpoint.learnt(config), kind | advised
+        found.training_info, found.advised = checkpoint.read_training_info(config), kind | advised
         found.maps.prepare()
         return found
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """Return random streams in every form; sliding windows do not have eq. 3."""
         model = cls.example_model(target)
 
@@ -151,12 +151,12 @@ class SpeculativeStreaming(Decoder):
         return "ss-parent" if options.parent == "on" else "ss-root"
 
     @classmethod
-    def with_kind(cls, options: Any, base: Outline) -> tuple[Any, dict[str, Any]]:
+    def with_kind(cls, options: Any, base: ModelInfo) -> tuple[Any, dict[str, Any]]:
         """Return the options with `root` and `parent` as advised, and those of them that were taken.
 
         They name one folder beside the model, so that advice on both is left aside where either is stated, or weights.
         """
-        beside = base.companion(cls.companion)
+        beside = base.bundled_drafter(cls.companion)
         stated = options.weights or any(getattr(options, name, "auto") != "auto" for name in LEARNT)
         if beside is None or stated or not set(LEARNT) & set(cls.advisable):
             return options, {}
@@ -182,7 +182,7 @@ class SpeculativeStreaming(Decoder):
         return cast("SSOptions", options)
 
     @classmethod
-    def settle(cls, options: SSOptions, config: StreamConfig, base: Outline) -> Settings:
+    def resolve_options(cls, options: SSOptions, config: StreamConfig, base: ModelInfo) -> Settings:
         """What a step does. Raises UserError where that cannot be."""
         lo = config.check_layers(base.n_layers, cls.name)
         check_trained(options, config, cls.name)
@@ -207,7 +207,7 @@ class SpeculativeStreaming(Decoder):
 
     @classmethod
     def read_streams(
-        cls, folder: Path, shape: StreamConfig, base: Outline, read: Callable[[Path], dict[str, Tensor]]
+        cls, folder: Path, shape: StreamConfig, base: ModelInfo, read: Callable[[Path], dict[str, Tensor]]
     ) -> Streams:
         """The streams of a folder. Raises UserError where they are damaged or of another base."""
         streams = Streams(shape, base.hidden_size)
@@ -215,7 +215,7 @@ class SpeculativeStreaming(Decoder):
         checkpoint.load_into(streams, {k: v.float() for k, v in read(file).items()}, f"{cls.name}: {file}")
         return streams
 
-    def described(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         s = self.settings
         switches = {"prune": value_text(s.prune), "sample": value_text(s.sample)}
         return (
@@ -224,7 +224,7 @@ class SpeculativeStreaming(Decoder):
             | {"streams": self.streams.config.as_dict(), "streams_hash": hash_weights(self.streams)}
         )
 
-    def tunable(self) -> Mapping[str, Sequence[Any]]:
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
         """The size and the form of the tree; of a chain its length alone."""
         s, gammas = self.settings, range(1, self.streams.config.gamma + 1)
         if self.options.mode == "chain":
@@ -242,7 +242,7 @@ class SpeculativeStreaming(Decoder):
             found["n_keep"] = [n for n in NODES if n < nodes]
         return found
 
-    def variant(self, options: Any) -> Self:
+    def with_options(self, options: Any) -> Self:
         options, _ = self.advice.settle(options, self.target.device_type, without=LEARNT)
         other = type(self)(self.target, options, self.streams, self.advice)
         other.maps = self.maps
@@ -255,10 +255,10 @@ class SpeculativeStreaming(Decoder):
         own, late = super().drafter_weights(), self.maps.multiplied() if self.fuses else []
         return None if own is None else [*own, *late]
 
-    def own_work(self) -> OwnWork:
+    def extra_work(self) -> ExtraWork:
         """The streams of every row, and the layers below pruning of nodes that are pruned."""
         below = of_layers(self.target, slice(0, self.settings.prune_layer)) if self.settings.prune else 0
-        return OwnWork(node=self.stream_work(), dropped=below)
+        return ExtraWork(node=self.stream_work(), dropped=below)
 
     def stream_work(self) -> int:
         """Entries of the matrices that one row's streams pass: attention, adapters, MLPs where they pass these."""
@@ -268,7 +268,7 @@ class SpeculativeStreaming(Decoder):
         own = of_layers(target, upper) if with_mlp else of_attention(target, upper)
         return self.gamma * (own + c.n_msa_layers * adapters) + 2 * target.hidden_size * c.init_rank
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         return self.settings.most_rows()
 
     def _with_streams(self, main: Tensor, positions: Tensor, carriers: slice) -> tuple[Tensor, Tensor]:
@@ -279,21 +279,21 @@ class SpeculativeStreaming(Decoder):
 
     # -- the loop's calls ---------------------------------------------------------------------------------------
 
-    def prefill(self, state: State, ids: Tensor) -> Output:
+    def prefill(self, state: DecodeState, ids: Tensor) -> Output:
         """The prompt, streams beside its last token only."""
         if self.streams.config.main_attends_streams:
             return self._prefill_attending(state, ids)
         target, cache, s, g = self.target, state.cache, ids.shape[1], self.gamma
         out = target.prefill(ids, cache, (self.lo,))
         last = torch.tensor([s - 1], device=target.device)
-        rows, places = self._with_streams(out.taps[self.lo], last, slice(None))
+        rows, places = self._with_streams(out.hidden_states[self.lo], last, slice(None))
         mask = target.causal_mask(g, s)
         rotary = target.rotary(places[None, 1:], s + g)
         x = self.streams.run(target, rows[:, 1:], Layout(0, g), cache, mask, rotary)
         self.next_streams = target.family.norm(x[0])
         return out
 
-    def _prefill_attending(self, state: State, ids: Tensor) -> Output:
+    def _prefill_attending(self, state: DecodeState, ids: Tensor) -> Output:
         """Eq. 3: the last token's main row sees its streams, so both pass the MSA layers together."""
         target, cache, s, g = self.target, state.cache, ids.shape[1], self.gamma
         positions = torch.arange(s, device=target.device)
@@ -303,16 +303,16 @@ class SpeculativeStreaming(Decoder):
         causal = torch.ones(s, s, dtype=torch.bool, device=target.device).tril()
         mask = target.block_mask(stream_visibility(causal, g, positions[-1:], attends=True), 0)
         x = self.streams.run(target, rows, Layout(s, g), cache, mask, target.rotary(places[None], s + g))
-        cache.advance(s)
+        cache.commit(s)
         final = target.family.norm(x[:, s - 1 :])  # the last main row, then its streams
         self.next_streams = final[0, 1:]
         return Output(target.logits(final[:, :1]), None, {FINAL: final[:, :1]})
 
-    def begin(self, state: State) -> None:
+    def on_prefill(self, state: DecodeState) -> None:
         """Nothing was made of the prompt's streams yet."""
         self._ahead = None
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """The tree that the last step's streams predict, under the token the main stream decided."""
         logits, s = self._stream_logits(state.root[0]), self.settings  # [gamma, V]
         if s.sample and not state.sampling.greedy:
@@ -321,30 +321,30 @@ class SpeculativeStreaming(Decoder):
             return conditioned_tree(state.root, logits, self.maps.changes, s.k, s.n_draft)
         return draft_tree(state.root, logits, s.k, s.n_draft)
 
-    def forward(self, state: State, tree: DraftTree) -> Output:
+    def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Lower layers over the tree; prune; insert streams; MSA layers over kept nodes and their streams."""
         target, cache, at = self.target, state.cache, self.settings.prune_layer
         past, n = cache.get_seq_length(), len(tree)
         visible, depths = tree.visibility()
         positions = depths + past
-        rotary = target.rotary(positions[None], past + tree.shape.deepest)
+        rotary = target.rotary(positions[None], past + tree.topology.deepest)
         mask = target.block_mask(visible, past) if n > 1 else None
         x = target.embed(tree.tokens[None], positions[None])
         x = target.run(x, 0, at, cache, mask, rotary)
         keep = self._pruned(tree, x)
         kept = tree
         if keep is not None:
-            kept = tree.choose(keep)
+            kept = tree.gather_nodes(keep)
             x, positions, visible = x[:, keep], positions[keep], kept.visibility()[0]
             if at < self.lo:
-                rotary = target.rotary(positions[None], past + kept.shape.deepest)
+                rotary = target.rotary(positions[None], past + kept.topology.deepest)
                 mask = target.block_mask(visible, past)
         x = target.run(x, at, self.lo, cache, mask, rotary)
         m, g = len(kept), self.gamma
         rows, places = self._with_streams(x, positions, slice(None))
         attends = self.streams.config.main_attends_streams
         msa_mask = target.block_mask(stream_visibility(visible, g, None, attends), past)
-        longest = past + kept.shape.deepest + g
+        longest = past + kept.topology.deepest + g
         layout = Layout(m, g, self.settings.top_p)
         x = self.streams.run(target, rows, layout, cache, msa_mask, target.rotary(places[None], longest))
         logits, final = self._logits(x, m)
@@ -366,7 +366,7 @@ class SpeculativeStreaming(Decoder):
     def _stream_logits(self, root: Tensor) -> Tensor:
         """Logits [gamma, V] of the next streams, which know their root: those of the last step where it made them."""
         if self._ahead is None:
-            return self.target.logits(self.streams.told(self.target, self.next_streams, root[None]))
+            return self.target.logits(self.streams.condition_on_tokens(self.target, self.next_streams, root[None]))
         return self.maps.known(self._ahead, root)
 
     def _pruned(self, tree: DraftTree, x: Tensor) -> Tensor | None:
@@ -376,11 +376,11 @@ class SpeculativeStreaming(Decoder):
             return None
         if min(s.n_keep, len(tree)) == 1:
             return tree.tokens.new_zeros(1)
-        inner, parents = judged(tree)
+        inner, parents = nodes_to_score(tree)
         exits = self.target.logits(self.target.family.norm(self.streams.early_exit(x[0, inner])))  # [inner, V]
         return prune(tree, parents, exits, s.n_keep, s.threshold)
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
         """Only the streams of the last accepted node draft the next tree."""
         assert output.extra is not None
         last = verdict.path[-1]

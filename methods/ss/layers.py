@@ -18,9 +18,9 @@ from transformers import AttentionInterface
 
 from specbench_ss.engine.architectures import Block
 from specbench_ss.engine.attention import grouped_attention
-from specbench_ss.engine.cpu_kernels import Product
+from specbench_ss.engine.cpu_kernels import PrepackedLinear
 from specbench_ss.engine.device_map import to_device
-from specbench_ss.engine.kv_cache import PartsCache
+from specbench_ss.engine.kv_cache import BatchedKVCache
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ss.config import StreamConfig, StreamPosition
 
@@ -257,7 +257,7 @@ class Streams(nn.Module):
         """o_theta (sec. 2.3): the main state at the pruning layer, mapped to what the LM head can read."""
         return x + F.linear(F.linear(x, self.prune_down), self.prune_up)
 
-    def told(self, target: Target, x: Tensor, tokens: Tensor | None) -> Tensor:
+    def condition_on_tokens(self, target: Target, x: Tensor, tokens: Tensor | None) -> Tensor:
         """Final, normed streams x [.., gamma, h] with what the tokens after their main row say, where that is learnt.
 
         tokens int64 [.., n], n of 1 to gamma: the root, which all streams learn, and the tokens after it; the token
@@ -277,7 +277,7 @@ class Streams(nn.Module):
             x = x + F.pad(said, (0, 0, 0, x.shape[-2] - tokens.shape[-1]))
         return x
 
-    def heard(self, tokens: Tensor, at: Tensor) -> Tensor:
+    def kept_conditioning(self, tokens: Tensor, at: Tensor) -> Tensor:
         """Tokens [.., gamma] after the rows at places int64 [..] of a text, as far as `told` may have them.
 
         Where gradients are made, half of the parents are kept back, since candidates are first looked for without
@@ -305,11 +305,11 @@ class Streams(nn.Module):
         c, total = self.config, x + attended
         source = x if block.parallel else total
         if not c.adapter_rank:
-            return total + block.feed(source)
+            return total + block.run_mlp(source)
         adapted = self.adapt(layer, block.norm2(source[:, mains:]))
         if c.keep_mlp:
-            return total + block.feed(source) + F.pad(adapted, (0, 0, mains, 0))
-        fed = [block.feed(source[:, :mains])] if mains else []
+            return total + block.run_mlp(source) + F.pad(adapted, (0, 0, mains, 0))
+        fed = [block.run_mlp(source[:, :mains])] if mains else []
         return total + torch.cat((*fed, adapted), 1)
 
     def run(self, target: Target, x: Tensor, layout: Layout, cache: Any, mask: Tensor, rotary: Any) -> Tensor:
@@ -324,11 +324,11 @@ class Streams(nn.Module):
             return (run_masked(target, self, x, layout, cache, masks, rotary),)
 
         made = None
-        if target.passes is not None and layout.mains:
+        if target.graphs is not None and layout.mains:
             if layout.stream_top_p:  # the last keys are taken for the streams' own: padded keys would stand there
-                target.passes.decline(FEW_KEYS, lo, cache)
+                target.graphs.record_fallback(FEW_KEYS, lo, cache)
             else:
-                made = target.passes.run((self, layout), layers, x, lo, cache, mask, rotary, pad=False)
+                made = target.graphs.run((self, layout), layers, x, lo, cache, mask, rotary, pad=False)
         return (made or layers(x, cache, mask, rotary))[0]
 
 
@@ -343,7 +343,7 @@ def windowed_as_main_rows(
     """
     if window is None or mask is None:
         return mask
-    if isinstance(cache, PartsCache):
+    if isinstance(cache, BatchedKVCache):
         fold = partial(windowed_as_main_rows, target, mains)
         return cast("Tensor", cache.windowed(fold, cast("Any", mask), window, q, layer))
     end = cache.get_seq_length(layer) + mains
@@ -374,15 +374,15 @@ def run_masked(
         cache = TurnedValues(cache, layout.mains, layout.gamma, c.angle(target.context_length))
     with top_p(target, layout) if layout.stream_top_p else nullcontext():
         for layer, (block, mask) in enumerate(zip(target.family.blocks[-c.n_msa_layers :], masks, strict=True)):
-            x = target.carried(x, layer - c.n_msa_layers)
+            x = target.to_layer_device(x, layer - c.n_msa_layers)
             x = streams.pass_layer(layer, block, x, layout.mains, block.attend(x, cache, mask, rotary))
-    return target.carried(x)
+    return target.to_layer_device(x)
 
 
 CHUNK = 4096  # tokens whose embeddings are normed at a time
 
 
-class TokenMap:
+class TokenConditioning:
     """One map of `Streams.told` as two tables, made when they are needed: what each token says, and what that changes.
 
     up [h, rank]: to states. rows: what tokens say, before it is mapped.
@@ -400,25 +400,25 @@ class TokenMap:
             return torch.cat([self.rows(self.target, tokens) for tokens in every.split(CHUNK)])
 
     @cached_property
-    def product(self) -> Product:
+    def product(self) -> PrepackedLinear:
         """By W times the map, [V, rank]: what it changes in the logits of each token."""
         target = self.target
         with torch.no_grad():
             weight = target.unembed @ self.up
-            return Product(weight.half().float() if target.rounded else weight, None, target.packs)
+            return PrepackedLinear(weight.half().float() if target.fp16_weights else weight, None, target.prepack)
 
     def of(self, token: Tensor) -> Tensor:
         """What a token int64 [] changes in all logits, [1, V]. To index by it would wait for the device."""
         return self.product(self.said.index_select(0, token[None]))
 
 
-class TokenMaps:
+class StreamConditioning:
     """What roots and parents change in logits, made once for all decoders that share these. None: not learnt."""
 
     def __init__(self, target: Target, streams: Streams) -> None:
         c = streams.config
-        self.root = TokenMap(target, streams.root_up, streams.root_rows) if c.root_rank else None
-        self.parent = TokenMap(target, streams.parent_up, streams.parent_rows) if c.parent_rank else None
+        self.root = TokenConditioning(target, streams.root_up, streams.root_rows) if c.root_rank else None
+        self.parent = TokenConditioning(target, streams.parent_up, streams.parent_rows) if c.parent_rank else None
 
     def known(self, logits: Tensor, root: Tensor) -> Tensor:
         """Logits [gamma, V] of streams that know no token yet, with what their root int64 [] says; [gamma, V]."""
@@ -442,5 +442,5 @@ class TokenMaps:
         """Matrices that `known` multiplies by."""
         return [one.product.weight for one in self._learnt()]
 
-    def _learnt(self) -> list[TokenMap]:
+    def _learnt(self) -> list[TokenConditioning]:
         return [one for one in (self.root, self.parent) if one is not None]

@@ -10,14 +10,14 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.architectures import Outline
-from specbench_ss.engine.costs import OwnWork
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.costs import ExtraWork
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.kv_cache import Cache
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import MOST_LOGITS, Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.methods._shared.fine_tuned import OwnModel, check_lora, fine_tuned, merged_target
+from specbench_ss.methods._shared.fine_tuned import FineTunedDecoder, check_lora, fine_tuned, merged_target
 from specbench_ss.methods.ss.config import SharedAROptions, SSOptions, StreamConfig
 from specbench_ss.methods.ss.decode import Forms, SpeculativeStreaming
 from specbench_ss.methods.ss.layers import Streams
@@ -29,7 +29,7 @@ SHARED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lo
 ATTENDING = replace(SHARED, main_attends_streams=True)
 
 
-class SharedStreaming(OwnModel, SpeculativeStreaming):
+class SharedStreaming(FineTunedDecoder, SpeculativeStreaming):
     """In the fine-tuned model whose LoRA main and streams share. Under eq. 3 what streams see is part of that model."""
 
     name = "ss-shared"
@@ -46,9 +46,9 @@ class SharedStreaming(OwnModel, SpeculativeStreaming):
         "eq-3-chain": (ATTENDING, {"mode": "chain", "gamma": 2}),
     }
 
-    def tunable(self) -> Mapping[str, Sequence[Any]]:
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
         """As of `ss`, but under eq. 3 the number of streams is part of the model: it stays."""
-        found = dict(super().tunable())
+        found = dict(super().search_space())
         if self.streams.config.main_attends_streams:
             found.pop("gamma", None)
         return found
@@ -73,7 +73,7 @@ class SharedStreaming(OwnModel, SpeculativeStreaming):
         options = SSOptions(gamma=s.gamma, k=1, prune="off", stream_attention_top_p=s.top_p)
         whole = SharedStreaming(self.target, options, self.streams, self.advice)
         cache = cache or self.target.new_cache(len(prompt) + (len(answer) + 1) * (1 + s.gamma))
-        state = State([*prompt, *answer], len(prompt), torch.empty(0), cache, Sampling())
+        state = DecodeState([*prompt, *answer], len(prompt), torch.empty(0), cache, SamplingParams())
         first = whole.prefill(state, torch.tensor([list(prompt)], device=device)).logits[0, -1:]
         if not answer:
             return first
@@ -86,7 +86,7 @@ class SharedStreaming(OwnModel, SpeculativeStreaming):
         return fine_tuned(target)
 
     @classmethod
-    def check(cls, options: Any, base: Outline) -> None:
+    def check(cls, options: Any, base: ModelInfo) -> None:
         super().check(options, base)
         folder = drafter_here(options.weights, cls.name, base, cls.companion)
         if folder is not None:
@@ -121,28 +121,28 @@ class SharedAutoregressive(SharedStreaming):
         return cast("SharedAROptions", options).step()
 
     @classmethod
-    def reference_for(cls, options: Any) -> MethodSpec:
+    def baseline_for(cls, options: Any) -> MethodSpec:
         """It changes the model: nothing to equal."""
-        return Decoder.reference_for(options)
+        return Decoder.baseline_for(options)
 
-    def tunable(self) -> Mapping[str, Sequence[Any]]:
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
         return {}
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         return 1 + (self.gamma if self.attending else 0)
 
-    def own_work(self) -> OwnWork:
+    def extra_work(self) -> ExtraWork:
         """The streams, where they run along."""
-        return OwnWork(node=self.stream_work() if self.attending else 0)
+        return ExtraWork(node=self.stream_work() if self.attending else 0)
 
-    def prefill(self, state: State, ids: Tensor) -> Output:
+    def prefill(self, state: DecodeState, ids: Tensor) -> Output:
         return super().prefill(state, ids) if self.attending else Decoder.prefill(self, state, ids)
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         return DraftTree.root_only(state.root)
 
-    def forward(self, state: State, tree: DraftTree) -> Output:
+    def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         return super().forward(state, tree) if self.attending else Decoder.forward(self, state, tree)
 
-    def observe(self, state: State, verdict: Any, output: Output) -> None:
+    def update(self, state: DecodeState, verdict: Any, output: Output) -> None:
         """Nothing to keep."""

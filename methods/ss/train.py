@@ -27,7 +27,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from specbench_ss.engine.kv_cache import StreamCache
+from specbench_ss.engine.kv_cache import PrefixCache
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import lora_parameters, save_lora, with_lora
@@ -44,7 +44,7 @@ from specbench_ss.methods.ss.layers import (
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.options import Bounded, option
 from specbench_ss.training.batch import BaseStates, Batch, Documents, additive, run_rows
-from specbench_ss.training.losses import Ramp, Targets, head_loss, head_sums, mean_loss, targets_option
+from specbench_ss.training.losses import LossKind, LossWarmup, head_loss, head_sums, loss_option, mean_loss
 from specbench_ss.training.trainer import DrafterTrainer
 
 SHARED_RANK = 32  # of the 2024 baseline
@@ -99,7 +99,7 @@ class StreamsOptions(Bounded):
         "Position at which attention takes a stream to be. ahead: that of the token whose successor it "
         "predicts, so each stream has its own. same: the position of the token beside which it runs.",
     )
-    targets: Targets = targets_option("tokens")
+    loss: LossKind = loss_option("ce")
     alpha: Annotated[float, Gt(0)] = option(
         0.1, "Weight of each stream's loss in shared mode, where the next token's has 1."
     )
@@ -122,8 +122,8 @@ class StreamsOptions(Bounded):
 
     def check_together(self) -> None:
         """Raise UserError for options of the other mode."""
-        if self.mode == "shared" and self.targets != "tokens":
-            raise UserError("ss: targets=distribution is for --mode lossless: in shared mode the base itself changes")
+        if self.mode == "shared" and self.loss != "ce":
+            raise UserError("ss: loss=kl is for --mode lossless: in shared mode the base itself changes")
         if self.mode == "lossless" and self.alpha_ramp:
             raise UserError("ss: alpha_ramp is for --mode shared: in lossless mode all losses are the streams'")
         if self.mode == "lossless" and (self.main_attends_streams or self.lora_rank > 0):
@@ -166,7 +166,7 @@ class StreamTrainer(DrafterTrainer):
         name: str,
     ) -> None:
         self.target, self.shape, self.lr, self.name = target, config, lr, name
-        target.check_taken_apart(self.method)
+        target.require_layer_access(self.method)
         self.lo, self.ahead = config.check_layers(target.n_layers), config.gamma
         self.prune_layer = self.lo if config.prune_layer < 0 else config.prune_layer
         self.embedding_lr, self.segment, self.prune_weight = embedding_lr, segment, prune_weight
@@ -205,7 +205,7 @@ def start_embedding(module: Streams, low: Tensor) -> None:
 class StreamsTrainer(StreamTrainer):
     """Streams in lossless mode: P_j, the stream adapters and, on their own next-token loss, the pruning map o_theta.
 
-    Segments are of anchors here. targets: what streams learn; published is the text.
+    Segments are of anchors here. loss_kind: what streams learn; published is the text.
     """
 
     module: Streams
@@ -219,11 +219,11 @@ class StreamsTrainer(StreamTrainer):
         segment: int = 0,
         prune_weight: float = 0.5,
         name: str = "ss",
-        targets: Targets = "tokens",
+        loss_kind: LossKind = "ce",
     ) -> None:
         super().__init__(target, config, lr, embedding_lr, segment, prune_weight, name)
-        self.taps = tuple(sorted({self.lo, self.prune_layer}))
-        self.kv_from, self.targets = self.lo, targets
+        self.hidden_states = tuple(sorted({self.lo, self.prune_layer}))
+        self.kv_from, self.loss_kind = self.lo, loss_kind
         self.module = Streams(config, target.hidden_size)
 
     @classmethod
@@ -232,7 +232,7 @@ class StreamsTrainer(StreamTrainer):
         o, shape = options, options.shape()
         segment = o.segment or (target.context_length if o.gradient_checkpointing else 0)
         if o.mode == "lossless":
-            return cls(target, shape, lr, o.embedding_lr, segment, targets=o.targets)
+            return cls(target, shape, lr, o.embedding_lr, segment, loss_kind=o.loss)
         checkpointing = o.gradient_checkpointing
         return SharedTrainer(
             target, shape, lr, lr, o.embedding_lr, segment, o.alpha, recompute=checkpointing, ramp=o.alpha_ramp
@@ -244,7 +244,7 @@ class StreamsTrainer(StreamTrainer):
 
     def prepare(self, states: BaseStates, batch: Batch) -> None:
         """Start P_j at the scale of the residual stream."""
-        start_embedding(self.module, states.taps[self.lo])
+        start_embedding(self.module, states.hidden_states[self.lo])
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return stream losses over all segments, plus the pruning map's next-token loss."""
@@ -252,11 +252,11 @@ class StreamsTrainer(StreamTrainer):
         labels = anchors.labels[..., 1 : g + 1]
         step = self.segment or labels.shape[1]
         pieces = [slice(i, i + step) for i in range(0, labels.shape[1], step)]
-        known = self.module.heard(anchors.labels[..., :g], anchors.at)
+        known = self.module.kept_conditioning(anchors.labels[..., :g], anchors.at)
         parts = [self._segment(states, anchors.at[:, piece], labels[:, piece], known[:, piece]) for piece in pieces]
         sums = torch.stack([a for a, _ in parts]).sum(0), torch.stack([b for _, b in parts]).sum(0)
         total, right = mean_loss(sums, batch.whole.anchors.labels[..., 1 : g + 1], [1.0] * g)
-        low = states.at(states.taps[self.prune_layer], anchors)
+        low = states.at(states.hidden_states[self.prune_layer], anchors)
         return total + self.prune_loss(self.target, self.module, low, batch), right
 
     def _segment(self, states: BaseStates, at: Tensor, labels: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
@@ -272,7 +272,7 @@ class StreamsTrainer(StreamTrainer):
 
     def _teacher(self, states: BaseStates, at: Tensor) -> Tensor | None:
         """Return the base's logits [B, a, gamma, V] for the streams' tokens, where its distribution is learnt."""
-        if self.targets == "tokens":
+        if self.loss_kind == "ce":
             return None
         with torch.no_grad():
             return self.target.logits(states.ahead(at, self.ahead))
@@ -283,15 +283,15 @@ class StreamsTrainer(StreamTrainer):
         known int64 [B, a, gamma]: the tokens after each position, for streams that learn them.
         """
         target, g = self.target, self.ahead
-        low = states.taps[self.lo]
+        low = states.hidden_states[self.lo]
         picked = low.gather(1, at[..., None].expand(-1, -1, low.shape[-1]))
         x = self.module.insert(picked, g).to(low.dtype)  # [B, a*gamma, h]
         places = at if states.documents is None else states.documents.places.gather(1, at)
         positions = stream_positions(target, places, g, self.shape.stream_position)
         masks = self._masks(at, low.shape[1], next(iter(states.kv.values()))[0].dtype, states.documents)
-        cache, rotary = StreamCache(states.kv), target.rotary(positions)
+        cache, rotary = PrefixCache(states.kv), target.rotary(positions)
         x = run_masked(target, self.module, x, Layout(0, g), cache, masks, rotary)
-        x = self.module.told(target, target.family.norm(x).unflatten(1, (at.shape[1], g)), known)
+        x = self.module.condition_on_tokens(target, target.family.norm(x).unflatten(1, (at.shape[1], g)), known)
         logits: Tensor = target.logits(x)
         return logits
 
@@ -357,7 +357,7 @@ class SharedTrainer(StreamTrainer):
         if any(block.window for block in self.tuned.family.blocks):
             raise UserError(f"{name}: shared mode cannot be trained on layers with a sliding window")
         self.streams = Streams(config, target.hidden_size)
-        self.lora, self.ramp = lora_parameters(self.tuned.model), Ramp(ramp)
+        self.lora, self.ramp = lora_parameters(self.tuned.model), LossWarmup(ramp)
         self.module = nn.ModuleList([self.streams, nn.ParameterList(self.lora), *([self.ramp] if ramp else [])])
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -391,10 +391,10 @@ class SharedTrainer(StreamTrainer):
 
     def _lower(self, ids: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:
         """Return states [B, T, h] at layer N - N_s and at the pruning layer, with gradients for the LoRA."""
-        tapped: dict[int, Tensor] = {}
+        aux_layers: dict[int, Tensor] = {}
         recompute = self.recompute and torch.is_grad_enabled()
-        x = run_rows(self.tuned, ids, self.lo, None, documents, (self.prune_layer,), tapped, recompute)
-        return x, tapped.get(self.prune_layer, x)
+        x = run_rows(self.tuned, ids, self.lo, None, documents, (self.prune_layer,), aux_layers, recompute)
+        return x, aux_layers.get(self.prune_layer, x)
 
     def _segment(
         self, low: Tensor, labels: Tensor, start: int, past: list[KeysAndValues], documents: Documents | None
@@ -411,7 +411,7 @@ class SharedTrainer(StreamTrainer):
             n = 2 * self.shape.n_msa_layers  # keys and values of every layer, segment after segment
             joined = [torch.cat(flat[i::n], 2) for i in range(n)] if flat else []
             before = list(zip(joined[::2], joined[1::2], strict=True))
-            gamma, known = labels.shape[-1] - 1, self.streams.heard(own[..., :-1], start + carriers)
+            gamma, known = labels.shape[-1] - 1, self.streams.kept_conditioning(own[..., :-1], start + carriers)
             logits, after = self.upper(low, start, carriers, real, before, gamma, documents, known)
             # clones: a view would keep the streams' keys, and those of all segments before, alive
             return (*head_sums(logits, own), *(x[:, :, start:].clone() for pair in after for x in pair))
@@ -450,13 +450,13 @@ class SharedTrainer(StreamTrainer):
         attends = self.shape.main_attends_streams
         visible = segment_visibility(length, start, carriers, real, gamma, attends, documents)
         mask = additive(visible, low.dtype)
-        cache = StreamCache(dict(enumerate(past or [None] * self.shape.n_msa_layers, start=self.lo)), length)
+        cache = PrefixCache(dict(enumerate(past or [None] * self.shape.n_msa_layers, start=self.lo)), length)
         masks = [mask] * self.shape.n_msa_layers
         x = run_masked(target, self.streams, rows, Layout(length, max(gamma, 1)), cache, masks, target.rotary(places))
         main, streams = x[:, :length].gather(1, picked)[:, :, None], x[:, length:].unflatten(1, (c, gamma))
         final = target.family.norm(torch.cat((main, streams), 2))
         if gamma:
-            final = torch.cat((final[:, :, :1], self.streams.told(target, final[:, :, 1:], known)), 2)
+            final = torch.cat((final[:, :, :1], self.streams.condition_on_tokens(target, final[:, :, 1:], known)), 2)
         return target.logits(final), [cache.kept[layer] for layer in range(self.lo, target.n_layers)]
 
     def save(self, folder: Path, about: dict[str, Any]) -> None:

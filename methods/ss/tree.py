@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.tree import DraftTree, TreeShape, shape_of
+from specbench_ss.engine.tree import DraftTree, TreeTopology, topology_of
 from specbench_ss.methods._shared.tree_growth import IMPOSSIBLE, best_nodes, draw, with_root
 
 # tokens [.., m], tokens [.., s] -> what the former change in the logits of the latter as their children, [.., m, s]
@@ -29,7 +29,7 @@ class FullTree:
     path bool [nodes - 1, gamma * k]: which slots lie on the path to each node, itself included.
     """
 
-    shape: TreeShape
+    shape: TreeTopology
     slots: Tensor
     path: Tensor
     depths: Tensor
@@ -49,7 +49,7 @@ def full_tree(gamma: int, k: int, device: torch.device) -> FullTree:
                 slots.append(g * k + rank)
                 on_path.append(on_path[node] | 1 << (g * k + rank))
         level = following
-    shape = shape_of(tuple(parents))
+    shape = topology_of(tuple(parents))
     path = torch.tensor([[bool(bits >> s & 1) for s in range(gamma * k)] for bits in on_path[1:]], dtype=torch.float32)
     depths = torch.tensor(shape.depths[1:], dtype=torch.float32)
     return FullTree(shape, torch.tensor(slots[1:], device=device), path.to(device), depths.to(device))
@@ -70,7 +70,7 @@ def draft_tree(root: Tensor, logits: Tensor, k: int, n_draft: int) -> DraftTree:
     log_p = logits.log_softmax(-1, dtype=torch.float32).gather(-1, top.indices)  # [gamma, k]
     joint = tree.path @ log_p.flatten() - DEPTH_PENALTY * tree.depths  # [nodes - 1]
     best = joint.topk(n_draft).indices.sort().values
-    return drafted.choose(with_root(best))
+    return drafted.gather_nodes(with_root(best))
 
 
 def conditioned_tree(root: Tensor, logits: Tensor, changes: Changes, k: int, n_draft: int) -> DraftTree:
@@ -127,10 +127,10 @@ def drawn_tree(root: Tensor, probs: Tensor, k: int, n_draft: int, rng: torch.Gen
     places = (parents[:, None] == parents).tril(-1).sum(-1)  # among siblings
     tokens = torch.cat((root, drawn[(levels[1:] - 1) * k + places]))
     q = torch.cat((probs, torch.zeros_like(probs[:1])))[levels]
-    return DraftTree(tokens, tree.shape, q, tree.seen)
+    return DraftTree(tokens, tree.topology, q, tree.seen)
 
 
-def judged(tree: DraftTree) -> tuple[Tensor, Tensor]:
+def nodes_to_score(tree: DraftTree) -> tuple[Tensor, Tensor]:
     """Nodes whose early exits are asked for, int64 [m]; for each drafted node its parent's place among them, [n - 1].
 
     Leaves have no transition to judge. Which nodes those are is asked on a CPU alone: elsewhere it would be waited for.

@@ -18,11 +18,11 @@ from specbench_ss.results.checks import worst_first
 from specbench_ss.results.compare import Change, ComparedRow, Difference, compared, differences, judged
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.terminal import NAMES, change_text, comparison_finding, interval_text
-from specbench_ss.results.text import interval, times, title
+from specbench_ss.results.text import format_speedup, interval, title
 from specbench_ss.runs.records import Run
 
 MOST_RUNS = len(ascii_uppercase)
-VERDICTS = {"faster": "good", "higher": "good", "slower": "bad", "lower": "bad", "void": "bad"}
+VERDICTS = {"faster": "good", "higher": "good", "slower": "bad", "lower": "bad", "invalid": "bad"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _pair(first: Named, other: Named) -> Pair:
     try:
         _, rows = compared(first.results, other.results)
     except UserError as error:
-        return Pair(other.letter, "no comparison, see below.", (), str(error).split("; --anyway")[0])
+        return Pair(other.letter, "no comparison, see below.", (), str(error).split("; --force")[0])
     return Pair(other.letter, comparison_finding(rows), rows)
 
 
@@ -119,7 +119,7 @@ def _differences(named: Sequence[Named], found: Sequence[tuple[str, Sequence[Dif
         for one in differing:
             values.setdefault(one.what, {})[letter] = one.b
             values[one.what][named[0].letter] = one.a
-            hindering |= {one.what} if one.hinders else set()
+            hindering |= {one.what} if one.blocking else set()
     columns = [Column("what", numeric=False), *(Column(one.letter, numeric=False) for one in named)]
     rows = []
     for what in sorted(values, key=lambda name: name not in hindering):
@@ -159,7 +159,7 @@ def _ranked(named: Sequence[Named]) -> list[str]:
 
 
 def _speedup(row: SummaryRow) -> Cell:
-    return Cell("void" if row.comparison == "void" else times(row.speedup), row.speedup)
+    return Cell("invalid" if row.comparison == "invalid" else format_speedup(row.speedup), row.speedup)
 
 
 def _interval(row: SummaryRow) -> Cell:

@@ -16,10 +16,10 @@ from specbench_ss.reports.html.page_parts import Cell, Column, Fact, Notice, Tab
 from specbench_ss.reports.html.samples import VERDICTS
 from specbench_ss.results.checks import Check, CheckState
 from specbench_ss.results.concurrency import at_a_time
-from specbench_ss.results.published import Beside, Mark, beside, comparable
+from specbench_ss.results.published import Mark, PublishedComparison, comparable, compare_with_published
 from specbench_ss.results.sample_checks import NOT_HELD
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import number, parameters, scientific, times
+from specbench_ss.results.text import format_number, format_speedup, parameters, scientific
 from specbench_ss.runs.config import decoding
 from specbench_ss.runs.records import KILLED, Run
 
@@ -40,8 +40,8 @@ def differences(view: View) -> Sequence[str]:
             f"{_held(view.overall[s.method])} on {s.question_id}, turn {s.turn + 1}: "
             + f"{VERDICTS[s.verdict][0]} at token {s.first_difference}"
             + (f", {s.drop:.3g} below the best logit" if s.drop is not None else f" ({s.reason})" if s.reason else "")
-            for s in view.run.sameness
-            if s.verdict in ("mismatch", "near-tie", "length")
+            for s in view.run.output_match
+            if s.verdict in ("mismatch", "numerical tie", "length differs")
         ]
     )
 
@@ -51,7 +51,7 @@ def _held(row: SummaryRow) -> str:
     return row.method if row.reference == row.baseline else f"{row.method} against {row.reference}"
 
 
-def sameness_note(view: View) -> str:
+def output_match_note(view: View) -> str:
     """Say how to read the table of verdicts."""
     if view.run.manifest["config"]["temperature"]:
         return (
@@ -61,12 +61,13 @@ def sameness_note(view: View) -> str:
     if view.served:
         return "Greedy answers, compared as texts. Servers do not promise the same text: a difference is no error."
     return (
-        "Greedy answers, compared token by token. A near-tie is a place where two tokens are equally good to the model "
+        "Greedy answers, compared token by token. A numerical tie is a place where two tokens are equally good "
+        "to the model "
         "within the rounding of its data type; only a mismatch is an error."
     )
 
 
-def sameness(view: View) -> Table:
+def output_match(view: View) -> Table:
     """Return the table of verdicts by method."""
     columns = [
         view.method(),
@@ -82,17 +83,17 @@ def sameness(view: View) -> Table:
             Column("drafted tokens kept", "bias_accepted", digits=0),
             Column("expected", "bias_expected", digits=0),
         ]
-    rows = [row for row in view.overall.values() if row.comparison != "reference" or row.sameness]
+    rows = [row for row in view.overall.values() if row.comparison != "reference" or row.output_match]
     return Table.of("sameness", columns, rows)
 
 
 def _counts(verdict: str) -> Callable[[SummaryRow], int]:
-    return lambda row: row.sameness.get(verdict, 0)
+    return lambda row: row.output_match.get(verdict, 0)
 
 
 def _p(row: SummaryRow) -> Cell:
     p = row.bias_p
-    return Cell(scientific(p, 1) if p is not None and p < LOW else number(p, 3), p)
+    return Cell(scientific(p, 1) if p is not None and p < LOW else format_number(p, 3), p)
 
 
 def _against(row: SummaryRow) -> str:
@@ -103,7 +104,7 @@ def _against(row: SummaryRow) -> str:
         return "its first repeat"
     if row.reference_of:
         return f"nothing: it is the reference of {', '.join(row.reference_of)}"
-    compared = row.lossless or row.sameness.get("identical") or row.sameness.get("other text")
+    compared = row.lossless or row.output_match.get("identical") or row.output_match.get("text differs")
     return row.reference if compared else f"nothing: it does not promise the output of {row.reference}"
 
 
@@ -216,8 +217,10 @@ NOTE = (
 
 def published_beside(view: View) -> Table | None:
     """Return a row for each published number of a method of the run; None where there are none."""
-    figures = {label: (view.overall[label].tau, view.overall[label].speedup) for label in view.contestants}
-    found = [one for one in beside(view.run.manifest, figures) if one.entry is not None]
+    figures = {
+        label: (view.overall[label].mean_acceptance_length, view.overall[label].speedup) for label in view.contestants
+    }
+    found = [one for one in compare_with_published(view.run.manifest, figures) if one.entry is not None]
     if not found:
         return None
     rows = [_alike(one, view.overall[one.method]) for one in found]
@@ -225,8 +228,8 @@ def published_beside(view: View) -> Table | None:
         view.method(),
         Column("τ", "tau"),
         Column("published τ", lambda one: one.entry.tau),
-        Column("speedup", lambda one: Cell(times(one.speedup), one.speedup)),
-        Column("published speedup", lambda one: Cell(times(one.entry.speedup), one.entry.speedup)),
+        Column("speedup", lambda one: Cell(format_speedup(one.speedup), one.speedup)),
+        Column("published speedup", lambda one: Cell(format_speedup(one.entry.speedup), one.entry.speedup)),
         Column("model", lambda one: f"{SIGNS[one.marks['model']]} {one.entry.model}", numeric=False),
         Column("GPU", lambda one: f"{SIGNS[one.marks['GPU']]} {one.entry.gpu}", numeric=False),
         Column("compares", lambda one: comparable(one.marks), numeric=False),
@@ -237,15 +240,15 @@ def published_beside(view: View) -> Table | None:
     return Table.of("published", columns, rows, "Published numbers beside this run's", notes=notes)
 
 
-def _alike(one: Beside, row: SummaryRow) -> Beside:
+def _alike(one: PublishedComparison, row: SummaryRow) -> PublishedComparison:
     """Return the run's speedup by the formula of the published one."""
     of_suite = one.entry is not None and one.entry.suite == FORMULA_OF
     return replace(one, speedup=row.speedup_specbench) if of_suite else one
 
 
-def order_in_words(rows: Sequence[Beside]) -> list[str]:
+def order_in_words(rows: Sequence[PublishedComparison]) -> list[str]:
     """Say how the order of methods was published and how it is here, on the model and GPU with the most methods."""
-    lists: dict[tuple[str, str], dict[str, Beside]] = {}
+    lists: dict[tuple[str, str], dict[str, PublishedComparison]] = {}
     for one in rows:
         if one.entry is not None and one.speedup is not None:
             lists.setdefault((one.entry.model, one.entry.gpu), {}).setdefault(one.entry.method, one)

@@ -8,10 +8,10 @@ from typing import Any
 from specbench_ss.reports import charts
 from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, View, figure, plain
 from specbench_ss.results import ranking
-from specbench_ss.results.concurrency import LevelRow, level_rows
+from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows
 from specbench_ss.results.cost_model import MachineRow, points, roof_of
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import interval, number, percent, times
+from specbench_ss.results.text import format_number, format_speedup, interval, percent
 
 
 def _share(title: str, of: str, digits: int = 0) -> Column:
@@ -45,8 +45,8 @@ SEEN = (  # readings
 )
 READ = (
     Column("samples", "samples", digits=0),
-    Column("disturbed", "disturbed", digits=0),
-    Column("made again", "remade", digits=0),
+    Column("noisy", "n_noisy", digits=0),
+    Column("re-runs", "n_reruns", digits=0),
     *SEEN,
 )
 
@@ -103,8 +103,9 @@ def roofline(view: View) -> Chart | None:
         "Under the machine's limits",
         charts.roofline(roof, found, view.look).to_plotly_json(),
         Table.of("roofline", columns, found),
-        note=f"The line is this machine's limit: reading {number(roof.read / 1e9, 1)} GB/s, then "
-        f"{number(roof.products / 1e9, 0)} GFLOP/s. Filled: verifying; hollow: drafting, where a drafter has weights.",
+        note=f"The line is this machine's limit: reading {format_number(roof.peak_bandwidth / 1e9, 1)} GB/s, then "
+        f"{format_number(roof.peak_flops / 1e9, 0)} GFLOP/s. Filled: verifying; hollow: drafting, where a "
+        f"drafter has weights.",
     )
 
 
@@ -165,7 +166,7 @@ def _server(entry: Mapping[str, Any], row: SummaryRow) -> dict[str, Any]:
     software = " ".join(filter(None, (about.get("software"), found.get("version"))))
     told = (found.get("url"), found.get("model"), software, about.get("tokens"), about.get("acceptance"))
     said = {name: text or "not told" for name, text in zip(TOLD, told, strict=True)}
-    return {"method": row.method, **said, "τ": row.tau, "accepted": row.acceptance_rate}
+    return {"method": row.method, **said, "τ": row.mean_acceptance_length, "accepted": row.acceptance_rate}
 
 
 def _percent(share: float | None) -> Cell:
@@ -174,7 +175,7 @@ def _percent(share: float | None) -> Cell:
 
 def in_flight(view: View) -> Table | None:
     """Return a row for each number of requests in flight and method; None where all were made one at a time."""
-    found, baseline = level_rows(view.run), view.run.baseline
+    found, baseline = concurrency_rows(view.run), view.run.baseline
     if not found:
         return None
     columns = [
@@ -187,23 +188,27 @@ def in_flight(view: View) -> Table | None:
         _wait("first text" if view.served else "first token", "ttft"),
         _wait("per token", "tpot"),
         _wait("request", "latency"),
-        Column("τ", "tau", "By the server's own counts" if view.served else "Tokens per step, as everywhere"),
+        Column(
+            "τ",
+            "mean_acceptance_length",
+            "By the server's own counts" if view.served else "Tokens per step, as everywhere",
+        ),
         Column("requests", lambda row: figure(row.requests, 0, small=[f"{row.failed} failed"] if row.failed else [])),
     ]
     return Table.of("in-flight", columns, found, "Several requests at a time: throughput and waiting times")
 
 
-def _speedup(row: LevelRow) -> Cell:
-    said = f"{ranking.MARKS.get(row.comparison, '')} {times(row.speedup)}".strip()
+def _speedup(row: ConcurrencyRow) -> Cell:
+    said = f"{ranking.MARKS.get(row.comparison, '')} {format_speedup(row.speedup)}".strip()
     return Cell("" if row.speedup is None else said, row.speedup)
 
 
 def _wait(title: str, name: str) -> Column:
     digits = 2 if name == "tpot" else 1
 
-    def of(row: LevelRow) -> Cell:
+    def of(row: ConcurrencyRow) -> Cell:
         median, late = (row.waits[f"{name}_s_{quantile}"] for quantile in ("p50", "p95"))
-        small = [] if late is None else [f"95 %: {number(1000 * late, digits)}"]
+        small = [] if late is None else [f"95 %: {format_number(1000 * late, digits)}"]
         return figure(None if median is None else 1000 * median, digits, small=small)
 
     return Column(title, of, "Milliseconds: median and 95th percentile")

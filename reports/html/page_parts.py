@@ -12,7 +12,7 @@ from specbench_ss.reports.palette import Style
 from specbench_ss.results import frames
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import number, visible
+from specbench_ss.results.text import format_number, visible
 from specbench_ss.runs.records import Run
 
 MEANINGS = {column.name: column.meaning for column in (*frames.LEVELS, *frames.MACHINE, *frames.SUMMARY)}
@@ -200,4 +200,4 @@ def plain(text: str, sort: str | None = None) -> Cell:
 
 def figure(value: float | None, digits: int = 2, unit: str = "", **rest: Any) -> Cell:
     """Return a cell with a number."""
-    return Cell(number(value, digits, unit), value, **rest)
+    return Cell(format_number(value, digits, unit), value, **rest)

@@ -12,10 +12,10 @@ from specbench_ss.reports.html.page_parts import Cell, Column, Table, View, plai
 from specbench_ss.reports.palette import Style
 from specbench_ss.results import ranking as verdict_text
 from specbench_ss.results.analysis import Budget, sources
-from specbench_ss.results.checks import floor, often_disturbed
-from specbench_ss.results.ranking import Standing
+from specbench_ss.results.checks import baseline_noise, often_noisy
+from specbench_ss.results.ranking import RankRange
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import MISSING, interval, number, times
+from specbench_ss.results.text import MISSING, format_number, format_speedup, interval
 
 Badge = tuple[str, str]  # text, kind of pill
 QUALITY: dict[str, Badge] = {
@@ -23,14 +23,14 @@ QUALITY: dict[str, Badge] = {
     "inferior": ("quality worse", "bad"),
     "not shown": ("quality not settled", "flat"),
 }
-DISTURBED: Badge = ("disturbed", "note")
+DISTURBED: Badge = ("noisy", "note")
 ORIGINS = {
     "learnt from": "text that its drafter read in training, repeats counted",
     "searches": "text that its drafts are looked up in",
 }
 UNKNOWN: Badge = ("training not recorded", "note")
 LEGEND = {  # tags that need a word more, in the order in which they are explained
-    "not distinguishable": "the interval covers 1",
+    "not significant": "the interval covers 1",
     "unstable timing": "times of its repeats, or its step times over prompts, differ by a tenth or more",
     "may be noise": "it begins below what autoregressive decoding itself seems to gain in this run",
     "identical": "the same tokens as the reference for every prompt",
@@ -41,9 +41,9 @@ BIAS = {"biased": "bad", "no bias found": "good", "too few tokens": "note", "not
 PILLS: dict[str, Badge] = {
     "faster": ("faster", "good"),
     "slower": ("slower", "bad"),
-    "not distinguishable": ("not distinguishable", "flat"),
-    "too few": ("too few questions", "flat"),
-    "void": ("void", "bad"),
+    "not significant": ("not significant", "flat"),
+    "insufficient data": ("too few questions", "flat"),
+    "invalid": ("invalid", "bad"),
     "reference": ("reference", "flat"),
 }
 
@@ -100,7 +100,7 @@ def axis_of(rows: Iterable[SummaryRow]) -> Axis:
 
 def ranking(view: View, axis: Axis) -> list[Ranked]:
     """Return the methods in order, controls under the first method that is compared with them."""
-    overall, standings, places, made = view.overall, view.results.standings, 0, list[Ranked]()
+    overall, rank_ranges, places, made = view.overall, view.results.rank_ranges, 0, list[Ranked]()
     tags, left = _all_badges(view), controls(overall)
     rows = {label: _ranked(row, view.look[label], axis, tags[label]) for label, row in overall.items()}
     for label in [label for label in rows if label not in left]:
@@ -109,8 +109,8 @@ def ranking(view: View, axis: Axis) -> list[Ranked]:
         places += counts
         control = overall.get(row.reference)
         if mine.own_model and control and control.speedup is not None:
-            mine = replace(mine, own_model=f"{mine.own_model}, itself {times(control.speedup)}")
-        mine = replace(mine, place=places if counts else None, may_be=_may_be(standings.get(label)))
+            mine = replace(mine, own_model=f"{mine.own_model}, itself {format_speedup(control.speedup)}")
+        mine = replace(mine, place=places if counts else None, may_be=_may_be(rank_ranges.get(label)))
         made.append(replace(mine, controls=[rows[row.reference]] if row.reference in left else []))
         left.discard(row.reference)
     return [*made, *(rows[label] for label in rows if label in left)]
@@ -125,7 +125,7 @@ def legend(rows: Sequence[Ranked]) -> list[tuple[str, str]]:
     return [*((text, said) for text, said in LEGEND.items() if text in shown), *origins.items()]
 
 
-def _may_be(standing: Standing | None) -> str:
+def _may_be(standing: RankRange | None) -> str:
     return "" if standing is None or standing.best == standing.worst else f"{standing.best}–{standing.worst}"
 
 
@@ -138,12 +138,12 @@ def _ranked(row: SummaryRow, style: Style, axis: Axis, badges: Sequence[Badge]) 
         may_be="",
         at=None if row.speedup is None else axis.at(row.speedup),
         ends=None if ends is None else (axis.at(ends[0]), axis.at(ends[1])),
-        speedup="void" if row.comparison == "void" else times(row.speedup),
+        speedup="invalid" if row.comparison == "invalid" else format_speedup(row.speedup),
         interval=interval(row.speedup_interval),
-        tau=number(row.tau),
-        cost=number(row.step_cost),
-        other=number(None if row.comparison == "void" else row.residual),
-        rate=number(row.tokens_per_s, 1),
+        tau=format_number(row.mean_acceptance_length),
+        cost=format_number(row.step_cost),
+        other=format_number(None if row.comparison == "invalid" else row.other_factor),
+        rate=format_number(row.tokens_per_s, 1),
         badges=badges,
         own_model=f"{verdict_text.own_model(row)} over {row.reference}" if row.reference_speedup is not None else "",
     )
@@ -151,7 +151,7 @@ def _ranked(row: SummaryRow, style: Style, axis: Axis, badges: Sequence[Badge]) 
 
 def _all_badges(view: View) -> dict[str, list[Badge]]:
     """Return how far to believe each method, whether its samples were disturbed, and what its drafts come from."""
-    noise, disturbed, origins = floor(view.overall.values()), often_disturbed(view.run), sources(view.run)
+    noise, disturbed, origins = baseline_noise(view.overall.values()), often_noisy(view.run), sources(view.run)
     found = {}
     for label, row in view.overall.items():
         found[label] = _badges(row, view.results.config, noise is not None and noise.holds(row))
@@ -162,7 +162,7 @@ def _all_badges(view: View) -> dict[str, list[Badge]]:
 
 
 def _badges(row: SummaryRow, config: Mapping[str, Any], near: bool) -> list[Badge]:
-    """Return how far to believe a method, the worst first: void, differing, failed, or sure and identical.
+    """Return how far to believe a method, the worst first: invalid, differing, failed, or sure and identical.
 
     near: its lead begins within what autoregressive decoding seems to gain.
     """
@@ -173,7 +173,7 @@ def _badges(row: SummaryRow, config: Mapping[str, Any], near: bool) -> list[Badg
     found += [("unstable timing", "note")] if row.unstable else []
     found += [QUALITY[row.quality_verdict]] if row.quality_verdict is not None else []
     found = [badge for badge in found if badge[0] != MISSING]  # no answer was compared
-    return sorted(found, key=lambda badge: badge[0] != "void" and badge[1] != "bad")
+    return sorted(found, key=lambda badge: badge[0] != "invalid" and badge[1] != "bad")
 
 
 def _output(row: SummaryRow, config: Mapping[str, Any]) -> Badge:
@@ -181,11 +181,11 @@ def _output(row: SummaryRow, config: Mapping[str, Any]) -> Badge:
     said = verdict_text.short_output(row, config)
     if row.bias:
         return said, BIAS[row.bias] if row.lossless else "flat"
-    if row.sameness.get("mismatch"):
+    if row.output_match.get("mismatch"):
         return f"differs: {said}", "bad"
-    if row.sameness.get("near-tie") or row.sameness.get("length"):
+    if row.output_match.get("numerical tie") or row.output_match.get("length differs"):
         return said, "note"
-    return said, "good" if row.sameness.get("identical") else "flat"
+    return said, "good" if row.output_match.get("identical") else "flat"
 
 
 def budgets_table(view: View, found: Sequence[Budget]) -> Table:
@@ -198,7 +198,7 @@ def budgets_table(view: View, found: Sequence[Budget]) -> Table:
         Column("tokens read", _of("tokens"), "Of text in its training, prompts included and repeats counted", 0),
         Column("steps of training", _of("steps"), digits=0),
         Column("peak learning rate", _rate),
-        Column("text", lambda one: _text(one.learnt), "What it learnt from, or what is searched", numeric=False),
+        Column("text", lambda one: _text(one.training_info), "What it learnt from, or what is searched", numeric=False),
         Column(
             "settings of this run",
             _settings,
@@ -210,11 +210,11 @@ def budgets_table(view: View, found: Sequence[Budget]) -> Table:
 
 
 def _of(name: str) -> Callable[[Budget], Any]:
-    return lambda budget: (budget.learnt or {}).get(name)
+    return lambda budget: (budget.training_info or {}).get(name)
 
 
 def _rate(budget: Budget) -> Cell:
-    lr = (budget.learnt or {}).get("lr")
+    lr = (budget.training_info or {}).get("lr")
     return plain(MISSING) if lr is None else Cell(f"{lr:g}", lr)
 
 
@@ -223,11 +223,11 @@ def _settings(budget: Budget) -> str:
     return "; ".join(filter(None, (given, f"advised: {budget.advised}" if budget.advised else "")))
 
 
-def _text(learnt: Mapping[str, Any] | None) -> str:
-    if learnt is None:
+def _text(training_info: Mapping[str, Any] | None) -> str:
+    if training_info is None:
         return "not recorded"
-    if searched := learnt.get("searched"):
+    if searched := training_info.get("searched"):
         return f"{searched.get('tokens') or 0:,} tokens are searched: {searched.get('made_of') or 'of unknown origin'}"
-    if "own_answers" not in learnt:
-        return "not recorded" if learnt else ""
-    return "the model's own answers" if learnt["own_answers"] else "the answers of the data"
+    if "regenerate_responses" not in training_info:
+        return "not recorded" if training_info else ""
+    return "the model's own answers" if training_info["regenerate_responses"] else "the answers of the data"

@@ -14,14 +14,14 @@ from specbench_ss.reports.html import assets, health, machine, ranking, samples,
 from specbench_ss.reports.html import comparison_page as of_several
 from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Fact, Notice, Table, View
 from specbench_ss.results import ranking as verdict_text
-from specbench_ss.results.analysis import Results, told_scope, trained
+from specbench_ss.results.analysis import Results, scope_note, trained
 from specbench_ss.results.analysis import budgets as what_each_had
 from specbench_ss.results.checks import worst_first
 from specbench_ss.results.cost_model import parts, roof_of, waterfalls
 from specbench_ss.results.report import Experiment, Grid, Plot, Report, Result
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.terminal import cell, machine_lines
-from specbench_ss.results.text import percent, times, visible
+from specbench_ss.results.text import format_speedup, percent, visible
 from specbench_ss.runs.records import Run
 from specbench_ss.storage import replacing
 
@@ -108,7 +108,7 @@ def page(results: Results) -> dict[str, Any]:
         **_why(view),
         "budgets": ranking.budgets_table(view, had),
         "trained": trained(had),
-        "scope": "" if view.served else told_scope(run, had),
+        "scope": "" if view.served else scope_note(run, had),
         "matrix": speed.matrix(view),
         "of_a_task": _of_a_task(results.rows),
         "speedups": speed.chart(view),
@@ -130,8 +130,8 @@ def page(results: Results) -> dict[str, Any]:
         "published": health.published_beside(view),
         "notices": notices,
         "differences": health.differences(view),
-        "sameness_note": health.sameness_note(view),
-        "sameness": health.sameness(view),
+        "output_match_note": health.output_match_note(view),
+        "sameness": health.output_match(view),
         "facts": health.facts(run),
     }
 
@@ -145,7 +145,8 @@ def _weighting(view: View) -> str:
     if best.speedup_specbench is None:
         return said
     return (
-        f"{said} Spec-Bench's formula, in which all questions weigh the same, gives {times(best.speedup_specbench)} "
+        f"{said} Spec-Bench's formula, in which all questions weigh the same, gives "
+        f"{format_speedup(best.speedup_specbench)} "
         f"for {best.method}; By task has it, and the geometric mean, for every method."
     )
 

@@ -12,15 +12,15 @@ from specbench_ss.reports.html.page_parts import Cell, Column, Table, View
 from specbench_ss.results import ranking
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import percent, title, visible
-from specbench_ss.runs.records import Row, Run, Sameness, Steps
+from specbench_ss.runs.records import OutputMatch, Run, SampleRecord, Steps
 from specbench_ss.runs.run_dir import Drafts, DraftStep, read_drafts
 
 VERDICTS = {
     "identical": ("same output", "good"),
-    "near-tie": ("near-tie", "note"),
-    "length": ("other length", "note"),
+    "numerical tie": ("numerical tie", "note"),
+    "length differs": ("other length", "note"),
     "mismatch": ("mismatch", "bad"),
-    "other text": ("other text", "note"),
+    "text differs": ("text differs", "note"),
     "sampled": ("sampled", ""),
     "not compared": ("not compared", ""),
 }
@@ -53,7 +53,7 @@ class _Mean:
     disturbed: whether something else on the machine disturbed one of them.
     """
 
-    first: Row
+    first: SampleRecord
     ms: float | None
     tau: float | None
     disturbed: bool
@@ -65,7 +65,7 @@ def samples(view: View) -> dict[str, Any]:
     texts, verdicts, finishes = Store(), Store(), Store()
     of = _means(run.rows)
     prompts = _prompts(run, of)
-    judged = {verdict.key: verdict for verdict in run.sameness}
+    judged = {verdict.key: verdict for verdict in run.output_match}
     asked = {question.id: question for question in run.questions}
 
     def column(label: str) -> dict[str, list[Any]]:
@@ -80,7 +80,7 @@ def samples(view: View) -> dict[str, Any]:
             "quality": [row and _short(row.quality) for row in rows],
             "tau": [mean and _short(mean.tau) for mean in found],
             "ms": [mean and _short(mean.ms) for mean in found],
-            "disturbed": [i for i, mean in enumerate(found) if mean and mean.disturbed],
+            "noisy": [i for i, mean in enumerate(found) if mean and mean.disturbed],
         }
 
     return {
@@ -91,7 +91,7 @@ def samples(view: View) -> dict[str, Any]:
                 "css": style.css,
                 "symbol": style.symbol,
                 "colour": style.colour,
-                "void": view.overall[label].comparison == "void",
+                "invalid": view.overall[label].comparison == "invalid",
                 **column(label),
             }
             for label, style in view.look.items()
@@ -110,19 +110,19 @@ def samples(view: View) -> dict[str, Any]:
     }
 
 
-def _means(rows: Sequence[Row]) -> dict[tuple[str, int, str], _Mean]:
-    grouped: dict[tuple[str, int, str], list[Row]] = defaultdict(list)
+def _means(rows: Sequence[SampleRecord]) -> dict[tuple[str, int, str], _Mean]:
+    grouped: dict[tuple[str, int, str], list[SampleRecord]] = defaultdict(list)
     for row in rows:
         grouped[row.question_id, row.turn, row.method].append(row)
     return {key: _mean(sorted(own, key=lambda row: row.repeat)) for key, own in grouped.items()}
 
 
-def _mean(rows: Sequence[Row]) -> _Mean:
+def _mean(rows: Sequence[SampleRecord]) -> _Mean:
     good = [row for row in rows if row.ok and row.tokens]
     seconds, tokens = sum(row.wall_s or 0.0 for row in good), sum(row.tokens or 0 for row in good)
     steps = sum(row.steps or 0 for row in good)
     kept = tokens - sum(row.prefill_tokens or 0 for row in good)
-    disturbed = any(row.disturbed for row in rows)
+    disturbed = any(row.noise_reason for row in rows)
     return _Mean(rows[0], 1000 * seconds / tokens if tokens else None, kept / steps if steps else None, disturbed)
 
 
@@ -169,7 +169,9 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.{DIGITS}g}")
 
 
-def pill(row: Row, verdict: Sameness | None, summary: SummaryRow, config: Mapping[str, Any]) -> tuple[str, str] | None:
+def pill(
+    row: SampleRecord, verdict: OutputMatch | None, summary: SummaryRow, config: Mapping[str, Any]
+) -> tuple[str, str] | None:
     """Return (text, kind of pill) of how the answer compares with its reference's; None where nothing is known.
 
     The text names a reference that is not the run's own.
@@ -245,7 +247,7 @@ def _short_probability(value: float) -> float:
     return float(f"{value:.{PROBABILITY_DIGITS}g}")
 
 
-def _ends(row: Row | None, one: Drafts, steps: Steps) -> list[float] | None:
+def _ends(row: SampleRecord | None, one: Drafts, steps: Steps) -> list[float] | None:
     """Return when each step of the timed answer ended, in milliseconds from the request; None for another answer."""
     took = steps.of(one.key).total_s
     if row is None or not one.same_answer or len(took) != len(one.steps):

@@ -11,7 +11,7 @@ from specbench_ss.reports.html.page_parts import MEANINGS, Cell, Chart, Column, 
 from specbench_ss.reports.html.ranking import PILLS
 from specbench_ss.results import frames, ranking
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import interval, number, percent, title
+from specbench_ss.results.text import format_number, interval, percent, title
 from specbench_ss.suite import Question
 
 N = "Prompts that both the method and the reference answered; a prompt is one turn of a question"
@@ -87,9 +87,9 @@ def everything(view: View) -> Table:
             "verdict", lambda row: Cell(*PILLS[row.comparison][:1] * 2, tag=PILLS[row.comparison][1]), numeric=False
         ),
         Column("tokens/s", "tokens_per_s", digits=1),
-        Column("τ", "tau"),
+        Column("τ", "mean_acceptance_length"),
         Column("quality", lambda row: _quality(row, config), QUALITY, fields=DIFFERENCE),
-        *([Column("judged", _judged, JUDGED)] if any(row.judged is not None for row in rows) else []),
+        *([Column("judged", _judged, JUDGED)] if any(row.judge_score is not None for row in rows) else []),
         Column("output", lambda row: ranking.output(row, config), against, numeric=False),
         Column("n", _n, N, fields=COUNTS),
     ]
@@ -116,7 +116,7 @@ def _quality(row: SummaryRow, config: Mapping[str, Any]) -> Cell:
 
 
 def _judged(row: SummaryRow) -> Cell:
-    return figure(row.judged, small=tuple(filter(None, (ranking.judged_difference(row),))))
+    return figure(row.judge_score, small=tuple(filter(None, (ranking.judged_difference(row),))))
 
 
 def _n(row: SummaryRow) -> Cell:
@@ -155,10 +155,19 @@ def others(view: View) -> Table:
     return Table.of("others", columns, _all(view))
 
 
-IN_MATRIX = ("speedup", "speedup_low", "speedup_high", "comparison", "tau", "n_prompts", "n_questions", "n_failed")
+IN_MATRIX = (
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "comparison",
+    "mean_acceptance_length",
+    "n_prompts",
+    "n_questions",
+    "n_failed",
+)
 STRONGEST = math.log(2.5)  # a speedup by this factor, or its inverse, has the strongest tint
 DRAWN = "Lines are 95 % intervals; the line at 1 is autoregressive decoding. The table above has the numbers."
-UNSURE = "Hollow symbols are not distinguishable, or have no interval: too few questions."
+UNSURE = "Hollow symbols are not significant, or have no interval: too few questions."
 
 
 def matrix(view: View) -> Table:
@@ -172,7 +181,7 @@ def matrix(view: View) -> Table:
     marks = {ranking.speedup(row)[:1] for row in cells.values() if row.method in view.contestants}
     notes = [
         "A number is the speedup; blue is faster than autoregressive decoding, orange slower.",
-        *(["≈ not distinguishable: the interval covers 1."] if "≈" in marks else []),
+        *(["≈ not significant: the interval covers 1."] if "≈" in marks else []),
         *(["? no interval: too few questions."] if "?" in marks else []),
     ]
     return Table("matrix", columns, rows, notes=notes)
@@ -186,7 +195,7 @@ def _task_column(task: str) -> Column:
 def _task_cell(row: SummaryRow) -> Cell:
     sure = row.comparison in ("faster", "slower")
     size = math.log(row.speedup) if sure and row.speedup else 0.0
-    text = "void" if row.comparison == "void" else ranking.speedup(row).removesuffix("×")
+    text = "invalid" if row.comparison == "invalid" else ranking.speedup(row).removesuffix("×")
     return Cell(
         text,
         row.speedup,
@@ -203,8 +212,9 @@ def _task_note(row: SummaryRow) -> str:
     bounds = interval(row.speedup_interval)
     said = f"{row.method}, {title(row.category)}: {ranking.speedup(row)}"
     around = f", 95 % interval {bounds}" if bounds else "" if row.comparison == "reference" else ", no interval"
-    unsure = ", not distinguishable" if row.comparison == "not distinguishable" else ""
-    return f"{said}{around}{unsure}, τ {number(row.tau)}, {number(row.tokens_per_s, 1)} tokens/s, n {ranking.n(row)}"
+    unsure = ", not significant" if row.comparison == "not significant" else ""
+    tau = format_number(row.mean_acceptance_length)
+    return f"{said}{around}{unsure}, τ {tau}, {format_number(row.tokens_per_s, 1)} tokens/s, n {ranking.n(row)}"
 
 
 def chart(view: View) -> Chart | None:

@@ -93,16 +93,18 @@ REACHED = "Share of all steps whose draft is at least that long"
 
 def by_position(view: View) -> Chart | None:
     """Return conditional acceptance by draft position."""
-    drafting = [view.overall[label] for label in view.contestants if view.overall[label].acceptance_given]
+    drafting = [view.overall[label] for label in view.contestants if view.overall[label].conditional_acceptance_rate]
     if not drafting:
         return None
     steps = {pair.own.method: pair.own.tally.steps for pair in view.results.pairs}  # on the same samples
     columns = [
         view.method(),
         Column("position", "position", digits=0),
-        Column("accepted, given the one before", lambda at: _share(at["given"]), MEANINGS["acceptance_given"]),
+        Column(
+            "accepted, given the one before", lambda at: _share(at["given"]), MEANINGS["conditional_acceptance_rate"]
+        ),
         Column("n", "given_n", digits=0),
-        Column("accepted at", lambda at: _share(at["at"]), MEANINGS["acceptance_at"]),
+        Column("accepted at", lambda at: _share(at["at"]), MEANINGS["acceptance_rate_per_pos"]),
         Column("n", "at_n", digits=0),
         Column("reached", lambda at: _share(at["at_n"] / steps[at["method"]]), REACHED),
     ]
@@ -110,7 +112,14 @@ def by_position(view: View) -> Chart | None:
         {"method": row.method, "position": i, "given": given, "given_n": given_n, "at": at, "at_n": at_n}
         for row in drafting
         for i, (given, given_n, at, at_n) in enumerate(
-            zip(row.acceptance_given, row.acceptance_given_n, row.acceptance_at, row.acceptance_at_n, strict=False), 1
+            zip(
+                row.conditional_acceptance_rate,
+                row.conditional_acceptance_rate_n,
+                row.acceptance_rate_per_pos,
+                row.acceptance_rate_per_pos_n,
+                strict=False,
+            ),
+            1,
         )
     ]
     return Chart(
@@ -166,9 +175,9 @@ def ms_per_step(row: SummaryRow) -> dict[str, float]:
 
 def _ms_per_token(row: SummaryRow) -> dict[str, float]:
     """Return the mean milliseconds of each part for one kept token; nothing where nothing was measured."""
-    if not row.tokens or row.target_calls is None or row.prefill_s is None:
+    if not row.tokens or row.num_target_forwards is None or row.prefill_s is None:
         return {}
-    of_steps = {part: 1000 * (getattr(row, f"{part}_s") or 0.0) * row.target_calls for part in STEP_PARTS}
+    of_steps = {part: 1000 * (getattr(row, f"{part}_s") or 0.0) * row.num_target_forwards for part in STEP_PARTS}
     return {part: ms / row.tokens for part, ms in {"prefill": 1000 * row.prefill_s, **of_steps}.items()}
 
 
@@ -192,9 +201,9 @@ def decomposition(view: View) -> Table:
         *(Column(part, f"{part}_s", per=1e-3) for part in STEP_PARTS),
         Column("step", "step_s", "Mean milliseconds of a step: the sum of its parts", per=1e-3),
         Column("median", lambda row: medians.get(row.method), "Median milliseconds of a step"),
-        Column("τ", "tau", unit="×"),
+        Column("τ", "mean_acceptance_length", unit="×"),
         Column("step cost", _step_cost, f"The method's step time over that of {REFERENCE}", fields=("step ratio",)),
-        Column("residual", "residual", unit="×"),
+        Column("other", "other_factor", unit="×"),
         Column("speedup", lambda row: figure(row.speedup, unit="×", strong=True), "τ over step cost, times residual"),
     ]
     rows = [row for row in view.overall.values() if row.step_s]

@@ -35,7 +35,7 @@ from specbench_ss.results.report import Bench, Claim, Grid, Plot, Request, Resul
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.loop import LOG
-from specbench_ss.training.session import Together, TogetherOptions, jobs_of, run
+from specbench_ss.training.session import MultiDrafterTrainer, TogetherOptions, jobs_of, run
 from specbench_ss.training.trainer import TrainConfig
 
 GAMMA, LR = 4, 0.01
@@ -84,12 +84,12 @@ VARIANTS = (
     Variant("P_j's rate 0.01", options="embedding_lr=0.01"),
     Variant("P_j's rate 0.2", options="embedding_lr=0.2"),
     Variant(MEDUSA, "medusa"),
-    Variant("the base's distribution learnt", options="targets=distribution"),
+    Variant("the base's distribution learnt", options="loss=kl"),
     Variant(f"{MEDUSA}, the base's LM head", "medusa", "own_unembed=off"),
     Variant(
         f"{MEDUSA}, the base's LM head, the base's distribution learnt",
         "medusa",
-        "own_unembed=off,targets=distribution",
+        "own_unembed=off,loss=kl",
     ),
     Variant(f"{CENTRE}, twice the steps", longer=2),
     Variant("root known, twice the steps", options="root_rank=64", longer=2),
@@ -162,7 +162,7 @@ class Ablations(TrainingExperiment):
             bench.log(f"training with seed {seed}, {steps} steps")
             drafters = ",".join(v.drafter for v in same)
             with redirect_stdout(sys.stderr):
-                run(Together, TogetherOptions(drafters), config)
+                run(MultiDrafterTrainer, TogetherOptions(drafters), config)
             yield from (((v, seed), job.folder) for v, job in zip(same, jobs_of(drafters, config), strict=True))
 
     def claims(self, result: Result) -> Sequence[Claim]:
@@ -198,7 +198,7 @@ def _identity(summary: Rows, seeds: Rows) -> list[Claim]:
     made = []
     for name in MAPS:
         pairs = [(of.get((CENTRE, seed)), value) for (variant, seed), value in of.items() if variant == name]
-        gains = [learnt / own for own, learnt in pairs if own and learnt]
+        gains = [training_info / own for own, training_info in pairs if own and training_info]
         if len(gains) > 1:
             says = f"The identity keeps about as many tokens a pass as a learnt {name}"
             by_seed = f"the map's tau over the identity's, by seed: {', '.join(f'{gain:.2f}' for gain in gains)}"

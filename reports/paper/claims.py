@@ -10,7 +10,7 @@ from math import comb
 from scipy.stats import kendalltau
 
 from specbench_ss.results.report import Claim, Grid, Value
-from specbench_ss.results.text import MISSING, interval_of, number, times
+from specbench_ss.results.text import MISSING, format_number, format_speedup, interval_of
 
 FEWEST = 5  # methods: of four, even the same order may be chance (p = 0.08)
 SURE = 0.05  # p-value below which two orders are called equal or opposite
@@ -91,7 +91,7 @@ def same_order(published: Mapping[str, float], ours: Mapping[str, float | None],
     rank = kendalltau([published[name] for name in mine], list(mine.values()))
     alike = sum((published[a] - published[b]) * (mine[a] - mine[b]) > 0 for a, b in combinations(mine, 2))
     order = sorted(mine, key=lambda name: -published[name])
-    values = ", ".join(f"{name} {number(mine[name])}" for name in sorted(mine, key=lambda name: -mine[name]))
+    values = ", ".join(f"{name} {format_number(mine[name])}" for name in sorted(mine, key=lambda name: -mine[name]))
     holds = bool(rank.statistic > 0) if rank.pvalue < SURE else None
     pairs = f"{alike} of {comb(len(mine), 2)} pairs alike (Kendall's tau {rank.statistic:.2f}, p {rank.pvalue:.2g})"
     return [Claim(f"{of}: {' > '.join(order)}", holds, f"{values}: {pairs}")]
@@ -99,4 +99,4 @@ def same_order(published: Mapping[str, float], ours: Mapping[str, float | None],
 
 def _text(point: Ratio) -> str:
     around = f" ({point[1][0]:.2f}–{point[1][1]:.2f})" if point[1] else ""
-    return f"{times(point[0])}{around}"
+    return f"{format_speedup(point[0])}{around}"

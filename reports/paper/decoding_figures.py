@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from specbench_ss import registry
-from specbench_ss.engine.decoder import Decoder, State, Wrapped
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import Decoder, DecoderWrapper, DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.options import REFERENCE
@@ -37,7 +37,7 @@ LEGEND = (
 )
 
 
-class Watched(Wrapped):
+class Watched(DecoderWrapper):
     """A decoder that keeps its drafts: drafts[i] are the tokens drafted for step i."""
 
     def __init__(self, inner: Decoder) -> None:
@@ -45,7 +45,7 @@ class Watched(Wrapped):
         self.name = inner.name  # type: ignore[misc] # what the loop's messages call it
         self.drafts: list[list[int]] = []
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """Draft as the wrapped decoder, and keep the draft."""
         tree = self.inner.propose(state)
         self.drafts.append(tree.tokens[1:].tolist())
@@ -65,13 +65,13 @@ class Pass:
         return next((span.text for span in self.spans if span.mark == mark), "")
 
 
-def replay(decoder: Decoder, prompt: Sequence[int], limits: Limits) -> Iterator[Pass]:
+def replay(decoder: Decoder, prompt: Sequence[int], limits: StopParams) -> Iterator[Pass]:
     """Yield every pass of a greedy answer. The first begins after prefill's token; counts are after the cut."""
     watched = Watched(decoder)
-    made = generate(watched, prompt, limits, Sampling())
+    made = generate(watched, prompt, limits, SamplingParams())
     at = made.prefill_tokens
     for drafted, step in zip(watched.drafts, made.steps, strict=True):
-        accepted, end = min(step.accepted, step.tokens), at + step.tokens
+        accepted, end = min(step.accepted_tokens, step.tokens), at + step.tokens
         before, kept, after = (made.tokens[:n] for n in (at, at + accepted, end))
         parts: list[tuple[Mark, list[int], list[int]]] = [
             ("plain", [], before),
@@ -102,7 +102,7 @@ class _Replay(PaperExperiment):
         category = questions(bench.request, "apps", self.category, 0)
         question = category[bench.request.seed % len(category)]
         decoder = registry.load_method(config_for(bench.request, [CHAIN]).methods[1], target)
-        passes = list(replay(decoder, target.encode_chat(question.messages()), Limits(128, target.eos_ids)))
+        passes = list(replay(decoder, target.encode_chat(question.messages()), StopParams(128, target.eos_ids)))
         rows = [
             (i, p.text("accepted"), p.text("next"), p.text("rejected"), p.accepted, p.tokens)
             for i, p in enumerate(passes, start=1)

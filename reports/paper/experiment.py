@@ -16,7 +16,7 @@ import torch
 from specbench_ss import registry
 from specbench_ss.bench.build_config import method_specs
 from specbench_ss.errors import UserError
-from specbench_ss.models.resolve import companions, is_lab
+from specbench_ss.models.resolve import bundled_drafters, is_lab
 from specbench_ss.options import REFERENCE, MethodSpec
 from specbench_ss.reports.paper.meta_drafters import MODELS, at_hand
 from specbench_ss.results.analysis import Results
@@ -30,7 +30,7 @@ from specbench_ss.suite import Question, SuiteRequest
 
 A100 = "one NVIDIA A100-80G, float16, batch 1"  # ACL sec. 3, 2024 sec. 4.1
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-OF_THE_RUN = ("incomplete", "warnings", "sessions", "disturbed", "noise")  # checks that name no method
+OF_THE_RUN = ("incomplete", "warnings", "sessions", "noisy", "noise")  # checks that name no method
 METHODS = {  # the papers' names -> ours
     "Baseline": REFERENCE,
     "2-Model SD": "sd",
@@ -141,7 +141,7 @@ def missing_for(text: str, request: Request) -> str:
 
 def comes_along(model: str, name: str) -> bool:
     """Return whether the model came with a folder of this name, where methods look for their weights too."""
-    folder = companions(model)
+    folder = bundled_drafters(model)
     return folder is not None and (folder / name).is_dir()
 
 
@@ -198,7 +198,7 @@ def overall(run: Results) -> dict[str, SummaryRow]:
 
 def measured(row: SummaryRow) -> tuple[Value, ...]:
     """Return the cells of the columns MEASURED."""
-    return (row.speedup, interval_text(row), row.tau, row.step_cost, row.n_prompts)
+    return (row.speedup, interval_text(row), row.mean_acceptance_length, row.step_cost, row.n_prompts)
 
 
 def interval_text(row: SummaryRow) -> str | None:

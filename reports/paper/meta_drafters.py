@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from specbench_ss.engine.decoder import State
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods._shared.heads import PUBLISHED, Choice, tree_of
@@ -131,12 +131,12 @@ def flops(work: Callable[[], Any], learning: bool = False) -> int:
     return int(counter.get_total_flops())
 
 
-def meta_state(target: Target, rows: int = 256) -> State:
+def meta_state(target: Target, rows: int = 256) -> DecodeState:
     """Return the state of a request that has reached CONTEXT tokens, with room for this many rows."""
     cache = target.new_cache(CONTEXT + rows)
-    cache.advance(CONTEXT)
+    cache.commit(CONTEXT)
     root = torch.empty(1, dtype=torch.long, device=META)
-    return State([0] * (CONTEXT + 1), CONTEXT, root, cache, Sampling(), {FINAL: _states(target, 1)})
+    return DecodeState([0] * (CONTEXT + 1), CONTEXT, root, cache, SamplingParams(), {FINAL: _states(target, 1)})
 
 
 def _states(target: Target, rows: int) -> Tensor:
@@ -187,8 +187,8 @@ def streaming(target: Target, top_p: int = 0) -> Overhead:
     full = draft_tree(torch.empty(1, dtype=torch.long, device=META), logits, K, 0)
     drafting = flops(lambda: target.logits(torch.empty(GAMMA, target.hidden_size, device=META)))
     # any ancestor-closed choice of so many nodes has these shapes
-    kept, one = (drafting + _streams_flops(target, decoder, full.select(range(nodes))) for nodes in (KEPT, 1))
-    inner = torch.empty(len(set(full.shape.parents[1:])), target.hidden_size, device=META)  # nodes with children
+    kept, one = (drafting + _streams_flops(target, decoder, full.subtree(range(nodes))) for nodes in (KEPT, 1))
+    inner = torch.empty(len(set(full.topology.parents[1:])), target.hidden_size, device=META)  # nodes with children
     early_exit = flops(lambda: target.logits(target.family.norm(streams.early_exit(inner))))  # sec. 2.3
     return Overhead(count(streams), 1, kept + early_exit, one)
 
@@ -223,7 +223,7 @@ def hydra(target: Target, plus: bool) -> Overhead:
 
     def drafting(choices: Sequence[Choice]) -> int:
         decoder, state = Hydra(target, HydraOptions(), heads, tree_of(choices)), meta_state(target)
-        decoder.begin(state)
+        decoder.on_prefill(state)
         return prefix_flops + flops(lambda: decoder.propose(state))
 
     return Overhead(parameters, HEADS, drafting(PUBLISHED), drafting([(0,) * n for n in range(1, HEADS + 1)]))

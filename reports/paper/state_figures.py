@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specbench_ss import registry
-from specbench_ss.engine.kv_cache import StreamCache
+from specbench_ss.engine.kv_cache import PrefixCache
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.medusa.decode import Medusa
 from specbench_ss.methods.ss.config import SSOptions, StreamConfig
@@ -170,7 +170,7 @@ def _cosines(
         return
     states = base_states(target, torch.tensor([[*prompt, *answer]], device=target.device), range(lo, n), lo)
     at = torch.arange(first, last, device=target.device)
-    true = [*(states.taps[layer] for layer in range(lo, n)), states.final]
+    true = [*(states.hidden_states[layer] for layer in range(lo, n)), states.final]
     made = {"stream": stream_states(target, streams, states, at)}
     made["current"] = [layer[0][at][:, None].expand(-1, g, -1) for layer in true]  # what doing nothing would give
     if medusa is not None:
@@ -203,11 +203,11 @@ def states_with_gradient(target: Target, ids: Tensor, lo: int) -> BaseStates:
     """Run the base over ids [B, T] as `base_states` does, but as part of the graph; layer inputs from lo - 1 on."""
     t = ids.shape[1]
     positions = torch.arange(t, device=ids.device)[None]
-    cache = StreamCache(dict.fromkeys(range(target.n_layers)), mains=t)
-    tapped: dict[int, Tensor] = {}
+    cache = PrefixCache(dict.fromkeys(range(target.n_layers)), mains=t)
+    aux_layers: dict[int, Tensor] = {}
     x = target.embed(ids, positions)
-    x = target.run(x, 0, target.n_layers, cache, None, target.rotary(positions, t), range(target.n_layers), tapped)
-    return BaseStates(target.family.norm(x), tapped, {i: cache.kept[i] for i in range(lo, target.n_layers)})
+    x = target.run(x, 0, target.n_layers, cache, None, target.rotary(positions, t), range(target.n_layers), aux_layers)
+    return BaseStates(target.family.norm(x), aux_layers, {i: cache.kept[i] for i in range(lo, target.n_layers)})
 
 
 def lossless_loss(target: Target, trainee: StreamsTrainer) -> Loss:

@@ -22,7 +22,7 @@ from specbench_ss.reports.paper.experiment import (
 )
 from specbench_ss.reports.paper.figures import TIMES, bars, lines, plot
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.concurrency import level_rows, requests_of
+from specbench_ss.results.concurrency import concurrency_rows, requests_of
 from specbench_ss.results.ranking import by_question
 from specbench_ss.results.report import Claim, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.text import interval
@@ -201,10 +201,12 @@ class Figure18(Sweep):
 
     def grid(self, points: Sequence[Point], runs: Mapping[str, Results], request: Request) -> Grid:
         """Return a row for each point whose batch size was measured; one that ran out of memory has none."""
-        found = {(row.method, row.concurrency): row for run in runs.values() for row in level_rows(run.run)}
+        found = {(row.method, row.concurrency): row for run in runs.values() for row in concurrency_rows(run.run)}
         placed = [(p.series, p.x, found.get((p.label(request), int(p.x)))) for p in points]
         rows = [
-            (name, x, r.throughput_ratio, r.tokens_per_s, r.tau, r.requests - r.failed) for name, x, r in placed if r
+            (name, x, r.throughput_ratio, r.tokens_per_s, r.mean_acceptance_length, r.requests - r.failed)
+            for name, x, r in placed
+            if r
         ]
         forms = {
             "series": "text", self.x_title: "count", "throughput over ar's": "times", "tokens a second": "number 0",
@@ -300,7 +302,7 @@ class DraftLength(Sweep):
 
 def _rows(series: str, labels: Mapping[int, str], run: Run) -> Iterator[tuple[Value, ...]]:
     """Yield a row for each batch size and length of a series, autoregressive decoding among them."""
-    levels = {(row.method, row.concurrency): row for row in level_rows(run)}
+    levels = {(row.method, row.concurrency): row for row in concurrency_rows(run)}
     for size in BATCHES:
         there = {
             n: row for n, label in labels.items() if (row := levels.get((label, size))) and row.requests > row.failed
@@ -309,7 +311,17 @@ def _rows(series: str, labels: Mapping[int, str], run: Run) -> Iterator[tuple[Va
         for n, row in there.items():
             around = interval(row.speedup_interval) or None
             done = row.requests - row.failed
-            yield (series, size, n, row.throughput_ratio, row.speedup, around, row.tau, done, places.get(n))
+            yield (
+                series,
+                size,
+                n,
+                row.throughput_ratio,
+                row.speedup,
+                around,
+                row.mean_acceptance_length,
+                done,
+                places.get(n),
+            )
 
 
 def _places(run: Run, labels: Mapping[int, str], size: int) -> dict[int, str]:

@@ -32,10 +32,10 @@ from specbench_ss.reports.paper.experiment import (
 )
 from specbench_ss.reports.paper.figures import bars
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.quality import MARGIN, cautious, non_inferiority
+from specbench_ss.results.quality import MARGIN, conservative_interval, non_inferiority
 from specbench_ss.results.report import Claim, Column, Grid, Part, Request, Result, Value
 from specbench_ss.results.summary import OVERALL, SummaryRow, paired
-from specbench_ss.results.text import counted, end, interval, interval_of
+from specbench_ss.results.text import end, interval, interval_of, pluralize
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
 from specbench_ss.stats import FEWEST, Floats, ratio_interval
@@ -52,8 +52,8 @@ METRICS = {  # columns of the printed tables -> title and form; most are named a
     "speedup": ("speedup", "times"),
     "tau": ("mean accepted tokens (tau)", "number"),
     "score": ("quality (published: GPT-4 score of 10; ours: the suite's metrics of 100)", "number"),
-    "target_calls": ("target calls per sample", "number"),
-    "draft_calls": ("draft calls per sample", "number"),
+    "num_target_forwards": ("target calls per sample", "number"),
+    "num_draft_forwards": ("draft calls per sample", "number"),
     "latency_ms": ("wall time per sample, ms", "number"),
     "metric": ("quality (published: exact match or ROUGE-1; ours: the suite's)", "number"),
 }
@@ -347,7 +347,7 @@ def quality_kept(run: Run, pair: Pair, other: str, source: str) -> Grid:
     for task in run.categories:
         own, others = _by_question(run, pair, task, "quality")
         if len(own):
-            around = cautious(own - others)
+            around = conservative_interval(own - others)
             written = interval((100 * around[0], 100 * around[1]), 1, LOST) if around else None
             means = 100 * float(own.mean()), 100 * float(others.mean()), 100 * float((own - others).mean())
             rows.append((task, *means, written, len(own)))
@@ -379,7 +379,7 @@ def kept_claims(grid: Grid) -> list[Claim]:
         found += f" ({around})" if around else ""
         bounds = interval_of(around)
         verdict = non_inferiority(bounds and (bounds[0] / 100, bounds[1] / 100), MARGIN)
-        made.append(Claim(says, HOLDS[verdict], f"{found}, {counted(int(count or 0), 'question')}"))
+        made.append(Claim(says, HOLDS[verdict], f"{found}, {pluralize(int(count or 0), 'question')}"))
     return made
 
 
@@ -392,7 +392,7 @@ def draft_model_claims(grid: Grid) -> list[Claim]:
             (f"{row[0]}: {SHARED} calls the target more often than {DRAFT_MODEL}", at_least, CALLS),
         ):
             claim = hold(f"{says} (here: its {title} over the other's)", point(grid, row, title), 1.0)
-            made.append(replace(claim, found=f"{claim.found}, {counted(int(row[-1] or 0), 'question')}"))
+            made.append(replace(claim, found=f"{claim.found}, {pluralize(int(row[-1] or 0), 'question')}"))
     return made
 
 
@@ -511,5 +511,11 @@ def _level_rows(runs: Mapping[str, Results], tuned: str) -> Iterator[tuple[Value
             own, theirs = ours.get((OVERALL, name)), printed.get((level, method), {})
             mine: tuple[Value, ...] = (None,) * 5
             if own is not None:
-                mine = (own.speedup, interval_text(own), own.tau, value_of(own, "metric"), own.n_questions)
+                mine = (
+                    own.speedup,
+                    interval_text(own),
+                    own.mean_acceptance_length,
+                    value_of(own, "metric"),
+                    own.n_questions,
+                )
             yield (title, method, *mine, *(printed_number(theirs.get(name, "")) for name in ("speedup", "metric")))

@@ -21,7 +21,7 @@ from specbench_ss.results.text import interval
 from specbench_ss.stats import FEWEST, Floats, ratio_interval
 from specbench_ss.training.batch import BaseStates, Batch
 from specbench_ss.training.data import completion_mask, conversations, pack, render, special_ids, tokenize
-from specbench_ss.training.distributed import Machine
+from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText, Outcome, Text
 from specbench_ss.training.session import jobs_of
 from specbench_ss.training.trainer import DrafterTrainer, TrainConfig
@@ -171,9 +171,9 @@ def measure(trainers: Sequence[MeteredTrainer], steps: int, bench: Bench) -> lis
         for trainer in trainers:
             trainer.take()
     costs: list[dict[str, StepCost]] = [{} for _ in trainers]
-    begin = time.perf_counter()
+    on_prefill = time.perf_counter()
     for step in range(steps):
-        left = (time.perf_counter() - begin) / step * (steps - step) if step else None
+        left = (time.perf_counter() - on_prefill) / step * (steps - step) if step else None
         bench.log(f"step {step + 1} of {steps}" + ("" if left is None else f", about {left:.0f} s left"))
         for trainer, found in zip(trainers, costs, strict=True):
             for part, amount in trainer.take(seconds).items():
@@ -193,9 +193,9 @@ def share(own: Sequence[float] | Floats, other: Sequence[float] | Floats) -> tup
     return float(mine.sum() / theirs.sum()), interval(around) or None
 
 
-def machine_of(target: Target) -> Machine:
+def machine_of(target: Target) -> DistributedContext:
     """Return the machine that `ssbench train` would compute a step of this target on, in this process."""
-    return Machine(target.device, exact=target.dtype == torch.float32)
+    return DistributedContext(target.device, exact=target.dtype == torch.float32)
 
 
 def machine_note(target: Target) -> str:

@@ -35,7 +35,7 @@ from specbench_ss.reports.paper.training import (
     timed_steps,
 )
 from specbench_ss.results.report import Bench, Claim, Grid, Plot, Result, Value
-from specbench_ss.results.text import times
+from specbench_ss.results.text import format_speedup
 from specbench_ss.training.batch import Anchors, Batch, base_states
 from specbench_ss.training.data import special_ids
 from specbench_ss.training.loop import Budget, DrafterText
@@ -330,7 +330,9 @@ class AppendixJ(TrainingExperiment):
         at = place_of(counted, "over Medusa's")
         ratios = [(row[1], float(row[at] or 0)) for row in counted.rows if row[0] == LOSSLESS]
         within = {value <= MOST for _, value in ratios}
-        found = ", ".join(f"{times(value)} where {learnt:.0%} of the positions learn" for learnt, value in ratios)
+        found = ", ".join(
+            f"{format_speedup(value)} where {learnt:.0%} of the positions learn" for learnt, value in ratios
+        )
         return [
             at_most(SAYS % "a step on this model", of.get(LOSSLESS, NOWHERE), MOST),
             Claim(SAYS % f"FLOPs of a step at {PAPERS}", within.pop() if len(within) == 1 else None, found),
@@ -347,8 +349,8 @@ def counted_step(trainee: DrafterTrainer, learnt: float, target: Target) -> tupl
     labels = torch.zeros(1, LENGTH, LABELS, dtype=torch.long, device=META)
     anchors = int(learnt * LENGTH)
     batch = Batch(ids, labels, Anchors(ids[:, :anchors], labels[:, :anchors]))
-    states = base_states(target, ids, trainee.taps, trainee.kv_from)
-    base = flops(lambda: base_states(target, ids, trainee.taps, trainee.kv_from))
+    states = base_states(target, ids, trainee.hidden_states, trainee.kv_from)
+    base = flops(lambda: base_states(target, ids, trainee.hidden_states, trainee.kv_from))
     with META:  # for what a loss makes without naming a device
         return flops(lambda: trainee.loss(states, batch)[0].backward(), learning=True), base
 

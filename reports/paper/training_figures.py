@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench_ss.engine.kv_cache import StreamCache
+from specbench_ss.engine.kv_cache import PrefixCache
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import lora_parameters, with_lora
@@ -83,7 +83,7 @@ def accuracies(target: Target, trainees: Sequence[StreamsTrainer], text: Drafter
 
     The base runs once a batch.
     """
-    taps = sorted({layer for t in trainees for layer in t.taps})
+    hidden_states = sorted({layer for t in trainees for layer in t.hidden_states})
     lowest = min(t.lo for t in trainees)
     right = torch.zeros(len(trainees), GAMMA)
     known = torch.zeros(GAMMA)
@@ -91,7 +91,7 @@ def accuracies(target: Target, trainees: Sequence[StreamsTrainer], text: Drafter
         batch = text.batch(i, LAYERS_BUDGET, target.device)
         labels = batch.anchors.labels[..., 1 : GAMMA + 1]
         known += (labels != -100).sum((0, 1)).cpu()
-        states = base_states(target, batch.ids, taps, lowest)
+        states = base_states(target, batch.ids, hidden_states, lowest)
         for row, trainee in zip(right, trainees, strict=True):
             row += head_sums(trainee.stream_logits(states, batch.anchors.at), labels)[1].cpu()
     shares: list[list[float]] = (right / known.clamp_min(1)).tolist()
@@ -262,7 +262,7 @@ class PeekingTrainee(DrafterTrainer):
         places = (at[..., None] + steps).clamp_max(target.context_length - 1).flatten(1)
         x = target.embed(own.flatten(1), places)
         mask = additive(visible(ids.shape[1], at, ahead != -100), x.dtype)
-        x = target.run(x, 0, target.n_layers, StreamCache(states.kv), mask, target.rotary(places))
+        x = target.run(x, 0, target.n_layers, PrefixCache(states.kv), mask, target.rotary(places))
         return target.logits(target.family.norm(x.unflatten(1, own.shape[1:])[:, :, 0]))
 
 

@@ -13,17 +13,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from specbench_ss import registry
-from specbench_ss.engine.sampling import COLDEST
+from specbench_ss.engine.sampling import MIN_TEMPERATURE
 from specbench_ss.errors import UserError, did_you_mean, expanded
 from specbench_ss.models.devices import check_one_device, device_names
 from specbench_ss.models.load import template_text
 from specbench_ss.options import REFERENCE, MethodSpec, encodable, split_methods
-from specbench_ss.runs.config import Endpoint, Goal, Recording, RunConfig, RunTarget, Workers
+from specbench_ss.runs.config import Endpoint, OutputOptions, Recording, RunConfig, StoppingRule, Workers
 from specbench_ss.runs.preset import Preset, read_preset
 from specbench_ss.runs.run_options import MOST_REPEATS, RAY, SERVER, TIMEOUT_S, RunOptions
 
 
-def asked_run(options: RunOptions) -> tuple[RunConfig, RunTarget, Access | None]:
+def asked_run(options: RunOptions) -> tuple[RunConfig, OutputOptions, Access | None]:
     """Return what is measured, where results are written, and how servers are reached, if any are.
 
     The methods of --plugin files, and of no others, are known from now on. Raises UserError for options that do not go
@@ -33,13 +33,13 @@ def asked_run(options: RunOptions) -> tuple[RunConfig, RunTarget, Access | None]
     if options.resume and options.out is None:
         raise UserError("--resume needs --out, the directory of the unfinished run")
     config = run_config(options)
-    where = RunTarget(
+    where = OutputOptions(
         default_out(config, datetime.now()) if options.out is None else expanded(options.out),
         options.resume,
         optional_methods(options.methods or "", config.methods),
         recording_of(options),
         options.timeout,
-        goal_of(options),
+        stopping_rule_of(options),
         workers_of(options),
     )
     return config, where, access_of(options) if options.mode == SERVER else None
@@ -78,9 +78,9 @@ def _check_values(options: RunOptions) -> None:
     device_names(options.device)
     if options.chat_template is not None:
         template_text(options.chat_template)
-    if 0 < options.temperature < COLDEST:
+    if 0 < options.temperature < MIN_TEMPERATURE:
         raise UserError(
-            f"--temperature must be 0, which is greedy, or at least {COLDEST:g}, not {options.temperature:g}"
+            f"--temperature must be 0, which is greedy, or at least {MIN_TEMPERATURE:g}, not {options.temperature:g}"
         )
     for text in options.stop or ():
         if not text or not encodable(text):
@@ -190,8 +190,8 @@ def _by_method(presets: Sequence[Preset], names: Sequence[str]) -> dict[str, dic
 
 def recording_of(options: RunOptions) -> Recording:
     """Return what is recorded besides the samples."""
-    if options.remake_disturbed and not options.telemetry:
-        raise UserError("--remake-disturbed needs --telemetry: without readings nothing is known to be disturbed")
+    if options.rerun_noisy and not options.telemetry:
+        raise UserError("--rerun-noisy needs --telemetry: without readings nothing is known to be disturbed")
     share = options.record_drafts
     try:
         known = share == "first" or 0 <= float(share) <= 1
@@ -199,20 +199,20 @@ def recording_of(options: RunOptions) -> Recording:
         known = False
     if not known:
         raise UserError(f"--record-drafts is first, or a share of the questions from 0 to 1, not {share!r}")
-    return Recording(options.telemetry, options.remake_disturbed, share, options.trace)
+    return Recording(options.telemetry, options.rerun_noisy, share, options.trace)
 
 
-def goal_of(options: RunOptions) -> Goal | None:
+def stopping_rule_of(options: RunOptions) -> StoppingRule | None:
     """Return how narrow intervals must be for the run to make no more repeats; None is as many as were asked for."""
-    if options.until_ci is None:
+    if options.target_ci is None:
         for name, value in (("--max-repeats", options.max_repeats), ("--budget", options.budget)):
             if value is not None:
-                raise UserError(f"{name} needs --until-ci: without it, --repeats says how often prompts are answered")
+                raise UserError(f"{name} needs --target-ci: without it, --repeats says how often prompts are answered")
         return None
     most = MOST_REPEATS if options.max_repeats is None else options.max_repeats
     if most < options.repeats:
         raise UserError(f"--max-repeats {most} is less than --repeats {options.repeats}")
-    return Goal(options.until_ci, most, options.budget)
+    return StoppingRule(options.target_ci, most, options.budget)
 
 
 def workers_of(options: RunOptions) -> Workers | None:

@@ -22,14 +22,14 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from specbench_ss.bench.schedule import Sample
-from specbench_ss.engine.decoder import Decoder, Generation, State, Wrapped
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import Decoder, DecoderWrapper, DecodeState, Generation
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import error_text
 from specbench_ss.runs.config import Recording, RunConfig
-from specbench_ss.runs.run_dir import DRAFTS, TRACES, Drafts, DraftStep, Ledger, read_drafts
+from specbench_ss.runs.run_dir import DRAFTS, TRACES, Drafts, DraftStep, RunStore, read_drafts
 
 MOST_STEPS = 256  # recorded of an answer, so that a record stays small
 REMEMBERS = "the method remembers prompts: a second pass would be answered from memory"
@@ -51,7 +51,7 @@ def samples_to_record(samples: Sequence[Sample], which: str, seed: int) -> list[
     return [s for s in own if s.question.id in drawn]
 
 
-class Recorder(Wrapped):
+class Recorder(DecoderWrapper):
     """Wraps another decoder, and keeps the draft of each of its first steps."""
 
     name, summary = "recorder", "another decoder, whose drafts are kept"
@@ -61,12 +61,12 @@ class Recorder(Wrapped):
         self.steps: list[DraftStep] = []
         self._drafted: DraftTree | None = None
 
-    def forward(self, state: State, tree: DraftTree) -> Output:
+    def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Delegates to the wrapped decoder, and keeps the draft as it was verified against."""
         self._drafted = tree
         return self.inner.forward(state, tree)
 
-    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         """Delegates to the wrapped decoder, and keeps what was accepted."""
         verdict = self.inner.accept(state, tree, output)
         if len(self.steps) < MOST_STEPS and self._drafted is not None:
@@ -75,10 +75,10 @@ class Recorder(Wrapped):
 
 
 def draft_step(
-    target: Any, drafted: DraftTree, kept: DraftTree, logits: Tensor, verdict: Verdict, sampling: Sampling
+    target: Any, drafted: DraftTree, kept: DraftTree, logits: Tensor, verdict: VerifyResult, sampling: SamplingParams
 ) -> DraftStep:
     """Return the record of a step. logits [n, V]: of the n nodes of `kept`, what is left of `drafted`."""
-    tokens, parents = drafted.tokens.tolist(), list(drafted.shape.parents)
+    tokens, parents = drafted.tokens.tolist(), list(drafted.topology.parents)
     place = places(drafted, kept)
     p: list[float | None] = [None] * len(tokens)
     for node, value in enumerate(_target_probs(kept, logits, sampling), start=1):
@@ -104,9 +104,9 @@ def places(drafted: DraftTree, kept: DraftTree) -> list[int]:
     tokens, wanted = drafted.tokens.tolist(), kept.tokens.tolist()
     found = [0]
     for node in range(1, len(kept)):
-        parent = found[kept.shape.parents[node]]
+        parent = found[kept.topology.parents[node]]
         rest = range(found[-1] + 1, len(drafted))
-        here = (i for i in rest if tokens[i] == wanted[node] and drafted.shape.parents[i] == parent)
+        here = (i for i in rest if tokens[i] == wanted[node] and drafted.topology.parents[i] == parent)
         number = next(here, None)
         if number is None:
             raise ValueError("the verified tree is no part of the drafted one")
@@ -114,7 +114,7 @@ def places(drafted: DraftTree, kept: DraftTree) -> list[int]:
     return found
 
 
-def _target_probs(kept: DraftTree, logits: Tensor, sampling: Sampling) -> list[float]:
+def _target_probs(kept: DraftTree, logits: Tensor, sampling: SamplingParams) -> list[float]:
     """The target's probability of every node but the root, behind its parent; at T=0 that of T=1."""
     if len(kept) == 1:
         return []
@@ -229,14 +229,14 @@ class Session(Protocol):
 
     config: RunConfig
     recording: Recording
-    run_dir: Ledger
+    run_dir: RunStore
     decoders: dict[str, Decoder]
 
     def answer_again(self, decoder: Decoder, sample: Sample, most: int | None = None) -> Generation: ...
     def warn_and_keep(self, text: str) -> None: ...
 
 
-class SecondPasses:
+class PostRunPasses:
     """The second passes of a session's methods."""
 
     def __init__(self, session: Session) -> None:
@@ -263,7 +263,7 @@ class SecondPasses:
 
     def _drafts_of(self, sample: Sample, timed: Sequence[int]) -> Drafts:
         decoder = self.decoders[sample.method]
-        if decoder.remembers:
+        if decoder.stateful:
             return Drafts(*sample.key, reason=REMEMBERS)
         recorder = Recorder(decoder)
         try:
@@ -290,7 +290,7 @@ class SecondPasses:
                 self.run_dir.update(traces=traces)
             except Exception as error:  # the samples are there: nothing of them is lost
                 self.warn(f"no trace of {label}: {error_text(error)}")
-            decoder.forget()
+            decoder.reset_history()
 
     def _tokens(self, decoder: Decoder, sample: Sample) -> int:
         return len(self.answer(decoder, sample, MOST_TOKENS).tokens)

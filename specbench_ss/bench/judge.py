@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from specbench_ss.errors import UserError, first_line, known_words
-from specbench_ss.runs.records import JudgeVerdict, Key, Row, Run, answer_hash
+from specbench_ss.runs.records import JudgeVerdict, Key, Run, SampleRecord, answer_hash
 from specbench_ss.runs.run_dir import judging
 from specbench_ss.suite import Question
 from specbench_ss.user_files import read_bytes, read_rows
@@ -160,7 +160,7 @@ def plan(run: Run, judge: Judge, prompts: Prompts, methods: Sequence[str] = ()) 
     own = run.manifest["config"].get("history") == "own"
     found = Plan(judge, prompts.label)
     by = (judge.name, prompts.label, judge.host, judge.max_tokens)
-    same = [v for v in run.judged if v.by == by and v.score is not None]
+    same = [v for v in run.judge_verdicts if v.by == by and v.score is not None]
     found.known = {verdict.digest: verdict for verdict in same}
     have = {(verdict.key, verdict.digest) for verdict in same}
     for row in run.rows:
@@ -183,7 +183,9 @@ def plan(run: Run, judge: Judge, prompts: Prompts, methods: Sequence[str] = ()) 
     return found
 
 
-def _asked(row: Row, question: Question | None, rows: Mapping[Key, Row], source: tuple[str, int]) -> Asked | None:
+def _asked(
+    row: SampleRecord, question: Question | None, rows: Mapping[Key, SampleRecord], source: tuple[str, int]
+) -> Asked | None:
     """Return the conversation as the method saw it. source: method and repeat that the earlier answers are of.
 
     None where a part of it is lost.

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from specbench_ss import registry
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder, check_reference, reference_spec
 from specbench_ss.engine.engines import check_engine
-from specbench_ss.engine.generate import Limits
+from specbench_ss.engine.generate import StopParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.cpu_dtype import chosen_dtype
@@ -24,7 +24,7 @@ from specbench_ss.models.load import check_template, outline_of
 from specbench_ss.models.quantize import check_quantize
 from specbench_ss.models.resolve import check_model
 from specbench_ss.options import MethodSpec, encodable
-from specbench_ss.runs.config import RunConfig, RunTarget, decoding
+from specbench_ss.runs.config import OutputOptions, RunConfig, decoding
 from specbench_ss.runs.environment import environment
 from specbench_ss.runs.manifest import MANIFEST, check_same_config, check_same_plugins, plain, read_manifest
 from specbench_ss.runs.preset import Preset
@@ -37,7 +37,7 @@ GREEDY = decoding({"temperature": 0})  # how presets are measured
 def conditions(target: Target, decoded: str = GREEDY) -> dict[str, Any]:
     """What a measured choice depends on, JSON-ready. decoded: how tokens are chosen, as `config.decoding` says it."""
     here, on_gpu = environment(), target.device.type == "cuda"
-    gpus = ", ".join(map(torch.cuda.get_device_name, target.layers_on)) if on_gpu else ""
+    gpus = ", ".join(map(torch.cuda.get_device_name, target.layer_devices)) if on_gpu else ""
     return {
         "model": target.name,
         "weights_hash": target.weights_hash,
@@ -86,17 +86,17 @@ def _settings(preset: Preset, config: RunConfig, decoders: Mapping[str, Decoder]
     """Names of what the preset's own options come down to here, and came to something else there."""
     for spec in config.methods:
         if spec.name == preset.method and spec.options == preset.options and preset.resolved:
-            now = plain(decoders[spec.label].described())
+            now = plain(decoders[spec.label].metadata())
             return ", ".join(name for name in now if now[name] != preset.resolved.get(name))
     return ""
 
 
-def prompt_ids(target: Outline, question: Question, answers: Sequence[str] = ()) -> list[int]:
+def prompt_ids(target: ModelInfo, question: Question, answers: Sequence[str] = ()) -> list[int]:
     """Return the prompt ids of the turn after these answers, with all that was said before it."""
     return target.encode_chat(question.messages(answers))
 
 
-def suite_request(categories: Sequence[str], limit: int | None, data: str | None, target: Outline) -> SuiteRequest:
+def suite_request(categories: Sequence[str], limit: int | None, data: str | None, target: ModelInfo) -> SuiteRequest:
     """What is asked of a suite for this model."""
     return SuiteRequest(
         tuple(categories),
@@ -127,7 +127,7 @@ def check_texts(data: SuiteData) -> None:
             raise UserError(f"question {ascii(q.id)} of suite {data.name!r} holds half of a surrogate pair")
 
 
-def check_history(target: Outline, data: SuiteData) -> None:
+def check_history(target: ModelInfo, data: SuiteData) -> None:
     """Raise UserError where the chat template refuses or leaves out messages that stand before a question."""
     for q in (q for q in data.questions if q.history):
         try:
@@ -142,7 +142,7 @@ def check_history(target: Outline, data: SuiteData) -> None:
             )
 
 
-def check_room(target: Outline, data: SuiteData) -> None:
+def check_room(target: ModelInfo, data: SuiteData) -> None:
     """Raises UserError where a first turn leaves no room for an answer in the model's context.
 
     How long later turns are depends on the answers before them; one that is too long fails by itself.
@@ -158,10 +158,12 @@ def check_room(target: Outline, data: SuiteData) -> None:
         )
 
 
-def limits(target: Target, max_new_tokens: int, stop: Sequence[str] = ()) -> Limits:
+def limits(target: Target, max_new_tokens: int, stop: Sequence[str] = ()) -> StopParams:
     """Where answers of this target end: its end tokens, the stop texts, `max_new_tokens`. Raises as `stop_ids` does."""
     special = stop_ids(target.tokenizer, stop)
-    return Limits(max_new_tokens, target.eos_ids.union(special.values()), tuple(x for x in stop if x not in special))
+    return StopParams(
+        max_new_tokens, target.eos_ids.union(special.values()), tuple(x for x in stop if x not in special)
+    )
 
 
 def stop_ids(tokenizer: Any, stop: Sequence[str]) -> dict[str, int]:
@@ -214,7 +216,7 @@ class Plan:
 
 
 def check(
-    config: RunConfig, where: RunTarget, loaded: Target | None = None, note: Callable[[str], None] = lambda _: None
+    config: RunConfig, where: OutputOptions, loaded: Target | None = None, note: Callable[[str], None] = lambda _: None
 ) -> Plan:
     """Raises UserError, the cheap checks first and the model's before the questions'. Leaves nothing behind.
 
@@ -224,7 +226,7 @@ def check(
         check_same_plugins(where.out, read_manifest(where.out)["config"], config.as_dict())
     if loaded is None:
         check_divided(config.model, config.device, config.engine, config.quantize)
-    config, notes = without_unfit(config, where.optional, loaded)
+    config, notes = drop_unsupported(config, where.optional, loaded)
     for text in notes:
         note(text)
     config = with_references(config)
@@ -260,7 +262,7 @@ def check(
     return Plan(config, suite, data, options, device, dtype, samples, notes, loaded, choice)
 
 
-def check_methods(config: RunConfig, loaded: Target | None = None) -> Outline:
+def check_methods(config: RunConfig, loaded: Target | None = None) -> ModelInfo:
     """What can be known of the model without its weights, once every method says that it could decode with it."""
     outline = _outline(config, loaded)
     for spec in config.methods:
@@ -269,7 +271,7 @@ def check_methods(config: RunConfig, loaded: Target | None = None) -> Outline:
     return outline
 
 
-def without_unfit(
+def drop_unsupported(
     config: RunConfig, optional: Collection[str], loaded: Target | None = None
 ) -> tuple[RunConfig, tuple[str, ...]]:
     """Without the optional methods that cannot decode with the model, and a sentence on each of these."""
@@ -316,7 +318,7 @@ def _naming_preset(spec: MethodSpec, config: RunConfig) -> Iterator[None]:
         raise UserError(f"{error}{files}") from error
 
 
-def _outline(config: RunConfig, loaded: Target | None) -> Outline:
+def _outline(config: RunConfig, loaded: Target | None) -> ModelInfo:
     """The model as far as it is known: loaded already, or by its files."""
     if loaded is not None:
         return loaded
@@ -326,7 +328,7 @@ def _outline(config: RunConfig, loaded: Target | None) -> Outline:
 
 
 def _dtype(
-    config: RunConfig, device: str, outline: Outline, loaded: Target | None, begun: Mapping[str, Any] | None
+    config: RunConfig, device: str, outline: ModelInfo, loaded: Target | None, begun: Mapping[str, Any] | None
 ) -> tuple[str, str]:
     """The name of the dtype to compute in, and words where it was measured. begun: manifest of the run that goes on."""
     if loaded is not None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from specbench_ss.bench import run_loop
-from specbench_ss.bench.draft_recording import SecondPasses, samples_to_record
+from specbench_ss.bench.draft_recording import PostRunPasses, samples_to_record
 from specbench_ss.bench.preflight import Plan, preset_notes
-from specbench_ss.bench.run_loop import Events, RunLoop, Watch, unwatched
+from specbench_ss.bench.run_loop import RunCallbacks, RunLoop, Watch, unwatched
 from specbench_ss.bench.runner import Loaded, LocalSession, finished, load
 from specbench_ss.bench.schedule import Sample
 from specbench_ss.bench.timed_sample import frozen_heap
@@ -25,25 +25,25 @@ from specbench_ss.errors import UserError, first_line
 from specbench_ss.options import REFERENCE
 from specbench_ss.registry import load_plugin
 from specbench_ss.results.analysis import Results
-from specbench_ss.runs.config import RunConfig, RunTarget, Workers
+from specbench_ss.runs.config import OutputOptions, RunConfig, Workers
 from specbench_ss.runs.environment import changed_since
 from specbench_ss.runs.manifest import engine_of
-from specbench_ss.runs.records import Key, Row, Sameness
-from specbench_ss.runs.run_dir import Ledger, RunDir, read_drafts
+from specbench_ss.runs.records import Key, OutputMatch, SampleRecord
+from specbench_ss.runs.run_dir import RunDir, RunStore, read_drafts
 from specbench_ss.suite import SuiteData
 from specbench_ss.time_limit import check_thread
 
 
 @dataclass(slots=True)
-class Parcel:
+class ShardResult:
     """Results of a worker since its last parcel: samples with their steps, verdicts, lines of optional files, warnings.
 
     told: warnings, and what else whoever watches the run should hear. question_id: what was made. machine, manifest: of
     a worker that has just started, Ray's name of its machine, and the manifest of a run that begins there.
     """
 
-    samples: list[tuple[Row, list[Step]]] = field(default_factory=list)
-    verdicts: list[Sameness] = field(default_factory=list)
+    samples: list[tuple[SampleRecord, list[Step]]] = field(default_factory=list)
+    verdicts: list[OutputMatch] = field(default_factory=list)
     beside: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Parcel:
     machine: str = ""
     manifest: dict[str, Any] = field(default_factory=dict)
 
-    def commit(self, ledger: Ledger) -> list[str]:
+    def commit(self, ledger: RunStore) -> list[str]:
         """Hand everything over, a sample behind its side lines and before what is said of it, as one process does.
 
         So a kill in between leaves no sample without them. Returns why lines could not be written.
@@ -60,33 +60,33 @@ class Parcel:
         for row, steps in self.samples:
             ledger.append(row, steps)
         for verdict in self.verdicts:
-            ledger.append_sameness(verdict)
+            ledger.append_output_match(verdict)
         for text in self.warnings:
             ledger.keep_warning(text)
         return list(dict.fromkeys(problem for problem in problems if problem))
 
 
-class Collected(Events):
-    """A `Ledger` in memory, and the session's `Events`, since warnings travel with what was made.
+class MemoryStore(RunCallbacks):
+    """A `RunStore` in memory, and the session's `RunCallbacks`, since warnings travel with what was made.
 
     path, manifest: of the run directory that it is for, which it does not touch.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path, self.manifest = path, manifest
-        self.rows: dict[Key, Row] = {}
-        self.judged: set[Key] = set()
-        self.parcel = Parcel()
+        self.rows: dict[Key, SampleRecord] = {}
+        self.compared_keys: set[Key] = set()
+        self.parcel = ShardResult()
 
-    def append(self, row: Row, steps: Sequence[Step]) -> None:
+    def append(self, row: SampleRecord, steps: Sequence[Step]) -> None:
         """Keep a sample."""
         self.parcel.samples.append((row, list(steps)))
         self.rows[row.key] = row
 
-    def append_sameness(self, verdict: Sameness) -> None:
+    def append_output_match(self, verdict: OutputMatch) -> None:
         """Keep a verdict."""
         self.parcel.verdicts.append(verdict)
-        self.judged.add(verdict.key)
+        self.compared_keys.add(verdict.key)
 
     def append_beside(self, name: str, line: dict[str, Any]) -> str:
         """Keep a line of an optional file, which cannot fail."""
@@ -105,9 +105,9 @@ class Collected(Events):
         """Keep what whoever watches the run should hear."""
         self.parcel.told.append(text)
 
-    def handed_over(self) -> Parcel:
+    def handed_over(self) -> ShardResult:
         """Return what was kept since this was last asked for."""
-        parcel, self.parcel = self.parcel, Parcel()
+        parcel, self.parcel = self.parcel, ShardResult()
         return parcel
 
 
@@ -119,7 +119,7 @@ class Job:
     """
 
     plan: Plan
-    where: RunTarget
+    where: OutputOptions
     command: tuple[str, ...]
 
 
@@ -127,21 +127,22 @@ class Job:
 class Shard:
     """One question. One worker makes all that is missing of it, so that methods are compared on one device.
 
-    samples: in their order, those that are there too. rows, judged: what is there. drafts: whose drafts are missing.
+    samples: in their order, those that are there too. rows, compared_keys: what is there. drafts: whose drafts are
+    missing.
     """
 
     question_id: str
     samples: tuple[Sample, ...]
-    rows: tuple[Row, ...]
-    judged: frozenset[Key]
+    rows: tuple[SampleRecord, ...]
+    compared_keys: frozenset[Key]
     drafts: tuple[Sample, ...]
 
 
-def shards(samples: Sequence[Sample], ledger: Ledger, baseline: str, drafts: str, seed: int) -> Iterator[Shard]:
+def shards(samples: Sequence[Sample], ledger: RunStore, baseline: str, drafts: str, seed: int) -> Iterator[Shard]:
     """Yield the questions of which something is missing, in order. drafts, seed: as of `samples_to_record`."""
     wanted = {sample.key for sample in samples_to_record(samples, drafts, seed)}
     wanted -= {one.key for one in read_drafts(ledger.path)} if wanted else set()
-    of_question, there = defaultdict[str, list[Sample]](list), defaultdict[str, list[Row]](list)
+    of_question, there = defaultdict[str, list[Sample]](list), defaultdict[str, list[SampleRecord]](list)
     for sample in samples:  # of all rounds: later repeats are held against the first
         of_question[sample.question.id].append(sample)
     for row in ledger.rows.values():
@@ -150,15 +151,15 @@ def shards(samples: Sequence[Sample], ledger: Ledger, baseline: str, drafts: str
         unrecorded = tuple(sample for sample in own if sample.key in wanted)
         if unrecorded or not all(_complete(sample, ledger, baseline) for sample in own):
             rows = tuple(there[question_id])
-            judged = frozenset(row.key for row in rows if row.key in ledger.judged)
-            yield Shard(question_id, tuple(own), rows, judged, unrecorded)
+            compared_keys = frozenset(row.key for row in rows if row.key in ledger.compared_keys)
+            yield Shard(question_id, tuple(own), rows, compared_keys, unrecorded)
 
 
-def _complete(sample: Sample, ledger: Ledger, baseline: str) -> bool:
+def _complete(sample: Sample, ledger: RunStore, baseline: str) -> bool:
     """Say whether a sample is there with its verdict; the reference's first answer has none where it is greedy."""
     greedy = not ledger.manifest["config"]["temperature"]
     first = greedy and sample.method == baseline and sample.repeat == 0
-    return sample.key in ledger.rows and (first or sample.key in ledger.judged)
+    return sample.key in ledger.rows and (first or sample.key in ledger.compared_keys)
 
 
 class Worker:
@@ -167,7 +168,7 @@ class Worker:
     def __init__(self) -> None:
         self._loaded: Loaded | None = None
 
-    def start(self, job: Job) -> Parcel:
+    def start(self, job: Job) -> ShardResult:
         """Load and warm up. Raises UserError as the loaders do."""
         plan, where = job.plan, job.where
         for file in plan.config.plugin:
@@ -177,7 +178,7 @@ class Worker:
             check_thread()
         loaded = self._loaded = load(plan)
         manifest = loaded.manifest(plan, job.command)
-        ledger = self._ledger = Collected(where.out, manifest)
+        ledger = self._ledger = MemoryStore(where.out, manifest)
         session = self._session = LocalSession(
             plan.config, loaded.target, plan.suite, plan.data, loaded.decoders, ledger, ledger, where
         )
@@ -197,19 +198,19 @@ class Worker:
 
         return str(ray.get_runtime_context().get_node_id())
 
-    def make(self, shard: Shard, job: Job) -> Parcel:
+    def make(self, shard: Shard, job: Job) -> ShardResult:
         """Make what is missing of a question."""
         if self._loaded is None:  # in the place of a process that was lost
             begun = self.start(job)
             lost = f"a worker was lost at question {shard.question_id}, which another one does anew"
             self._ledger.parcel = replace(begun, warnings=[*begun.warnings, lost], told=[*begun.told, lost])
         self._ledger.rows = {row.key: row for row in shard.rows}
-        self._ledger.judged = set(shard.judged)
+        self._ledger.compared_keys = set(shard.compared_keys)
         self._ledger.parcel.question_id = shard.question_id
         try:
             with frozen_heap():
-                self._session.make_missing(shard.samples)
-                SecondPasses(self._session).record_drafts(shard.drafts)
+                self._session.run_pending(shard.samples)
+                PostRunPasses(self._session).record_drafts(shard.drafts)
         except UserError as error:  # the device no longer works: Ray starts another process
             print(f"ssbench: {error}", file=sys.stderr)
             os._exit(1)
@@ -300,11 +301,11 @@ class RayPool:
         self._asked = {worker.start.remote(self._job): (worker, STARTING) for worker in self._workers}
         self._idle: list[Any] = []
 
-    def start(self) -> Parcel:
+    def start(self) -> ShardResult:
         """Return what the first worker says that is ready. Raises UserError as it does."""
         return self._hear(STARTING_S)
 
-    def make(self, wanted: Sequence[Shard]) -> Iterator[Parcel]:
+    def make(self, wanted: Sequence[Shard]) -> Iterator[ShardResult]:
         """Have these shards made, each by one worker, and yield what was made in the order in which it arrives.
 
         Yields what workers say that have started meanwhile, too. Raises UserError where workers are lost too often.
@@ -331,14 +332,14 @@ class RayPool:
         for worker in self._workers:
             self._ray.kill(worker)
 
-    def _hear(self, longest: float | None = None) -> Parcel:
+    def _hear(self, longest: float | None = None) -> ShardResult:
         """Wait for one worker. longest: seconds to wait for a first sign of any; None waits on."""
         ready, _ = self._ray.wait(list(self._asked), num_returns=1, timeout=longest)
         if not ready:
             raise UserError(f"no worker of the Ray cluster began within {longest:g} s: is it busy with something else?")
         worker, place = self._asked.pop(ready[0])
         try:
-            parcel: Parcel = self._ray.get(ready[0])
+            parcel: ShardResult = self._ray.get(ready[0])
         except self._ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None)
             mistake = isinstance(cause, UserError)  # which no other worker mends
@@ -360,10 +361,10 @@ class ShardedRun(RunLoop):
         self,
         config: RunConfig,
         data: SuiteData,
-        begun: Parcel,
+        begun: ShardResult,
         run_dir: RunDir,
-        events: Events,
-        where: RunTarget,
+        events: RunCallbacks,
+        where: OutputOptions,
         pool: RayPool,
     ) -> None:
         labels = [method["label"] for method in begun.manifest["methods"]]
@@ -383,12 +384,12 @@ class ShardedRun(RunLoop):
     def notes(self) -> None:
         self._take(self.begun)
 
-    def make_missing(self, samples: Sequence[Sample]) -> None:
+    def run_pending(self, samples: Sequence[Sample]) -> None:
         wanted = list(shards(samples, self.run_dir, self.baseline, self.recording.record_drafts, self.config.seed))
         for parcel in self.pool.make(wanted):
             self._take(parcel)
 
-    def afterwards(self, samples: Sequence[Sample]) -> None:
+    def finalize(self, samples: Sequence[Sample]) -> None:
         if changed := self.pool.finish():
             self.run_dir.update(target_changed=changed[0])
         if len(self._workers) > 1:
@@ -399,7 +400,7 @@ class ShardedRun(RunLoop):
                 "different questions may be of different conditions"
             )
 
-    def _take(self, parcel: Parcel) -> None:
+    def _take(self, parcel: ShardResult) -> None:
         if parcel.manifest:
             self._welcome(parcel)
         for text in dict.fromkeys(parcel.told):
@@ -411,7 +412,7 @@ class ShardedRun(RunLoop):
         for row, _ in parcel.samples:
             self.events.on_sample(row)
 
-    def _welcome(self, parcel: Parcel) -> None:
+    def _welcome(self, parcel: ShardResult) -> None:
         """Write down what a new worker runs on. Raises UserError where it has another model or other methods."""
         first, manifest = self.begun.manifest, parcel.manifest
         one, other = engine_of(first), engine_of(manifest)
@@ -438,14 +439,14 @@ def _without_place(entry: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready(run_loop.Ready):
+class PreparedRun(run_loop.PreparedRun):
     """A run about to start. model: what its manifest says of the model."""
 
     labels: tuple[str, ...]
     model: dict[str, Any]
 
 
-def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch = unwatched) -> Results:
+def measure(plan: Plan, where: OutputOptions, command: Sequence[str], watch: Watch = unwatched) -> Results:
     """Make the run that was checked, or go on with it, by where.workers. command: as of `runner.measure`.
 
     Raises UserError as loading does, and where workers are lost again and again.
@@ -460,8 +461,8 @@ def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch =
         labels = tuple(method["label"] for method in begun.manifest["methods"])
         run_dir = stack.enter_context(RunDir.open(where, begun.manifest, data.questions))
         events = stack.enter_context(
-            watch(Ready(plan=plan, run_dir=run_dir, labels=labels, model=begun.manifest["model"]))
+            watch(PreparedRun(plan=plan, run_dir=run_dir, labels=labels, model=begun.manifest["model"]))
         )
         run_dir.update(recording=where.recording.as_dict())
-        ShardedRun(config, data, begun, run_dir, events, where, pool).carry_out()
+        ShardedRun(config, data, begun, run_dir, events, where, pool).run()
         return finished(run_dir, events)

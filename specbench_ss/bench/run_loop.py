@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Generic, Protocol, TypeVar
 
-from specbench_ss.bench.schedule import Sample, method_order, plan, sample_seed, tasks_in_turn
+from specbench_ss.bench.schedule import Sample, interleave_tasks, method_order, plan, sample_seed
 from specbench_ss.bench.stopping import reached, why_stop
 from specbench_ss.bench.timed_sample import frozen_heap
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, error_text, failure_text
-from specbench_ss.runs.config import Goal, RunConfig
+from specbench_ss.runs.config import RunConfig, StoppingRule
 from specbench_ss.runs.environment import busy, changed_since, environment, now
 from specbench_ss.runs.output_match import FAILED, check_readable, not_compared
-from specbench_ss.runs.records import LevelKey, Row, Sameness
-from specbench_ss.runs.run_dir import Ledger, RunDir, read_levels
+from specbench_ss.runs.records import ConcurrencyKey, OutputMatch, SampleRecord
+from specbench_ss.runs.run_dir import RunDir, RunStore, read_concurrency
 from specbench_ss.suite import Suite, SuiteData
 
 
-class Events(Protocol):
+class RunCallbacks(Protocol):
     """What a run tells whoever watches it. Must be quick: on_tokens is called between the steps of a sample.
 
     A subclass hears what it overrides, and nothing else.
@@ -48,7 +48,7 @@ class Events(Protocol):
         """n more tokens of the sample at hand."""
         return
 
-    def on_sample(self, row: Row) -> None:
+    def on_sample(self, row: SampleRecord) -> None:
         """A sample is committed."""
         return
 
@@ -57,12 +57,12 @@ class Events(Protocol):
         return
 
 
-class Silent(Events):
+class NullCallbacks(RunCallbacks):
     """Hears everything and says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready:
+class PreparedRun:
     """A run about to start. notes: what its readers should know besides those of the plan, a sentence each."""
 
     plan: Any
@@ -70,15 +70,17 @@ class Ready:
     notes: tuple[str, ...] = ()
 
 
-Watch = Callable[[Any], AbstractContextManager[Events]]  # is given what is ready, and gives who is told of progress
+Watch = Callable[
+    [Any], AbstractContextManager[RunCallbacks]
+]  # is given what is ready, and gives who is told of progress
 
 
 @contextlib.contextmanager
-def unwatched(ready: Ready) -> Iterator[Events]:
+def unwatched(ready: PreparedRun) -> Iterator[RunCallbacks]:
     """Nobody is told anything: the notes are kept beside the run's own warnings, in its manifest."""
     for note in (*ready.plan.notes, *ready.notes):
         ready.run_dir.keep_warning(note)
-    yield Silent()
+    yield NullCallbacks()
 
 
 class RunLoop(ABC):
@@ -89,9 +91,9 @@ class RunLoop(ABC):
         config: RunConfig,
         data: SuiteData,
         labels: Sequence[str],
-        run_dir: Ledger,
-        events: Events,
-        goal: Goal | None = None,
+        run_dir: RunStore,
+        events: RunCallbacks,
+        goal: StoppingRule | None = None,
     ) -> None:
         self.config, self.data, self.labels = config, data, list(labels)
         self.run_dir, self.events, self.goal = run_dir, events, goal
@@ -104,7 +106,7 @@ class RunLoop(ABC):
         """The label of the run's reference."""
 
     @abstractmethod
-    def make_missing(self, samples: Sequence[Sample]) -> None:
+    def run_pending(self, samples: Sequence[Sample]) -> None:
         """Make what is missing of these samples and judge it."""
 
     def warm_up(self) -> None:
@@ -115,11 +117,11 @@ class RunLoop(ABC):
         """Warn of what is known before anything is made."""
         return
 
-    def afterwards(self, samples: Sequence[Sample]) -> None:
+    def finalize(self, samples: Sequence[Sample]) -> None:
         """Make what follows the samples."""
         return
 
-    def carry_out(self) -> None:
+    def run(self) -> None:
         """Make every sample that is not yet committed. Whatever stops it leaves the directory resumable."""
         try:
             self.run_dir.update(status="running")
@@ -143,12 +145,12 @@ class RunLoop(ABC):
         with frozen_heap():
             if (todo or self.goal) and self.config.warmup:
                 self.warm_up()
-            self.make_missing(samples)
+            self.run_pending(samples)
             for more in self._more_repeats():
                 samples += more
                 self.events.on_start(len(todo) + len(samples) - planned)
-                self.make_missing(more)
-            self.afterwards(samples)
+                self.run_pending(more)
+            self.finalize(samples)
 
     def busy(self) -> str:
         """Say what else works on this machine, where that matters; '' where nothing does."""
@@ -161,7 +163,7 @@ class RunLoop(ABC):
         return [sample for samples in rounds for sample in samples]
 
     def _repeats(self, first: int, end: int) -> list[Sample]:
-        questions = tasks_in_turn(self.data.questions) if self.config.order == "tasks" else self.data.questions
+        questions = interleave_tasks(self.data.questions) if self.config.order == "interleaved" else self.data.questions
         return list(plan(questions, self.labels, end, self.config.seed, first))
 
     def _more_repeats(self) -> Iterator[list[Sample]]:
@@ -176,7 +178,7 @@ class RunLoop(ABC):
             made += 1
             self.run_dir.update(repeats_made=made)
             yield self._repeats(made - 1, made)
-        self.run_dir.update(until_ci=reached(list(self.run_dir.rows.values()), labels, made, self.goal, why))
+        self.run_dir.update(target_ci=reached(list(self.run_dir.rows.values()), labels, made, self.goal, why))
 
     def warn_and_keep(self, text: str) -> None:
         """Tell what whoever reads the results should know too."""
@@ -206,29 +208,29 @@ class Session(RunLoop):
     suite: Suite
 
     @abstractmethod
-    def made(self, blank: Row, sample: Sample) -> tuple[Row, list[Step]]:
+    def run_sample(self, blank: SampleRecord, sample: Sample) -> tuple[SampleRecord, list[Step]]:
         """Return the sample's row, filled, with its steps. What it raises makes the sample a failed one."""
 
     @abstractmethod
-    def same_as(self, label: str) -> str:
+    def lossless_reference(self, label: str) -> str:
         """Return the label of the method whose answers this one's are compared with."""
 
     @abstractmethod
-    def verdict(self, sample: Sample, row: Row, reference: Row) -> Sameness:
+    def verdict(self, sample: Sample, row: SampleRecord, reference: SampleRecord) -> OutputMatch:
         """Compare two good answers."""
 
-    def sampled(self, sample: Sample, row: Row) -> Sameness | None:
+    def sampled(self, sample: Sample, row: SampleRecord) -> OutputMatch | None:
         """Compare a good answer at a temperature above 0 with its distribution; None where nothing can be asked."""
         return None
 
-    def after_failure(self, row: Row) -> None:
+    def after_failure(self, row: SampleRecord) -> None:
         """End the run where a failure says that nothing more can be made. The failed row is committed already."""
         return
 
     def busy(self) -> str:
         return busy()
 
-    def make_missing(self, samples: Sequence[Sample]) -> None:
+    def run_pending(self, samples: Sequence[Sample]) -> None:
         """Make what is missing of these samples and judge it, question by question."""
         for _, group in groupby(samples, key=lambda s: s.question.id):
             of_question = list(group)
@@ -238,9 +240,9 @@ class Session(RunLoop):
             for sample in of_question:
                 self._judge(sample)
 
-    def blank(self, sample: Sample) -> Row:
+    def blank(self, sample: Sample) -> SampleRecord:
         """Return the sample's row as it is before it is made."""
-        return Row(
+        return SampleRecord(
             *sample.key,
             category=sample.question.category,
             index=sample.index,
@@ -254,20 +256,20 @@ class Session(RunLoop):
     def _make(self, sample: Sample) -> None:
         """Run one sample and commit it."""
         self.events.on_sample_start(sample.method, sample.question.id)
-        row, steps = self.tried(sample)
+        row, steps = self.run_sample_safely(sample)
         self.run_dir.append(row, steps)
         self.events.on_sample(row)
         if not row.ok:
             self.after_failure(row)
 
-    def tried(self, sample: Sample) -> tuple[Row, list[Step]]:
+    def run_sample_safely(self, sample: Sample) -> tuple[SampleRecord, list[Step]]:
         """Return the sample's row and steps, made and scored; a failed row where it could not be made."""
         row, steps = self.blank(sample), list[Step]()
         if sample.method in self.dropped:
             row.status, row.error = "failed", self.dropped[sample.method]
             return row, steps
         try:
-            made, made_steps = self.made(row, sample)
+            made, made_steps = self.run_sample(row, sample)
             check_readable(made, made_steps)
             row, steps = made, made_steps
         except (Exception, SystemExit) as e:  # one sample of one method: the others are worth having
@@ -279,7 +281,7 @@ class Session(RunLoop):
             row.quality = self._score(sample, row.text or "")
         return row, steps
 
-    def failed(self, error: BaseException, row: Row) -> None:
+    def failed(self, error: BaseException, row: SampleRecord) -> None:
         """Drop what is kept of a failed sample. Raise UserError for an error of the device."""
         return
 
@@ -317,38 +319,38 @@ class Session(RunLoop):
         Sampled answers are each compared with their distribution, those of the reference too.
         """
         row = self.run_dir.rows[sample.key]
-        if row.key in self.run_dir.judged:
+        if row.key in self.run_dir.compared_keys:
             return
         if self.config.temperature > 0 and row.ok and (tested := self.sampled(sample, row)):
-            self.run_dir.append_sameness(tested)
+            self.run_dir.append_output_match(tested)
             return
         first = row.method == self.baseline and row.repeat == 0
         if first:
             return
         repeat = 0 if row.method == self.baseline else row.repeat
-        label = self.same_as(row.method)
+        label = self.lossless_reference(row.method)
         reference = self.run_dir.rows[(row.question_id, row.turn, label, repeat)]
         if reason := self._why_not(sample, row, reference):
-            self.run_dir.append_sameness(self.without_comparison(sample, row, reason))
+            self.run_dir.append_output_match(self.without_comparison(sample, row, reason))
             return
         verdict = self.verdict(sample, row, reference)
-        self.run_dir.append_sameness(verdict)
+        self.run_dir.append_output_match(verdict)
         if verdict.verdict == "mismatch":
             self.events.on_warning(f"{row.method} differs from {label} on {row.question_id} turn {row.turn + 1}")
 
-    def without_comparison(self, sample: Sample, row: Row, reason: str) -> Sameness:
+    def without_comparison(self, sample: Sample, row: SampleRecord, reason: str) -> OutputMatch:
         """Return the verdict on an answer that is not compared. reason: why it is not."""
         return not_compared(row, reason)
 
-    def promises(self, label: str) -> bool:
+    def lossless_methods(self, label: str) -> bool:
         """Say whether a method promises the output of the one that it is compared with."""
         return True
 
-    def _why_not(self, sample: Sample, row: Row, reference: Row) -> str:
+    def _why_not(self, sample: Sample, row: SampleRecord, reference: SampleRecord) -> str:
         """Why equality is not to be expected; '' where it is."""
         if not row.ok or not reference.ok:
             return FAILED[0 if not row.ok else 1]
-        if not self.promises(row.method):
+        if not self.lossless_methods(row.method):
             return "the method does not promise the same output"
         if self.config.temperature > 0:
             return "sampled, not greedy"
@@ -359,7 +361,7 @@ class Session(RunLoop):
 Prompt = TypeVar("Prompt")
 
 
-class Levels(ABC, Generic[Prompt]):
+class ConcurrencySweep(ABC, Generic[Prompt]):
     """Makes the levels that a run lacks: the suite with so many requests at a time.
 
     Later turns continue the answers of the measurement with one request at a time, so that all prompts are known
@@ -379,7 +381,7 @@ class Levels(ABC, Generic[Prompt]):
 
     def make(self) -> None:
         """Ask the suite with every number of requests at a time that was asked for and is not there yet."""
-        done = {level.key for level in read_levels(self.run_dir.path)[0]}
+        done = {level.key for level in read_concurrency(self.run_dir.path)[0]}
         todo = [place for place in self._planned() if place not in done]
         if todo:
             prompts = sum(len(q.turns) for q in self.session.data.questions)
@@ -387,7 +389,7 @@ class Levels(ABC, Generic[Prompt]):
         for place in todo:
             self.level(*place)
 
-    def _planned(self) -> Iterator[LevelKey]:
+    def _planned(self) -> Iterator[ConcurrencyKey]:
         """Yield every level: repeat by repeat, and the methods of each in an order of the Williams squares."""
         config, block = self.session.config, 0
         repeats = self.run_dir.manifest.get("repeats_made") or config.repeats
@@ -398,7 +400,7 @@ class Levels(ABC, Generic[Prompt]):
                         yield label, concurrency, repeat
                 block += 1
 
-    def asked(self, label: str, concurrency: int, repeat: int) -> Iterator[tuple[Row, Prompt | None]]:
+    def asked(self, label: str, concurrency: int, repeat: int) -> Iterator[tuple[SampleRecord, Prompt | None]]:
         """Yield every prompt of the suite, with the row that its answer will fill; a failed one without history."""
         prompts = [(question, turn) for question in self.session.data.questions for turn in range(len(question.turns))]
         for index, (question, turn) in enumerate(prompts):

@@ -18,33 +18,33 @@ from torch import Tensor
 
 from specbench_ss import registry
 from specbench_ss.bench import run_loop
-from specbench_ss.bench.draft_recording import SecondPasses
+from specbench_ss.bench.draft_recording import PostRunPasses
 from specbench_ss.bench.preflight import Plan, check_ids, limits, preset_notes, prompt_ids
-from specbench_ss.bench.run_loop import Events as Events
-from specbench_ss.bench.run_loop import Levels, Session, Watch, unwatched
+from specbench_ss.bench.run_loop import ConcurrencySweep, Session, Watch, unwatched
+from specbench_ss.bench.run_loop import RunCallbacks as RunCallbacks
 from specbench_ss.bench.sampled_tokens import judge_sampled
-from specbench_ss.bench.schedule import Sample, sample_seed, warm_prompts
-from specbench_ss.bench.telemetry import MachineRecord, Seen, disturbed_by
+from specbench_ss.bench.schedule import Sample, sample_seed, warmup_prompts
+from specbench_ss.bench.telemetry import MachineRecord, Seen, noise_of
 from specbench_ss.bench.timed_sample import (
-    Answering,
     Decode,
     Request,
+    RequestRunner,
+    eager_fallbacks,
+    gc_disabled,
+    n_attempts,
+    oom_message,
     peak_memory,
-    quiet_collector,
     recorded,
-    told,
-    tries,
-    unreplayed,
     warm_up,
 )
-from specbench_ss.engine.batching import Answered, Asked, Together, check_together, set_aside
+from specbench_ss.engine.batching import BatchEngine, BatchRequest, RequestOutput, check_together, graphs_disabled
 from specbench_ss.engine.checks import check_unchanged, difference, own_logits
 from specbench_ss.engine.costs import drafter_shape, model_shape
 from specbench_ss.engine.decoder import Decoder, Generation, Step, references
 from specbench_ss.engine.engines import AUTO, EAGER
 from specbench_ss.engine.generate import decode as decode_once
-from specbench_ss.engine.generate import looked_into
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import with_nan_probe
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.timing import check_device
 from specbench_ss.engine.verify import Offer
@@ -56,11 +56,11 @@ from specbench_ss.options import REFERENCE, MethodSpec
 from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.quality import BIASED, bound, pool, too_coarse
 from specbench_ss.runs import output_match
-from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.config import OutputOptions, RunConfig
 from specbench_ss.runs.manifest import manifest_for
 from specbench_ss.runs.output_match import check_readable
-from specbench_ss.runs.records import Key, Level, Row, Sameness
-from specbench_ss.runs.run_dir import Ledger, RunDir
+from specbench_ss.runs.records import ConcurrencyResult, Key, OutputMatch, SampleRecord
+from specbench_ss.runs.run_dir import RunDir, RunStore
 from specbench_ss.suite import Suite, SuiteData
 from specbench_ss.time_limit import check_thread
 
@@ -72,8 +72,8 @@ def run(
     suite_data: SuiteData,
     decoders: dict[str, Decoder],
     run_dir: RunDir,
-    events: Events,
-    where: RunTarget,
+    events: RunCallbacks,
+    where: OutputOptions,
     decode: Decode = decode_once,
 ) -> None:
     """Make every sample that is not yet committed, then judge sameness, question by question.
@@ -87,7 +87,7 @@ def run(
         check_thread()
     session = LocalSession(config, target, suite, suite_data, decoders, run_dir, events, where, decode)
     with contextlib.closing(session.machine):
-        session.carry_out()
+        session.run()
 
 
 class LocalSession(Session):
@@ -100,9 +100,9 @@ class LocalSession(Session):
         suite: Suite,
         data: SuiteData,
         decoders: dict[str, Decoder],
-        run_dir: Ledger,
-        events: Events,
-        where: RunTarget,
+        run_dir: RunStore,
+        events: RunCallbacks,
+        where: OutputOptions,
         decode: Decode = decode_once,
     ) -> None:
         super().__init__(config, data, list(decoders), run_dir, events, where.goal)
@@ -111,83 +111,83 @@ class LocalSession(Session):
         self.references = references(decoders)
         # read once, and not where a prompt is at hand: of a plugin, an attribute may be a call
         self.targets = {label: decoder.target for label, decoder in decoders.items()}
-        self.remembers = {label: bool(decoder.remembers) for label, decoder in decoders.items()}
-        self.answering = Answering(decode, target, where.timeout, run_dir.path)
+        self.stateful = {label: bool(decoder.stateful) for label, decoder in decoders.items()}
+        self.answering = RequestRunner(decode, target, where.timeout, run_dir.path)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
         self._offers: dict[Key, Sequence[Offer]] = {}  # of sampled answers that are not judged yet
         # last, for it has a thread
-        self.machine = MachineRecord(self.recording, [*target.layers_on], run_dir, self.warn_and_keep)
+        self.machine = MachineRecord(self.recording, [*target.layer_devices], run_dir, self.warn_and_keep)
 
     @property
     def baseline(self) -> str:
         return REFERENCE
 
-    def same_as(self, label: str) -> str:
+    def lossless_reference(self, label: str) -> str:
         return self.references[label]
 
-    def promises(self, label: str) -> bool:
+    def lossless_methods(self, label: str) -> bool:
         return self.decoders[label].lossless
 
     def notes(self) -> None:
         """Keep what the readers of the results should know of the device and of the methods, before all samples."""
         if self.config.device == "auto" and (unseen := unseen_gpu()):
             self.run_dir.keep_warning(unseen)  # whoever watches was told when the device was chosen
-        for label in (label for label, remembers in self.remembers.items() if remembers):
+        for label in (label for label, stateful in self.stateful.items() if stateful):
             self.warn_and_keep(f"{label} remembers earlier prompts: its speed depends on what came before each")
 
     def warm_up(self) -> None:
-        prompts = warm_prompts(self.target, self.data.questions, self.config.warmup)
+        prompts = warmup_prompts(self.target, self.data.questions, self.config.warmup)
         warm_up(self.decoders, prompts, self._warm_sample, self.warn_and_keep, self._drop)
         for label in [label for label in self.decoders if label not in self.dropped]:
             try:
-                self.decoders[label].forget()
+                self.decoders[label].reset_history()
             except (Exception, SystemExit) as error:
                 self._drop(label, error)
 
     def _drop(self, label: str, error: BaseException) -> None:
         """Make no sample of a method that failed in warm-up. Raises UserError for the run's reference."""
-        check_device(*self.target.layers_on)
+        check_device(*self.target.layer_devices)
         why = f"failed in warm-up: {failure_text(error)}"
         if label == self.baseline:
             raise UserError(f"{label} {why}; nothing can be compared without it") from error
         self.dropped[label] = why
         self.events.on_warning(f"{label} is dropped: it {why}")  # its rows say so too
 
-    def afterwards(self, samples: Sequence[Sample]) -> None:
-        SecondPasses(self).make(samples)
+    def finalize(self, samples: Sequence[Sample]) -> None:
+        PostRunPasses(self).make(samples)
         if self.config.concurrency:
-            LevelsTogether(self, cast("RunDir", self.run_dir)).make()
+            BatchedConcurrencySweep(self, cast("RunDir", self.run_dir)).make()
 
-    def failed(self, error: BaseException, row: Row) -> None:
+    def failed(self, error: BaseException, row: SampleRecord) -> None:
         self._offers.pop(row.key, None)
-        check_device(*self.target.layers_on)
+        check_device(*self.target.layer_devices)
 
     def _warm_sample(self, label: str, prompt: list[int], max_new_tokens: int) -> float:
         """Seconds per token of one unrecorded request."""
         self.events.on_warm_up(label)
         limits = replace(self.limits, max_new_tokens=min(max_new_tokens, self.limits.max_new_tokens))
         asked = Request(label, self.decoders[label], prompt, limits, self._sampling(self.config.seed))
-        with quiet_collector():
+        with gc_disabled():
             done = self.answering.answer(asked)
         return done.wall_s / max(1, len(done.tokens))
 
-    def made(self, blank: Row, sample: Sample) -> tuple[Row, list[Step]]:
+    def run_sample(self, blank: SampleRecord, sample: Sample) -> tuple[SampleRecord, list[Step]]:
         """Decode, once more where the machine was disturbed; where that fails, the try before it counts.
 
         Each try fills a row of its own, so that none has numbers of another one.
         """
         row, steps = self._decode_once(replace(blank), sample)
-        while self.machine.again(row, self.remembers[sample.method]):
+        while self.machine.again(row, self.stateful[sample.method]):
             try:
-                row, steps = self._decode_once(replace(blank, remade=(row.remade or 0) + 1), sample)
+                row, steps = self._decode_once(replace(blank, n_reruns=(row.n_reruns or 0) + 1), sample)
             except (Exception, SystemExit) as e:
-                check_device(*self.target.layers_on)
+                check_device(*self.target.layer_devices)
                 where = f"{row.method} on {row.question_id} turn {row.turn + 1}"
                 self.events.on_warning(f"{where} was disturbed, and failed when it was made again: {error_text(e)}")
                 break
         return row, steps
 
-    def _decode_once(self, row: Row, sample: Sample) -> tuple[Row, list[Step]]:
+    def _decode_once(self, row: SampleRecord, sample: Sample) -> tuple[SampleRecord, list[Step]]:
         """Decode, check and fill the row, which is of this try alone: a failure leaves no number in another one."""
         asked = self.request(sample)
         seen: Seen | None = None
@@ -195,25 +195,25 @@ class LocalSession(Session):
 
         def measured() -> Generation:
             nonlocal seen, before
-            before, plain, row.started = recorded(target), unreplayed(target), time.time()
-            with quiet_collector(), peak_memory(*self.target.layers_on) as peak, self.machine.watch() as seen:
+            before, plain, row.started = recorded(target), eager_fallbacks(target), time.time()
+            with gc_disabled(), peak_memory(*self.target.layer_devices) as peak, self.machine.watch() as seen:
                 done = self.answering.answer(asked, self.events.on_tokens)
             row.ended, row.peak_memory_bytes = time.time(), peak() if plain is None else None
             done.check()
             if plain is not None:
-                found = (unreplayed(target) or Counter()) - plain
-                row.unreplayed, row.unreplayed_why = found.total(), "; ".join(sorted(found))
+                found = (eager_fallbacks(target) or Counter()) - plain
+                row.n_eager_fallbacks, row.eager_fallback_reason = found.total(), "; ".join(sorted(found))
             return done
 
-        for _ in tries(target, self.remembers[sample.method]):
-            done = looked_into(measured, lambda: self.answering.probe(asked))
+        for _ in n_attempts(target, self.stateful[sample.method]):
+            done = with_nan_probe(measured, lambda: self.answering.probe(asked))
         row.text = self.target.decode_text(done.tokens)
         row.fill(done)
         if self.config.temperature:
             self._offers[row.key] = done.offers
         self.machine.note(row, seen)
         if recorded(target) != before:
-            row.disturbed = row.disturbed or "a pass was recorded within the answer, to be replayed later"
+            row.noise_reason = row.noise_reason or "a pass was recorded within the answer, to be replayed later"
         return row, done.steps
 
     def request(self, sample: Sample) -> Request:
@@ -230,28 +230,30 @@ class LocalSession(Session):
         limits = replace(self.limits, max_new_tokens=min(most or own, own))
         return self.answering.answer(replace(self._request(decoder, sample), limits=limits))
 
-    def _sampling(self, seed: int) -> Sampling:
-        return Sampling(self.config.temperature, self.config.top_p, self.config.top_k, seed)
+    def _sampling(self, seed: int) -> SamplingParams:
+        return SamplingParams(self.config.temperature, self.config.top_p, self.config.top_k, seed)
 
     def _prompt(self, sample: Sample) -> list[int]:
         return prompt_ids(self.target, sample.question, self.history(sample))
 
-    def sampled(self, sample: Sample, row: Row) -> Sameness:
+    def sampled(self, sample: Sample, row: SampleRecord) -> OutputMatch:
         offers = self._offers.pop(row.key, ())
         return self.tested(row, self._prompt(sample), self._sampling(row.seed), offers)
 
-    def tested(self, row: Row, prompt: Sequence[int], sampling: Sampling, offers: Sequence[Offer]) -> Sameness:
+    def tested(
+        self, row: SampleRecord, prompt: Sequence[int], sampling: SamplingParams, offers: Sequence[Offer]
+    ) -> OutputMatch:
         """Compare with the model of the method's reference; where it is one itself, with its own."""
-        references = {self.baseline, *map(self.same_as, self.decoders)}
-        label = row.method if row.method in references else self.same_as(row.method)
+        references = {self.baseline, *map(self.lossless_reference, self.decoders)}
+        label = row.method if row.method in references else self.lossless_reference(row.method)
         found = judge_sampled(self.decoders[label], prompt, row, sampling, offers)
-        check_device(*self.target.layers_on)
+        check_device(*self.target.layer_devices)
         return found
 
-    def verdict(self, sample: Sample, row: Row, reference: Row) -> Sameness:
+    def verdict(self, sample: Sample, row: SampleRecord, reference: SampleRecord) -> OutputMatch:
         return output_match.judge(self.decoders[reference.method], self._prompt(sample), reference, row)
 
-    def without_comparison(self, sample: Sample, row: Row, reason: str) -> Sameness:
+    def without_comparison(self, sample: Sample, row: SampleRecord, reason: str) -> OutputMatch:
         """Return the verdict; check one token against the method's own next_logits."""
         decoder = self.decoders[row.method]
         if row.tokens and type(decoder).autoregressive and not self.config.temperature:
@@ -262,7 +264,7 @@ class LocalSession(Session):
 WARM_TOKENS = 4  # of each answer before a level is measured
 
 
-class LevelsTogether(Levels[Request]):
+class BatchedConcurrencySweep(ConcurrencySweep[Request]):
     """Decodes in this process."""
 
     session: LocalSession
@@ -280,48 +282,48 @@ class LevelsTogether(Levels[Request]):
         session, wanted = self.session, list(self.asked(label, concurrency, repeat))
         session.events.on_sample_start(label, f"{concurrency} at a time")
         sent = [(row, asked) for row, asked in wanted if asked is not None]
-        answers: dict[int, Answered] = {}
+        answers: dict[int, RequestOutput] = {}
 
-        def ended(place: int, answered: Answered) -> None:
+        def ended(place: int, answered: RequestOutput) -> None:
             answers[place] = answered
             session.events.on_sample(sent[place][0])
 
         try:
-            at_once = Together(self.decoders[label], concurrency)
+            at_once = BatchEngine(self.decoders[label], concurrency)
             few = [_asked(asked, WARM_TOKENS) for _, asked in sent[:concurrency]]
             with self.answering.in_time(label, max(1, len(few))):
                 at_once.answer(few, lambda *_: None)
             with (
                 self.answering.in_time(label, max(1, len(sent))),
-                quiet_collector(),
+                gc_disabled(),
                 session.machine.watch() as seen,
             ):
                 started, began = time.time(), time.perf_counter()
                 at_once.answer([_asked(one) for _, one in sent], ended)
                 done, wall_s = time.time(), time.perf_counter() - began
         except Exception as error:  # the samples are there: nothing of them is lost
-            check_device(*self.target.layers_on)
-            why = told(error, self.decoders[label])
+            check_device(*self.target.layer_devices)
+            why = oom_message(error, self.decoders[label])
             session.warn_and_keep(f"{label} with {concurrency} requests at a time: {why}")
             return
-        check_device(*self.target.layers_on)  # its answers would all be failed ones
+        check_device(*self.target.layer_devices)  # its answers would all be failed ones
         unasked = [row for row, asked in wanted if asked is None]
         made = [self._filled(sent[place][0], answered) for place, answered in answers.items()]
         rows = sorted((*made, *unasked), key=lambda row: row.index)
         good = [row for row in rows if row.ok]
-        counts = (sum(getattr(row, name) or 0 for row in good) for name in ("steps", "drafted", "accepted"))
-        level = Level(label, concurrency, repeat, started, done, wall_s, len(rows), *counts)
-        self.run_dir.append_level(level, rows)
+        counts = (sum(getattr(row, name) or 0 for row in good) for name in ("steps", "draft_nodes", "accepted_tokens"))
+        level = ConcurrencyResult(label, concurrency, repeat, started, done, wall_s, len(rows), *counts)
+        self.run_dir.append_concurrency(level, rows)
         self._compare(label, concurrency, good)
         self._test(
             label,
             concurrency,
             [(row, sent[place][1], answers[place]) for place, row in zip(answers, made, strict=True) if row.ok],
         )
-        if seen is not None and (why := disturbed_by(seen)):
+        if seen is not None and (why := noise_of(seen)):
             session.warn_and_keep(f"{label} with {concurrency} requests at a time was disturbed: {why}")
 
-    def _filled(self, blank: Row, answered: Answered) -> Row:
+    def _filled(self, blank: SampleRecord, answered: RequestOutput) -> SampleRecord:
         """Return the row of an answer, a failed one where there is none or where the row could not be read again."""
         try:
             if answered.generation is None:
@@ -329,11 +331,11 @@ class LevelsTogether(Levels[Request]):
             row = self._taken(blank, answered.generation, answered)
             check_readable(row, ())
         except (Exception, SystemExit) as error:
-            row = replace(blank, status="failed", error=told(error, self.decoders[blank.method]))
+            row = replace(blank, status="failed", error=oom_message(error, self.decoders[blank.method]))
             self.session.events.on_warning(f"{row.method} failed on {row.question_id}: {row.error}")
         return row
 
-    def _taken(self, blank: Row, generation: Generation, answered: Answered) -> Row:
+    def _taken(self, blank: SampleRecord, generation: Generation, answered: RequestOutput) -> SampleRecord:
         """Return a row with the answer. Its times are those since it was begun, waiting for the others included."""
         row = replace(blank)
         row.fill(generation)
@@ -343,7 +345,7 @@ class LevelsTogether(Levels[Request]):
         row.decode_s = answered.wall_s - answered.first_s
         return row
 
-    def _compare(self, label: str, concurrency: int, good: list[Row]) -> None:
+    def _compare(self, label: str, concurrency: int, good: list[SampleRecord]) -> None:
         """Say how many greedy answers differ from those made alone: other rows beside them are other roundings."""
         if self.session.config.temperature > 0:
             return
@@ -355,7 +357,7 @@ class LevelsTogether(Levels[Request]):
                 f"{label}: {differ} of {len(pairs)} answers made {concurrency} at a time differ from those made alone"
             )
 
-    def _test(self, label: str, concurrency: int, good: list[tuple[Row, Request, Answered]]) -> None:
+    def _test(self, label: str, concurrency: int, good: list[tuple[SampleRecord, Request, RequestOutput]]) -> None:
         """Warn where sampled answers of a method that promises its reference's distribution are biased."""
         if self.session.config.temperature == 0 or not self.decoders[label].lossless:
             return
@@ -372,30 +374,30 @@ class LevelsTogether(Levels[Request]):
             )
 
 
-def _asked(request: Request, most: int | None = None) -> Asked:
+def _asked(request: Request, most: int | None = None) -> BatchRequest:
     limits = request.limits if most is None else replace(request.limits, max_new_tokens=most)
-    return Asked(request.prompt, limits, request.sampling)
+    return BatchRequest(request.prompt, limits, request.sampling)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready(run_loop.Ready):
+class PreparedRun(run_loop.PreparedRun):
     """A run about to start. labels: of its methods, in order."""
 
     target: Target
     labels: tuple[str, ...]
 
 
-def measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch = unwatched) -> Results:
+def measure(plan: Plan, where: OutputOptions, command: Sequence[str], watch: Watch = unwatched) -> Results:
     """Make the run that was checked, or go on with it. command: how it was asked for, for its manifest.
 
     watch: gives, once the run may start, who is told of its progress. Raises UserError as the loaders do.
     """
     given = plan.loaded if plan.config.concurrency else None  # a model by name is then loaded with engine eager
-    with nullcontext() if given is None else set_aside(given):
+    with nullcontext() if given is None else graphs_disabled(given):
         return _measure(plan, where, command, watch)
 
 
-def _measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch) -> Results:
+def _measure(plan: Plan, where: OutputOptions, command: Sequence[str], watch: Watch) -> Results:
     config, data = plan.config, plan.data
     loaded = load(plan)
     target, decoders = loaded.target, loaded.decoders
@@ -404,7 +406,7 @@ def _measure(plan: Plan, where: RunTarget, command: Sequence[str], watch: Watch)
     notes = tuple(preset_notes(config, target, data, decoders))
     with (
         RunDir.open(where, loaded.manifest(plan, command), data.questions) as run_dir,
-        watch(Ready(plan=plan, run_dir=run_dir, notes=notes, target=target, labels=tuple(decoders))) as events,
+        watch(PreparedRun(plan=plan, run_dir=run_dir, notes=notes, target=target, labels=tuple(decoders))) as events,
     ):
         run_dir.update(recording=where.recording.as_dict())
         try:
@@ -466,14 +468,14 @@ def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any
         label: {
             **model_shape(decoder.target),
             "drafter": drafter_shape(decoder.drafter_weights(), decoder.target),
-            "own": decoder.own_work().as_dict(),
+            "own": decoder.extra_work().as_dict(),
         }
         for label, decoder in decoders.items()
     }
     return {"limits": None if limits is None else limits.as_dict(), "shapes": shapes}
 
 
-def finished(run_dir: RunDir, events: Events) -> Results:
+def finished(run_dir: RunDir, events: RunCallbacks) -> Results:
     """Return the results of a run, and write its Parquet files.
 
     Where writing fails, the run is complete all the same, and a warning says so.

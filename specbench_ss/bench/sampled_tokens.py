@@ -14,22 +14,22 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from specbench_ss.bench.timed_sample import told
+from specbench_ss.bench.timed_sample import oom_message
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.numerics import near_tie_drop
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.verify import Offer
 from specbench_ss.results.quality import acceptance
 from specbench_ss.runs.output_match import not_compared
-from specbench_ss.runs.records import OUTSIDE, PIT_BINS, TILTS, Row, Sameness, SampledTokens
+from specbench_ss.runs.records import OUTSIDE, PIT_BINS, TILTS, OutputMatch, SampledTokens, SampleRecord
 
 UNDERFLOW = 100.0  # nats below the most probable token, where a probability is 0 in float32
 SUMMED = 1e-5  # what float32 may lose in the cumulative sum of a row of probabilities, many times over
 
 
 def judge_sampled(
-    decoder: Decoder, prompt: Sequence[int], row: Row, sampling: Sampling, offers: Sequence[Offer] = ()
-) -> Sameness:
+    decoder: Decoder, prompt: Sequence[int], row: SampleRecord, sampling: SamplingParams, offers: Sequence[Offer] = ()
+) -> OutputMatch:
     """Return the verdict on a sampled answer: its tokens compared with what the model of `decoder` gives them.
 
     decoder: of the method whose distribution the answer should follow, for a fresh pass of its model.
@@ -46,8 +46,8 @@ def judge_sampled(
                 _logits(decoder, prompt, answer, at), tokens, drafted, sampling, str(decoder.target.dtype), seed
             )
     except Exception as e:  # the sample stands: it was not compared
-        return not_compared(row, f"no logits to test it: {told(e, decoder)}")
-    return Sameness(*row.key, verdict="sampled", sampled=found)
+        return not_compared(row, f"no logits to test it: {oom_message(e, decoder)}")
+    return OutputMatch(*row.key, verdict="sampled", sampled=found)
 
 
 def positions(n: int, seed: int) -> list[int]:
@@ -69,7 +69,7 @@ def _logits(decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], at: 
     return decoder.answer_logits(prompt, answer)
 
 
-def _seed(row: Row) -> int:
+def _seed(row: SampleRecord) -> int:
     """Return a seed that only this sample has, other than that of its sampling."""
     return int.from_bytes(hashlib.sha256(repr((row.seed, row.key)).encode()).digest()[:8], "big") >> 1
 
@@ -78,7 +78,7 @@ def compare(
     logits: Iterable[Tensor],
     answer: Sequence[int],
     offers: Sequence[Offer],
-    sampling: Sampling,
+    sampling: SamplingParams,
     dtype: str,
     seed: int,
 ) -> SampledTokens:
@@ -104,7 +104,7 @@ def compare(
 
 
 def _compare(
-    logits: Tensor, p: Tensor, tokens: Tensor, uniform: Tensor, sampling: Sampling, dtype: str
+    logits: Tensor, p: Tensor, tokens: Tensor, uniform: Tensor, sampling: SamplingParams, dtype: str
 ) -> SampledTokens:
     """Compare tokens [n] with logits and their distributions [n, V]. uniform: [n], in [0, 1)."""
     p_x = p.gather(1, tokens[:, None])
@@ -175,17 +175,17 @@ def _norms(p: Tensor) -> list[Tensor]:
     return [power.sum(1).log() for power in powers]
 
 
-def _as_though_kept(logits: Tensor, p: Tensor, token: int, sampling: Sampling) -> float:
+def _as_though_kept(logits: Tensor, p: Tensor, token: int, sampling: SamplingParams) -> float:
     """Return log p(token) with the token added to the kept set."""
     whole = (logits / sampling.temperature).log_softmax(-1)
     return float(whole[token] - whole[p > 0].logsumexp(-1))
 
 
-def _clearly_outside(logits: Tensor, token: int, sampling: Sampling, dtype: str) -> bool:
+def _clearly_outside(logits: Tensor, token: int, sampling: SamplingParams, dtype: str) -> bool:
     """Return True if top-k or top-p excludes the token beyond rounding. logits: [V].
 
-    Only tokens whose logit is larger by more than a near-tie count as before it. A near-tie also bounds how far
-    rounding can shift probability between these tokens and the rest.
+    Only tokens whose logit is larger by more than a numerical tie count as before it. A numerical tie also bounds
+    how far rounding can shift probability between these tokens and the rest.
     """
     tie = near_tie_drop(dtype, float(logits.max()))
     before = logits > logits[token] + tie
@@ -193,7 +193,7 @@ def _clearly_outside(logits: Tensor, token: int, sampling: Sampling, dtype: str)
         return True
     if sampling.top_p >= 1:  # without any filter
         return not sampling.top_k and float(logits.max() - logits[token] - tie) / sampling.temperature > UNDERFLOW
-    mass = float(Sampling(sampling.temperature, top_k=sampling.top_k).probs(logits)[before].sum())
+    mass = float(SamplingParams(sampling.temperature, top_k=sampling.top_k).probs(logits)[before].sum())
     limit = sampling.top_p + SUMMED
     return limit < 1 and mass > 0 and _log_odds(mass) - tie / sampling.temperature >= _log_odds(limit)
 

@@ -39,7 +39,7 @@ class Sample:
         return (self.question.id, self.turn, self.method, self.repeat)
 
 
-def tasks_in_turn(questions: Sequence[Question]) -> list[Question]:
+def interleave_tasks(questions: Sequence[Question]) -> list[Question]:
     """Return the first question of each task, then the others so that each task is as far as the others by its share.
 
     Questions of one task stay in their order.
@@ -92,26 +92,26 @@ def sample_seed(seed: int, question_id: str, turn: int, repeat: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def warm_prompts(target: Target, questions: Sequence[Question], many: int) -> list[list[int]]:
+def warmup_prompts(target: Target, questions: Sequence[Question], many: int) -> list[list[int]]:
     """Return prompt ids for the first `many` questions: each first prompt with its words in reverse order."""
-    ids = [target.encode_chat(messages) for messages in warm_messages(questions, many)]
+    ids = [target.encode_chat(messages) for messages in warmup_messages(questions, many)]
     most = target.context_length  # a text may have more tokens backwards
     return [one[-(most // 2) :] if len(one) >= most else one for one in ids]
 
 
-def warm_messages(questions: Sequence[Question], many: int) -> list[list[dict[str, str]]]:
+def warmup_messages(questions: Sequence[Question], many: int) -> list[list[dict[str, str]]]:
     """Return the same prompts as messages."""
     asked = [_plain(q.turns[0]) for q in questions]
     return [
         [
             *({"role": m.role, "content": _backwards(m.content)} for m in q.history),
-            {"role": "user", "content": unasked(q.turns[0], asked)},
+            {"role": "user", "content": unseen_prompt(q.turns[0], asked)},
         ]
         for q in questions[:many]
     ]
 
 
-def unasked(text: str, asked: Sequence[str]) -> str:
+def unseen_prompt(text: str, asked: Sequence[str]) -> str:
     """Return a text of about this length that is none of those asked, which are given in plain form.
 
     The words in reverse order, or the characters, or, where both read the same from either end, a number before it.

@@ -18,9 +18,9 @@ from specbench_ss import registry
 from specbench_ss.bench import run_loop
 from specbench_ss.bench.build_config import Access
 from specbench_ss.bench.preflight import MOST_SAMPLES, check_ids, check_texts
-from specbench_ss.bench.run_loop import Events, Levels, Session, Watch, unwatched
+from specbench_ss.bench.run_loop import ConcurrencySweep, RunCallbacks, Session, Watch, unwatched
 from specbench_ss.bench.runner import finished
-from specbench_ss.bench.schedule import Sample, warm_messages
+from specbench_ss.bench.schedule import Sample, warmup_messages
 from specbench_ss.bench.server_client import (
     HIDDEN,
     MALFORMED,
@@ -32,20 +32,20 @@ from specbench_ss.bench.server_client import (
     StatusError,
     settings,
 )
-from specbench_ss.bench.timed_sample import quiet_collector, warm_up
+from specbench_ss.bench.timed_sample import gc_disabled, warm_up
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, did_you_mean, error_text
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.summary import counted
-from specbench_ss.runs.config import Endpoint, RunConfig, RunTarget
+from specbench_ss.runs.config import Endpoint, OutputOptions, RunConfig
 from specbench_ss.runs.environment import busy
 from specbench_ss.runs.manifest import check_same_config, manifest_of
-from specbench_ss.runs.records import Level, Row, Sameness
+from specbench_ss.runs.records import ConcurrencyResult, OutputMatch, SampleRecord
 from specbench_ss.runs.run_dir import RunDir, check_out, read_run
 from specbench_ss.suite import Suite, SuiteData, SuiteRequest
 
 
-def grown(before: Counters | None, after: Counters | None, tokens: int, answers: int = 1) -> Counters | None:
+def counter_delta(before: Counters | None, after: Counters | None, tokens: int, answers: int = 1) -> Counters | None:
     """Return what a server counted for some answers; None where it cannot be told from what it did for others.
 
     tokens: of these answers. A server that made more than these, and one for the end of each, answered somebody else;
@@ -57,16 +57,16 @@ def grown(before: Counters | None, after: Counters | None, tokens: int, answers:
     return made if made.accepted <= min(made.drafted, tokens + HIDDEN * answers) else None
 
 
-def filled(row: Row, answer: Answer, counts: Counters | None) -> Row:
+def to_record(row: SampleRecord, answer: Answer, counts: Counters | None) -> SampleRecord:
     """Return the row with what came."""
     row.text, row.finish, row.tokens = answer.text, answer.finish, answer.tokens
     row.counted, row.chunks, row.prompt_tokens = answer.counted, answer.chunks, answer.prompt_tokens
     row.prefill_tokens = 1  # the first token is that of the prompt's pass, in every engine
     row.prefill_s, row.wall_s = answer.ttft_s or 0.0, answer.wall_s
     row.decode_s = answer.wall_s - row.prefill_s
-    row.drafted, row.accepted = answer.drafted, answer.accepted
+    row.draft_nodes, row.accepted_tokens = answer.drafted, answer.accepted
     if counts is not None:
-        row.drafts, row.drafted, row.accepted = counts.drafts, counts.drafted, counts.accepted
+        row.drafts, row.draft_nodes, row.accepted_tokens = counts.drafts, counts.drafted, counts.accepted
     return row
 
 
@@ -231,10 +231,10 @@ def _entry(found: Found, baseline: str) -> dict[str, Any]:
 
 
 Messages = list[dict[str, str]]
-ServerRequest = tuple[Row, Messages]
+ServerRequest = tuple[SampleRecord, Messages]
 
 
-class ServedLevels(Levels[Messages]):
+class ServedConcurrencySweep(ConcurrencySweep[Messages]):
     """Sends the requests of each level to the session's servers."""
 
     session: ServedSession
@@ -250,17 +250,17 @@ class ServedLevels(Levels[Messages]):
         with _in_flight(server, concurrency) as pool:
             before = server.counters()
             started, began = time.time(), server.clock()
-            with quiet_collector():
+            with gc_disabled():
                 sent = [pool.submit(self._answered, server, row, said) for row, said in asked if said is not None]
                 rows = [self._told(future) for future in as_completed(sent)]
             ended, wall_s = time.time(), server.clock() - began
         after = None if before is None else server.counters()
         rows += [row for row, messages in asked if messages is None]  # whose history is missing
         rows.sort(key=lambda row: row.index)
-        level = Level(label, concurrency, repeat, started, ended, wall_s, len(rows))
-        self.run_dir.append_level(_counted(level, rows, before, after), rows)
+        level = ConcurrencyResult(label, concurrency, repeat, started, ended, wall_s, len(rows))
+        self.run_dir.append_concurrency(_counted(level, rows, before, after), rows)
 
-    def _answered(self, server: Server, row: Row, messages: Messages) -> Row:
+    def _answered(self, server: Server, row: SampleRecord, messages: Messages) -> SampleRecord:
         """Return the row of one request, filled; a failed one where there is no answer. Runs in a thread."""
         row.started = time.time()
         try:
@@ -269,9 +269,9 @@ class ServedLevels(Levels[Messages]):
             row.status, row.error, row.started = "failed", error_text(e), None
             return row
         row.ended = time.time()
-        return filled(row, answer, None)
+        return to_record(row, answer, None)
 
-    def _told(self, future: Future[Row]) -> Row:
+    def _told(self, future: Future[SampleRecord]) -> SampleRecord:
         row = future.result()
         self.session.events.on_sample(row)
         self.session.ended(row)
@@ -291,13 +291,15 @@ def _in_flight(server: Server, concurrency: int) -> Iterator[ThreadPoolExecutor]
     pool.shutdown()
 
 
-def _counted(level: Level, rows: Sequence[Row], before: Counters | None, after: Counters | None) -> Level:
+def _counted(
+    level: ConcurrencyResult, rows: Sequence[SampleRecord], before: Counters | None, after: Counters | None
+) -> ConcurrencyResult:
     """Return the level with the counts of drafts: the server's own, or those that it told with each answer."""
     good = [row for row in rows if row.ok]
-    made = grown(before, after, sum(row.tokens or 0 for row in good), len(good))
+    made = counter_delta(before, after, sum(row.tokens or 0 for row in good), len(good))
     if made is not None and len(good) == len(rows):
-        return replace(level, drafts=made.drafts, drafted=made.drafted, accepted=made.accepted)
-    return replace(level, drafted=counted(good, "drafted"), accepted=counted(good, "accepted"))
+        return replace(level, drafts=made.drafts, draft_nodes=made.drafted, accepted_tokens=made.accepted)
+    return replace(level, draft_nodes=counted(good, "draft_nodes"), accepted_tokens=counted(good, "accepted_tokens"))
 
 
 IN_A_ROW = 3  # failed requests after which a server is asked whether it is there at all
@@ -315,8 +317,8 @@ class ServedSession(Session):
         data: SuiteData,
         servers: Mapping[str, Server],
         run_dir: RunDir,
-        events: Events,
-        where: RunTarget,
+        events: RunCallbacks,
+        where: OutputOptions,
     ) -> None:
         super().__init__(config, data, list(servers), run_dir, events, where.goal)
         self.suite = suite
@@ -327,14 +329,14 @@ class ServedSession(Session):
     def baseline(self) -> str:
         return self.labels[0]
 
-    def same_as(self, label: str) -> str:
+    def lossless_reference(self, label: str) -> str:
         return self.baseline
 
     def busy(self) -> str:
         return busy() if any(server.loopback for server in self.servers.values()) else ""
 
     def warm_up(self) -> None:
-        prompts = warm_messages(self.data.questions, self.config.warmup)
+        prompts = warmup_messages(self.data.questions, self.config.warmup)
 
         def failed(label: str, error: BaseException) -> None:  # each of its samples is asked for all the same
             self.warn_and_keep(f"{label} failed during warm-up: {error_text(error)}")
@@ -349,11 +351,11 @@ class ServedSession(Session):
         answer = self.servers[label].ask(messages, asked, self.timeout)
         return answer.wall_s / answer.tokens
 
-    def made(self, blank: Row, sample: Sample) -> tuple[Row, list[Step]]:
+    def run_sample(self, blank: SampleRecord, sample: Sample) -> tuple[SampleRecord, list[Step]]:
         server, asked = self.servers[sample.method], sample.question.messages(self.history(sample))
         before = server.counters()
         blank.started = time.time()
-        with quiet_collector():
+        with gc_disabled():
             try:
                 answer = server.ask(asked, self.settings(blank.seed), self.timeout)
             except AnswerError:
@@ -362,19 +364,19 @@ class ServedSession(Session):
         blank.ended = time.time()
         after = None if before is None else server.counters()
         self._failed[sample.method] = 0
-        return filled(blank, answer, grown(before, after, answer.tokens)), []
+        return to_record(blank, answer, counter_delta(before, after, answer.tokens)), []
 
     def settings(self, seed: int) -> dict[str, Any]:
         """Return how one answer is to be decoded."""
         return settings(self.config, self.data.max_new_tokens, seed)
 
-    def ended(self, row: Row) -> None:
+    def ended(self, row: SampleRecord) -> None:
         """Count a failed request of a level. Raises UserError where the server is gone."""
         self._failed[row.method] = 0 if row.ok else self._failed[row.method] + 1
         if not row.ok:
             self.after_failure(row)
 
-    def after_failure(self, row: Row) -> None:
+    def after_failure(self, row: SampleRecord) -> None:
         server = self.servers[row.method]
         if self._failed[row.method] >= IN_A_ROW and not server.alive():
             raise UserError(
@@ -382,18 +384,18 @@ class ServedSession(Session):
                 f"answer any more: what is in {self.run_dir.path} is whole, and --resume goes on"
             )
 
-    def verdict(self, sample: Sample, row: Row, reference: Row) -> Sameness:
+    def verdict(self, sample: Sample, row: SampleRecord, reference: SampleRecord) -> OutputMatch:
         """Compare two answers as texts: a server sends no tokens, and does not promise the same ones."""
         mine, theirs = row.text or "", reference.text or ""
         if mine == theirs:
-            return Sameness(*row.key, verdict="identical")
+            return OutputMatch(*row.key, verdict="identical")
         at = next(
             (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs))
         )
-        return Sameness(*row.key, verdict="other text", reason=f"from character {at} on")
+        return OutputMatch(*row.key, verdict="text differs", reason=f"from character {at} on")
 
-    def afterwards(self, samples: Sequence[Sample]) -> None:
-        ServedLevels(self, self.run_dir).make()
+    def finalize(self, samples: Sequence[Sample]) -> None:
+        ServedConcurrencySweep(self, self.run_dir).make()
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,13 +410,13 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready(run_loop.Ready):
+class PreparedRun(run_loop.PreparedRun):
     """A run about to start."""
 
     found: Sequence[Found]
 
 
-def check(config: RunConfig, where: RunTarget) -> Plan:
+def check(config: RunConfig, where: OutputOptions) -> Plan:
     """Return what is asked for. Raises UserError, before any server is contacted. Leaves nothing behind."""
     suite = registry.load_suite(config.suite)
     if check_out(where):
@@ -428,7 +430,9 @@ def check(config: RunConfig, where: RunTarget) -> Plan:
     return Plan(config, suite, data, samples)
 
 
-def measure(plan: Plan, where: RunTarget, access: Access, command: Sequence[str], watch: Watch = unwatched) -> Results:
+def measure(
+    plan: Plan, where: OutputOptions, access: Access, command: Sequence[str], watch: Watch = unwatched
+) -> Results:
     """Make the run that was checked, or go on with it. command: how it was asked for, for its manifest.
 
     Raises UserError where a server does not answer a first short question.
@@ -439,9 +443,9 @@ def measure(plan: Plan, where: RunTarget, access: Access, command: Sequence[str]
         found = [about(server, probe(server, asked)) for server in servers]
         manifest = dict(manifest_for(config, data, found, access.hidden(command)))
         run_dir = stack.enter_context(RunDir.open(where, manifest, data.questions))
-        events = stack.enter_context(watch(Ready(plan=plan, run_dir=run_dir, found=found)))
+        events = stack.enter_context(watch(PreparedRun(plan=plan, run_dir=run_dir, found=found)))
         by_label = {server.label: server for server in servers}
-        ServedSession(config, plan.suite, data, by_label, run_dir, events, where).carry_out()
+        ServedSession(config, plan.suite, data, by_label, run_dir, events, where).run()
         return finished(run_dir, events)
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from scipy import stats
 
 from specbench_ss.results.summary import PairedTimes, paired
-from specbench_ss.runs.config import Goal
-from specbench_ss.runs.records import Row
+from specbench_ss.runs.config import StoppingRule
+from specbench_ss.runs.records import SampleRecord
 from specbench_ss.stats import FEWEST, TIMING_FLOOR, Floats
 
 KNOWN = 8  # degrees of freedom from which the spread of repeats is known well enough to predict with
@@ -35,12 +35,12 @@ class Width:
     at_best: float | None
 
 
-def widest(rows: Sequence[Row], labels: Sequence[str], repeats: int) -> Width:
+def widest_ci(rows: Sequence[SampleRecord], labels: Sequence[str], repeats: int) -> Width:
     """Return the widest interval of all methods' speedups over all questions, of the first repeats of a run.
 
     labels: of its methods, its reference first.
     """
-    of_method: dict[str, list[Row]] = {label: [] for label in labels}
+    of_method: dict[str, list[SampleRecord]] = {label: [] for label in labels}
     for row in rows:
         if row.repeat < repeats and row.method in of_method:
             of_method[row.method].append(row)
@@ -50,7 +50,7 @@ def widest(rows: Sequence[Row], labels: Sequence[str], repeats: int) -> Width:
     return max(made, key=lambda width: math.inf if width.half is None else width.half)
 
 
-def _width(label: str, own: Sequence[Row], ref: Sequence[Row]) -> Width:
+def _width(label: str, own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> Width:
     mine, theirs = paired(own, ref)
     times = PairedTimes(mine, theirs)
     around, speedup = times.interval(), times.speedup()
@@ -62,7 +62,7 @@ def _width(label: str, own: Sequence[Row], ref: Sequence[Row]) -> Width:
     return Width(label, half, None if share is None else floor + (half - floor) * math.sqrt(1 - share))
 
 
-def repeats_share(own: Sequence[Row], ref: Sequence[Row]) -> float | None:
+def repeats_share(own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> float | None:
     """Return the most that the spread of repeats may make of the interval's squared width; None where it is not known.
 
     own, ref: paired samples. Each repeat of a question pulls at the logarithm of the speedup by its own influence; the
@@ -86,20 +86,20 @@ def repeats_share(own: Sequence[Row], ref: Sequence[Row]) -> float | None:
     return float(min(1.0, upper * of_repeats / of_all)) if of_all > 0 else 1.0
 
 
-def why_stop(rows: Sequence[Row], labels: Sequence[str], repeats: int, goal: Goal) -> str:
+def why_stop(rows: Sequence[SampleRecord], labels: Sequence[str], repeats: int, goal: StoppingRule) -> str:
     """Return why no repeat is to follow, in words, or '' where one is. rows: of whole repeats."""
-    now = widest(rows, labels, repeats)
+    now = widest_ci(rows, labels, repeats)
     said = "" if now.half is None else f"±{now.half:.3f} ({now.method}) after {_times(repeats)}"
     if now.method == labels[0]:
         return f"there is no method to compare with {labels[0]}: more repeats tell nothing"
     if now.half is None:
         return f"{now.method} has no interval, which takes {FEWEST} questions: more repeats give none"
-    if now.half <= goal.until_ci:
-        return f"{said}: every interval is as narrow as asked (±{goal.until_ci:g})"
+    if now.half <= goal.target_ci:
+        return f"{said}: every interval is as narrow as asked (±{goal.target_ci:g})"
     more = "take more questions (--limit)"
-    if now.at_best is not None and now.at_best > goal.until_ci:
+    if now.at_best is not None and now.at_best > goal.target_ci:
         return f"{said}: the questions differ more than repeats can mend (±{now.at_best:.3f} at best); {more}"
-    before = widest(rows, labels, repeats - 2).half if repeats > 2 else None
+    before = widest_ci(rows, labels, repeats - 2).half if repeats > 2 else None
     if before is not None and now.half > NARROWS * before:
         return f"{said}: the last repeats did not narrow it (±{before:.3f} before them); {more}"
     if repeats >= goal.max_repeats:
@@ -114,7 +114,9 @@ def _times(repeats: int) -> str:
     return "1 repeat" if repeats == 1 else f"{repeats} repeats"
 
 
-def reached(rows: Sequence[Row], labels: Sequence[str], repeats: int, goal: Goal, why: str) -> Mapping[str, object]:
+def reached(
+    rows: Sequence[SampleRecord], labels: Sequence[str], repeats: int, goal: StoppingRule, why: str
+) -> Mapping[str, object]:
     """Return what a manifest records of the goal and of what was reached."""
-    width = widest(rows, labels, repeats)
-    return {"asked": goal.until_ci, "reached": width.half, "method": width.method, "repeats": repeats, "why": why}
+    width = widest_ci(rows, labels, repeats)
+    return {"asked": goal.target_ci, "reached": width.half, "method": width.method, "repeats": repeats, "why": why}

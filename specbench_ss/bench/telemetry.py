@@ -20,8 +20,8 @@ import torch
 
 from specbench_ss.errors import UserError, error_text
 from specbench_ss.runs.config import Recording
-from specbench_ss.runs.records import Row
-from specbench_ss.runs.run_dir import TELEMETRY, Ledger, Readings
+from specbench_ss.runs.records import SampleRecord
+from specbench_ss.runs.run_dir import TELEMETRY, Readings, RunStore
 
 PLACES = 4  # digits kept after the point of a reading
 MEANS = (  # columns whose mean over the sample becomes a field of its row
@@ -355,7 +355,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 GIVE_UP = 3  # disturbed samples in a row, each after all its tries, after which remaking is given up
 
 
-def disturbed_by(seen: Seen) -> str:
+def noise_of(seen: Seen) -> str:
     """Return what disturbed a sample, parts separated by '; ', or ''.
 
     A clock that changes is no disturbance by itself: it follows the load. The driver's reason for slowing down is one.
@@ -396,34 +396,34 @@ class MachineRecord:
     """Of one session of a run. Records nothing where `recording` switches telemetry off."""
 
     def __init__(
-        self, recording: Recording, devices: Sequence[torch.device], run_dir: Ledger, warn: Callable[[str], None]
+        self, recording: Recording, devices: Sequence[torch.device], run_dir: RunStore, warn: Callable[[str], None]
     ) -> None:
         one = devices[0] if len(devices) == 1 else None  # what one of several GPUs does would pass for what all do
         self.sampler = sampler_for(one, recording.telemetry)
         self.run_dir, self.warn = run_dir, warn
         self._told: set[str] = set()
-        self.tries = Tries(recording.remake_disturbed, devices[0].type == "cuda")
+        self.tries = Tries(recording.rerun_noisy, devices[0].type == "cuda")
 
     def watch(self) -> contextlib.AbstractContextManager[Seen | None]:
         """Read the machine while the block lasts; gives None where nothing is read."""
         return contextlib.nullcontext() if self.sampler is None else self.sampler.watch()
 
-    def note(self, row: Row, seen: Seen | None) -> None:
-        """Put what was read into the row, and write it down. `row.remade` counts the tries before this one."""
+    def note(self, row: SampleRecord, seen: Seen | None) -> None:
+        """Put what was read into the row, and write it down. `row.n_reruns` counts the tries before this one."""
         if seen is None:
             return
-        row.remade = row.remade or 0
-        disturbed = disturbed_by(seen)
-        row.disturbed = disturbed or (None if seen.problem else "")  # what was not read may have been a disturbance
+        row.n_reruns = row.n_reruns or 0
+        disturbed = noise_of(seen)
+        row.noise_reason = disturbed or (None if seen.problem else "")  # what was not read may have been a disturbance
         if seen.problem:
             self._tell_once(f"telemetry is incomplete, readings failed: {seen.problem}")
         for name, value in seen.summary(row.tokens or 0).items():
             setattr(row, name, value)
         line = Readings(
             *row.key,
-            attempt=row.remade,
+            attempt=row.n_reruns,
             started=seen.times[0],
-            disturbed=disturbed,
+            noise_reason=disturbed,
             columns=seen.as_columns(),
         )
         if problem := self.run_dir.append_beside(TELEMETRY, line.as_dict()):
@@ -436,18 +436,18 @@ class MachineRecord:
             with contextlib.suppress(UserError):
                 self.warn(text)
 
-    def again(self, row: Row, remembers: bool) -> bool:
+    def again(self, row: SampleRecord, stateful: bool) -> bool:
         """Say whether to make the sample again. One of a method that remembers prompts never is made again.
 
         It would answer from memory.
         """
-        if row.disturbed is None or remembers:
+        if row.noise_reason is None or stateful:
             return False
         before = self.tries.given_up
-        if self.tries.again(row.disturbed, row.remade or 0):
+        if self.tries.again(row.noise_reason, row.n_reruns or 0):
             return True
         if self.tries.given_up and not before:
-            self.warn(f"samples stay disturbed ({row.disturbed}): they are not made again any more")
+            self.warn(f"samples stay disturbed ({row.noise_reason}): they are not made again any more")
         return False
 
     def close(self) -> None:

@@ -16,8 +16,8 @@ from typing import TypeVar
 import torch
 
 from specbench_ss.engine.decoder import Decoder, Generation, drop_caches
-from specbench_ss.engine.generate import Limits, probe_drafts
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, probe_drafts
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, error_text
 from specbench_ss.time_limit import TimeIsOver, time_limit
@@ -26,7 +26,7 @@ P = TypeVar("P")
 
 
 @contextlib.contextmanager
-def quiet_collector() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Collect garbage now and not again until the block is left: no pause falls into a timed sample."""
     was_on = gc.isenabled()
     gc.collect()
@@ -118,7 +118,7 @@ def settled(times: Sequence[float]) -> bool:
     return len(last) == WINDOW and max(last) <= (1 + SETTLED) * min(last)
 
 
-UNTOLD = re.compile(  # torch raises a RuntimeError, not its OutOfMemoryError, where one of these says it
+OOM_PATTERNS = re.compile(  # torch raises a RuntimeError, not its OutOfMemoryError, where one of these says it
     r"can't allocate memory"  # the allocator of CPUs
     r"|CUDA( driver)? error: out of memory"  # the driver, as at a launch or when a graph is made
     r"|\bCU[A-Z]+(_[A-Z]+)*_ALLOC(ATION)?_FAILED\b"  # cuBLAS, cuDNN, cuSOLVER
@@ -136,7 +136,7 @@ class OutOfMemory(UserError):  # noqa: N818 - not named after torch's, which it 
 def ran_out(error: BaseException) -> bool:
     """Say whether an error means that there was not enough memory."""
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or (isinstance(error, RuntimeError) and UNTOLD.search(str(error)) is not None)
+    return known or (isinstance(error, RuntimeError) and OOM_PATTERNS.search(str(error)) is not None)
 
 
 @contextmanager
@@ -147,10 +147,10 @@ def memory_given_back(decoder: Decoder) -> Iterator[None]:
     except Exception as error:
         if not ran_out(error):
             raise
-        raise OutOfMemory(told(error, decoder)) from None
+        raise OutOfMemory(oom_message(error, decoder)) from None
 
 
-def told(error: BaseException, decoder: Decoder) -> str:
+def oom_message(error: BaseException, decoder: Decoder) -> str:
     """Return what a row says of an error. Where memory ran out, what the method held is given back first."""
     if not ran_out(error):
         return error_text(error)
@@ -176,34 +176,34 @@ def _give_back(error: BaseException, decoder: Decoder) -> None:
 
 TRIES = 4  # at most, of an answer during which a pass is recorded
 OnTokens = Callable[[int], None] | None
-Decode = Callable[[Decoder, list[int], Limits, Sampling, OnTokens], Generation]
+Decode = Callable[[Decoder, list[int], StopParams, SamplingParams, OnTokens], Generation]
 
 
 def recorded(target: Target) -> int:
     """Return how often a pass of a model was recorded so far, or proven: that takes time within an answer."""
-    passes = getattr(target, "passes", None)
-    return 0 if passes is None else int(passes.tried)
+    passes = getattr(target, "graphs", None)
+    return 0 if passes is None else int(passes.n_capture_attempts)
 
 
-def tries(target: Target, remembers: bool) -> Iterator[None]:
+def n_attempts(target: Target, stateful: bool) -> Iterator[None]:
     """Yield before each try of an answer that is measured: again, a few times at most, while a pass is recorded in it.
 
     target: the method's model. A method that remembers prompts has one try: it would have seen the next one's prompt.
     """
-    for _ in range(1 if remembers else TRIES):
+    for _ in range(1 if stateful else TRIES):
         before = recorded(target)
         yield
         if recorded(target) == before:
             return
 
 
-def unreplayed(target: Target) -> Counter[str] | None:
+def eager_fallbacks(target: Target) -> Counter[str] | None:
     """Return how many passes of a model ran eagerly so far, where others are replayed, by reason.
 
     None where nothing is replayed.
     """
-    passes = getattr(target, "passes", None)
-    return None if passes is None else Counter(passes.declined)
+    passes = getattr(target, "graphs", None)
+    return None if passes is None else Counter(passes.fallbacks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +213,11 @@ class Request:
     label: str
     decoder: Decoder
     prompt: list[int]
-    limits: Limits
-    sampling: Sampling
+    limits: StopParams
+    sampling: SamplingParams
 
 
-class Answering:
+class RequestRunner:
     """Answers requests. timeout: seconds that one may take; None is no limit. place: the run's directory."""
 
     def __init__(self, decode: Decode, target: Target, timeout: float | None, place: Path) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from specbench_ss import registry
 from specbench_ss.cli.shared import Plugin
-from specbench_ss.conformance import ARCHITECTURES, FEW, Kit
+from specbench_ss.conformance import ARCHITECTURES, FEW, CheckRunner
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
@@ -107,16 +107,16 @@ def _holds(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, timeo
     return not alike
 
 
-def _kit(spec: MethodSpec, reference: bool, thorough: bool, timeout: float) -> Kit:
+def _kit(spec: MethodSpec, reference: bool, thorough: bool, timeout: float) -> CheckRunner:
     over = f"{spec.label}: its examples are not made within {timeout:g} s"
     try:
         with time_limit(timeout, lambda: f"{over}, which cannot be interrupted"):
-            return Kit(shapes_of(spec), ARCHITECTURES if thorough else FEW, reference, thorough, timeout)
+            return CheckRunner(shapes_of(spec), ARCHITECTURES if thorough else FEW, reference, thorough, timeout)
     except TimeIsOver:
         raise UserError(over) from None
 
 
-def _effort(kit: Kit) -> str:
+def _effort(kit: CheckRunner) -> str:
     answers, steps = (sum(getattr(subject, name) for subject in kit.subjects) for name in ("answers", "steps"))
     longest = max(subject.longest for subject in kit.subjects)
     return f"{answers:,} answers, {steps:,} steps looked at, blocks of up to {longest} tokens"
@@ -129,13 +129,13 @@ def shapes_of(spec: MethodSpec) -> Callable[[Target], Mapping[str, Callable[[], 
     """
     kind, options = registry.method_class(spec.name), registry.method_options(spec)
     if not spec.options:
-        return kind.examples
+        return kind.test_instances
 
     def asked(target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        first = next(iter(kind.examples(target).values()), None)
+        first = next(iter(kind.test_instances(target).values()), None)
         if first is None:
             raise UserError(f"{spec.name} gives no examples")
-        return {spec.label: lambda: first().variant(options)}
+        return {spec.label: lambda: first().with_options(options)}
 
     return asked
 
@@ -149,6 +149,6 @@ def references_of(specs: Sequence[MethodSpec]) -> set[str]:
 
 def _reference(kind: type[Decoder]) -> str:
     try:
-        return kind.reference_for(kind.Options()).name
+        return kind.baseline_for(kind.Options()).name
     except TypeError:  # options without defaults
         return ""

@@ -28,15 +28,15 @@ def command(
             f"speedup<-5%. Figures: {', '.join(METRICS)}; of quality, the change is a difference.",
         ),
     ] = None,
-    anyway: Annotated[
+    force: Annotated[
         bool,
-        typer.Option("--anyway", help="Compare runs of another model, other questions or another way of decoding too."),
+        typer.Option("--force", help="Compare runs of another model, other questions or another way of decoding too."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
 ) -> None:
     """Say what differs between two runs, what became faster or slower from A to B, and what is only noise."""
     limits = read_limits(fail_on)
-    made = compare(run_a, run_b, anyway=anyway)
+    made = compare(run_a, run_b, force=force)
     if as_json:
         record = {
             "a": str(made.a),

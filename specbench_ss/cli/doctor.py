@@ -12,7 +12,7 @@ from specbench_ss.bench.telemetry import sampler_for
 from specbench_ss.models import limits as machine_limits
 from specbench_ss.models.devices import check_one_device, resolve_device
 from specbench_ss.models.limits import MachineLimits, device_name
-from specbench_ss.results.text import number
+from specbench_ss.results.text import format_number
 from specbench_ss.runs.environment import busy, environment
 from specbench_ss.runs.run_options import DEVICE
 
@@ -75,5 +75,5 @@ def _limits(limits: MachineLimits | None) -> None:
         print(f"{'':<12}too low, perhaps: when they were measured, {limits.busy}")
     print(f"{'  reading':<12}{limits.read_bytes_per_s / 1e9:.1f} GB/s from memory, beyond the last cache")
     for dtype, rate in limits.flops_per_s.items():
-        print(f"{'  products':<12}{number(rate / 1e9)} GFLOP/s in {dtype}")
+        print(f"{'  products':<12}{format_number(rate / 1e9)} GFLOP/s in {dtype}")
     print(f"{'  starting':<12}{limits.launch_s * 1e6:.2f} µs an operator")

@@ -20,7 +20,7 @@ from specbench_ss.results.exchange import RescoredRow, cannot_tell, rescored
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import OVERALL
 from specbench_ss.results.terminal import result_table, widen
-from specbench_ss.results.text import interval, number, times, title
+from specbench_ss.results.text import format_number, format_speedup, interval, title
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run, run_around
 
@@ -122,14 +122,14 @@ def _print_task(task: str, rows: list[RescoredRow], console: object) -> None:
     for row in sorted(rows, key=lambda row: (row.comparison != "reference", -(row.speedup or 0))):
         table.add_row(
             escape(row.method),
-            times(row.speedup),
+            format_speedup(row.speedup),
             interval(row.speedup_interval) or row.comparison,
-            number(row.tau),
-            number(None if row.tau is None else row.tau - 1),
-            number(row.tau_written),
-            times(row.speedup_specbench),
+            format_number(row.mean_acceptance_length),
+            format_number(None if row.mean_acceptance_length is None else row.tau - 1),
+            format_number(row.tau_written),
+            format_speedup(row.speedup_specbench),
             "" if row.comparison == "reference" else f"{row.n_same_text} of {row.n_turns}",
-            number(row.tokens_per_s, 1),
+            format_number(row.tokens_per_s, 1),
             f"{row.n_prompts:,}",
         )
     console.print(table)  # type: ignore[attr-defined]

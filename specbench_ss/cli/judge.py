@@ -13,7 +13,7 @@ from specbench_ss.bench.judge import Endpoint, FilePrompts, Judge, Plan, Prompts
 from specbench_ss.errors import UserError
 from specbench_ss.results.analysis import analyse
 from specbench_ss.results.frames import rewrite_scores
-from specbench_ss.results.text import counted, number
+from specbench_ss.results.text import format_number, pluralize
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
 
@@ -112,9 +112,11 @@ def _told(done: int, calls: int) -> None:
 
 
 def _print_scores(run: Run) -> None:
-    rated = [row for row in analyse(run).overall if row.judged is not None]
+    rated = [row for row in analyse(run).overall if row.judge_score is not None]
     for row in rated:
-        print(f"{row.method:<10} judged {number(row.judged)} over {counted(row.judged_n, 'question')}")
+        print(
+            f"{row.method:<10} judged {format_number(row.judge_score)} over {pluralize(row.judge_score_n, 'question')}"
+        )
     if not rated:
         raise UserError("no reply of the judge held a rating, so there is nothing to show")
     print(f"in every table from now on: ssbench report {run.path}")

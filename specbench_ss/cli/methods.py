@@ -31,13 +31,13 @@ def promise(method: type[Decoder], options: Any) -> str:
     """Say what a method promises of its output."""
     if not method.lossless:
         return "may change the output"
-    reference = method.reference_for(options).label
+    reference = method.baseline_for(options).label
     return "same output as the model" if reference == REFERENCE else f"same output as {reference}"
 
 
 TEMPLATES = Path(__file__).parents[1] / "templates" / "new_method"
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-TAKEN = ("Decoder", "Options", "State", "DraftTree", "UserError")  # class names that a method's file uses itself
+TAKEN = ("Decoder", "Options", "DecodeState", "DraftTree", "UserError")  # class names that a method's file uses itself
 
 
 def new_method(

@@ -14,7 +14,7 @@ from specbench_ss import registry
 from specbench_ss.bench.build_config import method_specs
 from specbench_ss.cli.methods import promise
 from specbench_ss.cli.shared import MODEL, ChatTemplate, Settings, TrustRemoteCode, interrupted
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.errors import UserError
 from specbench_ss.models.fetch import fetch as fetch_model
@@ -115,7 +115,7 @@ def check(
     return _from_hub(kind, options, weights, outline)
 
 
-def _from_hub(kind: type[Decoder], options: Any, weights: str, outline: Outline) -> int:
+def _from_hub(kind: type[Decoder], options: Any, weights: str, outline: ModelInfo) -> int:
     """Check the method with what the hub says of the drafter's repository."""
     from specbench_ss.models.checkpoint import fetch
 
@@ -139,14 +139,14 @@ def _from_hub(kind: type[Decoder], options: Any, weights: str, outline: Outline)
     return _works(kind, options, outline)
 
 
-def _described(outline: Outline) -> str:
+def _described(outline: ModelInfo) -> str:
     shape = f"{outline.n_layers} layers of {outline.hidden_size}, {outline.vocab_size:,} tokens"
     name = next(iter(getattr(outline.config, "architectures", None) or []), outline.config.model_type)
     return f"{outline.name}: {name}, {shape}, context {outline.context_length:,}"
 
 
-def _works(kind: type[Decoder], options: Any, outline: Outline) -> int:
-    if not outline.taken_apart:
+def _works(kind: type[Decoder], options: Any, outline: ModelInfo) -> int:
+    if not outline.has_layer_access:
         print("not checked: whether its layers are driven as the model itself runs them, which loading proves")
     print("not checked: whether all weights and logits are finite numbers, which loading tells by a short prompt")
     if getattr(options, "weights", ""):

@@ -32,7 +32,7 @@ from specbench_ss.results.analysis import Results
 from specbench_ss.results.report import CLAIMS, VERDICTS, Bench, Claim, Experiment, Grid, Request, Result, Span
 from specbench_ss.results.terminal import FIGURE, RESULT, markdown, print_result, status, write_result
 from specbench_ss.results.text import table
-from specbench_ss.runs.config import Recording, RunConfig, RunTarget
+from specbench_ss.runs.config import OutputOptions, Recording, RunConfig
 from specbench_ss.runs.environment import environment
 from specbench_ss.runs.manifest import MANIFEST, now, plain
 from specbench_ss.runs.run_dir import check_place
@@ -88,7 +88,7 @@ def _told(value: Any) -> str:
     return "nothing" if value in (None, []) else " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def make(experiment: Experiment, request: Request, where: RunTarget) -> None:
+def make(experiment: Experiment, request: Request, where: OutputOptions) -> None:
     """Measure a table or figure, print it, and write its files and its page. Raises UserError where nothing can run."""
     begin_folder(where.out, experiment.name, request)
     runs = list[str]()
@@ -142,13 +142,13 @@ def claims_of(experiment: Experiment, result: Result) -> list[Claim]:
         return [Claim("What the paper says of it", None, f"could not be held against this result: {error_text(error)}")]
 
 
-def _bench(request: Request, where: RunTarget, recording: Recording, runs: list[str]) -> Bench:
+def _bench(request: Request, where: OutputOptions, recording: Recording, runs: list[str]) -> Bench:
     """Return what the experiment works with. runs: receives the names of the runs that it makes."""
 
     def measure(config: RunConfig, name: str) -> Results:
         folder = where.out / name
         resume = where.resume and (folder / MANIFEST).exists()
-        done = make_run(config, RunTarget(folder, resume, recording=recording))
+        done = make_run(config, OutputOptions(folder, resume, recording=recording))
         runs.append(name)
         return done
 
@@ -198,13 +198,13 @@ class Item:
     problem: str = ""
 
 
-def _describe_all(where: RunTarget) -> None:
+def _describe_all(where: OutputOptions) -> None:
     for experiment in _experiments():
         print(f"{experiment.name:<14} {experiment.source}: {experiment.title}")
     print(f"out            {where.out}")
 
 
-def make_all(request: Request, where: RunTarget) -> None:
+def make_all(request: Request, where: OutputOptions) -> None:
     """Make everything, each in a folder of its own, and write the page after each. What was made stays made.
 
     What cannot run here is told on the page and stops nothing. Options that a table has no use for are left out for it.
@@ -230,14 +230,14 @@ def _in_order(name: str) -> list[str]:
     return [part.zfill(6) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
-def _item(experiment: Experiment, request: Request, where: RunTarget) -> Item:
+def _item(experiment: Experiment, request: Request, where: OutputOptions) -> Item:
     """Make one of them, unless it was made in an earlier session."""
     own, folder, lacking = _used(experiment, request), where.out / experiment.name, tuple[str, ...]()
     try:
         lacking = tuple(f"{part.name} needs {part.missing}" for part in experiment.parts(own) if part.missing)
         check_folder(folder, experiment.name, own)
         if not (folder / FIGURE).exists():
-            make(experiment, own, RunTarget(folder, resume=folder.exists()))
+            make(experiment, own, OutputOptions(folder, resume=folder.exists()))
         stored = user_files.decoder(_Stored)((folder / RESULT).read_bytes())
     except Exception as error:  # one of them: the others are worth having
         return Item(experiment, lacking=lacking, problem=error_text(error))
@@ -348,7 +348,7 @@ def command(ctx: typer.Context, **given: Any) -> None:
     if options.resume and options.out is None:
         raise UserError("--resume needs --out, the folder of the unfinished work")
     check_one_device(options.device, "paper")  # some experiments train
-    where = RunTarget(options.out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-paper-{name}", options.resume)
+    where = OutputOptions(options.out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-paper-{name}", options.resume)
     if name == ALL:
         _check_out(where, name, request)
         check_settings(request)
@@ -380,7 +380,7 @@ def _check_used(experiment: Experiment, request: Request) -> None:
         raise UserError(f"experiment {experiment.name!r} takes no {', no '.join(idle)}: it would make no difference")
 
 
-def _check_out(where: RunTarget, name: str, request: Request) -> None:
+def _check_out(where: OutputOptions, name: str, request: Request) -> None:
     """Raise UserError where something is in the way, or nothing can be written.
 
     What is in the way of a resumed experiment is work on another one, or with other options.
@@ -414,7 +414,7 @@ def _list(request: Request) -> None:
             print(f"{'':<16}{line}")
 
 
-def _describe(experiment: Experiment, request: Request, where: RunTarget) -> None:
+def _describe(experiment: Experiment, request: Request, where: OutputOptions) -> None:
     print(f"experiment {experiment.name}: {experiment.source}: {experiment.title}")
     for line in status(experiment.parts(request)):
         print(f"rows       {line}")

@@ -20,17 +20,17 @@ from specbench_ss.bench import ray as sharding
 from specbench_ss.bench import runner as measuring
 from specbench_ss.bench import server_run as serving
 from specbench_ss.bench.build_config import Access
-from specbench_ss.bench.run_loop import Events
+from specbench_ss.bench.run_loop import RunCallbacks
 from specbench_ss.cli.report import open_in_browser, write_report
 from specbench_ss.cli.shared import LiveView, fail
 from specbench_ss.models.checkpoint import advice_text
 from specbench_ss.models.devices import device_class
 from specbench_ss.options import options_text
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.terminal import machine_lines, print_levels, print_tables
-from specbench_ss.results.text import counted, parameters
-from specbench_ss.runs.config import RunConfig, RunTarget, decoding
-from specbench_ss.runs.records import Row, Run
+from specbench_ss.results.terminal import machine_lines, print_concurrency, print_tables
+from specbench_ss.results.text import parameters, pluralize
+from specbench_ss.runs.config import OutputOptions, RunConfig, decoding
+from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.suite import SuiteData
 
 PLAIN_LINES = 10  # without a terminal, so many progress lines a run
@@ -47,7 +47,7 @@ class RunningTotals:
     step_tokens: int = 0
     steps: int = 0
 
-    def add(self, row: Row) -> None:
+    def add(self, row: SampleRecord) -> None:
         """Count a committed sample."""
         self.samples += 1
         self.failed += not row.ok
@@ -65,7 +65,7 @@ class RunningTotals:
 
 
 class Progress(LiveView):
-    """The runner's `Events`, shown on a console; a context manager."""
+    """The runner's `RunCallbacks`, shown on a console; a context manager."""
 
     def __init__(self, labels: list[str], console: Console) -> None:
         super().__init__(console)
@@ -109,7 +109,7 @@ class Progress(LiveView):
         self.tokens += n
         self.draw_soon()
 
-    def on_sample(self, row: Row) -> None:
+    def on_sample(self, row: SampleRecord) -> None:
         """A sample is committed."""
         self.done += 1
         self.totals[row.method].add(row)
@@ -129,7 +129,7 @@ class Progress(LiveView):
         return Group(table, self.bar)
 
 
-def describe(config: RunConfig, where: RunTarget, access: Access | None = None) -> None:
+def describe(config: RunConfig, where: OutputOptions, access: Access | None = None) -> None:
     """Print what `run` would do, without loading the model. Each server is asked for its models, and no question."""
     plan = checked(config, where) if access is None else serving.check(config, where)
     if isinstance(plan, preflight.Plan):
@@ -143,7 +143,7 @@ def describe(config: RunConfig, where: RunTarget, access: Access | None = None) 
     notes = data.notes if config.data is not None else ()
     lines += [
         ("suite", f"{data.name} ({data.edition}), {data.content_hash[:12]}"),
-        ("questions", f"{len(data.questions)} ({counted(prompts, 'prompt')}), repeats {config.repeats}"),
+        ("questions", f"{len(data.questions)} ({pluralize(prompts, 'prompt')}), repeats {config.repeats}"),
         *(("note", note) for note in notes),
         ("decoding", decoding_text(config, data)),
         *([("at a time", ", ".join(map(str, (1, *config.concurrency))))] if config.concurrency else []),
@@ -154,7 +154,7 @@ def describe(config: RunConfig, where: RunTarget, access: Access | None = None) 
         print(f"{name:<10} {text}")
 
 
-def _planned(plan: preflight.Plan, where: RunTarget) -> list[tuple[str, str]]:
+def _planned(plan: preflight.Plan, where: OutputOptions) -> list[tuple[str, str]]:
     """Return the lines that are of models in processes of ours."""
     config = plan.config
     lines = [("model", f"{config.model}, dtype {plan.dtype}, device {plan.device}")]
@@ -169,7 +169,7 @@ def _planned(plan: preflight.Plan, where: RunTarget) -> list[tuple[str, str]]:
 
 def run(
     config: RunConfig,
-    where: RunTarget,
+    where: OutputOptions,
     access: Access | None = None,
     open_report: bool = False,
     fail_on: str | None = None,
@@ -178,7 +178,7 @@ def run(
     tell(measure(config, where, access), open_report, fail_on)
 
 
-def measure(config: RunConfig, where: RunTarget, access: Access | None = None) -> Results:
+def measure(config: RunConfig, where: OutputOptions, access: Access | None = None) -> Results:
     """Make the run, or resume it, and show its progress. The user's mistakes are found before anything is measured."""
     command = ["ssbench", *sys.argv[1:]]
     if access is not None:
@@ -189,16 +189,16 @@ def measure(config: RunConfig, where: RunTarget, access: Access | None = None) -
     return measuring.measure(plan, where, command, _shown)
 
 
-def checked(config: RunConfig, where: RunTarget) -> preflight.Plan:
+def checked(config: RunConfig, where: OutputOptions) -> preflight.Plan:
     """Return what the run will do, and warn of what its user should know. Raises UserError as the checks do."""
     return preflight.check(config, where, note=lambda text: warnings.warn(text, stacklevel=2))
 
 
-AnyReady = measuring.Ready | sharding.Ready | serving.Ready
+AnyReady = measuring.PreparedRun | sharding.PreparedRun | serving.PreparedRun
 
 
 @contextmanager
-def _shown(ready: AnyReady) -> Iterator[Events]:
+def _shown(ready: AnyReady) -> Iterator[RunCallbacks]:
     """Show notes, the choice of a dtype, a title and the live display on stderr."""
     console, data = Console(stderr=True), ready.plan.data
     for line in _head(ready):
@@ -216,8 +216,8 @@ def _shown(ready: AnyReady) -> Iterator[Events]:
 def _head(ready: AnyReady) -> Iterator[str]:
     """Yield what should be known of the run, and what is about to be measured, as markup."""
     config, data = ready.plan.config, ready.plan.data
-    asked = f"({data.edition}, {counted(len(data.questions), 'question')}), {escape(decoding_text(config, data))}"
-    if isinstance(ready, serving.Ready):
+    asked = f"({data.edition}, {pluralize(len(data.questions), 'question')}), {escape(decoding_text(config, data))}"
+    if isinstance(ready, serving.PreparedRun):
         for found in ready.found:
             server, about = found.server, found.about
             software = " ".join(filter(None, (about["software"], about["version"])))
@@ -226,12 +226,12 @@ def _head(ready: AnyReady) -> Iterator[str]:
         yield f"[bold]{len(ready.found)} served[/] on [bold]{data.name}[/] {asked}"
         return
 
-    for note in ready.notes if isinstance(ready, measuring.Ready) else ():
+    for note in ready.notes if isinstance(ready, measuring.PreparedRun) else ():
         yield f"[yellow]warning:[/] {escape(note)}"
     if ready.plan.dtype_choice:
         yield escape(ready.plan.dtype_choice)
     model = ready.run_dir.manifest["model"]
-    place = model["device"] if isinstance(ready, measuring.Ready) else f"{model['device']}, workers of Ray"
+    place = model["device"] if isinstance(ready, measuring.PreparedRun) else f"{model['device']}, workers of Ray"
     known = f"{parameters(model['parameters'])}, {ready.plan.dtype}, {place}"
     yield f"[bold]{escape(model['name'])}[/] ({known}) on [bold]{data.name}[/] {asked}"
 
@@ -250,9 +250,9 @@ def tell(results: Results, open_report: bool, fail_on: str | None = None) -> Non
     done = results.run
     for line in machine_lines(results.machine_rows, done.manifest):
         print(line)
-    if "until_ci" in done.manifest:
+    if "target_ci" in done.manifest:
         print(f"repeats: {done.manifest['until_ci']['why']}")
-    print_levels(done, Console())
+    print_concurrency(done, Console())
     print_tables(results, Console())  # which ends with what is wrong, and with the finding
     report = write_report(results)
     print(f"report: {report}")

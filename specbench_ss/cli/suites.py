@@ -16,7 +16,7 @@ from specbench_ss.cli.shared import MODEL, Categories
 from specbench_ss.conformance.suite_laws import suite_results
 from specbench_ss.models.load import outline_of
 from specbench_ss.models.resolve import check_model
-from specbench_ss.results.text import counted
+from specbench_ss.results.text import pluralize
 from specbench_ss.suite import Question, SuiteData, SuiteRequest
 
 LINES, WIDTH = 6, 110  # of a text that is not shown whole
@@ -26,7 +26,7 @@ def print_data(data: SuiteData, sample: int, whole: bool) -> None:
     """Print a suite's edition, hash, notes and counts, and the first `sample` questions of each category."""
     turns = sum(len(question.turns) for question in data.questions)
     print(f"{data.name} ({data.edition}), {data.content_hash[:12]}")
-    asked = f"{counted(len(data.questions), 'question')}, {counted(turns, 'prompt')}"
+    asked = f"{pluralize(len(data.questions), 'question')}, {pluralize(turns, 'prompt')}"
     print(f"{asked}, answers of at most {data.max_new_tokens} tokens")
     for note in data.notes:
         print(f"note: {note}")

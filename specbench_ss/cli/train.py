@@ -55,13 +55,13 @@ class TrainOptions(CommandOptions):
     eval_fraction: float = _text(
         DEFAULT.eval_fraction, "Share of the conversations that is kept for evaluation and not learnt from."
     )
-    own_answers: bool = _text(
-        DEFAULT.own_answers,
+    regenerate_responses: bool = _text(
+        DEFAULT.regenerate_responses,
         "Let the target answer the questions itself, and learn from these answers instead of those in the data.",
     )
-    answer_limit: Count = _text(DEFAULT.answer_limit, "With --own-answers: the longest answer, in tokens.")
+    answer_limit: Count = _text(DEFAULT.answer_limit, "With --regenerate-responses: the longest answer, in tokens.")
     answer_temperature: Annotated[float, Ge(0)] = _text(
-        DEFAULT.answer_temperature, "With --own-answers: the sampling temperature; 0 is greedy."
+        DEFAULT.answer_temperature, "With --regenerate-responses: the sampling temperature; 0 is greedy."
     )
     chat_template: str | None = same("chat_template", panel="Text")
     steps: Count | None = _budget(DEFAULT.steps, "Number of training steps, instead of --epochs.")
@@ -139,11 +139,11 @@ def _group() -> None:
 def _keep_memory(config: TrainConfig) -> None:
     """Train on a CPU without giving memory back: this process measures nothing."""
     from specbench_ss.models.devices import check_one_device, resolve_device
-    from specbench_ss.training.distributed import keep_freed_memory
+    from specbench_ss.training.distributed import disable_malloc_trim
 
     check_one_device(config.device, "training")
     if resolve_device(config.device) == "cpu":
-        keep_freed_memory()
+        disable_malloc_trim()
 
 
 def _summary(trainer: type[Trainer]) -> str:

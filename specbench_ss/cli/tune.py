@@ -24,10 +24,10 @@ from specbench_ss.bench.build_config import listed, suite_and_data
 from specbench_ss.bench.preflight import check_history, check_room, conditions, prompt_ids, suite_request
 from specbench_ss.bench.timed_sample import frozen_heap
 from specbench_ss.cli.shared import LiveView, interrupted, take_options
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.engines import check_engine
-from specbench_ss.engine.generate import Limits
+from specbench_ss.engine.generate import StopParams
 from specbench_ss.engine.numerics import Dtype
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
@@ -37,13 +37,13 @@ from specbench_ss.models.resolve import check_model
 from specbench_ss.options import REFERENCE, MethodSpec, PluginFile
 from specbench_ss.registry import load_plugins
 from specbench_ss.results.terminal import result_table, widen
-from specbench_ss.results.text import interval, number, times
+from specbench_ss.results.text import format_number, format_speedup, interval
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.preset import check_writable, write_preset
 from specbench_ss.runs.run_options import AtLeast0, CommandOptions, Count, Engine, Seconds, Seed, option, same
 from specbench_ss.suite import SuiteData
 from specbench_ss.tuning.search import Comparison
-from specbench_ss.tuning.session import DecoderBench, Tuned, content, sentence, tune
+from specbench_ss.tuning.session import DecoderBench, TuneResult, content, sentence, tune
 
 
 class TuneProgress(LiveView):
@@ -72,7 +72,7 @@ class TuneProgress(LiveView):
         return Text(f"{self.what}: {self.labels} configurations left, {self.samples} answers, {spent}")
 
 
-def print_tuned(tuned: Tuned, console: Console) -> None:
+def print_tuned(tuned: TuneResult, console: Console) -> None:
     """Print what was tried, then how the finalist did on the other prompts."""
     widen(console)
     if tuned.search.labels() or tuned.failed:
@@ -81,7 +81,7 @@ def print_tuned(tuned: Tuned, console: Console) -> None:
         console.print(_confirmation_table(tuned))
 
 
-def _search_table(tuned: Tuned) -> Table:
+def _search_table(tuned: TuneResult) -> Table:
     """List the configurations, the fastest first, each compared with the default on the prompts that it answered."""
     book, default = tuned.search, tuned.default.label
     over = {label: book.compare(label, default) for label in book.labels() if label not in tuned.failed}
@@ -93,13 +93,13 @@ def _search_table(tuned: Tuned) -> Table:
     return table
 
 
-def _confirmation_table(tuned: Tuned) -> Table:
+def _confirmation_table(tuned: TuneResult) -> Table:
     book, default = tuned.confirmation, tuned.default.label
     columns = ("configuration", "tokens/s", "over ar", "95% interval", "over default", "95% interval", "prompts")
     table = result_table("On prompts that it was not chosen on", columns)
     for label in tuned.entrants:
         of_ar, of_default = book.compare(label, REFERENCE), book.compare(label, default)
-        cells = (number(of_ar.tokens_per_s, 1), *_speedup(of_ar), *_speedup(of_default), f"{of_ar.prompts}")
+        cells = (format_number(of_ar.tokens_per_s, 1), *_speedup(of_ar), *_speedup(of_default), f"{of_ar.prompts}")
         table.add_row(_name(label, default), *cells)
     return table
 
@@ -109,7 +109,7 @@ def _name(label: str, default: str) -> str:
 
 
 def _speedup(found: Comparison) -> tuple[str, str]:
-    return times(found.speedup), interval(found.interval) or found.verdict
+    return format_speedup(found.speedup), interval(found.interval) or found.verdict
 
 
 _what, _how = partial(same, panel="What to tune"), partial(same, panel="How to measure")
@@ -193,7 +193,7 @@ def run(options: TuneOptions, plugin: Sequence[PluginFile] = ()) -> None:
         raise interrupted("; nothing was measured before that, so no preset is written")
     print_tuned(tuned, Console())
     how = {"budget_s": options.budget, "max_new_tokens": options.max_new_tokens, "seed": options.seed}
-    found = content(tuned, bench.decoder(tuned.chosen).described(), conditions(target), asked, **how)
+    found = content(tuned, bench.decoder(tuned.chosen).metadata(), conditions(target), asked, **how)
     files = [file.as_dict() for file in plugin if spec.name in file.methods]
     write_preset(path, found | ({"plugin": files[0]} if files else {}))
     _tell(tuned, path, bench.decoder(spec).lossless, plugin)
@@ -201,11 +201,11 @@ def run(options: TuneOptions, plugin: Sequence[PluginFile] = ()) -> None:
 
 def _check_method(spec: MethodSpec) -> None:
     registry.method_options(spec)
-    if registry.method_class(spec.name).tunable is Decoder.tunable:
+    if registry.method_class(spec.name).search_space is Decoder.search_space:
         raise UserError(f"nothing to tune: method {spec.name!r} has no option whose value depends on the device")
 
 
-def questions(options: TuneOptions, outline: Outline) -> SuiteData:
+def questions(options: TuneOptions, outline: ModelInfo) -> SuiteData:
     """Return the calibration questions."""
     suite, data = suite_and_data(options.suite, options.data)
     limit = options.limit if options.limit is not None else FEW if data is None else 0
@@ -219,11 +219,11 @@ def _bench(options: TuneOptions, target: Target, asked: SuiteData) -> DecoderBen
         registry.load_method(options.spec, target),
         registry.load_method(MethodSpec(REFERENCE), target),
         [prompt_ids(target, question) for question in asked.questions],
-        Limits(options.max_new_tokens, target.eos_ids),
+        StopParams(options.max_new_tokens, target.eos_ids),
     )
 
 
-def _tell(tuned: Tuned, path: Path, lossless: bool, plugin: Sequence[PluginFile] = ()) -> None:
+def _tell(tuned: TuneResult, path: Path, lossless: bool, plugin: Sequence[PluginFile] = ()) -> None:
     """Print the outcome, and last what to do."""
     files = [word for file in plugin for word in ("--plugin", file.file)]
     if tuned.interrupted:

@@ -1,7 +1,7 @@
 """For authors of methods: `check_decoder` tests a method against the laws of docs/conformance.md, on tiny models."""
 
-from specbench_ss.conformance.harness import Case, Law, LawBroken
-from specbench_ss.conformance.kit import FEW, LAWS, Kit, check_decoder
+from specbench_ss.conformance.harness import Case, Check, CheckFailed
+from specbench_ss.conformance.kit import FEW, LAWS, CheckRunner, check_decoder
 from specbench_ss.models.tiny import ARCHITECTURES, randomise, tiny_model, tiny_target, tiny_tokenizer
 
 __all__ = [
@@ -9,9 +9,9 @@ __all__ = [
     "FEW",
     "LAWS",
     "Case",
-    "Kit",
-    "Law",
-    "LawBroken",
+    "CheckRunner",
+    "Check",
+    "CheckFailed",
     "check_decoder",
     "randomise",
     "tiny_model",

@@ -13,17 +13,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.decoder import Decoder, Generation, State, Wrapped
-from specbench_ss.engine.generate import Limits, Session
+from specbench_ss.engine.decoder import Decoder, DecoderWrapper, DecodeState, Generation
+from specbench_ss.engine.generate import DecodeSession, StopParams
 from specbench_ss.engine.kv_cache import Cache
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import first_line, place_of
 from specbench_ss.time_limit import TimeIsOver, time_limit
 
-SPARE = 512  # rows more than max_rows() asks for: that more are written is noted, and is one law's business alone
+# rows more than max_tokens_per_step() asks for: that more are written is noted, and is one law's business alone
+SPARE = 512
 GOES_ON = 0.85  # chance that a forced path goes on to a child
 
 
@@ -42,7 +43,7 @@ class Seen:
     drafted: DraftTree
     tree: DraftTree | None = None
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
-    verdict: Verdict | None = None
+    verdict: VerifyResult | None = None
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class Trace:
 
 def counts_of(generation: Generation) -> list[tuple[int, ...]]:
     """Return nodes, verified, depth and accepted of every step."""
-    return [(s.nodes, s.verified, s.depth, s.accepted) for s in generation.steps]
+    return [(s.draft_nodes, s.verified_nodes, s.draft_depth, s.accepted_tokens) for s in generation.steps]
 
 
 class Unanswered(Exception):  # noqa: N818
@@ -83,7 +84,7 @@ class WatchedCache(Cache):
         self.excess = max(self.excess, end - self.decided)
         super().check(start, end, layer)
 
-    def allow(self, rows: int | None) -> None:
+    def set_limit(self, rows: int | None) -> None:
         """Set no limit: that too many rows are written is one law's business alone."""
 
     def held(self, rows: int) -> Tensor:
@@ -92,7 +93,7 @@ class WatchedCache(Cache):
         return torch.stack([torch.stack((k[0, :, :rows], v[0, :, :rows])) for k, v in pairs])
 
 
-class Watched(Wrapped):
+class Watched(DecoderWrapper):
     """Wraps another decoder and records everything that goes in and comes out.
 
     forced: accept a path through the draft that depends only on the tokens so far, as might happen at any temperature
@@ -106,11 +107,11 @@ class Watched(Wrapped):
         self.forced = forced
         self.steps: list[Seen] = []
 
-    def prefill(self, state: State, ids: Tensor) -> Output:
+    def prefill(self, state: DecodeState, ids: Tensor) -> Output:
         _of(state).decided = ids.shape[1]
         return self.inner.prefill(state, ids)
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """Delegates to the wrapped decoder, and records the draft."""
         cache, root = _of(state), int(state.root)
         cache.decided = state.position
@@ -119,45 +120,45 @@ class Watched(Wrapped):
         self.steps.append(Seen(*before, tree))
         return tree
 
-    def forward(self, state: State, tree: DraftTree) -> Output:
+    def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Delegates to the wrapped decoder, and records what was verified."""
         output = self.inner.forward(state, tree)
         self.steps[-1].tree, self.steps[-1].logits = output.tree or tree, output.logits[0].clone()
         return output
 
-    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         """Delegates to the wrapped decoder, or accepts a forced path."""
         verdict = forced_path(state.ids, tree, output) if self.forced else self.inner.accept(state, tree, output)
         self.steps[-1].verdict = verdict
         return verdict
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
         _of(state).decided = state.position
-        self.inner.observe(state, verdict, output)
+        self.inner.update(state, verdict, output)
 
 
-def forced_path(ids: Sequence[int], tree: DraftTree, output: Output) -> Verdict:
+def forced_path(ids: Sequence[int], tree: DraftTree, output: Output) -> VerifyResult:
     """Return a path down the tree and a next token that was not drafted there, drawn only from the ids so far."""
     rng = random.Random(f"{list(ids)}")
-    children, drafted = tree.shape.children(), tree.tokens.tolist()
+    children, drafted = tree.topology.children(), tree.tokens.tolist()
     path = [0]
     while children[path[-1]] and rng.random() < GOES_ON:
         path.append(rng.choice(children[path[-1]]))
     words = range(output.logits.shape[-1])
     refused = {drafted[child] for child in children[path[-1]]}
     token = rng.choice([w for w in words if w not in refused] or list(words))
-    return Verdict(path, [*(drafted[i] for i in path[1:]), token], tree.tokens.new_tensor([token]))
+    return VerifyResult(path, [*(drafted[i] for i in path[1:]), token], tree.tokens.new_tensor([token]))
 
 
 def watched_cache(decoder: Decoder, tokens: int) -> WatchedCache:
     """Return a cache for these tokens and the rows that the decoder states."""
-    target, rows = decoder.target, decoder.max_rows()
+    target, rows = decoder.target, decoder.max_tokens_per_step()
     cache = WatchedCache(target.n_layers, tokens + (rows or 0) + SPARE, joined=not target.divided)
     cache.grows = rows is None
     return cache
 
 
-def _of(state: State) -> WatchedCache:
+def _of(state: DecodeState) -> WatchedCache:
     assert isinstance(state.cache, WatchedCache)
     return state.cache
 
@@ -172,7 +173,7 @@ class Case:
 
     prompt: tuple[int, ...]
     max_new_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     forced: bool = False
 
     def __str__(self) -> str:
@@ -185,7 +186,7 @@ class Case:
         return f"prompt [{shown}{more}], at most {self.max_new_tokens} new tokens, {chosen}{accepted}"
 
 
-class Place:
+class TinyModel:
     """A tiny target with what the methods on it share: fresh logits that were computed, and its state before them."""
 
     def __init__(self, target: Target) -> None:
@@ -213,7 +214,7 @@ class Subject:
     def __init__(
         self,
         shape: str,
-        place: Place,
+        place: TinyModel,
         make: Callable[[], Decoder],
         own_model: bool = False,
         number: int = 0,
@@ -223,7 +224,7 @@ class Subject:
         self.make, self.own_model, self.number, self.whole = make, own_model, number, whole
         self.answers = self.steps = self.longest = 0
         self.untested = dict[str, None]()  # of the law that is tested: cases and positions that it could not test
-        self._traces: dict[tuple[Case, Limits], Trace] = {}
+        self._traces: dict[tuple[Case, StopParams], Trace] = {}
 
     def __str__(self) -> str:
         target = self.target
@@ -244,26 +245,26 @@ class Subject:
         """Whether its output is compared with `next_logits`."""
         return self.one.lossless or self.own_model
 
-    def watch(self, case: Case, limits: Limits | None = None, decoder: Decoder | None = None) -> Trace:
+    def watch(self, case: Case, limits: StopParams | None = None, decoder: Decoder | None = None) -> Trace:
         """Answer the case with a new decoder, or with the given one.
 
         The answer of a new decoder is made only once, however many laws ask for it.
         """
-        limits = limits or Limits(case.max_new_tokens)
+        limits = limits or StopParams(case.max_new_tokens)
         if decoder is None and (case, limits) in self._traces:
             return self._traces[case, limits]
         trace = self.answer(Watched(decoder or self.decoder(), case.forced), case.prompt, limits, case.sampling)
-        self.longest = max([self.longest, *(s.accepted + 1 for s in trace.generation.steps)])
+        self.longest = max([self.longest, *(s.accepted_tokens + 1 for s in trace.generation.steps)])
         if decoder is None:
             self._traces[case, limits] = trace
         return trace
 
     @torch.inference_mode()
-    def answer(self, watched: Watched, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> Trace:
+    def answer(self, watched: Watched, prompt: Sequence[int], limits: StopParams, sampling: SamplingParams) -> Trace:
         """Answer one prompt by the loop that every run uses. Raises Unanswered from whatever error ends it."""
         cache = watched_cache(watched, min(watched.target.context_length, len(prompt) + limits.max_new_tokens))
         try:
-            generation = Session(watched, prompt, limits, sampling, cache).run()
+            generation = DecodeSession(watched, prompt, limits, sampling, cache).run()
         except (Exception, SystemExit) as error:
             raise Unanswered(watched.steps) from error
         self.answers, self.steps = self.answers + 1, self.steps + len(watched.steps)
@@ -291,7 +292,7 @@ class Subject:
     def fresh_rows(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
         """Return these tokens' keys and values from a fresh pass, [layers, 2, kv_heads, tokens, head_dim]."""
         n = len(prompt) + len(answer)
-        cache = watched_cache(self.one, n + len(answer) * (self.one.max_rows() or 0))
+        cache = watched_cache(self.one, n + len(answer) * (self.one.max_tokens_per_step() or 0))
         with torch.inference_mode():
             self.one.next_logits(prompt, answer, cache)
         return cache.held(n)
@@ -335,7 +336,7 @@ def seeded(number: int) -> Iterator[None]:
 def every_logits(target: Target, ids: Sequence[int]) -> Tensor:
     """Return float32 logits [S, V] after every beginning of these S ids, from a fresh pass of the target."""
     output = target.prefill(torch.tensor([list(ids)], device=target.device), target.new_cache(len(ids)), every=True)
-    return target.logits(output.taps[FINAL])[0].float()
+    return target.logits(output.hidden_states[FINAL])[0].float()
 
 
 def off(found: Tensor, expected: Tensor) -> float:
@@ -345,7 +346,7 @@ def off(found: Tensor, expected: Tensor) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class Check:
     """One property that a method must have.
 
     cases: returns what is tried. test: returns what is wrong in a case, in words, or '' for nothing. exempt: returns
@@ -362,17 +363,17 @@ class Law:
     on: tuple[Literal["large", "small", "long"], ...] = ("large",)
 
 
-class LawBroken(AssertionError):  # noqa: N818
+class CheckFailed(AssertionError):  # noqa: N818
     """Raised where a method breaks a law. law: its name. problem: what is wrong in the example."""
 
-    def __init__(self, law: Law, subject: Subject, example: Case, problem: str) -> None:
+    def __init__(self, law: Check, subject: Subject, example: Case, problem: str) -> None:
         self.law, self.shape, self.example, self.problem = law.name, str(subject), example, problem
         super().__init__(
             f"law '{law.name}' is broken: {law.says}\n  shape    {subject}\n  example  {example}\n  found    {problem}"
         )
 
 
-def holds(law: Law, subject: Subject, timeout: float | None = None) -> LawBroken | None:
+def holds(law: Check, subject: Subject, timeout: float | None = None) -> CheckFailed | None:
     """Try every case of a law. Return the first violation, or None where the law holds.
 
     timeout: seconds after which a trial breaks the law, since it has not ended.
@@ -386,19 +387,19 @@ def holds(law: Law, subject: Subject, timeout: float | None = None) -> LawBroken
             with time_limit(timeout, lambda: stuck):
                 problem = attempt(law, subject, case)
         except TimeIsOver as error:
-            return LawBroken(law, subject, case, f"{over}{place_of(error, of_any=True)}")
+            return CheckFailed(law, subject, case, f"{over}{place_of(error, of_any=True)}")
         except Untested as reason:
             subject.untested[str(reason)] = None
             continue
         tested = True
         if problem:
-            return LawBroken(law, subject, case, problem)
+            return CheckFailed(law, subject, case, problem)
     if subject.untested and not tested:
         raise Untested
     return None
 
 
-def attempt(law: Law, subject: Subject, case: Case) -> str:
+def attempt(law: Check, subject: Subject, case: Case) -> str:
     """Return what is wrong in this case, or '' for nothing. Any exception counts as wrong."""
     try:
         return law.test(subject, case)

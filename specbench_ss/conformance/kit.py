@@ -15,9 +15,9 @@ from typing import cast
 
 import torch
 
-from specbench_ss.conformance.harness import Law, LawBroken, Place, Subject, Untested, holds
-from specbench_ss.conformance.laws import CONTEXT, EXACT_LAWS, WORDS
-from specbench_ss.conformance.sampling_laws import SAMPLING_LAWS
+from specbench_ss.conformance.harness import Check, CheckFailed, Subject, TinyModel, Untested, holds
+from specbench_ss.conformance.laws import CONTEXT, EXACT_CHECKS, WORDS
+from specbench_ss.conformance.sampling_laws import SAMPLING_CHECKS
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, first_line, known_words
@@ -27,7 +27,7 @@ ORDER = (  # as they are best read: what breaks an early one often breaks later 
     "draft", "answers", "target", "rows", "counts", "cache", "model", "logits", "greedy", "seed", "ends", "context",
     "lengths", "memory", "together", "long", "distribution", "blocks", "tunable", "description",
 )  # fmt: skip
-LAWS: tuple[Law, ...] = tuple(sorted((*EXACT_LAWS, *SAMPLING_LAWS), key=lambda law: ORDER.index(law.name)))
+LAWS: tuple[Check, ...] = tuple(sorted((*EXACT_CHECKS, *SAMPLING_CHECKS), key=lambda law: ORDER.index(law.name)))
 FEW = ("llama", "opt", "mistral-window")  # rotary and learned positions; a sliding window
 
 SMALL = (7, 11)  # words; the more only for shapes that cannot do with the fewer
@@ -45,8 +45,8 @@ class Result:
     could not be tested, by shape; '' if nothing.
     """
 
-    law: Law
-    broken: LawBroken | None
+    law: Check
+    broken: CheckFailed | None
     exempt: str
     tried: int
     seconds: float
@@ -65,7 +65,7 @@ class Result:
         return "ok" if self.tried else "untested" if self.untested else "exempt"
 
 
-class Kit:
+class CheckRunner:
     """Tests one method. left_out: {shape or model: why it cannot be tried}. timeout: seconds that a trial may take.
 
     Raises UserError where the method has no shape for any of the small models, and for an unknown architecture.
@@ -89,16 +89,16 @@ class Kit:
         for words in SMALL:
             self.left_out.clear()
             known = {subject.shape for subject in self.small}
-            found = self._subjects(Place(tiny_target("opt", words, layers=2)))
+            found = self._subjects(TinyModel(tiny_target("opt", words, layers=2)))
             self.small += [subject for subject in found if subject.shape not in known]
         if not self.small:
             raise UserError(f"nothing to check: {next(iter(self.left_out.values()), 'there are no examples')}")
         self.large: list[Subject] = []
         for i, kind in enumerate(architectures):
-            found = self._subjects(Place(tiny_target(kind)))
+            found = self._subjects(TinyModel(tiny_target(kind)))
             self.large += [s for s in found if s.whole or s.number % len(architectures) == i]
 
-    def _subjects(self, place: Place) -> list[Subject]:
+    def _subjects(self, place: TinyModel) -> list[Subject]:
         found = list[Subject]()
         try:
             shapes = shapes_of(self.factory, place.target)
@@ -123,7 +123,7 @@ class Kit:
     def long(self) -> list[Subject]:
         """The first shape on a model with a long context and thousands of words; made when a law asks for it."""
         found, left_out = list[Subject](), self.left_out
-        place = Place(tiny_target("llama", WORDS, layers=2, context=CONTEXT))
+        place = TinyModel(tiny_target("llama", WORDS, layers=2, context=CONTEXT))
         self.left_out = {}  # what is left out here was told of the others, or is not worth telling
         with contextlib.suppress(UserError):
             found = self._subjects(place)
@@ -135,16 +135,16 @@ class Kit:
         """Return every shape on every model that it is tried on."""
         return [*self.small, *self.large, *self.__dict__.get("long", ())]
 
-    def results(self, wanted: Sequence[Law] = LAWS) -> Iterator[Result]:
+    def results(self, wanted: Sequence[Check] = LAWS) -> Iterator[Result]:
         """Yield the result of one law after the other. A law ends at the first shape that breaks it."""
         for law in wanted:
-            if not isinstance(law, Law):
+            if not isinstance(law, Check):
                 raise UserError(f"laws are a list of Law, a part of specbench_ss.conformance.LAWS, not {wanted!r}")
             with one_thread():
                 found = self._result(law)
             yield found
 
-    def _result(self, law: Law) -> Result:
+    def _result(self, law: Check) -> Result:
         began = time.perf_counter()
         broken, tried, exempt, untested = None, 0, dict[str, None](), dict[str, None]()
         kinds = [kind for kind in ("large", "small", "long") if kind in law.on]
@@ -166,7 +166,7 @@ class Kit:
         return Result(law, broken, "; ".join(exempt), tried, time.perf_counter() - began, "; ".join(untested))
 
     @staticmethod
-    def _exempt(law: Law, subject: Subject) -> str:
+    def _exempt(law: Check, subject: Subject) -> str:
         try:
             return law.exempt(subject)
         except Exception:  # what it raises is found by the law itself
@@ -187,7 +187,7 @@ def one_thread() -> Iterator[None]:
 def shapes_of(factory: Factory, target: Target) -> Shapes:
     """Return the shapes of a factory: a class's `examples`, or the decoder or shapes that a function returns."""
     if isinstance(factory, type):
-        return cast("type[Decoder]", factory).examples(target)
+        return cast("type[Decoder]", factory).test_instances(target)
     made = factory(target)
     if isinstance(made, Mapping):
         return made
@@ -204,7 +204,7 @@ def check_decoder(
     factory: Factory,
     *,
     architectures: Sequence[str] = FEW,
-    laws: Sequence[Law] = LAWS,
+    laws: Sequence[Check] = LAWS,
     own_model: bool = False,
     thorough: bool = False,
     timeout: float | None = None,
@@ -226,7 +226,7 @@ def check_decoder(
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise UserError(f"{name}= is a list, not {given!r}")
     results = list[Result]()
-    for result in Kit(factory, architectures, own_model, thorough, timeout).results(laws):
+    for result in CheckRunner(factory, architectures, own_model, thorough, timeout).results(laws):
         if result.broken is not None and not all:
             raise result.broken
         if result.verdict == "untested" and not all:

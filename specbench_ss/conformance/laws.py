@@ -17,7 +17,7 @@ import torch
 from specbench_ss.conformance.harness import (
     CLOSE,
     Case,
-    Law,
+    Check,
     Seen,
     Subject,
     Trace,
@@ -26,16 +26,16 @@ from specbench_ss.conformance.harness import (
     off,
     seeded,
 )
-from specbench_ss.engine.batching import Answered, Asked, Together, check_together
+from specbench_ss.engine.batching import BatchEngine, BatchRequest, RequestOutput, check_together
 from specbench_ss.engine.decoder import Decoder, Generation
-from specbench_ss.engine.generate import Limits
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.options import REFERENCE, describe_options
 from specbench_ss.runs.manifest import plain
 
-WARM = Sampling(1.0, seed=3)
+WARM = SamplingParams(1.0, seed=3)
 REPEATING = (3, 4, 5, 3, 4, 6, 3, 4, 5, 3, 4)  # for those that look back
 GREEDY = Case(REPEATING, 12)  # asked by most laws, and so answered once for all of them
 
@@ -56,7 +56,7 @@ def own(subject: Subject) -> Iterator[Case]:
     """Yield requests where the method itself accepts."""
     yield GREEDY
     yield Case(REPEATING, 10, WARM)
-    yield Case(subject.random_prompt(19), 10, Sampling(1.5, top_p=0.9, seed=1))
+    yield Case(subject.random_prompt(19), 10, SamplingParams(1.5, top_p=0.9, seed=1))
 
 
 def many(subject: Subject) -> Iterator[Case]:
@@ -111,7 +111,7 @@ def undrawn(tree: DraftTree, q: torch.Tensor, words: int) -> str:
     """Say why the children cannot have been drawn from q; '' where they can."""
     if q.shape != (len(tree), words):
         return f"draft_probs {list(q.shape)} for {len(tree)} nodes, not [{len(tree)}, {words}]"
-    for child, parent in enumerate(tree.shape.parents):
+    for child, parent in enumerate(tree.topology.parents):
         if child and not abs(float(q[parent].sum()) - 1) < 1e-3:
             return f"draft_probs of node {parent} sum to {float(q[parent].sum()):.4f}"
         if child and not float(q[parent, tree.tokens[child]]) > 0:
@@ -122,17 +122,17 @@ def undrawn(tree: DraftTree, q: torch.Tensor, words: int) -> str:
 def ways(tree: DraftTree) -> list[tuple[int, ...]]:
     """Return, for every node, the tokens from the root's child down to it."""
     tokens, found = tree.tokens.tolist(), list[tuple[int, ...]]([()])
-    for node, parent in enumerate(tree.shape.parents[1:], start=1):
+    for node, parent in enumerate(tree.topology.parents[1:], start=1):
         found.append((*found[parent], tokens[node]))
     return found
 
 
 def rows(subject: Subject, case: Case) -> str:
     """Test that the cache needs no more rows than were promised."""
-    excess, most = subject.watch(case).excess, subject.one.max_rows()
+    excess, most = subject.watch(case).excess, subject.one.max_tokens_per_step()
     if most is None or excess <= most:
         return ""
-    return f"{excess} rows were written behind those of the tokens before, max_rows() is {most}"
+    return f"{excess} rows were written behind those of the tokens before, max_tokens_per_step() is {most}"
 
 
 def counts(subject: Subject, case: Case) -> str:
@@ -143,12 +143,15 @@ def counts(subject: Subject, case: Case) -> str:
         at, last = f"step {i + 1}", i == len(made.steps) - 1
         if problem := no_path(seen):
             return f"{at}: {problem}"
-        if not 0 <= step.accepted <= step.verified <= step.nodes or not step.accepted <= step.depth <= step.nodes:
+        if (
+            not 0 <= step.accepted_tokens <= step.verified_nodes <= step.draft_nodes
+            or not step.accepted_tokens <= step.draft_depth <= step.draft_nodes
+        ):
             return f"{at}: impossible counts {step}"
-        if not last and step.tokens != step.accepted + 1:
-            return f"{at} accepted {step.accepted} drafted tokens and kept {step.tokens}, not one more"
-    if made.draft_calls < 0:
-        return f"{made.draft_calls} calls of a draft model"
+        if not last and step.tokens != step.accepted_tokens + 1:
+            return f"{at} accepted {step.accepted_tokens} drafted tokens and kept {step.tokens}, not one more"
+    if made.num_draft_forwards < 0:
+        return f"{made.num_draft_forwards} calls of a draft model"
     made.check()
     return ""
 
@@ -158,7 +161,7 @@ def no_path(seen: Seen) -> str:
     tree, verdict = seen.tree, seen.verdict
     if tree is None or verdict is None:
         return "nothing was verified"
-    path, parents = verdict.path, tree.shape.parents
+    path, parents = verdict.path, tree.topology.parents
     if path[:1] != [0] or any(not 0 < b < len(tree) or parents[b] != a for a, b in zip(path, path[1:], strict=False)):
         return f"accepted nodes {path} are no path from the root of parents {list(parents)}"
     expected = [*(int(tree.tokens[i]) for i in path[1:]), *verdict.next_token.tolist()]
@@ -196,7 +199,7 @@ def logits(subject: Subject, case: Case) -> str:
             answer = [*seen.ids[len(case.prompt) :], *paths[node]]
             expected = subject.logits(case.prompt, answer)
             if error := off(seen.logits[node], expected):
-                what = f"node {node} of parents {list(seen.tree.shape.parents)}"
+                what = f"node {node} of parents {list(seen.tree.topology.parents)}"
                 return f"{what}, after {answer}: logits are off by {error:.2g}"
     return ""
 
@@ -216,7 +219,7 @@ def model(subject: Subject, case: Case) -> str:
 
 def another_model(subject: Subject) -> str:
     """Say why it may decode with another model than the target; '' where it may not."""
-    reference = subject.one.reference_for(subject.one.options).label
+    reference = subject.one.baseline_for(subject.one.options).label
     if not subject.one.lossless:
         return "it declares itself lossy"
     return "" if reference == REFERENCE else f"it is compared with {reference}"
@@ -267,24 +270,24 @@ def ends(subject: Subject, case: Case) -> str:
             asked = f"max_new_tokens {limits.max_new_tokens}, end tokens {sorted(limits.stop_ids)}, stop strings "
             found = f"{made.tokens} ({made.finish}), not {expected} ({finish})"
             return f"the answer is {whole}; with {asked}{list(limits.stop_strings)} it is {found}"
-        overshoot = 1 + sum(s.accepted + 1 for s in made.steps) - len(made.tokens)
-        if made.overshoot != overshoot:
-            return f"{made.overshoot} tokens beyond the end are counted, there were {overshoot}"
+        tokens_past_stop = 1 + sum(s.accepted_tokens + 1 for s in made.steps) - len(made.tokens)
+        if made.tokens_past_stop != tokens_past_stop:
+            return f"{made.tokens_past_stop} tokens beyond the end are counted, there were {tokens_past_stop}"
     return ""
 
 
-def endings(subject: Subject, case: Case, whole: list[int]) -> Iterator[tuple[Limits, list[int], str]]:
+def endings(subject: Subject, case: Case, whole: list[int]) -> Iterator[tuple[StopParams, list[int], str]]:
     """Yield limits with what they should leave of the answer: its tokens and finish."""
     most, text = case.max_new_tokens, subject.target.decode_text
     for n in (n for n in (1, 2, 3, 5, 8) if n < len(whole)):
-        yield Limits(n), whole[:n], "length"
+        yield StopParams(n), whole[:n], "length"
     for token in dict.fromkeys(whole[1::4]):
-        yield Limits(most, frozenset({token})), whole[: whole.index(token) + 1], "eos"
+        yield StopParams(most, frozenset({token})), whole[: whole.index(token) + 1], "eos"
     for i in range(2, len(whole) - 1, 3):
         stop = text(whole[i : i + 1])[-1:] + text(whole[i + 1 : i + 2])[:1]  # from one token into the next
         if stop:
             n = next(n for n in range(1, len(whole) + 1) if stop in text(whole[:n]))
-            yield Limits(most, stop_strings=(stop,)), whole[:n], "stop"
+            yield StopParams(most, stop_strings=(stop,)), whole[:n], "stop"
 
 
 def not_exact(subject: Subject) -> str:
@@ -306,7 +309,7 @@ LATER = 4  # tokens that one of several requests is longer than the others
 
 def sampled(subject: Subject) -> Iterator[Case]:
     """Yield a request with sampling."""
-    yield Case(REPEATING[:5], 6, Sampling(1.3, seed=7))
+    yield Case(REPEATING[:5], 6, SamplingParams(1.3, seed=7))
 
 
 def seed(subject: Subject, case: Case) -> str:
@@ -353,8 +356,8 @@ def asked_again(subject: Subject) -> Iterator[Case]:
     What a method remembers may change only its steps, so that one is greedy.
     """
     yield GREEDY
-    if not subject.one.remembers:
-        yield Case(subject.random_prompt(6), 8, Sampling(0.9, seed=2))
+    if not subject.one.stateful:
+        yield Case(subject.random_prompt(6), 8, SamplingParams(0.9, seed=2))
 
 
 def memory(subject: Subject, case: Case) -> str:
@@ -363,11 +366,11 @@ def memory(subject: Subject, case: Case) -> str:
     others = ((*case.prompt, *alone.tokens, *case.prompt), subject.random_prompt(9, seed=1), case.prompt)
     for i, prompt in enumerate(others):
         subject.watch(Case(prompt[:60], 9, replace(WARM, seed=i), forced=True), decoder=used)
-    again, remembers = subject.watch(case, decoder=used).generation, subject.one.remembers
-    problem = _differing(alone.generation, again, "after other prompts", steps=not remembers)
-    if problem or not remembers:
+    again, stateful = subject.watch(case, decoder=used).generation, subject.one.stateful
+    problem = _differing(alone.generation, again, "after other prompts", steps=not stateful)
+    if problem or not stateful:
         return problem
-    used.forget()
+    used.reset_history()
     again = subject.watch(case, decoder=used).generation
     return _differing(alone.generation, again, "after other prompts and forget()")
 
@@ -376,9 +379,9 @@ def together(subject: Subject, case: Case) -> str:
     """Test that an answer is the same beside others, of which some end earlier and some later."""
     lengths = (2, case.max_new_tokens, 3, case.max_new_tokens + LATER)
     prompts = (subject.random_prompt(3, seed=1), case.prompt, subject.random_prompt(9, seed=2), case.prompt[:4])
-    requests = [Asked(p, Limits(n), case.sampling) for p, n in zip(prompts, lengths, strict=True)]
-    found: dict[int, Answered] = {}
-    Together(subject.decoder(), 3).answer(requests, found.__setitem__)
+    requests = [BatchRequest(p, StopParams(n), case.sampling) for p, n in zip(prompts, lengths, strict=True)]
+    found: dict[int, RequestOutput] = {}
+    BatchEngine(subject.decoder(), 3).answer(requests, found.__setitem__)
     for place, request in enumerate(requests):
         alone = subject.watch(Case(tuple(request.prompt), request.limits.max_new_tokens, case.sampling)).generation
         made, error = found[place].generation, found[place].error
@@ -386,7 +389,7 @@ def together(subject: Subject, case: Case) -> str:
         if made is None:
             return said + str(error)
         if problem := _differing(made, alone, "alone"):
-            itself = subject.one.beside() is subject.one
+            itself = subject.one.clone() is subject.one
             hint = "its beside() gives the method itself" if itself else "what beside() gives may share state with it"
             return f"{said}{problem}; {hint}"
     return ""
@@ -414,13 +417,13 @@ def tuned(subject: Subject) -> Iterator[Case]:
         yield GREEDY
 
 
-def tunable(subject: Subject, case: Case) -> str:
+def search_space(subject: Subject, case: Case) -> str:
     """Test every value of every option that tuning may try."""
     decoder = subject.decoder()
-    for option, values in decoder.tunable().items():
+    for option, values in decoder.search_space().items():
         for value in values:
             try:
-                other = decoder.variant(replace(decoder.options, **{option: value}))
+                other = decoder.with_options(replace(decoder.options, **{option: value}))
             except UserError:  # tuning leaves such a value out too
                 continue
             tokens = subject.watch(case, decoder=other).tokens
@@ -429,17 +432,17 @@ def tunable(subject: Subject, case: Case) -> str:
     return ""
 
 
-def described(subject: Subject, case: Case) -> str:
+def metadata(subject: Subject, case: Case) -> str:
     """Test name and options, and the description that goes into the manifest."""
     decoder, again = subject.decoder(), subject.decoder()
     if problem := unlisted(decoder):
         return problem
-    said, second = plain(decoder.described()), plain(again.described())
+    said, second = plain(decoder.metadata()), plain(again.metadata())
     if said != second:
         return f"described() of two that are made alike: {said} and {second}"
     subject.watch(case, decoder=decoder)
-    if plain(decoder.described()) != said:
-        return f"described() was {said}, and after an answer {plain(decoder.described())}"
+    if plain(decoder.metadata()) != said:
+        return f"described() was {said}, and after an answer {plain(decoder.metadata())}"
     return ""
 
 
@@ -452,8 +455,8 @@ def unlisted(decoder: Decoder) -> str:
             return f"{name} is {text!r}, not one line of text"
     if not dataclasses.is_dataclass(decoder.options):
         return f"its options are {type(decoder.options).__name__}, not a dataclass"
-    if decoder.reference_for(decoder.options).name == kind.name != REFERENCE:
-        return f"reference_for names {kind.name} itself; name {REFERENCE!r}, or an autoregressive method of its model"
+    if decoder.baseline_for(decoder.options).name == kind.name != REFERENCE:
+        return f"baseline_for names {kind.name} itself; name {REFERENCE!r}, or an autoregressive method of its model"
     silent = [option.name for option in describe_options(kind.Options) if not option.help]
     if silent:
         return f'option {silent[0]} has no metadata={{"help": ...}}'
@@ -480,8 +483,8 @@ def long(subject: Subject, case: Case) -> str:
     first = subject.watch(case, decoder=decoder)
     if problem := _wrong_logits(subject, case, first.steps) if subject.exact else "":
         return problem
-    if subject.one.remembers:
-        decoder.forget()
+    if subject.one.stateful:
+        decoder.reset_history()
     again = subject.watch(Case(case.prompt, min(AGAIN, case.max_new_tokens), forced=True), decoder=decoder)
     if problem := _other_steps(first.steps, again.steps[:-1]):  # the last step may be cut
         return problem
@@ -492,7 +495,7 @@ def long(subject: Subject, case: Case) -> str:
 def _other_steps(first: Sequence[Seen], again: Sequence[Seen]) -> str:
     """Say in which step the second answer was drafted otherwise than the first; '' for none."""
     for i, (one, two) in enumerate(zip(first, again, strict=False), start=1):
-        drafts = [[seen.ids, seen.drafted.tokens.tolist(), seen.drafted.shape.parents] for seen in (one, two)]
+        drafts = [[seen.ids, seen.drafted.tokens.tolist(), seen.drafted.topology.parents] for seen in (one, two)]
         if drafts[0] != drafts[1]:
             (_, was, _), (_, now, _) = drafts
             return f"step {i} drafted {was}; when the same decoder was asked the same again, {now}"
@@ -508,32 +511,33 @@ def _wrong_logits(subject: Subject, case: Case, steps: Sequence[Seen]) -> str:
     return ""
 
 
-EXACT_LAWS = (
-    Law("draft", "a draft is a tree of known tokens under the root, which draft_probs could have drawn", few, draft),
-    Law("answers", "prompts are answered", few, answers),
-    Law("rows", "no pass puts more rows through the target than max_rows() says", few, rows,
-        lambda subject: "it states no max_rows" if subject.one.max_rows() is None else ""),
-    Law("counts", "a path of the draft and the next token are accepted, each counted once", own, counts, on=("small",)),
-    Law("cache", "after every step the cache holds what a fresh prefill would", few, cache, no_fresh_rows),
-    Law("model", "a method that is compared with `ar` decodes with the target", asked, model,
+EXACT_CHECKS = (
+    Check("draft", "a draft is a tree of known tokens under the root, which draft_probs could have drawn", few, draft),
+    Check("answers", "prompts are answered", few, answers),
+    Check("rows", "no pass puts more rows through the target than max_tokens_per_step() says", few, rows,
+        lambda subject: "it states no max_tokens_per_step" if subject.one.max_tokens_per_step() is None else ""),
+    Check("counts", "a path of the draft and the next token are accepted, each counted once", own, counts,
+        on=("small",)),
+    Check("cache", "after every step the cache holds what a fresh prefill would", few, cache, no_fresh_rows),
+    Check("model", "a method that is compared with `ar` decodes with the target", asked, model,
         another_model),
-    Law("logits", "the logits of each node are those of a fresh pass over the path to it", forced, logits, not_exact),
-    Law("greedy", "at T=0 every token is the most probable one, by a fresh pass", many, greedy, not_exact,
+    Check("logits", "the logits of each node are those of a fresh pass over the path to it", forced, logits, not_exact),
+    Check("greedy", "at T=0 every token is the most probable one, by a fresh pass", many, greedy, not_exact,
         on=("large", "small")),
-    Law("context", "a draft that would cross the end of the context does no harm", crossing, within_context),
-    Law("lengths", "prompts of one token, and of all the context but one, work as others do", edges,
+    Check("context", "a draft that would cross the end of the context does no harm", crossing, within_context),
+    Check("lengths", "prompts of one token, and of all the context but one, work as others do", edges,
         within_context),
-    Law("ends", "end tokens, stop strings and max_new_tokens end an answer exactly, inside a block too", ending, ends,
+    Check("ends", "end tokens, stop strings and max_new_tokens end an answer exactly, inside a block too", ending, ends,
         on=("small",)),
-    Law("seed", "the same seed gives the same answer, another seed another one", sampled, seed, on=("small",)),
-    Law("memory", "an answer depends on nothing that was answered before", asked_again, memory, on=("small",)),
-    Law("together", "an answer is the same beside other requests", asked_again, together, not_together),
-    Law("target", "the target is left as it was", asked, untouched),
-    Law("tunable", "no value that tuning may try changes the output", tuned, tunable,
-        lambda subject: not_exact(subject) or ("" if subject.one.tunable() else "it declares nothing tunable"),
+    Check("seed", "the same seed gives the same answer, another seed another one", sampled, seed, on=("small",)),
+    Check("memory", "an answer depends on nothing that was answered before", asked_again, memory, on=("small",)),
+    Check("together", "an answer is the same beside other requests", asked_again, together, not_together),
+    Check("target", "the target is left as it was", asked, untouched),
+    Check("tunable", "no value that tuning may try changes the output", tuned, search_space,
+        lambda subject: not_exact(subject) or ("" if subject.one.search_space() else "it declares nothing tunable"),
         on=("small",)),
-    Law("long", f"an answer of {ANSWER} tokens to a prompt of {PROMPT}, of {WORDS:,} words, is right, and the same "
+    Check("long", f"an answer of {ANSWER} tokens to a prompt of {PROMPT}, of {WORDS:,} words, is right, and the same "
         "in the same steps when asked again", lengthy, long, on=("long",)),
-    Law("description", "the method says what it is and measures, and that it is lossy if it is", asked, described,
+    Check("description", "the method says what it is and measures, and that it is lossy if it is", asked, metadata,
         on=("small",)),
 )  # fmt: skip

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench_ss.conformance.harness import Case, Law, Seen, Subject, Trace, Untested, Watched
+from specbench_ss.conformance.harness import Case, Check, Seen, Subject, Trace, Untested, Watched
 from specbench_ss.conformance.laws import REPEATING, not_exact
-from specbench_ss.engine.decoder import Decoder, State
-from specbench_ss.engine.generate import Limits
-from specbench_ss.engine.sampling import Sampling, exponential_race
+from specbench_ss.engine.decoder import Decoder, DecodeState
+from specbench_ss.engine.generate import StopParams
+from specbench_ss.engine.sampling import SamplingParams, exponential_race
 from specbench_ss.engine.target import Output
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.results.quality import acceptance, bound
 from specbench_ss.runs.records import PIT_BINS, SampledTokens
 
@@ -102,7 +102,7 @@ class Impossible(Exception):  # noqa: N818
 
 
 # one of each filter, and temperatures on both sides of those that people use
-SAMPLINGS = (Sampling(1.0), Sampling(0.3), Sampling(0.7, top_p=0.95), Sampling(1.3, top_k=3))
+SAMPLINGS = (SamplingParams(1.0), SamplingParams(0.3), SamplingParams(0.7, top_p=0.95), SamplingParams(1.3, top_k=3))
 # p-values below which a test is made again with other seeds, and below which it then breaks the law: chance does both
 # in less than one of 10**8 cases, and the kit has some thousands for all registered methods
 FIRST, SECOND = 1e-3, 1e-5
@@ -165,7 +165,7 @@ def of_answers(subject: Subject, case: Case, seeds: range, alpha: float) -> Tall
     for seed in seeds:
         watched = Watched(decoder)
         sampling = replace(case.sampling, seed=seed)
-        trace = subject.answer(watched, case.prompt, Limits(case.max_new_tokens), sampling)
+        trace = subject.answer(watched, case.prompt, StopParams(case.max_new_tokens), sampling)
         subject.logits(case.prompt, trace.tokens[:-1])  # one pass for all of them
         for number, (token, (where, drafted, q)) in enumerate(zip(trace.tokens, decided(trace), strict=False)):  # cut
             before = tuple(trace.tokens[:number])
@@ -187,7 +187,7 @@ def decided(trace: Trace) -> Iterator[tuple[str, list[int], torch.Tensor | None]
     yield "the first token", [], None
     for seen in trace.steps:
         assert seen.tree is not None and seen.verdict is not None
-        children = seen.tree.shape.children()
+        children = seen.tree.topology.children()
         for depth, node in enumerate(seen.verdict.path):
             q = None if seen.tree.draft_probs is None else seen.tree.draft_probs[node]
             drafted = seen.tree.tokens[children[node]].tolist()
@@ -207,7 +207,7 @@ def add_draws(tallies: Tallies, seen: Seen) -> None:
     tree = seen.drafted
     if tree.draft_probs is None:
         return
-    for node, children in enumerate(tree.shape.children()):
+    for node, children in enumerate(tree.topology.children()):
         left = tree.draft_probs[node].double()
         for token in dict.fromkeys(tree.tokens[children].tolist()):
             if float(left[token]) <= 0:
@@ -228,7 +228,7 @@ LEAST_ANSWERS, MOST_ANSWERS = 3, 24
 class Designed(Watched):
     """Accepts as the wrapped decoder does, but from logits that make the drafted tokens likely."""
 
-    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         output.logits = designed(output.logits[0], tree, state.sampling)[None]
         self.steps[-1].logits = output.logits[0].clone()
         return super().accept(state, tree, output)
@@ -242,10 +242,10 @@ class Repeated(Designed):
         self.tallies, self.seed, self.repeats = tallies, seed, repeats
         self.verdicts, self.sampled = 0, False
 
-    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         """Tally repeated verdicts, then return the one that counts."""
         logits = designed(output.logits[0], tree, state.sampling)
-        children = tree.shape.children()
+        children = tree.topology.children()
         probs = state.sampling.probs(logits)
         known = dict[int, Decision]()
         self.sampled = self.sampled or tree.draft_probs is not None
@@ -280,7 +280,7 @@ def redrawn(tree: DraftTree, rng: torch.Generator) -> DraftTree:
     return replace(tree, tokens=torch.cat((tree.tokens[:1], drawn)))
 
 
-def designed(logits: Tensor, tree: DraftTree, sampling: Sampling) -> Tensor:
+def designed(logits: Tensor, tree: DraftTree, sampling: SamplingParams) -> Tensor:
     """Return logits [n, V] of which the temperature makes a stated mixture; nodes without children keep theirs.
 
     LIKELY is the share of the drafted tokens, or of the distribution that they were drawn from. The rest goes to what
@@ -321,8 +321,8 @@ def blocks(subject: Subject, case: Case) -> str:
 
 def greediness(subject: Subject, case: Case) -> str:
     """Test that at T=0 every token is the most probable one in the logits that the rule was given."""
-    trace = subject.answer(Designed(subject.decoder()), case.prompt, Limits(case.max_new_tokens), case.sampling)
-    if subject.one.max_rows() != 1 and not any(seen.tree and len(seen.tree) > 1 for seen in trace.steps):
+    trace = subject.answer(Designed(subject.decoder()), case.prompt, StopParams(case.max_new_tokens), case.sampling)
+    if subject.one.max_tokens_per_step() != 1 and not any(seen.tree and len(seen.tree) > 1 for seen in trace.steps):
         raise Untested("nothing was drafted at T=0")
     for seen in trace.steps:
         assert seen.verdict is not None
@@ -342,12 +342,14 @@ def of_verdicts(subject: Subject, case: Case, first: int, alpha: float) -> Talli
     for answer in range(MOST_ANSWERS):
         watched = Repeated(decoder, tallies, first + answer, REPEATS if answer < LEAST_ANSWERS else MORE)
         sampling = replace(case.sampling, seed=first + answer)
-        subject.answer(watched, case.prompt, Limits(case.max_new_tokens), sampling)
+        subject.answer(watched, case.prompt, StopParams(case.max_new_tokens), sampling)
         verdicts += watched.verdicts
         if tallies.worst()[0] <= alpha:
             return tallies
         wanted = ENOUGH * SAMPLED if watched.sampled else ENOUGH
-        enough = tallies.tested_acceptance or subject.one.max_rows() == 1  # a pass of one row accepts nothing
+        enough = (
+            tallies.tested_acceptance or subject.one.max_tokens_per_step() == 1
+        )  # a pass of one row accepts nothing
         if verdicts >= MOST or (answer + 1 >= LEAST_ANSWERS and enough and not tallies.scarce(wanted)):
             break
     if not enough:
@@ -358,9 +360,9 @@ def of_verdicts(subject: Subject, case: Case, first: int, alpha: float) -> Talli
     return tallies
 
 
-SAMPLING_LAWS = (
-    Law("distribution", "at T>0 every token is drawn from the model's own probabilities", samplings, distribution,
+SAMPLING_CHECKS = (
+    Check("distribution", "at T>0 every token is drawn from the model's own probabilities", samplings, distribution,
         not_exact, on=("small", "long")),
-    Law("blocks", "acceptance is exact at every depth of a draft, and so is the token after it (at T=0 the argmax)",
+    Check("blocks", "acceptance is exact at every depth of a draft, and so is the token after it (at T=0 the argmax)",
         long, blocks, not_exact, on=("small", "long")),
 )  # fmt: skip

@@ -33,12 +33,12 @@ GARBAGE = (
 SCORED = 3  # questions of each category that the scorer is tried on
 
 
-class SuiteLawBroken(AssertionError):  # noqa: N818
+class SuiteCheckFailed(AssertionError):  # noqa: N818
     """Raised for a suite that breaks a law. Its text names the law and the smallest example that was found."""
 
 
 @dataclass(frozen=True, slots=True)
-class SuiteLaw:
+class SuiteCheck:
     """A law: its name, and what it says in a sentence."""
 
     name: str
@@ -64,7 +64,7 @@ class Subject:
 
 def _expect(holds: bool, what: str) -> None:
     if not holds:
-        raise SuiteLawBroken(what)
+        raise SuiteCheckFailed(what)
 
 
 def _description(subject: Subject) -> None:
@@ -127,9 +127,9 @@ def _refused(subject: Subject, what: str, **changes: Any) -> None:
     except UserError as error:
         _expect("\n" not in str(error), f"{what}: the message has more than one line")
     except Exception as error:
-        raise SuiteLawBroken(f"{what} raises {first_line(error)}, not a UserError") from error
+        raise SuiteCheckFailed(f"{what} raises {first_line(error)}, not a UserError") from error
     else:
-        raise SuiteLawBroken(f"{what} is not refused with a UserError")
+        raise SuiteCheckFailed(f"{what} is not refused with a UserError")
 
 
 def _scored(subject: Subject) -> Iterator[tuple[Suite, Question, int, Sequence[str]]]:
@@ -152,7 +152,7 @@ def _expect_score(suite: Suite, question: Question, turn: int, answer: str) -> f
     try:
         found, again = (suite.score(question, turn, answer) for _ in range(2))
     except Exception as error:
-        raise SuiteLawBroken(f"{place}: the scorer raises {first_line(error)}") from error
+        raise SuiteCheckFailed(f"{place}: the scorer raises {first_line(error)}") from error
     _expect(found is None or (isinstance(found, int | float) and 0 <= found <= 1), f"{place}: the score is {found!r}")
     _expect(found == again, f"{place}: the score is {found!r}, then {again!r}")
     return found
@@ -190,31 +190,31 @@ def no_network() -> Iterator[None]:
     """Within, whoever asks for an address or opens a connection raises SuiteLawBroken."""
 
     def refused(*_: Any, **__: Any) -> Any:
-        raise SuiteLawBroken("loading reaches for the network: only `fetch` may")
+        raise SuiteCheckFailed("loading reaches for the network: only `fetch` may")
 
     with mock.patch.object(socket.socket, "connect", refused), mock.patch.object(socket, "getaddrinfo", refused):
         yield
 
 
-SUITE_LAWS: tuple[SuiteLaw, ...] = (
-    SuiteLaw(
+SUITE_LAWS: tuple[SuiteCheck, ...] = (
+    SuiteCheck(
         "description", "The class has a name, a summary and categories, and is made without arguments.", _description
     ),
-    SuiteLaw("network", "Loading reaches for no network.", _network),
-    SuiteLaw("questions", "Ids are unique, no turn is empty, and references stand turn by turn.", _questions),
-    SuiteLaw("same", "Two loads give the same questions, by their hash.", _same),
-    SuiteLaw("limit", "A limit takes the first questions of every category.", _limit),
-    SuiteLaw("categories", "Asked for a category, it gives that one; an unknown one is refused.", _categories),
-    SuiteLaw("data", "A file that is not there is refused in one line.", _data),
-    SuiteLaw("range", "A score is None or within [0, 1], and the same each time, whatever the answer is.", _range),
-    SuiteLaw(
+    SuiteCheck("network", "Loading reaches for no network.", _network),
+    SuiteCheck("questions", "Ids are unique, no turn is empty, and references stand turn by turn.", _questions),
+    SuiteCheck("same", "Two loads give the same questions, by their hash.", _same),
+    SuiteCheck("limit", "A limit takes the first questions of every category.", _limit),
+    SuiteCheck("categories", "Asked for a category, it gives that one; an unknown one is refused.", _categories),
+    SuiteCheck("data", "A file that is not there is refused in one line.", _data),
+    SuiteCheck("range", "A score is None or within [0, 1], and the same each time, whatever the answer is.", _range),
+    SuiteCheck(
         "best", "A reference scores higher than garbage; a question has scores for all answers or for none.", _best
     ),
-    SuiteLaw("calibration", "There are questions to choose a method's options on.", _calibration),
+    SuiteCheck("calibration", "There are questions to choose a method's options on.", _calibration),
 )
 
 
-def suite_results(kind: type[Suite], request: SuiteRequest) -> Iterator[tuple[SuiteLaw, str]]:
+def suite_results(kind: type[Suite], request: SuiteRequest) -> Iterator[tuple[SuiteCheck, str]]:
     """Yield every law with what breaks it, '' where it holds. Raises UserError where the suite cannot be loaded."""
     subject = Subject(kind, request)
     with no_network() if not _of_hub(request) else mock.patch.dict({}):
@@ -224,7 +224,7 @@ def suite_results(kind: type[Suite], request: SuiteRequest) -> Iterator[tuple[Su
             continue  # the user named a data set of the hub
         try:
             law.holds(subject)
-        except SuiteLawBroken as broken:
+        except SuiteCheckFailed as broken:
             yield law, str(broken)
         except Exception as error:
             yield law, first_line(error)
@@ -243,4 +243,4 @@ def check_suite(kind: type[Suite], *, data: str | Path | None = None, lab: bool 
     """
     for law, broken in suite_results(kind, SuiteRequest(data=None if data is None else Path(data), lab=lab)):
         if broken:
-            raise SuiteLawBroken(f"{law.name}: {law.text} {broken}")
+            raise SuiteCheckFailed(f"{law.name}: {law.text} {broken}")

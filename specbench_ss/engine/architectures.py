@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench_ss.engine.attention import without_warnings
-from specbench_ss.engine.generic_model import WholeModel, cannot_be_used, check_unknown
+from specbench_ss.engine.generic_model import GenericModel, check_generic, unsupported_architecture
 from specbench_ss.errors import UserError, error_text, first_line
 
 
@@ -42,20 +42,20 @@ class Block:
         out: Tensor = self.attention(hidden_states=self.norm1(x), **kwargs)[0]
         return out
 
-    def feed(self, x: Tensor) -> Tensor:
+    def run_mlp(self, x: Tensor) -> Tensor:
         """The MLP's contribution to x [B, q, h]."""
         return self.mlp(self.norm2(x))
 
     def __call__(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         """The whole layer: [B, q, h] -> [B, q, h]."""
         if self.parallel:
-            return x + self.attend(x, cache, mask, rotary) + self.feed(x)
+            return x + self.attend(x, cache, mask, rotary) + self.run_mlp(x)
         x = x + self.attend(x, cache, mask, rotary)
-        return x + self.feed(x)
+        return x + self.run_mlp(x)
 
 
 @dataclass(slots=True)
-class Family:
+class ModelParts:
     """A causal LM in parts: embed -> blocks -> norm -> head. whole: of a model whose layers are called whole."""
 
     blocks: list[Any]  # of `Block`, or of `generic_model.OwnLayer`
@@ -63,7 +63,7 @@ class Family:
     norm: Callable[[Tensor], Tensor]
     head: Any  # nn.Linear or `generic_model.OwnHead`
     rotary: nn.Module | None
-    whole: WholeModel | None = None
+    whole: GenericModel | None = None
 
     def modules(self) -> list[nn.Module]:
         """Return a module of each block."""
@@ -78,7 +78,7 @@ def _opt_mlp(layer: Any) -> Callable[[Tensor], Tensor]:
     return mlp
 
 
-def _opt(model: Any) -> Family:
+def _opt(model: Any) -> ModelParts:
     decoder = model.get_decoder()
     decoder = getattr(decoder, "decoder", decoder)
 
@@ -99,17 +99,17 @@ def _opt(model: Any) -> Family:
         Block(la.self_attn_layer_norm, la.self_attn, la.final_layer_norm, _opt_mlp(la), False, "past_key_values", None)
         for la in decoder.layers
     ]
-    return Family(blocks, embed, norm, model.get_output_embeddings(), None)
+    return ModelParts(blocks, embed, norm, model.get_output_embeddings(), None)
 
 
-def _gpt_neox(model: Any) -> Family:
+def _gpt_neox(model: Any) -> ModelParts:
     decoder = model.gpt_neox
     parallel = model.config.use_parallel_residual
     blocks = [
         Block(la.input_layernorm, la.attention, la.post_attention_layernorm, la.mlp, parallel, "layer_past", None)
         for la in decoder.layers
     ]
-    return Family(
+    return ModelParts(
         blocks,
         lambda ids, positions: decoder.embed_in(ids),
         decoder.final_layer_norm,
@@ -129,14 +129,14 @@ def _windows(config: Any, layers: int) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
-def _llama_like(model: Any) -> Family:
+def _llama_like(model: Any) -> ModelParts:
     decoder = model.get_decoder()
     windows = _windows(model.config, len(decoder.layers))
     blocks = [
         Block(la.input_layernorm, la.self_attn, la.post_attention_layernorm, la.mlp, False, "past_key_values", w)
         for la, w in zip(decoder.layers, windows, strict=True)
     ]
-    return Family(
+    return ModelParts(
         blocks,
         lambda ids, positions: decoder.embed_tokens(ids),
         decoder.norm,
@@ -153,7 +153,7 @@ def usable_context(config: Any) -> int:
     """
     longest: int | None = getattr(config, "max_position_embeddings", None)
     if longest is None:
-        raise cannot_be_used(config, "its configuration does not state how many positions it has")
+        raise unsupported_architecture(config, "its configuration does not state how many positions it has")
     rope = getattr(config, "rope_parameters", None) or {}
     ropes = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one for each kind of layer
     originals = [
@@ -165,7 +165,7 @@ def usable_context(config: Any) -> int:
 
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # whose layers `cpu_kernels` knows
-_BUILDERS: dict[str, Callable[[Any], Family]] = {
+_BUILDERS: dict[str, Callable[[Any], ModelParts]] = {
     "opt": _opt,
     "gpt_neox": _gpt_neox,
     **dict.fromkeys(LLAMA_LIKE, _llama_like),
@@ -184,7 +184,7 @@ def check_config(config: Any) -> None:
     if kind == "opt" and not config.do_layer_norm_before:
         raise UserError("OPT with layer norm after attention (opt-350m) is not supported")
     if kind not in _BUILDERS:
-        check_unknown(config)
+        check_generic(config)
 
 
 def windows_of(config: Any) -> list[int | None]:
@@ -194,7 +194,7 @@ def windows_of(config: Any) -> list[int | None]:
     return _windows(config, layers) if windowed else [None] * layers
 
 
-def family_of(model: Any) -> Family:
+def family_of(model: Any) -> ModelParts:
     """A causal LM in parts. Raises UserError for an architecture that cannot be used."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     check_config(base.config)
@@ -202,17 +202,17 @@ def family_of(model: Any) -> Family:
     return builder(base) if builder else _any_other(base)
 
 
-def _any_other(model: Any) -> Family:
+def _any_other(model: Any) -> ModelParts:
     try:
         with without_warnings():
-            whole = WholeModel(model, windows_of(model.config))
+            whole = GenericModel(model, windows_of(model.config))
     except UserError as error:
-        raise cannot_be_used(model.config, str(error)) from error
+        raise unsupported_architecture(model.config, str(error)) from error
     except Exception as error:  # whatever an architecture's code raises where it is called in another way
-        raise cannot_be_used(
+        raise unsupported_architecture(
             model.config, f"observing it raises {type(error).__name__}: {first_line(error)}"
         ) from error
-    return Family(whole.layers, whole.embed, whole.norm, whole.head, None, whole)
+    return ModelParts(whole.layers, whole.embed, whole.norm, whole.head, None, whole)
 
 
 def rotary_table(rotary: nn.Module, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,7 +223,7 @@ def rotary_table(rotary: nn.Module, length: int, like: Tensor) -> tuple[Tensor, 
         return cos[0], sin[0]
 
 
-class Outline:
+class ModelInfo:
     """A causal LM by its configuration and tokenizer. Raises UserError for an architecture that is not known."""
 
     def __init__(self, config: Any, tokenizer: Any, name: str, folder: Path | None = None) -> None:
@@ -234,7 +234,9 @@ class Outline:
         self.folder = folder
         self.is_lab = False
         self.device_type = "cpu"  # that it is to run on
-        self.companions: Path | None = None  # folder with a folder for each method whose weights came with this model
+        self.bundled_drafters: Path | None = (
+            None  # folder with a folder for each method whose weights came with this model
+        )
         self.origin: dict[str, Any] = {}  # where its weights come from, and what was done to them, as far as is known
         self.n_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
@@ -244,7 +246,7 @@ class Outline:
         self.windows = windows_of(config)  # sliding-window width of each layer, None = full attention
 
     @property
-    def taken_apart(self) -> bool:
+    def has_layer_access(self) -> bool:
         """Whether attention, MLP and norms of its layers can be called one by one, not only whole layers."""
         return self.config.model_type in TAKEN_APART
 
@@ -255,15 +257,15 @@ class Outline:
         kv_heads = getattr(self.config, "num_key_value_heads", None) or heads
         return heads, kv_heads, getattr(self.config, "head_dim", None) or self.hidden_size // heads
 
-    def check_taken_apart(self, method: str) -> None:
+    def require_layer_access(self, method: str) -> None:
         """Raise UserError, for a method that must enter a layer, where only whole layers can be called."""
-        if not self.taken_apart:
+        if not self.has_layer_access:
             raise UserError(
                 f"{method} enters decoder layers, which it can in models of the types {', '.join(TAKEN_APART)}; "
                 f"{self.name!r} is of type {self.config.model_type!r}"
             )
 
-    def check_square(self, method: str) -> None:
+    def require_hidden_eq_embedding(self, method: str) -> None:
         """Raise UserError, for a method that joins embeddings and hidden states, where these are of different sizes."""
         if self.embedding_size != self.hidden_size:
             raise UserError(
@@ -293,7 +295,7 @@ class Outline:
         """Text of these ids, special tokens left out."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def companion(self, method: str) -> Path | None:
+    def bundled_drafter(self, method: str) -> Path | None:
         """The folder with a method's weights that came along with this model, if there is one."""
-        path = None if self.companions is None else self.companions / method
+        path = None if self.bundled_drafters is None else self.bundled_drafters / method
         return path if path is not None and path.is_dir() else None

@@ -24,10 +24,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
-from specbench_ss.engine.kv_cache import Parts
+from specbench_ss.engine.kv_cache import RaggedTensor
 from specbench_ss.engine.timing import clearly_fastest
 
-Way = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
+AttentionBackend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
 FROM = {256: 0, 1024: 512}  # keys of a probe -> from how many keys what is fastest there counts
 FEW = 4  # rows that have a mask
 ONE, SEVERAL = CASES = ("one row", "few")
@@ -55,7 +55,7 @@ def by_joined_heads(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
     return out.reshape(b, heads, q, -1).transpose(1, 2).contiguous()
 
 
-def by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+def by_matmul(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """Two products of matrices; scores and their softmax are rounded to the format of query."""
     b, heads, q, d = query.shape
     pairs, rows = b * key.shape[1], heads // key.shape[1] * q
@@ -67,10 +67,10 @@ def by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
     return out.view(b, heads, q, -1).transpose(1, 2).contiguous()
 
 
-WAYS: dict[str, Way] = {
+WAYS: dict[str, AttentionBackend] = {
     "torch's kernel": by_kernel,
     "torch's kernel in float32": by_kernel_in_float32,
-    "two products": by_products,
+    "two products": by_matmul,
     "torch's kernel on joined heads": by_joined_heads,
 }
 KERNEL, IN_FLOAT32, PRODUCTS, JOINED = WAYS
@@ -91,7 +91,7 @@ class Heads(NamedTuple):
         return self.device.partition(":")[0]
 
     @property
-    def ways(self) -> tuple[str, ...]:
+    def backends(self) -> tuple[str, ...]:
         """Names of the ways that are measured, the one to beat first; none where torch's own choice is kept."""
         return (KERNEL, IN_FLOAT32, PRODUCTS) if (self.kind, self.dtype) == ("cpu", torch.bfloat16) else ()
 
@@ -106,10 +106,10 @@ def fastest(of: Heads, case: str, count: int, threads: int) -> str:
     like = torch.zeros(0, dtype=of.dtype, device=of.device)
     query, keys = like.new_zeros(1, of.heads, rows, of.d), like.new_zeros(1, of.kv_heads, count, of.d)
     mask = None if case == ONE else like.new_zeros(1, 1, rows, count)
-    return clearly_fastest({name: partial(WAYS[name], query, keys, keys, mask, None) for name in of.ways})
+    return clearly_fastest({name: partial(WAYS[name], query, keys, keys, mask, None) for name in of.backends})
 
 
-def way_of(of: Heads, one_row: bool, masked: bool, keys: int, sequences: int = 1) -> str:
+def backend_of(of: Heads, one_row: bool, masked: bool, keys: int, sequences: int = 1) -> str:
     """Return the name of the way for rows over so many keys of so many sequences, on the threads torch has now."""
     case = ONE if one_row and not masked else SEVERAL
     count = max(length for length in FROM if keys >= FROM[length])
@@ -118,7 +118,7 @@ def way_of(of: Heads, one_row: bool, masked: bool, keys: int, sequences: int = 1
     return PRODUCTS if name == IN_FLOAT32 and sequences > 1 else name
 
 
-def in_words(of: Heads) -> str:
+def describe(of: Heads) -> str:
     """Say for the record by which ways rows attend here; '' where nothing is measured.
 
     Measured now, so that no step has to.
@@ -126,8 +126,8 @@ def in_words(of: Heads) -> str:
     ways = [
         f"of {case} {name} from {start} keys"
         for case in CASES
-        if of.ways
-        for start, name in {start: way_of(of, case == ONE, case != ONE, start) for start in FROM.values()}.items()
+        if of.backends
+        for start, name in {start: backend_of(of, case == ONE, case != ONE, start) for start in FROM.values()}.items()
     ]
     return f"attention {', '.join(ways)}" if ways else ""
 
@@ -143,19 +143,19 @@ def grouped_attention(
     """query [B, heads, q, d], key, value [B, kv_heads, n, d], additive mask [1 or B, 1, q, n] -> [B, q, heads, d]."""
     if unknown := [name for name in NOT_HERE if kwargs.get(name) is not None]:
         raise NotImplementedError(f"attention with {', '.join(unknown)}")
-    if isinstance(key, Parts):  # of several requests, each of which sees its own
+    if isinstance(key, RaggedTensor):  # of several requests, each of which sees its own
 
         def one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
             return grouped_attention(module, query, key, value, mask, **kwargs)[0]
 
-        return key.attended(one, query, cast("Parts", value), attention_mask), None
+        return key.attended(one, query, cast("RaggedTensor", value), attention_mask), None
     b, heads, q, d = query.shape
     kv_heads, few, scale = key.shape[1], _few(query, attention_mask), kwargs.get("scaling")
     inferred = torch.is_inference_mode_enabled() and not module.training
     of = Heads(str(query.device), query.dtype, heads, kv_heads, d)
     adds = attention_mask is None or attention_mask.dtype == query.dtype  # of bool, True is what is seen
-    if few and inferred and adds and of.ways:
-        way = WAYS[way_of(of, q == 1, attention_mask is not None, key.shape[2], b)]
+    if few and inferred and adds and of.backends:
+        way = WAYS[backend_of(of, q == 1, attention_mask is not None, key.shape[2], b)]
         return way(query, key, value, attention_mask, scale), None
     if attention_mask is None or not few or heads == kv_heads or module.training:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)

@@ -22,10 +22,10 @@ import greenlet
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.decoder import Decoder, Generation, State, Step, models_of
-from specbench_ss.engine.generate import Limits, Session, check_prompt, room_for
-from specbench_ss.engine.kv_cache import Cache, Parts, PartsCache
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import Decoder, DecodeState, Generation, Step, models_of
+from specbench_ss.engine.generate import DecodeSession, StopParams, check_prompt, kv_cache_size
+from specbench_ss.engine.kv_cache import BatchedKVCache, Cache, RaggedTensor
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 
@@ -62,7 +62,7 @@ def next_step() -> None:
     wait_for(STEP, None, list)
 
 
-def side_by_side(jobs: Iterable[Job], most: int) -> Iterator[tuple[int, Any]]:
+def run_concurrently(jobs: Iterable[Job], most: int) -> Iterator[tuple[int, Any]]:
     """Run jobs, `most` of them at a time, each with the next where one ends; yield (its number, what it returned).
 
     Raises what a job raises; others then end unfinished.
@@ -108,7 +108,7 @@ def _largest(waiting: dict[_Request, Waiting]) -> list[_Request]:
 class SharedPasses:
     """In place of a target's recorded passes: its layers are given the rows of all requests that wait for them."""
 
-    made = 0
+    n_captures = 0
 
     def run(
         self,
@@ -133,11 +133,11 @@ class SharedPasses:
         """Return what the function gives, request by request: nothing is recorded here."""
         return function(*given)
 
-    def expand(self, cache: Cache, rows: int, zeroed: bool = False) -> None:
+    def reserve(self, cache: Cache, rows: int, zeroed: bool = False) -> None:
         """Empty a cache for a request of so many rows: none are padded, so that none have to be zeros."""
-        cache.expand(rows)
+        cache.reserve(rows)
 
-    def decline(self, why: str, layer: int, cache: Any) -> None:
+    def record_fallback(self, why: str, layer: int, cache: Any) -> None:
         """Do nothing: a pass that a method makes by itself is made request by request, and nothing is recorded here."""
 
 
@@ -149,7 +149,7 @@ def _served(asked: Sequence[Any], dim: int) -> Sequence[tuple[Tensor, ...]]:
     xs, caches, masks, rotaries = (list(part) for part in zip(*(one[1:] for one in asked), strict=True))
     sizes = [x.shape[dim] for x in xs]
     rotary = None if rotaries[0] is None else tuple(torch.cat(both, dim) for both in zip(*rotaries, strict=True))
-    made = layers(torch.cat(xs, dim), PartsCache(caches, sizes, dim), Parts(masks, sizes, dim), rotary)
+    made = layers(torch.cat(xs, dim), BatchedKVCache(caches, sizes, dim), RaggedTensor(masks, sizes, dim), rotary)
     return list(zip(*(tensor.split(sizes, dim) for tensor in made), strict=True))
 
 
@@ -174,56 +174,56 @@ class SharedHead:
 @contextmanager
 def shared(targets: Iterable[Target]) -> Iterator[None]:
     """Within: passes of these targets are made for all requests that wait for them. They replay nothing meanwhile."""
-    before = [(target, target.passes, target._head) for target in targets]
+    before = [(target, target.graphs, target._head) for target in targets]
     for target, _, head in before:
-        target.passes, target._head = cast("Any", SharedPasses()), SharedHead(head)
+        target.graphs, target._head = cast("Any", SharedPasses()), SharedHead(head)
     try:
         yield
     finally:
         for target, passes, head in before:
-            target.passes, target._head = passes, head
+            target.graphs, target._head = passes, head
 
 
 NOT_NOW = "but not in this run: it has several requests side by side"
 
 
 @contextmanager
-def set_aside(target: Target) -> Iterator[None]:
+def graphs_disabled(target: Target) -> Iterator[None]:
     """Within: steps of the target, of models in its place and of what drafts for it are run eagerly.
 
     Also where a request is alone. Recordings are let go, and so are the models' caches at both ends: eager steps may
     leave NaN in rows that replayed ones read as padding. A model that is put in its place meanwhile is replayed after.
     """
-    if target.passes is None:
+    if target.graphs is None:
         yield
         return
-    before = [(model, model.passes, model.computed) for model in (target, *target.derived)]
+    before = [(model, model.graphs, model.computed) for model in (target, *target.derived)]
     for model, passes, computed in before:
         model.drop_cache()
         if passes is not None:
-            model.passes, model.computed = None, f"{computed}, {NOT_NOW}"
+            model.graphs, model.computed = None, f"{computed}, {NOT_NOW}"
     try:
         yield
     finally:
         for model, passes, computed in before:
             model.drop_cache()
-            model.passes, model.computed = passes, computed
+            model.graphs, model.computed = passes, computed
         for model in target.derived.difference(model for model, *_ in before):
             model.drop_cache()
-            model.follow(target)
+            model.inherit_cuda_graphs(target)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BatchRequest:
     """A request: its prompt's tokens, where its answer ends, and how it is sampled."""
 
     prompt: Sequence[int]
-    limits: Limits
-    sampling: Sampling
+    limits: StopParams
+    sampling: SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class RequestOutput:
     """A request's answer, or the error that it ended with. Times in seconds from when the request was begun.
 
     started: Unix time of that. first_s: until its first token. wall_s: until its last. The times of the answer's own
@@ -237,22 +237,22 @@ class Answered:
     wall_s: float
 
 
-class _OneOfMany(Session):
+class _BatchedSession(DecodeSession):
     """A request among others."""
 
     first_at = 0.0
 
-    def prefill(self) -> tuple[State, float]:
+    def prefill(self) -> tuple[DecodeState, float]:
         made = super().prefill()
         self.first_at = time.perf_counter()
         return made
 
-    def step(self, state: State) -> Step:
+    def step(self, state: DecodeState) -> Step:
         next_step()
         return super().step(state)
 
 
-class Together:
+class BatchEngine:
     """Answers requests of one method, `most` of them at a time.
 
     Raises UserError for a method or a model with which it cannot be done.
@@ -261,43 +261,43 @@ class Together:
     def __init__(self, decoder: Decoder, most: int) -> None:
         check_together(decoder)
         self.target = decoder.target
-        self.decoders = [decoder, *(decoder.beside() for _ in range(most - 1))]
+        self.decoders = [decoder, *(decoder.clone() for _ in range(most - 1))]
         if any(one.target is not decoder.target for one in self.decoders):
             raise UserError(f"{decoder.name}: beside() has a model of its own, so that no pass is shared: override it")
         self.caches = [self.target.new_cache(0) for _ in self.decoders]
         self.free = list(range(most))
 
-    def answer(self, asked: Iterable[Asked], ended: Callable[[int, Answered], None]) -> None:
+    def answer(self, asked: Iterable[BatchRequest], ended: Callable[[int, RequestOutput], None]) -> None:
         """Answer requests; `ended` is called with a request's place and its answer when it ends, between passes."""
         with torch.inference_mode(), shared(models_of(self.decoders)):
-            for place, found in side_by_side((partial(self._answered, one) for one in asked), len(self.decoders)):
+            for place, found in run_concurrently((partial(self._answered, one) for one in asked), len(self.decoders)):
                 ended(place, found)
 
-    def _answered(self, one: Asked) -> Answered:
+    def _answered(self, one: BatchRequest) -> RequestOutput:
         place, started, began = self.free.pop(), time.time(), time.perf_counter()
         try:
             session = self._session(place, one)
             made = session.run()
             made.check()
         except (Exception, SystemExit) as error:  # as a sample that is made alone fails
-            return Answered(None, error, started, 0.0, time.perf_counter() - began)
+            return RequestOutput(None, error, started, 0.0, time.perf_counter() - began)
         finally:
             self.free.append(place)
-        return Answered(made, None, started, session.first_at - began, time.perf_counter() - began)
+        return RequestOutput(made, None, started, session.first_at - began, time.perf_counter() - began)
 
-    def _session(self, place: int, one: Asked) -> _OneOfMany:
+    def _session(self, place: int, one: BatchRequest) -> _BatchedSession:
         decoder, cache = self.decoders[place], self.caches[place]
         check_prompt(self.target, one.prompt)
-        rows, cache.grows = room_for(decoder, one.prompt, one.limits)
-        cache.allow(None)
-        cache.expand(rows)
-        return _OneOfMany(decoder, one.prompt, one.limits, one.sampling, cache)
+        rows, cache.grows = kv_cache_size(decoder, one.prompt, one.limits)
+        cache.set_limit(None)
+        cache.reserve(rows)
+        return _BatchedSession(decoder, one.prompt, one.limits, one.sampling, cache)
 
 
 def check_together(decoder: Decoder) -> None:
     """Raise UserError where requests of this method cannot be answered at the same time."""
-    decoder.target.check_taken_apart("several requests at a time")
-    if decoder.remembers:
+    decoder.target.require_layer_access("several requests at a time")
+    if decoder.stateful:
         raise UserError("it remembers earlier prompts, and requests at the same time have no order")
-    if decoder.target.passes is not None:
+    if decoder.target.graphs is not None:
         raise UserError("several requests at a time are passes run eagerly: load the model with engine eager")

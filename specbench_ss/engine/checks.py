@@ -101,5 +101,5 @@ def check_unchanged(target: Target, before: Tensor, method: str) -> None:
         raise UserError(
             f"method {method!r} changes the target itself while it loads: logits after a short prompt are off by "
             f"{off:.2g}. All methods would decode with the changed model. A method that changes the model works on a "
-            "copy, and `reference_for` names the autoregressive decoding that it is compared with"
+            "copy, and `baseline_for` names the autoregressive decoding that it is compared with"
         )

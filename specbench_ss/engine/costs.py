@@ -23,7 +23,7 @@ def model_shape(target: Target) -> dict[str, Any]:
     """
     weights = read_by_a_pass(target.model)
     whole = not _chooses_experts(target)
-    kv_bytes, attention_flops = _by_config(target) if target.taken_apart else _by_a_pass(target)
+    kv_bytes, attention_flops = _by_config(target) if target.has_layer_access else _by_a_pass(target)
     return {
         "weight_bytes": bytes_read(weights) if whole else None,
         "matrix_parameters": sum(entries(w) for w in weights if w.ndim == 2) if whole else None,
@@ -82,7 +82,7 @@ def read_by_a_pass(module: torch.nn.Module) -> list[Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnWork:
+class ExtraWork:
     """Entries of matrices that rows of the method's own are multiplied by in the pass that verifies.
 
     What drafting computes is left out, the LM head above all, which most drafters use again: it is counted of none.

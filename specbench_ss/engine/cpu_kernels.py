@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specbench_ss.engine import attention as attention_ways
-from specbench_ss.engine.architectures import Block, Family, rotary_table
+from specbench_ss.engine.architectures import Block, ModelParts, rotary_table
 from specbench_ss.engine.attention import Heads
-from specbench_ss.engine.device_map import moved, place_of
+from specbench_ss.engine.device_map import device_of, to_device_recursive
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.timing import clearly_fastest
 from specbench_ss.errors import UserError
@@ -65,7 +65,7 @@ def round_matrices(model: Any, name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldWeights:
+class Quantization:
     """How the weights of a target's linear layers are held.
 
     words: what was done, for the record. hold: does the same to another model, in place, and returns the words;
@@ -76,7 +76,7 @@ class HeldWeights:
     hold: Callable[[Any], str]
     reread: Callable[[], Any] | None = None
 
-    def of_another(self, model: Any) -> HeldWeights:
+    def of_another(self, model: Any) -> Quantization:
         """Hold another model's weights in the same way, in place. Raises UserError where that cannot be."""
         return replace(self, words=self.hold(model), reread=None)
 
@@ -97,14 +97,14 @@ SHARE = 4  # of the machine's memory the weights may take one part in so many
 HINT = 8  # rows that the order of the weights is chosen for
 
 
-Packing = Literal["", "whole", "half"]  # the second copy of weights: none, reordered in float32, in float16
+PrepackFormat = Literal["", "whole", "half"]  # the second copy of weights: none, reordered in float32, in float16
 
-_HALVED: WeakSet[Product] = WeakSet()
+_HALVED: WeakSet[PrepackedLinear] = WeakSet()
 Key = tuple[torch.Size, torch.dtype, int]  # shape and format of weights, threads
 _one_row: dict[Key, int] = {}  # fewest rows of the copy, as measured
 
 
-class Product:
+class PrepackedLinear:
     """x [.., in] -> x weight^T + bias [.., out], for inference. weight: [out, in].
 
     pack: `half` takes weights that are float16 numbers, as those of a model in that format and of its drafters are.
@@ -114,7 +114,7 @@ class Product:
     __slots__ = ("__weakref__", "bias", "half", "least", "most", "packed", "parts", "weight")
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, pack: Packing = "", parts: Sequence[Tensor] = ()
+        self, weight: Tensor, bias: Tensor | None = None, pack: PrepackFormat = "", parts: Sequence[Tensor] = ()
     ) -> None:
         self.weight, self.bias, self.parts = weight, bias, (*parts, weight)
         self.half = pack == "half" and is_half(weight)  # whether the copy is FBGEMM's
@@ -142,7 +142,7 @@ class Product:
 
 
 @torch.inference_mode()
-def measure_one_row(products: Iterable[Product]) -> None:
+def measure_one_row(products: Iterable[PrepackedLinear]) -> None:
     """Let one row take the copy where this machine multiplies it clearly faster so, and the weight itself elsewhere.
 
     All products of a shape run one after the other, so that weights come from where they come from in a pass. A
@@ -150,7 +150,7 @@ def measure_one_row(products: Iterable[Product]) -> None:
     SmolLM2 over one row took 1.3 times as long as one over five (docs/log.md). Once measured, a shape keeps its way in
     this process: a changed model and a drafter's layer of the same shapes go the base's.
     """
-    shapes: dict[torch.Size, list[Product]] = {}
+    shapes: dict[torch.Size, list[PrepackedLinear]] = {}
     for product in products:
         if product.packed is not None and not product.half:
             shapes.setdefault(product.weight.shape, []).append(product)
@@ -168,21 +168,21 @@ def _key(weight: Tensor) -> Key:
     return weight.shape, weight.dtype, torch.get_num_threads()
 
 
-def _multiply(same: Sequence[Product], x: Tensor, least: int) -> None:
+def _multiply(same: Sequence[PrepackedLinear], x: Tensor, least: int) -> None:
     """Put rows through every one of these, the copy serving so many rows and more."""
     for product in same:
         product.least = least
         product(x)
 
 
-def packing(weight: Tensor, weights_bytes: int, rounded: bool) -> Packing:
+def packing(weight: Tensor, weights_bytes: int, rounded: bool) -> PrepackFormat:
     """Return by which second copy products with weights like this one gain, where there is room for one.
 
     weights_bytes: of all weights of the model. rounded: the model's number format is float16 weights.
     """
     if weight.device.type != "cpu" or weight.dtype not in PACKED or not has_room(weights_bytes):
         return ""
-    if rounded and may_halve():
+    if rounded and supports_fp16_gemm():
         return "half"
     return "whole" if _works(weight.dtype) and (weight.dtype == torch.float32 or bfloat16_gains()) else ""
 
@@ -255,11 +255,13 @@ def bfloat16_gains() -> bool:
     """
     weight = torch.full((4096, 4096), 0.01, dtype=torch.bfloat16)  # more than a cache holds
     rows = weight.new_ones(HINT, len(weight))
-    return clearly_fastest({copy: partial(Product(weight, None, copy), rows) for copy in ("", "whole")}) == "whole"
+    return (
+        clearly_fastest({copy: partial(PrepackedLinear(weight, None, copy), rows) for copy in ("", "whole")}) == "whole"
+    )
 
 
 @functools.cache
-def may_halve() -> bool:
+def supports_fp16_gemm() -> bool:
     """Say whether this build of torch and this processor multiply float32 rows with weights kept in float16."""
     return _gives(lambda x, weight: torch.ops.quantized.linear_dynamic_fp16(x, _packed_half(weight, None)))
 
@@ -279,7 +281,7 @@ OFF_HALF = 2e-2
 Norm = tuple[Tensor, float]  # weight and epsilon of an RMSNorm
 
 
-class Turn:
+class RopeCache:
     """cos and signed sin [B, q, 1, head_dim] of the step at hand, made once for all layers.
 
     With its first half negative, sin turns x as in x cos + roll(x) sin, which needs no other sign.
@@ -299,13 +301,13 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Joined:
+class FusedWeights:
     """The weights of one layer, joined. heads, kv_heads, d: of attention. norm1 is None where nothing is normed."""
 
-    qkv: Product
-    out: Product
-    gate_up: Product
-    down: Product
+    qkv: PrepackedLinear
+    out: PrepackedLinear
+    gate_up: PrepackedLinear
+    down: PrepackedLinear
     act: Callable[[Tensor], Tensor]
     heads: int
     kv_heads: int
@@ -315,17 +317,17 @@ class Joined:
     head_norm: Norm | None  # weight [heads + kv_heads, d], as Qwen3 norms q and k
     layer: int
 
-    def products(self) -> tuple[Product, ...]:
+    def products(self) -> tuple[PrepackedLinear, ...]:
         """All of the layer."""
         return self.qkv, self.out, self.gate_up, self.down
 
 
 @dataclass(slots=True)
-class LeanBlock(Block):
+class FusedBlock(Block):
     """A block that computes with joined weights in inference mode, and as its modules do otherwise."""
 
-    joined: Joined
-    turn: Turn
+    joined: FusedWeights
+    rope: RopeCache
 
     def attend(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         """Attention's contribution to x [B, q, h] (to be added to it)."""
@@ -336,7 +338,7 @@ class LeanBlock(Block):
         qk, v = rows.split((w.heads + w.kv_heads, w.kv_heads), 2)
         if w.head_norm is not None:
             qk = F.rms_norm(qk, (w.d,), eps=w.head_norm[1]) * w.head_norm[0]
-        cos, sin = self.turn.of(rotary)
+        cos, sin = self.rope.of(rotary)
         qk = torch.addcmul(qk * cos, qk.roll(w.d // 2, -1), sin).transpose(1, 2)
         query, key, value = qk[:, : w.heads], qk[:, w.heads :], v.transpose(1, 2)
         if cache is not None:
@@ -346,10 +348,10 @@ class LeanBlock(Block):
         seen = attention(module, query, key, value, mask, dropout=0.0, scaling=module.scaling)[0]  # [B, q, heads, d]
         return w.out(seen.reshape(b, q, -1))
 
-    def feed(self, x: Tensor) -> Tensor:
+    def run_mlp(self, x: Tensor) -> Tensor:
         """The MLP's contribution to x [B, q, h]."""
         if not torch.is_inference_mode_enabled():
-            return Block.feed(self, x)
+            return Block.run_mlp(self, x)
         w = self.joined
         gate, up = w.gate_up(_normed(x, w.norm2)).chunk(2, -1)
         return w.down(w.act(gate).mul_(up))
@@ -359,32 +361,34 @@ def _normed(x: Tensor, norm: Norm | None) -> Tensor:
     return x if norm is None else F.rms_norm(x, (x.shape[-1],), norm[0], norm[1])
 
 
-def lean_blocks(family: Family, pack: Packing, device: torch.device) -> list[Block]:
+def fused_blocks(family: ModelParts, pack: PrepackFormat, device: torch.device) -> list[Block]:
     """Return the blocks of a family, lean where that is possible and agrees with the modules.
 
-    It changes no weight and draws no random number. pack: whether to keep a second copy of weights (`Product`).
+    It changes no weight and draws no random number. pack: whether to keep a second copy of weights (`PrepackedLinear`).
     device: that of cos and sin.
     """
     first = family.blocks[0].attention
     weight = next(first.parameters(), None)
     if family.rotary is None or weight is None or weight.is_meta or not holds_numbers(weight):
         return family.blocks
-    turn, like = Turn(), weight.new_empty(1, 1, 1, device=device)
+    turn, like = RopeCache(), weight.new_empty(1, 1, 1, device=device)
     cos, sin = rotary_table(family.rotary, FIRST + ROWS, like)
     rotary = cos[None, FIRST:], sin[None, FIRST:]
-    here = {at: moved(rotary, at) for at in {place_of(block.attention) or device for block in family.blocks}}
-    return [lean(block, here[place_of(block.attention) or device], turn, pack) for block in family.blocks]
+    here = {
+        at: to_device_recursive(rotary, at) for at in {device_of(block.attention) or device for block in family.blocks}
+    }
+    return [fuse(block, here[device_of(block.attention) or device], turn, pack) for block in family.blocks]
 
 
-def products_of(blocks: Sequence[Block], head: Any) -> list[Product]:
+def products_of(blocks: Sequence[Block], head: Any) -> list[PrepackedLinear]:
     """Return the matrix products of lean layers, in their order, and that of the LM head where it is one."""
-    every = [p for block in blocks if isinstance(block, LeanBlock) for p in block.joined.products()]
-    return [*every, head] if isinstance(head, Product) else every
+    every = [p for block in blocks if isinstance(block, FusedBlock) for p in block.joined.products()]
+    return [*every, head] if isinstance(head, PrepackedLinear) else every
 
 
-def in_words(blocks: Sequence[Block], head: Any) -> str:
+def describe(blocks: Sequence[Block], head: Any) -> str:
     """Say for the record what computes these layers and the LM head in inference."""
-    count = sum(isinstance(block, LeanBlock) for block in blocks)
+    count = sum(isinstance(block, FusedBlock) for block in blocks)
     layers = f"{count} of {len(blocks)} layers lean" if count else "layers as transformers wrote them"
     packed = [p for p in products_of(blocks, head) if p.packed is not None]
     if not packed:
@@ -396,7 +400,7 @@ def in_words(blocks: Sequence[Block], head: Any) -> str:
     return f"{layers}; products{of} of few rows by {by}{one}"
 
 
-def lean(block: Block, rotary: tuple[Tensor, Tensor], turn: Turn, pack: Packing) -> Block:
+def fuse(block: Block, rotary: tuple[Tensor, Tensor], turn: RopeCache, pack: PrepackFormat) -> Block:
     """Return the lean form of a block, or the block itself. rotary: cos, sin [1, ROWS, head_dim] to compare with.
 
     Weights without data, on the meta device, cannot be compared: their block stays.
@@ -406,16 +410,16 @@ def lean(block: Block, rotary: tuple[Tensor, Tensor], turn: Turn, pack: Packing)
     joined = _joined(block, rotary[0].shape[-1], pack)
     if joined is None:
         return block
-    made = LeanBlock(
+    made = FusedBlock(
         block.norm1, block.attention, block.norm2, block.mlp, block.parallel, block.cache_argument, block.window,
         joined, turn,
     )  # fmt: skip
     heads = Heads(str(rotary[0].device), rotary[0].dtype, joined.heads, joined.kv_heads, joined.d)
-    attention_ways.in_words(heads)  # what is fastest is measured now, also of a drafter's layers, and in no step
+    attention_ways.describe(heads)  # what is fastest is measured now, also of a drafter's layers, and in no step
     return made if _agree(block, made, rotary) else block
 
 
-def _joined(block: Block, turned: int, pack: Packing) -> Joined | None:
+def _joined(block: Block, turned: int, pack: PrepackFormat) -> FusedWeights | None:
     """Join a layer's weights; None where it is not of this form. turned: width of cos and sin."""
     attention: Any = block.attention
     parts, norms, act = _parts(block), _norms(block), _activation(block.mlp)
@@ -427,7 +431,7 @@ def _joined(block: Block, turned: int, pack: Packing) -> Joined | None:
     head_norm, known = _head_norm(attention, heads, kv_heads)
     if not known or any(norm and norm[0].dtype != out[0].weight.dtype for norm in norms):
         return None
-    return Joined(
+    return FusedWeights(
         _product(qkv, pack), _product(out, pack), _product(gate_up, pack), _product(down, pack), act,
         heads, kv_heads, turned, norms[0], norms[1], head_norm, attention.layer_idx,
     )  # fmt: skip
@@ -465,8 +469,8 @@ def _linears(owner: Any, names: Sequence[str]) -> list[nn.Linear]:
     return plain if len(plain) == len(names) else []
 
 
-def _product(modules: Sequence[nn.Linear], pack: Packing) -> Product:
-    return Product(_one(modules, "weight"), None if modules[0].bias is None else _one(modules, "bias"), pack)
+def _product(modules: Sequence[nn.Linear], pack: PrepackFormat) -> PrepackedLinear:
+    return PrepackedLinear(_one(modules, "weight"), None if modules[0].bias is None else _one(modules, "bias"), pack)
 
 
 def _norm(module: Any) -> Norm | None:
@@ -512,7 +516,7 @@ def _adjacent(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 @torch.inference_mode()
-def _agree(block: Block, made: LeanBlock, rotary: tuple[Tensor, Tensor]) -> bool:
+def _agree(block: Block, made: FusedBlock, rotary: tuple[Tensor, Tensor]) -> bool:
     """Say whether a lean block gives what its modules give, for rows behind some others."""
     weight, layer = made.joined.qkv.weight, made.joined.layer
     places = torch.arange(ROWS * weight.shape[1], device=weight.device)
@@ -521,7 +525,7 @@ def _agree(block: Block, made: LeanBlock, rotary: tuple[Tensor, Tensor]) -> bool
     for one in (block, made):
         cache = Cache(layer + 1, ROWS)
         seen = one.attend(x, cache, None, rotary)
-        results.append((seen, one.feed(seen), cache.keys[layer], cache.values[layer]))
+        results.append((seen, one.run_mlp(seen), cache.keys[layer], cache.values[layer]))
     allowed = LAYERS_OFF.get(weight.dtype, OFF_HALF)
     return all(_close(a, b, allowed) for a, b in zip(*results, strict=True))
 

@@ -30,7 +30,7 @@ SOMETHING_ELSE = "passes that give something else when they are replayed"
 PROOFS = 2  # tries at most: which of two equal numbers is the larger one may change from pass to pass
 
 
-class CannotReplay(Exception):  # noqa: N818 - not the user's fault, and none of the method's
+class GraphCaptureError(Exception):  # noqa: N818 - not the user's fault, and none of the method's
     """A pass cannot be recorded here, or gives something else when it is replayed. Its text says which."""
 
 
@@ -40,9 +40,9 @@ def _reason_told() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError:
-        raise CannotReplay("passes for whose recording there is not enough memory") from None
+        raise GraphCaptureError("passes for whose recording there is not enough memory") from None
     except (RuntimeError, NotImplementedError, TypeError) as error:  # of the device's own libraries
-        raise CannotReplay(f"passes that cannot be recorded ({first_line(error)})") from None
+        raise GraphCaptureError(f"passes that cannot be recorded ({first_line(error)})") from None
 
 
 def same(given: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
@@ -54,7 +54,7 @@ def same(given: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     return all(bool(((a == b) | (a.isnan() & b.isnan())).all()) for a, b in zip(given, expected, strict=True))
 
 
-def called(one: Pass) -> Pass:
+def run_eagerly(one: Pass) -> Pass:
     """Run the pass eagerly each time: over the same buffers as where it is replayed."""
     return one
 
@@ -179,7 +179,7 @@ class Buffers:
 
 
 @dataclass(slots=True)
-class Tensors:
+class TensorInputs:
     """What a function of tensors is given: a copy of each."""
 
     held: list[Tensor]
@@ -191,29 +191,29 @@ class Tensors:
 
 
 @dataclass(slots=True)
-class Form:
+class GraphInputs:
     """A pass over buffers. where: the keys and values that it writes; None without a cache."""
 
-    buffers: Buffers | Tensors
+    buffers: Buffers | TensorInputs
     one: Pass
     where: StaticRows | None = None
 
 
 @dataclass(slots=True)
-class Kept:
+class CapturedGraph:
     """A recording. memory: the cache's, which it writes. past: rows behind which it was recorded.
 
     proven: whether it gives what the pass gives that is run again, behind another number of rows where it has a cache.
     """
 
-    buffers: Buffers | Tensors
+    buffers: Buffers | TensorInputs
     replayed: Pass
     memory: Memory | None
     past: int | None
     proven: bool = False
 
 
-class StaticPasses:
+class CudaGraphRunner:
     """The replayed passes of one model. replay: how a pass is made again.
 
     A recording is used once it has given, behind another number of rows than it was recorded behind, what the same pass
@@ -228,32 +228,32 @@ class StaticPasses:
     def __init__(self, replay: Replay, widths: tuple[int, ...] = WIDTHS) -> None:
         self.replay, self.widths = replay, widths
         self.counts = Counter[str]()  # of what was made and tried
-        self.declined = Counter[str]()
-        self.kept: OrderedDict[Hashable, Kept] = OrderedDict()
+        self.fallbacks = Counter[str]()
+        self.kept: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
         self.memories: WeakKeyDictionary[Cache, Memory] = WeakKeyDictionary()  # of caches, when last seen
-        self.refused: dict[Hashable, str] = {}  # (name, rows or forms) of what cannot be replayed -> why
+        self.failed_captures: dict[Hashable, str] = {}  # (name, rows or forms) of what cannot be replayed -> why
 
     @property
-    def made(self) -> int:
+    def n_captures(self) -> int:
         """How many passes were recorded."""
         return self.counts["made"]
 
     @property
-    def tried(self) -> int:
+    def n_capture_attempts(self) -> int:
         """How often a pass was to be recorded or proven."""
         return self.counts["tried"]
 
-    def of_another(self) -> StaticPasses:
+    def of_another(self) -> CudaGraphRunner:
         """Return passes of another model of the same form, replayed in the same way."""
-        return StaticPasses(self.replay, self.widths)
+        return CudaGraphRunner(self.replay, self.widths)
 
-    def of_draft(self) -> StaticPasses:
+    def of_draft(self) -> CudaGraphRunner:
         """Return passes of a model that drafts for this one, whose counts are this one's as well."""
         own = self.of_another()
-        own.counts, own.declined = self.counts, self.declined
+        own.counts, own.fallbacks = self.counts, self.fallbacks
         return own
 
-    def forget(self, cache: Cache | None = None) -> None:
+    def evict(self, cache: Cache | None = None) -> None:
         """Keep no recording over this cache's memory, or none at all: that memory is not used any more."""
         if cache is None:
             self.kept.clear()
@@ -268,23 +268,23 @@ class StaticPasses:
         for key, kept in list(self.kept.items()):
             if is_gone(key) or (kept.memory is not None and id(kept.memory[0]) not in there):
                 self.kept.pop(key, None)
-        for kind in [kind for kind in self.refused if is_gone(kind)]:
-            del self.refused[kind]
+        for kind in [kind for kind in self.failed_captures if is_gone(kind)]:
+            del self.failed_captures[kind]
 
     def room(self, rows: int) -> int:
         """How many rows a cache needs for steps up to so many rows: padded ones besides, in whole blocks."""
         return _keys(rows + self.widths[-1])
 
-    def expand(self, cache: Cache, rows: int, zeroed: bool = False) -> None:
+    def reserve(self, cache: Cache, rows: int, zeroed: bool = False) -> None:
         """Empty a cache for a request of so many rows, with room for padded ones. zeroed: and fill it with zeros."""
         if self.room(rows) > cache.capacity:
-            self.forget(cache)  # before other memory is taken
+            self.evict(cache)  # before other memory is taken
         else:
             self._forget_what_is_gone()
         cache.spare, cache.block = self.widths[-1], BLOCK
-        cache.expand(self.room(rows))
+        cache.reserve(self.room(rows))
         if zeroed:
-            cache.wipe()
+            cache.zero_()
 
     def run(
         self,
@@ -305,13 +305,13 @@ class StaticPasses:
         if not _is_step(layer, cache):  # a prompt is made once, and its many rows keep a device busy
             return None
         if why := self._why_not(x, layer, cache, mask, rotary, self.widths[-1] if pad else UNPADDED):
-            self.declined[why] += 1
+            self.fallbacks[why] += 1
             return None
         past = cache.get_seq_length(layer)
         cache.check(past, past + q, layer)
         rows = _next(self.widths, q) if pad else q
         if _keys(past + rows) > cache.capacity:
-            self.declined[NO_ROOM] += 1
+            self.fallbacks[NO_ROOM] += 1
             return None
         if self.memories.get(cache, (None,))[0] is not cache.keys:
             self.memories[cache] = (cache.keys, cache.values)
@@ -328,9 +328,9 @@ class StaticPasses:
         """
         key = (held_weakly(name), *((tuple(tensor.shape), tensor.dtype) for tensor in given))
 
-        def form() -> Form:
-            buffers = Tensors([torch.zeros_like(tensor) for tensor in given])
-            return Form(buffers, lambda: function(*buffers.held))
+        def form() -> GraphInputs:
+            buffers = TensorInputs([torch.zeros_like(tensor) for tensor in given])
+            return GraphInputs(buffers, lambda: function(*buffers.held))
 
         outs = self._again(key, key, form, given)
         return function(*given) if outs is None else tuple(out.clone() for out in outs)
@@ -339,7 +339,7 @@ class StaticPasses:
         self,
         key: Hashable,
         kind: Hashable,
-        form: Callable[[], Form],
+        form: Callable[[], GraphInputs],
         given: Sequence[Any],
         past: int | None = None,
     ) -> tuple[Tensor, ...] | None:
@@ -349,16 +349,16 @@ class StaticPasses:
         made; None of a pass without a cache.
         """
         try:
-            if kind in self.refused:
-                raise CannotReplay(self.refused[kind])
+            if kind in self.failed_captures:
+                raise GraphCaptureError(self.failed_captures[kind])
             if key not in self.kept or not self.kept[key].proven:
                 with _reason_told():
                     made = self._first_times(key, form(), given, past)
                 if made is not None:
                     return made
-        except CannotReplay as error:
-            self.refused[kind] = str(error)
-            self.declined[str(error)] += 1
+        except GraphCaptureError as error:
+            self.failed_captures[kind] = str(error)
+            self.fallbacks[str(error)] += 1
             self.kept.pop(key, None)
             return None
         self.kept.move_to_end(key)
@@ -366,7 +366,7 @@ class StaticPasses:
         return self.kept[key].replayed()
 
     def _first_times(
-        self, key: Hashable, form: Form, given: Sequence[Any], past: int | None
+        self, key: Hashable, form: GraphInputs, given: Sequence[Any], past: int | None
     ) -> tuple[Tensor, ...] | None:
         """Record a pass, or prove its recording behind another number of rows; return what it gives until then.
 
@@ -376,7 +376,7 @@ class StaticPasses:
         if anew:  # over other rows than are given: what is baked in of these shows
             self.counts["tried"] += 1
             memory = None if form.where is None else (form.where.cache.keys, form.where.cache.values)
-            self.kept[key] = Kept(form.buffers, self.replay(form.one), memory, past)
+            self.kept[key] = CapturedGraph(form.buffers, self.replay(form.one), memory, past)
             self.counts["made"] += 1
             while len(self.kept) > MOST_KEPT:
                 self.kept.popitem(last=False)
@@ -388,13 +388,13 @@ class StaticPasses:
         kept.buffers.fill(*given)
         kept.proven = any(_gives_the_same(kept.replayed, form, given[0]) for _ in range(PROOFS))
         if not kept.proven:
-            raise CannotReplay(SOMETHING_ELSE)
+            raise GraphCaptureError(SOMETHING_ELSE)
         return None
 
-    def decline(self, why: str, layer: int, cache: Any) -> None:
+    def record_fallback(self, why: str, layer: int, cache: Any) -> None:
         """Count a pass that a method makes by itself, since it cannot be replayed, from the layer it begins with."""
         if _is_step(layer, cache):
-            self.declined[why] += 1
+            self.fallbacks[why] += 1
 
     def _why_not(self, x: Tensor, layer: int, cache: Any, mask: Tensor | None, rotary: Any, most: int) -> str:
         """Return why a pass cannot be captured; '' if it can. most: rows of the widest buffers."""
@@ -410,7 +410,7 @@ class StaticPasses:
         return "" if isinstance(cache, Cache) and cache.has(layer) else "a cache of another form"
 
 
-def _form(layers: Layers, x: Tensor, cache: Cache, rotary: Any, rows: int, past: int) -> Form:
+def _form(layers: Layers, x: Tensor, cache: Cache, rotary: Any, rows: int, past: int) -> GraphInputs:
     """Return a pass of so many rows behind `past` keys, over buffers of zeros."""
     turn = None if rotary is None else tuple(part.new_zeros(1, rows, part.shape[-1]) for part in rotary)
     buffers = Buffers(
@@ -425,10 +425,10 @@ def _form(layers: Layers, x: Tensor, cache: Cache, rotary: Any, rows: int, past:
         # layers know what they made of cos and sin by the pair that was given: a new one, for other values
         return layers(buffers.x, where, buffers.mask, None if turn is None else (turn[0], turn[1]))
 
-    return Form(buffers, one, where)
+    return GraphInputs(buffers, one, where)
 
 
-def _gives_the_same(replayed: Pass, form: Form, x: Tensor) -> bool:
+def _gives_the_same(replayed: Pass, form: GraphInputs, x: Tensor) -> bool:
     """Say whether a replay gives, and writes of rows x, what the pass does eagerly."""
     expected = [out.clone() for out in form.one()]
     if form.where is None:

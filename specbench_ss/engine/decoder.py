@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench_ss.engine.architectures import Outline
-from specbench_ss.engine.costs import OwnWork, read_by_a_pass
+from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.costs import ExtraWork, read_by_a_pass
 from specbench_ss.engine.kv_cache import Cache
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import Offer, Verdict, verify
+from specbench_ss.engine.verify import Offer, VerifyResult, verify
 from specbench_ss.errors import UserError
 from specbench_ss.options import REFERENCE, MethodSpec, NoOptions, option_values
 
@@ -42,10 +42,10 @@ class Step:
     draft_s + verify_s + accept_s + host_s = total_s.
     """
 
-    nodes: int
-    verified: int
-    depth: int
-    accepted: int
+    draft_nodes: int
+    verified_nodes: int
+    draft_depth: int
+    accepted_tokens: int
     tokens: int
     draft_s: float
     verify_s: float
@@ -60,7 +60,7 @@ class Generation:
 
     tokens: kept ids, the end token included when it ended the answer. The first one comes from prefill, the
     others from steps: len(tokens) == prefill_tokens + sum(step.tokens).
-    overshoot: accepted tokens beyond the cut, counted nowhere else.
+    tokens_past_stop: accepted tokens beyond the cut, counted nowhere else.
     offers: at a temperature above 0, the candidates for each token, for the test of what was accepted.
     """
 
@@ -70,8 +70,8 @@ class Generation:
     prefill_s: float
     prefill_tokens: int
     steps: list[Step] = field(default_factory=list)
-    overshoot: int = 0
-    draft_calls: int = 0
+    tokens_past_stop: int = 0
+    num_draft_forwards: int = 0
     offers: list[Offer] = field(default_factory=list)
 
     @property
@@ -90,25 +90,27 @@ class Generation:
         return sum(s.tokens for s in self.steps) / len(self.steps) if self.steps else None
 
     @property
-    def in_vain(self) -> bool:
+    def all_drafts_rejected(self) -> bool:
         """Whether something was drafted in every one of several steps and nothing of it accepted."""
-        return len(self.steps) > 1 and all(s.nodes and not s.accepted for s in self.steps)
+        return len(self.steps) > 1 and all(s.draft_nodes and not s.accepted_tokens for s in self.steps)
 
     def check(self) -> None:
         """Raise RuntimeError where the counts do not add up (an impossible result is a bug)."""
         wrong = [
-            s for s in self.steps if not (0 <= s.accepted <= s.depth <= s.nodes and 0 <= s.tokens <= s.accepted + 1)
+            s
+            for s in self.steps
+            if not (0 <= s.accepted_tokens <= s.draft_depth <= s.draft_nodes and 0 <= s.tokens <= s.accepted_tokens + 1)
         ]
         if wrong:
             raise RuntimeError(f"impossible counts of a step: {wrong[0]}")
-        made = self.prefill_tokens + sum(s.accepted + 1 for s in self.steps)
+        made = self.prefill_tokens + sum(s.accepted_tokens + 1 for s in self.steps)
         kept = self.prefill_tokens + sum(s.tokens for s in self.steps)
-        if len(self.tokens) != kept or kept + self.overshoot != made:
+        if len(self.tokens) != kept or kept + self.tokens_past_stop != made:
             raise RuntimeError(f"counts do not add up: {len(self.tokens)} tokens, {kept} kept, {made} made")
 
 
 @dataclass(slots=True)
-class State:
+class DecodeState:
     """What is known between two steps of one request.
 
     ids: prompt and answer so far, a list of S token ids; its last entry is the root: decided, not yet in the cache.
@@ -121,10 +123,10 @@ class State:
     prompt_tokens: int
     root: Tensor
     cache: Cache
-    sampling: Sampling
-    taps: dict[int, Tensor] = field(default_factory=dict)
+    sampling: SamplingParams
+    hidden_states: dict[int, Tensor] = field(default_factory=dict)
     rng: torch.Generator = field(default_factory=lambda: torch.Generator())
-    draft_calls: int = 0  # forward passes of a draft model, counted by the method that makes them
+    num_draft_forwards: int = 0  # forward passes of a draft model, counted by the method that makes them
 
     @property
     def position(self) -> int:
@@ -137,10 +139,11 @@ class Decoder(ABC):
 
     Subclasses set `name`, `summary`, `paper`, `lossless`, and a frozen dataclass `Options` whose fields carry
     `metadata={"help": ...}`. One object serves many prompts; `begin` must forget the last one entirely.
-    lossless: its output is that of the method that `reference_for` names; an object whose options give that up sets
+    lossless: its output is that of the method that `baseline_for` names; an object whose options give that up sets
     its own to False. autoregressive: each step is the root alone and keeps one token, which the loop enforces; only
-    such a method may be a reference. remembers: earlier prompts may change its speed, never its output; reports say so.
-    learnt: what is known of the training of its weights (`models.checkpoint.learnt`), set where they are loaded;
+    such a method may be a reference. stateful: earlier prompts may change its speed, never its output; reports say so.
+    training_info: what is known of the training of its weights (`models.checkpoint.read_training_info`), set where
+    they are loaded;
     it goes into the manifest, and reports show it beside the speed. advised: options that are as the folder of the
     weights advises (`models.checkpoint.read_advice`), set where they are loaded; a run says so, and the manifest too.
     """
@@ -150,19 +153,19 @@ class Decoder(ABC):
     paper: ClassVar[str] = ""
     autoregressive: ClassVar[bool] = False
     lossless: bool = True
-    remembers: bool = False
-    learnt: Mapping[str, Any] = MappingProxyType({})
+    stateful: bool = False
+    training_info: Mapping[str, Any] = MappingProxyType({})
     advised: Mapping[str, Any] = MappingProxyType({})
 
     Options: ClassVar[type[Any]] = NoOptions
-    taps: tuple[int, ...] = ()
+    hidden_states: tuple[int, ...] = ()
 
     def __init__(self, target: Target, options: Any = None) -> None:
         self.target = target
         self.options: Any = self.Options() if options is None else options
 
     @classmethod  # noqa: B027 - optional hook
-    def check(cls, options: Any, base: Outline) -> None:
+    def check(cls, options: Any, base: ModelInfo) -> None:
         """Raises UserError for what can be found wrong before the target's weights are loaded, and nothing downloaded.
 
         That is in the options, and in the files, headers and configurations of the method's own weights.
@@ -174,7 +177,7 @@ class Decoder(ABC):
         return cls(target, options)
 
     @classmethod
-    def examples(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
         """The method in its various shapes for any target, by a label each: what `ssbench check` holds to the laws.
 
         One that needs weights gives itself random ones. The target may be tiny: two layers, seven words.
@@ -182,7 +185,7 @@ class Decoder(ABC):
         return {"default": lambda: cls.load(target, cls.Options())}
 
     @classmethod
-    def reference_for(cls, options: Any) -> MethodSpec:
+    def baseline_for(cls, options: Any) -> MethodSpec:
         """Return the method whose output a lossless one must equal; a run includes it.
 
         Another one than autoregressive decoding of the target only where the method changes the model itself: then an
@@ -211,14 +214,14 @@ class Decoder(ABC):
         own = type(self)
         return own.next_logits is not Decoder.next_logits and own.answer_logits is Decoder.answer_logits
 
-    def described(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """What this object measures, JSON-ready: settings as resolved and, where it has weights, their hash.
 
         Goes into the manifest; a run is resumed only where it is the same.
         """
         return option_values(self.options)
 
-    def tunable(self) -> Mapping[str, Sequence[Any]]:
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
         """Options whose best value depends on the device, each with the values worth trying, the simplest first.
 
         None of them may change the output of a lossless method. Options that matter most come first. `ssbench tune`
@@ -227,18 +230,18 @@ class Decoder(ABC):
         """
         return {}
 
-    def variant(self, options: Any) -> Decoder:
+    def with_options(self, options: Any) -> Decoder:
         """The same method and weights with other values of tunable options. Raises UserError where they do not fit.
 
         Loads once more; a method whose weights are large overrides it to share them.
         """
         return type(self).load(self.target, options)
 
-    def beside(self) -> Decoder:
+    def clone(self) -> Decoder:
         """The same method with the same weights, for a request that is answered at the same time as this one's."""
-        return self.variant(self.options)
+        return self.with_options(self.options)
 
-    def max_rows(self) -> int | None:
+    def max_tokens_per_step(self) -> int | None:
         """The most rows that one step may put through the target, the root included; None where that is not known.
 
         The cache reserves as many as are stated, and a step that needs more ends the run with an error. Of a method
@@ -249,79 +252,79 @@ class Decoder(ABC):
     def drafter_weights(self) -> Iterable[Tensor] | None:
         """Weights that one call of the method's own drafter reads, for counting what a step costs; None: not known.
 
-        Found without being asked for where they are modules that are attributes. One whose `draft_calls` are counted
-        reads them once a call, any other once a step.
+        Found without being asked for where they are modules that are attributes. One whose `num_draft_forwards`
+        are counted reads them once a call, any other once a step.
         """
         modules = [value for value in vars(self).values() if isinstance(value, torch.nn.Module)]
         return [weight for module in modules for weight in read_by_a_pass(module)]
 
-    def own_work(self) -> OwnWork:
+    def extra_work(self) -> ExtraWork:
         """What rows of the method's own are multiplied by besides its nodes, for counting what a step costs."""
-        return OwnWork()
+        return ExtraWork()
 
-    def prefill(self, state: State, ids: Tensor) -> Output:
+    def prefill(self, state: DecodeState, ids: Tensor) -> Output:
         """Run the prompt ids [1, S] through the target; logits [1, 1, V] at the last position."""
-        return self.target.prefill(ids, state.cache, self.taps)
+        return self.target.prefill(ids, state.cache, self.hidden_states)
 
-    def begin(self, state: State) -> None:  # noqa: B027 - optional hook
+    def on_prefill(self, state: DecodeState) -> None:  # noqa: B027 - optional hook
         """A new prompt has been prefilled; forget the last one."""
 
-    def forget(self) -> None:  # noqa: B027 - optional hook
-        """Forget every earlier prompt, as after warm-up: what a method that `remembers` has to do there."""
+    def reset_history(self) -> None:  # noqa: B027 - optional hook
+        """Forget every earlier prompt, as after warm-up: what a method that is `stateful` has to do there."""
 
     @abstractmethod
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """The draft for this step; `DraftTree.root_only(state.root)` = plain autoregressive."""
 
-    def forward(self, state: State, tree: DraftTree) -> Output:
+    def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Verify the tree in one pass of the target: logits [1, n, V] for the n nodes of `Output.tree`."""
-        return self.target.forward_tree(tree, state.cache, self.taps)
+        return self.target.forward_tree(tree, state.cache, self.hidden_states)
 
-    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         """What of the verified tree is accepted: exactly the target's distribution.
 
         Only a method that is not lossless may have another rule.
         """
         return verify(output.logits[0], tree, state.sampling, state.rng)
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:  # noqa: B027 - optional hook
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:  # noqa: B027 - optional hook
         """The step is committed: state.ids, state.root, state.taps and the cache are already the new ones."""
 
 
-class Wrapped(Decoder):
+class DecoderWrapper(Decoder):
     """Does all that the loop asks of it as `inner` does. A subclass overrides the calls that it watches."""
 
     def __init__(self, inner: Decoder) -> None:
         super().__init__(inner.target, inner.options)
-        self.inner, self.taps = inner, inner.taps
+        self.inner, self.hidden_states = inner, inner.hidden_states
 
-    def max_rows(self) -> int | None:
+    def max_tokens_per_step(self) -> int | None:
         """As `inner`."""
-        return self.inner.max_rows()
+        return self.inner.max_tokens_per_step()
 
-    def prefill(self, state: State, ids: Tensor) -> Output:
+    def prefill(self, state: DecodeState, ids: Tensor) -> Output:
         """As `inner`."""
         return self.inner.prefill(state, ids)
 
-    def begin(self, state: State) -> None:
+    def on_prefill(self, state: DecodeState) -> None:
         """As `inner`."""
-        self.inner.begin(state)
+        self.inner.on_prefill(state)
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """As `inner`."""
         return self.inner.propose(state)
 
-    def forward(self, state: State, tree: DraftTree) -> Output:
+    def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """As `inner`."""
         return self.inner.forward(state, tree)
 
-    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         """As `inner`."""
         return self.inner.accept(state, tree, output)
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
         """As `inner`."""
-        self.inner.observe(state, verdict, output)
+        self.inner.update(state, verdict, output)
 
 
 def models_of(decoders: Iterable[Decoder]) -> list[Target]:
@@ -334,7 +337,7 @@ def drop_caches(decoder: Decoder) -> None:
     """Forget what a method's caches and its models' hold, and their memory: a request was broken off at any place."""
     for held in _held_by(decoder):
         if isinstance(held, Cache):
-            held.drop()
+            held.free()
         elif isinstance(held, Target):
             held.drop_cache()
 
@@ -342,14 +345,14 @@ def drop_caches(decoder: Decoder) -> None:
 @contextmanager
 def eager_passes(decoder: Decoder) -> Iterator[None]:
     """Within: the method's models run their passes eagerly, where they are replayed otherwise too."""
-    before = [(model, model.passes) for model in models_of([decoder])]
+    before = [(model, model.graphs) for model in models_of([decoder])]
     for model, _ in before:
-        model.passes = None
+        model.graphs = None
     try:
         yield
     finally:
         for model, passes in before:
-            model.passes = passes
+            model.graphs = passes
 
 
 def _held_by(decoder: Decoder) -> Iterator[Any]:
@@ -363,7 +366,7 @@ def _held_by(decoder: Decoder) -> Iterator[Any]:
 
 
 def check_reference(method: type[Decoder], reference: type[Decoder]) -> None:
-    """Raise UserError if a method may not be compared with the one that its `reference_for` names.
+    """Raise UserError if a method may not be compared with the one that its `baseline_for` names.
 
     The autoregressive baseline is a reference of every method. Any other reference must be autoregressive: it keeps one
     token a step, which the loop enforces (`generate.Session`). It is compared with the baseline alone, so that no
@@ -371,9 +374,9 @@ def check_reference(method: type[Decoder], reference: type[Decoder]) -> None:
     """
     if reference.name == REFERENCE:
         return
-    named = f"method {method.name!r}: reference_for names {reference.name!r}"
+    named = f"method {method.name!r}: baseline_for names {reference.name!r}"
     if method.autoregressive:
-        raise UserError(f"{named}; the reference of an autoregressive method is {REFERENCE!r}: leave reference_for out")
+        raise UserError(f"{named}; the reference of an autoregressive method is {REFERENCE!r}: leave baseline_for out")
     if not reference.autoregressive:
         raise UserError(
             f"{named}, which is not autoregressive; name {REFERENCE!r} or autoregressive decoding of its model"
@@ -381,10 +384,10 @@ def check_reference(method: type[Decoder], reference: type[Decoder]) -> None:
 
 
 def reference_spec(method: type[Decoder] | Decoder, options: Any) -> MethodSpec:
-    """Return what `reference_for` gives. Raises UserError for anything but a MethodSpec."""
-    found = method.reference_for(options)
+    """Return what `baseline_for` gives. Raises UserError for anything but a MethodSpec."""
+    found = method.baseline_for(options)
     if not isinstance(found, MethodSpec):
-        raise UserError(f"method {method.name!r}: reference_for returns {found!r}; return MethodSpec(name)")
+        raise UserError(f"method {method.name!r}: baseline_for returns {found!r}; return MethodSpec(name)")
     return found
 
 
@@ -403,16 +406,16 @@ def references(decoders: Mapping[str, Decoder]) -> dict[str, str]:
     return found
 
 
-CHOOSING = {"topk", "argmax", "max", "sort", "multinomial", "_softmax", "_log_softmax", "logsumexp"}  # of torch
+SELECTION_OPS = {"topk", "argmax", "max", "sort", "multinomial", "_softmax", "_log_softmax", "logsumexp"}  # of torch
 
 
-class ChoosingWatch(TorchDispatchMode):
+class NonFiniteDetector(TorchDispatchMode):
     """Sees whether any tensor that tokens are chosen from holds NaN or infinity. -inf is allowed: it means never."""
 
     found = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Look at the first argument of an operation that chooses, and let it go on."""
-        if func.overloadpacket.__name__ in CHOOSING and args[0].is_floating_point():
+        if func.overloadpacket.__name__ in SELECTION_OPS and args[0].is_floating_point():
             self.found = self.found or bool((args[0].isnan() | (args[0] == math.inf)).any())
         return func(*args, **(kwargs or {}))

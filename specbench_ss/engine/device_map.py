@@ -22,7 +22,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor if tensor.device == device else tensor.to(device)
 
 
-class Movable(ABC):
+class PerDevice(ABC):
     """What holds tensors that layers are given."""
 
     @abstractmethod
@@ -30,18 +30,18 @@ class Movable(ABC):
         """Return the same with its tensors on the device."""
 
 
-def moved(value: Any, device: torch.device) -> Any:
-    """Return a value with all tensors in it on the device: a tensor, something `Movable`, a tuple, list or dict."""
+def to_device_recursive(value: Any, device: torch.device) -> Any:
+    """Return a value with all tensors in it on the device: a tensor, something `PerDevice`, a tuple, list or dict."""
     if isinstance(value, torch.Tensor):
         return to_device(value, device)
-    if isinstance(value, Movable):
+    if isinstance(value, PerDevice):
         return value.on(device)
     if isinstance(value, dict):
-        return {name: moved(one, device) for name, one in value.items()}
-    return type(value)(moved(one, device) for one in value) if isinstance(value, (tuple, list)) else value
+        return {name: to_device_recursive(one, device) for name, one in value.items()}
+    return type(value)(to_device_recursive(one, device) for one in value) if isinstance(value, (tuple, list)) else value
 
 
-class Given:
+class PerDeviceInputs:
     """What layers are given beside rows, moved once to each device in a pass, however many layers lie there.
 
     A pass goes up the layers. A layer that is not above the last one begins another: masks may be written anew by then.
@@ -61,18 +61,18 @@ class Given:
     def _one(self, value: Any, device: torch.device) -> Any:
         key = id(value), device
         if key not in self.made:
-            self.made[key] = value, moved(value, device)
+            self.made[key] = value, to_device_recursive(value, device)
         return self.made[key][1]
 
 
-class Placed:
+class DeviceBlock:
     """A block of a model whose layers lie on several devices. It takes rows from any, and returns them there.
 
     So whoever calls blocks one after the other needs to know nothing of devices. Who brings the rows to `device` first
     (`Target.carried`) spares that they go there and back at every layer.
     """
 
-    def __init__(self, block: Any, number: int, device: torch.device, given: Given) -> None:
+    def __init__(self, block: Any, number: int, device: torch.device, given: PerDeviceInputs) -> None:
         self.block, self.number, self.device, self.given = block, number, device, given
 
     def __getattr__(self, name: str) -> Any:
@@ -88,36 +88,36 @@ class Placed:
         """Return attention's contribution, as `architectures.Block` does."""
         return self._called(self.block.attend, x, cache, mask, rotary)
 
-    def feed(self, x: Tensor) -> Tensor:
+    def run_mlp(self, x: Tensor) -> Tensor:
         """Return the MLP's contribution, as `architectures.Block` does."""
-        return to_device(self.block.feed(to_device(x, self.device)), x.device)
+        return to_device(self.block.run_mlp(to_device(x, self.device)), x.device)
 
     def _called(self, part: Callable[..., Tensor], x: Tensor, cache: Any, mask: Any, rotary: Any) -> Tensor:
         here = self.given.on(self.device, self.number, mask, rotary)
         return to_device(part(to_device(x, self.device), cache, *here), x.device)
 
 
-def place_of(module: nn.Module) -> torch.device | None:
+def device_of(module: nn.Module) -> torch.device | None:
     """Return the device that a module's weights lie on; None where it has none."""
     weight = next(module.parameters(), None)
     return None if weight is None else weight.device
 
 
-def placed(blocks: Sequence[Any], modules: Sequence[nn.Module], first: torch.device) -> list[Any]:
+def place_blocks(blocks: Sequence[Any], modules: Sequence[nn.Module], first: torch.device) -> list[Any]:
     """Return the blocks, each of which knows its device where one of them lies on another than the first.
 
     modules: of each block, one that lies where it does.
     """
-    devices = [place_of(module) or first for module in modules]
+    devices = [device_of(module) or first for module in modules]
     if set(devices) <= {first}:
         return list(blocks)
-    given = Given()
-    return [Placed(block, i, device, given) for i, (block, device) in enumerate(zip(blocks, devices, strict=True))]
+    given = PerDeviceInputs()
+    return [DeviceBlock(block, i, device, given) for i, (block, device) in enumerate(zip(blocks, devices, strict=True))]
 
 
-def layers_on(blocks: Sequence[Any], first: torch.device) -> dict[torch.device, list[int]]:
+def layer_devices(blocks: Sequence[Any], first: torch.device) -> dict[torch.device, list[int]]:
     """Return the layers that lie on each device, the first device first, ascending."""
     found: dict[torch.device, list[int]] = {first: []}
     for i, block in enumerate(blocks):
-        found.setdefault(block.device if isinstance(block, Placed) else first, []).append(i)
+        found.setdefault(block.device if isinstance(block, DeviceBlock) else first, []).append(i)
     return found

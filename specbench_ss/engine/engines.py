@@ -11,7 +11,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.cuda_graphs import Graphs, Replay, StaticPasses
+from specbench_ss.engine.cuda_graphs import CudaGraphRunner, Graphs, Replay
 from specbench_ss.engine.numerics import FRACTION_BITS, near_tie_drop
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
@@ -61,9 +61,9 @@ def replay_steps(target: Target, replay: Replay, by: str) -> None:
     unpadded = _logits(target)
     problem = "passes that were broken off"
     try:
-        passes = target.passes = StaticPasses(replay)
-        agreed = all(map(agree, _logits(target), unpadded))
-        problem = next(iter(passes.declined), "" if agreed else "other logits when rows and keys are added to a pass")
+        passes = target.graphs = CudaGraphRunner(replay)
+        agreed = all(map(allclose_rows, _logits(target), unpadded))
+        problem = next(iter(passes.fallbacks), "" if agreed else "other logits when rows and keys are added to a pass")
     except torch.OutOfMemoryError:
         problem = "not enough memory for recordings of its passes"
     except RuntimeError as error:  # of the device's own libraries
@@ -71,7 +71,7 @@ def replay_steps(target: Target, replay: Replay, by: str) -> None:
     finally:
         target.drop_cache()
         if problem:
-            target.passes = None
+            target.graphs = None
     if problem:
         raise UserError(f"engine graph does not work with {target.name!r}: it has {problem}; engine eager does")
     target.computed += f"; steps replayed by {by}"
@@ -79,15 +79,15 @@ def replay_steps(target: Target, replay: Replay, by: str) -> None:
 
 def replay_draft(draft: Target, target: Target) -> None:
     """Have the passes of a model that drafts replayed as the target's are, where those are and its own can be."""
-    if isinstance(target.passes, StaticPasses) and draft.passes is None and not draft.not_replayable:
-        draft.passes = target.passes.of_draft()
+    if isinstance(target.graphs, CudaGraphRunner) and draft.graphs is None and not draft.not_replayable:
+        draft.graphs = target.graphs.of_draft()
 
 
-def agree(given: Tensor, expected: Tensor) -> bool:
+def allclose_rows(given: Tensor, expected: Tensor) -> bool:
     """Return True if two logits tensors [.., V] agree within rounding.
 
-    In half precision, where rounding may change a third of them, the best token of each row must be a near-tie of the
-    best expected one. In full precision every number counts.
+    In half precision, where rounding may change a third of them, the best token of each row must be a numerical
+    tie of the best expected one. In full precision every number counts.
     """
     finite = expected.isfinite()
     if not (torch.equal(given.isfinite(), finite) and finite.any()):
@@ -115,6 +115,6 @@ def _logits(target: Target) -> list[Tensor]:
     made: list[Tensor] = []
     for parents in (*TREES, *TREES):
         tokens = words[: len(parents)] if len(made) < len(TREES) else words[-len(parents) :]
-        made.append(target.forward_tree(DraftTree.of(tokens, parents), cache).logits)
-        cache.advance(1)
+        made.append(target.forward_tree(DraftTree.from_parents(tokens, parents), cache).logits)
+        cache.commit(1)
     return made

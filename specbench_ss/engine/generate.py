@@ -1,4 +1,4 @@
-"""The decoding loop, once for all methods: prefill, propose, forward, verify, commit, observe.
+"""The decoding loop, once for all methods: prefill, propose, forward, verify, commit, update.
 
 Every count, cut and time is made here, so that no method can count or stop differently.
 """
@@ -15,29 +15,29 @@ from torch import Tensor
 
 from specbench_ss.engine.checks import NotFinite, check_logits, why
 from specbench_ss.engine.decoder import (
-    ChoosingWatch,
     Decoder,
+    DecodeState,
     Finish,
     Generation,
-    State,
+    NonFiniteDetector,
     Step,
     drop_caches,
     eager_passes,
 )
 from specbench_ss.engine.kv_cache import Cache
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.timing import Clock, now
 from specbench_ss.engine.tree import DraftTree, indices
-from specbench_ss.engine.verify import Candidates, Verdict, candidates, offers, verify
+from specbench_ss.engine.verify import Candidates, VerifyResult, candidates, offers, verify
 from specbench_ss.errors import UserError
 
 PROBED = 4  # tokens of an answer that is begun once more, to see what its drafts are chosen from
-FIRST_GUESS = 64  # rows of a step that the cache reserves where a method does not say how many it needs
+DEFAULT_STEP_TOKENS = 64  # rows of a step that the cache reserves where a method does not say how many it needs
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StopParams:
     """Where an answer ends: after max_new_tokens, after one of stop_ids, or with the token completing a stop string."""
 
     max_new_tokens: int
@@ -45,10 +45,10 @@ class Limits:
     stop_strings: tuple[str, ...] = ()
 
 
-class Cutter:
+class StopChecker:
     """Decides, token by token, where the answer ends."""
 
-    def __init__(self, target: Target, limits: Limits, prompt_tokens: int) -> None:
+    def __init__(self, target: Target, limits: StopParams, prompt_tokens: int) -> None:
         room = target.context_length - prompt_tokens
         self.cap = min(limits.max_new_tokens, room)
         self.cap_reason: Finish = "length" if limits.max_new_tokens <= room else "context"
@@ -75,7 +75,7 @@ class Cutter:
         return any(s in text for s in self.limits.stop_strings)
 
 
-class Session:
+class DecodeSession:
     """One request on its way through the loop.
 
     began: when it was made, by `timing.now`; the time since then is part of its prefill. None: from the prefill.
@@ -85,21 +85,21 @@ class Session:
         self,
         decoder: Decoder,
         prompt: Sequence[int],
-        limits: Limits,
-        sampling: Sampling,
+        limits: StopParams,
+        sampling: SamplingParams,
         cache: Cache,
         began: float | None = None,
     ) -> None:
         target = decoder.target
         self.decoder, self.target, self.cache, self.sampling = decoder, target, cache, sampling
-        self.cutter = Cutter(target, limits, len(prompt))
+        self.cutter = StopChecker(target, limits, len(prompt))
         self.rng = torch.Generator(target.device).manual_seed(sampling.seed)
-        self.clock = Clock(*target.layers_on)
+        self.clock = Clock(*target.layer_devices)
         self.prompt, self.began = list(prompt), began
         self.finish: Finish | None = None
-        self.overshoot = 0
+        self.tokens_past_stop = 0
         self.candidates: list[Candidates] = []  # of every kept token, at a temperature above 0
-        self.rows = decoder.max_rows()
+        self.rows = decoder.max_tokens_per_step()
         self.one_token = type(decoder).autoregressive
         self.largest: list[tuple[Tensor, list[int]]] = []  # of every step, for `check_logits`
 
@@ -114,28 +114,28 @@ class Session:
         check_logits(self.largest, self.target.dtype)
         answer, prompt_tokens = state.ids[len(self.prompt) :], len(self.prompt)
         self._check_known(f"{self.decoder.name} answered with", answer)
-        counts = (self.overshoot, state.draft_calls)
+        counts = (self.tokens_past_stop, state.num_draft_forwards)
         return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, *counts, offers(self.candidates))
 
-    def prefill(self) -> tuple[State, float]:
+    def prefill(self) -> tuple[DecodeState, float]:
         """Run the prompt; the first token comes from here."""
         self.clock.start()
         before = 0.0 if self.began is None else self.clock.started - self.began
         self._allow(len(self.prompt))
-        state = State(self.prompt, len(self.prompt), torch.empty(0), self.cache, self.sampling, rng=self.rng)
+        state = DecodeState(self.prompt, len(self.prompt), torch.empty(0), self.cache, self.sampling, rng=self.rng)
         ids = torch.tensor([self.prompt], device=self.target.device)
         output = self.decoder.prefill(state, ids)
         first = verify(output.logits[0], DraftTree.root_only(ids[0, -1:]), self.sampling, self.rng)
-        self._look(first, output)
+        self._record_max_logits(first, output)
         state.ids, state.root = [*self.prompt, *first.tokens], first.next_token
-        state.taps = {layer: t[:, -1:] for layer, t in output.taps.items()}
-        self.decoder.begin(state)
+        state.hidden_states = {layer: t[:, -1:] for layer, t in output.hidden_states.items()}
+        self.decoder.on_prefill(state)
         seconds, _ = self.clock.stop()
         _, self.finish = self.cutter.cut([], first.tokens)
         self.candidates = [] if self.sampling.greedy else [Candidates([0])]
         return state, before + seconds
 
-    def step(self, state: State) -> Step:
+    def step(self, state: DecodeState) -> Step:
         """Make one step: draft, verify, accept."""
         clock = self.clock
         clock.start()
@@ -147,22 +147,22 @@ class Session:
         kept = output.tree or tree
         verdict = self.decoder.accept(state, kept, output)
         self._check_kept(len(tree), verdict, state.ids[-1])
-        self._look(verdict, output)
+        self._record_max_logits(verdict, output)
         new, self.finish = self.cutter.cut(state.ids[state.prompt_tokens :], verdict.tokens)
         self._commit(state, verdict, output, new)
         clock.mark()
         if self.finish is None:
             self._allow(state.position)
-            self.decoder.observe(state, verdict, output)
+            self.decoder.update(state, verdict, output)
         clock.mark()
-        total, (draft, forward, accept, observe) = clock.stop()
-        parts = (draft + observe, forward, accept)
+        total, (draft, forward, accept, update) = clock.stop()
+        parts = (draft + update, forward, accept)
         host = max(0.0, total - sum(parts))
         if not self.sampling.greedy:
             self.candidates.append(candidates(kept, verdict.path[:new]))
-        return Step(len(tree) - 1, len(kept) - 1, tree.shape.depth, verdict.accepted, new, *parts, host, total)
+        return Step(len(tree) - 1, len(kept) - 1, tree.topology.depth, verdict.accepted, new, *parts, host, total)
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """Return the method's draft. Raises TypeError for what is none."""
         tree = self.decoder.propose(state)
         if not isinstance(tree, DraftTree):
@@ -171,7 +171,7 @@ class Session:
             raise TypeError(f"propose returned a DraftTree of {len(tree)} nodes whose tokens are {_named(tree.tokens)}")
         return tree
 
-    def _forward(self, state: State, tree: DraftTree) -> Output:
+    def _forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Run the method's pass over the draft. Raises ValueError for tokens that the model lacks, where that shows.
 
         They are looked for when the pass has failed: asking before would make every step wait for the device.
@@ -189,10 +189,10 @@ class Session:
         if unknown is not None:
             raise ValueError(f"{said} token {unknown}, the model has {words:,} tokens")
 
-    def _check_kept(self, nodes: int, verdict: Verdict, root: int) -> None:
+    def _check_kept(self, nodes: int, verdict: VerifyResult, root: int) -> None:
         """Raise ValueError for a step that keeps no token, another root, and drafts of an autoregressive method."""
         name = self.decoder.name
-        if not isinstance(verdict, Verdict) or verdict.path[:1] != [0]:
+        if not isinstance(verdict, VerifyResult) or verdict.path[:1] != [0]:
             raise TypeError(
                 f"{name}: accept returned {_named(verdict)}; return a Verdict whose path begins with node 0"
             )
@@ -204,7 +204,7 @@ class Session:
         if verdict.root not in (None, root):
             raise ValueError(f"propose returned a tree under token {verdict.root}, not state.root, {root}")
 
-    def _look(self, verdict: Verdict, output: Output) -> None:
+    def _record_max_logits(self, verdict: VerifyResult, output: Output) -> None:
         """Keep what `run` looks at when the answer is complete: nothing is waited for here.
 
         A rule that neither gives the largest logits nor has looked at its rows by itself is not taken at its word.
@@ -215,40 +215,40 @@ class Session:
 
     def _allow(self, decided: int) -> None:
         """Rows of these decided tokens, and as many as the method says that it needs."""
-        self.cache.allow(None if self.rows is None else decided + self.rows)
+        self.cache.set_limit(None if self.rows is None else decided + self.rows)
 
-    def _within_context(self, tree: DraftTree, state: State) -> DraftTree:
+    def _within_context(self, tree: DraftTree, state: DecodeState) -> DraftTree:
         """Without the nodes whose position the model does not have."""
         room = self.target.context_length - 1 - state.position
-        if tree.shape.deepest <= room:
+        if tree.topology.deepest <= room:
             return tree
-        return tree.select([i for i, d in enumerate(tree.shape.depths) if d <= room])
+        return tree.subtree([i for i, d in enumerate(tree.topology.depths) if d <= room])
 
-    def _commit(self, state: State, verdict: Verdict, output: Output, kept: int) -> None:
+    def _commit(self, state: DecodeState, verdict: VerifyResult, output: Output, kept: int) -> None:
         """Tokens, root, taps and cache of the accepted path."""
         path, start = verdict.path, state.position
         ranges = output.rows or [(0, self.target.n_layers, range(len(output.logits[0])))]
         for lo, hi, offsets in ranges:
-            self.cache.keep(start, taken(offsets, path), lo, hi)
+            self.cache.compact(start, gather_offsets(offsets, path), lo, hi)
         state.ids = state.ids + verdict.tokens[:kept]
         state.root = verdict.next_token
         node = path[-1]
-        state.taps = {layer: t[:, node : node + 1] for layer, t in output.taps.items()}
-        self.overshoot += len(verdict.tokens) - kept
+        state.hidden_states = {layer: t[:, node : node + 1] for layer, t in output.hidden_states.items()}
+        self.tokens_past_stop += len(verdict.tokens) - kept
 
 
-class DraftProbe(Session):
+class DraftProbe(DecodeSession):
     """One request whose drafts are watched: the probabilities that they were drawn from count among what is chosen."""
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         """Return the method's draft."""
         tree = super().propose(state)
         if tree.draft_probs is not None:
-            tree.draft_probs.max()  # which a `ChoosingWatch` looks at
+            tree.draft_probs.max()  # which a `NonFiniteDetector` looks at
         return tree
 
 
-def taken(offsets: Sequence[int] | Tensor, path: list[int]) -> Sequence[int] | Tensor:
+def gather_offsets(offsets: Sequence[int] | Tensor, path: list[int]) -> Sequence[int] | Tensor:
     """Return the offsets of these nodes; where they are on a device that is waited for, they stay there."""
     if not isinstance(offsets, torch.Tensor):
         return [offsets[i] for i in path]
@@ -268,8 +268,8 @@ def _named(value: object) -> str:
 def generate(
     decoder: Decoder,
     prompt: Sequence[int],
-    limits: Limits,
-    sampling: Sampling,
+    limits: StopParams,
+    sampling: SamplingParams,
     on_step: Callable[[int], None] | None = None,
 ) -> Generation:
     """Answer one prompt as `decode` does, and then look at the drafts of an answer that calls for it.
@@ -277,13 +277,13 @@ def generate(
     An answer to which no draft contributed, or that failed, is begun once more, untimed, to see what the drafts were
     chosen from: of NaN, too, there is a best. Raises what `decode` and `probe_drafts` raise.
     """
-    return looked_into(
+    return with_nan_probe(
         lambda: decode(decoder, prompt, limits, sampling, on_step),
         lambda: probe_drafts(decoder, prompt, limits, sampling),
     )
 
 
-def looked_into(answer: Callable[[], Generation], probe: Callable[[], None]) -> Generation:
+def with_nan_probe(answer: Callable[[], Generation], probe: Callable[[], None]) -> Generation:
     """Return what `answer` gives. Where it fails, or no draft contributed to it, `probe` is called first."""
     try:
         result = answer()
@@ -292,7 +292,7 @@ def looked_into(answer: Callable[[], Generation], probe: Callable[[], None]) -> 
     except Exception:
         probe()
         raise
-    if result.in_vain:
+    if result.all_drafts_rejected:
         probe()
     return result
 
@@ -300,10 +300,10 @@ def looked_into(answer: Callable[[], Generation], probe: Callable[[], None]) -> 
 def decode(
     decoder: Decoder,
     prompt: Sequence[int],
-    limits: Limits,
-    sampling: Sampling,
+    limits: StopParams,
+    sampling: SamplingParams,
     on_step: Callable[[int], None] | None = None,
-    session: type[Session] = Session,
+    session: type[DecodeSession] = DecodeSession,
 ) -> Generation:
     """Answer one prompt, and do nothing else: what a run measures.
 
@@ -315,7 +315,7 @@ def decode(
     target = decoder.target
     check_prompt(target, prompt)
     with torch.inference_mode():
-        cache = target.request_cache(*room_for(decoder, prompt, limits))
+        cache = target.request_cache(*kv_cache_size(decoder, prompt, limits))
         try:
             result = session(decoder, prompt, limits, sampling, cache, began).run(on_step)
         except BaseException:
@@ -335,21 +335,21 @@ def check_prompt(target: Target, prompt: Sequence[int]) -> None:
         )
 
 
-def room_for(decoder: Decoder, prompt: Sequence[int], limits: Limits) -> tuple[int, bool]:
+def kv_cache_size(decoder: Decoder, prompt: Sequence[int], limits: StopParams) -> tuple[int, bool]:
     """Return the rows of a cache for the prompt and its answer, and whether the cache may have to grow."""
-    stated = decoder.max_rows()
+    stated = decoder.max_tokens_per_step()
     most = min(decoder.target.context_length, len(prompt) + limits.max_new_tokens)
-    return most + (FIRST_GUESS if stated is None else stated), stated is None
+    return most + (DEFAULT_STEP_TOKENS if stated is None else stated), stated is None
 
 
-def probe_drafts(decoder: Decoder, prompt: Sequence[int], limits: Limits, sampling: Sampling) -> None:
+def probe_drafts(decoder: Decoder, prompt: Sequence[int], limits: StopParams, sampling: SamplingParams) -> None:
     """Begin the answer once more, slowly. Raises NotFinite where a token is chosen from NaN or infinity, nothing else.
 
     A method that remembers prompts is left alone: it would know this one twice.
     """
-    if decoder.remembers:
+    if decoder.stateful:
         return
-    seen = ChoosingWatch()  # type: ignore[no-untyped-call]
+    seen = NonFiniteDetector()  # type: ignore[no-untyped-call]
     with suppress(Exception), eager_passes(decoder), seen:  # what is chosen in a replay is not seen
         decode(decoder, prompt, replace(limits, max_new_tokens=PROBED), sampling, session=DraftProbe)
     if seen.found:

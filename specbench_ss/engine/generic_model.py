@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
 
 from specbench_ss.engine.attention import NAME, set_attention, without_warnings
-from specbench_ss.engine.device_map import Movable, moved, place_of, to_device
+from specbench_ss.engine.device_map import PerDevice, device_of, to_device, to_device_recursive
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError, first_line
 
@@ -36,15 +36,15 @@ KINDS_OF_LAYERS = {"full_attention", "sliding_attention"}
 TRIED = 9  # tokens of the pass that is observed
 
 
-def cannot_be_used(config: Any, why: str) -> UserError:
+def unsupported_architecture(config: Any, why: str) -> UserError:
     """Return the refusal of an architecture, with the reason."""
     return UserError(f"model type {config.model_type!r} cannot be used: {why}")
 
 
-def check_unknown(config: Any) -> None:
+def check_generic(config: Any) -> None:
     """Raise UserError, with the reason, for a model that is no decoder of attention layers with a cache."""
     if problem := _problem(config):
-        raise cannot_be_used(config, problem)
+        raise unsupported_architecture(config, problem)
 
 
 def _problem(config: Any) -> str:
@@ -64,7 +64,7 @@ def _problem(config: Any) -> str:
 
 
 @dataclass(slots=True)
-class Record:
+class LayerTrace:
     """One pass of a decoder.
 
     calls: of each layer, the states [B, q, h] that enter it and its other arguments by their names. last: the last
@@ -93,7 +93,7 @@ def stand_in(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
             module.__dict__["forward"] = before
 
 
-class OwnDecoder:
+class HfDecoder:
     """A causal LM's decoder and its layers. Raises UserError where they cannot be found."""
 
     def __init__(self, model: Any) -> None:
@@ -110,12 +110,12 @@ class OwnDecoder:
         self.in_tuple = [False] * len(self.layers)  # whether a layer returns its states inside a tuple
         self.mask: Tensor | None = None  # given to the decoder, which then makes none
 
-    def record(self, ids: Tensor, positions: Tensor | None = None, real: bool = False) -> Record:
+    def record(self, ids: Tensor, positions: Tensor | None = None, real: bool = False) -> LayerTrace:
         """Run the decoder on ids [B, q] at positions [1 or B, q] and record it.
 
         real: run the layers too; else states pass them unchanged.
         """
-        seen = Record(cache=DynamicCache())
+        seen = LayerTrace(cache=DynamicCache())
         given: dict[str, Any] = {} if self.mask is None else {"attention_mask": self.mask}
         if self.takes_positions and positions is not None:
             given["position_ids"] = positions
@@ -126,7 +126,7 @@ class OwnDecoder:
         return seen
 
     @contextmanager
-    def watched(self, seen: Record, real: bool = False) -> Iterator[None]:
+    def watched(self, seen: LayerTrace, real: bool = False) -> Iterator[None]:
         """Record the calls of layers within. real: run the layers too; else states pass them unchanged."""
         with ExitStack() as stack:
             for i, layer in enumerate(self.layers):
@@ -135,8 +135,8 @@ class OwnDecoder:
                 stack.enter_context(_norm_noted(self.decoder, seen))
             yield
 
-    def _recorder(self, i: int, seen: Record, real: Callable[..., Any] | None) -> Callable[..., Any]:
-        names, there = self.names[i], place_of(self.layers[i])
+    def _recorder(self, i: int, seen: LayerTrace, real: Callable[..., Any] | None) -> Callable[..., Any]:
+        names, there = self.names[i], device_of(self.layers[i])
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             given = dict(zip(names, args, strict=False)) | kwargs
@@ -145,7 +145,9 @@ class OwnDecoder:
             if real is None:
                 return (states, None) if self.in_tuple[i] else states
             at = there or states.device
-            out = moved(real(*moved(args, at), **moved(kwargs, at)), states.device)
+            out = to_device_recursive(
+                real(*to_device_recursive(args, at), **to_device_recursive(kwargs, at)), states.device
+            )
             self.in_tuple[i] = isinstance(out, tuple)
             seen.last = out[0] if self.in_tuple[i] else out
             return out
@@ -154,7 +156,7 @@ class OwnDecoder:
 
 
 @contextmanager
-def _norm_noted(decoder: nn.Module, seen: Record) -> Iterator[None]:
+def _norm_noted(decoder: nn.Module, seen: LayerTrace) -> Iterator[None]:
     """Note the module of the decoder that is given the last layer's output within."""
 
     def hook(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
@@ -169,13 +171,13 @@ def _norm_noted(decoder: nn.Module, seen: Record) -> Iterator[None]:
             handle.remove()
 
 
-class Arguments(Movable):
+class LayerInputs(PerDevice):
     """What the layers of a pass are given besides states, mask and cache."""
 
     def __init__(self, of: Sequence[dict[str, Any]]) -> None:
         self.of = of
 
-    def on(self, device: torch.device) -> Arguments:
+    def on(self, device: torch.device) -> LayerInputs:
         """Return the same on a device. Layers share tensors, which are moved once."""
         there: dict[int, Tensor] = {}
 
@@ -188,11 +190,11 @@ class Arguments(Movable):
                 there[id(value)] = to_device(value, device)
             return there[id(value)]
 
-        return Arguments([{name: one(value) for name, value in given.items()} for given in self.of])
+        return LayerInputs([{name: one(value) for name, value in given.items()} for given in self.of])
 
 
 @dataclass(slots=True)
-class OwnLayer:
+class HfLayer:
     """One decoder layer, called as its model calls it. mask, cache: names of these arguments."""
 
     layer: nn.Module
@@ -202,7 +204,7 @@ class OwnLayer:
     cache: str
     masks_itself: bool = True  # whether its attention can do without a mask where only what is ahead is hidden
 
-    def __call__(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: Arguments) -> Tensor:
+    def __call__(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: LayerInputs) -> Tensor:
         """The whole layer: [B, q, h] -> [B, q, h]. mask: additive [1 or B, 1, q, kv]."""
         if mask is None and not self.masks_itself:
             q, past = x.shape[1], 0 if cache is None else cache.get_seq_length(self.index)
@@ -213,7 +215,7 @@ class OwnLayer:
         return states
 
 
-class OwnHead:
+class HfHead:
     """The LM head with all that the model does after its decoder, such as soft caps and scales."""
 
     def __init__(self, model: Any, decoder: nn.Module, output: type[Any]) -> None:
@@ -234,15 +236,15 @@ class OwnHead:
         return logits.reshape(*x.shape[:-1], -1)
 
 
-class WholeModel:
+class GenericModel:
     """A causal LM in parts whose layers are called whole: embed -> layers -> norm -> head.
 
     windows: sliding-window width of every layer. Raises UserError where the model cannot be driven.
     """
 
     def __init__(self, model: Any, windows: Sequence[int | None]) -> None:
-        self.own = OwnDecoder(model)
-        self.last: tuple[Tensor, Arguments] | None = None  # positions that were embedded, and what layers get there
+        self.own = HfDecoder(model)
+        self.last: tuple[Tensor, LayerInputs] | None = None  # positions that were embedded, and what layers get there
         device, attention = model.get_input_embeddings().weight.device, model.config._attn_implementation
         ids = torch.arange(TRIED, device=device)[None] * 7 % min(model.config.vocab_size, 64)
         set_attention(model, "eager")  # masks are left out, else, where they hide only what is ahead
@@ -254,7 +256,7 @@ class WholeModel:
             set_attention(model, attention)
         self.norm = _norm(seen)
         self.layers = [
-            OwnLayer(layer, i, window, _mask_name(given), _cache_name(given, seen.cache))
+            HfLayer(layer, i, window, _mask_name(given), _cache_name(given, seen.cache))
             for i, (layer, window, (_, given)) in enumerate(zip(self.own.layers, windows, seen.calls, strict=True))
         ]
         self._spare_masks(ids)
@@ -274,10 +276,10 @@ class WholeModel:
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """ids [B, q], positions [1 or B, q] -> what the decoder gives its first layer, [B, q, h]."""
         seen = self.own.record(ids, positions)
-        self.last = positions, Arguments([given for _, given in seen.calls])
+        self.last = positions, LayerInputs([given for _, given in seen.calls])
         return seen.calls[0][0]
 
-    def arguments(self, positions: Tensor) -> Arguments:
+    def arguments(self, positions: Tensor) -> LayerInputs:
         """Return what layers are given at positions [1 or B, q]; those that were embedded just now are known."""
         if self.last is None or self.last[0] is not positions:
             self.embed(torch.zeros_like(positions), positions)
@@ -301,7 +303,7 @@ def _cache_name(given: dict[str, Any], cache: Any) -> str:
     return name
 
 
-def _norm(seen: Record) -> Callable[[Tensor], Tensor]:
+def _norm(seen: LayerTrace) -> Callable[[Tensor], Tensor]:
     """[.., h] -> [.., h]: the one module that the decoder calls after its layers, if it calls any."""
     assert seen.last is not None
     assert seen.final is not None
@@ -312,17 +314,17 @@ def _norm(seen: Record) -> Callable[[Tensor], Tensor]:
     return seen.norm
 
 
-def _head(own: OwnDecoder, ids: Tensor) -> Any:
+def _head(own: HfDecoder, ids: Tensor) -> Any:
     """The output embedding where that is all that follows the decoder, else the model's own forward pass around it."""
     outputs: list[Any] = []
     handle = own.decoder.register_forward_hook(lambda _, __, out: outputs.append(out))
     try:
-        with own.watched(Record()):
+        with own.watched(LayerTrace()):
             logits = own.model(input_ids=ids[:, :2]).logits
     finally:
         handle.remove()
     states = outputs[-1][0]
-    for head in (own.model.get_output_embeddings(), OwnHead(own.model, own.decoder, type(outputs[-1]))):
+    for head in (own.model.get_output_embeddings(), HfHead(own.model, own.decoder, type(outputs[-1]))):
         if head is not None and torch.equal(head(states), logits):
             return head
     raise UserError("what follows its decoder is not determined by the decoder's last states")
@@ -356,7 +358,7 @@ FIRST, KEPT = [-1, 0, 0, 1, 2, 2, 4], [0, 2, 4]  # a tree, and the path of it th
 SECOND = [-1, 0, 1, 0, 3]
 
 
-def prove(model: Any, make: Make) -> str:
+def check_against_hf(model: Any, make: Make) -> str:
     """Return the attention with which the model is driven as it would run itself.
 
     make: gives a `target.Target` that drives a model with an attention, without proof. Raises UserError where none
@@ -375,7 +377,7 @@ def prove(model: Any, make: Make) -> str:
             found = f"calling its layers raises {type(error).__name__}: {first_line(error)}"
         if not found:
             return attention
-    raise cannot_be_used(model.config, found)
+    raise unsupported_architecture(model.config, found)
 
 
 def _attentions(model: Any) -> list[str]:
@@ -392,7 +394,7 @@ class _Weights:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.device = model.get_input_embeddings().weight.device
-        self.layers = _kinds(OwnDecoder(model).layers, model.config)
+        self.layers = _kinds(HfDecoder(model).layers, model.config)
         self.words = min(WORDS, model.config.vocab_size)
         self.tensors: dict[str, Tensor] = {}
 
@@ -447,7 +449,7 @@ class _Comparison:
     """One prompt and two trees through a driven model and through its own forward pass."""
 
     def __init__(self, small: Any, trial: Any, alike: float) -> None:
-        self.own, self.trial, self.alike = OwnDecoder(small), trial, alike
+        self.own, self.trial, self.alike = HfDecoder(small), trial, alike
         self.words = trial.vocab_size
         self.before: Tensor | None = None  # what the driven model's final norm was given, [1, n, h]
         norm: Callable[[Tensor], Tensor] = trial.family.norm
@@ -464,20 +466,20 @@ class _Comparison:
         trial, device = self.trial, self.trial.device
         n = min(PROMPT, trial.context_length - len(FIRST) - len(SECOND))
         prompt, held, found = [(7 * i + 3) % self.words for i in range(n)], list[int](), ""
-        cache, taps = trial.new_cache(n + len(FIRST) + len(SECOND)), range(trial.n_layers)
+        cache, hidden_states = trial.new_cache(n + len(FIRST) + len(SECOND)), range(trial.n_layers)
         for part in (prompt[:TINY], prompt[TINY:]):  # within every window, where there may be no mask; beyond
             held += part
-            out = trial.prefill(torch.tensor([part], device=device), cache, taps, every=True)
+            out = trial.prefill(torch.tensor([part], device=device), cache, hidden_states, every=True)
             found = found or self._against(list(range(len(part))), held, out, out.logits[0])
         for parents, kept in ((FIRST, KEPT), (SECOND, [])):
             start = cache.get_seq_length()
             tokens = [(11 * i + start) % self.words for i in range(len(parents))]
-            tree = DraftTree.of(torch.tensor(tokens, device=device), parents)
-            out = trial.forward_tree(tree, cache, taps)
+            tree = DraftTree.from_parents(torch.tensor(tokens, device=device), parents)
+            out = trial.forward_tree(tree, cache, hidden_states)
             for leaf in sorted(set(range(len(parents))) - set(parents)):
                 path = _path(parents, leaf)
                 found = found or self._against(path, held + [tokens[i] for i in path], out, out.logits[0, path])
-            cache.keep(start, kept)
+            cache.compact(start, kept)
             held += [tokens[i] for i in kept]
         return found
 
@@ -493,7 +495,7 @@ class _Comparison:
         seen = self.own.record(whole, real=True)
         assert self.before is not None
         assert seen.last is not None
-        states = [out.taps[i][0, rows] for i in range(self.trial.n_layers)] + [self.before[0, rows]]
+        states = [out.hidden_states[i][0, rows] for i in range(self.trial.n_layers)] + [self.before[0, rows]]
         for i, (a, b) in enumerate(zip(states, [*(x for x, _ in seen.calls), seen.last], strict=True)):
             own = b[0, -len(rows) :]
             if not self._alike(a, own):

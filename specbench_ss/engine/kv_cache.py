@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.device_map import Movable, moved, to_device
+from specbench_ss.engine.device_map import PerDevice, to_device, to_device_recursive
 from specbench_ss.engine.tree import indices
 
 
@@ -22,7 +22,8 @@ class Cache:
     write overwrites, so dropping rows costs nothing. The host owns the lengths: no device synchronisation.
     joined: take the memory of all layers as one, so that rows of all of them are moved by two operators; a layer whose
     keys are of another shape than the first one's, or on another device, has its own. For layers that are all used.
-    grows: whether rows beyond the capacity make it larger, as where a method states no `max_rows`, or are an error.
+    grows: whether rows beyond the capacity make it larger, as where a method states no `max_tokens_per_step`, or
+    are an error.
     spare, block: of a cache that grows, rows that there are room for besides, and what the capacity is a multiple of.
     """
 
@@ -74,16 +75,16 @@ class Cache:
             raise KeyError(f"layer {layer} has no rows yet")
         return keys, values
 
-    def advance(self, rows: int, lo: int = 0, hi: int | None = None) -> None:
+    def commit(self, rows: int, lo: int = 0, hi: int | None = None) -> None:
         """The first `rows` of the rows just written exist from now on, in layers lo..hi."""
         for layer in range(lo, len(self.lengths) if hi is None else hi):
             self.lengths[layer] += rows
 
-    def allow(self, rows: int | None) -> None:
+    def set_limit(self, rows: int | None) -> None:
         """From now on a write beyond so many rows is an error, however large the cache is; None = no such limit."""
         self.allowed = rows
 
-    def keep(self, start: int, rows: Sequence[int] | Tensor, lo: int = 0, hi: int | None = None) -> None:
+    def compact(self, start: int, rows: Sequence[int] | Tensor, lo: int = 0, hi: int | None = None) -> None:
         """Of the rows written at start.., only these (ascending offsets) remain, in order, in layers lo..hi.
 
         Offsets int64 [n] that are on the device stay there: nothing is waited for, and all rows are moved.
@@ -101,7 +102,7 @@ class Cache:
             memory[..., start + first : start + count, :] = memory.index_select(-2, moved)
         self.lengths[lo:hi] = [start + count] * (hi - lo)
 
-    def choose(self, sequences: Tensor) -> None:
+    def select_sequences(self, sequences: Tensor) -> None:
         """Go on with these sequences [B'] of a batch alone."""
         self._renew(lambda rows: rows.index_select(-4, to_device(sequences, rows.device)))
 
@@ -109,18 +110,18 @@ class Cache:
         """Forget every row; the memory stays."""
         self.lengths = [0] * len(self.lengths)
 
-    def wipe(self) -> None:
+    def zero_(self) -> None:
         """Fill the memory, beyond the rows that exist too, with zeros."""
         for memory in self._buffers(0, len(self.lengths)):
             memory.zero_()
 
-    def drop(self) -> None:
+    def free(self) -> None:
         """Forget every row and the memory: the next rows take new one."""
         self.clear()
         self.keys, self.values = [None] * len(self.keys), [None] * len(self.values)
         self.memory, self.apart = None, set()
 
-    def expand(self, capacity: int) -> None:
+    def reserve(self, capacity: int) -> None:
         """Make room for at least this many rows; contents are lost, so only between prompts."""
         if capacity > (before := self.capacity):
             self.capacity = 0  # what is lost is let go before other memory is taken
@@ -138,7 +139,7 @@ class Cache:
             most = min(self.capacity, self.allowed or self.capacity)
             raise RuntimeError(
                 f"a cache for {most} rows cannot take rows {start} to {end} in layer {layer}: "
-                "a step put more rows through the model than the method's max_rows() says"
+                "a step put more rows through the model than the method's max_tokens_per_step() says"
             )
         room = max(end + self.spare, self.capacity * 3 // 2)
         self.capacity = -(-room // self.block) * self.block
@@ -192,7 +193,7 @@ def _fits(rows: Tensor, shapes: Sequence[tuple[int, ...]], whole: Tensor) -> boo
     return same and all(shape == whole.shape[2:] for shape in shapes)
 
 
-class StreamCache:
+class PrefixCache:
     """A cache for training streams: main keys and values are given, new rows are joined to them.
 
     Out of place, so that gradients flow through the new rows. mains: how many of the new rows are main rows; they and
@@ -223,7 +224,7 @@ class StreamCache:
 Fold = Callable[[Tensor | None, int, int, Any, int], Tensor | None]
 
 
-class Parts(Movable):
+class RaggedTensor(PerDevice):
     """A tensor, or None, of each request. sizes: how long each one's rows are along dimension `dim`, 0 or 1, of states.
 
     dim 1: rows [1, q, h] one after the other. dim 0: a batch [B, q, h].
@@ -232,24 +233,24 @@ class Parts(Movable):
     def __init__(self, of: Sequence[Any], sizes: Sequence[int], dim: int) -> None:
         self.of, self.sizes, self.dim = list(of), list(sizes), dim
 
-    def on(self, device: torch.device) -> Parts:
+    def on(self, device: torch.device) -> RaggedTensor:
         """Return the same on a device."""
-        return Parts(moved(self.of, device), self.sizes, self.dim)
+        return RaggedTensor(to_device_recursive(self.of, device), self.sizes, self.dim)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Heads' rows [B, heads, q, d] of all requests -> those of each."""
         return cast("tuple[Tensor, ...]", x.split(self.sizes, 2 if self.dim else 0))
 
     def attended(
-        self, attend: Callable[[Tensor, Tensor, Tensor, Any], Tensor], query: Tensor, value: Parts, mask: Any
+        self, attend: Callable[[Tensor, Tensor, Tensor, Any], Tensor], query: Tensor, value: RaggedTensor, mask: Any
     ) -> Tensor:
         """These being keys: what each one's rows [B, heads, q, d] see of its own, [B, q, heads, d] of all."""
-        masks = mask.of if isinstance(mask, Parts) else [mask] * len(self.of)
+        masks = mask.of if isinstance(mask, RaggedTensor) else [mask] * len(self.of)
         each = zip(self.split(query), self.of, value.of, masks, strict=True)
         return torch.cat([attend(*one) for one in each], self.dim)
 
 
-class PartsCache:
+class BatchedKVCache:
     """The caches of several requests as layers see them."""
 
     is_compileable = False
@@ -261,16 +262,16 @@ class PartsCache:
         """Rows of each in a layer."""
         return tuple(cache.get_seq_length(layer) for cache in self.caches)
 
-    def update(self, k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Parts, Parts]:
+    def update(self, k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[RaggedTensor, RaggedTensor]:
         """Write each one's k, v [B, kv_heads, q, head_dim] into its own cache; return all keys and values of each."""
-        own = Parts([], self.sizes, self.dim)
+        own = RaggedTensor([], self.sizes, self.dim)
         each = zip(self.caches, own.split(k), own.split(v), strict=True)
         keys, values = zip(*(cache.update(a, b, layer) for cache, a, b in each), strict=True)
-        return Parts(keys, self.sizes, self.dim), Parts(values, self.sizes, self.dim)
+        return RaggedTensor(keys, self.sizes, self.dim), RaggedTensor(values, self.sizes, self.dim)
 
-    def windowed(self, fold: Fold, mask: Parts, window: int, rows: int, layer: int) -> Parts:
+    def windowed(self, fold: Fold, mask: RaggedTensor, window: int, rows: int, layer: int) -> RaggedTensor:
         """The mask of each with a sliding window folded in. fold: `Target.windowed`."""
         lengths = self.sizes if self.dim else [rows] * len(self.sizes)
         each = zip(mask.of, lengths, self.caches, strict=True)
         folded = [fold(one, window, q, cache, layer) for one, q, cache in each]
-        return Parts(folded, self.sizes, self.dim)
+        return RaggedTensor(folded, self.sizes, self.dim)

@@ -1,4 +1,4 @@
-"""Number formats of a model and bounds of near-ties within their rounding."""
+"""Number formats of a model and bounds of numerical ties within their rounding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FRACTION_BITS = {"float16": 10, "bfloat16": 7}
 
 
 def near_tie_drop(dtype: str, best: float) -> float:
-    """Return the largest `drop` that still counts as a near-tie. best: the best logit there, a finite number.
+    """Return the largest `drop` that still counts as a numerical tie. best: the best logit there, a finite number.
 
     dtype is written `float32` or `torch.float32`. Raises ValueError for a dtype without a bound.
     """
@@ -33,5 +33,5 @@ def near_tie_drop(dtype: str, best: float) -> float:
         exponent = math.frexp(max(abs(best), SMALLEST))[1] - 1
         return NEAR_TIE_ULPS * 2.0 ** (exponent - FRACTION_BITS[name])
     if name not in NEAR_TIE_DROP:
-        raise ValueError(f"no near-tie bound for dtype {name}")
+        raise ValueError(f"no numerical tie bound for dtype {name}")
     return NEAR_TIE_DROP[name]

@@ -15,11 +15,11 @@ from torch import Generator, Tensor
 from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded
 
-COLDEST = 1e-5  # the least temperature above 0
+MIN_TEMPERATURE = 1e-5  # the least temperature above 0
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling(Bounded):
+class SamplingParams(Bounded):
     """How tokens are chosen. Temperature 0 is greedy; top_k 0 and top_p 1 switch these filters off.
 
     Raises UserError for values beyond their bounds, and for a temperature that is neither 0 nor COLDEST at least.
@@ -32,9 +32,9 @@ class Sampling(Bounded):
 
     def check_together(self) -> None:
         """Raise UserError for a temperature so small that logits over it are infinite."""
-        if 0 < self.temperature < COLDEST:
+        if 0 < self.temperature < MIN_TEMPERATURE:
             raise UserError(
-                f"temperature must be 0, which is greedy, or at least {COLDEST:g}, not {self.temperature:g}"
+                f"temperature must be 0, which is greedy, or at least {MIN_TEMPERATURE:g}, not {self.temperature:g}"
             )
 
     @property

@@ -13,23 +13,23 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.architectures import Outline, family_of, rotary_table
+from specbench_ss.engine.architectures import ModelInfo, family_of, rotary_table
 from specbench_ss.engine.attention import NAME, Heads, set_attention
-from specbench_ss.engine.attention import in_words as attention_in_words
+from specbench_ss.engine.attention import describe as attention_in_words
 from specbench_ss.engine.cpu_kernels import (
-    HeldWeights,
-    Product,
-    in_words,
-    lean_blocks,
+    PrepackedLinear,
+    Quantization,
+    describe,
+    fused_blocks,
     measure_one_row,
     packing,
     products_of,
     round_matrices,
 )
-from specbench_ss.engine.cuda_graphs import StaticPasses
-from specbench_ss.engine.device_map import layers_on, placed, to_device
-from specbench_ss.engine.generic_model import prove
-from specbench_ss.engine.kv_cache import Cache, Parts, PartsCache, StreamCache
+from specbench_ss.engine.cuda_graphs import CudaGraphRunner
+from specbench_ss.engine.device_map import layer_devices, place_blocks, to_device
+from specbench_ss.engine.generic_model import check_against_hf
+from specbench_ss.engine.kv_cache import BatchedKVCache, Cache, PrefixCache, RaggedTensor
 from specbench_ss.engine.numerics import HALF_WEIGHTS
 from specbench_ss.engine.timing import settle_cuda
 from specbench_ss.engine.tree import DraftTree
@@ -39,7 +39,7 @@ Rotary = Any  # what `Target.rotary` gives to the layers: cos and sin, `generic_
 MOST_LOGITS = 1 << 22  # that `answer_logits` has at a time: 16 MiB
 FINAL = -1  # the tap of the final, normed state that the LM head reads
 
-AnyCache = Cache | StreamCache | PartsCache | None
+AnyCache = Cache | PrefixCache | BatchedKVCache | None
 Module = TypeVar("Module", bound="torch.nn.Module")
 
 
@@ -50,12 +50,12 @@ class Output:
     logits [1, n, V] of the rows of `tree`; taps {layer: [1, n, h]} (input of that layer, or FINAL);
     rows: for each node of `tree`, its offset among the rows this pass wrote into the cache, by layer range
     [(lo, hi, offsets)], offsets being a list, or int64 [n] on the device; None = node i is row i in every layer.
-    extra: a tensor that the method's `forward` hands to its `observe`; None where there is none.
+    extra: a tensor that the method's `forward` hands to its `update`; None where there is none.
     """
 
     logits: Tensor
     tree: DraftTree | None = None
-    taps: dict[int, Tensor] = field(default_factory=dict)
+    hidden_states: dict[int, Tensor] = field(default_factory=dict)
     rows: Sequence[tuple[int, int, Sequence[int] | Tensor]] | None = None
     extra: Tensor | None = None
 
@@ -64,7 +64,7 @@ def _is_causal_lm(model: Any) -> bool:
     return isinstance(model, torch.nn.Module) and hasattr(model, "config")
 
 
-class Target(Outline):
+class Target(ModelInfo):
     """A Hugging Face decoder-only causal LM, in eval mode, driven layer by layer."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Target(Outline):
         name: str = "",
         folder: Path | None = None,
         attention: str | None = None,
-        rounded: bool = False,
+        fp16_weights: bool = False,
         part_of: int = 0,
     ) -> None:
         """attention: drive a model that is not taken apart with this one, without a proof that it is driven rightly.
@@ -94,9 +94,11 @@ class Target(Outline):
             settle_cuda()
 
         self.model = model.eval().requires_grad_(False)
-        self.rounded = rounded
-        self.held: HeldWeights | None = None  # how weights of linear layers are held, where not as they are computed
-        if rounded:
+        self.fp16_weights = fp16_weights
+        self.quantization: Quantization | None = (
+            None  # how weights of linear layers are held, where not as they are computed
+        )
+        if fp16_weights:
             round_matrices(model, name)
         self.weights_hash = ""
         self.family = family_of(model)
@@ -108,29 +110,31 @@ class Target(Outline):
         self.dtype: torch.dtype = weight.dtype
         self.n_layers = len(self.family.blocks)
         self.parameter_count = sum(p.numel() for p in model.parameters())
-        self.packs = packing(weight, part_of or self.parameter_count * weight.element_size(), rounded)
-        self._settle()
-        self.family.blocks = placed(self.family.blocks, self.family.modules(), self.device)
-        self.layers_on = layers_on(self.family.blocks, self.device)  # device -> its layers, the first device first
-        self.divided = len(self.layers_on) > 1
+        self.prepack = packing(weight, part_of or self.parameter_count * weight.element_size(), fp16_weights)
+        self._finalize()
+        self.family.blocks = place_blocks(self.family.blocks, self.family.modules(), self.device)
+        self.layer_devices = layer_devices(
+            self.family.blocks, self.device
+        )  # device -> its layers, the first device first
+        self.divided = len(self.layer_devices) > 1
         self.eos_ids = self._eos_ids()
-        self.passes: StaticPasses | None = None  # how steps are replayed, where they are
+        self.graphs: CudaGraphRunner | None = None  # how steps are replayed, where they are
         self.derived: WeakSet[Target] = WeakSet()  # models that methods put in this one's place, while they are used
         self._cache: Cache | None = None
         self._rotary: tuple[Tensor, Tensor] | None = None
         if self.family.rotary is not None:
             self._grow_rotary(min(self.context_length, 4096))
 
-    def _settle(self) -> None:
+    def _finalize(self) -> None:
         """Compute lean from now on, where the model is taken apart or its LM head is a plain matrix."""
         head, apart = self.family.head, self.family.whole is None
         if apart:
-            self.family.blocks = lean_blocks(self.family, self.packs, self.device)
+            self.family.blocks = fused_blocks(self.family, self.prepack, self.device)
         plain = apart or type(head) is torch.nn.Linear
-        self._head = Product(head.weight, head.bias, self.packs) if plain else head
+        self._head = PrepackedLinear(head.weight, head.bias, self.prepack) if plain else head
         measure_one_row(products_of(self.family.blocks, self._head))
-        self.computed = in_words(self.family.blocks, self._head)
-        if self.attention == NAME and self.taken_apart:  # others measure when they first attend
+        self.computed = describe(self.family.blocks, self._head)
+        if self.attention == NAME and self.has_layer_access:  # others measure when they first attend
             told = attention_in_words(Heads(str(self.device), self.dtype, *self.attention_heads))
             self.computed += f"; {told}" if told else ""
 
@@ -140,7 +144,7 @@ class Target(Outline):
             return NAME
         if given is None:
             base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-            given = prove(base, lambda small, attention: Target(small, attention=attention))
+            given = check_against_hf(base, lambda small, attention: Target(small, attention=attention))
         for block in self.family.blocks:
             block.masks_itself = given != "eager"
         return given
@@ -157,37 +161,37 @@ class Target(Outline):
     @property
     def quantised(self) -> str:
         """How weights of linear layers are held, in words, where that is not as they are computed; else ''."""
-        return self.held.words if self.held else ""
+        return self.quantization.words if self.quantization else ""
 
     @property
     def engine(self) -> str:
         """Name of the engine that makes its steps, as `--engine` has it: eager or graph."""
-        return "eager" if self.passes is None else "graph"
+        return "eager" if self.graphs is None else "graph"
 
     @property
     def not_replayable(self) -> str:
         """What about its layers keeps their passes from being replayed, in words; '' where nothing does."""
-        if not self.taken_apart:
+        if not self.has_layer_access:
             return "are run whole, as transformers wrote them"
         return "have sliding windows" if any(self.windows) else ""
 
     @property
     def number_format(self) -> str:
         """Name of the number format, as `--dtype` has it."""
-        return HALF_WEIGHTS if self.rounded else str(self.dtype).removeprefix("torch.")
+        return HALF_WEIGHTS if self.fp16_weights else str(self.dtype).removeprefix("torch.")
 
     @property
     def device_names(self) -> str:
         """Name of the device, or of all devices that layers lie on, as `--device` has it."""
-        return ",".join(map(str, self.layers_on))
+        return ",".join(map(str, self.layer_devices))
 
-    def adopt(self, module: Module, name: str) -> Module:
+    def to_target_dtype_device(self, module: Module, name: str) -> Module:
         """Return a drafter's module, frozen, on this device and in this number format: rounded where that is.
 
         name: of the method, for errors. Raises UserError for a number that the format does not hold.
         """
         module = module.to(self.device, self.dtype).eval().requires_grad_(False)
-        if self.rounded:
+        if self.fp16_weights:
             round_matrices(module, name)
         return module
 
@@ -198,23 +202,26 @@ class Target(Outline):
         Its steps are replayed where this one's are; a warning says where its layers cannot be. Raises UserError where
         weights cannot be held so.
         """
-        parameters, held = sum(p.numel() for p in model.parameters()), self.held and self.held.of_another(model)
-        other = Target(model, self.tokenizer, self.name, self.folder, rounded=self.rounded)
-        other.parameter_count, other.held = parameters, held
-        other.is_lab, other.companions, other.weights_hash = self.is_lab, self.companions, weights_hash
+        parameters, held = (
+            sum(p.numel() for p in model.parameters()),
+            self.quantization and self.quantization.of_another(model),
+        )
+        other = Target(model, self.tokenizer, self.name, self.folder, fp16_weights=self.fp16_weights)
+        other.parameter_count, other.quantization = parameters, held
+        other.is_lab, other.bundled_drafters, other.weights_hash = self.is_lab, self.bundled_drafters, weights_hash
         self.derived.add(other)
-        other.follow(self)
+        other.inherit_cuda_graphs(self)
         return other
 
-    def follow(self, base: Target) -> None:
+    def inherit_cuda_graphs(self, base: Target) -> None:
         """Have steps replayed where those of the model are in whose place this one is; a warning says where not."""
-        if base.passes is None:
+        if base.graphs is None:
             return
         if self.not_replayable:
             told = f"steps of a model in place of {self.name!r} are run eagerly: its layers "
             warnings.warn(told + self.not_replayable, stacklevel=3)
             return
-        self.passes, self.computed = base.passes.of_another(), base.computed
+        self.graphs, self.computed = base.graphs.of_another(), base.computed
 
     # -- the layer driver ---------------------------------------------------------------------------------------
 
@@ -230,18 +237,18 @@ class Target(Outline):
         if self._cache is None:
             self._cache = self.new_cache(0)
         self._cache.grows = grows
-        self._cache.allow(None)
-        if self.passes is None:
-            self._cache.expand(capacity)
+        self._cache.set_limit(None)
+        if self.graphs is None:
+            self._cache.reserve(capacity)
         else:
-            self.passes.expand(self._cache, capacity)
+            self.graphs.reserve(self._cache, capacity)
         return self._cache
 
     def drop_cache(self) -> None:
         """Forget the target's own cache and its memory, as after an answer that was broken off at any place."""
         self._cache = None
-        if self.passes is not None:
-            self.passes.forget()
+        if self.graphs is not None:
+            self.graphs.evict()
 
     def _grow_rotary(self, length: int) -> None:
         assert self.family.rotary is not None
@@ -275,20 +282,20 @@ class Target(Outline):
         cache: AnyCache,
         mask: Tensor | None,
         rotary: Rotary,
-        taps: Iterable[int] = (),
-        tapped: dict[int, Tensor] | None = None,
+        hidden_states: Iterable[int] = (),
+        aux_layers: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """x [B, q, h] through layers lo..hi-1. mask: additive [1 or B, 1, q, kv], None = nothing to hide."""
         if hi == lo:
             return x
-        wanted = tuple(sorted({i for i in taps if lo <= i < hi})) if tapped is not None else ()
+        wanted = tuple(sorted({i for i in hidden_states if lo <= i < hi})) if aux_layers is not None else ()
         layers = partial(self._layers, lo, hi, wanted)
-        out, *seen = self.through((lo, hi, wanted), layers, x, lo, cache, mask, rotary)
-        if tapped is not None:
-            tapped.update(zip(wanted, seen, strict=True))
+        out, *seen = self.run_layers((lo, hi, wanted), layers, x, lo, cache, mask, rotary)
+        if aux_layers is not None:
+            aux_layers.update(zip(wanted, seen, strict=True))
         return out
 
-    def through(
+    def run_layers(
         self,
         name: Hashable,
         layers: Callable[..., tuple[Tensor, ...]],
@@ -305,22 +312,24 @@ class Target(Outline):
         tensors [1, q, ..], and depends on nothing else but `name`. rotary: cos, sin [1, q, head_dim]. pad: whether rows
         may be added behind those of x.
         """
-        made = self.passes and self.passes.run(name, layers, x, layer, cache, mask, rotary, pad)
+        made = self.graphs and self.graphs.run(name, layers, x, layer, cache, mask, rotary, pad)
         return made or layers(x, cache, mask, rotary)
 
-    def called(self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+    def run_graphed(
+        self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *given: Tensor
+    ) -> tuple[Tensor, ...]:
         """Return what a function of tensors alone gives, replayed where steps are (`StaticPasses.call`)."""
-        return function(*given) if self.passes is None else self.passes.call(name, function, *given)
+        return function(*given) if self.graphs is None else self.graphs.call(name, function, *given)
 
     def empty(self, cache: Cache, rows: int) -> None:
         """Empty a drafter's cache for the next request, which has up to so many rows there.
 
         Where steps are replayed its memory is zeroed: padded keys are read there, and a draft's NaN ends no answer.
         """
-        if self.passes is None:
-            cache.expand(rows)
+        if self.graphs is None:
+            cache.reserve(rows)
         else:
-            self.passes.expand(cache, rows, zeroed=True)
+            self.graphs.reserve(cache, rows, zeroed=True)
 
     def _layers(
         self, lo: int, hi: int, wanted: tuple[int, ...], x: Tensor, cache: Any, mask: Tensor | None, rotary: Rotary
@@ -332,7 +341,7 @@ class Target(Outline):
             if i in wanted:
                 seen.append(x)
             if self.divided:
-                x = self.carried(x, i)
+                x = self.to_layer_device(x, i)
             block, own = self.family.blocks[i], mask
             if block.window is not None and cache is not None:
                 key = (block.window, cache.get_seq_length(i))
@@ -340,9 +349,9 @@ class Target(Outline):
                     folded[key] = self.windowed(mask, block.window, q, cache, i)
                 own = folded[key]
             x = block(x, cache, own, rotary)
-        return tuple(map(self.carried, (x, *seen))) if self.divided else (x, *seen)
+        return tuple(map(self.to_layer_device, (x, *seen))) if self.divided else (x, *seen)
 
-    def carried(self, x: Tensor, layer: int | None = None) -> Tensor:
+    def to_layer_device(self, x: Tensor, layer: int | None = None) -> Tensor:
         """Return rows on the device of a layer, or on the first device, where all that is no layer lies."""
         if not self.divided:
             return x
@@ -356,8 +365,8 @@ class Target(Outline):
         """
         if window is None or cache is None:
             return mask
-        if isinstance(cache, PartsCache):
-            return cast("Tensor", cache.windowed(self.windowed, cast("Parts", mask), window, q, layer))
+        if isinstance(cache, BatchedKVCache):
+            return cast("Tensor", cache.windowed(self.windowed, cast("RaggedTensor", mask), window, q, layer))
         past = cache.get_seq_length(layer)
         if past + q <= window:
             return mask
@@ -393,7 +402,7 @@ class Target(Outline):
 
     # -- whole passes -------------------------------------------------------------------------------------------
 
-    def prefill(self, ids: Tensor, cache: Cache, taps: Iterable[int] = (), every: bool = False) -> Output:
+    def prefill(self, ids: Tensor, cache: Cache, hidden_states: Iterable[int] = (), every: bool = False) -> Output:
         """The prompt ids [1, S] after whatever the cache holds; logits and taps [1, 1, .] at its last position.
 
         every: taps [1, S, .] of every position.
@@ -401,20 +410,20 @@ class Target(Outline):
         q, past = ids.shape[1], cache.get_seq_length()
         positions = torch.arange(past, past + q, device=self.device)[None]
         mask = self.causal_mask(q, past) if past and q > 1 else None
-        tapped: dict[int, Tensor] = {}
+        aux_layers: dict[int, Tensor] = {}
         x = self.embed(ids, positions)
-        x = self.run(x, 0, self.n_layers, cache, mask, self.rotary(positions, past + q), taps, tapped)
-        cache.advance(q)
+        x = self.run(x, 0, self.n_layers, cache, mask, self.rotary(positions, past + q), hidden_states, aux_layers)
+        cache.commit(q)
         shown = slice(None) if every else slice(-1, None)
         final = self.family.norm(x[:, shown])
-        tapped = {layer: t[:, shown] for layer, t in tapped.items()} | {FINAL: final}
-        return Output(self.logits(final[:, -1:]), None, tapped)
+        aux_layers = {layer: t[:, shown] for layer, t in aux_layers.items()} | {FINAL: final}
+        return Output(self.logits(final[:, -1:]), None, aux_layers)
 
     def forward_tree(
         self,
         tree: DraftTree,
         cache: Cache,
-        taps: Iterable[int] = (),
+        hidden_states: Iterable[int] = (),
         beside: Callable[[Tensor], Tensor] | None = None,
     ) -> Output:
         """The n nodes of a tree after what the cache holds; the cache keeps all rows until the loop compacts it.
@@ -426,15 +435,15 @@ class Target(Outline):
         visible, depths = tree.visibility()
         positions = (depths + past)[None]
         mask = self.block_mask(visible, past) if n > 1 else None
-        tapped: dict[int, Tensor] = {}
+        aux_layers: dict[int, Tensor] = {}
         x = self.embed(tree.tokens[None], positions)
-        rotary = self.rotary(positions, past + tree.shape.deepest)
-        x = self.run(x, 0, self.n_layers, cache, mask, rotary, taps, tapped)
-        final = tapped[FINAL] = self.family.norm(x)
+        rotary = self.rotary(positions, past + tree.topology.deepest)
+        x = self.run(x, 0, self.n_layers, cache, mask, rotary, hidden_states, aux_layers)
+        final = aux_layers[FINAL] = self.family.norm(x)
         if beside is None:
-            return Output(self.logits(final), tree, tapped)
+            return Output(self.logits(final), tree, aux_layers)
         logits = self.logits(torch.cat((final, beside(final[0])[None]), 1))
-        return Output(logits[:, :n], tree, tapped, extra=logits[0, n:])
+        return Output(logits[:, :n], tree, aux_layers, extra=logits[0, n:])
 
     def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Tensor]:
         """Yield float32 logits [n, V] at successive tokens of an answer, from one fresh pass, not timed.
@@ -443,7 +452,7 @@ class Target(Outline):
         """
         ids = torch.tensor([[*prompt, *answer[:-1]]], device=self.device)
         output = self.prefill(ids, self.new_cache(ids.shape[1]), every=True)
-        states = output.taps[FINAL][:, len(prompt) - 1 :]
+        states = output.hidden_states[FINAL][:, len(prompt) - 1 :]
         for part in states.split(max(1, MOST_LOGITS // self.vocab_size), dim=1):
             yield self.logits(part)[0].float()
 

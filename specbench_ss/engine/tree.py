@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class TreeShape:
+class TreeTopology:
     """The topology of a draft tree: parents[0] == -1, parents[i] < i."""
 
     parents: tuple[int, ...]
@@ -43,7 +43,7 @@ class TreeShape:
         """How deep it is at most: here exactly."""
         return self.depth
 
-    def on_host(self) -> TreeShape:
+    def on_host(self) -> TreeTopology:
         """Return itself."""
         return self
 
@@ -63,12 +63,12 @@ class TreeShape:
 
 
 @lru_cache(maxsize=4096)
-def shape_of(parents: tuple[int, ...]) -> TreeShape:
+def topology_of(parents: tuple[int, ...]) -> TreeTopology:
     """The shape for these parents; made once for each distinct topology."""
-    return TreeShape(parents)
+    return TreeTopology(parents)
 
 
-class DeviceShape:
+class DeviceTopology:
     """The topology of a tree whose nodes were chosen on the device.
 
     above: int64 [n], the parent of every node, the root's own 0. deepest: a bound that the host knows. chosen_from: the
@@ -77,89 +77,89 @@ class DeviceShape:
     node that the method wants on the host with the parents, as `notes`; None where it wants none.
     """
 
-    __slots__ = ("_known", "_notes", "above", "chosen_from", "deepest", "noted")
+    __slots__ = ("_known", "_notes", "parent_idx", "chosen_from", "deepest", "device_tags")
 
     def __init__(
-        self, above: Tensor, deepest: int, chosen_from: AnyShape | None = None, noted: Tensor | None = None
+        self, parent_idx: Tensor, deepest: int, chosen_from: AnyTopology | None = None, node_tags: Tensor | None = None
     ) -> None:
-        self.above, self.deepest, self.chosen_from, self.noted = above, deepest, chosen_from, noted
-        self._known: TreeShape | None = None
+        self.parent_idx, self.deepest, self.chosen_from, self.device_tags = parent_idx, deepest, chosen_from, node_tags
+        self._known: TreeTopology | None = None
         self._notes: list[int] = []
 
-    def on_host(self) -> TreeShape:
+    def on_host(self) -> TreeTopology:
         """Return the shape as the host knows it; waits for the device where it does not yet."""
         if self._known is None:
-            told(self)
+            copy_to_host(self)
         assert self._known is not None
         return self._known
 
-    def unread(self) -> list[DeviceShape]:
+    def pending_topologies(self) -> list[DeviceTopology]:
         """Return itself and what it was chosen from, without those that the host knows."""
-        before = self.chosen_from.unread() if isinstance(self.chosen_from, DeviceShape) else []
+        before = self.chosen_from.pending_topologies() if isinstance(self.chosen_from, DeviceTopology) else []
         return before if self._known is not None else [self, *before]
 
-    def untold(self) -> Tensor:
+    def pending_values(self) -> Tensor:
         """What is brought to the host: `above`, and `noted` where there is something, int64 [n] or [2 n]."""
-        return self.above if self.noted is None else torch.cat((self.above, self.noted))
+        return self.parent_idx if self.device_tags is None else torch.cat((self.parent_idx, self.device_tags))
 
-    def tell(self, numbers: Sequence[float]) -> None:
+    def set_host_values(self, numbers: Sequence[float]) -> None:
         """Say to the host what `untold` is."""
-        whole, n = [int(x) for x in numbers], len(self.above)
-        self._known, self._notes = shape_of((-1, *whole[1:n])), whole[n:]
+        whole, n = [int(x) for x in numbers], len(self.parent_idx)
+        self._known, self._notes = topology_of((-1, *whole[1:n])), whole[n:]
 
     @property
-    def notes(self) -> list[int]:
+    def node_tags(self) -> list[int]:
         """What was noted of the nodes; waits for the device where the host does not know it."""
         self.on_host()
         return self._notes
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """As of `TreeShape`; waits for the device where the host does not know them."""
+        """As of `TreeTopology`; waits for the device where the host does not know them."""
         return self.on_host().parents
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """As of `TreeShape`; waits for the device where the host does not know them."""
+        """As of `TreeTopology`; waits for the device where the host does not know them."""
         return self.on_host().depths
 
     @property
     def depth(self) -> int:
-        """As of `TreeShape`; waits for the device where the host does not know it."""
+        """As of `TreeTopology`; waits for the device where the host does not know it."""
         return self.on_host().depth
 
     def children(self) -> list[list[int]]:
-        """As of `TreeShape`; waits for the device where the host does not know them."""
+        """As of `TreeTopology`; waits for the device where the host does not know them."""
         return self.on_host().children()
 
     def ancestors(self) -> Tensor:
-        """As of `TreeShape`, on the device: waits for nothing."""
-        return ancestors_of(self.above, self.deepest)
+        """As of `TreeTopology`, on the device: waits for nothing."""
+        return ancestors_of(self.parent_idx, self.deepest)
 
 
-AnyShape = TreeShape | DeviceShape
+AnyTopology = TreeTopology | DeviceTopology
 
 
-def told(shape: AnyShape, *rows: Tensor) -> list[list[Any]]:
+def copy_to_host(shape: AnyTopology, *rows: Tensor) -> list[list[Any]]:
     """Bring these rows, each [n_i], to the host in one transfer, and with them what it does not know of the shape."""
-    unread = shape.unread() if isinstance(shape, DeviceShape) else []
-    parts = [*rows, *(one.untold() for one in unread)]
+    unread = shape.pending_topologies() if isinstance(shape, DeviceTopology) else []
+    parts = [*rows, *(one.pending_values() for one in unread)]
     if not parts:
         return []
     lists = [part.tolist() for part in torch.cat(parts).cpu().split([len(part) for part in parts])]
     for one, numbers in zip(unread, lists[len(rows) :], strict=True):
-        one.tell(numbers)
+        one.set_host_values(numbers)
     return lists[: len(rows)]
 
 
-def ancestors_of(above: Tensor, deepest: int) -> Tensor:
+def ancestors_of(parent_idx: Tensor, deepest: int) -> Tensor:
     """Bool [n, n], as `TreeShape.ancestors`, from the parent of every node [n] and a bound on the depth: on the device.
 
     Each product doubles how far up a node sees.
     """
-    n = len(above)
-    nodes = torch.arange(n, device=above.device)
-    seen = (nodes[:, None] == nodes) | (above[:, None] == nodes)
+    n = len(parent_idx)
+    nodes = torch.arange(n, device=parent_idx.device)
+    seen = (nodes[:, None] == nodes) | (parent_idx[:, None] == nodes)
     far = 1
     while far < deepest:
         seen = (seen.float() @ seen.float()) > 0
@@ -171,23 +171,23 @@ MOST_NODES = 4096  # that a method may draft in a step; far more than has ever p
 
 
 @lru_cache(maxsize=256)
-def visibility(shape: TreeShape, device: torch.device) -> tuple[Tensor, Tensor]:
+def visibility(shape: TreeTopology, device: torch.device) -> tuple[Tensor, Tensor]:
     """(ancestor mask bool [n, n], depths int64 [n]) on the device; made once for each of the shapes in use."""
-    return sent(shape.ancestors(), device), indices(shape.depths, device)
+    return to_device_async(shape.ancestors(), device), indices(shape.depths, device)
 
 
 @lru_cache(maxsize=256)
-def parents_on(shape: TreeShape, device: torch.device) -> Tensor:
+def parents_on(shape: TreeTopology, device: torch.device) -> Tensor:
     """int64 [n], the root's own 0; made once for each of the shapes in use."""
     return indices((0, *shape.parents[1:]), device)
 
 
 def indices(values: Sequence[int], device: torch.device) -> Tensor:
     """int64 [n] on the device, without waiting for it."""
-    return sent(torch.tensor(values, dtype=torch.long), device)
+    return to_device_async(torch.tensor(values, dtype=torch.long), device)
 
 
-def listed(tokens: Sequence[Tensor | int]) -> Tensor:
+def to_token_tensor(tokens: Sequence[Tensor | int]) -> Tensor:
     """int64 [n] from a list of tokens, on the device of the first one where that is a tensor, else on the CPU."""
     if not tokens:
         raise ValueError("a tree has at least its root")
@@ -195,7 +195,7 @@ def listed(tokens: Sequence[Tensor | int]) -> Tensor:
     return torch.cat((first.reshape(1), indices([index(token) for token in tokens[1:]], first.device)))
 
 
-def sent(host: Tensor, device: torch.device) -> Tensor:
+def to_device_async(host: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on the device, without waiting for it."""
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
@@ -204,20 +204,20 @@ def sent(host: Tensor, device: torch.device) -> Tensor:
 class DraftTree:
     """tokens: int64 [n] on the target's device, root first. draft_probs: q for sampled candidates.
 
-    shape: the topology, which may be known to the device alone (`DeviceShape`); then `seen` is given.
+    shape: the topology, which may be known to the device alone (`DeviceTopology`); then `seen` is given.
     draft_probs [n, V] is the distribution that node i's *children* were drawn from; None = candidates are
     deterministic (top-k), which verification then treats exactly as such.
     """
 
     tokens: Tensor
-    shape: AnyShape
+    topology: AnyTopology
     draft_probs: Tensor | None = None
     seen: tuple[Tensor, Tensor] | None = None  # what `visibility` gives, where it is known already
 
     @classmethod
     def root_only(cls, root: Tensor) -> DraftTree:
         """No draft: the step is a plain autoregressive one. root: int64 [1]."""
-        return cls(root, shape_of((-1,)))
+        return cls(root, topology_of((-1,)))
 
     @classmethod
     def chain(
@@ -225,53 +225,59 @@ class DraftTree:
     ) -> DraftTree:
         """Return a single path. root: int64 [1]. drafted: int64 [k], or a list of tokens, as `of` takes it."""
         if not isinstance(drafted, torch.Tensor):
-            return cls.of([root, *drafted], range(-1, len(drafted)), draft_probs)
-        return cls(torch.cat((root, drafted)), shape_of(tuple(range(-1, drafted.shape[0]))), draft_probs)
+            return cls.from_parents([root, *drafted], range(-1, len(drafted)), draft_probs)
+        return cls(torch.cat((root, drafted)), topology_of(tuple(range(-1, drafted.shape[0]))), draft_probs)
 
     @classmethod
-    def of(
+    def from_parents(
         cls, tokens: Tensor | Sequence[Tensor | int], parents: Tensor | Sequence[int], draft_probs: Tensor | None = None
     ) -> DraftTree:
         """A tree of n nodes from the token of each, root first, and the number of each one's parent, -1 for the root.
 
         tokens: int64 [n], or a list that begins with `state.root`, on whose device the others go:
-        `DraftTree.of([state.root, 5, 9, 7], [-1, 0, 0, 1])` drafts 5 and 9 after the root, and 7 after 5. A list of
+        `DraftTree.from_parents([state.root, 5, 9, 7], [-1, 0, 0, 1])` drafts 5 and 9 after the root, and 7 after
+        5. A list of
         plain numbers makes a tree on the CPU. draft_probs: [n, V], see above. Raises ValueError where they fit no tree.
         """
         numbers = tuple(map(index, parents.tolist() if isinstance(parents, torch.Tensor) else parents))
-        nodes = tokens if isinstance(tokens, torch.Tensor) else listed(tokens)
+        nodes = tokens if isinstance(tokens, torch.Tensor) else to_token_tensor(tokens)
         if nodes.ndim != 1 or nodes.is_floating_point() or nodes.dtype == torch.bool:
             raise ValueError(f"tokens of a tree are whole numbers [n], not {nodes.dtype} {list(nodes.shape)}")
         if len(numbers) != len(nodes):
             raise ValueError(f"a tree of {len(nodes)} tokens, the root among them, has {len(numbers)} parents")
-        return cls(nodes.long(), shape_of(numbers), draft_probs)
+        return cls(nodes.long(), topology_of(numbers), draft_probs)
 
     @classmethod
-    def grown(
-        cls, tokens: Tensor, above: Tensor, deepest: int, draft_probs: Tensor | None = None, noted: Tensor | None = None
+    def from_device_parents(
+        cls,
+        tokens: Tensor,
+        parent_idx: Tensor,
+        deepest: int,
+        draft_probs: Tensor | None = None,
+        node_tags: Tensor | None = None,
     ) -> DraftTree:
         """A tree whose nodes were chosen on the device: nothing is waited for.
 
         tokens int64 [n], root first; above int64 [n]: the parent of each, the root's own 0, every one before its
-        children; deepest: how deep it is at most; noted: as of `DeviceShape`.
+        children; deepest: how deep it is at most; noted: as of `DeviceTopology`.
         """
-        shape = DeviceShape(above, deepest, noted=noted)
+        shape = DeviceTopology(parent_idx, deepest, node_tags=node_tags)
         visible = shape.ancestors()
         return cls(tokens, shape, draft_probs, (visible, visible.sum(-1) - 1))
 
     def __len__(self) -> int:
-        return self.tokens.shape[0] if isinstance(self.shape, DeviceShape) else len(self.shape.parents)
+        return self.tokens.shape[0] if isinstance(self.topology, DeviceTopology) else len(self.topology.parents)
 
     def visibility(self) -> tuple[Tensor, Tensor]:
         """(ancestor mask bool [n, n], depths int64 [n]) on the tokens' device."""
-        return self.seen or visibility(self.shape.on_host(), self.tokens.device)
+        return self.seen or visibility(self.topology.on_host(), self.tokens.device)
 
     def parents(self) -> Tensor:
         """int64 [n] on the tokens' device; the root's own is 0."""
-        shape = self.shape
-        return shape.above if isinstance(shape, DeviceShape) else parents_on(shape, self.tokens.device)
+        shape = self.topology
+        return shape.parent_idx if isinstance(shape, DeviceTopology) else parents_on(shape, self.tokens.device)
 
-    def choose(self, nodes: Tensor) -> DraftTree:
+    def gather_nodes(self, nodes: Tensor) -> DraftTree:
         """The sub-tree of these nodes, int64 [m] on the tokens' device: ascending, ancestor-closed, root included.
 
         As `select`, and nothing is waited for: the host knows m alone.
@@ -279,18 +285,18 @@ class DraftTree:
         visible, depths = self.visibility()
         # a parent that is left out is -1, which the host refuses when it is told
         new = torch.full_like(self.tokens, -1).index_copy_(0, nodes, torch.arange(len(nodes), device=nodes.device))
-        shape = DeviceShape(new[self.parents()[nodes]], min(self.shape.deepest, len(nodes) - 1), self.shape)
+        shape = DeviceTopology(new[self.parents()[nodes]], min(self.topology.deepest, len(nodes) - 1), self.topology)
         q = None if self.draft_probs is None else self.draft_probs[nodes]
         return DraftTree(self.tokens[nodes], shape, q, (visible[nodes[:, None], nodes], depths[nodes]))
 
-    def select(self, keep: Sequence[int], index: Tensor | None = None) -> DraftTree:
+    def subtree(self, keep: Sequence[int], index: Tensor | None = None) -> DraftTree:
         """The sub-tree of these nodes (ascending, ancestor-closed, root included). index: keep on the device.
 
         Sampled candidates stay exact only where the choice does not depend on what was drawn.
         """
         new = {old: i for i, old in enumerate(keep)}
-        parents = tuple(-1 if i == 0 else new[self.shape.parents[i]] for i in keep)
+        parents = tuple(-1 if i == 0 else new[self.topology.parents[i]] for i in keep)
         index = indices(keep, self.tokens.device) if index is None else index
         q = None if self.draft_probs is None else self.draft_probs[index]
         visible, depths = self.visibility()
-        return DraftTree(self.tokens[index], shape_of(parents), q, (visible[index[:, None], index], depths[index]))
+        return DraftTree(self.tokens[index], topology_of(parents), q, (visible[index[:, None], index], depths[index]))

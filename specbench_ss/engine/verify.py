@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from specbench_ss.engine.checks import check_draft_probs, check_probs
-from specbench_ss.engine.sampling import Sampling, sample_categorical
-from specbench_ss.engine.tree import DraftTree, indices, told
+from specbench_ss.engine.sampling import SamplingParams, sample_categorical
+from specbench_ss.engine.tree import DraftTree, copy_to_host, indices
 
 
 @dataclass(slots=True)
-class Verdict:
+class VerifyResult:
     """path: accepted nodes from the root (always path[0] == 0). tokens: their drafted tokens, then the next one.
 
     next_token is int64 [1] on the device: the correction (or bonus) token, root of the next tree. root: the token of
@@ -43,32 +43,32 @@ class Verdict:
         return len(self.path) - 1
 
 
-def verify(logits: Tensor, tree: DraftTree, sampling: Sampling, rng: torch.Generator) -> Verdict:
+def verify(logits: Tensor, tree: DraftTree, sampling: SamplingParams, rng: torch.Generator) -> VerifyResult:
     """logits [n, V] of the tree's nodes -> what is accepted. Raises NotFinite where p is NaN, at T > 0."""
     if sampling.greedy:
         return verify_greedy(logits, tree)
     # on a CPU a synchronisation costs nothing, and a filtered row much: of most nodes none is needed
     on_cpu = logits.device.type == "cpu"
-    return verify_sampled(Reached(logits, sampling) if on_cpu else sampling.probs(logits), tree, rng)
+    return verify_sampled(LazyTargetProbs(logits, sampling) if on_cpu else sampling.probs(logits), tree, rng)
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class LazyTargetProbs:
     """The target's distribution at the nodes that a walk reaches, from logits [n, V]."""
 
     logits: Tensor
-    sampling: Sampling
+    sampling: SamplingParams
 
     def __getitem__(self, node: int) -> Tensor:
         return self.sampling.probs(self.logits[node])
 
 
-def verify_greedy(logits: Tensor, tree: DraftTree) -> Verdict:
+def verify_greedy(logits: Tensor, tree: DraftTree) -> VerifyResult:
     """T=0: a drafted node is accepted when it is the argmax at its parent."""
     largest, choice = logits.max(-1)  # [n] each; NaN is larger than any number
-    drafted, chosen = told(tree.shape, tree.tokens, choice)  # the step's one host synchronisation
+    drafted, chosen = copy_to_host(tree.topology, tree.tokens, choice)  # the step's one host synchronisation
     path, node = [0], 0
-    children = tree.shape.children()
+    children = tree.topology.children()
     while True:
         match = next((c for c in children[node] if drafted[c] == chosen[node]), None)
         if match is None:
@@ -76,10 +76,10 @@ def verify_greedy(logits: Tensor, tree: DraftTree) -> Verdict:
         path.append(match)
         node = match
     tokens = [drafted[i] for i in path[1:]] + [chosen[node]]
-    return Verdict(path, tokens, choice[node : node + 1], drafted[0], largest)
+    return VerifyResult(path, tokens, choice[node : node + 1], drafted[0], largest)
 
 
-def verify_sampled(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generator) -> Verdict:
+def verify_sampled(probs: Tensor | LazyTargetProbs, tree: DraftTree, rng: torch.Generator) -> VerifyResult:
     """T>0: probs [n, V] are the target's, after temperature, top-k and top-p.
 
     Children are tried in order. Deterministic candidate x: accept with p(x), else p(x) := 0, renormalised.
@@ -89,13 +89,13 @@ def verify_sampled(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generato
     One host synchronisation brings what the walk needs of every node, with a token drawn from each node's row. That is
     the next token, unless it was refused as a candidate or the candidates were drawn from q: then another is drawn,
     for a second synchronisation. There is one more for each drawn candidate after a refused sibling, and one for each
-    node that is looked at when it is `Reached`.
+    node that is looked at when it is `LazyTargetProbs`.
     """
-    edges, children = _edges(probs, tree, rng), tree.shape.children()
+    edges, children = _edges(probs, tree, rng), tree.topology.children()
     path, node = [0], 0
     while True:
         p = probs[node]
-        if isinstance(probs, Reached):
+        if isinstance(probs, LazyTargetProbs):
             edges.look(p, node, children[node])
         check_probs(edges.any[node])
         if tree.draft_probs is None:
@@ -110,7 +110,7 @@ def verify_sampled(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generato
             token = sample_categorical(left, rng) if ahead is None else ahead[node : node + 1]
             following = int(token) if ahead is None else edges.next_tokens[node]
             tokens = [*(edges.tokens[i] for i in path[1:]), following]
-            return Verdict(path, tokens, token, edges.tokens[0], checked=True)
+            return VerifyResult(path, tokens, token, edges.tokens[0], checked=True)
         path.append(child)
         node = child
 
@@ -145,18 +145,18 @@ class _Edges:
             self.p[child] = p_x
 
 
-def _edges(probs: Tensor | Reached, tree: DraftTree, rng: torch.Generator) -> _Edges:
+def _edges(probs: Tensor | LazyTargetProbs, tree: DraftTree, rng: torch.Generator) -> _Edges:
     u = torch.rand(len(tree), generator=rng, device=tree.tokens.device)
     at = (tree.parents(), tree.tokens)
     q = torch.ones_like(u) if tree.draft_probs is None else tree.draft_probs[at].float()
     none = torch.zeros_like(u)
     total, least = (none, none) if tree.draft_probs is None else (tree.draft_probs.sum(-1), tree.draft_probs.amin(-1))
-    if isinstance(probs, Reached):
+    if isinstance(probs, LazyTargetProbs):
         p, own, ahead = none, none, None
     else:
         p, own, ahead = probs[at], probs[:, 0], sample_categorical(probs, rng)[:, 0]
     given = (tree.tokens, u, q, p, own, total, least, none if ahead is None else ahead)
-    tokens, *numbers, drawn = told(tree.shape, *(x.double() for x in given))
+    tokens, *numbers, drawn = copy_to_host(tree.topology, *(x.double() for x in given))
     us, qs, ps, owns, totals, leasts = numbers
     return _Edges([int(x) for x in tokens], us, qs, ps, owns, totals, leasts, [int(x) for x in drawn], ahead)
 
@@ -227,7 +227,7 @@ class Candidates:
 
 def candidates(tree: DraftTree, path: Sequence[int]) -> Candidates:
     """Return the candidates behind each node of an accepted path, without waiting for the device."""
-    children = tree.shape.children()
+    children = tree.topology.children()
     own = [children[node] for node in path]
     counts, firsts = [len(nodes) for nodes in own], [nodes[0] for nodes in own if nodes]
     if not firsts:

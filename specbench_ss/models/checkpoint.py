@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from specbench_ss import user_files
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, did_you_mean, first_line
 from specbench_ss.models.resolve import check_reachable
@@ -42,14 +42,14 @@ class Searched(Struct):
     made_of: str | None = None
 
 
-class Learnt(Struct):
+class TrainingInfo(Struct):
     """The budget of a training; more may be recorded."""
 
     tokens: Amount | None = None
     steps: Amount | None = None
     parameters: Amount | None = None
     lr: float = 0.0
-    own_answers: Any = None
+    regenerate_responses: Any = None
     searched: Searched | None = None
 
 
@@ -181,7 +181,7 @@ def load_into(
     module.load_state_dict({name: t.to("meta") if own[name].is_meta else t for name, t in found.items()})
 
 
-def drafter_here(given: str, method: str, base: Outline, companion: str = "") -> Path | None:
+def drafter_here(given: str, method: str, base: ModelInfo, companion: str = "") -> Path | None:
     """Return the file or folder that the user named, or else the drafter that is shipped with the base.
 
     A name that is no path may be that of another folder that is shipped with the base, as `draft-2m` is with the lab.
@@ -192,21 +192,21 @@ def drafter_here(given: str, method: str, base: Outline, companion: str = "") ->
         path = Path(given)
         if path.exists():
             return path
-        if len(path.parts) == 1 and (shipped := base.companion(given)) is not None:
+        if len(path.parts) == 1 and (shipped := base.bundled_drafter(given)) is not None:
             return shipped
         if HUB_ID.fullmatch(given) is None:
             raise UserError(f"{method}: no such file or folder: {given}")
         return None
-    shipped = base.companion(companion or method)
+    shipped = base.bundled_drafter(companion or method)
     if shipped is None:
-        others = companion and base.companion(method) is not None  # it has weights of another kind
+        others = companion and base.bundled_drafter(method) is not None  # it has weights of another kind
         kind = f" of the kind {companion!r}" if others else ""
         said = f"{method}: no weights{kind} for model {base.name!r}"
         raise UserError(f"{said}; give them with --set {method}.weights=PATH")
     return shipped
 
 
-def drafter_folder(given: str, method: str, base: Outline, companion: str = "") -> Path:
+def drafter_folder(given: str, method: str, base: ModelInfo, companion: str = "") -> Path:
     """Return the drafter's file or folder as `drafter_here` does; a hub id is downloaded."""
     return drafter_here(given, method, base, companion) or _from_hub(given, method)
 
@@ -235,11 +235,11 @@ def _from_hub(name: str, method: str) -> Path:
         ) from error
 
 
-def learnt(config: Mapping[str, Any]) -> dict[str, Any]:
+def read_training_info(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return `trained` of a drafter's config: the budget of its training, or that it is not known."""
     trained = config.get("trained")
     try:
-        user_files.convert(trained, Learnt)
+        user_files.convert(trained, TrainingInfo)
     except ValueError:
         return {"tokens": None}
     return dict(trained) if isinstance(trained, Mapping) else {"tokens": None}
@@ -347,7 +347,7 @@ PICKLES = (".pt", ".bin", ".pth")  # layout and content are one: only known once
 
 
 @dataclass(frozen=True, slots=True)
-class Skeleton:
+class RepoMetadata:
     """folder: holds the small files and headers. weights: {file: bytes} on the hub. unread: files of unknown shapes."""
 
     folder: Path
@@ -355,7 +355,7 @@ class Skeleton:
     unread: tuple[str, ...]
 
 
-def fetch(repo: str, folder: Path) -> Skeleton:
+def fetch(repo: str, folder: Path) -> RepoMetadata:
     """Fill the folder from the hub. Raises UserError where the hub does not give the repository."""
     check_reachable(repo)
     api = HfApi()
@@ -369,7 +369,7 @@ def fetch(repo: str, folder: Path) -> Skeleton:
                 write_header(folder / name, api.parse_safetensors_file_metadata(repo, name))
     except Exception as error:  # no such repository, no network, a damaged header: a dozen kinds
         raise UserError(f"the hub does not give {repo!r}: {first_line(error)}") from error
-    return Skeleton(folder, weights, tuple(name for name in weights if name.endswith(PICKLES)))
+    return RepoMetadata(folder, weights, tuple(name for name in weights if name.endswith(PICKLES)))
 
 
 def write_header(path: Path, about: Any) -> None:

@@ -26,8 +26,8 @@ from transformers import AutoModelForCausalLM
 from specbench_ss import storage, user_files
 from specbench_ss.engine.architectures import LLAMA_LIKE
 from specbench_ss.engine.attention import NAME
-from specbench_ss.engine.cpu_kernels import has_room, may_halve
-from specbench_ss.engine.generic_model import OwnDecoder, smaller
+from specbench_ss.engine.cpu_kernels import has_room, supports_fp16_gemm
+from specbench_ss.engine.generic_model import HfDecoder, smaller
 from specbench_ss.engine.numerics import HALF_WEIGHTS, arithmetic
 from specbench_ss.engine.target import Target
 from specbench_ss.models.devices import resolve_dtype
@@ -47,14 +47,14 @@ def few_layers(config: Any, form: str, weights_bytes: int) -> Target:
 
     weights_bytes: of the whole model in float32, which decide whether there is room for copies.
     """
-    layer = OwnDecoder(_empty(config)).layers[0]
+    layer = HfDecoder(_empty(config)).layers[0]
     count = READ // (4 * sum(p.numel() for p in layer.parameters()))
     dtype = getattr(torch, arithmetic(form))
     with torch.random.fork_rng(devices=[]):
         few = smaller(config, max(1, min(config.num_hidden_layers, count)), WORDS)
         model: Any = AutoModelForCausalLM.from_config(few).to(dtype)
     whole = weights_bytes * dtype.itemsize // torch.float32.itemsize
-    return Target(model, rounded=form == HALF_WEIGHTS, part_of=whole, attention=NAME)
+    return Target(model, fp16_weights=form == HALF_WEIGHTS, part_of=whole, attention=NAME)
 
 
 def _empty(config: Any) -> Any:
@@ -93,7 +93,7 @@ class Choice:
     dtype: str
     ms: dict[str, dict[str, float]]
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Say what was chosen and why."""
         rows = " and ".join(map(str, ROWS))
         times = [
@@ -128,7 +128,7 @@ def chosen_dtype(
     if len(forms) == 1:
         return usual, ""
     choice = faster_dtype(forms, own, weights_bytes)
-    return choice.dtype, choice.in_words()
+    return choice.dtype, choice.describe()
 
 
 @functools.cache
@@ -168,5 +168,5 @@ def _forms(model_type: str, weights_bytes: int) -> tuple[str, ...]:
 
     weights_bytes: of the model in float32.
     """
-    half = (HALF_WEIGHTS,) if model_type in LLAMA_LIKE and has_room(weights_bytes) and may_halve() else ()
+    half = (HALF_WEIGHTS,) if model_type in LLAMA_LIKE and has_room(weights_bytes) and supports_fp16_gemm() else ()
     return ("float32", *(("bfloat16",) if has_bfloat16() else ()), *half)

@@ -26,7 +26,7 @@ from accelerate.utils import compute_module_sizes
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from specbench_ss.engine.generic_model import OwnDecoder
+from specbench_ss.engine.generic_model import HfDecoder
 from specbench_ss.engine.numerics import DTYPES, HALF_WEIGHTS, arithmetic
 from specbench_ss.errors import UserError, known_words
 from specbench_ss.models.gguf import gguf_file
@@ -204,7 +204,7 @@ def divided(model: Any, devices: Sequence[str], free: Sequence[int], dtype: torc
 
     Raises UserError as `device_map` does.
     """
-    sizes, layers = compute_module_sizes(model, dtype=dtype), {id(layer) for layer in OwnDecoder(model).layers}
+    sizes, layers = compute_module_sizes(model, dtype=dtype), {id(layer) for layer in HfDecoder(model).layers}
     names = [name for name, module in model.named_modules() if id(module) in layers]
     if len(names) < len(devices):
         raise UserError(f"the model has {len(names)} layers, which cannot be divided over {len(devices)} devices")

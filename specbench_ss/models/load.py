@@ -17,9 +17,9 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.utils import logging
 
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.checks import check_target
-from specbench_ss.engine.cpu_kernels import HeldWeights
+from specbench_ss.engine.cpu_kernels import Quantization
 from specbench_ss.engine.engines import check_engine, use_engine
 from specbench_ss.engine.numerics import HALF_WEIGHTS
 from specbench_ss.engine.target import Target
@@ -29,10 +29,10 @@ from specbench_ss.models.devices import check_divided, device_map, resolve_devic
 from specbench_ss.models.gguf import as_float, divide_text, forget_blocks, gguf_file, source_arguments
 from specbench_ss.models.quantize import check_quantize, quantise
 from specbench_ss.models.resolve import (
+    bundled_drafters,
     check_files,
     check_model,
     check_reachable,
-    companions,
     find_folder,
     is_lab,
     model_origin,
@@ -126,7 +126,7 @@ def _odd_factors(n: int) -> torch.Tensor:
 TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken")  # what may hold a vocabulary
 
 
-def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> Outline:
+def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> ModelInfo:
     """Return what can be known of a target without its weights. Raises UserError where it cannot be loaded.
 
     For a hub id, the configuration and the tokenizer are downloaded if they are not in the cache.
@@ -135,9 +135,9 @@ def outline_of(model: str, *, trust_remote_code: bool = False, chat_template: st
     check_model(model)
     folder = find_folder(model)
     source = _source(model, folder)
-    outline = Outline(config_of(source, trust_remote_code), None, model, folder)
+    outline = ModelInfo(config_of(source, trust_remote_code), None, model, folder)
     outline.tokenizer = tokenizer_of(source, trust_remote_code, template)
-    outline.is_lab, outline.companions = is_lab(model), companions(model)
+    outline.is_lab, outline.bundled_drafters = is_lab(model), bundled_drafters(model)
     return outline
 
 
@@ -182,12 +182,12 @@ def load_target(
     weights = read()
     loaded = hash_weights(weights)  # before they are rounded: drafters were trained for the model as it was published
     parameters, held = sum(p.numel() for p in weights.parameters()), quantise(weights, quantize)
-    rounded = kind == HALF_WEIGHTS and not nf4
-    target = Target(weights, tokenizer, name=model, folder=folder, rounded=rounded)
+    fp16_weights = kind == HALF_WEIGHTS and not nf4
+    target = Target(weights, tokenizer, name=model, folder=folder, fp16_weights=fp16_weights)
     target.parameter_count = parameters
     if held:
-        target.held = HeldWeights(held, partial(quantise, how=quantize), read)
-    target.is_lab, target.origin, target.companions = is_lab(model), model_origin(model), companions(model)
+        target.quantization = Quantization(held, partial(quantise, how=quantize), read)
+    target.is_lab, target.origin, target.bundled_drafters = is_lab(model), model_origin(model), bundled_drafters(model)
     target.weights_hash = loaded
     check_target(target)
     use_engine(target, engine)

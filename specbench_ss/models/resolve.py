@@ -171,7 +171,7 @@ ORIGIN = "origin.json"  # in a model's folder: where its weights come from, and 
 
 
 @dataclass(frozen=True, slots=True)
-class ModelInfo:
+class ModelEntry:
     """A model that needs no download."""
 
     name: str
@@ -179,10 +179,10 @@ class ModelInfo:
     folder: Path
 
 
-def available() -> list[ModelInfo]:
+def available() -> list[ModelEntry]:
     """Return the embedded models."""
     base = LAB / "base"
-    return [ModelInfo("lab", "embedded Llama, 8 layers, trained on generated text; runs on a CPU", base)]
+    return [ModelEntry("lab", "embedded Llama, 8 layers, trained on generated text; runs on a CPU", base)]
 
 
 def find_folder(model: str) -> Path | None:
@@ -213,7 +213,7 @@ def is_lab(model: str) -> bool:
     return folder is not None and (folder.parent / "lab.json").exists()
 
 
-def companions(model: str) -> Path | None:
+def bundled_drafters(model: str) -> Path | None:
     """Return the folder with the weights of methods that came with this model; None where none did.
 
     A fetched model is known by its `origin.json`, wherever its folder lies.

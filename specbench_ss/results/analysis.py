@@ -18,12 +18,12 @@ from specbench_ss.errors import UserError, expanded
 from specbench_ss.options import MethodSpec
 from specbench_ss.results import frames
 from specbench_ss.results.checks import Check, checks
-from specbench_ss.results.cost_model import MachineRow, Pair, machine_rows, pairs
+from specbench_ss.results.cost_model import MachineRow, PairedCost, machine_rows, pairs
 from specbench_ss.results.quality import MARGIN, checked_margin
-from specbench_ss.results.ranking import Standing, config_of, finding, standings
+from specbench_ss.results.ranking import RankRange, config_of, headline, rank_ranges
 from specbench_ss.results.sample_checks import unfinished
-from specbench_ss.results.summary import OVERALL, SummaryRow, over, summarise
-from specbench_ss.results.text import counted, short
+from specbench_ss.results.summary import OVERALL, SummaryRow, safe_div, summarise
+from specbench_ss.results.text import pluralize, short
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import Drafts, read_drafts, read_run, read_telemetry
 
@@ -33,7 +33,8 @@ class Budget:
     """One method of a run. drafted, verified: nodes a step, the root left out; None where it took no step.
 
     given: options that the command gave, as text; '' where all are the method's or its weights' own. preset: whether
-    they come from a preset, as `ssbench tune` makes them. learnt: what is known of the training of its weights, as
+    they come from a preset, as `ssbench tune` makes them. training_info: what is known of the training of its
+    weights, as
     `Decoder.learnt` has it. advised: options that are as the folder of its weights advises, as text.
     """
 
@@ -42,7 +43,7 @@ class Budget:
     verified: float | None
     given: str
     preset: bool
-    learnt: Mapping[str, Any] | None
+    training_info: Mapping[str, Any] | None
     advised: str = ""
 
 
@@ -55,11 +56,13 @@ def budgets(run: Run, labels: Sequence[str]) -> list[Budget]:
     found = []
     for label in labels:
         entry, rows = run.entry(label), [row for row in run.of(label) if row.ok]
-        steps, *nodes = (sum(getattr(row, name) or 0 for row in rows) for name in ("steps", "drafted", "verified"))
+        steps, *nodes = (
+            sum(getattr(row, name) or 0 for row in rows) for name in ("steps", "draft_nodes", "verified_nodes")
+        )
         from_preset = MethodSpec.parse(label.partition("#")[0]).name in tuned
         advised = _settings(entry.get("advised", {}))
-        drafted, verified = (over(count, steps) for count in nodes)
-        told = (given.get(label, ""), from_preset, entry.get("learnt"), advised)
+        drafted, verified = (safe_div(count, steps) for count in nodes)
+        told = (given.get(label, ""), from_preset, entry.get("training_info"), advised)
         found.append(Budget(label, drafted, verified, *told))
     return found
 
@@ -75,7 +78,7 @@ def sources(run: Run) -> dict[str, str]:
     """
     found = {}
     for label in run.labels:
-        if own := run.entry(label).get("learnt"):
+        if own := run.entry(label).get("training_info"):
             searched = own.get("searched")
             tokens = (searched or own).get("tokens")
             how = "searches" if searched else "learnt from"
@@ -83,7 +86,7 @@ def sources(run: Run) -> dict[str, str]:
     return found
 
 
-def told_scope(run: Run, found: Sequence[Budget]) -> str:
+def scope_note(run: Run, found: Sequence[Budget]) -> str:
     """Say in one sentence what a run's ranking holds for, and where its sides were not equal."""
     prompts, questions = len({(row.question_id, row.turn) for row in run.rows}), len(run.questions)
     made = " made up by a generator" if run.manifest["suite"].get("edition") == "generated" else ""
@@ -92,7 +95,7 @@ def told_scope(run: Run, found: Sequence[Budget]) -> str:
     many = len({w["machine"] for session in run.manifest.get("sessions", []) for w in session.get("workers", [])}) > 1
     said = f"It holds for this model, {'these machines' if many else 'this machine'} and {asked}, measured {often}"
     nodes = sorted(one.drafted for one in found if one.drafted)
-    read = sorted(one.learnt["tokens"] for one in found if one.learnt and one.learnt.get("tokens"))
+    read = sorted(one.training_info["tokens"] for one in found if one.training_info and one.training_info.get("tokens"))
     unequal = []
     if nodes and nodes[-1] > 1.05 * nodes[0]:
         unequal.append(f"methods draft {nodes[0]:.1f} to {nodes[-1]:.1f} nodes a step")
@@ -106,21 +109,21 @@ def trained(found: Sequence[Budget]) -> str:
     """Say how long the weights of trained drafters were trained, each budget once; '' where none learnt."""
     of: dict[str, list[str]] = {}
     for one in found:
-        if one.learnt and "searched" not in one.learnt:
-            of.setdefault(_training(one.learnt), []).append(one.method)
+        if one.training_info and "searched" not in one.training_info:
+            of.setdefault(_training(one.training_info), []).append(one.method)
     told = []
     for how, labels in of.items():
-        many = f"{counted(len(labels), 'method')} ({', '.join(labels)}) draft{'s' * (len(labels) == 1)}"
+        many = f"{pluralize(len(labels), 'method')} ({', '.join(labels)}) draft{'s' * (len(labels) == 1)}"
         told += [f"{many} with weights that were trained {how}. "] if how else []
     unknown = of.get("", [])
     told += [f"Of {', '.join(unknown)} it was not recorded how long the weights were trained."] if unknown else []
     return "".join(told).strip()
 
 
-def _training(learnt: Mapping[str, Any]) -> str:
+def _training(training_info: Mapping[str, Any]) -> str:
     """Return 'for 420 steps on 430,080 tokens of text', as far as it is known."""
-    steps, tokens = learnt.get("steps"), learnt.get("tokens")
-    parts = [f"for {counted(steps, 'step')}"] if steps is not None else []
+    steps, tokens = training_info.get("steps"), training_info.get("tokens")
+    parts = [f"for {pluralize(steps, 'step')}"] if steps is not None else []
     return " ".join([*parts, *([f"on {tokens:,} tokens of text, repeats counted"] if tokens is not None else [])])
 
 
@@ -161,25 +164,25 @@ class Results:
         return checks(self.run, self.rows)
 
     @cached_property
-    def standings(self) -> Mapping[str, Standing]:
+    def rank_ranges(self) -> Mapping[str, RankRange]:
         """Ranks of the methods, from comparisons of every two of them."""
-        return standings(self.run, self.rows)
+        return rank_ranges(self.run, self.rows)
 
     @cached_property
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[PairedCost]:
         """Each method beside the reference, over the samples that both answered."""
         return pairs(self.run)
 
     @cached_property
     def machine_rows(self) -> list[MachineRow]:
         """What the steps of each method cost by their shapes, and what of the machine's limits they reached."""
-        void = {row.method for row in self.overall if row.comparison == "void"}
-        return machine_rows(self.run, void, self.pairs)
+        invalid = {row.method for row in self.overall if row.comparison == "invalid"}
+        return machine_rows(self.run, invalid, self.pairs)
 
     @cached_property
     def headline(self) -> str:
         """The finding over all tasks, in a sentence."""
-        return finding(self.rows, self.checks, self.standings)
+        return headline(self.rows, self.checks, self.rank_ranges)
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -197,9 +200,9 @@ class Results:
         return frames.steps(self.run)
 
     @cached_property
-    def sameness(self) -> pd.DataFrame:
+    def output_match(self) -> pd.DataFrame:
         """One row for each answer that was compared with its reference's, with the verdict."""
-        return frames.sameness(self.run)
+        return frames.output_match(self.run)
 
     @cached_property
     def telemetry(self) -> pd.DataFrame:

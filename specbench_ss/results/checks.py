@@ -12,29 +12,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specbench_ss.results.concurrency import level_rows, missing
+from specbench_ss.results.concurrency import concurrency_rows, missing
 from specbench_ss.results.sample_checks import comparable, unfinished
 from specbench_ss.results.summary import OVERALL, SummaryRow
-from specbench_ss.results.text import interval, number, times, title
+from specbench_ss.results.text import format_number, format_speedup, interval, title
 from specbench_ss.runs.environment import between_sessions, is_of_times
-from specbench_ss.runs.records import Row, Run
+from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats import FEWEST
 
 OF_METHOD = 0.1  # of a method's samples: a share of disturbed ones with which its speed is marked
 
 
-def often_disturbed(run: Run) -> set[str]:
+def often_noisy(run: Run) -> set[str]:
     """Return the methods of whose good samples, or of the reference's, a tenth or more was disturbed."""
     every, bad = Counter[str](), Counter[str]()
     for row in run.rows:
         every[row.method] += row.ok
-        bad[row.method] += bool(row.ok and row.disturbed)
+        bad[row.method] += bool(row.ok and row.noise_reason)
     found = {label for label, n in every.items() if n and bad[label] >= OF_METHOD * n}
     return set(run.labels) if run.baseline in found else found
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
+class BaselineNoise:
     """The highest speedup, above 1, that the interval of a method that drafts nothing holds, and its name.
 
     What such intervals have above 1 is noise, and a method's lead that begins within it may be noise as well.
@@ -51,18 +51,18 @@ class Floor:
 
 def plain(row: SummaryRow) -> bool:
     """Say whether a method decodes as the reference does: it drafted nothing at all."""
-    drafted = row.acceptance_rate is not None or any(row.acceptance_at_n)
-    return row.comparison != "reference" and row.tau is not None and not drafted
+    drafted = row.acceptance_rate is not None or any(row.acceptance_rate_per_pos_n)
+    return row.comparison != "reference" and row.mean_acceptance_length is not None and not drafted
 
 
-def floor(overall: Iterable[SummaryRow]) -> Floor | None:
+def baseline_noise(overall: Iterable[SummaryRow]) -> BaselineNoise | None:
     """Return the noise that such methods show; None where there are none, or none reaches above 1.
 
     overall: the summaries over all tasks.
     """
     high = {row.method: row.speedup_interval[1] for row in overall if plain(row) and row.speedup_interval}
     most = max(high, key=lambda method: high[method], default=None)
-    return Floor(most, high[most]) if most is not None and high[most] > 1 else None
+    return BaselineNoise(most, high[most]) if most is not None and high[most] > 1 else None
 
 
 TAIL = 32  # tokens at the end of an answer that are looked at
@@ -88,24 +88,24 @@ NUMBERS = re.compile(r"[\d.,]*\d")
 
 FOUND: dict[str, tuple[CheckState, str]] = {  # kind of a finding (`sample_checks`) -> how bad it is, and what is said
     "impossible": ("wrong", "Impossible results: a bug, or a measurement that must not be believed."),
-    "void": ("wrong", "Results that must not be used."),
+    "invalid": ("wrong", "Results that must not be used."),
     "biased": ("wrong", "Sampled tokens do not follow the target's distribution; these methods have no speedup."),
     "untestable": (
         "warning",
         "Sampled tokens cannot be tested: rounding, or the baseline fails the test.",
     ),
     "failed": ("wrong", "Samples failed; no number includes them."),
-    "mismatch": ("wrong", "Answers differ from their reference's in a way that no near-tie explains."),
-    "length": ("warning", "Answers end earlier or later than their reference's."),
-    "near-tie": ("warning", "Near-ties in float32, where they should be rare."),
-    "unjudged": ("warning", "Answers were not compared with their reference's: the verdicts are lost."),
+    "mismatch": ("wrong", "Answers differ from their reference's in a way that no numerical tie explains."),
+    "length-differs": ("warning", "Answers end earlier or later than their reference's."),
+    "numerical-tie": ("warning", "Numerical ties in float32, where they should be rare."),
+    "uncompared": ("warning", "Answers were not compared with their reference's: the verdicts are lost."),
     "unstable": ("warning", "Unstable timing: other work on the machine, clocks that change, or prompts that differ."),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What became of one check. name: the kind of finding, or `incomplete`, `warnings`, `sessions`, `disturbed`,
+    """What became of one check. name: the kind of finding, or `incomplete`, `warnings`, `sessions`, `noisy`,
     `tau`, `noise`, `loops`, `poor`, `engine`, `levels`, `levels of requests`, `tokens`, `acceptance`.
 
     sentence: what was found, or why nothing could be. lines: its details, one for each method or warning. made: of a
@@ -171,27 +171,27 @@ def _warned(run: Run) -> Iterator[Check]:
 
 def _disturbed(run: Run) -> Iterator[Check]:
     """Say how many samples something else on the machine disturbed, and of how many nobody can know."""
-    bad = [row.disturbed for row in run.rows if row.disturbed]
+    bad = [row.noise_reason for row in run.rows if row.noise_reason]
     good = [row for row in run.rows if row.ok]
-    unseen = [row for row in good if not row.disturbed and not _seen(row, run.manifest)]
+    unseen = [row for row in good if not row.noise_reason and not _seen(row, run.manifest)]
     if bad:
         said = f"{len(bad):,} of {len(run.rows):,} samples were disturbed by something else on the machine"
-        again = sum(row.remade or 0 for row in run.rows)
+        again = sum(row.n_reruns or 0 for row in run.rows)
         remade = f"{again} times one was made again" if again else ""
         rest = f"of {len(unseen):,} it is not known: not all of the machine was read" if unseen else ""
-        yield Check("disturbed", "warning", f"{said}.", (*filter(None, [remade, rest]), *_alike(bad)))
+        yield Check("noisy", "warning", f"{said}.", (*filter(None, [remade, rest]), *_alike(bad)))
     elif unseen or not good:
         many = f" of {len(unseen):,} samples" if 0 < len(unseen) < len(good) else ""
         said = f"Disturbances{many} were not checked: not all of the machine was read."
-        yield Check("disturbed", "not checked", said)
+        yield Check("noisy", "not checked", said)
     else:
-        yield Check("disturbed", "ok", "Nothing else on the machine was seen to disturb a sample.")
+        yield Check("noisy", "ok", "Nothing else on the machine was seen to disturb a sample.")
 
 
-def _seen(row: Row, manifest: Mapping[str, Any]) -> bool:
+def _seen(row: SampleRecord, manifest: Mapping[str, Any]) -> bool:
     """Whether the machine was read while this sample was made: the host and, where it computes, the GPU."""
     on_gpu = str(manifest["model"].get("device", "")).startswith("cuda")
-    host = row.disturbed is not None and row.host_foreign_share is not None
+    host = row.noise_reason is not None and row.host_foreign_share is not None
     return host and (not on_gpu or row.nvml_sm_mhz is not None)
 
 
@@ -218,25 +218,23 @@ def _not_found(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
         yield Check("failed", "not checked", "Failures were not checked: there is no sample.")
     yield _sampled(rows) if any(row.bias for row in rows) else _same(rows)
     yield _timing(run, rows)
-    silent = [
-        row.method for row in rows if row.comparison != "reference" and not run.entry(row.method).get("remembers")
-    ]
+    silent = [row.method for row in rows if row.comparison != "reference" and not run.entry(row.method).get("stateful")]
     rest = [label for label in silent if not comparable(run, label)]
     if len(rest) < len(silent):
         others = f" Not checked: {', '.join(rest)}." if rest else ""
-        yield Check("void", "ok", f"No method was seen to answer repeats from memory.{others}")
+        yield Check("invalid", "ok", f"No method was seen to answer repeats from memory.{others}")
     elif silent:
-        yield Check("void", "not checked", "Whether methods answer repeats from memory was not checked: " + MEMORY)
+        yield Check("invalid", "not checked", "Whether methods answer repeats from memory was not checked: " + MEMORY)
 
 
 def _same(rows: Sequence[SummaryRow]) -> Check:
-    verdicts = {row.method: row.sameness for row in rows if row.comparison != "reference"}
+    verdicts = {row.method: row.output_match for row in rows if row.comparison != "reference"}
     compared = {m for m, of in verdicts.items() if any(n for verdict, n in of.items() if verdict != "not compared")}
     rest = [method for method in verdicts if method not in compared]
     if not compared:
         return Check("mismatch", "not checked", "No answer was compared with its reference's.")
     others = f" Not compared: {', '.join(rest)}." if rest else ""
-    return Check("mismatch", "ok", f"No answer that was compared differs without a near-tie.{others}")
+    return Check("mismatch", "ok", f"No answer that was compared differs without a numerical tie.{others}")
 
 
 def _sampled(rows: Sequence[SummaryRow]) -> Check:
@@ -255,7 +253,7 @@ def _sampled(rows: Sequence[SummaryRow]) -> Check:
 def _timing(run: Run, rows: Sequence[SummaryRow]) -> Check:
     if any(map(is_of_times, run.manifest.get("warnings", []))) or between_sessions(run.manifest):
         return Check("unstable", "warning", "Timing cannot be called stable: the run has warnings of its times.")
-    if any(row.disturbed for row in run.rows):
+    if any(row.noise_reason for row in run.rows):
         return Check("unstable", "warning", "Timing cannot be called stable: samples were disturbed.")
     if not any(row.unstable is False for row in rows):
         or_prompts = "" if run.served else f", or {FEWEST} prompts that {run.baseline} answered"
@@ -269,27 +267,32 @@ def _bound(rows: Sequence[SummaryRow]) -> Iterator[Check]:
     """Say of which methods nobody knows whether they are faster than their steps allow, and why some are."""
     plain_s = next((row.verify_s for row in rows if row.comparison == "reference"), None)
     rows = [row for row in rows if row.comparison != "reference"]
-    unknown = [row.method for row in rows if row.within_tau is None]
+    unknown = [row.method for row in rows if row.speedup_within_bound is None]
     if unknown:
         why = f"there are fewer than {FEWEST} questions that both answered, or no steps"
         what = "Whether a method is faster than its steps allow was not checked"
         yield Check("tau", "not checked", f"{what} of {', '.join(unknown)}: {why}.")
-    elif rows and all(row.within_tau for row in rows):
+    elif rows and all(row.speedup_within_bound for row in rows):
         cheaper = tuple(
-            f"{row.method}: {times(row.speedup)} with {number(row.tau)} tokens per step; its verifying takes "
-            f"{number(row.verify_s / plain_s)} of a plain pass"
+            f"{row.method}: {format_speedup(row.speedup)} with {format_number(row.mean_acceptance_length)} "
+            f"tokens per step; its verifying takes "
+            f"{format_number(row.verify_s / plain_s)} of a plain pass"
             for row in rows
-            if row.speedup and row.tau and row.speedup > row.tau and row.verify_s and plain_s
+            if row.speedup
+            and row.mean_acceptance_length
+            and row.speedup > row.mean_acceptance_length
+            and row.verify_s
+            and plain_s
         )
         yield Check("tau", "ok", "Over all prompts no method is faster than its steps allow.", cheaper)
 
 
 def _unreplayed(run: Run) -> Iterator[Check]:
     """Say, of a run that replays its steps, which passes were run eagerly all the same, and why."""
-    known = [row for row in run.rows if row.unreplayed is not None]
+    known = [row for row in run.rows if row.n_eager_fallbacks is not None]
     counts = Counter[tuple[str, str]]()
     for row in known:
-        counts[row.method, row.unreplayed_why or ""] += row.unreplayed or 0
+        counts[row.method, row.eager_fallback_reason or ""] += row.n_eager_fallbacks or 0
     in_order = sorted(counts.items(), key=lambda item: (run.labels.index(item[0][0]), item[0][1]))
     found = [f"{n:,} of {label} ({why})" for (label, why), n in in_order if n]
     if found:
@@ -302,13 +305,13 @@ def _unreplayed(run: Run) -> Iterator[Check]:
 
 def _noise(rows: Sequence[SummaryRow]) -> Iterator[Check]:
     """Say which methods are called faster by no more than methods that keep one token a step may seem to be."""
-    found = floor(rows)
+    found = baseline_noise(rows)
     if found is None:
         return
     near = [row for row in rows if found.holds(row)]
-    seems = f"the interval of {found.method}, which keeps one token a step, reaches {times(found.speedup)}"
+    seems = f"the interval of {found.method}, which keeps one token a step, reaches {format_speedup(found.speedup)}"
     if near:
-        lines = tuple(f"{row.method}: {times(row.speedup)} ({interval(row.speedup_interval)})" for row in near)
+        lines = tuple(f"{row.method}: {format_speedup(row.speedup)} ({interval(row.speedup_interval)})" for row in near)
         yield Check("noise", "warning", f"Leads that may be noise: {seems}, and these begin below that.", lines)
     else:
         yield Check("noise", "ok", f"No lead begins within the noise: {seems}.")
@@ -328,7 +331,7 @@ def _poor(run: Run, summaries: Sequence[SummaryRow]) -> Iterator[Check]:
     own = [row for row in summaries if row.comparison == "reference" and row.category != OVERALL]
     tasks = sorted((row.quality, row.category) for row in own if row.quality is not None and row.quality < POOR)
     if tasks:
-        named = ", ".join(f"{title(task)} ({number(quality)} of 1)" for quality, task in tasks)
+        named = ", ".join(f"{title(task)} ({format_number(quality)} of 1)" for quality, task in tasks)
         why = "the model is weak there, or the limit cut them too early"
         yield Check("poor", "warning", f"Answers of {run.baseline} are poor in {named}: {why}.", (USELESS,))
 
@@ -338,10 +341,11 @@ def served_checks(run: Run) -> Iterator[Check]:
     if run.served:
         yield from _tokens(run)
         yield from _acceptance(run)
-    found = level_rows(run)
+    found = concurrency_rows(run)
     alone = {row.method: row.comparison for row in found if row.concurrency == 1}
     turned = tuple(
-        f"{row.method} with {row.concurrency} at a time: {times(row.speedup)} ({interval(row.speedup_interval)}) by "
+        f"{row.method} with {row.concurrency} at a time: {format_speedup(row.speedup)} "
+        f"({interval(row.speedup_interval)}) by "
         f"single requests, {row.comparison}"
         for row in found
         if row.concurrency > 1 and row.comparison in ("faster", "slower") and row.comparison != alone[row.method]
@@ -377,7 +381,7 @@ def _acceptance(run: Run) -> Iterator[Check]:
     lacking = []
     for label in run.labels:
         own = [row for row in run.of(label) if row.ok]
-        known = sum(row.accepted is not None for row in own)
+        known = sum(row.accepted_tokens is not None for row in own)
         if known < len(own):
             told = str(run.entry(label).get("served", {}).get("acceptance", ""))
             why = told.removeprefix("not measured: ") if told.startswith("not measured") else OTHERS

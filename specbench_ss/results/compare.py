@@ -31,7 +31,7 @@ from specbench_ss.runs.columns import OF_INTERVAL, Column, columns_of
 from specbench_ss.runs.config import decoding
 from specbench_ss.runs.environment import between_sessions, machine_changes
 from specbench_ss.runs.manifest import engine_of
-from specbench_ss.runs.records import Row, Run
+from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats import Floats, Interval, mean_interval, ratio_interval
 
 SHOWN = 12  # characters of a hash
@@ -52,7 +52,7 @@ class Difference:
     what: Col[str, "what differs, in words"]
     a: Col[str, "its value in run A"]
     b: Col[str, "its value in run B"]
-    hinders: Col[bool, "whether results do not compare for it"] = False
+    blocking: Col[bool, "whether results do not compare for it"] = False
 
 
 def differences(a: Run, b: Run) -> list[Difference]:
@@ -61,12 +61,12 @@ def differences(a: Run, b: Run) -> list[Difference]:
     pairs = [(what, old.get(what, MISSING), new.get(what, MISSING)) for what in {**old, **new}]
     found = [Difference(what, x, y, _hinders(what, x, y)) for what, x, y in pairs if x != y]
     made = [*_question_differences(a, b), *found, *_method_differences(a.manifest, b.manifest)]
-    return sorted(made, key=lambda difference: not difference.hinders)
+    return sorted(made, key=lambda difference: not difference.blocking)
 
 
 def _hinders(what: str, x: str, y: str) -> bool:
     # weights that were rounded for one run alone: their hash is of the weights as loaded
-    return what in HINDERING or (what == "number format" and HALF_WEIGHTS in (x, y))
+    return what in BLOCKING or (what == "number format" and HALF_WEIGHTS in (x, y))
 
 
 def conditions_apart(a: Run, b: Run) -> dict[str, str]:
@@ -89,7 +89,7 @@ def _both(old: Any, new: Any) -> str:
     return f"{_text(old)} → {_text(new)}"
 
 
-HINDERING = (  # what makes results incomparable
+BLOCKING = (  # what makes results incomparable
     "model hash", "quantised weights", "chat template", "suite", "decoding", "longest answer",
     "history of later turns", "method that speedups are over",
 )  # fmt: skip
@@ -140,7 +140,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _question_differences(a: Run, b: Run) -> Iterator[Difference]:
-    """Yield where questions of the same id have other texts, or where no question is in both runs."""
+    """Yield where questions of the same id have differing texts, or where no question is in both runs."""
     if a.manifest["suite"]["content_hash"] == b.manifest["suite"]["content_hash"]:
         return
     old, new = ({question.id: (question.history, question.turns) for question in run.questions} for run in (a, b))
@@ -181,10 +181,10 @@ def _text(value: Any) -> str:
 
 
 OTHER_MACHINE, OTHER_THREADS, FAILED = "other machine", "other threads", "failed"
-TOO_FEW, SAME, VOID = "too few", "not distinguishable", "void"
-UNJUDGED = (OTHER_MACHINE, OTHER_THREADS, FAILED, TOO_FEW, VOID)
+TOO_FEW, SAME, INVALID = "insufficient data", "not significant", "invalid"
+UNJUDGED = (OTHER_MACHINE, OTHER_THREADS, FAILED, TOO_FEW, INVALID)
 WORDS = {"speedup": ("slower", "faster"), "tokens_per_s": ("slower", "faster")}  # others are lower or higher
-Rows = list[Row]
+Rows = list[SampleRecord]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +192,9 @@ class Change:
     """One figure in both runs. change: B over A, less 1; of quality, B less A. None where there is nothing to compare.
 
     interval: the 95% interval of change, None below four questions. verdict: `faster`, `slower` (`higher`, `lower`
-    where it is no speed), `not distinguishable`, or one of UNJUDGED: `too few` questions, `other machine`, `other
-    threads`, `failed` where a run has no whole answer, `void` where a run's times must not be used. reason: the cause
-    of `other machine`, `other threads` and `failed` in words.
+    where it is no speed), `not significant`, or one of UNJUDGED: `insufficient data` questions, `other machine`, `other
+    threads`, `failed` where a run has no whole answer, `invalid` where a run's times must not be used. reason: the
+    cause of `other machine`, `other threads` and `failed` in words.
     """
 
     a: float | None
@@ -230,12 +230,12 @@ class ComparedRow:
     error: str
 
 
-OTHERS = "`not distinguishable`, `too few` or `failed`"
+OTHERS = "`not significant`, `insufficient data` or `failed`"
 CHANGES = {  # metric -> unit and meaning in both runs, unit and meaning of the change, verdicts
     "speedup": (
         "×", "speedup over `ar` in run A, over these prompts", "speedup over `ar` in run B",
         "share", "speedup of B over that of A, less 1",
-        "`faster`, `slower`, `not distinguishable`, `too few` (questions), `failed` (in a run) or `void`",
+        "`faster`, `slower`, `not significant`, `insufficient data` (questions), `failed` (in a run) or `invalid`",
     ),
     "tokens_per_s": (
         "tokens/s", "all tokens over all seconds in run A", "all tokens over all seconds in run B",
@@ -274,16 +274,16 @@ COMPARISON = (*_OWN[:-2], *(column for metric in METRICS for column in _columns_
 DIFFERENCES = columns_of(Difference)
 
 
-def compared(first: Results, second: Results, anyway: bool = False) -> tuple[list[Difference], list[ComparedRow]]:
+def compared(first: Results, second: Results, force: bool = False) -> tuple[list[Difference], list[ComparedRow]]:
     """Return what differs between two runs, and a row for each method that is in both, `overall` first, then by task.
 
     Raises UserError where they do not compare, unless `anyway`, and where no method or question is in both.
     """
     a, b = first.run, second.run
     found = differences(a, b)
-    hindering = [f"{one.what} ({one.a} and {one.b})" for one in found if one.hinders]
-    if hindering and not anyway:
-        raise UserError(f"the runs do not compare, since they differ in {', '.join(hindering)}; --anyway compares them")
+    hindering = [f"{one.what} ({one.a} and {one.b})" for one in found if one.blocking]
+    if hindering and not force:
+        raise UserError(f"the runs do not compare, since they differ in {', '.join(hindering)}; --force compares them")
     labels = [label for label in a.labels if label in b.labels]
     shared = {row.question_id for row in a.rows} & {row.question_id for row in b.rows}
     if not shared or labels in ([], [a.baseline]):
@@ -291,8 +291,8 @@ def compared(first: Results, second: Results, anyway: bool = False) -> tuple[lis
         raise UserError(f"the runs have no {what} in common: there is nothing to compare")
     apart = conditions_apart(a, b)
     categories = [OVERALL, *(category for category in a.categories if category in b.categories)]
-    void = {row.method for row in (*first.overall, *second.overall) if row.comparison == "void"}
-    rows = [_compared(a, b, label, category, label in void, apart) for category in categories for label in labels]
+    invalid = {row.method for row in (*first.overall, *second.overall) if row.comparison == "invalid"}
+    rows = [_compared(a, b, label, category, label in invalid, apart) for category in categories for label in labels]
     return found, rows
 
 
@@ -300,7 +300,7 @@ def _nothing(verdict: str, reason: str = "") -> Change:
     return Change(None, None, None, None, verdict, reason)
 
 
-def _compared(a: Run, b: Run, label: str, category: str, void: bool, apart: Mapping[str, str]) -> ComparedRow:
+def _compared(a: Run, b: Run, label: str, category: str, invalid: bool, apart: Mapping[str, str]) -> ComparedRow:
     """Compare a method's samples in two runs, with the reference's, on the prompts that all four answered."""
     asked, references = (
         [[row for row in run.of(one) if category in (OVERALL, row.category)] for run in (a, b)]
@@ -315,7 +315,7 @@ def _compared(a: Run, b: Run, label: str, category: str, void: bool, apart: Mapp
     if failed := _failures(label, asked) or _failures(a.baseline, references):
         changes = dict.fromkeys(METRICS, _nothing(FAILED, failed))
     else:
-        changes = {"tau": _tau(own), "quality": _quality(own), **_of_times(times, void, apart)}
+        changes = {"tau": _tau(own), "quality": _quality(own), **_of_times(times, invalid, apart)}
     n_failed = [sum(not row.ok for row in rows) for rows in asked]
     return ComparedRow(
         category=category,
@@ -332,9 +332,9 @@ def _compared(a: Run, b: Run, label: str, category: str, void: bool, apart: Mapp
     )
 
 
-def _of_times(times: Sequence[PairedTimes], void: bool, apart: Mapping[str, str]) -> dict[str, Change]:
-    if void:
-        return dict.fromkeys(("speedup", "tokens_per_s"), _nothing(VOID))
+def _of_times(times: Sequence[PairedTimes], invalid: bool, apart: Mapping[str, str]) -> dict[str, Change]:
+    if invalid:
+        return dict.fromkeys(("speedup", "tokens_per_s"), _nothing(INVALID))
     sums = [of.by_question() for of in times]
     speedups = _ratio("speedup", [(ref_s, own_n, ref_n, own_s) for ref_s, ref_n, own_s, own_n in sums])
     rates = _ratio("tokens_per_s", [(own_n, own_s) for _, _, own_s, own_n in sums])
@@ -368,7 +368,7 @@ def _quality(own: Sequence[Rows]) -> Change:
     return Change(*means, float((after - before).mean()), around, _verdict("quality", around))
 
 
-def _by_question(values: Sequence[tuple[Row, float, float]]) -> Floats:
+def _by_question(values: Sequence[tuple[SampleRecord, float, float]]) -> Floats:
     """Return the sums of two values over the samples of each question: [questions, 2]."""
     sums = pd.DataFrame([(row.question_id, x, y) for row, x, y in values], columns=["question", "x", "y"])
     return np.asarray(sums.groupby("question", sort=False).sum(), dtype=np.float64)
@@ -380,16 +380,16 @@ def _failures(label: str, asked: Sequence[Rows]) -> str:
     return "; ".join(f"{label} failed in {name}: {first_error(rows)}" for name, rows in failed)
 
 
-def first_error(rows: Sequence[Row]) -> str:
+def first_error(rows: Sequence[SampleRecord]) -> str:
     """Return the first line of the first error of some samples; '' where none failed."""
     return next((line for row in rows if not row.ok for line in (row.error or "").splitlines()), "")
 
 
-def _prompt(row: Row) -> tuple[str, int]:
+def _prompt(row: SampleRecord) -> tuple[str, int]:
     return row.question_id, row.turn
 
 
-def _answer(row: Row) -> object:
+def _answer(row: SampleRecord) -> object:
     """Return the tokens of an answer; its text where a server made it, which sends no tokens."""
     return row.token_ids if row.token_ids is not None else row.text
 
@@ -478,7 +478,7 @@ def not_judged(rows: Iterable[ComparedRow], limits: Sequence[Limit]) -> list[str
     ]
 
 
-OF_TIMES = ("unstable", "disturbed")  # warnings of a run that concern its times
+OF_TIMES = ("unstable", "noisy")  # warnings of a run that concern its times
 
 
 class RunComparison:
@@ -487,9 +487,9 @@ class RunComparison:
     warnings: what there is to know before the numbers are believed, a sentence each.
     """
 
-    def __init__(self, a: Results, b: Results, anyway: bool = False) -> None:
+    def __init__(self, a: Results, b: Results, force: bool = False) -> None:
         self.a, self.b = a.path, b.path
-        self.found, self.rows = compared(a, b, anyway)
+        self.found, self.rows = compared(a, b, force)
         self.warnings = tuple(f"run {name}: {said}" for name, one in (("A", a), ("B", b)) for said in _doubts(one))
 
     def __repr__(self) -> str:
@@ -513,13 +513,13 @@ def _doubts(results: Results) -> list[str]:
     return wrong + ([f"Not all sessions had the same {changed}: their times do not compare."] if changed else [])
 
 
-def compare(run_a: str | Path | Results, run_b: str | Path | Results, *, anyway: bool = False) -> RunComparison:
+def compare(run_a: str | Path | Results, run_b: str | Path | Results, *, force: bool = False) -> RunComparison:
     """Compare two runs of the same questions by the same model: run directories, or what `load_run` returned.
 
     anyway: compare runs of another model, other questions or another way of decoding too. Raises UserError where the
     runs do not compare, and where they have no method or question in common.
     """
-    return RunComparison(_results(run_a), _results(run_b), anyway)
+    return RunComparison(_results(run_a), _results(run_b), force)
 
 
 def _results(given: Any) -> Results:

@@ -13,18 +13,18 @@ from specbench_ss.results.summary import (
     PairedTimes,
     counted,
     latencies,
-    over,
     paired,
+    safe_div,
     served_tau,
     total,
 )
 from specbench_ss.runs.columns import Ends
-from specbench_ss.runs.records import Row, Run
+from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats import Comparison, Interval, compare
 
 
 @dataclass(frozen=True, slots=True)
-class LevelRow:
+class ConcurrencyRow:
     """One method with so many requests in flight, its repeats together. waits: quantiles in seconds."""
 
     concurrency: Col[int, "requests in flight at a time", "requests"]
@@ -38,18 +38,20 @@ class LevelRow:
     throughput_ratio: Col[Number, "tokens_per_s over the baseline's with as many in flight", "×"]
     speedup: Col[Number, "of single requests: the baseline's seconds per token over its own, paired by prompt", "×"]
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
-    comparison: Col[Comparison, "`reference`, `faster`, `slower`, `not distinguishable` or `too few`"]
-    tau: Col[Number, "tokens per step by the server's own counts; missing where not measured", "tokens"]
+    comparison: Col[Comparison, "`reference`, `faster`, `slower`, `not significant` or `insufficient data`"]
+    mean_acceptance_length: Col[
+        Number, "tokens per step by the server's own counts; missing where not measured", "tokens"
+    ]
     acceptance_rate: Col[Number, "accepted over drafted tokens, by the same counts", "0 to 1"]
     waits: dict[str, Any]
 
 
-def level_rows(run: Run) -> list[LevelRow]:
+def concurrency_rows(run: Run) -> list[ConcurrencyRow]:
     """Return a row for each number of requests in flight and method; none of a run that has one in flight alone."""
-    if not run.levels:
+    if not run.concurrency:
         return []
-    found: list[LevelRow] = []
-    for concurrency in (1, *sorted({level.concurrency for level in run.levels})):
+    found: list[ConcurrencyRow] = []
+    for concurrency in (1, *sorted({level.concurrency for level in run.concurrency})):
         baseline, plain_rate = requests_of(run, run.baseline, concurrency), None
         for label in sorted(run.labels, key=lambda label: label != run.baseline):
             row = _row(run, label, concurrency, baseline, plain_rate)
@@ -58,24 +60,26 @@ def level_rows(run: Run) -> list[LevelRow]:
     return found
 
 
-def requests_of(run: Run, label: str, concurrency: int) -> list[Row]:
+def requests_of(run: Run, label: str, concurrency: int) -> list[SampleRecord]:
     """Return a method's samples with so many requests in flight."""
     if concurrency == 1:
         return run.of(label)
     return [row for row in run.requests if (row.method, row.concurrency) == (label, concurrency)]
 
 
-def _row(run: Run, label: str, concurrency: int, baseline: Sequence[Row], plain_rate: float | None) -> LevelRow:
+def _row(
+    run: Run, label: str, concurrency: int, baseline: Sequence[SampleRecord], plain_rate: float | None
+) -> ConcurrencyRow:
     asked = requests_of(run, label, concurrency)
     good = [row for row in asked if row.ok]
-    levels = [level for level in run.levels if (level.method, level.concurrency) == (label, concurrency)]
+    levels = [level for level in run.concurrency if (level.method, level.concurrency) == (label, concurrency)]
     wall_s = sum(level.wall_s for level in levels) if concurrency > 1 else total(good, "wall_s")
     counts: Sequence[Counted] = levels if concurrency > 1 else good
-    tokens, rate = int(total(good, "tokens")), over(total(good, "tokens"), wall_s)
+    tokens, rate = int(total(good, "tokens")), safe_div(total(good, "tokens"), wall_s)
     itself = label == run.baseline
     times = PairedTimes(*paired(asked, baseline))
     around = None if itself else times.interval()
-    return LevelRow(
+    return ConcurrencyRow(
         concurrency=concurrency,
         method=label,
         requests=len(asked),
@@ -83,13 +87,15 @@ def _row(run: Run, label: str, concurrency: int, baseline: Sequence[Row], plain_
         wall_s=wall_s,
         tokens=tokens,
         tokens_per_s=rate,
-        requests_per_s=over(len(good), wall_s),
-        throughput_ratio=1.0 if itself and rate else over(rate, plain_rate),
+        requests_per_s=safe_div(len(good), wall_s),
+        throughput_ratio=1.0 if itself and rate else safe_div(rate, plain_rate),
         speedup=times.speedup(),
         speedup_interval=around,
         comparison="reference" if itself else compare(around),
-        tau=served_tau(counts, tokens - len(good)) if run.served else over(total(good, "later"), total(good, "steps")),
-        acceptance_rate=over(counted(counts, "accepted"), counted(counts, "drafted")),
+        mean_acceptance_length=served_tau(counts, tokens - len(good))
+        if run.served
+        else safe_div(total(good, "later"), total(good, "steps")),
+        acceptance_rate=safe_div(counted(counts, "accepted_tokens"), counted(counts, "draft_nodes")),
         waits=latencies(good),
     )
 
@@ -101,7 +107,7 @@ def at_a_time(manifest: Mapping[str, Any]) -> str:
 
 def missing(run: Run) -> Iterator[str]:
     """Yield the levels that were asked for and are not there, as 'vllm with 4 in flight'."""
-    there = {level.key for level in run.levels}
+    there = {level.key for level in run.concurrency}
     for concurrency in run.manifest["config"].get("concurrency", ()):
         for label in run.labels:
             if any((label, concurrency, repeat) not in there for repeat in range(run.repeats)):

@@ -2,7 +2,7 @@
 
 A floor: weights are read once a step, keys and values of the context once, and activations are not counted. Of rows
 of a method's own, and of those that it drops before the last layer, the products with matrices are counted
-(`Decoder.own_work`), their attention is not. docs/metrics.md has the definitions.
+(`Decoder.extra_work`), their attention is not. docs/metrics.md has the definitions.
 
 For predictions a step takes what reading or multiplying needs at the machine's limits, whichever is longer, and an
 overhead that the shapes do not explain (starting operators, above all), which is what was measured beyond that. What
@@ -19,9 +19,9 @@ from typing import Any, final
 
 from specbench_ss.engine.numerics import arithmetic
 from specbench_ss.options import REFERENCE
-from specbench_ss.results.summary import PARTS, Number, PairedTimes, Tally, over, paired, tally
-from specbench_ss.results.text import number, percent
-from specbench_ss.runs.records import Row, Run
+from specbench_ss.results.summary import PARTS, Number, PairedTimes, Tally, paired, safe_div, tally
+from specbench_ss.results.text import format_number, percent
+from specbench_ss.runs.records import Run, SampleRecord
 
 
 @final
@@ -43,14 +43,14 @@ class Cost:
     @property
     def intensity(self) -> float | None:
         """Return floating-point operations for each byte."""
-        return over(self.flops, self.bytes)
+        return safe_div(self.flops, self.bytes)
 
     def fastest_s(self, read: float | None, products: float | None) -> float | None:
         """Return the seconds of a step that reaches the nearer limit, bandwidth or products; None without limits."""
         return max(self.bytes / read, self.flops / products) / self.steps if read and products else None
 
 
-def counted(rows: Sequence[Row], shape: Mapping[str, Any]) -> Cost | None:
+def counted(rows: Sequence[SampleRecord], shape: Mapping[str, Any]) -> Cost | None:
     """Return the cost of all steps of these samples; None where there are none, or where shapes do not tell it.
 
     shape: as `model_shape` gives it, with that of the drafter under `drafter` and the rows of the method's own under
@@ -60,11 +60,11 @@ def counted(rows: Sequence[Row], shape: Mapping[str, Any]) -> Cost | None:
     if not good or shape["weight_bytes"] is None:
         return None
     steps, own = sum(row.steps or 0 for row in good), shape.get("own") or {}
-    dropped = sum(max(0, (row.drafted or 0) - (row.verified or 0)) for row in good)
+    dropped = sum(max(0, (row.draft_nodes or 0) - (row.verified_nodes or 0)) for row in good)
     fixed = 2.0 * steps * own.get("step", 0.0)
     flops, moved = fixed + 2.0 * dropped * own.get("dropped", 0.0), 0.0
     for row in good:
-        in_last_layer = (row.verified or 0) + (
+        in_last_layer = (row.verified_nodes or 0) + (
             row.steps or 0
         )  # of each step the root, and the nodes that were verified
         context = (row.prompt_tokens or 0) + (row.tokens or 0) / 2
@@ -73,20 +73,20 @@ def counted(rows: Sequence[Row], shape: Mapping[str, Any]) -> Cost | None:
         flops += in_last_layer * products
         moved += (row.steps or 0) * (shape["weight_bytes"] + shape["kv_bytes"] * seen)
     drafter = shape.get("drafter")
-    if drafter is None or (not drafter["weight_bytes"] and any(row.draft_calls for row in good)):
+    if drafter is None or (not drafter["weight_bytes"] and any(row.num_draft_forwards for row in good)):
         # what is called has weights: they are where nobody looked
         return Cost(steps, flops, moved, None, fixed_flops=fixed)
-    calls = sum(row.draft_calls or row.steps or 0 for row in good)
+    calls = sum(row.num_draft_forwards or row.steps or 0 for row in good)
     read, drafting = float(calls * drafter["weight_bytes"]), calls * 2.0 * drafter["matrix_parameters"]
     return Cost(steps, flops + drafting, moved + read, read, drafting, fixed)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class MethodCost:
     """One method's samples. cost: from shapes, where these are known."""
 
     method: str
-    rows: Sequence[Row]
+    rows: Sequence[SampleRecord]
     tally: Tally
     cost: Cost | None
 
@@ -96,39 +96,39 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PairedCost:
     """A method and the reference over the samples that both answered."""
 
-    own: Work
-    plain: Work
+    own: MethodCost
+    baseline: MethodCost
 
 
-def pairs(run: Run) -> list[Pair]:
+def pairs(run: Run) -> list[PairedCost]:
     """Return a pair for each method, in the order in which the methods were asked for; the reference's is of itself."""
     both = [(label, *paired(run.of(label), run.of(run.baseline))) for label in run.labels]
-    return [Pair(_work(run, label, own), _work(run, run.baseline, ref)) for label, own, ref in both]
+    return [PairedCost(_work(run, label, own), _work(run, run.baseline, ref)) for label, own, ref in both]
 
 
-def _work(run: Run, label: str, rows: Sequence[Row]) -> Work:
+def _work(run: Run, label: str, rows: Sequence[SampleRecord]) -> MethodCost:
     shape = ((run.manifest.get("machine") or {}).get("shapes") or {}).get(label)
-    return Work(label, rows, tally(rows, run.steps), counted(rows, shape) if shape else None)
+    return MethodCost(label, rows, tally(rows, run.steps), counted(rows, shape) if shape else None)
 
 
 @dataclass(frozen=True, slots=True)
 class Roof:
     """The machine's limits: bytes read a second, and floating-point operations a second in the model's dtype."""
 
-    read: float
-    products: float
+    peak_bandwidth: float
+    peak_flops: float
 
     @property
     def ridge(self) -> float:
         """Return the operations a byte from where products are the limit."""
-        return self.products / self.read
+        return self.peak_flops / self.peak_bandwidth
 
     def at(self, intensity: float) -> float:
         """Return the most operations a second with so many operations a byte."""
-        return min(self.products, self.read * intensity)
+        return min(self.peak_flops, self.peak_bandwidth * intensity)
 
 
 def limits_of(run: Run) -> tuple[float | None, float | None]:
@@ -157,7 +157,7 @@ class Point:
     rate: float
 
 
-def points(pairs: Iterable[Pair]) -> list[Point]:
+def points(pairs: Iterable[PairedCost]) -> list[Point]:
     """Return the parts of every method that could be counted; drafting only where a drafter has weights."""
     found = []
     for work, cost in ((pair.own, pair.own.cost) for pair in pairs):
@@ -189,11 +189,11 @@ class MachineRow:
     bandwidth_share: Col[Number, "counted bytes per second over the limit; over 1 where caches hold all"]
     compute_share: Col[Number, "counted operations per second over the measured limit of the dtype"]
     fastest_step_s: Col[Number, "a step that reaches the nearer of these two limits", "s"]
-    predicted_speedup: Col[Number, "tau × fastest_step_s of `ar` over its own; missing where void or unknown", "×"]
-    decode_speedup: Col[Number, "tau × step_s of `ar` over its own: prefill is left out; missing where void", "×"]
+    predicted_speedup: Col[Number, "tau × fastest_step_s of `ar` over its own; missing where invalid or unknown", "×"]
+    decode_speedup: Col[Number, "tau × step_s of `ar` over its own: prefill is left out; missing where invalid", "×"]
     samples: Col[int, "paired samples of the method", "samples"]
-    disturbed: Col[int, "of them, samples that something else disturbed", "samples"]
-    remade: Col[int, "how often disturbed samples were made again"]
+    n_noisy: Col[int, "of them, samples that something else disturbed", "samples"]
+    n_reruns: Col[int, "how often disturbed samples were made again"]
     host_cpu_share: Col[Number, "share of the usable cores that this process took, weighted by time", "0 to 1"]
     host_foreign_share: Col[Number, "share of the usable cores that everything else took", "0 to 1"]
     nvml_kernel_busy: Col[Number, "share of the time in which any kernel ran, as NVML samples it", "0 to 1"]
@@ -207,12 +207,13 @@ class MachineRow:
     trace_launches_per_token: Col[Number, "kernels, or on a CPU operators, that it started for each token"]
 
 
-def machine_rows(run: Run, void: Collection[str], worked: Sequence[Pair]) -> list[MachineRow]:
-    """Return a row for each method. void: the methods without a speedup over all tasks. worked: what `pairs` gives."""
-    return [_row(run, pair, pair.own.method in void) for pair in worked]
+def machine_rows(run: Run, invalid: Collection[str], worked: Sequence[PairedCost]) -> list[MachineRow]:
+    """Return a row for each method. invalid: the methods without a speedup over all tasks. worked: what `pairs`
+    gives."""
+    return [_row(run, pair, pair.own.method in invalid) for pair in worked]
 
 
-def _row(run: Run, pair: Pair, void: bool) -> MachineRow:
+def _row(run: Run, pair: PairedCost, invalid: bool) -> MachineRow:
     rows, cost, own = pair.own.rows, pair.own.cost, pair.own.tally
     columns, steps, limits = own.columns(), cost.steps if cost else 0, limits_of(run)
     energy = [row for row in rows if row.energy_j is not None]
@@ -221,33 +222,33 @@ def _row(run: Run, pair: Pair, void: bool) -> MachineRow:
     return MachineRow(
         method=pair.own.method,
         step_s=own.step_s,
-        **{name.replace("_s", "_share"): over(columns[name], own.step_s) for name in PARTS},
-        parts_residual=over(columns["parts_residual_s"], own.step_s),
-        flops_per_step=over(cost and cost.flops, steps),
-        bytes_per_step=over(cost and cost.bytes, steps),
-        drafter_bytes_per_step=over(cost and cost.drafter_bytes, steps),
+        **{name.replace("_s", "_share"): safe_div(columns[name], own.step_s) for name in PARTS},
+        parts_residual=safe_div(columns["parts_residual_s"], own.step_s),
+        flops_per_step=safe_div(cost and cost.flops, steps),
+        bytes_per_step=safe_div(cost and cost.bytes, steps),
+        drafter_bytes_per_step=safe_div(cost and cost.drafter_bytes, steps),
         intensity=cost and cost.intensity,
-        bandwidth_share=over(over(cost and cost.bytes, decode_s), limits[0]),
-        compute_share=over(over(cost and cost.flops, decode_s), limits[1]),
+        bandwidth_share=safe_div(safe_div(cost and cost.bytes, decode_s), limits[0]),
+        compute_share=safe_div(safe_div(cost and cost.flops, decode_s), limits[1]),
         fastest_step_s=cost and cost.fastest_s(*limits),
-        predicted_speedup=None if void else _predicted(pair, limits),
-        decode_speedup=None if void else _times(own.tau, over(pair.plain.tally.step_s, own.step_s)),
+        predicted_speedup=None if invalid else _predicted(pair, limits),
+        decode_speedup=None if invalid else _times(own.tau, safe_div(pair.baseline.tally.step_s, own.step_s)),
         samples=len(rows),
-        disturbed=sum(bool(row.disturbed) for row in rows),
-        remade=int(pair.own.total("remade")),
+        n_noisy=sum(bool(row.noise_reason) for row in rows),
+        n_reruns=int(pair.own.total("n_reruns")),
         **{name: _weighted(rows, name) for name in TELEMETRY},
-        joules_per_token=over(sum(r.energy_j or 0.0 for r in energy), sum(r.tokens or 0 for r in energy)),
+        joules_per_token=safe_div(sum(r.energy_j or 0.0 for r in energy), sum(r.tokens or 0 for r in energy)),
         trace_busy_share=traced.get("busy_share"),
         trace_launches_per_token=traced.get("launches_per_token"),
     )
 
 
-def _predicted(pair: Pair, limits: tuple[float | None, float | None]) -> float | None:
+def _predicted(pair: PairedCost, limits: tuple[float | None, float | None]) -> float | None:
     """Return what tau and shapes promise; None where nobody knows what the drafter reads."""
-    own, plain = pair.own.cost, pair.plain.cost
+    own, plain = pair.own.cost, pair.baseline.cost
     if own is None or own.drafter_bytes is None or plain is None:
         return None
-    return _times(pair.own.tally.tau, over(plain.fastest_s(*limits), own.fastest_s(*limits)))
+    return _times(pair.own.tally.tau, safe_div(plain.fastest_s(*limits), own.fastest_s(*limits)))
 
 
 TELEMETRY = (
@@ -256,10 +257,10 @@ TELEMETRY = (
 )  # fmt: skip
 
 
-def _weighted(rows: Sequence[Row], name: str) -> float | None:
+def _weighted(rows: Sequence[SampleRecord], name: str) -> float | None:
     """Return the mean of a row's field, samples weighted by how long they took."""
     known = [(row.wall_s or 0.0, getattr(row, name)) for row in rows if getattr(row, name) is not None]
-    return over(sum(s * value for s, value in known), sum(s for s, _ in known))
+    return safe_div(sum(s * value for s, value in known), sum(s for s, _ in known))
 
 
 def _times(a: float | None, b: float | None) -> float | None:
@@ -288,36 +289,41 @@ class Waterfall:
         how = "saves no passes"
         if saved < 0:
             share = f"{percent(-saved / self.reference_ms)} of all, reading the prompt included"
-            how = f"saves {number(-saved)} ms a token in passes ({share})"
-        wide = f" (its passes take {number(self.pass_ratio)} times as long as plain ones)" if self.pass_ratio else ""
+            how = f"saves {format_number(-saved)} ms a token in passes ({share})"
+        wide = (
+            f" (its passes take {format_number(self.pass_ratio)} times as long as plain ones)"
+            if self.pass_ratio
+            else ""
+        )
         return (
-            f"{self.method} keeps {number(self.tau)} tokens a pass{' and' if saved >= 0 else ', which'} {how}. "
+            f"{self.method} keeps {format_number(self.tau)} tokens a pass{' and' if saved >= 0 else ', which'} {how}. "
             f"Verifying {_adds(verifying)}{wide}, drafting {_adds(drafting)}, reading the prompt and other work "
-            f"{_adds(reading + other)}: {number(self.reference_ms)} ms a token become {number(self.method_ms)}."
+            f"{_adds(reading + other)}: {format_number(self.reference_ms)} ms a token become "
+            f"{format_number(self.method_ms)}."
         )
 
 
 def _adds(ms: float) -> str:
     if abs(ms) < 0.005:
         return "adds nothing"
-    return f"{'adds' if ms > 0 else 'saves'} {number(abs(ms))} ms"
+    return f"{'adds' if ms > 0 else 'saves'} {format_number(abs(ms))} ms"
 
 
-def waterfalls(worked: Iterable[Pair]) -> dict[str, Waterfall]:
+def waterfalls(worked: Iterable[PairedCost]) -> dict[str, Waterfall]:
     """Return the waterfall of each method that has samples and steps beside the reference's; of the reference none."""
     made = {pair.own.method: _waterfall(pair) for pair in worked if pair.own.method != REFERENCE}
     return {label: found for label, found in made.items() if found}
 
 
-def _waterfall(pair: Pair) -> Waterfall | None:
-    own, ref = pair.own, pair.plain
+def _waterfall(pair: PairedCost) -> Waterfall | None:
+    own, ref = pair.own, pair.baseline
     times = PairedTimes(*paired(own.rows, ref.rows))
-    start = over(float(times.ref_s.sum()), float(times.ref_tokens.sum()))
-    end = over(float(times.own_s.sum()), float(times.own_tokens.sum()))
+    start = safe_div(float(times.ref_s.sum()), float(times.ref_tokens.sum()))
+    end = safe_div(float(times.own_s.sum()), float(times.own_tokens.sum()))
     if not start or not end or not own.tally.steps or not ref.tally.steps or own.tally.tau is None:
         return None
 
-    def a_token(work: Work, seconds: float) -> float:
+    def a_token(work: MethodCost, seconds: float) -> float:
         return seconds / work.total("tokens")
 
     verify, verify_ref = (work.tally.sums["verify_s"] / work.tally.steps for work in (own, ref))
@@ -330,11 +336,11 @@ def _waterfall(pair: Pair) -> Waterfall | None:
     }
     parts["other"] = end - start - sum(parts.values())
     in_ms = {name: 1000 * seconds for name, seconds in parts.items()}
-    return Waterfall(own.method, 1000 * start, in_ms, 1000 * end, own.tally.tau, over(verify, verify_ref))
+    return Waterfall(own.method, 1000 * start, in_ms, 1000 * end, own.tally.tau, safe_div(verify, verify_ref))
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class StepTimeParts:
     """One method's step, for the page's predictions. depth, nodes: drafted tokens in a row, and verified nodes, a step.
 
     read_s, product_s: seconds that counted bytes and operations take at the limits. overhead_s: measured time beyond
@@ -354,34 +360,38 @@ class Parts:
     fixed_s: float = 0.0
 
 
-def parts(worked: Iterable[Pair], roof: Roof | None) -> dict[str, tuple[Parts, Parts]]:
+def parts(worked: Iterable[PairedCost], roof: Roof | None) -> dict[str, tuple[StepTimeParts, StepTimeParts]]:
     """Return the step of every method that can be predicted, and the reference's over the same samples."""
-    found: dict[str, tuple[Parts, Parts]] = {}
+    found: dict[str, tuple[StepTimeParts, StepTimeParts]] = {}
     if roof is None:
         return found
     for pair in worked:
-        own, plain = _parts(pair.own, roof), _parts(pair.plain, roof)
+        own, plain = _parts(pair.own, roof), _parts(pair.baseline, roof)
         if own and plain:
-            verify, verify_plain = (work.tally.sums["verify_s"] / work.tally.steps for work in (pair.own, pair.plain))
-            explained = _verifying_s(pair.own, roof) - _verifying_s(pair.plain, roof)
+            verify, verify_plain = (
+                work.tally.sums["verify_s"] / work.tally.steps for work in (pair.own, pair.baseline)
+            )
+            explained = _verifying_s(pair.own, roof) - _verifying_s(pair.baseline, roof)
             added = verify - verify_plain - max(0.0, explained)
             found[own.method] = replace(own, rows_s=min(max(0.0, added), max(0.0, own.overhead_s))), plain
     return found
 
 
-def _parts(work: Work, roof: Roof) -> Parts | None:
+def _parts(work: MethodCost, roof: Roof) -> StepTimeParts | None:
     own, cost = work.tally, work.cost
     if not cost or not cost.flops or not cost.bytes or not own.tau or not own.step_s:
         return None
-    read, product = cost.bytes / cost.steps / roof.read, cost.flops / cost.steps / roof.products
-    depth, nodes = own.sums["depth"] / own.steps, work.total("verified") / max(own.steps, 1)
-    fixed = (cost.drafter_flops + cost.fixed_flops) / cost.steps / roof.products
-    return Parts(work.method, own.tau, depth, nodes, read, product, own.step_s - max(read, product), fixed_s=fixed)
+    read, product = cost.bytes / cost.steps / roof.peak_bandwidth, cost.flops / cost.steps / roof.peak_flops
+    depth, nodes = own.sums["draft_depth"] / own.steps, work.total("verified_nodes") / max(own.steps, 1)
+    fixed = (cost.drafter_flops + cost.fixed_flops) / cost.steps / roof.peak_flops
+    return StepTimeParts(
+        work.method, own.tau, depth, nodes, read, product, own.step_s - max(read, product), fixed_s=fixed
+    )
 
 
-def _verifying_s(work: Work, roof: Roof) -> float:
+def _verifying_s(work: MethodCost, roof: Roof) -> float:
     """Return the seconds that the model's part of a step takes at the limits, without the drafter's."""
     cost = work.cost
     assert cost is not None
     moved, flops = cost.bytes - (cost.drafter_bytes or 0.0), cost.flops - cost.drafter_flops
-    return max(moved / roof.read, flops / roof.products) / cost.steps
+    return max(moved / roof.peak_bandwidth, flops / roof.peak_flops) / cost.steps

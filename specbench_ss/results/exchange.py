@@ -28,10 +28,10 @@ from specbench_ss.options import REFERENCE
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.frames import write_frames
 from specbench_ss.results.ranking import output, quality, short_n
-from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, over, paired
+from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paired, safe_div
 from specbench_ss.results.terminal import ranked
-from specbench_ss.results.text import interval, number, table, times, title
-from specbench_ss.runs.records import Row, Run
+from specbench_ss.results.text import format_number, format_speedup, interval, table, title
+from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats import Comparison, Interval, compare
 from specbench_ss.user_files import read_bytes
 
@@ -95,7 +95,7 @@ def write_answers(results: Results, folder: Path) -> list[str]:
     told, names = [], file_names(run.labels)
     turns = {question.id: len(question.turns) for question in run.questions}
     for label in run.labels:
-        repeats: dict[str, dict[int, list[Row]]] = {}
+        repeats: dict[str, dict[int, list[SampleRecord]]] = {}
         for row in sorted(run.of(label), key=lambda row: (row.repeat, row.turn)):
             repeats.setdefault(row.question_id, {}).setdefault(row.repeat, []).append(row)
         whole = [
@@ -120,11 +120,11 @@ def file_names(labels: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _whole(rows: Sequence[Row], turns: int) -> bool:
+def _whole(rows: Sequence[SampleRecord], turns: int) -> bool:
     return all(row.ok for row in rows) and [row.turn for row in rows] == list(range(turns))
 
 
-def _line(run: Run, label: str, answers: Sequence[Sequence[Row]]) -> dict[str, Any]:
+def _line(run: Run, label: str, answers: Sequence[Sequence[SampleRecord]]) -> dict[str, Any]:
     first, model = answers[0][0], run.manifest["model"]
     return {
         "question_id": int(first.question_id) if first.question_id.isdecimal() else first.question_id,
@@ -150,7 +150,7 @@ LEFT = ("task", "method", "verdict", "output")
 
 def write_csv(results: Results, folder: Path) -> list[str]:
     """Write the frames of a run as CSV files; lists are JSON texts."""
-    made = {"samples": results.samples, "steps": results.steps, "sameness": results.sameness}
+    made = {"samples": results.samples, "steps": results.steps, "output_match": results.output_match}
     for name, frame in (made | {"summary": results.summary()}).items():
         plain(frame).to_csv(folder / f"{name}.csv", index=False, errors="replace")
     return []
@@ -183,13 +183,13 @@ def markdown(results: Results) -> str:
     cells: dict[str, Callable[[SummaryRow], str]] = {
         "task": lambda row: "all" if row.category == OVERALL else title(row.category),
         "method": lambda row: row.method,
-        "speedup": lambda row: times(row.speedup),
+        "speedup": lambda row: format_speedup(row.speedup),
         "95% interval": lambda row: interval(row.speedup_interval),
         "verdict": lambda row: row.comparison,
-        "τ": lambda row: number(row.tau),
+        "τ": lambda row: format_number(row.mean_acceptance_length),
         "output": lambda row: output(row, config),
-        "quality": lambda row: number(quality(row, config)),
-        "tokens/s": lambda row: number(row.tokens_per_s, 1),
+        "quality": lambda row: format_number(quality(row, config)),
+        "tokens/s": lambda row: format_number(row.tokens_per_s, 1),
         "n": short_n,
     }
     tasks = list(dict.fromkeys(row.category for row in rows))
@@ -206,7 +206,8 @@ Place = tuple[str, int]  # question id, repeat
 class RescoredRow:
     """One file on one category (or `overall`). n_left_out: answers of this file that count on neither side.
 
-    tau: tokens per step, bonus token included, first token counted apart where the file does so. tau_written: the mean
+    mean_acceptance_length: tokens per step, bonus token included, first token counted apart where the file does
+    so. tau_written: the mean
     of accept_lengths, which Spec-Bench prints. speedup_specbench: its formula, on the same questions and tokens.
     n_turns: answered turns, repeats included; n_same_text: of these, turns whose text is the baseline's; n_other_count:
     of these, turns with another number of tokens. longest: most tokens of a turn. beyond: tokens in accept_lengths that
@@ -223,7 +224,7 @@ class RescoredRow:
     comparison: Comparison
     speedup_geomean: float | None
     speedup_specbench: float | None
-    tau: float | None
+    mean_acceptance_length: float | None
     tau_written: float | None
     tokens_per_s: float | None
     n_turns: int
@@ -241,7 +242,7 @@ class AnswerFile:
     def __init__(self, label: str, answers: Sequence[Answer]) -> None:
         self.label = label
         self.choices: dict[Place, Choice] = {}
-        self.rows: list[Row] = []
+        self.rows: list[SampleRecord] = []
         for answer in answers:
             for repeat, choice in enumerate(answer.choices):
                 self.choices[str(answer.question_id), repeat] = choice
@@ -258,13 +259,13 @@ def _steps(choice: Choice) -> int:
     return len(choice.accept_lengths) or sum(choice.decoding_steps)
 
 
-def _rows(label: str, answer: Answer, repeat: int, choice: Choice) -> Iterator[Row]:
+def _rows(label: str, answer: Answer, repeat: int, choice: Choice) -> Iterator[SampleRecord]:
     """Yield a sample for each turn. Where one failed all count as failed: later ones follow the text of the failure."""
     numbers = zip(choice.turns, choice.new_tokens, choice.wall_time, strict=True)
     good = all(text.strip() != FAILED and n > 0 and math.isfinite(s) and s > 0 for text, n, s in numbers)
     for turn, text in enumerate(choice.turns):
         place = (str(answer.question_id), turn, label, repeat)
-        row = Row(*place, answer.category, 0, 0, 0, "", "", "ok" if good else "failed")
+        row = SampleRecord(*place, answer.category, 0, 0, 0, "", "", "ok" if good else "failed")
         if good:
             row.tokens, row.wall_s, row.text = choice.new_tokens[turn], choice.wall_time[turn], text
         yield row
@@ -321,9 +322,9 @@ def _row(file: AnswerFile, baseline: AnswerFile, category: str) -> RescoredRow:
         comparison="reference" if itself else compare(around),
         speedup_geomean=times.geomean(),
         speedup_specbench=times.specbench(),
-        tau=over(in_steps, steps),
-        tau_written=over(listed, lengths),
-        tokens_per_s=over(tokens, sum(row.wall_s or 0.0 for row in own)),
+        mean_acceptance_length=safe_div(in_steps, steps),
+        tau_written=safe_div(listed, lengths),
+        tokens_per_s=safe_div(tokens, sum(row.wall_s or 0.0 for row in own)),
         n_turns=len(own),
         n_same_text=len(same),
         n_other_count=sum(a.tokens != b.tokens for a, b in same),
@@ -334,7 +335,9 @@ def _row(file: AnswerFile, baseline: AnswerFile, category: str) -> RescoredRow:
     )
 
 
-def _together(own: Sequence[Row], ref: Sequence[Row], *files: AnswerFile) -> tuple[list[Row], list[Row]]:
+def _together(
+    own: Sequence[SampleRecord], ref: Sequence[SampleRecord], *files: AnswerFile
+) -> tuple[list[SampleRecord], list[SampleRecord]]:
     """Return the pairs of those answers with as many turns in each of the files: steps belong to whole answers."""
     first, second = (file.choices for file in files)
     same = [len(first[r.question_id, r.repeat].turns) == len(second[r.question_id, r.repeat].turns) for r in own]
@@ -360,7 +363,7 @@ def cannot_tell(rows: Sequence[RescoredRow]) -> Iterator[str]:
             yield f"{row.method}: accept_lengths leave out the bonus token; τ counts it."
     yield (
         "The files cannot tell: the parts of a step, time to first token, what was drafted and refused, whether texts "
-        "that differ do so by a near-tie, whether methods were interleaved, and which machine took the times."
+        "that differ do so by a numerical tie, whether methods were interleaved, and which machine took the times."
     )
 
 

@@ -15,19 +15,20 @@ import pyarrow.parquet as pq
 
 from specbench_ss.errors import first_line
 from specbench_ss.results import ranking
-from specbench_ss.results.concurrency import LevelRow, level_rows
+from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows
 from specbench_ss.results.cost_model import MachineRow
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.runs.columns import Column, columns_of, table
-from specbench_ss.runs.records import KEY, Row, Run, Sameness, SampledTokens, StepColumns, Steps
-from specbench_ss.runs.run_dir import ROWS, Readings, read_run
+from specbench_ss.runs.records import KEY, OutputMatch, Run, SampledTokens, SampleRecord, StepColumns, Steps
+from specbench_ss.runs.run_dir import SAMPLES as SAMPLES_FILE
 from specbench_ss.runs.run_dir import STEPS as STEP_LINES
+from specbench_ss.runs.run_dir import Readings, read_run
 from specbench_ss.runs.step_files import (
     CHECKSUM,
     MADE_FROM,
+    OUTPUT_MATCH_PARQUET,
     PARQUET,
-    SAMENESS_PARQUET,
     SAMPLES_PARQUET,
     STEPS_PARQUET,
     SUMMARY_PARQUET,
@@ -45,7 +46,7 @@ _KEY = (
     "repeat | Int64 | | number of the repeat, from 0",
 )
 _CATEGORY = "category | string | | task of the suite that the question belongs to"
-JUDGED = table("judged | Float64 | 0 to 1 | a judge's rating over ten; missing where none was asked, or gave none")
+JUDGED = table("judge_score | Float64 | 0 to 1 | a judge's rating over ten; missing where none was asked, or gave none")
 
 
 def _behind(columns: Sequence[Column], name: str, more: Sequence[Column]) -> tuple[Column, ...]:
@@ -54,11 +55,11 @@ def _behind(columns: Sequence[Column], name: str, more: Sequence[Column]) -> tup
     return (*columns[:at], *more, *columns[at:])
 
 
-SAMPLES = (*table(*_KEY), *_behind(columns_of(Row), "quality", JUDGED))
+SAMPLES = (*table(*_KEY), *_behind(columns_of(SampleRecord), "quality", JUDGED))
 TELEMETRY = table(
     *_KEY,
     "attempt | Int64 | | which try at the sample this belongs to, from 0; the last one is the sample's",
-    "disturbed | string | | what disturbed that try, in words, or empty",
+    "noise_reason | string | | what disturbed that try, in words, or empty",
     "t_s | Float64 | s | time since the try's first reading, which was made just before it",
     "host_cpu_share | Float64 | 0 to 1 | share of the usable cores that this process took since the reading before",
     "host_foreign_share | Float64 | 0 to 1 | share of the usable cores that everything else took since then",
@@ -84,10 +85,10 @@ STEPS = table(
     *_KEY,
     _CATEGORY,
     "index | Int64 | | number of the step within the sample, from 0",
-    "nodes | Int64 | nodes | drafted nodes of the step's tree, its root left out",
-    "verified | Int64 | nodes | of these, nodes that reached the model's last layer",
-    "depth | Int64 | tokens | depth of the tree as drafted",
-    "accepted | Int64 | tokens | drafted tokens that were accepted, before the answer was cut at its end",
+    "draft_nodes | Int64 | nodes | drafted nodes of the step's tree, its root left out",
+    "verified_nodes | Int64 | nodes | of these, nodes that reached the model's last layer",
+    "draft_depth | Int64 | tokens | depth of the tree as drafted",
+    "accepted_tokens | Int64 | tokens | drafted tokens that were accepted, before the answer was cut at its end",
     "tokens | Int64 | tokens | tokens that the step added to the answer",
     "draft_s | Float64 | s | making the draft, and preparing for the next one",
     "verify_s | Float64 | s | the model's pass over the draft",
@@ -97,15 +98,15 @@ STEPS = table(
 )
 
 
-def _sampled(name: str) -> Callable[[Sameness], Any]:
+def _sampled(name: str) -> Callable[[OutputMatch], Any]:
     return lambda row: None if row.sampled is None else getattr(row.sampled, name)
 
 
 TESTED = table("tokens | Int64 | tokens | tokens of a sampled answer that were compared with the model's distribution")
 RENAMED = {"pit_counts": "pit", "log_ratios": "ratios"}  # fields of `SampledTokens` whose columns are called otherwise
-SAMENESS = (
+OUTPUT_MATCH = (
     *table(*_KEY, _CATEGORY),
-    *columns_of(Sameness),
+    *columns_of(OutputMatch),
     *(
         replace(column, name=f"sampled_{RENAMED.get(column.name, column.name)}", value=_sampled(column.name))
         for column in (*TESTED, *columns_of(SampledTokens))
@@ -114,15 +115,15 @@ SAMENESS = (
 
 
 def _number_of(verdict: str) -> Callable[[SummaryRow], Any]:
-    return lambda row: row.sameness.get(verdict, 0)
+    return lambda row: row.output_match.get(verdict, 0)
 
 
 VERDICTS = {  # what is counted -> its meaning
     "identical": "answers equal to the reference's, token by token",
-    "near-tie": "answers that part where two tokens are equally good to the model within rounding",
-    "length": "answers that are a beginning of the reference's, or the other way round",
+    "numerical tie": "answers that part where two tokens are equally good to the model within rounding",
+    "length differs": "answers that are a beginning of the reference's, or the other way round",
     "mismatch": "answers that differ in any other way: a bug",
-    "other text": "answers of a server with another text, where equality is not promised",
+    "text differs": "answers of a server with another text, where equality is not promised",
     "sampled": "sampled answers whose tokens were compared with the model's distribution",
     "not compared": "answers of which equality is not promised, or could not be asked",
 }
@@ -135,12 +136,12 @@ SUMMARY = _behind(columns_of(SummaryRow), "peak_memory_bytes", (*COUNTED, *OUTPU
 MACHINE = columns_of(MachineRow)
 
 
-def _wait(name: str) -> Callable[[LevelRow], Any]:
+def _wait(name: str) -> Callable[[ConcurrencyRow], Any]:
     return lambda row: row.waits[name]
 
 
 LEVELS = (
-    *columns_of(LevelRow),
+    *columns_of(ConcurrencyRow),
     *(
         Column(f"{name}_s_{quantile}", "Float64", "s", f"{what}: {words} over requests", _wait(f"{name}_s_{quantile}"))
         for name, what in (
@@ -179,7 +180,7 @@ def _without_halves(text: str) -> str:
 
 def samples(run: Run) -> pd.DataFrame:
     """Return one row for each sample, failed ones included."""
-    return frame(SAMPLES, run.rows, judged=lambda row: run.judged_scores.get(row.key))
+    return frame(SAMPLES, run.rows, judge_score=lambda row: run.judged_scores.get(row.key))
 
 
 def steps(run: Run) -> pd.DataFrame:
@@ -203,10 +204,10 @@ def step_frame(steps: Steps, category: Mapping[Any, str]) -> pd.DataFrame:
     return pd.DataFrame({column.name: values(column) for column in STEPS}, copy=False)
 
 
-def sameness(run: Run) -> pd.DataFrame:
+def output_match(run: Run) -> pd.DataFrame:
     """Return one row for each comparison of an answer with that of its reference."""
     category = _categories(run)
-    return frame(SAMENESS, run.sameness, category=lambda row: category.get(row.key))
+    return frame(OUTPUT_MATCH, run.output_match, category=lambda row: category.get(row.key))
 
 
 def _categories(run: Run) -> dict[Any, str]:
@@ -259,7 +260,7 @@ def telemetry(tries: list[Readings]) -> pd.DataFrame:
 
 def concurrency(run: Run) -> pd.DataFrame:
     """Return one row for each number of requests in flight and method; empty where only one was in flight."""
-    return frame(LEVELS, level_rows(run))
+    return frame(LEVELS, concurrency_rows(run))
 
 
 ARROW = {"Int64": pa.int64(), "Float64": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
@@ -302,9 +303,9 @@ def _write_scores(run: Run, rows: Sequence[SummaryRow], folder: Path) -> None:
 
 def write_frames(run: Run, rows: Sequence[SummaryRow], folder: Path) -> None:
     """Write the four frames of a run into a folder. rows: its summary."""
-    files = (run.path / ROWS, run.path / STEP_LINES)
+    files = (run.path / SAMPLES_FILE, run.path / STEP_LINES)
     _write_scores(run, rows, folder)
-    _put(folder / SAMENESS_PARQUET, SAMENESS, [sameness(run)])
+    _put(folder / OUTPUT_MATCH_PARQUET, OUTPUT_MATCH, [output_match(run)])
     _put(folder / STEPS_PARQUET, STEPS, _step_frames(run), {MADE_FROM: made_from(files), CHECKSUM: checksum(run.steps)})
 
 

@@ -90,7 +90,7 @@ def comparable(found: Mapping[str, Mark]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class PublishedComparison:
     """A method of a run beside a published number; entry and marks are missing for a method that nobody published."""
 
     method: str
@@ -100,12 +100,14 @@ class Beside:
     marks: Mapping[str, Mark]
 
 
-def beside(manifest: Mapping[str, Any], figures: Mapping[str, tuple[float | None, float | None]]) -> list[Beside]:
+def compare_with_published(
+    manifest: Mapping[str, Any], figures: Mapping[str, tuple[float | None, float | None]]
+) -> list[PublishedComparison]:
     """Set each method of a run beside every published number of it. figures: tau and speedup by label."""
     made = []
     for method in manifest["methods"]:
         if method["label"] in figures and method["name"] != REFERENCE:
             entries: list[Published | None] = [entry for entry in published() if entry.method == method["name"]]
             found = [(entry, marks(manifest, entry) if entry else {}) for entry in entries or [None]]
-            made += [Beside(method["label"], *figures[method["label"]], *both) for both in found]
+            made += [PublishedComparison(method["label"], *figures[method["label"]], *both) for both in found]
     return made

@@ -22,12 +22,15 @@ from scipy.special import betaincinv, gammaln, logsumexp
 
 from specbench_ss.errors import UserError
 from specbench_ss.options import checked_value
-from specbench_ss.runs.records import ACCEPT_TILTS, PIT_BINS, Key, Row, Run, SampledTokens
+from specbench_ss.runs.records import ACCEPT_TILTS, PIT_BINS, Key, Run, SampledTokens, SampleRecord
 from specbench_ss.stats import Floats, Interval, mean_interval
 from specbench_ss.suite import Question
 
 BIASED = 1e-6  # the largest p at which a method is called biased; that of one false alarm in a million methods
-COARSE, COARSE_FILTERED = 1.0, 0.75  # mean near-tie bound / temperature, beyond which rounding counts: by simulation
+COARSE, COARSE_FILTERED = (
+    1.0,
+    0.75,
+)  # mean numerical tie bound / temperature, beyond which rounding counts: by simulation
 ROUNDING = 1e-4  # share of tokens that a filter may exclude by more than the rounding that is allowed for
 PRIOR = (*[8.0] * PIT_BINS, 0.1)  # Dirichlet: how unequal the alternatives' histograms are
 
@@ -110,14 +113,16 @@ class SamplingTest:
 
 def sampling_tests(run: Run) -> dict[str, SamplingTest]:
     """Return the test of each method whose sampled tokens were compared, over all tasks."""
-    pooled = {label: pool(v.sampled for v in run.sameness if v.method == label and v.sampled) for label in run.labels}
+    pooled = {
+        label: pool(v.sampled for v in run.output_match if v.method == label and v.sampled) for label in run.labels
+    }
     p = {label: bound(of) for label, of in pooled.items()}
     found = {}
     for label, of in pooled.items():
         if of.tokens:
             control = run.reference(label)
             reason = _why_not(run, of, control, 1.0 if control == label else p[control])
-            drafts = any(row.drafted for row in run.of(label) if row.ok)
+            drafts = any(row.draft_nodes for row in run.of(label) if row.ok)
             bias: Bias = "not testable" if reason else _bias(of, p[label], drafts)
             counts = (of.pit_counts[-1], of.offered, of.accepted, of.expected)
             found[label] = SamplingTest(bias, of.tokens, p[label], of.surplus / of.tokens, *counts, reason)
@@ -184,8 +189,8 @@ def measures(questions: Iterable[Question]) -> list[str]:
 
 
 def mean_score(
-    own: Sequence[Row],
-    ref: Sequence[Row],
+    own: Sequence[SampleRecord],
+    ref: Sequence[SampleRecord],
     itself: bool,
     name: str,
     scores: Mapping[Key, float | None],
@@ -209,11 +214,15 @@ def mean_score(
         name: None if none else float(means[:, 0].mean()),
         f"{name}_n": len(means),
         f"{name}_difference": None if none else float(difference.mean()),
-        f"{name}_interval": None if itself else cautious(difference) if may_change else mean_interval(difference),
+        f"{name}_interval": None
+        if itself
+        else conservative_interval(difference)
+        if may_change
+        else mean_interval(difference),
     }
 
 
-def cautious(differences: Floats) -> Interval | None:
+def conservative_interval(differences: Floats) -> Interval | None:
     """Return the interval of the mean paired difference [n]; where few questions changed, at least `unseen`."""
     found = mean_interval(differences)
     if found is None or (np.abs(differences) > CHANGED).sum() >= FEW_CHANGED:

@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 
 from specbench_ss.options import REFERENCE
-from specbench_ss.results.checks import Check, floor
+from specbench_ss.results.checks import Check, baseline_noise
 from specbench_ss.results.quality import BIASED, measures
 from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, failing, paired
-from specbench_ss.results.text import MISSING, interval, sameness, times
-from specbench_ss.runs.records import Row, Run
+from specbench_ss.results.text import MISSING, format_speedup, interval, output_match
+from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats import FEWEST, Comparison, Floats, Interval, compare, pairwise
 
-RANKED = ("faster", "slower", "not distinguishable")
+RANKED = ("faster", "slower", "not significant")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RankRange:
     """The places that a method may have: behind those that are surely faster, ahead of those that are surely slower.
 
     best, worst: places from 1. level: the methods that are not significantly different from it, the fastest first.
@@ -35,7 +35,7 @@ class Standing:
 
     best: int
     worst: int
-    level: tuple[str, ...]
+    tied_with: tuple[str, ...]
 
 
 def ranked(summaries: Sequence[SummaryRow]) -> list[SummaryRow]:
@@ -44,7 +44,7 @@ def ranked(summaries: Sequence[SummaryRow]) -> list[SummaryRow]:
     return [row for row in rows if row.method not in failing(summaries)]
 
 
-def standings(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, Standing]:
+def rank_ranges(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, RankRange]:
     """Return the standing of every method that `ranked` gives; nothing below FEWEST questions."""
     rows = ranked(summaries)
     labels = [row.method for row in sorted(rows, key=lambda row: -(row.speedup or 0.0))]
@@ -55,16 +55,16 @@ def standings(run: Run, summaries: Sequence[SummaryRow]) -> Mapping[str, Standin
     for label, ratios in zip(labels, pairwise(seconds, tokens), strict=True):  # how many times as fast as each other
         faster, slower = sum(high < 1 for _, high in ratios), sum(low > 1 for low, _ in ratios)
         level = [other for other, (low, high) in zip(labels, ratios, strict=True) if low <= 1 <= high]
-        found[label] = Standing(1 + faster, len(labels) - slower, tuple(other for other in level if other != label))
+        found[label] = RankRange(1 + faster, len(labels) - slower, tuple(other for other in level if other != label))
     return found
 
 
-def by_question(samples: Sequence[Sequence[Row]]) -> tuple[Floats, Floats]:
+def by_question(samples: Sequence[Sequence[SampleRecord]]) -> tuple[Floats, Floats]:
     """Return seconds and tokens of every method [methods, questions], on the prompts that all of them answered.
 
     samples: of each method.
     """
-    shared: Sequence[Row] = next(iter(samples), [])
+    shared: Sequence[SampleRecord] = next(iter(samples), [])
     for own in samples:
         shared = paired(shared, own)[0]
     sums = [PairedTimes(paired(shared, own)[1], shared).by_question() for own in samples]
@@ -82,7 +82,7 @@ BIAS = {
     "too few tokens": "too few tokens: not enough to find a clear bias; ask more prompts or allow longer answers",
     "not testable": "not testable: rounding at this temperature, or a reference that fails the test; see below",
 }
-MARKS = {"not distinguishable": "≈", "too few": "?"}
+MARKS = {"not significant": "≈", "insufficient data": "?"}
 
 
 def config_of(run: Run) -> dict[str, Any]:
@@ -96,10 +96,10 @@ def speedup(row: SummaryRow) -> str:
 
 
 def _marked(value: float | None, comparison: Comparison) -> str:
-    if comparison == "void":
-        return "void"
+    if comparison == "invalid":
+        return "invalid"
     mark = "" if value is None else MARKS.get(comparison, "")
-    return f"{mark} {times(value)}".strip()
+    return f"{mark} {format_speedup(value)}".strip()
 
 
 def output(row: SummaryRow, config: Mapping[str, Any]) -> str:
@@ -111,7 +111,7 @@ def output(row: SummaryRow, config: Mapping[str, Any]) -> str:
         return "reference"
     if row.reference_of:
         return f"reference of {', '.join(row.reference_of)}"
-    said = _sampled(row) if row.bias else sameness(row.sameness)
+    said = _sampled(row) if row.bias else output_match(row.output_match)
     if said == NOT_COMPARED:
         return SAMPLED if row.lossless and config["temperature"] else said
     if row.reference == row.baseline or said == MISSING:
@@ -157,7 +157,7 @@ def quality_difference(row: SummaryRow) -> str:
 
 def judged_difference(row: SummaryRow) -> str:
     """Return the same of the judge's rating."""
-    return _difference(row, row.judged_difference, row.judged_interval)
+    return _difference(row, row.judge_score_difference, row.judge_score_interval)
 
 
 def _difference(row: SummaryRow, difference: float | None, around: Interval | None) -> str:
@@ -208,9 +208,10 @@ def notes(
     own = dict.fromkeys(row.reference for row in rows if row.reference != row.baseline)
     repeats, baseline = int(config["repeats"]), next((row.baseline for row in rows), "")
     said = {
-        "void: numbers contradict each other, sampled tokens are biased, or the method answered from memory or outside "
-        "the clock; see below": any(row.comparison == "void" for row in rows),
-        "≈ not distinguishable from the reference: the interval covers 1": "≈" in marks,
+        "invalid: numbers contradict each other, sampled tokens are biased, or the method answered from memory "
+        "or outside "
+        "the clock; see below": any(row.comparison == "invalid" for row in rows),
+        "≈ not significant from the reference: the interval covers 1": "≈" in marks,
         f"? no interval, since there are fewer than {FEWEST} questions: how far off the value may be is not known": (
             "?" in marks
         ),
@@ -228,10 +229,10 @@ def notes(
 
 
 # checks after which no speed is a finding
-DISBELIEVE = ("impossible", "void", "biased", "mismatch", "failed", "incomplete", "tokens")
+DISBELIEVE = ("impossible", "invalid", "biased", "mismatch", "failed", "incomplete", "tokens")
 
 
-def finding(summaries: Sequence[SummaryRow], made: Sequence[Check], placed: Mapping[str, Standing]) -> str:
+def headline(summaries: Sequence[SummaryRow], made: Sequence[Check], placed: Mapping[str, RankRange]) -> str:
     """Return the finding over all tasks.
 
     made: the checks of the run; what is wrong is named before the numbers. placed: as `standings` has it.
@@ -278,11 +279,11 @@ def _within(said: str, rows: Sequence[SummaryRow]) -> str:
     return said if named else said[:1].lower() + said[1:]
 
 
-def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, Standing]) -> str:
-    over, void = rows[0].baseline, [row.method for row in rows if row.comparison == "void"]
+def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange]) -> str:
+    over, invalid = rows[0].baseline, [row.method for row in rows if row.comparison == "invalid"]
     known = sorted((row for row in rows if row.speedup_interval), key=lambda row: -(row.speedup or 0))
-    if not known and void:
-        return f"The numbers of {_some(void)} are void."
+    if not known and invalid:
+        return f"The numbers of {_some(invalid)} are invalid."
     if not known and not any(row.n_prompts for row in rows):
         return f"No method has an answer that can be compared with {over}'s."
     if not known:
@@ -292,32 +293,34 @@ def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, Standing]) -> str:
     if faster := [row for row in known if row.comparison == "faster"]:
         best = faster[0]
         measured = f"95% interval {interval(best.speedup_interval)}"
-        return f"{best.method} is {times(best.speedup)} as fast as {over} ({measured}){_of(known, placed)}."
-    nearest = f"({f'the fastest of {len(known)} is {best.method}: ' * several}{times(best.speedup)}, {measured})"
+        return f"{best.method} is {format_speedup(best.speedup)} as fast as {over} ({measured}){_of(known, placed)}."
+    nearest = (
+        f"({f'the fastest of {len(known)} is {best.method}: ' * several}{format_speedup(best.speedup)}, {measured})"
+    )
     counts = Counter(row.comparison for row in known)
-    slower, same = counts["slower"], counts["not distinguishable"]
+    slower, same = counts["slower"], counts["not significant"]
     if same == len(known):
         return f"{'No method is' if several else f'{best.method} is not'} distinguishable from {over} {nearest}."
     if slower == len(known):
         which = f"All {len(known)} methods are" if several else f"{best.method} is"
         return f"{which} slower than {over} {nearest}."
-    return f"No method is faster than {over}: {slower} slower, {same} not distinguishable {nearest}."
+    return f"No method is faster than {over}: {slower} slower, {same} not significant {nearest}."
 
 
 def _noise(overall: Sequence[SummaryRow], rows: Sequence[SummaryRow]) -> str:
     """Say that the fastest method's lead may be noise, where autoregressive decoding seems as fast; '' elsewhere."""
-    seems = floor(overall)
+    seems = baseline_noise(overall)
     best = max((row for row in rows if row.speedup_interval), key=lambda row: row.speedup or 0.0, default=None)
     if seems is None or best is None or not seems.holds(best):
         return ""
-    return f" That may be noise: {seems.method}, which keeps one token a step, reaches {times(seems.speedup)}."
+    return f" That may be noise: {seems.method}, which keeps one token a step, reaches {format_speedup(seems.speedup)}."
 
 
-def _of(known: Sequence[SummaryRow], placed: Mapping[str, Standing]) -> str:
+def _of(known: Sequence[SummaryRow], placed: Mapping[str, RankRange]) -> str:
     """Say where the fastest stands among the others, and which of these are not significantly different from it."""
     if len(known) == 1:
         return ""
-    level = placed[known[0].method].level if known[0].method in placed else ()
+    level = placed[known[0].method].tied_with if known[0].method in placed else ()
     near = f"; tied with {_some(level)}" if level else ""
     return f", the fastest of {len(known)} methods{near}"
 

@@ -2,7 +2,7 @@
 
 docs/metrics.md has the formula and the reason for the bound.
 
-Each sentence begins with its kind, one of `checks.FOUND`. After `impossible:` or `void:` a method has no speedup.
+Each sentence begins with its kind, one of `checks.FOUND`. After `impossible:` or `invalid:` a method has no speedup.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 
 from specbench_ss.engine.numerics import arithmetic
 from specbench_ss.results.text import percent
-from specbench_ss.runs.records import COUNTS, KILLED, Array, Row, Run, StepColumns, Steps
-from specbench_ss.runs.run_dir import unjudged as without_verdicts
+from specbench_ss.runs.records import COUNTS, KILLED, Array, Run, SampleRecord, StepColumns, Steps
+from specbench_ss.runs.run_dir import uncompared as without_verdicts
 from specbench_ss.stats import Floats, Interval
 
 
-def least_seconds(own: Sequence[Row], ref: Sequence[Row], steps: Steps) -> Floats:
+def lower_bound(own: Sequence[SampleRecord], ref: Sequence[SampleRecord], steps: Steps) -> Floats:
     """Return the least seconds of each answer of `own`: [samples]. ref: the reference's answers to the same prompts.
 
     They are the reference's prefill and as many of its steps as the method made. A step in which a method verifies
@@ -34,11 +34,11 @@ def least_seconds(own: Sequence[Row], ref: Sequence[Row], steps: Steps) -> Float
     with np.errstate(all="ignore"):  # an answer without a step: prefill gave its one token
         share = np.minimum(1.0, np.nan_to_num((verify / made) / (verify_ref / made_ref), nan=1.0))
         step = np.nan_to_num(total_ref / made_ref, nan=0.0)
-    drafts = any(row.drafted for row in own)
+    drafts = any(row.draft_nodes for row in own)
     return np.asarray(_column(ref, "prefill_s") + made * step * (share if drafts else 1.0))
 
 
-def _steps_of(rows: Sequence[Row], steps: Steps) -> tuple[Floats, Floats, Floats]:
+def _steps_of(rows: Sequence[SampleRecord], steps: Steps) -> tuple[Floats, Floats, Floats]:
     """Return the number of steps of each sample, their seconds of verifying and their seconds: [samples] each."""
     places = np.array([steps.place.get(row.key, -1) for row in rows], dtype=np.int64)
 
@@ -48,7 +48,7 @@ def _steps_of(rows: Sequence[Row], steps: Steps) -> tuple[Floats, Floats, Floats
     return of(steps.counts), of(steps.totals.verify_s), of(steps.totals.total_s)
 
 
-def _column(rows: Sequence[Row], name: str) -> Floats:
+def _column(rows: Sequence[SampleRecord], name: str) -> Floats:
     return np.array([getattr(row, name) or 0.0 for row in rows], dtype=np.float64)
 
 
@@ -56,7 +56,7 @@ LEAST = 0.1  # Lower bound, as a share of measured time; ratio_interval takes lo
 MOST = 1.25  # times its measured time that an answer may take; honest methods had 0.98 to 1.06
 
 
-def passed_seconds(own: Sequence[Row], ref: Sequence[Row]) -> Floats | None:
+def passed_seconds(own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> Floats | None:
     """Return the seconds from start to end of each answer of `own`, [samples]; None where that is not known.
 
     ref: the reference's answers to the same prompts. The time within these that is not measured is the harness's: it
@@ -73,7 +73,7 @@ HALF = ("float16", "bfloat16")  # where two drafted tokens may be equally likely
 NOISE = 0.1  # share of its steps that a method must save in half precision
 
 
-def remembering(run: Run, label: str) -> list[str]:
+def cross_request_memory(run: Run, label: str) -> list[str]:
     """Report a greedy method whose steps differ between repeats with the same prompt and the same answer.
 
     Nothing in such a repeat is new but what the method kept from the one before. Samples that were made again are left
@@ -88,18 +88,18 @@ def remembering(run: Run, label: str) -> list[str]:
         return []
     row = differ[0][0]
     return [
-        f"void: the steps of {len(differ)} of {len(several)} prompts differ between repeats with the same answer "
+        f"invalid: the steps of {len(differ)} of {len(several)} prompts differ between repeats with the same answer "
         f"(first {row.question_id} turn {row.turn + 1}): the method remembers earlier answers and does not say so"
     ]
 
 
-def comparable(run: Run, label: str) -> list[list[Row]]:
+def comparable(run: Run, label: str) -> list[list[SampleRecord]]:
     """Return the repeats with the same prompt and answer, of a greedy method that says it remembers nothing."""
-    if run.entry(label).get("remembers", True) or run.manifest["config"]["temperature"]:
+    if run.entry(label).get("stateful", True) or run.manifest["config"]["temperature"]:
         return []
-    repeats: dict[Any, list[Row]] = defaultdict(list)
+    repeats: dict[Any, list[SampleRecord]] = defaultdict(list)
     for row in sorted(run.of(label), key=lambda row: row.repeat):
-        if row.ok and not row.remade:
+        if row.ok and not row.n_reruns:
             repeats[row.question_id, row.turn, _history(run, row), tuple(row.token_ids or ())].append(row)
     return [same for same in repeats.values() if len(same) > 1]
 
@@ -109,7 +109,7 @@ def _counts(steps: StepColumns) -> bytes:
     return b"".join(getattr(steps, name).tobytes() for name in COUNTS)
 
 
-def _history(run: Run, row: Row) -> tuple[str | None, ...]:
+def _history(run: Run, row: SampleRecord) -> tuple[str | None, ...]:
     """The method's own earlier answers, where they are part of the prompt."""
     if run.manifest["config"].get("history") != "own" or not row.turn:
         return ()
@@ -126,14 +126,16 @@ CLOCKS = 1e-4  # seconds a step by which the parts, read off the device's clock,
 NOT_HELD = "no process holds this folder; it may go on elsewhere if this is a copy"  # of a run that has not ended
 
 STEP_CHECKS: dict[str, Callable[[StepColumns], Array]] = {  # what no step may be, in words, and which steps [n] are
-    "more accepted than the depth of the draft": lambda s: s.accepted > s.depth,
-    "more accepted than drafted": lambda s: s.accepted > s.nodes,
-    "more nodes verified than drafted": lambda s: s.verified > s.nodes,
-    "a step kept more tokens than it accepted plus one": lambda s: s.tokens > s.accepted + 1,
+    "more accepted than the depth of the draft": lambda s: s.accepted_tokens > s.draft_depth,
+    "more accepted than drafted": lambda s: s.accepted_tokens > s.draft_nodes,
+    "more nodes verified than drafted": lambda s: s.verified_nodes > s.draft_nodes,
+    "a step kept more tokens than it accepted plus one": lambda s: s.tokens > s.accepted_tokens + 1,
     "a negative time": lambda s: np.any([part < 0 for part in (*_parts(s), s.total_s)], axis=0),
     "the parts of a step exceed its time": lambda s: sum(_parts(s)) > 1.01 * s.total_s + CLOCKS,
 }
-SUM_CHECKS: dict[str, Callable[[Row, int, float], bool]] = {  # the same of a sample and its steps' tokens and seconds
+SUM_CHECKS: dict[
+    str, Callable[[SampleRecord, int, float], bool]
+] = {  # the same of a sample and its steps' tokens and seconds
     "tokens of prefill and steps do not add up": lambda r, tokens, _: (
         r.tokens != (r.prefill_tokens or 0) + tokens or r.tokens != len(r.token_ids or ())
     ),
@@ -147,13 +149,13 @@ def _parts(steps: StepColumns) -> tuple[Array, ...]:
     return (steps.draft_s, steps.verify_s, steps.accept_s, steps.host_s)
 
 
-def impossible(rows: Sequence[Row], steps: Steps) -> list[str]:
+def impossible(rows: Sequence[SampleRecord], steps: Steps) -> list[str]:
     """Report samples whose numbers contradict each other."""
     bad = {**_bad_sums(rows, steps), **_bad_steps(rows, steps)}
     return [f"impossible: {text} ({_samples(found)})" for text, found in bad.items() if found]
 
 
-def _bad_sums(rows: Sequence[Row], steps: Steps) -> dict[str, list[Row]]:
+def _bad_sums(rows: Sequence[SampleRecord], steps: Steps) -> dict[str, list[SampleRecord]]:
     """Return the samples that each of `SUM_CHECKS` finds; a server's steps are not known."""
     tokens, seconds = [*steps.totals.tokens.tolist(), 0], [*steps.totals.total_s.tolist(), 0.0]
     sums = [(row, steps.place.get(row.key, -1)) for row in rows if row.counted is None]
@@ -162,7 +164,7 @@ def _bad_sums(rows: Sequence[Row], steps: Steps) -> dict[str, list[Row]]:
     }
 
 
-def _bad_steps(rows: Sequence[Row], steps: Steps) -> dict[str, list[Row]]:
+def _bad_steps(rows: Sequence[SampleRecord], steps: Steps) -> dict[str, list[SampleRecord]]:
     """Return the samples that have a step that one of `STEP_CHECKS` finds."""
     made = [row for row in rows if row.key in steps.place]
     places = steps.places(row.key for row in made)
@@ -171,18 +173,18 @@ def _bad_steps(rows: Sequence[Row], steps: Steps) -> dict[str, list[Row]]:
     return {text: [made[i] for i in np.unique(sample[broken(own)]).tolist()] for text, broken in STEP_CHECKS.items()}
 
 
-def void_reasons(run: Run, label: str) -> list[str]:
+def invalid_reasons(run: Run, label: str) -> list[str]:
     """Report why a method's numbers must not be used: another model, a wrong reference, or answers from memory."""
     off, reference = run.manifest.get("target_changed"), run.reference(label)
-    found = [f"void: a method altered the model: its own logits changed in the run, by {off}"] if off else []
+    found = [f"invalid: a method altered the model: its own logits changed in the run, by {off}"] if off else []
     if reference not in (label, run.baseline):
-        wrong = sum(one.verdict == "mismatch" for one in run.sameness if one.method == reference)
-        told = f"void: {wrong} answers of its reference {reference} are not those of its own model"
+        wrong = sum(one.verdict == "mismatch" for one in run.output_match if one.method == reference)
+        told = f"invalid: {wrong} answers of its reference {reference} are not those of its own model"
         found += [told] if wrong else []
-    return [*found, *remembering(run, label)]
+    return [*found, *cross_request_memory(run, label)]
 
 
-def within_tau(excess: Interval | None) -> bool | None:
+def speedup_within_bound(excess: Interval | None) -> bool | None:
     """Say whether a method is no faster than its steps allow. excess: the interval of the least time over its own.
 
     It is not where the whole interval lies above 1. None where there is no interval.
@@ -191,8 +193,8 @@ def within_tau(excess: Interval | None) -> bool | None:
 
 
 def too_fast(excess: Interval | None, tau: float | None) -> list[str]:
-    """Report answers that took less than the least time, where `within_tau` says so."""
-    if excess is None or tau is None or within_tau(excess):
+    """Report answers that took less than the least time, where `speedup_within_bound` says so."""
+    if excess is None or tau is None or speedup_within_bound(excess):
         return []
     return [f"impossible: at least {excess[0]:.2f} times as fast as its steps allow, with {tau:.2f} tokens per step"]
 
@@ -204,27 +206,31 @@ def outside_clock(passed: Interval | None) -> list[str]:
     """
     if passed is None or passed[0] <= MOST:
         return []
-    return [f"void: wall time is at least {passed[0]:.2f}x the measured time; work happens outside the clock"]
+    return [f"invalid: wall time is at least {passed[0]:.2f}x the measured time; work happens outside the clock"]
 
 
 def findings(
-    run: Run, rows: Sequence[Row], verdicts: Mapping[str, int], without: Sequence[Row], times: Spread | None
+    run: Run,
+    rows: Sequence[SampleRecord],
+    verdicts: Mapping[str, int],
+    without: Sequence[SampleRecord],
+    times: Spread | None,
 ) -> Iterator[str]:
     """Yield what is wrong with a method's samples, whatever its speed: failures, other answers, unstable times.
 
     verdicts: on its answers, how many of each. without: all samples of the run that lack a verdict. In half precision
-    near-ties are expected and left out.
+    numerical ties are expected and left out.
     """
     if bad := [row for row in rows if not row.ok]:
         yield f"failed: {_samples(bad)}: {bad[0].error}"
     exact = arithmetic(run.manifest["model"]["dtype"]) in ("float32", "float64")
     reference = run.reference(rows[0].method) if rows else run.baseline
     named = f", {reference}" if reference != run.baseline else ""
-    for kind in ("mismatch", "length", "near-tie") if exact else ("mismatch", "length"):
+    for kind in ("mismatch", "length differs", "numerical tie") if exact else ("mismatch", "length differs"):
         if n := verdicts.get(kind):
-            yield f"{kind}: {n} of {sum(verdicts.values())} answers against the reference{named}"
+            yield f"{kind.replace(' ', '-')}: {n} of {sum(verdicts.values())} answers against the reference{named}"
     if lacking := {row.key for row in without}.intersection(row.key for row in rows):
-        yield f"unjudged: {len(lacking)} of {len(rows)} answers, which --resume compares"
+        yield f"uncompared: {len(lacking)} of {len(rows)} answers, which --resume compares"
     if times and unstable(times):
         what = "times of the same work differ by {}, more than a tenth"
         what = what if times.of_repeats else "its step times over different prompts differ by {} (middle half)"
@@ -254,7 +260,7 @@ def unstable(found: Spread | None) -> bool | None:
     return None if found is None else found.share > SPREAD
 
 
-def spread(rows: Sequence[Row], equal_steps: bool) -> Spread | None:
+def spread(rows: Sequence[SampleRecord], equal_steps: bool) -> Spread | None:
     """Return how far times of the same work spread; None where there are too few to call it small.
 
     The same work is repeats of a prompt that gave the same tokens. Where every step does nearly equal work (the
@@ -276,13 +282,13 @@ def spread(rows: Sequence[Row], equal_steps: bool) -> Spread | None:
     return Spread(float((high - low) / 1.349 / middle), False)
 
 
-def _samples(rows: Sequence[Row]) -> str:
+def _samples(rows: Sequence[SampleRecord]) -> str:
     first = rows[0]
     what = "sample" if len(rows) == 1 else "samples"
     return f"{len(rows)} {what}, first {first.question_id} turn {first.turn + 1}"
 
 
-def _at_one_length(rows: Sequence[Row]) -> Array:
+def _at_one_length(rows: Sequence[SampleRecord]) -> Array:
     """Return the mean seconds of a step of each sample [n], less what a longer context than the usual one adds.
 
     What a token of context adds is the slope of a line through all samples, where there are enough for one.

@@ -26,16 +26,16 @@ from specbench_ss.results.quality import (
     sampling_tests,
     unsuited_control,
 )
-from specbench_ss.results.sample_checks import least_seconds, passed_seconds, void_reasons
+from specbench_ss.results.sample_checks import invalid_reasons, lower_bound, passed_seconds
 from specbench_ss.runs.columns import Ends
-from specbench_ss.runs.records import DTYPES, Array, Row, Run, Steps
-from specbench_ss.runs.run_dir import unjudged, without_verdict
+from specbench_ss.runs.records import DTYPES, Array, Run, SampleRecord, Steps
+from specbench_ss.runs.run_dir import uncompared, without_verdict
 from specbench_ss.stats import FEWEST, Comparison, Floats, Interval, compare, ratio_interval, speedup_interval
 
 QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 
-def latencies(rows: Sequence[Row]) -> dict[str, Any]:
+def latencies(rows: Sequence[SampleRecord]) -> dict[str, Any]:
     """Return ttft_s_p50 to latency_s_p99 of good samples, in seconds; None where no sample has such a time.
 
     Time per output token is that of the steps over the tokens that they produced; the first token is prefill's.
@@ -68,8 +68,8 @@ class Tally:
     sums: dict[str, Any]
     reached: Array
     tau_of: Array
-    draft_calls: int
-    overshoot: int
+    num_draft_forwards: int
+    tokens_past_stop: int
 
     @property
     def tau(self) -> float | None:
@@ -86,11 +86,11 @@ class Tally:
         step_s, parts = self.step_s, {name: self._per_step(name) for name in PARTS}
         return {
             "tau_request_mean": float(self.tau_of.mean()) if len(self.tau_of) else None,
-            "acceptance_rate": over(self.sums["accepted"], self.sums["depth"]),
+            "acceptance_rate": safe_div(self.sums["accepted_tokens"], self.sums["draft_depth"]),
             **self.acceptance(),
-            "target_calls": over(self.steps, self.samples),
-            "draft_calls": over(self.draft_calls, self.samples),
-            "overshoot": self.overshoot,
+            "num_target_forwards": safe_div(self.steps, self.samples),
+            "num_draft_forwards": safe_div(self.num_draft_forwards, self.samples),
+            "tokens_past_stop": self.tokens_past_stop,
             "step_s": step_s,
             **parts,
             "parts_residual_s": None if step_s is None else step_s - sum(v or 0.0 for v in parts.values()),
@@ -103,17 +103,17 @@ class Tally:
         taken = [int(self.reached[p:, p:].sum()) for p in positions]
         before = [int(self.reached[p:, p - 1 :].sum()) for p in positions]  # accepted as far as the position before
         return {
-            "acceptance_at": tuple(a / n for a, n in zip(taken, drafted, strict=True)),
-            "acceptance_at_n": tuple(drafted),
-            "acceptance_given": tuple(a / n for a, n in zip(taken, before, strict=True) if n),
-            "acceptance_given_n": tuple(n for n in before if n),
+            "acceptance_rate_per_pos": tuple(a / n for a, n in zip(taken, drafted, strict=True)),
+            "acceptance_rate_per_pos_n": tuple(drafted),
+            "conditional_acceptance_rate": tuple(a / n for a, n in zip(taken, before, strict=True) if n),
+            "conditional_acceptance_rate_n": tuple(n for n in before if n),
         }
 
     def _per_step(self, name: str) -> float | None:
-        return over(self.sums[name], self.steps)
+        return safe_div(self.sums[name], self.steps)
 
 
-def tally(rows: Sequence[Row], steps: Steps) -> Tally:
+def tally(rows: Sequence[SampleRecord], steps: Steps) -> Tally:
     """Return the tally of these samples."""
     places = steps.places(row.key for row in rows)
     counts, totals = steps.counts[places], steps.totals.take(places)
@@ -123,15 +123,15 @@ def tally(rows: Sequence[Row], steps: Steps) -> Tally:
         sums={name: getattr(totals, name).sum().item() for name in DTYPES},
         reached=_reached(steps, places),
         tau_of=totals.tokens / counts,
-        draft_calls=sum(row.draft_calls or 0 for row in rows),
-        overshoot=sum(row.overshoot or 0 for row in rows),
+        num_draft_forwards=sum(row.num_draft_forwards or 0 for row in rows),
+        tokens_past_stop=sum(row.tokens_past_stop or 0 for row in rows),
     )
 
 
 def _reached(steps: Steps, places: Array) -> Array:
     """Return how many steps drafted each depth and accepted each number: [depths + 1, accepted + 1]."""
     which = steps.steps_of(places)
-    depth, accepted = steps.columns.depth[which], steps.columns.accepted[which]
+    depth, accepted = steps.columns.draft_depth[which], steps.columns.accepted_tokens[which]
     if not len(which):
         return np.zeros((1, 1), np.int64)
     wide = int(accepted.max()) + 1
@@ -139,10 +139,10 @@ def _reached(steps: Steps, places: Array) -> Array:
     return counted.reshape(-1, wide)
 
 
-def paired(own: Sequence[Row], ref: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+def paired(own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> tuple[list[SampleRecord], list[SampleRecord]]:
     """Return the samples of both that succeeded on both sides, in the same order."""
 
-    def good(rows: Sequence[Row]) -> dict[tuple[str, int, int], Row]:
+    def good(rows: Sequence[SampleRecord]) -> dict[tuple[str, int, int], SampleRecord]:
         return {r.prompt: r for r in rows if r.ok and r.tokens and (r.wall_s or 0) > 0}
 
     mine, theirs = good(own), good(ref)
@@ -153,7 +153,7 @@ def paired(own: Sequence[Row], ref: Sequence[Row]) -> tuple[list[Row], list[Row]
 class PairedTimes:
     """Paired times and tokens. own_s, own_tokens, ref_s, ref_tokens: [prompts], means over repeats."""
 
-    def __init__(self, own: Sequence[Row], ref: Sequence[Row]) -> None:
+    def __init__(self, own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> None:
         prompts = list(dict.fromkeys((r.question_id, r.turn) for r in own))
         self.questions = list(dict.fromkeys(q for q, _ in prompts))
         number = {q: i for i, q in enumerate(self.questions)}
@@ -203,7 +203,7 @@ class PairedTimes:
         return float((d / c).mean() / (b / a).mean()) if len(a) else None
 
 
-def _means(rows: Sequence[Row], at: Any, name: str) -> Floats:
+def _means(rows: Sequence[SampleRecord], at: Any, name: str) -> Floats:
     values = np.array([getattr(r, name) for r in rows], dtype=np.float64)
     return _grouped(at, values) / np.bincount(at)
 
@@ -213,12 +213,12 @@ def _grouped(at: Any, values: Floats, groups: int = 0) -> Floats:
     return np.bincount(at, values, groups).astype(np.float64)
 
 
-def total(rows: Sequence[Row], name: str) -> float:
+def total(rows: Sequence[SampleRecord], name: str) -> float:
     """Return the sum of a field of the rows."""
     return float(sum(getattr(r, name) for r in rows))
 
 
-def over(a: float | None, b: float | None) -> float | None:
+def safe_div(a: float | None, b: float | None) -> float | None:
     """Return a / b; None where one of them is missing, or b is 0."""
     return None if a is None or not b else a / b
 
@@ -227,18 +227,18 @@ class Counted(Protocol):
     """Whatever has a server's counts: a sample, or a level."""
 
     drafts: int | None
-    drafted: int | None
-    accepted: int | None
+    draft_nodes: int | None
+    accepted_tokens: int | None
 
 
-def served_columns(rows: Sequence[Row]) -> dict[str, Any]:
+def served_columns(rows: Sequence[SampleRecord]) -> dict[str, Any]:
     """Return what replaces the counts of steps in a summary of samples that a server made; nothing for others."""
     if not any(row.counted for row in rows):
         return {}
     return {
-        "tau": served_tau(rows, sum(row.later for row in rows)),
-        "acceptance_rate": over(counted(rows, "accepted"), counted(rows, "drafted")),
-        **dict.fromkeys(("target_calls", "draft_calls", "overshoot")),
+        "mean_acceptance_length": served_tau(rows, sum(row.later for row in rows)),
+        "acceptance_rate": safe_div(counted(rows, "accepted_tokens"), counted(rows, "draft_nodes")),
+        **dict.fromkeys(("num_target_forwards", "num_draft_forwards", "tokens_past_stop")),
     }
 
 
@@ -254,12 +254,12 @@ def served_tau(of: Sequence[Counted], later: int) -> float | None:
     Where the server does not count drafts: all tokens after the first of each answer (later) over those of them that no
     draft brought, one a step.
     """
-    drafts, accepted = counted(of, "drafts"), counted(of, "accepted")
+    drafts, accepted = counted(of, "drafts"), counted(of, "accepted_tokens")
     if accepted is None or drafts == 0:
         return None
     if drafts is not None:
         return 1 + accepted / drafts
-    return over(later, later - accepted) if later > accepted else None
+    return safe_div(later, later - accepted) if later > accepted else None
 
 
 OVERALL = "overall"
@@ -271,7 +271,8 @@ Whole = int | None
 class SummaryRow:
     """One method on one category (or `overall`). None means that there is nothing to compute from.
 
-    speedup = tau * step_ratio * residual. acceptance_at[i] and acceptance_given[i] belong to draft position i + 1; the
+    speedup = mean_acceptance_length * step_ratio * other_factor. acceptance_rate_per_pos[i] and
+    conditional_acceptance_rate[i] belong to draft position i + 1; the
     _n are their denominators. bias and what begins with it: as in `SamplingTest`, whatever the category.
     """
 
@@ -281,12 +282,12 @@ class SummaryRow:
     n_prompts: Col[int, "turns that both the method and `ar` answered: what all numbers of the row are of", "prompts"]
     n_questions: Col[int, "questions that these turns belong to: what intervals resample", "questions"]
     n_failed: Col[int, "the method's own samples that failed", "samples"]
-    speedup: Col[Number, "time per token of `ar` over that of the method, same prompts; missing where void", "×"]
+    speedup: Col[Number, "time per token of `ar` over that of the method, same prompts; missing where invalid", "×"]
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
     speedup_geomean: Col[Number, "the same ratio taken prompt by prompt, its geometric mean", "×"]
     speedup_specbench: Col[Number, "Spec-Bench's formula: mean tokens per second over questions, method over `ar`", "×"]
     comparison: Col[
-        Comparison, "`faster`, `slower`, `not distinguishable`, `too few` (questions), `void` or `reference`"
+        Comparison, "`faster`, `slower`, `not significant`, `insufficient data` (questions), `invalid` or `reference`"
     ]
     reference: Col[str, "label of the method whose output this one is held against"]
     reference_speedup: Col[Number, "speedup over that method, where it is not `ar`", "×"]
@@ -295,22 +296,22 @@ class SummaryRow:
     tokens_per_s: Col[Number, "all tokens over all seconds, prefill included", "tokens/s"]
     tokens: Col[Number, "mean length of an answer", "tokens"]
     prefill_s: Col[Number, "mean time to read a prompt, up to the first token", "s"]
-    tau: Col[Number, "tokens per step, pooled over all steps; 1 for `ar`", "tokens"]
+    mean_acceptance_length: Col[Number, "tokens per step, pooled over all steps; 1 for `ar`", "tokens"]
     tau_request_mean: Col[Number, "tokens per step of each sample, their mean", "tokens"]
     acceptance_rate: Col[Number, "accepted drafted tokens over drafted ones, where a tree counts its depth", "0 to 1"]
-    acceptance_at: Col[
+    acceptance_rate_per_pos: Col[
         tuple[float, ...], "for each draft position, share of the steps that drafted it and accepted it", "0 to 1"
     ]
-    acceptance_at_n: Col[tuple[int, ...], "for each draft position, the steps that drafted it", "steps"]
-    acceptance_given: Col[
+    acceptance_rate_per_pos_n: Col[tuple[int, ...], "for each draft position, the steps that drafted it", "steps"]
+    conditional_acceptance_rate: Col[
         tuple[float, ...], "for each draft position, the share accepted once the one before it was", "0 to 1"
     ]
-    acceptance_given_n: Col[
+    conditional_acceptance_rate_n: Col[
         tuple[int, ...], "for each draft position, the steps that had accepted the one before it", "steps"
     ]
-    target_calls: Col[Number, "mean steps of a sample", "steps"]
-    draft_calls: Col[Number, "mean forward passes of a draft model in a sample", "passes"]
-    overshoot: Col[Whole, "accepted tokens beyond the end of an answer, in all", "tokens"]
+    num_target_forwards: Col[Number, "mean steps of a sample", "steps"]
+    num_draft_forwards: Col[Number, "mean forward passes of a draft model in a sample", "passes"]
+    tokens_past_stop: Col[Whole, "accepted tokens beyond the end of an answer, in all", "tokens"]
     quality: Col[Number, "the suite's score, a mean over questions", "0 to 1"]
     quality_n: Col[int, "questions that have a score on both sides", "questions"]
     quality_difference: Col[Number, "mean paired difference of quality to `ar`"]
@@ -319,10 +320,10 @@ class SummaryRow:
         NonInferiority | None, "of a method that changes the model: `non-inferior`, `inferior` or `not shown`"
     ]
     quality_margin: Col[Number, "how much lower than `ar` its quality may be to be called non-inferior"]
-    judged: Col[Number, "rating over ten by the judge who judged last, a mean over questions", "0 to 1"]
-    judged_n: Col[int, "questions that have a rating on both sides", "questions"]
-    judged_difference: Col[Number, "mean paired difference of the rating to `ar`"]
-    judged_interval: Col[Interval | None, Ends("judged_difference")]
+    judge_score: Col[Number, "rating over ten by the judge who judged last, a mean over questions", "0 to 1"]
+    judge_score_n: Col[int, "questions that have a rating on both sides", "questions"]
+    judge_score_difference: Col[Number, "mean paired difference of the rating to `ar`"]
+    judge_score_interval: Col[Interval | None, Ends("judge_score_difference")]
     judge: Col[str, "that judge, its host, prompts and most tokens; empty where there is none"]
     step_s: Col[Number, "mean time of a step: the sum of the next five", "s"]
     draft_s: Col[Number, "of it, making the draft", "s"]
@@ -331,7 +332,7 @@ class SummaryRow:
     host_s: Col[Number, "of it, what the host needs besides", "s"]
     parts_residual_s: Col[Number, "of it, by what it differs from the four parts; 0 but where clocks differ", "s"]
     step_ratio: Col[Number, "mean time of a step of `ar` over that of the method", "×"]
-    residual: Col[Number, "speedup / (tau × step_ratio): prefill, the first token, answers of other lengths", "×"]
+    other_factor: Col[Number, "speedup / (tau × step_ratio): prefill, the first token, answers of other lengths", "×"]
     ttft_s_p50: Col[Number, "time to the first token: median over samples", "s"]
     ttft_s_p95: Col[Number, "time to the first token: 95th percentile over samples", "s"]
     ttft_s_p99: Col[Number, "time to the first token: 99th percentile over samples", "s"]
@@ -342,7 +343,7 @@ class SummaryRow:
     latency_s_p95: Col[Number, "time of a whole request: 95th percentile over samples", "s"]
     latency_s_p99: Col[Number, "time of a whole request: 99th percentile over samples", "s"]
     peak_memory_bytes: Col[Whole, "peak of the CUDA memory that a sample took besides; missing where replayed", "bytes"]
-    sameness: Mapping[str, int]
+    output_match: Mapping[str, int]
     bias: Col[
         Bias | None, "of sampled tokens, over all tasks: `biased`, `no bias found`, `too few tokens`, `not testable`"
     ] = None
@@ -354,7 +355,7 @@ class SummaryRow:
     bias_accepted: Col[Whole, "of these, tokens that were drafted", "tokens"] = None
     bias_expected: Col[Number, "as many as should have been, by the model's distribution", "tokens"] = None
     bias_reason: Col[str | None, "why they are not testable; empty where they are"] = None
-    within_tau: Col[
+    speedup_within_bound: Col[
         bool | None, "whether it is no faster than its steps allow, as it must be; missing where not checked"
     ]
     unstable: Col[bool | None, "whether times of the same work spread by more than a tenth; missing where not checked"]
@@ -376,14 +377,14 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
 
     quality_margin: how much lower the quality of a method that changes the model may be to be called non-inferior.
     """
-    without, tests = unjudged(run), sampling_tests(run)
-    void = {label: [*void_reasons(run, label), *bias_found(run, label, tests.get(label))] for label in run.labels}
+    without, tests = uncompared(run), sampling_tests(run)
+    invalid = {label: [*invalid_reasons(run, label), *bias_found(run, label, tests.get(label))] for label in run.labels}
     verdicts, found = _verdicts(run), []
     for category in (OVERALL, *run.categories):
         rows = [row for row in run.rows if category in (OVERALL, row.category)]
         for label in run.labels:
             here = _Compared(run, label, rows, verdicts[label, category])
-            found.append(_summary(here, category, quality_margin, without, void[label], tests.get(label)))
+            found.append(_summary(here, category, quality_margin, without, invalid[label], tests.get(label)))
     return found
 
 
@@ -397,7 +398,7 @@ def failing(summaries: Sequence[SummaryRow]) -> set[str]:
 def _verdicts(run: Run) -> Mapping[tuple[str, str], Counter[str]]:
     """Return how many answers had which verdict, by method and category. Those without were not compared."""
     category_of = {row.key: row.category for row in run.rows}
-    verdicts = [(one.method, category_of[one.key], one.verdict) for one in run.sameness if one.key in category_of]
+    verdicts = [(one.method, category_of[one.key], one.verdict) for one in run.output_match if one.key in category_of]
     verdicts += [(row.method, row.category, "not compared") for row in without_verdict(run)]
     counted: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for method, category, verdict in verdicts:
@@ -410,13 +411,13 @@ def _summary(
     here: _Compared,
     category: str,
     margin: float,
-    without: Sequence[Row],
-    void: Sequence[str],
+    without: Sequence[SampleRecord],
+    invalid: Sequence[str],
     test: SamplingTest | None,
 ) -> SummaryRow:
     run, label, own = here.run, here.label, here.own
     others = (other for other in run.labels if run.entry(other).get("reference") == label)  # held against this one
-    disbelieved = here.disbelieved(void)
+    disbelieved = here.invalidating_checks(invalid)
     spread = sample_checks.spread(own, label == run.baseline)
     return SummaryRow(
         category=category,
@@ -425,19 +426,19 @@ def _summary(
         n_prompts=len(here.times.own_s),
         n_questions=len(here.times.questions),
         n_failed=sum(not r.ok for r in here.all_own),
-        **here.speedups(void=bool(disbelieved) and label != run.baseline),
+        **here.speedups(invalid=bool(disbelieved) and label != run.baseline),
         reference=here.same_as,
         reference_of=() if label == run.baseline else tuple(other for other in others if other != label),
-        tokens_per_s=over(total(own, "tokens"), total(own, "wall_s")),
-        tokens=over(total(own, "tokens"), len(own)),
-        prefill_s=over(total(own, "prefill_s"), len(own)),
+        tokens_per_s=safe_div(total(own, "tokens"), total(own, "wall_s")),
+        tokens=safe_div(total(own, "tokens"), len(own)),
+        prefill_s=safe_div(total(own, "prefill_s"), len(own)),
         **here.steps(),
         **here.quality(margin),
         judge=run.judge,
         **latencies(own),
         peak_memory_bytes=max((r.peak_memory_bytes for r in own if r.peak_memory_bytes is not None), default=None),
-        sameness=dict(here.verdicts),
-        within_tau=sample_checks.within_tau(here.excess),
+        output_match=dict(here.verdicts),
+        speedup_within_bound=sample_checks.speedup_within_bound(here.excess),
         unstable=sample_checks.unstable(spread),
         health=(
             *disbelieved,
@@ -455,7 +456,7 @@ class _Compared:
     verdicts: how many of its answers compared how with those of the method whose output they must equal.
     """
 
-    def __init__(self, run: Run, label: str, rows: Sequence[Row], verdicts: Counter[str]) -> None:
+    def __init__(self, run: Run, label: str, rows: Sequence[SampleRecord], verdicts: Counter[str]) -> None:
         self.run, self.label, self.method, self.verdicts = run, label, run.entry(label), verdicts
         self.same_as, self.itself = run.reference(label), label == run.baseline
         self.all_own = [r for r in rows if r.method == label]
@@ -466,40 +467,45 @@ class _Compared:
         self.interval = self.excess = self.passed = None
         if not self.itself:
             self.interval = self.times.interval()
-            self.excess = self._faster_than(least_seconds(self.own, self.ref, run.steps) if self.mine.tau else None)
+            self.excess = self._faster_than(lower_bound(self.own, self.ref, run.steps) if self.mine.tau else None)
             self.passed = self._faster_than(passed_seconds(self.own, self.ref))
 
-    def _paired(self, rows: Sequence[Row], other: str) -> tuple[list[Row], list[Row]]:
+    def _paired(self, rows: Sequence[SampleRecord], other: str) -> tuple[list[SampleRecord], list[SampleRecord]]:
         return paired(self.all_own, [r for r in rows if r.method == other])
 
     def _faster_than(self, seconds: Floats | None) -> Interval | None:
         return None if seconds is None else self.times.faster_than(seconds)
 
-    def disbelieved(self, void: Sequence[str]) -> tuple[str, ...]:
-        """Return the findings after which no speedup is told. void: those of the whole run."""
+    def invalidating_checks(self, invalid: Sequence[str]) -> tuple[str, ...]:
+        """Return the findings after which no speedup is told. invalid: those of the whole run."""
         impossible = sample_checks.impossible(self.own, self.run.steps)
         too_fast = sample_checks.too_fast(self.excess, self.mine.tau)
-        return (*impossible, *void, *sample_checks.outside_clock(self.passed), *too_fast)
+        return (*impossible, *invalid, *sample_checks.outside_clock(self.passed), *too_fast)
 
-    def speedups(self, void: bool) -> dict[str, Any]:
-        """Return the speedups with their intervals and what they say; nothing where the numbers are void."""
-        times, against = (None, None) if void else (self.times, self.against)
+    def speedups(self, invalid: bool) -> dict[str, Any]:
+        """Return the speedups with their intervals and what they say; nothing where the numbers are invalid."""
+        times, against = (None, None) if invalid else (self.times, self.against)
         return {
             "speedup": times and times.speedup(),
-            "speedup_interval": None if void else self.interval,
+            "speedup_interval": None if invalid else self.interval,
             "speedup_geomean": times and times.geomean(),
             "speedup_specbench": times and times.specbench(),
-            "comparison": "reference" if self.itself else "void" if void else compare(self.interval),
+            "comparison": "reference" if self.itself else "invalid" if invalid else compare(self.interval),
             "reference_speedup": against and against.speedup(),
             "reference_interval": against and against.interval(),
         }
 
     def steps(self) -> dict[str, Any]:
         """Return what is computed from the steps of both."""
-        tau, step_ratio = self.mine.tau, over(self.theirs.step_s, self.mine.step_s)
+        tau, step_ratio = self.mine.tau, safe_div(self.theirs.step_s, self.mine.step_s)
         explained = None if tau is None or step_ratio is None else tau * step_ratio
-        residual = over(self.times.speedup(), explained)
-        columns = {"tau": tau, **self.mine.columns(), "step_ratio": step_ratio, "residual": residual}
+        residual = safe_div(self.times.speedup(), explained)
+        columns = {
+            "mean_acceptance_length": tau,
+            **self.mine.columns(),
+            "step_ratio": step_ratio,
+            "other_factor": residual,
+        }
         return columns | served_columns(self.own)
 
     def quality(self, margin: float) -> dict[str, Any]:
@@ -511,7 +517,7 @@ class _Compared:
         told = bool(changes and scores["quality_n"])
         return {
             **scores,
-            **mean_score(*both, self.itself, "judged", self.run.judged_scores, changes),
+            **mean_score(*both, self.itself, "judge_score", self.run.judged_scores, changes),
             "quality_verdict": non_inferiority(scores["quality_interval"], margin) if told else None,
             "quality_margin": margin if told else None,
         }

@@ -33,7 +33,7 @@ from specbench_ss.results.compare import (
     RunComparison,
     judged,
 )
-from specbench_ss.results.concurrency import LevelRow, level_rows
+from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows
 from specbench_ss.results.cost_model import MachineRow
 from specbench_ss.results.ranking import (
     MARKS,
@@ -48,7 +48,17 @@ from specbench_ss.results.ranking import (
 )
 from specbench_ss.results.report import Column, Grid, Mark, Part, Result, Span, Value
 from specbench_ss.results.summary import OVERALL, SummaryRow
-from specbench_ss.results.text import MISSING, interval, number, percent, safe, scientific, table, times, title
+from specbench_ss.results.text import (
+    MISSING,
+    format_number,
+    format_speedup,
+    interval,
+    percent,
+    safe,
+    scientific,
+    table,
+    title,
+)
 from specbench_ss.runs.records import Run
 
 CLOSES = 0.02  # share of a step by which its parts, of another clock, may differ from it without a word
@@ -238,40 +248,40 @@ def result_table(name: str, columns: Sequence[str], left: Collection[str] = LEFT
 
 
 def _line(row: SummaryRow, config: Mapping[str, Any]) -> Line:
-    around = "" if row.comparison == "void" else interval(row.speedup_interval)
+    around = "" if row.comparison == "invalid" else interval(row.speedup_interval)
     return {
         "task": escape(title(row.category)),
         "method": escape(row.method),
         "speedup": f"[bold]{speedup(row)}[/]" if row.comparison in ("faster", "slower") else speedup(row),
         "95% interval": around or row.comparison,
-        "tokens/s": number(row.tokens_per_s, 1),
-        "τ": number(row.tau),
+        "tokens/s": format_number(row.tokens_per_s, 1),
+        "τ": format_number(row.mean_acceptance_length),
         "output": escape(short_output(row, config)),
-        "quality": number(quality(row, config)),
-        "judged": number(row.judged),
+        "quality": format_number(quality(row, config)),
+        "judged": format_number(row.judge_score),
         "n": short_n(row),
     }
 
 
-def _of_one(row: LevelRow) -> str:
+def _of_one(row: ConcurrencyRow) -> str:
     """Return the speedup of single requests as in '≈ 1.13×'."""
     if row.comparison == "reference":
         return "reference"
-    return f"{MARKS.get(row.comparison, '')} {times(row.speedup)}".strip()
+    return f"{MARKS.get(row.comparison, '')} {format_speedup(row.speedup)}".strip()
 
 
-LEVEL_CELLS: dict[str, Callable[[LevelRow], str]] = {
+LEVEL_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
     "in flight": lambda row: str(row.concurrency),
     "method": lambda row: row.method,
-    "tokens/s": lambda row: number(row.tokens_per_s, 1),
-    "× baseline": lambda row: times(row.throughput_ratio),
+    "tokens/s": lambda row: format_number(row.tokens_per_s, 1),
+    "× baseline": lambda row: format_speedup(row.throughput_ratio),
     "speedup": _of_one,
     "95% interval": lambda row: (
         interval(row.speedup_interval) or ("" if row.comparison == "reference" else row.comparison)
     ),
-    "first ms": lambda row: number(row.waits["ttft_s_p50"], 2, scale=1000),
-    "ms/token": lambda row: number(row.waits["tpot_s_p50"], 2, scale=1000),
-    "s": lambda row: number(row.waits["latency_s_p50"], 2),
+    "first ms": lambda row: format_number(row.waits["ttft_s_p50"], 2, scale=1000),
+    "ms/token": lambda row: format_number(row.waits["tpot_s_p50"], 2, scale=1000),
+    "s": lambda row: format_number(row.waits["latency_s_p50"], 2),
     "failed": lambda row: str(row.failed),
 }
 TITLE = "By requests in flight: throughput, and medians over requests"
@@ -282,9 +292,9 @@ EXPLAINED = (
 )
 
 
-def print_levels(run: Run, console: Console) -> None:
+def print_concurrency(run: Run, console: Console) -> None:
     """Print a row for each number of requests in flight and server; nothing where one was in flight alone."""
-    found = level_rows(run)
+    found = concurrency_rows(run)
     if not found:
         return
     widen(console)
@@ -299,9 +309,9 @@ def print_levels(run: Run, console: Console) -> None:
     console.print(EXPLAINED, soft_wrap=True, highlight=False)
 
 
-def markdown_levels(run: Run) -> str:
+def markdown_concurrency(run: Run) -> str:
     """Return the same as a Markdown table with its heading."""
-    cells = [[cell(row) for cell in LEVEL_CELLS.values()] for row in level_rows(run)]
+    cells = [[cell(row) for cell in LEVEL_CELLS.values()] for row in concurrency_rows(run)]
     return f"## {TITLE}\n\n{table(list(LEVEL_CELLS), cells, ('method',))}\n{EXPLAINED[0].upper()}{EXPLAINED[1:]}.\n"
 
 
@@ -342,7 +352,7 @@ def _print_differences(made: RunComparison, console: Console) -> None:
     for column in table.columns:
         column.justify, column.no_wrap, column.overflow = "left", False, "fold"
     for one in made.found:
-        table.add_row("[red]✕[/] " * one.hinders + escape(one.what), escape(one.a), escape(one.b))
+        table.add_row("[red]✕[/] " * one.blocking + escape(one.what), escape(one.a), escape(one.b))
     console.print(table)
 
 
@@ -363,7 +373,7 @@ def _comparison_cells(metric: str, row: ComparedRow) -> tuple[str, ...]:
     change, digits = row.changes[metric], NAMES[metric][1]
     told = change.verdict if change.verdict in (SAME, *UNJUDGED) else f"[bold]{change.verdict}[/]"
     changed = change_text(metric, change.change), interval_text(metric, change)
-    figures = number(change.a, digits), number(change.b, digits)
+    figures = format_number(change.a, digits), format_number(change.b, digits)
     return escape(row.method), *figures, *changed, told, f"{row.n_prompts:,}"
 
 
@@ -420,12 +430,12 @@ def _changes(baseline: str, told: Mapping[str, Change]) -> str:
         noise = f"the widest interval is {method}'s, {interval_text('speedup', widest)}"
         return f"No speedup changed from A to B by more than noise ({noise})."
     said = [
-        f"{method} is {c.verdict}, {number(c.a)}× in A and {number(c.b)}× in B "
+        f"{method} is {c.verdict}, {format_number(c.a)}× in A and {format_number(c.b)}× in B "
         f"({change_text('speedup', c.change)}, 95% interval {interval_text('speedup', c)})"
         for method, c in changed
     ]
     rest = len(told) - len(changed)
-    return f"Speedup over {baseline}: {'; '.join(said)}." + (f" {rest} not distinguishable." if rest else "")
+    return f"Speedup over {baseline}: {'; '.join(said)}." + (f" {rest} not significant." if rest else "")
 
 
 TABLE, RESULT, FIGURE = "table.csv", "result.json", "figure.html"
@@ -447,7 +457,12 @@ def cell(value: Value, column: Column) -> str:
         return value
     if column.form in ("count", "text"):
         return f"{value:,}"
-    written = {"number": number, "times": lambda v, _: times(v), "percent": percent, "scientific": scientific}
+    written = {
+        "number": format_number,
+        "times": lambda v, _: format_speedup(v),
+        "percent": percent,
+        "scientific": scientific,
+    }
     return written[column.form](value, column.digits)
 
 

@@ -23,26 +23,26 @@ MISSING = "–"
 MOST_DIGITS = 17  # of a float
 
 
-def number(value: float | None, digits: int = 2, unit: str = "", scale: float = 1) -> str:
+def format_number(value: float | None, digits: int = 2, unit: str = "", scale: float = 1) -> str:
     """Return a number, times `scale`, as in '1,234.50 ms'; a dash for what is unknown."""
     if value is None or not math.isfinite(value):
         return MISSING
     return f"{scale * value:,.{digits}f}{unit}"
 
 
-def counted(count: int, what: str) -> str:
+def pluralize(count: int, what: str) -> str:
     """Return how many there are as in '1 question' or '1,280 questions'. what: one of them."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def times(value: float | None) -> str:
+def format_speedup(value: float | None) -> str:
     """Return a speedup as in '1.84×'."""
-    return number(value, 2, "×")
+    return format_number(value, 2, "×")
 
 
 def percent(value: float | None, digits: int = 0) -> str:
     """Return a share of 1 as in '43%'."""
-    return number(value, digits, "%", 100)
+    return format_number(value, digits, "%", 100)
 
 
 def scientific(value: float | None, digits: int = 3) -> str:
@@ -80,7 +80,7 @@ def end(bound: float, digits: int = 2, line: float = 1) -> str:
     """Return an end of an interval, with enough digits to show on which side of `line` it lies: '1.004'."""
     while math.isfinite(bound) and bound != line and float(f"{bound:.{digits}f}") == line and digits < MOST_DIGITS:
         digits += 1
-    return number(bound, digits).replace("-", "−")
+    return format_number(bound, digits).replace("-", "−")
 
 
 def parameters(count: int) -> str:
@@ -105,8 +105,8 @@ def title(name: str) -> str:
     return name.replace("_", " ")
 
 
-def sameness(verdicts: Mapping[str, int]) -> str:
-    """Return the verdicts on many answers in a few words, the worst first: 'identical', or '2 near-ties of 80'.
+def output_match(verdicts: Mapping[str, int]) -> str:
+    """Return the verdicts on many answers in a few words, the worst first: 'identical', or '2 numerical ties of 80'.
 
     What was not compared is counted behind them: 'identical, 1 not compared'.
     """
@@ -118,9 +118,9 @@ def sameness(verdicts: Mapping[str, int]) -> str:
         return "not compared" if left else MISSING
     plural = {
         "mismatch": "mismatches",
-        "near-tie": "near-ties",
-        "length": "lengths differ",
-        "other text": "other texts",
+        "numerical tie": "numerical ties",
+        "length differs": "lengths differ",
+        "text differs": "differing texts",
     }
     found = [
         f"{n} {many if n > 1 or kind == 'length' else kind}"

@@ -53,9 +53,9 @@ def _described(kind: type[Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yield each field that is a column with its type and what describes it."""
     types, marked = get_type_hints(kind), get_type_hints(kind, include_extras=True)
     for name in (one.name for one in fields(kind)):
-        described = [said for said in getattr(marked[name], "__metadata__", ()) if isinstance(said, str | Ends)]
-        if described:
-            yield name, (types[name], *described)
+        metadata = [said for said in getattr(marked[name], "__metadata__", ()) if isinstance(said, str | Ends)]
+        if metadata:
+            yield name, (types[name], *metadata)
 
 
 def _columns(name: str, kind: Any, said: str | Ends, unit: str = "") -> Iterator[Column]:

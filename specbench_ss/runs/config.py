@@ -89,7 +89,7 @@ class Recording:
     """
 
     telemetry: float = 0.0
-    remake_disturbed: int | None = None
+    rerun_noisy: int | None = None
     record_drafts: str = "0"
     trace: bool = False
 
@@ -99,14 +99,14 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class StoppingRule:
     """When a run that repeats until its intervals are narrow stops. It changes no sample: a resumed run may change it.
 
     until_ci: half the width of every method's interval, relative to its speedup. max_repeats: of each prompt. budget:
     seconds of decoding; None = no limit.
     """
 
-    until_ci: float
+    target_ci: float
     max_repeats: int = MOST_REPEATS
     budget: float | None = None
 
@@ -124,7 +124,7 @@ class Workers:
 
 
 @dataclass(frozen=True, slots=True)
-class RunTarget:
+class OutputOptions:
     """Where a run's results are written. This is no part of what the run measures.
 
     optional: labels of methods that are left out, with a message, where they cannot decode with the model.
@@ -138,7 +138,7 @@ class RunTarget:
     optional: frozenset[str] = frozenset()
     recording: Recording = Recording()
     timeout: float | None = None
-    goal: Goal | None = None
+    goal: StoppingRule | None = None
     workers: Workers | None = None
 
 

@@ -16,7 +16,7 @@ from specbench_ss.engine.decoder import Decoder, references
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.timing import cuda_settings
 from specbench_ss.errors import UserError
-from specbench_ss.models.checkpoint import Learnt
+from specbench_ss.models.checkpoint import TrainingInfo
 from specbench_ss.models.load import template_hash
 from specbench_ss.options import MethodSpec, option_values, value_text
 from specbench_ss.runs.config import RunConfig
@@ -80,14 +80,14 @@ MODEL = _form(
         "attention": str | None,
         "computed": str | None,
         "quantised": str,
-        "layers_on": dict[str, list[Any]],
+        "layer_devices": dict[str, list[Any]],
     },
 )
 METHOD = _form(
     {"label": str, "name": str, "summary": str, "paper": str, "lossless": bool, "options": Facts},
     {
         "resolved": Facts,
-        "learnt": Learnt | None,
+        "training_info": TrainingInfo | None,
         "advised": Facts,
         "reference": str,
         "served": _form({}, {"software": str | None, "tokens": str | None, "acceptance": str | None}),
@@ -145,7 +145,7 @@ LATER = {  # what a run adds
     # shapes: of those with a number of bytes, SHAPE; traces: of those with a timeline, TRACE
     "machine": _form({}, {"limits": LIMITS | None, "shapes": dict[str, Facts | None] | None}) | None,
     "traces": dict[str, Facts | None] | None,
-    "until_ci": _form({"why": str}) | None,
+    "target_ci": _form({"why": str}) | None,
 }
 FORM, SERVED_FORM = _form(WHOLE, LATER), _form(WHOLE | {"model": SERVED_MODEL}, LATER)
 
@@ -301,7 +301,11 @@ def manifest_for(
         "dtype": target.number_format,
         "device": target.device_names,
         **({"cuda_settings": cuda_settings()} if target.device.type == "cuda" else {}),
-        **({"layers_on": {str(at): layers for at, layers in target.layers_on.items()}} if target.divided else {}),
+        **(
+            {"layer_devices": {str(at): layers for at, layers in target.layer_devices.items()}}
+            if target.divided
+            else {}
+        ),
         "context_length": target.context_length,
         "attention": getattr(target, "attention", None),
         "computed": getattr(target, "computed", None),
@@ -357,11 +361,11 @@ def _method_entry(label: str, decoder: Decoder, reference: str) -> dict[str, Any
         "label": label,
         "name": decoder.name,
         "options": plain(option_values(options)),
-        "resolved": plain(decoder.described()),
-        "learnt": plain(dict(decoder.learnt)),
+        "resolved": plain(decoder.metadata()),
+        "training_info": plain(dict(decoder.training_info)),
         "advised": plain(dict(decoder.advised)),
         "lossless": decoder.lossless,
-        "remembers": decoder.remembers,
+        "stateful": decoder.stateful,
         "reference": reference,
         "summary": decoder.summary,
         "paper": decoder.paper,

@@ -1,4 +1,4 @@
-"""Output match: whether two answers are the same, and the near-tie, length or fault that explains a difference.
+"""Output match: whether two answers are the same, and the numerical tie, length or fault that explains a difference.
 
 Whole sequences are compared, never only their common part.
 """
@@ -13,17 +13,17 @@ from dataclasses import replace
 from specbench_ss.engine.decoder import Decoder, Step
 from specbench_ss.engine.numerics import near_tie_drop
 from specbench_ss.errors import error_text
-from specbench_ss.runs.records import Row, Sameness, step_line
+from specbench_ss.runs.records import OutputMatch, SampleRecord, step_line
 from specbench_ss.runs.step_files import read_step_line
 from specbench_ss.user_files import encoded
 
 
-def check_readable(row: Row, steps: Sequence[Step]) -> None:
+def check_readable(row: SampleRecord, steps: Sequence[Step]) -> None:
     """Raise ValueError or TypeError where the lines of a sample could not be read again.
 
     That is where a count is negative or not a whole number, or a time is not finite.
     """
-    Row.read(encoded(row.as_dict()))
+    SampleRecord.read(encoded(row.as_dict()))
     for index, step in enumerate(steps):
         read_step_line(encoded(step_line(row.key, index, step)))
 
@@ -40,7 +40,7 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     return None if len(a) == len(b) else common
 
 
-def judge(decoder: Decoder, prompt_ids: list[int], reference: Row, row: Row) -> Sameness:
+def judge(decoder: Decoder, prompt_ids: list[int], reference: SampleRecord, row: SampleRecord) -> OutputMatch:
     """Return the verdict on a greedy answer to the same prompt as the reference's. Both samples must have succeeded.
 
     decoder: the reference's decoder, which is asked for its logits at the place where the answers part.
@@ -48,14 +48,14 @@ def judge(decoder: Decoder, prompt_ids: list[int], reference: Row, row: Row) -> 
     expected, got = list(reference.token_ids or ()), list(row.token_ids or ())
     at = first_difference(expected, got)
     if at is None:
-        return Sameness(*row.key, verdict="identical")
+        return OutputMatch(*row.key, verdict="identical")
     if at == min(len(expected), len(got)):
         reason = f"{len(got)} tokens ({row.finish}) for {len(expected)} ({reference.finish})"
-        return Sameness(*row.key, verdict="length", first_difference=at, reason=reason)
+        return OutputMatch(*row.key, verdict="length differs", first_difference=at, reason=reason)
     return _explained(decoder, prompt_ids, expected[:at], (expected[at], got[at]), row)
 
 
-def judge_alone(decoder: Decoder, prompt_ids: list[int], row: Row, reason: str) -> Sameness:
+def judge_alone(decoder: Decoder, prompt_ids: list[int], row: SampleRecord, reason: str) -> OutputMatch:
     """Return the verdict on a greedy answer of an autoregressive method that is compared with no other one.
 
     One of its tokens, drawn by the sample's key, must be the likeliest by the method's own `next_logits`. reason: why
@@ -69,8 +69,10 @@ def judge_alone(decoder: Decoder, prompt_ids: list[int], row: Row, reason: str) 
     return replace(found, reason=found.reason or "not the likeliest token by its own next_logits")
 
 
-def _explained(decoder: Decoder, prompt: list[int], answer: list[int], chosen: tuple[int, int], row: Row) -> Sameness:
-    """Return a near-tie where both tokens may follow the answer by the decoder's logits, else a mismatch."""
+def _explained(
+    decoder: Decoder, prompt: list[int], answer: list[int], chosen: tuple[int, int], row: SampleRecord
+) -> OutputMatch:
+    """Return a numerical tie where both tokens may follow the answer by the decoder's logits, else a mismatch."""
     at = len(answer)
     try:
         logits = decoder.next_logits(prompt, answer).float()
@@ -78,13 +80,13 @@ def _explained(decoder: Decoder, prompt: list[int], answer: list[int], chosen: t
         gap, drop = best - second, best - min(float(logits[token]) for token in chosen)
     except Exception as e:  # a difference that nothing explains is never called harmless
         reason = f"no logits to explain it: {error_text(e)}"
-        return Sameness(*row.key, verdict="mismatch", first_difference=at, reason=reason)
+        return OutputMatch(*row.key, verdict="mismatch", first_difference=at, reason=reason)
     if not (math.isfinite(gap) and math.isfinite(drop)):
-        return Sameness(*row.key, verdict="mismatch", first_difference=at, reason="logits are not finite")
+        return OutputMatch(*row.key, verdict="mismatch", first_difference=at, reason="logits are not finite")
     tie = drop <= near_tie_drop(str(decoder.target.dtype), best)
-    return Sameness(*row.key, "near-tie" if tie else "mismatch", at, gap, drop)
+    return OutputMatch(*row.key, "numerical tie" if tie else "mismatch", at, gap, drop)
 
 
-def not_compared(row: Row, reason: str) -> Sameness:
+def not_compared(row: SampleRecord, reason: str) -> OutputMatch:
     """Return the verdict for an answer whose equality is not promised or cannot be tested."""
-    return Sameness(*row.key, verdict="not compared", reason=reason)
+    return OutputMatch(*row.key, verdict="not compared", reason=reason)

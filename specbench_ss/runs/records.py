@@ -33,15 +33,15 @@ def baseline_of(manifest: Mapping[str, Any]) -> str:
 
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # whatever is counted; a line with another number is refused
-LevelKey = tuple[str, int, int]  # method, requests in flight, repeat
+ConcurrencyKey = tuple[str, int, int]  # method, requests in flight, repeat
 
 
 @dataclass(slots=True)
-class Level:
+class ConcurrencyResult:
     """The whole suite asked of one server or method, so many requests at a time.
 
-    wall_s: from the first request to the end of the last answer. requests: how many were made. drafts, drafted,
-    accepted: what the server's counters grew by meanwhile, None where that was not measured; of a method in this
+    wall_s: from the first request to the end of the last answer. requests: how many were made. drafts, draft_nodes,
+    accepted_tokens: what the server's counters grew by meanwhile, None where that was not measured; of a method in this
     process its steps, and what these drafted and accepted. started, ended: Unix times.
     """
 
@@ -53,11 +53,11 @@ class Level:
     wall_s: Annotated[float, Meta(ge=0)]
     requests: Count
     drafts: Count | None = None
-    drafted: Count | None = None
-    accepted: Count | None = None
+    draft_nodes: Count | None = None
+    accepted_tokens: Count | None = None
 
     @property
-    def key(self) -> LevelKey:
+    def key(self) -> ConcurrencyKey:
         """Return what makes the level unique in a run."""
         return (self.method, self.concurrency, self.repeat)
 
@@ -67,7 +67,7 @@ class Level:
 
 
 Array = NDArray[Any]
-COUNTS = ("nodes", "verified", "depth", "accepted", "tokens")
+COUNTS = ("draft_nodes", "verified_nodes", "draft_depth", "accepted_tokens", "tokens")
 TIMES = ("draft_s", "verify_s", "accept_s", "host_s", "total_s")
 DTYPES = {**dict.fromkeys(COUNTS, np.int32), **dict.fromkeys(TIMES, np.float64)}
 
@@ -76,10 +76,10 @@ DTYPES = {**dict.fromkeys(COUNTS, np.int32), **dict.fromkeys(TIMES, np.float64)}
 class StepColumns:
     """Some steps, one after the other: the fields of `Step` as arrays [n]. Times are in seconds."""
 
-    nodes: Array
-    verified: Array
-    depth: Array
-    accepted: Array
+    draft_nodes: Array
+    verified_nodes: Array
+    draft_depth: Array
+    accepted_tokens: Array
     tokens: Array
     draft_s: Array
     verify_s: Array
@@ -189,7 +189,9 @@ def starts_of(counts: Any) -> Array:
 assert tuple(DTYPES) == tuple(field.name for field in fields(Step)) == tuple(f.name for f in fields(StepColumns))
 
 
-Agreement = Literal["identical", "near-tie", "length", "mismatch", "other text", "sampled", "not compared"]
+Agreement = Literal[
+    "identical", "numerical tie", "length differs", "mismatch", "text differs", "sampled", "not compared"
+]
 NonNegative = Annotated[float, Meta(ge=0)]
 Seconds = NonNegative
 Number = float | None  # None: it was not measured
@@ -197,14 +199,14 @@ Known = Count | None
 
 KILLED = "killed"  # what read_run makes of a status `running` where no process holds the directory
 MEASURED = (  # what every good sample has
-    "prompt_tokens", "tokens", "prefill_tokens", "steps", "drafted", "verified", "depth", "accepted", "overshoot",
-    "draft_calls", "finish", "prefill_s", "decode_s", "wall_s", "token_ids",
+    "prompt_tokens", "tokens", "prefill_tokens", "steps", "draft_nodes", "verified_nodes", "draft_depth",
+    "accepted_tokens", "tokens_past_stop", "num_draft_forwards", "finish", "prefill_s", "decode_s", "wall_s", "token_ids",
 )  # fmt: skip
 SERVED = ("tokens", "prefill_tokens", "finish", "prefill_s", "decode_s", "wall_s", "text")  # and of a server
 
 
 @dataclass(slots=True)
-class OfSample:
+class KeyedRecord:
     """Says which sample a line of a run directory belongs to. turn and repeat count from 0."""
 
     question_id: str
@@ -228,7 +230,7 @@ class OfSample:
 
 
 @dataclass(slots=True)
-class Row(OfSample):
+class SampleRecord(KeyedRecord):
     """One sample; in a failed one every number is None.
 
     Of a server prefill_s is the time to the first piece of text, and what it does not tell is None.
@@ -248,12 +250,14 @@ class Row(OfSample):
     tokens: Col[Known, "length of the answer, its end token included", "tokens"] = None
     prefill_tokens: Col[Known, "tokens of the answer that came from prefill, not from a step", "tokens"] = None
     steps: Col[Known, "forward passes of the model that verify a draft", "steps"] = None
-    drafted: Col[Known, "nodes of all draft trees, roots left out", "nodes"] = None
-    verified: Col[Known, "of these, nodes that reached the model's last layer", "nodes"] = None
-    depth: Col[Known, "sum of the depths of all draft trees", "tokens"] = None
-    accepted: Col[Known, "drafted tokens that were accepted, before the answer was cut at its end", "tokens"] = None
-    overshoot: Col[Known, "accepted tokens that lay beyond the end of the answer", "tokens"] = None
-    draft_calls: Col[Known, "forward passes of a draft model", "passes"] = None
+    draft_nodes: Col[Known, "nodes of all draft trees, roots left out", "nodes"] = None
+    verified_nodes: Col[Known, "of these, nodes that reached the model's last layer", "nodes"] = None
+    draft_depth: Col[Known, "sum of the depths of all draft trees", "tokens"] = None
+    accepted_tokens: Col[Known, "drafted tokens that were accepted, before the answer was cut at its end", "tokens"] = (
+        None
+    )
+    tokens_past_stop: Col[Known, "accepted tokens that lay beyond the end of the answer", "tokens"] = None
+    num_draft_forwards: Col[Known, "forward passes of a draft model", "passes"] = None
     finish: Col[str | None, "why the answer ended: `eos`, `stop`, `length` or `context`"] = None
     prefill_s: Col[Seconds | None, "time to read the prompt, up to the first token", "s"] = None
     decode_s: Col[Seconds | None, "time of all steps", "s"] = None
@@ -268,10 +272,10 @@ class Row(OfSample):
     ] = None
     text: Col[str | None, "the answer as text, special tokens left out"] = None
     token_ids: Col[list[int] | None, "the answer as a list of token ids"] = None
-    disturbed: Col[
+    noise_reason: Col[
         str | None, "what disturbed the sample, in words; empty where nothing did, missing without telemetry"
     ] = None
-    remade: Col[int | None, "how often it was made again since it was disturbed; missing without telemetry"] = None
+    n_reruns: Col[int | None, "how often it was made again since it was disturbed; missing without telemetry"] = None
     host_cpu_share: Col[
         Number, "share of the usable cores that this process took, its mean over the sample", "0 to 1"
     ] = None
@@ -300,8 +304,10 @@ class Row(OfSample):
         Known, "of a server: how often it drafted, by its own counters; missing where not measured", "drafts"
     ] = None
     concurrency: Col[Known, "requests at a time, where more than one; missing in this frame", "requests"] = None
-    unreplayed: Col[Known, "passes run eagerly where steps are replayed; missing where none are", "passes"] = None
-    unreplayed_why: Col[
+    n_eager_fallbacks: Col[Known, "passes run eagerly where steps are replayed; missing where none are", "passes"] = (
+        None
+    )
+    eager_fallback_reason: Col[
         str | None, "why they were not replayed; empty where all were, missing where no steps are replayed"
     ] = None
 
@@ -320,14 +326,17 @@ class Row(OfSample):
         steps = generation.steps
         self.prompt_tokens, self.tokens = generation.prompt_tokens, len(generation.tokens)
         self.prefill_tokens, self.steps = generation.prefill_tokens, len(steps)
-        self.drafted, self.verified = sum(s.nodes for s in steps), sum(s.verified for s in steps)
-        self.depth, self.accepted = sum(s.depth for s in steps), sum(s.accepted for s in steps)
-        self.overshoot, self.draft_calls = generation.overshoot, generation.draft_calls
+        self.draft_nodes, self.verified_nodes = sum(s.draft_nodes for s in steps), sum(s.verified_nodes for s in steps)
+        self.draft_depth, self.accepted_tokens = (
+            sum(s.draft_depth for s in steps),
+            sum(s.accepted_tokens for s in steps),
+        )
+        self.tokens_past_stop, self.num_draft_forwards = generation.tokens_past_stop, generation.num_draft_forwards
         self.finish, self.token_ids = generation.finish, list(generation.tokens)
         self.prefill_s, self.decode_s, self.wall_s = generation.prefill_s, generation.decode_s, generation.wall_s
 
     @classmethod
-    def read(cls, line: bytes) -> Row:
+    def read(cls, line: bytes) -> SampleRecord:
         """Return the sample that was written as this line of JSON. Unknown fields are ignored.
 
         Raises ValueError where a field is missing or of another type, where a count is negative, or where a successful
@@ -376,7 +385,7 @@ class SampledTokens:
     accept_ratios: Col[list[float], "log-likelihood ratios of accepting more, or less, often", "nats"] = field(
         default_factory=lambda: [0.0] * len(ACCEPT_TILTS)
     )
-    rounding: Col[NonNegative, "the sum over the tokens of the near-tie bound over the temperature"] = 0.0
+    rounding: Col[NonNegative, "the sum over the tokens of the numerical tie bound over the temperature"] = 0.0
 
     @property
     def tokens(self) -> int:
@@ -392,13 +401,15 @@ class SampledTokens:
 
 
 @dataclass(slots=True)
-class Sameness(OfSample):
+class OutputMatch(KeyedRecord):
     """One answer compared with the reference's; docs/metrics.md says what the verdicts mean.
 
     sampled: of an answer at a temperature above 0, its tokens compared with the target's distribution.
     """
 
-    verdict: Col[Agreement, "`identical`, `near-tie`, `length`, `mismatch`, `other text`, `sampled` or `not compared`"]
+    verdict: Col[
+        Agreement, "`identical`, `numerical tie`, `length`, `mismatch`, `text differs`, `sampled` or `not compared`"
+    ]
     first_difference: Col[Count | None, "index of the first token that differs from the reference's answer"] = None
     gap: Col[float | None, "there, the model's best logit minus its second best", "logits"] = None
     drop: Col[float | None, "there, the model's best logit minus the lower one of the two tokens chosen", "logits"] = (
@@ -414,7 +425,7 @@ def answer_hash(text: str) -> str:
 
 
 @dataclass(slots=True)
-class JudgeVerdict(OfSample):
+class JudgeVerdict(KeyedRecord):
     """What a judge said of one answer. Its line in judge.jsonl is written after the run, by `ssbench judge`.
 
     judge: name of the judging model. prompts: which prompts it was given. digest: sha256 of the judge and of what it
@@ -438,12 +449,12 @@ class JudgeVerdict(OfSample):
         """Return what makes a judge: ratings by others are not comparable."""
         return (self.judge, self.prompts, self.host, self.max_tokens)
 
-    def rates(self, row: Row) -> bool:
+    def rates(self, row: SampleRecord) -> bool:
         """Whether this is of the row's text, and not of one that the sample had before it was made again."""
         return self.answer in ("", answer_hash(row.text or ""))
 
 
-_read_row, read_sameness = user_files.decoder(Row), user_files.decoder(Sameness)
+_read_row, read_output_match = user_files.decoder(SampleRecord), user_files.decoder(OutputMatch)
 read_judged = user_files.decoder(JudgeVerdict)
 
 
@@ -456,13 +467,13 @@ class Run:
 
     path: Path
     manifest: dict[str, Any]
-    rows: list[Row]
+    rows: list[SampleRecord]
     steps: Steps
-    sameness: list[Sameness] = field(default_factory=list)
+    output_match: list[OutputMatch] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
-    judged: list[JudgeVerdict] = field(default_factory=list)
-    levels: list[Level] = field(default_factory=list)
-    requests: list[Row] = field(default_factory=list)
+    judge_verdicts: list[JudgeVerdict] = field(default_factory=list)
+    concurrency: list[ConcurrencyResult] = field(default_factory=list)
+    requests: list[SampleRecord] = field(default_factory=list)
 
     @property
     def labels(self) -> list[str]:
@@ -482,7 +493,7 @@ class Run:
         """Return the method whose output this one's must equal."""
         return str(self.entry(label).get("reference", self.baseline))
 
-    def of(self, label: str) -> list[Row]:
+    def of(self, label: str) -> list[SampleRecord]:
         """Return a method's samples."""
         return [row for row in self.rows if row.method == label]
 
@@ -509,9 +520,9 @@ class Run:
     @property
     def judge(self) -> str:
         """Return who judged last, as 'NAME at HOST, prompts PROMPTS, N tokens'; '' where nobody did."""
-        if not self.judged:
+        if not self.judge_verdicts:
             return ""
-        name, prompts, host, most = self.judged[-1].by
+        name, prompts, host, most = self.judge_verdicts[-1].by
         return f"{name}{f' at {host}' if host else ''}, prompts {prompts}{f', {most} tokens' if most else ''}"
 
     @cached_property
@@ -520,6 +531,10 @@ class Run:
 
         A rating of an answer that was replaced since is left out.
         """
-        rows = {row.key: row for row in self.rows} if self.judged else {}
-        same = [v for v in self.judged if v.by == self.judged[-1].by and v.key in rows and v.rates(rows[v.key])]
+        rows = {row.key: row for row in self.rows} if self.judge_verdicts else {}
+        same = [
+            v
+            for v in self.judge_verdicts
+            if v.by == self.judge_verdicts[-1].by and v.key in rows and v.rates(rows[v.key])
+        ]
         return {v.key: v.score for v in same if v.score is not None}

@@ -3,10 +3,11 @@
 - manifest.json: what was run, and on what; replaced atomically
 - questions.json: the questions asked, for a reader of the run who does not have the suite
 - steps.jsonl: one line for each decoding step, appended before its sample's row
-- rows.jsonl: one line for each sample; this commits the sample: steps without a row do not count
-- sameness.jsonl: one line for each comparison with the reference
+- samples.jsonl: one line for each sample; this commits the sample: steps without a row do not count
+- output_match.jsonl: one line for each comparison with the reference
 - judge.jsonl: one line for each answer that a judge rated, after the run
-- requests.jsonl, levels.jsonl: with several requests at a time, one line for each request, and one for each level of a
+- requests.jsonl, concurrency.jsonl: with several requests at a time, one line for each request, and one for each
+level of a
   method and repeat, written last: it commits the level's requests, since its throughput is that of all of them
 - telemetry.jsonl, drafts.jsonl: what was read of the machine during one try at a sample, and the drafts of one answer
 
@@ -31,42 +32,43 @@ import msgspec
 from specbench_ss import storage, user_files
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.runs.config import RunTarget
+from specbench_ss.runs.config import OutputOptions
 from specbench_ss.runs.manifest import MANIFEST, read_manifest, same_run
 from specbench_ss.runs.output_match import FAILED
 from specbench_ss.runs.records import (
     KILLED,
+    ConcurrencyKey,
     JudgeVerdict,
     Key,
-    LevelKey,
-    OfSample,
-    Row,
+    KeyedRecord,
+    OutputMatch,
     Run,
-    Sameness,
+    SampleRecord,
     Steps,
     baseline_of,
     read_judged,
-    read_sameness,
+    read_output_match,
     step_line,
 )
-from specbench_ss.runs.records import Level as Level
+from specbench_ss.runs.records import ConcurrencyResult as ConcurrencyResult
 from specbench_ss.runs.step_files import PARQUET, StepLines, read_step_lines, stored_steps
 from specbench_ss.storage import in_use, lock
 from specbench_ss.suite import Message, Question
 
 
-class Ledger(Protocol):
-    """rows: every sample that is there, by key. judged: keys of samples with a verdict. path: of the run directory."""
+class RunStore(Protocol):
+    """rows: every sample that is there, by key. compared_keys: keys of samples with a verdict. path: of the run
+    directory."""
 
     path: Path
     manifest: dict[str, Any]
-    rows: dict[Key, Row]
-    judged: set[Key]
+    rows: dict[Key, SampleRecord]
+    compared_keys: set[Key]
 
-    def append(self, row: Row, steps: Sequence[Step]) -> None:
+    def append(self, row: SampleRecord, steps: Sequence[Step]) -> None:
         """Take a sample."""
 
-    def append_sameness(self, verdict: Sameness) -> None:
+    def append_output_match(self, verdict: OutputMatch) -> None:
         """Take one comparison with the reference."""
 
     def append_beside(self, name: str, line: dict[str, Any]) -> str:
@@ -79,12 +81,12 @@ class Ledger(Protocol):
         """Take what whoever reads the results should know."""
 
 
-def is_held(row: OfSample, baseline: str) -> bool:
+def is_compared(row: KeyedRecord, baseline: str) -> bool:
     """Say whether an answer is held against another one: all are, except the first ones of the run's reference."""
     return row.method != baseline or row.repeat != 0
 
 
-def held_against(row: OfSample, manifest: Mapping[str, Any]) -> Key:
+def compared_with(row: KeyedRecord, manifest: Mapping[str, Any]) -> Key:
     """Return the sample that an answer is held against; repeats of the run's reference, against its first."""
     if row.method == (baseline := baseline_of(manifest)):
         return (row.question_id, row.turn, baseline, 0)
@@ -92,14 +94,14 @@ def held_against(row: OfSample, manifest: Mapping[str, Any]) -> Key:
     return (row.question_id, row.turn, references.get(row.method, baseline), row.repeat)
 
 
-def without_verdict(run: Run) -> list[Row]:
+def without_verdict(run: Run) -> list[SampleRecord]:
     """Return the good samples that should have a verdict on their answer and have none.
 
     In a run that has not ended, questions that are still being answered have none yet.
     """
-    judged, pending = {verdict.key for verdict in run.sameness}, _pending(run)
-    held = (row for row in run.rows if row.ok and is_held(row, run.baseline))
-    return [row for row in held if row.key not in judged and row.question_id not in pending]
+    compared, pending = {verdict.key for verdict in run.output_match}, _pending(run)
+    held = (row for row in run.rows if row.ok and is_compared(row, run.baseline))
+    return [row for row in held if row.key not in compared and row.question_id not in pending]
 
 
 def _pending(run: Run) -> set[str]:
@@ -111,7 +113,7 @@ def _pending(run: Run) -> set[str]:
     return {question for question, n in made.items() if n < whole.get(question, n)}
 
 
-def unjudged(run: Run) -> list[Row]:
+def uncompared(run: Run) -> list[SampleRecord]:
     """Return those of a complete run: their verdicts are lost, where those of an unfinished run may still come."""
     return without_verdict(run) if run.manifest.get("status") == "complete" else []
 
@@ -120,7 +122,7 @@ TELEMETRY, DRAFTS, TRACES = "telemetry.jsonl", "drafts.jsonl", "traces"
 
 
 @dataclass(slots=True)
-class Readings(OfSample):
+class Readings(KeyedRecord):
     """What was read of the machine during one try at a sample.
 
     attempt: from 0; the last one is the sample's. disturbed: what disturbed it, or ''. started: Unix time of the first
@@ -130,7 +132,7 @@ class Readings(OfSample):
 
     attempt: int
     started: float
-    disturbed: str = ""
+    noise_reason: str = ""
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
 
@@ -156,7 +158,7 @@ class DraftStep:
 
 
 @dataclass(slots=True)
-class Drafts(OfSample):
+class Drafts(KeyedRecord):
     """The drafts of one answer, from an untimed second pass.
 
     same_answer: whether this pass gave the tokens that the timed one gave, as far as it went. reason: why there are no
@@ -184,20 +186,22 @@ def read_drafts(path: Path) -> list[Drafts]:
     return latest(storage.scan(path / DRAFTS, _read_drafts)[0])
 
 
-REQUESTS, LEVELS = "requests.jsonl", "levels.jsonl"
-_read_level = user_files.decoder(Level)
+REQUESTS, CONCURRENCY = "requests.jsonl", "concurrency.jsonl"
+_read_concurrency = user_files.decoder(ConcurrencyResult)
 
 
-def read_levels(path: Path) -> tuple[list[Level], list[Row]]:
+def read_concurrency(path: Path) -> tuple[list[ConcurrencyResult], list[SampleRecord]]:
     """Return the committed levels of a run directory with their requests. Raises UserError for a damaged line."""
-    levels: dict[LevelKey, Level] = {one.key: one for one in storage.scan(path / LEVELS, _read_level)[0]}
-    rows = {(*row.key, row.concurrency): row for row in storage.scan(path / REQUESTS, Row.read)[0]}
+    levels: dict[ConcurrencyKey, ConcurrencyResult] = {
+        one.key: one for one in storage.scan(path / CONCURRENCY, _read_concurrency)[0]
+    }
+    rows = {(*row.key, row.concurrency): row for row in storage.scan(path / REQUESTS, SampleRecord.read)[0]}
     return list(levels.values()), [r for r in rows.values() if (r.method, r.concurrency or 1, r.repeat) in levels]
 
 
-QUESTIONS, ROWS, STEPS, SAMENESS = "questions.json", "rows.jsonl", "steps.jsonl", "sameness.jsonl"
+QUESTIONS, SAMPLES, STEPS, OUTPUT_MATCH = "questions.json", "samples.jsonl", "steps.jsonl", "output_match.jsonl"
 JUDGE = "judge.jsonl"
-Record = TypeVar("Record", bound=OfSample)
+Record = TypeVar("Record", bound=KeyedRecord)
 
 
 class _StoredQuestion(msgspec.Struct):
@@ -217,21 +221,24 @@ _read_questions = user_files.decoder(list[_StoredQuestion])
 class RunDir:
     """An open run directory. Only one process may write to it at a time, and none that was forked since.
 
-    rows: every committed sample, except those that failed in earlier sessions. judged: keys of samples with a verdict.
+    rows: every committed sample, except those that failed in earlier sessions. compared_keys: keys of samples with
+    a verdict.
     """
 
-    def __init__(self, path: Path, manifest: dict[str, Any], rows: list[Row], judged: Iterable[Key], held: int) -> None:
+    def __init__(
+        self, path: Path, manifest: dict[str, Any], rows: list[SampleRecord], compared_keys: Iterable[Key], held: int
+    ) -> None:
         self.path, self.manifest = path, manifest
         self.rows = {row.key: row for row in rows}
-        self.judged = set(judged)
+        self.compared_keys = set(compared_keys)
         self._process = os.getpid()
         self._lock, self._given_up = held, dict[str, str]()
-        self._files = {name: (path / name).open("ab", buffering=0) for name in (STEPS, ROWS, SAMENESS)}
+        self._files = {name: (path / name).open("ab", buffering=0) for name in (STEPS, SAMPLES, OUTPUT_MATCH)}
 
     @classmethod
-    def open(cls, where: RunTarget, manifest: dict[str, Any], questions: Sequence[Question] = ()) -> RunDir:
+    def open(cls, where: OutputOptions, manifest: dict[str, Any], questions: Sequence[Question] = ()) -> RunDir:
         """Make a new directory, or, with where.resume, open the unfinished one of the same run. Raises UserError."""
-        path, rows, judged = where.out, list[Row](), list[Key]()
+        path, rows, compared_keys = where.out, list[SampleRecord](), list[Key]()
         resuming = check_out(where)
         with _errors_named(path), contextlib.ExitStack() as on_error:
             path.mkdir(parents=True, exist_ok=True)
@@ -239,35 +246,35 @@ class RunDir:
             on_error.callback(os.close, held)
             if resuming:
                 manifest = same_run(path, manifest)
-                rows, judged = _recover(path, manifest)
+                rows, compared_keys = _recover(path, manifest)
                 for name in PARQUET:  # they are of what was there until now
                     (path / name).unlink(missing_ok=True)
             else:
                 storage.write_json(path / MANIFEST, manifest)
             if not read_questions(path):
                 storage.write_json(path / QUESTIONS, [q.content() for q in questions])
-            run_dir = cls(path, manifest, rows, judged, held)
+            run_dir = cls(path, manifest, rows, compared_keys, held)
             on_error.pop_all()
         return run_dir
 
-    def append(self, row: Row, steps: Sequence[Step]) -> None:
+    def append(self, row: SampleRecord, steps: Sequence[Step]) -> None:
         """Commit a sample: write its steps, then its row, and flush each to the disk."""
         lines = [step_line(row.key, i, step) for i, step in enumerate(steps)]
         with self._write_access():
             storage.append(self._files[STEPS], lines)
-            storage.append(self._files[ROWS], [row.as_dict()])
+            storage.append(self._files[SAMPLES], [row.as_dict()])
         self.rows[row.key] = row
 
-    def append_sameness(self, verdict: Sameness) -> None:
+    def append_output_match(self, verdict: OutputMatch) -> None:
         """Commit one comparison with the reference."""
         with self._write_access():
-            storage.append(self._files[SAMENESS], [verdict.as_dict()])
-        self.judged.add(verdict.key)
+            storage.append(self._files[OUTPUT_MATCH], [verdict.as_dict()])
+        self.compared_keys.add(verdict.key)
 
-    def append_level(self, level: Level, rows: Sequence[Row]) -> None:
+    def append_concurrency(self, level: ConcurrencyResult, rows: Sequence[SampleRecord]) -> None:
         """Commit a level: write its requests, then the level itself, and flush each to the disk."""
         with self._write_access():
-            for name, made in ((REQUESTS, [row.as_dict() for row in rows]), (LEVELS, [level.as_dict()])):
+            for name, made in ((REQUESTS, [row.as_dict() for row in rows]), (CONCURRENCY, [level.as_dict()])):
                 with (self.path / name).open("ab", buffering=0) as file:
                     storage.append(file, made)
 
@@ -323,7 +330,7 @@ class RunDir:
         self.close()
 
 
-def check_out(where: RunTarget) -> bool:
+def check_out(where: OutputOptions) -> bool:
     """Say whether a run is to be resumed: where.resume, and something is there. Raises UserError where it cannot be.
 
     This leaves nothing behind and is cheap: call it before anything is loaded.
@@ -344,13 +351,17 @@ def check_out(where: RunTarget) -> bool:
 def run_around(path: Path) -> Path | None:
     """Return the run directory that a path is or lies in, links followed; None where there is none."""
     whole = path.resolve()
-    return next((at for at in (whole, *whole.parents) if all((at / name).exists() for name in (MANIFEST, ROWS))), None)
+    return next(
+        (at for at in (whole, *whole.parents) if all((at / name).exists() for name in (MANIFEST, SAMPLES))), None
+    )
 
 
 def is_of_run(path: Path) -> bool:
     """Return True for a file that a run directory consists of, links followed."""
     whole = path.resolve()
-    return whole.name in (MANIFEST, QUESTIONS, ROWS, STEPS, SAMENESS, JUDGE) and run_around(whole) == whole.parent
+    return (
+        whole.name in (MANIFEST, QUESTIONS, SAMPLES, STEPS, OUTPUT_MATCH, JUDGE) and run_around(whole) == whole.parent
+    )
 
 
 def check_place(path: Path) -> None:
@@ -382,9 +393,9 @@ def read_run(path: Path) -> Run:
     manifest = read_manifest(path)
     if manifest["status"] == "running" and not in_use(path):
         manifest["status"] = KILLED
-    rows = latest(storage.scan(path / ROWS, Row.read)[0])
+    rows = latest(storage.scan(path / SAMPLES, SampleRecord.read)[0])
     there = {row.key for row in rows}
-    verdicts = latest(storage.scan(path / SAMENESS, read_sameness)[0])
+    verdicts = latest(storage.scan(path / OUTPUT_MATCH, read_output_match)[0])
     return Run(
         path,
         manifest,
@@ -393,7 +404,7 @@ def read_run(path: Path) -> Run:
         [verdict for verdict in verdicts if verdict.key in there],
         read_questions(path),
         [verdict for verdict in storage.scan(path / JUDGE, read_judged)[0] if verdict.key in there],
-        *read_levels(path),
+        *read_concurrency(path),
     )
 
 
@@ -407,12 +418,12 @@ def judging(path: Path) -> Iterator[Callable[[JudgeVerdict], None]]:
         yield lambda verdict: storage.append(file, [verdict.as_dict()])
 
 
-def _steps(path: Path, rows: Iterable[Row]) -> Steps:
-    stored = stored_steps(path, (path / ROWS, path / STEPS))
+def _steps(path: Path, rows: Iterable[SampleRecord]) -> Steps:
+    stored = stored_steps(path, (path / SAMPLES, path / STEPS))
     return _steps_of(path, read_step_lines(path / STEPS), rows) if stored is None else stored
 
 
-def _steps_of(path: Path, lines: StepLines, rows: Iterable[Row]) -> Steps:
+def _steps_of(path: Path, lines: StepLines, rows: Iterable[SampleRecord]) -> Steps:
     """Return the steps of the good samples. Raises UserError where some are missing."""
     try:
         return lines.steps({row.key: row.steps or 0 for row in rows if row.ok})
@@ -441,22 +452,27 @@ def latest(records: Iterable[Record]) -> list[Record]:
     return list({record.key: record for record in records}.values())
 
 
-def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[Row], list[Key]]:
+def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[SampleRecord], list[Key]]:
     """Cut off the half of a last line, and return the successful rows and the keys that have a verdict.
 
     Verdicts that only say that a sample failed do not count: there may be a real one now.
     """
-    rows = latest(storage.cut(path / ROWS, Row.read))
-    verdicts = latest(storage.cut(path / SAMENESS, read_sameness))
+    rows = latest(storage.cut(path / SAMPLES, SampleRecord.read))
+    verdicts = latest(storage.cut(path / OUTPUT_MATCH, read_output_match))
     lines = read_step_lines(path / STEPS)
     _steps_of(path, lines, rows)
     storage.truncate(path / STEPS, lines.end)
-    of_others = {TELEMETRY: _read_readings, DRAFTS: _read_drafts, LEVELS: _read_level, REQUESTS: Row.read}
+    of_others = {
+        TELEMETRY: _read_readings,
+        DRAFTS: _read_drafts,
+        CONCURRENCY: _read_concurrency,
+        REQUESTS: SampleRecord.read,
+    }
     for name, read in of_others.items():
         storage.cut(path / name, read)
     good = [row for row in rows if row.ok]
     done = {row.key for row in good}
-    kept = (v for v in verdicts if v.key in done and held_against(v, manifest) in done)
+    kept = (v for v in verdicts if v.key in done and compared_with(v, manifest) in done)
     return good, [verdict.key for verdict in kept if verdict.reason not in FAILED]
 
 

@@ -35,11 +35,12 @@ MODES = {RAY: "--executor ray", SERVER: "--endpoint, the address of a server"}
 MODEL_MODES, ALL_MODES = (PROCESS, RAY), (PROCESS, RAY, SERVER)
 COMMAND, FILE, PYTHON = "command line", "YAML file", "run()"
 
-MOST_REPEATS = 16  # with --until-ci, unless asked otherwise
+MOST_REPEATS = 16  # with --target-ci, unless asked otherwise
 TIMEOUT_S = 120.0  # of servers, unless asked otherwise
 FINDINGS = (
-    "failed", "mismatch", "biased", "untestable", "impossible", "void", "unstable", "disturbed", "near-tie", "length",
-    "unjudged", "incomplete", "warnings", "not-checked",
+    "failed", "mismatch", "biased", "untestable", "impossible", "invalid", "unstable", "noisy",
+    "numerical-tie", "length-differs",
+    "uncompared", "incomplete", "warnings", "not-checked",
 )  # fmt: skip
 DEVICE = "Device to run on: auto (a GPU where there is one), cpu, cuda or cuda:N."
 
@@ -195,15 +196,15 @@ class RunOptions(CommandOptions):
         metavar="SECONDS",
     )
     repeats: Count = _how(1, "How often every method answers each prompt.")
-    until_ci: Annotated[float, Gt(TIMING_FLOOR), Lt(1)] | None = _how(
+    target_ci: Annotated[float, Gt(TIMING_FLOOR), Lt(1)] | None = _how(
         None,
         "Repeat until half the interval of every method's speedup is at most this share of it, 0.02; stop where more "
         "repeats cannot help. --repeats are made in any case.",
         metavar="HALF-WIDTH",
     )
-    max_repeats: Count | None = _how(None, f"With --until-ci: at most this many repeats.  [default: {MOST_REPEATS}]")
+    max_repeats: Count | None = _how(None, f"With --target-ci: at most this many repeats.  [default: {MOST_REPEATS}]")
     budget: Seconds | None = _how(
-        None, "With --until-ci: begin no repeat that would take decoding beyond this time.", metavar="SECONDS"
+        None, "With --target-ci: begin no repeat that would take decoding beyond this time.", metavar="SECONDS"
     )
     warmup: AtLeast0 = _how(
         2, "Prompts that every method answers before the measurement, to warm up; these are not recorded."
@@ -260,9 +261,10 @@ class RunOptions(CommandOptions):
         modes=(PROCESS,),
         as_text=True,
     )
-    order: Literal["suite", "tasks"] = _how(
+    order: Literal["suite", "interleaved"] = _how(
         "suite",
-        "Order of the questions. suite: as the suite lists them. tasks: the first one of each task, then tasks in turn "
+        "Order of the prompts. suite: as the suite lists them. interleaved: the first one of each task, then "
+        "tasks in turn "
         "by their size, so that a run that is cut short has answers of each.",
     )
     trust_remote_code: bool = _how(
@@ -285,7 +287,7 @@ class RunOptions(CommandOptions):
         "its use, clocks, power and energy. 0 reads nothing.",
         metavar="SECONDS",
     )
-    remake_disturbed: AtLeast0 | None = _record(
+    rerun_noisy: AtLeast0 | None = _record(
         None,
         "How often a sample is made again at most where other processes, heat or an unsteady clock disturbed it. "
         "Default: 2 on a GPU, else 0. Disturbed samples are marked in any case.",

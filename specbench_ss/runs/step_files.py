@@ -31,10 +31,10 @@ class _Line(msgspec.Struct, gc=False):
     method: str
     repeat: Count
     index: Count
-    nodes: Count
-    verified: Count
-    depth: Count
-    accepted: Count
+    draft_nodes: Count
+    verified_nodes: Count
+    draft_depth: Count
+    accepted_tokens: Count
     tokens: Count
     draft_s: float
     verify_s: float
@@ -124,8 +124,8 @@ def _extend(blocks: list[Block], lines: list[_Line], number: int) -> None:
 
 
 STEPS_PARQUET, SAMPLES_PARQUET = "steps.parquet", "samples.parquet"
-SAMENESS_PARQUET, SUMMARY_PARQUET = "sameness.parquet", "summary.parquet"
-PARQUET = (STEPS_PARQUET, SAMPLES_PARQUET, SAMENESS_PARQUET, SUMMARY_PARQUET)
+OUTPUT_MATCH_PARQUET, SUMMARY_PARQUET = "output_match.parquet", "summary.parquet"
+PARQUET = (STEPS_PARQUET, SAMPLES_PARQUET, OUTPUT_MATCH_PARQUET, SUMMARY_PARQUET)
 MADE_FROM, CHECKSUM = b"specbench_ss.made_from", b"specbench_ss.checksum"  # entries of the metadata of steps.parquet
 
 

@@ -137,7 +137,7 @@ class BaseStates:
     """
 
     final: Tensor
-    taps: dict[int, Tensor]
+    hidden_states: dict[int, Tensor]
     kv: dict[int, tuple[Tensor, Tensor]]
     documents: Documents | None = None
 
@@ -159,13 +159,13 @@ class BaseStates:
 
 @torch.no_grad()
 def base_states(
-    target: Target, ids: Tensor, taps: Sequence[int], kv_from: int | None, documents: Documents | None = None
+    target: Target, ids: Tensor, hidden_states: Sequence[int], kv_from: int | None, documents: Documents | None = None
 ) -> BaseStates:
     """Run the frozen base over ids [B, T] and return the states that are asked for."""
     seen = KeysFrom(target.n_layers, target.n_layers if kv_from is None else kv_from)
-    tapped: dict[int, Tensor] = {}
-    x = run_rows(target, ids, target.n_layers, seen, documents, taps, tapped)
-    return BaseStates(target.family.norm(x), tapped, seen.kept, documents)
+    aux_layers: dict[int, Tensor] = {}
+    x = run_rows(target, ids, target.n_layers, seen, documents, hidden_states, aux_layers)
+    return BaseStates(target.family.norm(x), aux_layers, seen.kept, documents)
 
 
 class KeysFrom(Cache):
@@ -188,8 +188,8 @@ def run_rows(
     hi: int,
     cache: AnyCache,
     documents: Documents | None,
-    taps: Sequence[int],
-    tapped: dict[int, Tensor],
+    hidden_states: Sequence[int],
+    aux_layers: dict[int, Tensor],
     recompute: bool = False,
 ) -> Tensor:
     """Run whole rows ids [B, T] through layers 0..hi-1 and return [B, T, h].
@@ -203,14 +203,14 @@ def run_rows(
     positions = torch.arange(t, device=ids.device)[None] if documents is None else documents.places
     x, rotary = target.embed(ids, positions), target.rotary(positions, t)
     if documents is None and not recompute:
-        return target.run(x, 0, hi, cache, None, rotary, taps, tapped)
+        return target.run(x, 0, hi, cache, None, rotary, hidden_states, aux_layers)
     blocks = target.family.blocks[:hi]
     whole: dict[int | None, Tensor] = {}
     if documents is not None:
         whole = documents.masks((b.window for b in blocks), target.dtype)
     for i, block in enumerate(blocks):
-        if i in taps:
-            tapped[i] = x
+        if i in hidden_states:
+            aux_layers[i] = x
         mask = whole[block.window] if whole else target.windowed(None, block.window, t, cache, i)
         x = (
             checkpoint(block, x, cache, mask, rotary, use_reentrant=False)

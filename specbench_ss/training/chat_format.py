@@ -183,8 +183,8 @@ class Renderer:
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids, (firsts, lasts) = encoded["input_ids"], zip(*encoded["offset_mapping"], strict=True)
         spans = []
-        for begin, end in places:
-            first = max(bisect_left(firsts, begin), self._behind(ids, text[:begin]))
+        for on_prefill, end in places:
+            first = max(bisect_left(firsts, on_prefill), self._behind(ids, text[:on_prefill]))
             spans.append((first, self._without_glue(ids, first, bisect_right(lasts, end))))
         return self._checked(ids, spans)
 

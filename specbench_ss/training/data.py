@@ -30,7 +30,7 @@ from specbench_ss.models.checkpoint import HUB_ID
 from specbench_ss.models.load import template_hash
 from specbench_ss.storage import cache_folder, replacing, sync_folder
 from specbench_ss.training.chat_format import Rendered, Renderer
-from specbench_ss.training.self_distill import OwnAnswers, own_documents
+from specbench_ss.training.self_distill import ResponseCache, own_documents
 from specbench_ss.user_files import Row, read_bytes, read_rows, read_text
 
 
@@ -403,7 +403,7 @@ class _Recipe:
     eval_fraction: float
     seed: int
     columns: Mapping[str, str]
-    own: OwnAnswers | None
+    own: ResponseCache | None
 
 
 def load_rows(
@@ -414,7 +414,7 @@ def load_rows(
     eval_fraction: float = 0.02,
     seed: int = 0,
     columns: Mapping[str, str] | None = None,
-    own: OwnAnswers | None = None,
+    own: ResponseCache | None = None,
     cache: Path | None = None,
     log: Log = print,
 ) -> TrainingText:

@@ -26,7 +26,7 @@ from specbench_ss.training.trainer import DrafterTrainer
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # parameters of mallopt(3)
 
 
-def keep_freed_memory() -> None:
+def disable_malloc_trim() -> None:
     """Have the GNU C library keep what is freed, from now on; others are left alone.
 
     Every step makes and frees tensors of some hundred megabytes, rows of logits above all. The library would give such
@@ -42,7 +42,7 @@ def keep_freed_memory() -> None:
 PATIENCE = timedelta(days=30)  # of processes that wait while the first one lets the base answer all the data
 
 
-class Machine:
+class DistributedContext:
     """The processes that compute a step: this one alone, or those of `accelerate launch`.
 
     exact: in float32 throughout, instead of bfloat16 where autocast allows it.
@@ -54,7 +54,7 @@ class Machine:
         self.first = accelerator is None or bool(accelerator.is_main_process)  # the one that writes and prints
 
     @classmethod
-    def launched(cls, device: str) -> Machine:
+    def launched(cls, device: str) -> DistributedContext:
         """Return the processes that were launched. device: 'cpu', 'cuda' or 'cuda:N'; several take a GPU each."""
         from accelerate import Accelerator
         from accelerate.utils import InitProcessGroupKwargs
@@ -139,7 +139,7 @@ class Machine:
 
 def _layers(target: Target) -> Sequence[nn.Module]:
     """Return the decoder layers."""
-    if not target.taken_apart:
+    if not target.has_layer_access:
         return [block.layer for block in target.family.blocks]
     found = {id(block.attention) for block in target.family.blocks}
     return [m for m in target.model.modules() if any(id(child) in found for child in m.children())]

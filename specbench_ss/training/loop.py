@@ -31,7 +31,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.training.batch import BaseStates, Batch, Documents, base_states, future_labels, pick_anchors
 from specbench_ss.training.data import TrainingRows, positions
-from specbench_ss.training.distributed import Machine
+from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.trainer import DrafterTrainer
 
 CHECKPOINT = "checkpoint.pt"
@@ -369,7 +369,7 @@ class DrafterLoop(Resumable):
         text: Text,
         budget: Budget,
         folder: Path,
-        machine: Machine | None = None,
+        machine: DistributedContext | None = None,
         about: Mapping[str, Any] | None = None,
         *,
         held_out: PackedText | None = None,
@@ -377,7 +377,7 @@ class DrafterLoop(Resumable):
         logs: Sequence[Path] = (),
     ) -> None:
         self.target, self.trainers, self.text, self.budget = target, trainers, text, budget
-        self.machine = machine or Machine(target.device)
+        self.machine = machine or DistributedContext(target.device)
         self.held_out, self.eval_every, self.logs = held_out, eval_every, logs
         self.outcomes: dict[str, Outcome] = {}  # of the newest step
         for trainer in trainers:
@@ -427,9 +427,9 @@ class DrafterLoop(Resumable):
         """Return the states of the base that the trainers ask for."""
         if not any(t.needs_base for t in self.trainers):
             return BaseStates(torch.empty(0), {}, {})
-        taps = sorted({layer for t in self.trainers for layer in t.taps})
+        hidden_states = sorted({layer for t in self.trainers for layer in t.hidden_states})
         lowest = min((t.kv_from for t in self.trainers if t.kv_from is not None), default=None)
-        return base_states(self.target, batch.ids, taps, lowest, batch.documents)
+        return base_states(self.target, batch.ids, hidden_states, lowest, batch.documents)
 
     def _update(self) -> str:
         batch = self.machine.share(self.text.batch(self.step, self.budget, self.target.device))

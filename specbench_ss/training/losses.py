@@ -74,7 +74,7 @@ def head_loss(
     return mean_loss(head_sums(logits, labels, teacher), labels if whole is None else whole, weights)
 
 
-class Ramp(nn.Module):
+class LossWarmup(nn.Module):
     """sin(pi/2 * t / steps), then 1; t is saved with the weights (Medusa sec. 2.2.2)."""
 
     updates: Tensor
@@ -96,7 +96,7 @@ class Ramp(nn.Module):
 TOP = 10  # guesses of a level that are ranked
 
 
-def ranked(guesses: Tensor, anchors: Anchors) -> tuple[Tensor, Tensor]:
+def topk_predictions(guesses: Tensor, anchors: Anchors) -> tuple[Tensor, Tensor]:
     """Compare guesses [levels, B*A, top] with the tokens after the next one.
 
     Return (hits [levels, top], positions [levels]).
@@ -105,10 +105,10 @@ def ranked(guesses: Tensor, anchors: Anchors) -> tuple[Tensor, Tensor]:
     return (guesses == labels[..., None]).sum(1), (labels != -100).sum(1)
 
 
-Targets = Literal["distribution", "tokens"]
-HELP = "What is learnt: the base's distribution at each drafted place, or the text's own token."
+LossKind = Literal["kl", "ce"]
+HELP = "kl: match the base's distribution at every drafted position. ce: predict the token of the text."
 
 
-def targets_option(published: Targets) -> Any:
+def loss_option(published: LossKind) -> Any:
     """Return the field of a trainer's options. published: what the drafter was published with, the default."""
     return option(published, HELP)

@@ -54,7 +54,7 @@ def write_card(
 ) -> None:
     """Write the README.md of a drafter's folder."""
     last = json.loads((folder / LOG).read_text().splitlines()[-1])
-    target, own = loop.target, "the base's own answers: " if config.own_answers else ""
+    target, own = loop.target, "the base's own answers: " if config.regenerate_responses else ""
     words = {
         "title": trainer.name, "base": base_name(target),
         "summary": trainer.summary[:1].upper() + trainer.summary[1:],

@@ -53,7 +53,7 @@ class PromptBatch:
         masks = {w: self._mask(past, q, w) for w in {block.window for block in target.family.blocks}}
         for block in target.family.blocks:
             x = block(x, self.cache, masks[block.window], rotary)
-        self.cache.advance(q)
+        self.cache.commit(q)
         return target.logits(target.family.norm(x[:, -1:]))[:, 0]
 
     def _mask(self, past: int, q: int, window: int | None) -> Tensor:
@@ -83,7 +83,7 @@ class PromptBatch:
             self.numbers, self.ended, self.seen, self.places = (
                 x[left] for x in (self.numbers, self.ended, self.seen, self.places)
             )
-            self.cache.choose(left)
+            self.cache.select_sequences(left)
         return len(left) > 0
 
     def newest(self) -> Tensor:
@@ -102,7 +102,7 @@ class Talk(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Answering:
+class GenerationOptions:
     """How answers are made: at most `limit` tokens each; temperature 0 is greedy, any other is plain sampling.
 
     ends: token ids that end an answer.
@@ -117,8 +117,8 @@ class Answering:
 T = TypeVar("T", bound=Talk)
 
 
-def own_answers(
-    target: Target, talks: Sequence[T], how: Answering, batch: int = 128, skip: Collection[int] = ()
+def regenerate_responses(
+    target: Target, talks: Sequence[T], how: GenerationOptions, batch: int = 128, skip: Collection[int] = ()
 ) -> Iterator[tuple[int, list[T]]]:
     """Answer every talk to its end, and yield (place, talks) for one batch after the other.
 
@@ -134,7 +134,7 @@ def own_answers(
         yield start, list(chosen)
 
 
-def _converse(target: Target, talks: Sequence[Talk], how: Answering, seed: tuple[int, ...]) -> None:
+def _converse(target: Target, talks: Sequence[Talk], how: GenerationOptions, seed: tuple[int, ...]) -> None:
     turn = 0
     while going := [(talk, prompt) for talk in talks if (prompt := talk.prompt()) is not None]:
         answers = answer_batch(target, [prompt for _, prompt in going], how, (*seed, turn))
@@ -145,7 +145,7 @@ def _converse(target: Target, talks: Sequence[Talk], how: Answering, seed: tuple
 
 @torch.inference_mode()
 def answer_batch(
-    target: Target, prompts: Sequence[Sequence[int]], how: Answering, seed: tuple[int, ...] = (0,)
+    target: Target, prompts: Sequence[Sequence[int]], how: GenerationOptions, seed: tuple[int, ...] = (0,)
 ) -> list[list[int]]:
     """Return answers (end token included) to prompts of any length, made in one batch.
 
@@ -172,7 +172,7 @@ KEPT = "answers.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class OwnAnswers:
+class ResponseCache:
     """Answers by this model, of at most `limit` tokens; temperature 0 is greedy. batch: conversations at a time."""
 
     target: Target
@@ -243,7 +243,7 @@ class _Kept:
 
 
 def own_documents(
-    own: OwnAnswers, renderer: Renderer, talks: Sequence[Conversation], length: int, seed: int, work: Path,
+    own: ResponseCache, renderer: Renderer, talks: Sequence[Conversation], length: int, seed: int, work: Path,
     log: Callable[[str], None],
 ) -> list[Rendered | None]:  # fmt: skip
     """Return the conversations with the model's answers; None for one whose prompt leaves an answer no room in a row.
@@ -256,10 +256,10 @@ def own_documents(
     kept = storage.cut(work / KEPT, user_files.decoder(_Kept))
     places, found = range(0, len(chats), own.batch), Counter(k.place for k in kept)
     done = {place for place in places if found[place] >= min(own.batch, len(chats) - place)}
-    how = Answering(own.target.eos_ids, own.limit, own.temperature, seed)
+    how = GenerationOptions(own.target.eos_ids, own.limit, own.temperature, seed)
     answers = {k.number: k for k in kept if k.place in done}
     with (work / KEPT).open("ab", buffering=0) as file:
-        for place, answered in own_answers(own.target, chats, how, own.batch, done):
+        for place, answered in regenerate_responses(own.target, chats, how, own.batch, done):
             lines = [_Kept.of(place, chat) for chat in answered]
             storage.append(file, [asdict(line) for line in lines])
             answers |= {line.number: line for line in lines}

@@ -27,10 +27,10 @@ from specbench_ss.runs.run_dir import check_place
 from specbench_ss.storage import locked, write_json
 from specbench_ss.training.batch import base_states
 from specbench_ss.training.data import TrainingText, load_rows, open_source
-from specbench_ss.training.distributed import Machine
+from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import CHECKPOINT, LOG, Budget, DrafterLoop, PackedText, Text
 from specbench_ss.training.model_card import base_name, check_repository, push_to_hub, write_card
-from specbench_ss.training.self_distill import OwnAnswers
+from specbench_ss.training.self_distill import ResponseCache
 from specbench_ss.training.trainer import DrafterTrainer, TrainConfig, Trainer, TrainJob
 
 MOST_WARMUP = 50
@@ -39,15 +39,20 @@ JUDGED_STEPS = 8  # batches of text on which accuracies are measured
 
 
 def mean_accuracies(
-    target: Target, trainer: DrafterTrainer, text: Text, budget: Budget, batches: int, machine: Machine | None = None
+    target: Target,
+    trainer: DrafterTrainer,
+    text: Text,
+    budget: Budget,
+    batches: int,
+    machine: DistributedContext | None = None,
 ) -> list[list[float]]:
     """Return top-k accuracies [level][rank] over some batches of held-out text."""
     trainer.module.eval()
     hits, seen = torch.zeros(()), torch.zeros(())
     for step in range(batches):
         batch = text.batch(step, budget, target.device)
-        with (machine or Machine(target.device)).autocast(), torch.no_grad():
-            states = base_states(target, batch.ids, trainer.taps, target.n_layers, batch.documents)
+        with (machine or DistributedContext(target.device)).autocast(), torch.no_grad():
+            states = base_states(target, batch.ids, trainer.hidden_states, target.n_layers, batch.documents)
             new_hits, new_seen = trainer.accuracies(states, batch)
         hits, seen = hits + new_hits.cpu(), seen + new_seen.cpu()
     return [[round(x, 4) for x in row] for row in (hits / seen.clamp_min(1)[:, None]).tolist()]
@@ -96,7 +101,7 @@ def run(kind: type[Trainer], options: Any, config: TrainConfig) -> None:
         machine.wait()
 
 
-def opened(config: TrainConfig) -> tuple[Machine, Target]:
+def opened(config: TrainConfig) -> tuple[DistributedContext, Target]:
     """Return the processes and the target. Mistakes of the user are found before it is loaded, where possible."""
     check_one_device(config.device, "training")
     device = resolve_device(config.device)
@@ -108,7 +113,7 @@ def opened(config: TrainConfig) -> tuple[Machine, Target]:
     open_source(config.data)
     if config.push_to_hub:
         check_repository(config.push_to_hub)
-    machine = Machine.launched(device)  # all processes are here now
+    machine = DistributedContext.launched(device)  # all processes are here now
     if machine.first:
         check_out(config.out)  # makes a folder and removes it again, under which others would stumble
     machine.check(config.batch_size)
@@ -141,9 +146,9 @@ def check_out(out: Path) -> None:
         raise UserError(f"--out {out} holds files that belong to no training: give another folder")
 
 
-def training_text(config: TrainConfig, target: Target, machine: Machine) -> TrainingText:
+def training_text(config: TrainConfig, target: Target, machine: DistributedContext) -> TrainingText:
     """Have the first process make the text; the others then find it made."""
-    own = OwnAnswers(target, config.answer_limit, config.answer_temperature) if config.own_answers else None
+    own = ResponseCache(target, config.answer_limit, config.answer_temperature) if config.regenerate_responses else None
     source = config.data[0] if len(config.data) == 1 else config.data
     if not machine.first:
         machine.wait()
@@ -175,7 +180,7 @@ def identity(kind: type[Trainer], options: Any, config: TrainConfig) -> dict[str
     return {"trainer": kind.name, "options": {name: value_text(value) for name, value in given.items()}}
 
 
-def _say(machine: Machine, line: str) -> None:
+def _say(machine: DistributedContext, line: str) -> None:
     if machine.first:
         print(line, flush=True)
 
@@ -207,7 +212,7 @@ def _finish(
 ) -> None:
     """Write a drafter's folder and its card, publish it, and print how it is used."""
     target, options = loop.target, trainer.options
-    targets = {"targets": options.targets} if hasattr(options, "targets") else {}
+    loss = {"loss": options.loss} if hasattr(options, "loss") else {}
     about = {
         **measured,
         "base": base_name(target),
@@ -217,7 +222,7 @@ def _finish(
             "steps": loop.total, "tokens": loop.total * loop.tokens_per_step, "lr": trainer.lr,
             "anchors": config.anchors, "parameters": trainer.n_learning,
             "cooldown": config.cooldown, "batch_size": config.batch_size, "length": config.length, "seed": config.seed,
-            "own_answers": config.own_answers, **targets,
+            "regenerate_responses": config.regenerate_responses, **loss,
         },
     }  # fmt: skip
     trainer.save(folder, about)
@@ -251,7 +256,11 @@ def measure(kind: type[DrafterTrainer], weights: str, config: TrainConfig) -> No
     if not machine.first:
         return
     config.out.mkdir(parents=True, exist_ok=True)
-    content = {"base_hash": target.weights_hash, "own_answers": config.own_answers, "accuracies": found}
+    content = {
+        "base_hash": target.weights_hash,
+        "regenerate_responses": config.regenerate_responses,
+        "accuracies": found,
+    }
     path = config.out / MEASURED
     path.write_text(json.dumps(content, indent=1) + "\n")
     for i, row in enumerate(found):
@@ -277,7 +286,7 @@ class TogetherOptions(Bounded):
     )
 
 
-class Together(Trainer):
+class MultiDrafterTrainer(Trainer):
     """Any number of drafters that learn from the same batches."""
 
     name = "together"

@@ -28,8 +28,8 @@ class TrainConfig:
     anchors: positions of a row that are drafted from. steps: None takes as many as `epochs` passes over the rows need.
     lr: None takes the trainer's own. warmup: steps; None takes a tenth of all steps, at most 50, or 50 with a cooldown.
     cooldown: share of the steps, at the end, in which the learning rate falls; None lets it fall along a cosine from
-    the start. own_answers: the target answers in place of the data, with at most answer_limit tokens. save_every,
-    eval_every: steps. Raises UserError for values out of range.
+    the start. regenerate_responses: the target answers in place of the data, with at most answer_limit tokens.
+    save_every, eval_every: steps. Raises UserError for values out of range.
     """
 
     out: Path
@@ -46,7 +46,7 @@ class TrainConfig:
     seed: int = 0
     eval_fraction: Annotated[float, Ge(0), Lt(1)] = 0.02
     columns: tuple[tuple[str, str], ...] = ()
-    own_answers: bool = False
+    regenerate_responses: bool = False
     answer_limit: int = 256
     answer_temperature: float = 0.0
     dtype: str = "auto"
@@ -132,7 +132,7 @@ class DrafterTrainer(Trainer):
     config: dict[str, Any]
     ahead: int
     lr: float = 5e-4
-    taps: tuple[int, ...] = ()
+    hidden_states: tuple[int, ...] = ()
     kv_from: int | None = None
     needs_base: bool = True
     adapts_base: bool = False

@@ -47,11 +47,11 @@ class Comparison:
 
     @property
     def verdict(self) -> stats.Comparison:
-        """Say what the interval shows: faster, slower, not distinguishable or too few; `reference` for itself."""
+        """Say what the interval shows: faster, slower, not significant or too few; `reference` for itself."""
         return "reference" if self.itself else stats.compare(self.interval)
 
 
-class Book:
+class Measurements:
     """A record of every sample so far."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class Watch(Protocol):
         """Learn something that the user should know. Tuning goes on."""
 
 
-class Blocks:
+class BlockedRuns:
     """Blocks over some prompts, which start again from the first prompt when all are used up.
 
     needed: labels that must not fail; any other configuration that fails is left out. failed: {label: why it failed}.
@@ -147,7 +147,7 @@ class Blocks:
 
     def __init__(self, bench: Bench, prompts: Sequence[int], needed: Collection[str], seed: int, watch: Watch) -> None:
         self.bench, self.needed, self.seed, self.watch = bench, frozenset(needed), seed, watch
-        self.book = Book()
+        self.book = Measurements()
         self.failed: dict[str, str] = {}
         self.prompts = tuple(prompts)
         self._next: Iterator[int] = cycle(self.prompts)
@@ -200,7 +200,7 @@ class Search:
 
     def __init__(
         self,
-        blocks: Blocks,
+        blocks: BlockedRuns,
         default: MethodSpec,
         ends: float,
         clock: Callable[[], float],

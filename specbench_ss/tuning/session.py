@@ -16,17 +16,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from specbench_ss import __version__, registry
-from specbench_ss.bench.timed_sample import quiet_collector, tries
+from specbench_ss.bench.timed_sample import gc_disabled, n_attempts
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.errors import UserError
 from specbench_ss.options import REFERENCE, MethodSpec, value_text
-from specbench_ss.results.text import interval, times
+from specbench_ss.results.text import format_speedup, interval
 from specbench_ss.runs.manifest import now, plain
 from specbench_ss.stats import FEWEST
 from specbench_ss.suite import SuiteData
-from specbench_ss.tuning.search import CUTS, Bench, Blocks, Book, Comparison, Cost, Search, Watch
+from specbench_ss.tuning.search import CUTS, Bench, BlockedRuns, Comparison, Cost, Measurements, Search, Watch
 
 WARM_TOKENS = 32
 HEAVY_S = 0.05  # a variant that takes longer to load has weights of its own
@@ -43,7 +43,7 @@ class DecoderBench:
     """
 
     def __init__(
-        self, default: MethodSpec, loaded: Decoder, reference: Decoder, prompts: Sequence[list[int]], limits: Limits
+        self, default: MethodSpec, loaded: Decoder, reference: Decoder, prompts: Sequence[list[int]], limits: StopParams
     ) -> None:
         self.default, self.prompts, self.limits = default, prompts, limits
         self._loaded = loaded
@@ -53,7 +53,7 @@ class DecoderBench:
 
     def options(self, at: MethodSpec) -> list[str]:
         """Return the options that the method declares tunable, except those that the user has settled."""
-        return [name for name in self.decoder(at).tunable() if name not in self.default.options]
+        return [name for name in self.decoder(at).search_space() if name not in self.default.options]
 
     def around(self, at: MethodSpec, option: str) -> list[MethodSpec]:
         """Return the configurations with another value of the option.
@@ -62,7 +62,7 @@ class DecoderBench:
         """
         given = {name: value for name, value in at.options.items() if name != option}
         found: dict[str, MethodSpec] = {}
-        for value in self.decoder(at).tunable().get(option, ()):
+        for value in self.decoder(at).search_space().get(option, ()):
             spec = self._first_alike(MethodSpec(at.name, {**given, option: value_text(value)}))
             if spec is not None and spec.label != at.label:
                 found[spec.label] = spec
@@ -76,7 +76,7 @@ class DecoderBench:
         """Answer a prompt in full and return what it cost, once no pass is recorded meanwhile, to be replayed later."""
         if spec.label not in self._kept:
             self.warm_up(spec, prompt)
-        for _ in tries(self.decoder(spec).target, self.decoder(spec).remembers):
+        for _ in n_attempts(self.decoder(spec).target, self.decoder(spec).stateful):
             cost = self._answer(spec, prompt, self.limits)
         return cost
 
@@ -95,15 +95,15 @@ class DecoderBench:
 
     def _made(self, spec: MethodSpec) -> Decoder:
         started = time.perf_counter()
-        made = self._loaded.variant(registry.method_options(spec))
-        reloads = type(self._loaded).variant is Decoder.variant
+        made = self._loaded.with_options(registry.method_options(spec))
+        reloads = type(self._loaded).with_options is Decoder.with_options
         self._heavy |= reloads and time.perf_counter() - started > HEAVY_S
         return made
 
-    def _answer(self, spec: MethodSpec, prompt: int, limits: Limits) -> Cost:
+    def _answer(self, spec: MethodSpec, prompt: int, limits: StopParams) -> Cost:
         decoder = self.decoder(spec)
-        with quiet_collector():
-            done = generate(decoder, self.prompts[prompt], limits, Sampling())
+        with gc_disabled():
+            done = generate(decoder, self.prompts[prompt], limits, SamplingParams())
         return Cost(done.wall_s, len(done.tokens))
 
     def _first_alike(self, spec: MethodSpec) -> MethodSpec | None:
@@ -114,18 +114,18 @@ class DecoderBench:
 
 
 def _identity(decoder: Decoder) -> str:
-    return json.dumps(decoder.described(), sort_keys=True, default=str)
+    return json.dumps(decoder.metadata(), sort_keys=True, default=str)
 
 
 SEARCH_SHARE = 0.6  # of the budget; the rest confirms
 PASSES = 3  # over the prompts of the confirmation, at most
 LEAST = FEWEST + 1  # prompts that time is kept back for: as many as make an interval, and the warm-up
 
-Outcome = Literal["faster", "not distinguishable", "slower", "not confirmed", "nothing better"]
+Outcome = Literal["faster", "not significant", "slower", "not confirmed", "nothing better"]
 
 
 @dataclass(slots=True)
-class Tuned:
+class TuneResult:
     """The outcome of a session.
 
     finalist: the configuration that was compared with the default, which it may be itself. search, confirmation: all
@@ -138,8 +138,8 @@ class Tuned:
     default: MethodSpec
     finalist: MethodSpec
     leader: MethodSpec
-    search: Book
-    confirmation: Book
+    search: Measurements
+    confirmation: Measurements
     failed: dict[str, str] = field(default_factory=dict)
     interrupted: bool = False
     seconds: float = 0.0
@@ -163,7 +163,7 @@ class Tuned:
         verdict = self.over_default.verdict
         if self.finalist.label in (self.default.label, *self.failed):
             return "nothing better"
-        if verdict in ("faster", "slower", "not distinguishable"):
+        if verdict in ("faster", "slower", "not significant"):
             return verdict
         return "not confirmed" if self.leader.label != self.default.label else "nothing better"
 
@@ -181,7 +181,7 @@ def tune(
     seed: int,
     watch: Watch,
     clock: Callable[[], float] = time.monotonic,
-) -> Tuned:
+) -> TuneResult:
     """Spend `budget` seconds on the bench's prompts, whose categories are given. Ctrl-C ends the session early.
 
     Raises UserError where nothing can be tuned, where there are too few prompts, where the default fails, or where the
@@ -193,9 +193,9 @@ def tune(
         raise UserError(f"nothing to tune: {default.label} has no option left whose value depends on the device")
     reference, started = MethodSpec(REFERENCE), clock()
     needed = {default.label, reference.label}
-    racing, confirming = (Blocks(bench, half, needed, seed, watch) for half in halves(categories, seed))
-    done = Tuned(default, default, default, racing.book, confirming.book, racing.failed)
-    pace = Pace(racing.book)
+    racing, confirming = (BlockedRuns(bench, half, needed, seed, watch) for half in halves(categories, seed))
+    done = TuneResult(default, default, default, racing.book, confirming.book, racing.failed)
+    pace = TimeEstimate(racing.book)
     short = list[float]()  # budgets that would have had room for what was not tried
 
     def room(labels: Sequence[str]) -> bool:
@@ -231,7 +231,7 @@ def tune(
     return done
 
 
-def _confirm(blocks: Blocks, entrants: dict[str, MethodSpec], ends: float, clock: Callable[[], float]) -> None:
+def _confirm(blocks: BlockedRuns, entrants: dict[str, MethodSpec], ends: float, clock: Callable[[], float]) -> None:
     blocks.bench.keep(entrants)
     blocks.watch.on_race("confirmation", list(entrants))
     alive = blocks.warm_up(list(entrants.values()))
@@ -241,14 +241,14 @@ def _confirm(blocks: Blocks, entrants: dict[str, MethodSpec], ends: float, clock
         alive = blocks.measure(alive)
 
 
-class Pace:
+class TimeEstimate:
     """Estimates how many seconds an answer may take: as long as the longest so far."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Measurements) -> None:
         self.book = book
         self._first: dict[str, float] = {}
 
-    def learn(self, blocks: Blocks, specs: Sequence[MethodSpec], clock: Callable[[], float]) -> None:
+    def learn(self, blocks: BlockedRuns, specs: Sequence[MethodSpec], clock: Callable[[], float]) -> None:
         """Time one whole answer of each configuration, which is used for nothing else."""
         for spec in specs:
             before = clock()
@@ -304,7 +304,7 @@ def _tell_of_single_prompts(categories: Sequence[str], watch: Watch) -> None:
         )
 
 
-def sentence(tuned: Tuned) -> str:
+def sentence(tuned: TuneResult) -> str:
     """Say whether anything is better than the default, by how much, and what there was no time to try."""
     if not tuned.untried:
         return _found(tuned)
@@ -314,10 +314,10 @@ def sentence(tuned: Tuned) -> str:
     return f"{_found(tuned)}; not tried, or not on enough prompts, for lack of time: {options}: give a longer --budget"
 
 
-def _found(tuned: Tuned) -> str:
+def _found(tuned: TuneResult) -> str:
     """Compare with the default on prompts that were not used for choosing."""
     over, finalist = tuned.over_default, tuned.finalist.label
-    measured = f"{times(over.speedup)}, interval {interval(over.interval)}, {over.prompts} prompts"
+    measured = f"{format_speedup(over.speedup)}, interval {interval(over.interval)}, {over.prompts} prompts"
     if tuned.outcome == "faster":
         return f"{finalist} is faster than the default ({measured})"
     if tuned.outcome == "not confirmed":
@@ -326,14 +326,14 @@ def _found(tuned: Tuned) -> str:
         return (
             f"the default is kept: {finalist} led the search, but was not confirmed on other prompts ({had}): {needs}"
         )
-    if tuned.outcome in ("slower", "not distinguishable"):
+    if tuned.outcome in ("slower", "not significant"):
         return f"the default is best within noise ({finalist}, which looked best, over it: {measured})"
     if not tuned.search.labels():
         return "the default is kept: nothing else was tried"
     return "the default is best within noise: nothing that was tried looked better on enough prompts"
 
 
-def content(tuned: Tuned, resolved: dict[str, Any], made_for: dict[str, Any], asked: SuiteData, **how: Any) -> Any:
+def content(tuned: TuneResult, resolved: dict[str, Any], made_for: dict[str, Any], asked: SuiteData, **how: Any) -> Any:
     """Return the preset of the chosen configuration, for `preset.write_preset`.
 
     resolved: the settings that its options lead to. made_for: the conditions from
@@ -366,7 +366,7 @@ def content(tuned: Tuned, resolved: dict[str, Any], made_for: dict[str, Any], as
     return plain(found)
 
 
-def _confirmation(tuned: Tuned) -> list[dict[str, Any]]:
+def _confirmation(tuned: TuneResult) -> list[dict[str, Any]]:
     """Return the reference, the default and the finalist as measured on the second half of the prompts."""
     book, rows = tuned.confirmation, []
     for label in tuned.entrants:
@@ -377,7 +377,7 @@ def _confirmation(tuned: Tuned) -> list[dict[str, Any]]:
     return rows
 
 
-def _search(tuned: Tuned) -> list[dict[str, Any]]:
+def _search(tuned: TuneResult) -> list[dict[str, Any]]:
     """Return everything that was tried on the first half, compared with the default on the same prompts."""
     book, rows = tuned.search, list[dict[str, Any]]()
     for label in book.labels():

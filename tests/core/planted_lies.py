@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from specbench_ss import Decoder, DraftTree, State
+from specbench_ss import Decoder, DecodeState, DraftTree
 from specbench_ss.engine.target import Output
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.options import MethodSpec
 
 
 class Honest(Decoder):
     name, summary = "honest", "drafts one token, and is believed"
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         return DraftTree.chain(state.root, state.root)
 
 
@@ -25,7 +25,7 @@ class OfItself(Honest):
     name = "of-itself"
 
     @classmethod
-    def reference_for(cls, options: Any) -> MethodSpec:
+    def baseline_for(cls, options: Any) -> MethodSpec:
         return MethodSpec(cls.name)
 
 
@@ -33,7 +33,7 @@ class OfSpeculative(Honest):
     name = "of-speculative"
 
     @classmethod
-    def reference_for(cls, options: Any) -> MethodSpec:
+    def baseline_for(cls, options: Any) -> MethodSpec:
         return MethodSpec("honest")
 
 
@@ -46,7 +46,7 @@ class OfMissing(Honest):
     name = "of-missing"
 
     @classmethod
-    def reference_for(cls, options: Any) -> MethodSpec:
+    def baseline_for(cls, options: Any) -> MethodSpec:
         return MethodSpec("nobody")
 
 
@@ -56,44 +56,44 @@ class OfText(Honest):
     name, summary = "of-text", "names its reference by a text"
 
     @classmethod
-    def reference_for(cls, options: Any) -> MethodSpec:
+    def baseline_for(cls, options: Any) -> MethodSpec:
         return "ar"  # type: ignore[return-value]
 
 
 class Fails(Honest):
     name = "fails"
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         raise RuntimeError("out of luck")
 
 
 class Exits(Honest):
     name = "exits"
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         raise SystemExit(0)
 
 
 class KeepsNothing(Honest):
     name = "keeps-nothing"
 
-    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         kept = super().accept(state, tree, output)
-        return Verdict(kept.path, [], kept.next_token)
+        return VerifyResult(kept.path, [], kept.next_token)
 
 
 class KeepsMore(Honest):
     name = "keeps-more"
 
-    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         kept = super().accept(state, tree, output)
-        return Verdict(kept.path, kept.tokens * 5, kept.next_token)
+        return VerifyResult(kept.path, kept.tokens * 5, kept.next_token)
 
 
 class LengthensAnswer(Honest):
     name = "lengthens-answer"
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
         state.ids.append(state.ids[-1])
         state.prompt_tokens += 1
 
@@ -106,31 +106,31 @@ class PlainDrafts(Honest):
 class AnotherRoot(Honest):
     name = "another-root"
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         return DraftTree.root_only((state.root + 1) % self.target.vocab_size)
 
 
 class DraftsUnknown(Honest):
     name = "drafts-unknown"
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         return DraftTree.chain(state.root, torch.tensor([self.target.vocab_size]))
 
 
 class AnswersUnknown(Honest):
     name = "answers-unknown"
 
-    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         kept = super().accept(state, tree, output)
-        return Verdict(kept.path, [*kept.tokens[:-1], -1], kept.next_token)
+        return VerifyResult(kept.path, [*kept.tokens[:-1], -1], kept.next_token)
 
 
 class NegativeCalls(Honest):
     name = "negative-calls"
     calls: float = -1
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
-        state.draft_calls += self.calls  # type: ignore[assignment]
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+        state.num_draft_forwards += self.calls  # type: ignore[assignment]
 
 
 class HalfCalls(NegativeCalls):
@@ -144,10 +144,10 @@ class NanCalls(NegativeCalls):
 class AcceptsAnything(Honest):
     name = "accepts-anything"
 
-    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         path = list(range(len(tree)))
         token = output.logits[0, -1].argmax()[None]
-        return Verdict(path, [*tree.tokens[1:].tolist(), int(token)], token)
+        return VerifyResult(path, [*tree.tokens[1:].tolist(), int(token)], token)
 
 
 class Rewrites(Honest):
@@ -155,7 +155,7 @@ class Rewrites(Honest):
 
     name = "rewrites"
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
         state.ids[state.prompt_tokens] = (state.ids[state.prompt_tokens] + 1) % self.target.vocab_size
 
 
@@ -164,7 +164,7 @@ class Forgets(Honest):
 
     name = "forgets"
 
-    def forward(self, state: State, tree: DraftTree) -> Output:
+    def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         output = super().forward(state, tree)
         output.logits = output.logits.roll(1, -1)
         return output
@@ -175,18 +175,18 @@ class VerifiesMore(Honest):
 
     name = "verifies-more"
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         return DraftTree.root_only(state.root)
 
-    def forward(self, state: State, tree: DraftTree) -> Output:
+    def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         tree = DraftTree.chain(state.root, state.root.new_zeros(2))
         output = super().forward(state, tree)
         output.tree = tree
         return output
 
-    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         token = output.logits[0, 0].argmax()[None]
-        return Verdict([0], [int(token)], token)
+        return VerifyResult([0], [int(token)], token)
 
 
 class StopsClock(Honest):
@@ -204,11 +204,11 @@ class StopsClock(Honest):
         time.perf_counter = lambda: self.real() - self.lost
         return made
 
-    def prefill(self, state: State, ids: torch.Tensor) -> Output:
+    def prefill(self, state: DecodeState, ids: torch.Tensor) -> Output:
         output: Output = self.hidden(super().prefill, state, ids)
         return output
 
-    def forward(self, state: State, tree: DraftTree) -> Output:
+    def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         output: Output = self.hidden(super().forward, state, tree)
         return output
 
@@ -220,10 +220,10 @@ class WritesWhatItLikes(Decoder):
     autoregressive = True
     lossless = False
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         return DraftTree.root_only(state.root)
 
-    def forward(self, state: State, tree: DraftTree) -> Output:
+    def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         output = super().forward(state, tree)
         output.logits = output.logits.roll(1, -1)
         return output
@@ -235,7 +235,7 @@ class OfWhatItLikes(WritesWhatItLikes):
     lossless = True
 
     @classmethod
-    def reference_for(cls, options: Any) -> MethodSpec:
+    def baseline_for(cls, options: Any) -> MethodSpec:
         return MethodSpec("writes-what-it-likes")
 
 
@@ -253,5 +253,5 @@ class Tampers(Honest):
 
     name = "tampers"
 
-    def begin(self, state: State) -> None:
+    def on_prefill(self, state: DecodeState) -> None:
         self.target.unembed.mul_(1.001)

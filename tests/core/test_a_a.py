@@ -1,4 +1,4 @@
-"""A/A: the reference against itself comes out not distinguishable, on timings that were really measured."""
+"""A/A: the reference against itself comes out not significant, on timings that were really measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specbench_ss.bench.build_config import method_specs
 from specbench_ss.errors import UserError
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.records import Row, Run, Steps
+from specbench_ss.runs.records import Run, SampleRecord, Steps
 from specbench_ss.stats import FEWEST
 
 RECORDED = Path(__file__).parent / "a_a_timings.csv"  # of runs with --methods ar,ar
@@ -33,10 +33,10 @@ def test_the_reference_may_be_asked_for_twice_and_no_other_method() -> None:
 
 def recorded() -> dict[str, Run]:
     """The recorded comparisons, each as a run."""
-    rows: dict[str, list[Row]] = defaultdict(list)
+    rows: dict[str, list[SampleRecord]] = defaultdict(list)
     with RECORDED.open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
-            row = Row(line["question"], 0, line["method"], 0, "qa", len(rows), 0, 0, "", "", "ok")
+            row = SampleRecord(line["question"], 0, line["method"], 0, "qa", len(rows), 0, 0, "", "", "ok")
             row.tokens = row.prefill_tokens = int(line["tokens"])  # as if by prefill: steps were not kept
             row.token_ids, row.steps = [0] * row.tokens, 0
             row.prefill_s = row.wall_s = float(line["wall_s"])
@@ -56,7 +56,7 @@ def test_recorded_timings_of_the_reference_twice_are_not_distinguishable() -> No
     ]
     assert len(verdicts) == 100
     assert all(len({row.question_id for row in run.rows}) >= FEWEST for run in runs.values())
-    assert verdicts.count("not distinguishable") >= 95
+    assert verdicts.count("not significant") >= 95
 
 
 def test_the_same_timings_with_a_method_that_is_faster_are_told_apart() -> None:

@@ -14,9 +14,9 @@ import torch
 from specbench_ss.cli.main import main
 from specbench_ss.conformance import check_decoder
 from specbench_ss.engine.costs import model_shape
-from specbench_ss.engine.decoder import Decoder, State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import Decoder, DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods._shared.fine_tuned import lora_parameters, with_lora
@@ -45,7 +45,7 @@ class Branches(Decoder):
         self.text = PROMPT + answer
         self.turn = itertools.cycle((2, 0, 3, 1))
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         at, right = len(state.ids), next(self.turn)
         tokens, parents, parent = [state.ids[-1]], [-1], 0
         for depth, token in enumerate(self.text[at : at + 3]):
@@ -54,7 +54,7 @@ class Branches(Decoder):
             parents += [parent] * 3
             tokens += pair
             parent = len(tokens) - 1
-        return DraftTree.of(tokens, parents)
+        return DraftTree.from_parents(tokens, parents)
 
 
 @pytest.mark.parametrize("kind", TRIED)
@@ -67,9 +67,9 @@ def test_answers_are_the_models_own(kind: str) -> None:
         pad_token_id=0,
     )[0, len(PROMPT) :].tolist()  # fmt: skip
     target = Target(model)
-    assert not target.taken_apart
-    assert generate(Autoregressive(target), PROMPT, Limits(TOKENS), Sampling()).tokens == theirs
-    drafted = generate(Branches(target, theirs), PROMPT, Limits(TOKENS), Sampling())
+    assert not target.has_layer_access
+    assert generate(Autoregressive(target), PROMPT, StopParams(TOKENS), SamplingParams()).tokens == theirs
+    drafted = generate(Branches(target, theirs), PROMPT, StopParams(TOKENS), SamplingParams())
     assert drafted.tokens == theirs
     assert len(drafted.steps) < 16, "half of the tokens and more are drafted"
     assert len(set(theirs)) > 4, "an answer of one token would prove little"
@@ -141,7 +141,7 @@ def test_a_folder_is_loaded_and_answers(folders: dict[str, str], kind: str) -> N
     """GPT-J has eager attention alone, which the loader must not ask to be another."""
     target = load_target(folders[kind], device="cpu", dtype="float32")
     assert outline_of(folders[kind]).context_length == target.context_length == 128
-    assert len(generate(Autoregressive(target), PROMPT, Limits(5), Sampling()).tokens) == 5
+    assert len(generate(Autoregressive(target), PROMPT, StopParams(5), SamplingParams()).tokens) == 5
 
 
 def test_heads_are_trained_for_a_model_that_is_not_taken_apart(
@@ -155,8 +155,10 @@ def test_heads_are_trained_for_a_model_that_is_not_taken_apart(
     budget = ["--steps", "2", "--batch-size", "2", "--length", "64"]
     assert main(["train", "medusa", *given, *budget]) == 0
     target = load_target(folders["gemma3_text"], device="cpu", dtype="float32")
-    drafted = generate(Medusa.load(target, MedusaOptions(weights=str(out))), PROMPT, Limits(TOKENS), Sampling())
-    assert drafted.tokens == generate(Autoregressive(target), PROMPT, Limits(TOKENS), Sampling()).tokens
+    drafted = generate(
+        Medusa.load(target, MedusaOptions(weights=str(out))), PROMPT, StopParams(TOKENS), SamplingParams()
+    )
+    assert drafted.tokens == generate(Autoregressive(target), PROMPT, StopParams(TOKENS), SamplingParams()).tokens
     assert "ss enters decoder layers" in failing(["train", "ss", *given, *budget], capsys)
 
 

@@ -16,8 +16,8 @@ import torch
 
 import specbench_ss
 from specbench_ss import Decoder, Target, UserError, check_decoder, generate, load_method, load_model
-from specbench_ss.conformance import LAWS, LawBroken
-from specbench_ss.engine.decoder import State
+from specbench_ss.conformance import LAWS, CheckFailed
+from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.tree import DraftTree
 from tests.tiny import tiny_model
 
@@ -128,7 +128,7 @@ def test_sampling_depends_on_the_seed_alone(tiny: Target) -> None:
 
 
 class Nameless(Decoder):
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         return DraftTree.root_only(state.root)
 
 
@@ -214,7 +214,7 @@ def test_the_example_of_contributing_is_what_new_method_writes() -> None:
 class Uprooted(Decoder):
     name, summary = "uprooted", "drafts under another root than the decided token"
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         return DraftTree.root_only((state.root + 1) % self.target.vocab_size)
 
 
@@ -230,6 +230,6 @@ def test_every_law_is_told_of_instead_of_the_first_that_breaks() -> None:
         ("description", "broken"),
     ]
     assert all("root" in str(results[i].broken) for i in (0, 2))
-    with pytest.raises(LawBroken, match="draft"):
+    with pytest.raises(CheckFailed, match="draft"):
         check_decoder(Uprooted, **few)
     check_decoder(type(load_method("ar", Target(tiny_model("llama")))), **few)  # None: nothing is broken

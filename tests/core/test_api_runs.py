@@ -19,7 +19,7 @@ from tests.tiny import tiny_model
 SMALL: dict[str, Any] = {"categories": "qa", "limit": 1, "max_new_tokens": 6, "warmup": 0}
 TIMES = (
     "_s", "started", "ended", "speedup", "tokens_per_s", "step_ratio", "residual", "health", "unstable", "compar",
-    "disturbed", "host_", "ttft_s", "tpot_s", "latency_s", "within_tau",
+    "noisy", "host_", "ttft_s", "tpot_s", "latency_s", "speedup_within_bound",
 )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def test_a_run_is_silent_and_equals_that_of_the_command(
 
 def test_a_run_goes_on_where_it_was_left(tmp_path: Path) -> None:
     first = run("pld", out=tmp_path / "run", device="cpu", **SMALL)
-    rows = tmp_path / "run" / "rows.jsonl"
+    rows = tmp_path / "run" / "samples.jsonl"
     rows.write_text(rows.read_text().splitlines(keepends=True)[0])
     assert "samples are missing" in load_run(tmp_path / "run").unfinished
     again = run("pld", out=tmp_path / "run", device="cpu", resume=True, **SMALL)
@@ -98,13 +98,13 @@ def test_what_the_command_warns_of_is_in_the_manifest(lab: Target, tmp_path: Pat
 
 
 PLUGIN = """
-from specbench_ss import Decoder, DraftTree, State
+from specbench_ss import DecodeState, Decoder, DraftTree
 
 
 class Nothing(Decoder):
     name, summary = "nothing", "drafts nothing"
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         return DraftTree.root_only(state.root)
 """
 

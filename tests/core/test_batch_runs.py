@@ -14,7 +14,7 @@ from specbench_ss.reports.html.report import HtmlReport
 from specbench_ss.reports.summary_files import JsonReport, MarkdownReport
 from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.checks import served_checks
-from specbench_ss.runs.run_dir import read_levels, read_run
+from specbench_ss.runs.run_dir import read_concurrency, read_run
 
 QUESTIONS = [
     {"question_id": 1, "category": "a", "turns": ["What is 3 plus 4?", "And plus 5?"]},
@@ -52,7 +52,7 @@ def test_requests_at_a_time_are_measured_beside_the_samples(finished: tuple[Path
     ]
     assert set(table["requests"]) == {4} and set(table["failed"]) == {0}
     assert (table["tokens_per_s"] > 0).all() and (table.query("method == 'ar'")["throughput_ratio"] == 1).all()
-    tau = table.pivot_table("tau", "method", "concurrency")
+    tau = table.pivot_table("mean_acceptance_length", "method", "concurrency")
     assert (tau.sub(tau[1], axis=0).abs() < 1e-9).all(axis=None)  # the same steps with one, two and three at a time
     alone = {row.key: row.token_ids for row in read_run(out).rows}
     lines = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
@@ -82,12 +82,12 @@ def test_a_level_that_was_not_finished_is_made_again(
 ) -> None:
     out = tmp_path / "r"
     shutil.copytree(finished[0], out)
-    levels = out / "levels.jsonl"
+    levels = out / "concurrency.jsonl"
     kept = levels.read_text().splitlines(keepends=True)
     levels.write_text("".join(kept[:-2]) + kept[-2][:20])  # killed while it wrote the level
     assert [check for check in served_checks(read_run(out)) if check.name == "levels"]
     measured(asked, out, resume=True)
-    assert len(levels.read_text().splitlines()) == len(kept) and len(read_levels(out)[1]) == 24
+    assert len(levels.read_text().splitlines()) == len(kept) and len(read_concurrency(out)[1]) == 24
     assert not [check for check in served_checks(read_run(out)) if check.name == "levels"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from annotated_types import Ge, Gt, Interval, Le, Lt, MultipleOf
 
 from specbench_ss.cli.shared import typer_option
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded, describe_options, options_problem, parse_options
 from specbench_ss.training.trainer import TrainConfig
@@ -99,10 +99,10 @@ def test_bounds_are_shown_in_the_help_of_a_training() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Sampling(-1.0), "temperature must be a number of at least 0, not -1.0"),
-        (lambda: Sampling(math.inf), "temperature must be a number of at least 0, not inf"),
-        (lambda: Sampling(top_p=0.0), "top_p must be above 0 and at most 1, not 0.0"),
-        (lambda: Sampling(top_k=-1), "top_k must be at least 0, not -1"),
+        (lambda: SamplingParams(-1.0), "temperature must be a number of at least 0, not -1.0"),
+        (lambda: SamplingParams(math.inf), "temperature must be a number of at least 0, not inf"),
+        (lambda: SamplingParams(top_p=0.0), "top_p must be above 0 and at most 1, not 0.0"),
+        (lambda: SamplingParams(top_k=-1), "top_k must be at least 0, not -1"),
         (lambda: TrainConfig(..., (), lr=0.0), "--lr must be a number above 0, not 0.0"),  # type: ignore[arg-type]
     ],
 )

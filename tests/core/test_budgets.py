@@ -17,19 +17,21 @@ def test_nodes_are_means_over_steps_and_settings_are_those_of_the_command(make_r
         "methods": [{"name": "ss", "options": {"k": "2"}}, {"name": "medusa", "options": {"nodes": "8"}}],
         "presets": [{"file": "m.json", "sha256": "0", "method": "medusa"}],
     }
-    run.manifest["methods"][1] |= {"learnt": {"tokens": 5}, "advised": {"n_draft": 2}}
+    run.manifest["methods"][1] |= {"training_info": {"tokens": 5}, "advised": {"n_draft": 2}}
     plain, ss, medusa = budgets(run, ["ar", "ss[k=2]", "medusa"])
     rows = [row for row in run.rows if row.method == "ss[k=2]"]
-    assert ss.drafted == pytest.approx(sum(r.drafted or 0 for r in rows) / sum(r.steps or 0 for r in rows))
-    assert (ss.given, ss.preset, ss.learnt) == ("k=2", False, {"tokens": 5})
+    assert ss.drafted == pytest.approx(sum(r.draft_nodes or 0 for r in rows) / sum(r.steps or 0 for r in rows))
+    assert (ss.given, ss.preset, ss.training_info) == ("k=2", False, {"tokens": 5})
     assert (ss.advised, plain.advised) == ("n_draft=2", "")
-    assert (medusa.preset, medusa.learnt) == (True, None)
+    assert (medusa.preset, medusa.training_info) == (True, None)
     assert plain.drafted == 0
 
 
 def test_it_is_said_how_long_the_weights_were_trained() -> None:
-    def said(*learnt: dict[str, Any] | None) -> str:
-        return trained([Budget(name, 1, 1, "", False, facts) for name, facts in zip("abc", learnt, strict=False)])
+    def said(*training_info: dict[str, Any] | None) -> str:
+        return trained(
+            [Budget(name, 1, 1, "", False, facts) for name, facts in zip("abc", training_info, strict=False)]
+        )
 
     short, long = {"steps": 420, "tokens": 430080}, {"steps": 2000, "tokens": 9000000}
     how = "with weights that were trained for 420 steps on 430,080 tokens of text, repeats counted."

@@ -36,12 +36,12 @@ def test_rows_of_joined_layers_are_moved_as_those_of_others(heads: int, rows: li
     for cache in caches:
         cache.grows = True
         written(cache, 4, 1, heads)
-        cache.advance(2)
-        cache.keep(2, rows, 0, 3)
-        cache.keep(2, [1, 3], 3)
+        cache.commit(2)
+        cache.compact(2, rows, 0, 3)
+        cache.compact(2, [1, 3], 3)
         cache.lengths = [4] * 4
         written(cache, 4, 2, heads)  # beyond the capacity: it grows
-        cache.advance(5)
+        cache.commit(5)
     assert same(*caches) and caches[0].capacity == caches[1].capacity
     assert caches[1].memory is not None and caches[1].apart == ({3} if heads == 3 else set())
     first = caches[1].memory_of(0)[0]
@@ -53,19 +53,19 @@ def test_a_batch_goes_on_with_some_and_memory_is_dropped_taken_anew_and_zeroed()
     caches = [Cache(3, 12, joined=joined) for joined in (False, True)]
     for cache in caches:
         written(cache, 3, 1, batch=4)
-        cache.advance(6)
-        cache.choose(torch.tensor([2, 0]))
+        cache.commit(6)
+        cache.select_sequences(torch.tensor([2, 0]))
     assert same(*caches) and held(caches[1])[0].shape[0] == 2
     for cache in caches:
-        cache.wipe()
+        cache.zero_()
         assert all(not rows.any() for rows in held(cache))
-        cache.drop()
+        cache.free()
         assert not cache.has(0) and cache.memory is None
         written(cache, 3, 3)
-        cache.advance(4)
-        cache.expand(40)
+        cache.commit(4)
+        cache.reserve(40)
         written(cache, 3, 4)
-        cache.advance(ROWS)
+        cache.commit(ROWS)
     assert same(*caches)
 
 
@@ -73,8 +73,8 @@ def test_keys_and_values_of_two_shapes_have_memory_of_their_own() -> None:
     cache = Cache(2, 8, joined=True)
     for layer in range(2):
         cache.update(torch.ones(1, 2, 3, 6), torch.ones(1, 2, 3, 4), layer)
-    cache.advance(3)
-    cache.keep(1, [1])
+    cache.commit(3)
+    cache.compact(1, [1])
     assert cache.memory is None and [rows.shape[-1] for rows in held(cache)] == [6, 4, 6, 4]
 
 

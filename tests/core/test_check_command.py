@@ -9,8 +9,8 @@ import pytest
 from specbench_ss import registry
 from specbench_ss.cli import check
 from specbench_ss.cli.main import main
-from specbench_ss.conformance import Law
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.conformance import Check
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.options import MethodSpec
 from tests.cli import failing
@@ -20,7 +20,7 @@ from tests.core import test_conformance as broken
 class Failing(broken.Honest):
     """A method that drafts nothing: it fails, each time alike."""
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         raise RuntimeError("no luck")
 
 
@@ -34,7 +34,7 @@ METHODS: dict[str, type[Decoder]] = {
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch, few_laws: tuple[Law, ...]) -> None:
+def few(monkeypatch: pytest.MonkeyPatch, few_laws: tuple[Check, ...]) -> None:
     """One architecture, quick laws, made-up methods."""
     monkeypatch.setattr("specbench_ss.cli.check.FEW", ("llama",))
     monkeypatch.setattr(registry, "load", lambda group, name: METHODS[name])
@@ -81,12 +81,12 @@ def test_options_make_the_first_example_another(capsys: pytest.CaptureFixture[st
 
 
 def test_references_are_those_that_methods_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    class OwnModel(broken.Honest):
+    class FineTunedDecoder(broken.Honest):
         @classmethod
-        def reference_for(cls, options: object) -> MethodSpec:
+        def baseline_for(cls, options: object) -> MethodSpec:
             return MethodSpec("lossy")
 
-    monkeypatch.setitem(METHODS, "own", OwnModel)
+    monkeypatch.setitem(METHODS, "own", FineTunedDecoder)
     assert "lossy" in check.references_of([MethodSpec("lossy")])
     assert check.references_of([MethodSpec("honest")]) == set()
 

@@ -22,13 +22,13 @@ from specbench_ss.cli.main import COMMANDS, main
 from specbench_ss.cli.run_output import Progress
 from specbench_ss.errors import UserError
 from specbench_ss.results.analysis import load_run
-from specbench_ss.runs.config import RunConfig, RunTarget
-from specbench_ss.runs.run_dir import MANIFEST, ROWS, read_run
+from specbench_ss.runs.config import OutputOptions, RunConfig
+from specbench_ss.runs.run_dir import MANIFEST, SAMPLES, read_run
 from specbench_ss.runs.run_options import RunOptions
 from tests.cli import failing
 
 MakeRun = Callable[..., Path]
-Asked = list[tuple[RunConfig, RunTarget]]
+Asked = list[tuple[RunConfig, OutputOptions]]
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_options_reach_the_configuration(asked: Asked, tmp_path: Path) -> None:
     )
     assert main(["run", "--methods", "ss", "--out", str(out), "--resume", *arguments.split()]) == 0
     config, where = asked[0]
-    assert where == RunTarget(out, resume=True, recording=recording_of(RunOptions()))
+    assert where == OutputOptions(out, resume=True, recording=recording_of(RunOptions()))
     assert (config.suite, config.categories, config.limit, config.repeats) == ("apps", ("sql",), 3, 2)
     assert (config.temperature, config.top_k, config.history, config.seed) == (0.7, 5, "own", 9)
     assert (config.model, config.warmup, config.data) == ("lab", RunConfig(methods=()).warmup, None)
@@ -147,7 +147,9 @@ def test_default_out_has_only_plain_characters() -> None:
 
 
 def test_the_end_of_a_run_tells_everything(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    out = make_run(labels=("ar", "ss", "medusa", "ar[again=1]"), failing=("medusa",), verdict="near-tie", questions=8)
+    out = make_run(
+        labels=("ar", "ss", "medusa", "ar[again=1]"), failing=("medusa",), verdict="numerical tie", questions=8
+    )
     run_output.tell(load_run(out), open_report=False)
     told = capsys.readouterr().out
     assert [told.index(word) for word in ("By task", "math reasoning", "Overall")] == sorted(
@@ -155,11 +157,11 @@ def test_the_end_of_a_run_tells_everything(make_run: MakeRun, capsys: pytest.Cap
     )
     for words in (
         "1.00×",
-        "32 near-ties of 32",
+        "32 numerical ties of 32",
         "28 (4 failed)",
         "1.00   reference",
         "✕ Samples failed; no number includes them.\n    medusa: 4 samples",
-        "≈ not distinguishable",
+        "≈ not significant",
     ):
         assert words in told
     assert f"report: {out / 'report.html'}" in told
@@ -195,14 +197,14 @@ def test_a_report_of_an_unfinished_run_says_so(make_run: MakeRun, capsys: pytest
     run = make_run(questions=2)
     assert main(["report", str(run)]) == 0
     assert capsys.readouterr().err == ""
-    lines = (run / ROWS).read_bytes().splitlines(keepends=True)
-    (run / ROWS).write_bytes(b"".join(lines[:5]))
+    lines = (run / SAMPLES).read_bytes().splitlines(keepends=True)
+    (run / SAMPLES).write_bytes(b"".join(lines[:5]))
     assert main(["report", str(run)]) == 0
     assert capsys.readouterr().err == (
         f"ssbench: warning: {run} is not complete (samples are missing): 5 of 24 samples\n"
     )
     assert "The run is not complete (samples are missing): 5 of 24 samples." in (run / "report.html").read_text()
-    (run / ROWS).write_bytes(b"")
+    (run / SAMPLES).write_bytes(b"")
     assert "none of the run's 24 samples" in failing(["report", str(run)], capsys)
 
 

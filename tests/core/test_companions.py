@@ -11,7 +11,7 @@ import pytest
 from specbench_ss import UserError, load_method, load_model
 from specbench_ss.models import resolve
 from specbench_ss.models.load import outline_of
-from specbench_ss.models.resolve import LAB, ORIGIN, companions
+from specbench_ss.models.resolve import LAB, ORIGIN, bundled_drafters
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_fetched_model_has_its_drafters(fetched: Path) -> None:
     target = load_model(str(fetched))
     assert load_method("medusa", target).name == "medusa"
-    assert target.companion("medusa") == outline_of(str(fetched)).companion("medusa")
-    assert target.companion("ss") is None
+    assert target.bundled_drafter("medusa") == outline_of(str(fetched)).bundled_drafter("medusa")
+    assert target.bundled_drafter("ss") is None
 
 
 def test_a_folder_that_does_not_say_where_it_comes_from_has_none(fetched: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_folder_that_does_not_say_where_it_comes_from_has_none(fetched: Path) 
 @pytest.mark.parametrize("name", ["../drafters/smollm2", "other", 3, None])
 def test_a_name_that_no_package_has_gives_none(fetched: Path, name: object) -> None:
     (fetched / ORIGIN).write_text(json.dumps({"name": name}))
-    assert companions(str(fetched)) is None
+    assert bundled_drafters(str(fetched)) is None
 
 
 def test_drafters_of_other_weights_are_refused(fetched: Path) -> None:

@@ -29,7 +29,7 @@ Change = Callable[[dict[str, Any]], None]
 TOO_SLOW = "--fail-on", "speedup<-5%"
 
 
-def rewritten(run: Path, method: str, change: Change, name: str = "rows.jsonl") -> Path:
+def rewritten(run: Path, method: str, change: Change, name: str = "samples.jsonl") -> Path:
     """The run, with every sample of a method changed. name: of the file that has it."""
     file = run / name
     rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -71,7 +71,7 @@ def test_a_method_that_became_slower_is_found_and_no_other(
     a, b = make_run(), slower(make_run(), "ss", 1.25)
     rows = overall(read_run(a), read_run(b))
     assert rows["ss"].changes["speedup"].change == pytest.approx(-0.2)
-    assert [rows[m].changes["speedup"].verdict for m in ("ss", "medusa")] == ["slower", "not distinguishable"]
+    assert [rows[m].changes["speedup"].verdict for m in ("ss", "medusa")] == ["slower", "not significant"]
     assert main(["compare", str(a), str(b), *TOO_SLOW]) == 1
     captured = capsys.readouterr()
     assert "ss is slower" in captured.out and captured.err.startswith("ssbench: --fail-on: speedup of ss changed by")
@@ -87,7 +87,7 @@ def test_a_method_that_became_slower_is_found_and_no_other(
 def test_a_slower_machine_cancels_in_the_speedup_and_not_in_the_times(make_run: MakeRun) -> None:
     a, b = make_run(), slower(make_run(), "", 2)
     rows = overall(read_run(a), read_run(b))
-    assert {row.changes["speedup"].verdict for row in rows.values()} == {"not distinguishable"}
+    assert {row.changes["speedup"].verdict for row in rows.values()} == {"not significant"}
     assert {row.changes["tokens_per_s"].verdict for row in rows.values()} == {"slower"}
     assert rows["ar"].changes["tokens_per_s"].change == pytest.approx(-0.5)
     assert main(["compare", str(a), str(b), "--fail-on", "speedup<-5%"]) == 0
@@ -126,7 +126,7 @@ def test_a_method_that_failed_is_named_with_its_error(
     captured = capsys.readouterr()
     assert f"{method} failed in B: RuntimeError: no luck; no speedup is compared." in captured.out
     assert "0 samples failed in A, 24 in B (RuntimeError: no luck)" in captured.out
-    assert "too few" not in captured.out.lower() and "second line" not in captured.out
+    assert "insufficient data" not in captured.out.lower() and "second line" not in captured.out
     assert f"not judged: speedup of ss: failed ({method} failed in B: RuntimeError: no luck)" in captured.err
     rows = overall(read_run(a), read_run(b))
     assert rows["ss"].changes["speedup"].verdict == rows["ss"].changes["tau"].verdict == "failed"
@@ -163,14 +163,14 @@ def test_tokens_per_step_and_answers_that_changed_are_counted(
     assert rows["medusa"].changes["tau"].change == pytest.approx(-0.5)
     assert (rows["medusa"].changes["tau"].verdict, rows["ss"].changes["tau"].verdict) == (
         "lower",
-        "not distinguishable",
+        "not significant",
     )
 
 
 def test_what_does_not_compare_is_refused_unless_told(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = str(make_run(questions=1)), str(restated(make_run(questions=1), "model", "hash", value="f" * 64))
     assert "model hash (0123456789ab and ffffffffffff)" in failing(["compare", a, b], capsys)
-    assert main(["compare", a, b, "--anyway"]) == 0
+    assert main(["compare", a, b, "--force"]) == 0
     assert "✕" in capsys.readouterr().out
 
 
@@ -190,7 +190,7 @@ def test_configurations_that_differ_are_told_in_words(make_run: MakeRun) -> None
     manifest = json.loads((b / "manifest.json").read_text())
     manifest["methods"][1]["options"]["k"] = 8
     restated(b, "methods", value=manifest["methods"])
-    found = [(d.what, d.a, d.b, d.hinders) for d in compare(a, b).found]
+    found = [(d.what, d.a, d.b, d.blocking) for d in compare(a, b).found]
     assert found == [
         ("seed", "0", "3", False),
         ("version of torch", "2.13.0", "2.14.0", False),
@@ -204,7 +204,7 @@ def test_nothing_in_common_is_a_mistake(make_run: MakeRun, capsys: pytest.Captur
     assert "no method besides ar in common" in failing(["compare", str(a), str(b)], capsys)
     b = make_run(questions=1, categories=("rag",))
     assert "questions in both (none and none)" in failing(["compare", str(a), str(b)], capsys)
-    assert "no question in common" in failing(["compare", str(a), str(b), "--anyway"], capsys)
+    assert "no question in common" in failing(["compare", str(a), str(b), "--force"], capsys)
     with pytest.raises(UserError, match="compare takes run directories"):
         compare(3, a)  # type: ignore[arg-type]
 
@@ -234,8 +234,8 @@ def test_recorded_timings_of_the_same_work_are_not_distinguishable() -> None:
     for run in runs:
         run.manifest.update(FACTS)
     verdicts = [overall(a, b)["ar#2"].changes["speedup"].verdict for a, b in pairs]
-    judged = [verdict for verdict in verdicts if verdict != "too few"]
-    assert len(judged) > 50 and judged.count("not distinguishable") >= 0.95 * len(judged)
+    judged = [verdict for verdict in verdicts if verdict != "insufficient data"]
+    assert len(judged) > 50 and judged.count("not significant") >= 0.95 * len(judged)
 
 
 FACTS: dict[str, Any] = {
@@ -271,4 +271,4 @@ def test_times_that_must_not_be_used_are_void(make_run: MakeRun) -> None:
     rows = overall(a, b)
     for metric in ("speedup", "tokens_per_s"):
         verdicts = {method: row.changes[metric].verdict for method, row in rows.items()}
-        assert verdicts == {"ar": "not distinguishable", "ss": "void", "medusa": "not distinguishable"}
+        assert verdicts == {"ar": "not significant", "ss": "invalid", "medusa": "not significant"}

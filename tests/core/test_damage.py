@@ -14,15 +14,15 @@ from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError
 from specbench_ss.results.analysis import load_run
 from specbench_ss.results.sample_checks import unfinished
-from specbench_ss.runs.config import RunTarget
-from specbench_ss.runs.records import Row, Sameness
-from specbench_ss.runs.run_dir import MANIFEST, QUESTIONS, ROWS, SAMENESS, STEPS, RunDir, read_run
+from specbench_ss.runs.config import OutputOptions
+from specbench_ss.runs.records import OutputMatch, SampleRecord
+from specbench_ss.runs.run_dir import MANIFEST, OUTPUT_MATCH, QUESTIONS, SAMPLES, STEPS, RunDir, read_run
 from specbench_ss.suite import SuiteData
 from tests import conftest
 from tests.core import test_rundir
 from tests.core.test_rundir import put
 
-LINES = (ROWS, STEPS, SAMENESS)
+LINES = (SAMPLES, STEPS, OUTPUT_MATCH)
 NUMBERS = range(6)  # samples: `ar` and `m` on three questions, with 0, 1, 2, 0, 1 and 2 steps
 HELD = [1, 3, 5]
 
@@ -30,13 +30,13 @@ HELD = [1, 3, 5]
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # many files: the disk is not what is tested
-    with RunDir.open(RunTarget(tmp_path / "run"), _manifest(), test_rundir.QUESTIONS) as run:
+    with RunDir.open(OutputOptions(tmp_path / "run"), _manifest(), test_rundir.QUESTIONS) as run:
         _go_on(run)
         run.update(status="complete")
     return tmp_path / "run"
 
 
-def sample(i: int) -> tuple[Row, list[Step]]:
+def sample(i: int) -> tuple[SampleRecord, list[Step]]:
     row, steps = test_rundir.sample(i)
     row.question_id, row.method = f"q{i // 2}", ("ar", "m")[i % 2]
     return row, steps
@@ -54,12 +54,12 @@ def _go_on(run: RunDir) -> list[int]:
     for i in todo:
         run.append(*sample(i))
     for i in HELD:
-        if sample(i)[0].key not in run.judged:
-            run.append_sameness(Sameness(*sample(i)[0].key, verdict="identical"))
+        if sample(i)[0].key not in run.compared_keys:
+            run.append_output_match(OutputMatch(*sample(i)[0].key, verdict="identical"))
     return todo
 
 
-@pytest.mark.parametrize("name", [ROWS, SAMENESS])
+@pytest.mark.parametrize("name", [SAMPLES, OUTPUT_MATCH])
 def test_a_last_line_that_is_cut_is_made_again(path: Path, name: str) -> None:
     before = {name: (path / name).read_bytes() for name in LINES}
     end = len(before[name]) - 1
@@ -67,15 +67,15 @@ def test_a_last_line_that_is_cut_is_made_again(path: Path, name: str) -> None:
     for size in [start, *random.Random(0).sample(range(start + 1, end), 10), end]:
         put(path, {**before, name: before[name][:size]})
         run = read_run(path)
-        assert unfinished(run) and len(run.rows) == len(NUMBERS) - (name == ROWS)
+        assert unfinished(run) and len(run.rows) == len(NUMBERS) - (name == SAMPLES)
         assert (path / name).read_bytes() == before[name][:size]  # reading changes nothing
-        with RunDir.open(RunTarget(path, resume=True), _manifest(), test_rundir.QUESTIONS) as resumed:
-            assert _go_on(resumed) == ([5] if name == ROWS else [])
+        with RunDir.open(OutputOptions(path, resume=True), _manifest(), test_rundir.QUESTIONS) as resumed:
+            assert _go_on(resumed) == ([5] if name == SAMPLES else [])
             resumed.update(status="complete")
         done = read_run(path)
         assert [row.index for row in done.rows] == list(NUMBERS) and not unfinished(done)
         assert [done.steps.of(row.key).steps() for row in done.rows] == [sample(i)[1] for i in NUMBERS]
-        assert len(done.sameness) == len(HELD)
+        assert len(done.output_match) == len(HELD)
 
 
 def test_steps_that_are_lost_are_one_line(path: Path) -> None:
@@ -85,7 +85,7 @@ def test_steps_that_are_lost_are_one_line(path: Path) -> None:
         put(path, {STEPS: b"".join(left)})
         for act in (
             lambda: read_run(path),
-            lambda: RunDir.open(RunTarget(path, resume=True), _manifest(), test_rundir.QUESTIONS),
+            lambda: RunDir.open(OutputOptions(path, resume=True), _manifest(), test_rundir.QUESTIONS),
         ):
             with pytest.raises(UserError, match=f"steps.jsonl is damaged: it lacks steps of {said}"):
                 act()
@@ -93,7 +93,7 @@ def test_steps_that_are_lost_are_one_line(path: Path) -> None:
 
 
 def test_verdicts_that_are_lost_are_said(path: Path) -> None:
-    put(path, {SAMENESS: (path / SAMENESS).read_bytes().splitlines(keepends=True)[1]})
+    put(path, {OUTPUT_MATCH: (path / OUTPUT_MATCH).read_bytes().splitlines(keepends=True)[1]})
     assert load_run(path).unfinished == (
         "not complete (2 answers were not compared with the reference's): 6 of 6 samples"
     )
@@ -105,7 +105,7 @@ def test_a_file_that_is_a_folder_is_one_line(path: Path, name: str) -> None:
     (path / name).mkdir()
     for act in (
         lambda: read_run(path),
-        lambda: RunDir.open(RunTarget(path, resume=True), _manifest(), test_rundir.QUESTIONS),
+        lambda: RunDir.open(OutputOptions(path, resume=True), _manifest(), test_rundir.QUESTIONS),
     ):
         with pytest.raises(UserError, match=rf"(?i){name}: is a directory"):
             act()
@@ -113,14 +113,14 @@ def test_a_file_that_is_a_folder_is_one_line(path: Path, name: str) -> None:
 
 def test_a_forked_process_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    with RunDir.open(RunTarget(path), _manifest(), test_rundir.QUESTIONS) as run:
+    with RunDir.open(OutputOptions(path), _manifest(), test_rundir.QUESTIONS) as run:
         run.append(*sample(0))
         before = {file.name: file.read_bytes() for file in path.iterdir()}
         reader, writer = os.pipe()
         if not os.fork():
             said = [_refusal(act) for act in (
                 lambda: run.append(*sample(1)),
-                lambda: run.append_sameness(Sameness(*sample(1)[0].key, verdict="identical")),
+                lambda: run.append_output_match(OutputMatch(*sample(1)[0].key, verdict="identical")),
                 lambda: run.append_beside("drafts.jsonl", {}),
                 lambda: run.update(status="complete"),
             )]  # fmt: skip

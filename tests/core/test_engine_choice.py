@@ -16,22 +16,22 @@ from specbench_ss.bench import runner as measure
 from specbench_ss.bench.preflight import changed, conditions
 from specbench_ss.cli import tune as tune_work
 from specbench_ss.cli.main import main
-from specbench_ss.engine.batching import check_together, set_aside
-from specbench_ss.engine.cuda_graphs import StaticPasses, called
-from specbench_ss.engine.generate import Limits
+from specbench_ss.engine.batching import check_together, graphs_disabled
+from specbench_ss.engine.cuda_graphs import CudaGraphRunner, run_eagerly
+from specbench_ss.engine.generate import StopParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import fine_tuned
 from specbench_ss.models.tiny import tiny_target
 from specbench_ss.options import REFERENCE, MethodSpec
 from specbench_ss.registry import load_method
-from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.config import OutputOptions, RunConfig
 from specbench_ss.runs.manifest import engine_of
 from specbench_ss.runs.preset import read_preset
 from specbench_ss.runs.run_dir import RunDir
 from specbench_ss.suite import SuiteData
-from specbench_ss.tuning.search import Book, Cost
-from specbench_ss.tuning.session import DecoderBench, Tuned
+from specbench_ss.tuning.search import Cost, Measurements
+from specbench_ss.tuning.session import DecoderBench, TuneResult
 from tests import conftest
 
 
@@ -43,7 +43,7 @@ def lab() -> Target:
 @pytest.fixture
 def replayed(lab: Target) -> Target:
     """The same with passes over buffers, which are called in place of being replayed."""
-    lab.passes = StaticPasses(called)
+    lab.graphs = CudaGraphRunner(run_eagerly)
     return lab
 
 
@@ -80,9 +80,9 @@ def manifest(engine: str, asked: str | None = None) -> dict[str, Any]:
 def test_a_run_goes_on_by_the_engine_that_it_was_begun_with(
     begun: dict[str, Any], here: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
-    RunDir.open(RunTarget(tmp_path), begun).close()
+    RunDir.open(OutputOptions(tmp_path), begun).close()
     try:
-        RunDir.open(RunTarget(tmp_path, resume=True), here).close()
+        RunDir.open(OutputOptions(tmp_path, resume=True), here).close()
     except UserError as error:
         assert told and told in str(error)
     else:
@@ -114,7 +114,7 @@ def test_a_model_by_name_goes_on_with_what_a_loaded_one_began(
 def test_a_preset_is_tuned_and_noted_with_the_engine_of_runs(
     tmp_path: Path, replayed: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, ss, book, out = [], MethodSpec("ss"), Book(), tmp_path / "p.yaml"
+    asked, ss, book, out = [], MethodSpec("ss"), Measurements(), tmp_path / "p.yaml"
     block = book.open_block(0)
     for label in ("ar", "ss"):
         book.add(label, block, Cost(1.0, 10))
@@ -124,13 +124,13 @@ def test_a_preset_is_tuned_and_noted_with_the_engine_of_runs(
         return replayed
 
     monkeypatch.setattr(tune_work, "load_target", loaded)
-    monkeypatch.setattr(tune_work, "tune", lambda *_: Tuned(ss, ss, ss, book, book))
+    monkeypatch.setattr(tune_work, "tune", lambda *_: TuneResult(ss, ss, ss, book, book))
     for engine in ((), ("--engine", "eager")):
         assert main(["tune", "ss", "--categories", "qa", "--out", str(out), "--device", "cpu", *engine]) == 0
     assert asked == ["auto", "eager"]
     made_for = read_preset(out).made_for
     assert made_for["engine"] == "graph"
-    replayed.passes = None
+    replayed.graphs = None
     assert changed(made_for, conditions(replayed)) == "engine graph, here eager"
 
 
@@ -138,13 +138,13 @@ def test_tuning_measures_no_answer_during_which_a_pass_was_recorded(
     replayed: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, reference, during = MethodSpec("pld"), load_method(MethodSpec(REFERENCE), replayed), list[int]()
-    bench = DecoderBench(spec, load_method(spec, replayed), reference, [[5, 6, 7, 5, 6]], Limits(8))
+    bench = DecoderBench(spec, load_method(spec, replayed), reference, [[5, 6, 7, 5, 6]], StopParams(8))
     answer = bench._answer
 
     def watched(*asked: Any) -> Cost:
-        assert replayed.passes is not None
-        before, cost = replayed.passes.made, answer(*asked)
-        during.append(replayed.passes.made - before)
+        assert replayed.graphs is not None
+        before, cost = replayed.graphs.n_captures, answer(*asked)
+        during.append(replayed.graphs.n_captures - before)
         return cost
 
     monkeypatch.setattr(bench, "_answer", watched)
@@ -162,36 +162,36 @@ def test_tuning_measures_no_answer_during_which_a_pass_was_recorded(
 def test_a_loaded_model_makes_the_whole_of_a_run_with_several_requests_by_eager_steps(
     replayed: Target, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    passes, computed = replayed.passes, replayed.computed
+    passes, computed = replayed.graphs, replayed.computed
     found = short_run(tmp_path, replayed, batch_size=2)
     assert engine_of(found) == "eager" and found["config"]["engine"] == "auto"
     assert found["model"]["computed"].startswith(computed) and "not in this run" in found["model"]["computed"]
     warned = [*found.get("warnings", ()), *(str(warning.message) for warning in recwarn)]
     assert not [text for text in warned if "engine" in text or "eagerly" in text]
-    assert passes is not None and passes.made == 0, "one request at a time is eager too"
-    assert replayed.passes is passes and replayed.computed == computed
+    assert passes is not None and passes.n_captures == 0, "one request at a time is eager too"
+    assert replayed.graphs is passes and replayed.computed == computed
     assert engine_of(short_run(tmp_path / "alone", replayed)) == "graph"
 
 
 def test_a_model_is_as_before_where_such_a_run_fails(replayed: Target, tmp_path: Path) -> None:
-    passes = replayed.passes
+    passes = replayed.graphs
     with pytest.raises(UserError, match="it remembers earlier prompts"):
         run("suffix[past=on]", model=replayed, limit=1, categories="qa,math", batch_size=2, out=tmp_path / "run")
-    assert replayed.passes is passes
+    assert replayed.graphs is passes
 
 
 def test_models_in_its_place_follow_it_into_such_a_run_and_out_of_it(tmp_path: Path) -> None:
     target = tiny_target("llama", words=61)
     before = fine_tuned(target)
-    target.passes = StaticPasses(called)
+    target.graphs = CudaGraphRunner(run_eagerly)
     during, replayed_before = None, fine_tuned(target)
     assert (before.engine, replayed_before.engine) == ("eager", "graph")
-    passes, computed = replayed_before.passes, replayed_before.computed
-    with set_aside(target):
+    passes, computed = replayed_before.graphs, replayed_before.computed
+    with graphs_disabled(target):
         during = fine_tuned(target)
         assert {model.engine for model in (target, before, replayed_before, during)} == {"eager"}
     assert (target.engine, before.engine, during.engine) == ("graph", "eager", "graph")
-    assert replayed_before.passes is passes and replayed_before.computed == computed
+    assert replayed_before.graphs is passes and replayed_before.computed == computed
     del before, replayed_before, during
     gc.collect()
     assert not target.derived, "nobody uses them any more"
@@ -204,7 +204,7 @@ def test_a_method_with_a_model_of_its_own_that_is_in_use_is_loaded_again_for_suc
     """It has the model that is in use, whose steps are replayed before and after."""
     in_use = load_method(MethodSpec(name, {}), replayed)
     assert in_use.target is not replayed and in_use.target.engine == "graph"
-    with set_aside(replayed):
+    with graphs_disabled(replayed):
         again = load_method(MethodSpec(name, {}), replayed)
         assert again.target is in_use.target
         check_together(again)
@@ -220,7 +220,7 @@ def test_the_peak_of_memory_is_not_told_where_steps_are_replayed(
 ) -> None:
     """What a replay needs in between lies in memory that counts as free."""
     monkeypatch.setattr(runner, "peak_memory", lambda *devices: nullcontext(lambda: 7))
-    lab.passes = StaticPasses(called) if engine == "graph" else None
+    lab.graphs = CudaGraphRunner(run_eagerly) if engine == "graph" else None
     short_run(tmp_path / "run", lab)
     peaks = set(load_run(tmp_path / "run").samples["peak_memory_bytes"].dropna())
     assert peaks == ({7} if engine == "eager" else set())

@@ -36,13 +36,17 @@ def test_what_is_exported_comes_back_with_the_numbers_of_the_run(
             "speedup",
             "speedup_geomean",
             "speedup_specbench",
-            "tau",
+            "mean_acceptance_length",
             "tokens_per_s",
             "n_prompts",
             "n_questions",
         ):
             assert getattr(again, name) == pytest.approx(getattr(row, name)), (name, row.method)
-        assert again.tau_written == pytest.approx(row.tau) and again.first_apart and not again.bonus_left_out
+        assert (
+            again.tau_written == pytest.approx(row.mean_acceptance_length)
+            and again.first_apart
+            and not again.bonus_left_out
+        )
         assert again.comparison == row.comparison
         assert again.speedup_interval == (row.speedup_interval and pytest.approx(row.speedup_interval))
 
@@ -106,11 +110,11 @@ def called_rows(run: Path) -> Path:
 def test_nothing_is_written_over_a_run(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
-    """A method called `rows` has the answer file rows.jsonl."""
+    """A method called `rows` has the answer file samples.jsonl."""
     run, link, other = called_rows(make_run(labels=("ar", "ss"), questions=1)), tmp_path / "link", make_run(questions=1)
     link.symlink_to(run)
     before = {file: file.read_bytes() for file in (*run.iterdir(), *other.iterdir())}
-    for out in (run, link, run / "new", link / "rows.jsonl", other, other / "a" / "b"):
+    for out in (run, link, run / "new", link / "samples.jsonl", other, other / "a" / "b"):
         assert "run directory" in failing(["export", str(run), "--form", form, "--out", str(out)], capsys)
     if form != "markdown":
         (run / form).symlink_to(other)
@@ -160,7 +164,9 @@ def test_tau_is_counted_the_same_way_whatever_a_file_counts_as_a_step(tmp_path: 
         "inside": [_line(q, [12], [3] * 4) for q in range(5)],
     }
     rows = scored(tmp_path, ar=plain(5), **files)
-    assert {name: row.tau for name, row in rows.items()} == pytest.approx(dict.fromkeys(files, 3.0) | {"ar": 1.0})
+    assert {name: row.mean_acceptance_length for name, row in rows.items()} == pytest.approx(
+        dict.fromkeys(files, 3.0) | {"ar": 1.0}
+    )
     assert rows["bonus"].tau_written == 2 and rows["bonus"].bonus_left_out and not rows["apart"].bonus_left_out
     assert rows["over"].beyond == 3 and rows["over"].tau_written == pytest.approx(63 / 20)
     assert [rows[name].first_apart for name in ("apart", "bonus", "over", "inside", "ar")] == [True] * 3 + [False] * 2

@@ -17,8 +17,8 @@ from tests.conftest import MakeRun
 CASES: list[tuple[dict[str, Any], str, int]] = [
     ({"verdict": "mismatch"}, "mismatch", 1),
     ({"verdict": "mismatch"}, "failed,unstable", 0),
-    ({"verdict": "near-tie"}, "near-tie", 1),
-    ({"verdict": "length"}, "mismatch,length", 1),
+    ({"verdict": "numerical tie"}, "numerical-tie", 1),
+    ({"verdict": "length differs"}, "mismatch,length-differs", 1),
     ({"failing": ("ss",)}, "failed", 1),
     ({"failing": ("ss",)}, "", 0),
     ({}, ",".join(name for name in FINDINGS if name not in ("unstable", "not-checked")), 0),

@@ -34,7 +34,7 @@ def times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, float]:
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
     made = {"float32": 40.0, "bfloat16": 21.0, "float16-weights": 30.0}
     monkeypatch.setattr(cpu_dtype, "has_bfloat16", lambda: True)
-    monkeypatch.setattr(cpu_dtype, "may_halve", lambda: True)
+    monkeypatch.setattr(cpu_dtype, "supports_fp16_gemm", lambda: True)
     monkeypatch.setattr(cpu_dtype, "pass_ms", lambda form, *_: {"1": made[form], "16": made[form] + 4})
     return made
 
@@ -117,7 +117,7 @@ def test_nothing_is_measured_where_there_is_no_choice(times: dict[str, float]) -
 
 def test_a_processor_without_such_products_stays_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_dtype, "has_bfloat16", lambda: False)
-    monkeypatch.setattr(cpu_dtype, "may_halve", lambda: False)
+    monkeypatch.setattr(cpu_dtype, "supports_fp16_gemm", lambda: False)
     assert chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG) == ("float32", "")
 
 

@@ -15,10 +15,10 @@ import pytest
 from specbench_ss import load_run
 from specbench_ss.engine.decoder import Step
 from specbench_ss.results.analysis import analyse
-from specbench_ss.results.frames import LEVELS, MACHINE, SAMENESS, SAMPLES, STEPS, SUMMARY, TELEMETRY
+from specbench_ss.results.frames import LEVELS, MACHINE, OUTPUT_MATCH, SAMPLES, STEPS, SUMMARY, TELEMETRY
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.columns import Column
-from specbench_ss.runs.records import Row
+from specbench_ss.runs.records import SampleRecord
 
 DOCS = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 MakeRun = Callable[..., Path]
@@ -36,7 +36,7 @@ def documented(heading: str) -> list[Column]:
     [
         ("`samples`", SAMPLES),
         ("`steps`", STEPS),
-        ("`sameness`", SAMENESS),
+        ("`output_match`", OUTPUT_MATCH),
         ("`summary()`", SUMMARY),
         ("`telemetry`", TELEMETRY),
         ("`machine()`", MACHINE),
@@ -54,18 +54,20 @@ def test_the_documented_columns_are_the_real_ones(heading: str, columns: tuple[C
 
 
 def test_every_field_that_is_recorded_is_in_the_frames() -> None:
-    names = {columns: {c.name for c in columns} for columns in (SAMPLES, STEPS, SAMENESS, SUMMARY)}
-    assert {field.name for field in fields(Row)} | {"judged"} == names[SAMPLES]  # which another file holds
+    names = {columns: {c.name for c in columns} for columns in (SAMPLES, STEPS, OUTPUT_MATCH, SUMMARY)}
+    assert {field.name for field in fields(SampleRecord)} | {"judge_score"} == names[
+        SAMPLES
+    ]  # which another file holds
     assert {field.name for field in fields(Step)} <= names[STEPS]
-    elsewhere = {"speedup_interval", "reference_interval", "quality_interval", "judged_interval", "sameness"}
+    elsewhere = {"speedup_interval", "reference_interval", "quality_interval", "judge_score_interval", "output_match"}
     assert {field.name for field in fields(SummaryRow)} - elsewhere <= names[SUMMARY]
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for found in names.values() for name in found)
 
 
 def test_the_frames_hold_what_the_directory_holds(make_run: MakeRun) -> None:
-    path = make_run(failing=("medusa",), verdict="near-tie")
+    path = make_run(failing=("medusa",), verdict="numerical tie")
     results = load_run(str(path))
-    rows = [json.loads(line) for line in (path / "rows.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (path / "samples.jsonl").read_text().splitlines()]
     assert results.samples["token_ids"].map(lambda ids: None if ids is pd.NA else ids).tolist() == [
         row["token_ids"] for row in rows
     ]
@@ -75,7 +77,7 @@ def test_the_frames_hold_what_the_directory_holds(make_run: MakeRun) -> None:
     good = results.samples[results.samples["status"] == "ok"].set_index(["question_id", "turn", "method", "repeat"])
     assert np.allclose(steps.astype(float), good.loc[steps.index, "decode_s"].astype(float))
     row = results.summary().set_index(["category", "method"]).loc[("overall", "ss")]
-    assert (row["n_near_tie"], row["n_identical"], row["output"]) == (24, 0, "24 near-ties of 24")
+    assert (row["n_numerical_tie"], row["n_identical"], row["output"]) == (24, 0, "24 numerical ties of 24")
     assert row["speedup_low"] < row["speedup"] < row["speedup_high"]
 
 
@@ -95,7 +97,11 @@ def test_the_table_and_the_report_show_the_numbers_of_the_summary(
     row = analyse(read).summary().set_index(["category", "method"]).loc[("overall", "ss")]
     print_tables(analyse(read), Console())
     shown = capsys.readouterr().out
-    assert f"{row['speedup']:.2f}×" in shown and f"{row['tau']:.2f}" in shown and f"{row['tokens_per_s']:.1f}" in shown
+    assert (
+        f"{row['speedup']:.2f}×" in shown
+        and f"{row['mean_acceptance_length']:.2f}" in shown
+        and f"{row['tokens_per_s']:.1f}" in shown
+    )
     load(REPORTS, "html")().write(analyse(read), tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text()
     others = html.partition('id="others-table"')[2].partition("</table>")[0]

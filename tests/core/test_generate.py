@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from specbench_ss.engine.decoder import Decoder, State
-from specbench_ss.engine.generate import Cutter, Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import Decoder, DecodeState
+from specbench_ss.engine.generate import StopChecker, StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import Verdict, verify
+from specbench_ss.engine.verify import VerifyResult, verify
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.models.resolve import find_folder
@@ -33,16 +33,16 @@ class Oracle(Decoder):
         self.answer = answer
         self.caches: list[tuple[list[int], torch.Tensor]] = []
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         n = len(state.ids)
         tokens, parents, right = [int(state.root)], [-1], 0
         for token in self.answer[n : n + 3]:
             tokens += [(token + 1) % 61, token, (token + 2) % 61]
             parents += [right] * 3
             right = len(tokens) - 2
-        return DraftTree.of(torch.tensor(tokens), parents)
+        return DraftTree.from_parents(torch.tensor(tokens), parents)
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
         layers = [
             torch.stack((k[:, :, :n], v[:, :, :n]))
             for k, v, n in zip(state.cache.keys, state.cache.values, state.cache.lengths, strict=True)
@@ -52,15 +52,17 @@ class Oracle(Decoder):
 
 
 def oracle(target: Target, tokens: int = 40) -> Oracle:
-    return Oracle(target, PROMPT + generate(Autoregressive(target), PROMPT, Limits(tokens), Sampling()).tokens)
+    return Oracle(
+        target, PROMPT + generate(Autoregressive(target), PROMPT, StopParams(tokens), SamplingParams()).tokens
+    )
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_the_cache_after_every_step_is_that_of_a_fresh_prefill(kind: str) -> None:
     target = Target(tiny_model(kind))
     decoder = oracle(target)
-    result = generate(decoder, PROMPT, Limits(30), Sampling())
-    assert max(s.accepted for s in result.steps) == 3
+    result = generate(decoder, PROMPT, StopParams(30), SamplingParams())
+    assert max(s.accepted_tokens for s in result.steps) == 3
     with torch.inference_mode():
         for ids, held in decoder.caches:
             fresh = target.new_cache(200)
@@ -80,12 +82,12 @@ def target() -> Target:
 @pytest.mark.parametrize("limit", range(1, 12))
 def test_max_new_tokens_is_exact_and_what_is_cut_is_overshoot(target: Target, limit: int) -> None:
     decoder = oracle(target)
-    result = generate(decoder, PROMPT, Limits(limit), Sampling())
+    result = generate(decoder, PROMPT, StopParams(limit), SamplingParams())
     assert result.tokens == decoder.answer[len(PROMPT) : len(PROMPT) + limit]
     assert result.finish == "length"
     assert len(result.tokens) == result.prefill_tokens + sum(s.tokens for s in result.steps)
-    made = 1 + sum(s.accepted + 1 for s in result.steps)
-    assert result.overshoot == made - limit
+    made = 1 + sum(s.accepted_tokens + 1 for s in result.steps)
+    assert result.tokens_past_stop == made - limit
 
 
 @pytest.mark.parametrize("at", range(0, 10))
@@ -93,7 +95,7 @@ def test_an_end_token_inside_a_block_ends_the_answer_there(target: Target, at: i
     decoder = oracle(target)
     answer = decoder.answer[len(PROMPT) :]
     end = answer[at]
-    result = generate(decoder, PROMPT, Limits(40, frozenset({end})), Sampling())
+    result = generate(decoder, PROMPT, StopParams(40, frozenset({end})), SamplingParams())
     assert result.finish == "eos"
     assert result.tokens == answer[: answer.index(end) + 1]
 
@@ -113,7 +115,7 @@ def test_a_stop_string_ends_the_answer_with_the_token_that_completes_it() -> Non
     decoder = oracle(target)
     answer = decoder.answer[len(PROMPT) :]
     stop = target.decode_text(answer[4:7])
-    result = generate(decoder, PROMPT, Limits(40, stop_strings=(stop,)), Sampling())
+    result = generate(decoder, PROMPT, StopParams(40, stop_strings=(stop,)), SamplingParams())
     text = target.decode_text(answer)
     assert result.finish == "stop"
     assert target.decode_text(result.tokens) == text[: text.index(stop) + len(stop)]
@@ -124,7 +126,7 @@ def test_a_stop_string_ends_the_answer_with_the_token_that_completes_it() -> Non
 def test_a_stop_string_of_many_bytes_is_found_at_the_token_that_completes_it(stop: str, at_once: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(find_folder("lab"))  # byte-level: these characters are many tokens
     target: Any = SimpleNamespace(context_length=10_000, decode_text=tokenizer.decode)
-    cutter = Cutter(target, Limits(9_000, stop_strings=("zz", stop)), 1)
+    cutter = StopChecker(target, StopParams(9_000, stop_strings=("zz", stop)), 1)
     tokens = tokenizer(f"äöü 🌍 before {stop} after", add_special_tokens=False)["input_ids"]
     answer: list[int] = []
     finish = None
@@ -142,18 +144,18 @@ def test_a_stop_string_of_many_bytes_is_found_at_the_token_that_completes_it(sto
 def test_the_end_of_the_context(kind: str, length: int) -> None:
     target = Target(tiny_model(kind))  # context of 128
     prompt = [3 + i % 50 for i in range(length)]
-    reference = generate(Autoregressive(target), prompt, Limits(1000), Sampling())
+    reference = generate(Autoregressive(target), prompt, StopParams(1000), SamplingParams())
     decoder = Oracle(target, prompt + reference.tokens + [1, 1, 1])
-    result = generate(decoder, prompt, Limits(1000), Sampling())
+    result = generate(decoder, prompt, StopParams(1000), SamplingParams())
     assert result.tokens == reference.tokens
     assert (result.finish, len(prompt) + len(result.tokens)) == ("context", 128)
 
 
 def test_a_prompt_that_does_not_fit_is_one_line(target: Target) -> None:
     with pytest.raises(UserError, match="128 tokens, the context of"):
-        generate(Autoregressive(target), [3] * 128, Limits(5), Sampling())
+        generate(Autoregressive(target), [3] * 128, StopParams(5), SamplingParams())
     with pytest.raises(UserError, match="empty"):
-        generate(Autoregressive(target), [], Limits(5), Sampling())
+        generate(Autoregressive(target), [], StopParams(5), SamplingParams())
 
 
 def test_each_part_of_a_step_is_timed_as_what_it_is(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,12 +171,12 @@ def test_each_part_of_a_step_is_timed_as_what_it_is(target: Target, monkeypatch:
         return slow
 
     decoder: Any = oracle(target)
-    for seconds, part in ((1.0, "propose"), (10.0, "forward"), (100.0, "observe")):
+    for seconds, part in ((1.0, "propose"), (10.0, "forward"), (100.0, "update")):
         setattr(decoder, part, lasting(seconds, getattr(decoder, part)))
     for place in ("decoder", "generate"):  # of a step, of the prompt
         monkeypatch.setattr(f"specbench_ss.engine.{place}.verify", lasting(1000.0, verify))
     monkeypatch.setattr("specbench_ss.engine.timing.time", SimpleNamespace(perf_counter=lambda: now))
-    result = generate(decoder, PROMPT, Limits(9), Sampling())
+    result = generate(decoder, PROMPT, StopParams(9), SamplingParams())
     parts = [(s.draft_s, s.verify_s, s.accept_s, s.host_s, s.total_s) for s in result.steps]
     # the last step ends the answer, so nothing is left to observe
     assert parts == [(101.0, 10.0, 1000.0, 0.0, 1111.0)] * (len(parts) - 1) + [(1.0, 10.0, 1000.0, 0.0, 1011.0)]
@@ -183,7 +185,7 @@ def test_each_part_of_a_step_is_timed_as_what_it_is(target: Target, monkeypatch:
 
 def test_same_seed_same_tokens_other_seed_others(target: Target) -> None:
     def tokens(seed: int) -> list[int]:
-        return generate(Autoregressive(target), PROMPT, Limits(20), Sampling(1.5, seed=seed)).tokens
+        return generate(Autoregressive(target), PROMPT, StopParams(20), SamplingParams(1.5, seed=seed)).tokens
 
     assert tokens(1) == tokens(1)
     assert len({tuple(tokens(s)) for s in range(5)}) > 1

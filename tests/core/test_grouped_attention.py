@@ -28,8 +28,8 @@ def test_few_rows_attend_as_torch_has_it(
     """Against float64. A mask of bool says what is seen; each sequence of a batch may have a mask of its own."""
     if kind == "none" and rows > 1:
         return
-    monkeypatch.setattr(attention, "way_of", lambda of, one_row, masked, keys, sequences: way)
-    monkeypatch.setattr(Heads, "ways", property(lambda of: (way,)))  # as where something is measured
+    monkeypatch.setattr(attention, "backend_of", lambda of, one_row, masked, keys, sequences: way)
+    monkeypatch.setattr(Heads, "backends", property(lambda of: (way,)))  # as where something is measured
     rng, keys = torch.Generator().manual_seed(rows), rows + 20
     query, key, value = (torch.randn(2, n, r, 16, generator=rng) for n, r in ((6, rows), (2, keys), (2, keys)))
     seen = torch.rand(2 if kind == "of each" else 1, 1, rows, keys, generator=rng) < 0.7
@@ -48,9 +48,9 @@ def test_few_rows_attend_as_torch_has_it(
 
 @pytest.mark.parametrize("count", [256, 1024])
 @pytest.mark.parametrize("case", [ONE, SEVERAL])
-@pytest.mark.parametrize("fast", HEADS.ways)
+@pytest.mark.parametrize("fast", HEADS.backends)
 def test_a_probe_takes_the_fastest_way(fast: str, case: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in HEADS.ways:
+    for name in HEADS.backends:
         seconds = 0 if name == fast else 0.02
         monkeypatch.setitem(attention.WAYS, name, lambda *given, seconds=seconds: time.sleep(seconds))
     assert attention.fastest.__wrapped__(HEADS, case, count, 1) == fast
@@ -58,15 +58,15 @@ def test_a_probe_takes_the_fastest_way(fast: str, case: str, count: int, monkeyp
 
 def test_on_cuda_and_in_float32_nothing_is_measured() -> None:
     for heads in (HEADS._replace(device="cuda:0"), HEADS._replace(dtype=torch.float32), HEADS._replace(device="meta")):
-        assert heads.ways == () and attention.in_words(heads) == ""
+        assert heads.backends == () and attention.describe(heads) == ""
 
 
 def test_a_batch_is_not_copied_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "fastest", lambda of, case, count, threads: IN_FLOAT32)
-    assert [attention.way_of(HEADS, True, False, 9, sequences) for sequences in (1, 8)] == [IN_FLOAT32, PRODUCTS]
+    assert [attention.backend_of(HEADS, True, False, 9, sequences) for sequences in (1, 8)] == [IN_FLOAT32, PRODUCTS]
 
 
 def test_what_is_faster_over_many_keys_is_taken_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "fastest", lambda of, case, count, threads: PRODUCTS if count > 256 else KERNEL)
-    assert [attention.way_of(HEADS, False, True, keys) for keys in (511, 512)] == [KERNEL, PRODUCTS]
-    assert attention.in_words(HEADS).endswith(f"of few {KERNEL} from 0 keys, of few {PRODUCTS} from 512 keys")
+    assert [attention.backend_of(HEADS, False, True, keys) for keys in (511, 512)] == [KERNEL, PRODUCTS]
+    assert attention.describe(HEADS).endswith(f"of few {KERNEL} from 0 keys, of few {PRODUCTS} from 512 keys")

@@ -10,20 +10,22 @@ import torch
 from specbench_ss import load_model, load_run
 from specbench_ss.cli.main import main
 from specbench_ss.engine import cpu_kernels
-from specbench_ss.engine.cpu_kernels import LeanBlock
+from specbench_ss.engine.cpu_kernels import FusedBlock
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.devices import resolve_dtype
 from specbench_ss.models.tiny import tiny_model
 from specbench_ss.registry import method_class
 
-needs_halves = pytest.mark.skipif(not cpu_kernels.may_halve(), reason="this build of torch has no float16 weights")
+needs_halves = pytest.mark.skipif(
+    not cpu_kernels.supports_fp16_gemm(), reason="this build of torch has no float16 weights"
+)
 
 
 def test_matrices_are_rounded_and_vectors_are_not() -> None:
     model = tiny_model("llama")
     model.model.norm.weight.data.fill_(1.0001)
-    target = Target(model, rounded=True)
+    target = Target(model, fp16_weights=True)
     assert all(cpu_kernels.is_half(p) for p in model.parameters() if p.ndim > 1)
     assert float(model.model.norm.weight[0]) == pytest.approx(1.0001, abs=1e-7)
     assert (target.number_format, target.dtype) == ("float16-weights", torch.float32)
@@ -33,7 +35,7 @@ def test_matrices_are_rounded_and_vectors_are_not() -> None:
 def test_the_lean_pass_is_the_rounded_models_own() -> None:
     model, ids = tiny_model("llama"), list(range(3, 40))
     own = copy.deepcopy(model)
-    target = Target(model, rounded=True)
+    target = Target(model, fp16_weights=True)
     assert "weights in float16" in target.computed
     for p in own.parameters():
         if p.ndim > 1:
@@ -44,9 +46,9 @@ def test_the_lean_pass_is_the_rounded_models_own() -> None:
 
 
 def test_a_target_of_other_weights_keeps_the_form() -> None:
-    target = Target(tiny_model("llama"), name="one", rounded=True)
+    target = Target(tiny_model("llama"), name="one", fp16_weights=True)
     other = target.with_model(copy.deepcopy(tiny_model("llama")), "hash")
-    assert (other.rounded, other.name, other.weights_hash) == (True, "one", "hash")
+    assert (other.fp16_weights, other.name, other.weights_hash) == (True, "one", "hash")
     assert all(cpu_kernels.is_half(p) for p in other.model.parameters() if p.ndim > 1)
 
 
@@ -55,7 +57,7 @@ def test_a_number_that_float16_does_not_hold_is_named_before_anything_changes() 
     model.lm_head.weight.data[0, 0] = 7e4
     before = model.model.embed_tokens.weight.clone()
     with pytest.raises(UserError, match=r"lm_head\.weight has numbers beyond 65,504.*float32"):
-        Target(model, rounded=True)
+        Target(model, fp16_weights=True)
     assert torch.equal(before, model.model.embed_tokens.weight)
 
 
@@ -66,8 +68,10 @@ def test_it_is_for_cpus() -> None:
 
 
 def test_the_lab_is_the_same_model_either_way() -> None:
-    rounded, plain = load_model("lab", dtype="float16-weights"), load_model("lab")
-    assert all(torch.equal(a, b) for a, b in zip(rounded.model.parameters(), plain.model.parameters(), strict=True))
+    fp16_weights, plain = load_model("lab", dtype="float16-weights"), load_model("lab")
+    assert all(
+        torch.equal(a, b) for a, b in zip(fp16_weights.model.parameters(), plain.model.parameters(), strict=True)
+    )
 
 
 def test_a_run_says_what_was_rounded(tmp_path: object) -> None:
@@ -76,18 +80,18 @@ def test_a_run_says_what_was_rounded(tmp_path: object) -> None:
     assert main([*command, "--dtype", "float16-weights"]) == 0
     run = load_run(out)
     assert run.manifest["model"]["dtype"] == "float16-weights"
-    assert set(run.sameness["verdict"].dropna()) == {"identical"}
+    assert set(run.output_match["verdict"].dropna()) == {"identical"}
 
 
 @needs_halves
 @torch.inference_mode()
 def test_a_drafter_is_rounded_whole_and_read_as_the_model_is() -> None:
-    target = Target(tiny_model("llama"), rounded=True)
-    decoder = next(iter(method_class("eagle").examples(target).values()))()
+    target = Target(tiny_model("llama"), fp16_weights=True)
+    decoder = next(iter(method_class("eagle").test_instances(target).values()))()
     drafter = decoder.drafter
     assert all(cpu_kernels.is_half(p) for p in drafter.parameters() if p.ndim > 1)
-    assert isinstance(drafter.blocks[0], LeanBlock) and all(p.half for p in drafter.blocks[0].joined.products())
+    assert isinstance(drafter.blocks[0], FusedBlock) and all(p.half for p in drafter.blocks[0].joined.products())
     large = torch.nn.Linear(2, 2)
     torch.nn.init.constant_(large.weight, 1e5)
     with pytest.raises(UserError, match="'eagle' has weights that float16 does not hold"):
-        target.adopt(large, "eagle")
+        target.to_target_dtype_device(large, "eagle")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from specbench_ss.engine import cpu_kernels
 from specbench_ss.engine.architectures import family_of
-from specbench_ss.engine.cpu_kernels import MOST_ROWS, LeanBlock, Product
+from specbench_ss.engine.cpu_kernels import MOST_ROWS, FusedBlock, PrepackedLinear
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.engine.tree import DraftTree
 from tests.tiny import ARCHITECTURES, tiny_model
@@ -27,7 +27,7 @@ def copies_of_tiny_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def is_lean(target: Target) -> bool:
-    return all(isinstance(block, LeanBlock) for block in target.family.blocks)
+    return all(isinstance(block, FusedBlock) for block in target.family.blocks)
 
 
 def passes(target: Target) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,7 +35,7 @@ def passes(target: Target) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.inference_mode():
         cache = target.new_cache(32)
         first = target.prefill(PROMPT, cache).logits
-        tree = DraftTree.of(list(range(5, 5 + len(TREE))), TREE)
+        tree = DraftTree.from_parents(list(range(5, 5 + len(TREE))), TREE)
         return first, target.forward_tree(tree, cache, (1,)).logits
 
 
@@ -51,7 +51,7 @@ def test_lean_layers_give_what_the_modules_give(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["opt", "gpt_neox"])
 def test_other_layers_are_left_as_they_are(kind: str) -> None:
-    assert not any(isinstance(block, LeanBlock) for block in Target(tiny_model(kind)).family.blocks)
+    assert not any(isinstance(block, FusedBlock) for block in Target(tiny_model(kind)).family.blocks)
 
 
 def test_modules_hold_views_of_the_joined_weights() -> None:
@@ -76,7 +76,7 @@ def test_gradients_flow_through_the_modules() -> None:
     target = Target(tiny_model("llama"))
     weight = target.family.blocks[1].attention.q_proj.weight
     weight.requires_grad_(True)
-    target.prefill(PROMPT, target.new_cache(16)).taps[FINAL].sum().backward()  # type: ignore[no-untyped-call]
+    target.prefill(PROMPT, target.new_cache(16)).hidden_states[FINAL].sum().backward()  # type: ignore[no-untyped-call]
     assert weight.grad is not None and bool(weight.grad.any())
 
 
@@ -96,7 +96,7 @@ def test_a_layer_that_does_not_agree_with_its_module_is_left_as_it_is() -> None:
     model = tiny_model("llama")
     model.model.layers[1].input_layernorm = _Doubling(model.model.layers[1].input_layernorm)
     target = Target(model)
-    assert [isinstance(block, LeanBlock) for block in target.family.blocks[:3]] == [True, False, True]
+    assert [isinstance(block, FusedBlock) for block in target.family.blocks[:3]] == [True, False, True]
 
 
 def test_adapted_layers_are_left_as_they_are() -> None:
@@ -106,7 +106,7 @@ def test_adapted_layers_are_left_as_they_are() -> None:
     model = tiny_model("llama")
     model.model.layers[0].self_attn.k_proj.__class__ = Adapted
     target = Target(model)
-    assert not isinstance(target.family.blocks[0], LeanBlock) and target.computed.startswith("3 of 4 layers lean")
+    assert not isinstance(target.family.blocks[0], FusedBlock) and target.computed.startswith("3 of 4 layers lean")
 
 
 def test_a_copy_of_a_model_has_weights_of_its_own() -> None:
@@ -134,7 +134,7 @@ def test_a_packed_product_is_the_product(dtype: torch.dtype, rows: int, bias: bo
     x, weight = torch.randn(1, rows, 48, dtype=dtype), torch.randn(80, 48, dtype=dtype)
     extra = torch.randn(80, dtype=dtype) if bias else None
     with torch.inference_mode():
-        product = Product(weight, extra, pack="whole")
+        product = PrepackedLinear(weight, extra, pack="whole")
         product.least = 1
         made = product(x)
     exact = F.linear(x.double(), weight.double(), None if extra is None else extra.double())
@@ -147,12 +147,12 @@ def test_a_packed_product_is_the_product(dtype: torch.dtype, rows: int, bias: bo
 def test_one_row_takes_the_way_that_is_clearly_faster(monkeypatch: pytest.MonkeyPatch, least: int) -> None:
     monkeypatch.setattr(cpu_kernels, "_one_row", {})
     monkeypatch.setattr(cpu_kernels, "clearly_fastest", lambda ways: least)
-    made = [Product(torch.randn(80, 48), None, pack="whole") for _ in range(3)]
+    made = [PrepackedLinear(torch.randn(80, 48), None, pack="whole") for _ in range(3)]
     cpu_kernels.measure_one_row(made)
     assert [product.least for product in made] == [least] * 3
     monkeypatch.setattr(cpu_kernels, "clearly_fastest", None)  # not measured again
     cpu_kernels.measure_one_row(made)
-    assert Product(torch.randn(80, 48), None, pack="whole").least == least, "another model's, of the same shape"
+    assert PrepackedLinear(torch.randn(80, 48), None, pack="whole").least == least, "another model's, of the same shape"
 
 
 @needs_packing
@@ -169,13 +169,15 @@ def test_only_weights_that_gain_and_fit_twice_are_packed(monkeypatch: pytest.Mon
     assert not cpu_kernels.packing(weight, 1000, False)
     monkeypatch.setattr(cpu_kernels, "_memory", lambda: 10**12)
     monkeypatch.setattr(cpu_kernels, "_works", lambda dtype: False)
-    monkeypatch.setattr(cpu_kernels, "may_halve", lambda: True)
+    monkeypatch.setattr(cpu_kernels, "supports_fp16_gemm", lambda: True)
     assert cpu_kernels.packing(weight, 1000, True) == "half"
-    monkeypatch.setattr(cpu_kernels, "may_halve", lambda: False)
+    monkeypatch.setattr(cpu_kernels, "supports_fp16_gemm", lambda: False)
     assert not cpu_kernels.packing(weight, 1000, False), "a build of torch without these operators"
 
 
-needs_halves = pytest.mark.skipif(not cpu_kernels.may_halve(), reason="this build of torch has no float16 weights")
+needs_halves = pytest.mark.skipif(
+    not cpu_kernels.supports_fp16_gemm(), reason="this build of torch has no float16 weights"
+)
 
 
 @needs_halves
@@ -186,7 +188,7 @@ def test_a_product_with_float16_numbers_is_the_product(rows: int, bias: bool) ->
     x, weight = torch.randn(1, rows, 48), torch.randn(80, 48).half().float()
     extra = torch.randn(80) if bias else None
     with torch.inference_mode():
-        product = Product(weight, extra, pack="half")
+        product = PrepackedLinear(weight, extra, pack="half")
         made = product(x)
     assert product.half and made.shape == (1, rows, 80)
     assert torch.allclose(made, F.linear(x, weight, extra), atol=1e-4)
@@ -195,19 +197,19 @@ def test_a_product_with_float16_numbers_is_the_product(rows: int, bias: bool) ->
 @needs_halves
 def test_the_number_format_decides_and_not_how_a_weight_happens_to_be() -> None:
     weight = torch.randn(80, 48).half().float()
-    assert not Product(weight, pack="whole").half, "float32 is read where float32 was asked for, of every model"
-    assert Product(weight, pack="half").weight is weight
+    assert not PrepackedLinear(weight, pack="whole").half, "float32 is read where float32 was asked for, of every model"
+    assert PrepackedLinear(weight, pack="half").weight is weight
     weight[3, 5] += 1e-5
-    assert not Product(weight, pack="half").half, "it would be another matrix"
+    assert not PrepackedLinear(weight, pack="half").half, "it would be another matrix"
 
 
 @needs_halves
 def test_bytes_are_counted_as_they_are_read() -> None:
     halved, whole = torch.randn(8, 16).half().float(), torch.randn(8, 16)
-    kept = [Product(halved, pack="half"), Product(whole, pack="whole")]
+    kept = [PrepackedLinear(halved, pack="half"), PrepackedLinear(whole, pack="whole")]
     assert cpu_kernels.bytes_read([halved, whole]) == 2 * 128 + 4 * 128
     assert cpu_kernels.bytes_read([halved[2:4]]) == 2 * 32, "a part of a joined matrix"
-    again = Product(halved, pack="half")
+    again = PrepackedLinear(halved, pack="half")
     del again
     assert cpu_kernels.bytes_read([halved]) == 2 * 128, "another product of the same weight is still there"
     del kept
@@ -217,7 +219,7 @@ def test_bytes_are_counted_as_they_are_read() -> None:
 @needs_halves
 def test_bytes_of_weights_that_were_copied_into_one_product() -> None:
     parts = [torch.randn(4, 16).half().float() for _ in range(2)]
-    product = Product(torch.cat(parts), pack="half", parts=parts)
+    product = PrepackedLinear(torch.cat(parts), pack="half", parts=parts)
     assert product.half and cpu_kernels.bytes_read(parts) == 2 * 128
 
 
@@ -225,5 +227,5 @@ def test_bytes_of_weights_that_were_copied_into_one_product() -> None:
 def test_a_single_state_without_rows_is_multiplied_too() -> None:
     weight = torch.randn(8, 16).half().float()
     with torch.inference_mode():
-        made = Product(weight, pack="half")(x := torch.randn(16))
+        made = PrepackedLinear(weight, pack="half")(x := torch.randn(16))
     assert torch.allclose(made, F.linear(x, weight), atol=1e-5)

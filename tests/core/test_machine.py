@@ -26,16 +26,16 @@ from specbench_ss.results.analysis import analyse
 from specbench_ss.results.cost_model import counted
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.results.terminal import machine_lines
-from specbench_ss.runs.records import Row, Run
+from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.runs.run_dir import read_run
 from tests.tiny import ARCHITECTURES, tiny_model
 
 LIMITS = {"read_bytes_per_s": 1e9, "flops_per_s": {"float32": 1e11}, "launch_s": 1e-6}
 
 
-def sample(**numbers: Any) -> Row:
-    row = Row("q", 0, "m", 0, "c", 0, 0, 0, "e", "h", "ok")
-    return replace(row, **({"prompt_tokens": 0, "tokens": 0, "verified": 0, "draft_calls": 0} | numbers))
+def sample(**numbers: Any) -> SampleRecord:
+    row = SampleRecord("q", 0, "m", 0, "c", 0, 0, 0, "e", "h", "ok")
+    return replace(row, **({"prompt_tokens": 0, "tokens": 0, "verified": 0, "num_draft_forwards": 0} | numbers))
 
 
 def lines_of(run: Run) -> list[str]:
@@ -84,7 +84,7 @@ def test_a_drafter_is_read_once_a_call_or_once_a_step() -> None:
         "weight_bytes": 100, "matrix_parameters": 25, "kv_bytes": 0, "attention_flops": 0, "windows": [None],
         "drafter": {"weight_bytes": 7, "matrix_parameters": 1},
     }  # fmt: skip
-    heads, model = counted([sample(steps=3)], shape), counted([sample(steps=3, draft_calls=12)], shape)
+    heads, model = counted([sample(steps=3)], shape), counted([sample(steps=3, num_draft_forwards=12)], shape)
     assert heads is not None and model is not None
     assert (heads.drafter_bytes, model.drafter_bytes) == (21, 84)
     assert (heads.bytes, model.bytes) == (321, 384)
@@ -168,7 +168,7 @@ def test_shares_of_limits_and_predictions_follow_from_counts(made: Path) -> None
     assert plain.predicted_speedup == plain.decode_speedup == 1
     assert streams.predicted_speedup is not None and streams.predicted_speedup > 1
     summary = load_run(made).summary().set_index(["category", "method"]).loc[("overall", "ss")]
-    assert streams.decode_speedup == pytest.approx(summary["tau"] * summary["step_ratio"])
+    assert streams.decode_speedup == pytest.approx(summary["mean_acceptance_length"] * summary["step_ratio"])
 
 
 def test_the_terminal_says_what_the_parts_leave_and_what_was_reached(made: Path) -> None:
@@ -202,7 +202,7 @@ def test_the_report_of_a_run_without_shapes_or_readings_has_neither_table(made: 
     run = read_run(made)
     run.manifest["machine"] = {}
     for row in run.rows:
-        row.host_cpu_share = row.host_foreign_share = row.disturbed = None
+        row.host_cpu_share = row.host_foreign_share = row.noise_reason = None
     assert page(analyse(run))["machine"] == []
 
 
@@ -216,12 +216,12 @@ def test_costs_are_of_pairs_and_void_results_have_no_speedup(made: Path) -> None
     assert streams == without and (plain.samples, streams.samples) == (len(run.rows) // 2, len(run.rows) // 2 - 1)
     summary = {row.method: row for row in summarise(run) if row.category == OVERALL}
     ratio = summary["ss"].step_ratio or 0
-    assert streams.decode_speedup == pytest.approx((summary["ss"].tau or 0) * ratio), (
+    assert streams.decode_speedup == pytest.approx((summary["ss"].mean_acceptance_length or 0) * ratio), (
         "of the same prompts on both sides"
     )
     next(row for row in run.rows if row.method == "ss" and row.ok).tokens = 7  # nothing adds up any more
-    void = analyse(run).machine_rows[1]
-    assert void.decode_speedup is None and void.predicted_speedup is None and void.bytes_per_step
+    invalid = analyse(run).machine_rows[1]
+    assert invalid.decode_speedup is None and invalid.predicted_speedup is None and invalid.bytes_per_step
 
 
 class Hidden:
@@ -237,7 +237,7 @@ def test_a_drafter_that_nobody_found_does_not_weigh_nothing(made: Path) -> None:
     run = read_run(made)
     run.manifest["machine"]["shapes"]["ss"]["drafter"] = drafter_shape(decoder.drafter_weights(), target)
     for row in run.rows:
-        row.draft_calls = (row.steps or 0) if row.method == "ss" else 0
+        row.num_draft_forwards = (row.steps or 0) if row.method == "ss" else 0
     plain, streams = analyse(run).machine_rows
     assert plain.drafter_bytes_per_step == 0 and plain.predicted_speedup == 1
     assert streams.drafter_bytes_per_step is None and streams.predicted_speedup is None

@@ -1,4 +1,4 @@
-"""`--until-ci`: repeats are added while they help, and a run says why no more were made; it stays resumable."""
+"""`--target-ci`: repeats are added while they help, and a run says why no more were made; it stays resumable."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from specbench_ss.bench import run_loop, stopping
-from specbench_ss.bench.build_config import goal_of
+from specbench_ss.bench.build_config import stopping_rule_of
 from specbench_ss.bench.schedule import method_order, plan
-from specbench_ss.bench.stopping import repeats_share, why_stop, widest
+from specbench_ss.bench.stopping import repeats_share, why_stop, widest_ci
 from specbench_ss.options import MethodSpec
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import paired
-from specbench_ss.runs.config import Goal, RunConfig
-from specbench_ss.runs.records import Row
+from specbench_ss.runs.config import RunConfig, StoppingRule
+from specbench_ss.runs.records import SampleRecord
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.runs.run_options import RunOptions
 from tests.core.test_runner import ASKED, DATA, Bench, calm  # noqa: F401
@@ -24,14 +24,14 @@ from tests.core.test_runner import ASKED, DATA, Bench, calm  # noqa: F401
 LABELS = ("ar", "m")
 
 
-def measured(repeats: int, questions: float = 0.0, noise: float = 0.0, asked: int = 24) -> list[Row]:
+def measured(repeats: int, questions: float = 0.0, noise: float = 0.0, asked: int = 24) -> list[SampleRecord]:
     """Samples of a method that is twice as fast, with this spread of its speed over questions and over repeats."""
-    rng, paces, rows = random.Random(1), random.Random(2), list[Row]()
+    rng, paces, rows = random.Random(1), random.Random(2), list[SampleRecord]()
     for question in range(asked):
         pace = 2 * (1 + questions * paces.gauss(0, 1))
         for repeat in range(repeats):
             for label, speed in (("ar", 1.0), ("m", pace)):
-                row = Row(f"q{question}", 0, label, repeat, "qa", len(rows), 0, 0, "", "", "ok")
+                row = SampleRecord(f"q{question}", 0, label, repeat, "qa", len(rows), 0, 0, "", "", "ok")
                 row.tokens, row.wall_s = 100, (1 + noise * rng.gauss(0, 1)) / speed
                 rows.append(row)
     return rows
@@ -39,29 +39,29 @@ def measured(repeats: int, questions: float = 0.0, noise: float = 0.0, asked: in
 
 def test_a_narrow_interval_ends_the_run_and_a_wide_one_does_not() -> None:
     rows = measured(2, noise=0.05)
-    half = widest(rows, LABELS, 2).half
+    half = widest_ci(rows, LABELS, 2).half
     assert half is not None and 0.02 < half < 0.06
-    assert "as narrow as asked" in why_stop(rows, LABELS, 2, Goal(half + 0.001))
-    assert why_stop(rows, LABELS, 2, Goal(0.02)) == ""
+    assert "as narrow as asked" in why_stop(rows, LABELS, 2, StoppingRule(half + 0.001))
+    assert why_stop(rows, LABELS, 2, StoppingRule(0.02)) == ""
 
 
 def test_questions_that_differ_cannot_be_mended_by_repeats() -> None:
-    said = why_stop(measured(2, questions=0.2, noise=0.02), LABELS, 2, Goal(0.02))
+    said = why_stop(measured(2, questions=0.2, noise=0.02), LABELS, 2, StoppingRule(0.02))
     assert "after 2 repeats: the questions differ more than repeats can mend" in said and "--limit" in said
-    assert why_stop(measured(1, questions=0.2), LABELS, 1, Goal(0.02)) == ""  # one repeat does not tell
+    assert why_stop(measured(1, questions=0.2), LABELS, 1, StoppingRule(0.02)) == ""  # one repeat does not tell
 
 
 def test_what_repeats_can_reach_is_predicted() -> None:
     """The width at best, told after few repeats, is not above that of very many, so that nothing is given up early."""
     few, many = (measured(n, questions=0.1, noise=0.1, asked=48) for n in (4, 64))
-    told, true = widest(few, LABELS, 4), widest(many, LABELS, 64)
+    told, true = widest_ci(few, LABELS, 4), widest_ci(many, LABELS, 64)
     assert told.half and told.at_best and true.half and true.half < 0.9 * told.half
     assert 0.7 * true.half < told.at_best < 1.05 * true.half
     shares = [repeats_share(*paired(_of(few, "m", n), _of(few, "ar", n))) for n in (1, 4)]
     assert shares[0] is None and shares[1] is not None and 0.2 < shares[1] < 0.9
 
 
-def _of(rows: list[Row], label: str, repeats: int) -> list[Row]:
+def _of(rows: list[SampleRecord], label: str, repeats: int) -> list[SampleRecord]:
     return [row for row in rows if row.method == label and row.repeat < repeats]
 
 
@@ -69,11 +69,11 @@ def test_repeats_end_where_the_last_ones_did_not_help_or_where_they_may_not_be_m
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = measured(4, noise=0.1)
-    assert why_stop(rows, LABELS, 4, Goal(0.012)) == ""
-    assert "(--max-repeats 4)" in why_stop(rows, LABELS, 4, Goal(0.012, max_repeats=4))
+    assert why_stop(rows, LABELS, 4, StoppingRule(0.012)) == ""
+    assert "(--max-repeats 4)" in why_stop(rows, LABELS, 4, StoppingRule(0.012, max_repeats=4))
     seconds = sum(row.wall_s or 0.0 for row in rows)
-    assert "(--budget)" in why_stop(rows, LABELS, 4, Goal(0.012, budget=1.2 * seconds))
-    assert why_stop(rows, LABELS, 4, Goal(0.012, budget=1.3 * seconds)) == ""
+    assert "(--budget)" in why_stop(rows, LABELS, 4, StoppingRule(0.012, budget=1.2 * seconds))
+    assert why_stop(rows, LABELS, 4, StoppingRule(0.012, budget=1.3 * seconds)) == ""
     monkeypatch.setattr(stopping, "repeats_share", lambda own, ref: None)
     for row in rows:
         if row.repeat > 1:  # two repeats that add nothing: the first two again
@@ -82,12 +82,12 @@ def test_repeats_end_where_the_last_ones_did_not_help_or_where_they_may_not_be_m
                 for r in rows
                 if (r.question_id, r.method, r.repeat) == (row.question_id, row.method, row.repeat - 2)
             )
-    assert "the last repeats did not narrow it" in why_stop(rows, LABELS, 4, Goal(0.012))
+    assert "the last repeats did not narrow it" in why_stop(rows, LABELS, 4, StoppingRule(0.012))
 
 
 def test_too_few_questions_are_said() -> None:
-    assert "takes 4 questions" in why_stop(measured(2, asked=3), LABELS, 2, Goal(0.02))
-    assert "no method to compare" in why_stop(measured(2), ("ar",), 2, Goal(0.02))
+    assert "takes 4 questions" in why_stop(measured(2, asked=3), LABELS, 2, StoppingRule(0.02))
+    assert "no method to compare" in why_stop(measured(2), ("ar",), 2, StoppingRule(0.02))
 
 
 def test_rounds_continue_the_schedule() -> None:
@@ -102,7 +102,7 @@ def test_rounds_continue_the_schedule() -> None:
 class Repeating(Bench):
     """A bench with a goal that is reached after `until` repeats."""
 
-    goal: Goal | None = Goal(0.02)
+    goal: StoppingRule | None = StoppingRule(0.02)
 
 
 @pytest.fixture
@@ -116,8 +116,8 @@ def test_a_run_grows_by_whole_repeats_and_says_what_it_reached(tmp_path: Path, t
     assert len(done.rows) == done.samples == bench.events.total == 5 * 2 * 3 and not unfinished(done)
     assert done.repeats == 3 and done.manifest["config"]["repeats"] == 1
     assert [row.repeat for row in done.rows] == [0] * 10 + [1] * 10 + [2] * 10
-    assert [row.index for row in done.rows] == list(range(30)) and len(done.sameness) == 5 * 3 + 5 * 2
-    assert done.manifest["until_ci"]["why"] == "enough" and done.manifest["until_ci"]["repeats"] == 3
+    assert [row.index for row in done.rows] == list(range(30)) and len(done.output_match) == 5 * 3 + 5 * 2
+    assert done.manifest["target_ci"]["why"] == "enough" and done.manifest["target_ci"]["repeats"] == 3
     assert done.manifest["fingerprint"] == RunConfig(tuple(map(MethodSpec, LABELS)), warmup=0).fingerprint
 
 
@@ -150,7 +150,7 @@ def test_a_run_without_a_goal_is_as_before_and_may_be_continued_with_one(tmp_pat
     plain = Repeating(tmp_path)
     plain.goal = None
     done = plain.run()
-    assert (done.repeats, done.samples) == (1, 10) and not {"repeats_made", "until_ci"} & set(done.manifest)
+    assert (done.repeats, done.samples) == (1, 10) and not {"repeats_made", "target_ci"} & set(done.manifest)
     more = Repeating(tmp_path).run(resume=True)
     assert more.repeats == 3 and [r.key for r in more.rows[:10]] == [r.key for r in done.rows]
     again = Repeating(tmp_path)
@@ -159,5 +159,5 @@ def test_a_run_without_a_goal_is_as_before_and_may_be_continued_with_one(tmp_pat
 
 
 def test_goals() -> None:
-    assert goal_of(RunOptions(until_ci=0.02, repeats=2)) == Goal(0.02, 16, None)
-    assert goal_of(RunOptions(repeats=2)) is None
+    assert stopping_rule_of(RunOptions(target_ci=0.02, repeats=2)) == StoppingRule(0.02, 16, None)
+    assert stopping_rule_of(RunOptions(repeats=2)) is None

@@ -17,14 +17,14 @@ from specbench_ss import generate, load_method, load_model, run
 from specbench_ss.cli.main import main
 from specbench_ss.conformance import tiny_target
 from specbench_ss.engine.checks import NotFinite
-from specbench_ss.engine.cuda_graphs import StaticPasses
-from specbench_ss.engine.decoder import Decoder, State
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.cuda_graphs import CudaGraphRunner
+from specbench_ss.engine.decoder import Decoder, DecodeState
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import Verdict, verify_sampled
+from specbench_ss.engine.verify import VerifyResult, verify_sampled
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.lossy_acceptance import accept_resampled, accept_rows, accept_typical
+from specbench_ss.methods._shared.lossy_acceptance import accept_per_path, accept_resampled, accept_typical
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.models.resolve import LAB
 from tests.cli import failing
@@ -64,12 +64,12 @@ class OwnRule(Decoder):
 
     name, summary = "own", "an acceptance rule of its own"
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         return DraftTree.root_only(state.root)
 
-    def accept(self, state: State, tree: DraftTree, output: Output) -> Verdict:
+    def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         token = output.logits[0, 0].argmax()[None]
-        return Verdict([0], [int(token)], token)
+        return VerifyResult([0], [int(token)], token)
 
 
 @pytest.mark.parametrize("kind", [Autoregressive, OwnRule])
@@ -88,10 +88,14 @@ def test_nan_that_begins_in_the_midst_of_an_answer_is_seen(kind: type[Decoder], 
 
 def test_lossy_rules_name_nan_before_they_draw_from_it() -> None:
     """Drawing from it is an error of its own, on a GPU one that ends the device's work."""
-    tree, sampling, rng = DraftTree.of([3, 1, 1], [-1, 0, 0]), Sampling(0.5), torch.Generator().manual_seed(0)
+    tree, sampling, rng = (
+        DraftTree.from_parents([3, 1, 1], [-1, 0, 0]),
+        SamplingParams(0.5),
+        torch.Generator().manual_seed(0),
+    )
     logits = torch.full((3, 5), math.nan)
     for rule in (
-        lambda: accept_rows(logits, tree, sampling, rng),
+        lambda: accept_per_path(logits, tree, sampling, rng),
         lambda: accept_resampled(logits, tree, torch.ones(3), sampling, rng),
         lambda: accept_typical(logits, tree, sampling),
     ):
@@ -102,10 +106,10 @@ def test_lossy_rules_name_nan_before_they_draw_from_it() -> None:
 @pytest.mark.parametrize("bad", [0, 1])
 def test_nan_is_seen_where_all_rows_are_filtered_at_once(bad: int) -> None:
     """As on a GPU; only of nodes that are reached."""
-    tree = DraftTree.of(torch.tensor([3, 1, 1]), [-1, 0, 0])
+    tree = DraftTree.from_parents(torch.tensor([3, 1, 1]), [-1, 0, 0])
     logits = torch.full((3, 5), -9.0)
     logits[:, 1] = 9.0  # node 1 is accepted
-    sampling, rng = Sampling(0.5), torch.Generator().manual_seed(0)
+    sampling, rng = SamplingParams(0.5), torch.Generator().manual_seed(0)
     logits[2] = math.nan
     assert verify_sampled(sampling.probs(logits), tree, rng).path == [0, 1]
     logits[bad, 4] = math.nan
@@ -181,17 +185,17 @@ def test_a_drafter_that_gives_nan_is_named(method: str, temperature: float) -> N
 def test_a_drafter_that_gives_nan_is_named_where_it_is_replayed(method: str) -> None:
     """What is chosen within a replay is seen by nobody: the answer is begun again eagerly."""
     decoder = load_method(method, load_model("lab"))
-    decoder.target.passes = StaticPasses(frozen)
+    decoder.target.graphs = CudaGraphRunner(frozen)
     prompt = list(range(5, 25))
     generate(decoder, prompt, max_new_tokens=12)
     for module in modules_of(decoder):
         for p in module.parameters():
             p.data = torch.full_like(p, math.nan)
-    decoder.target.passes.forget()
+    decoder.target.graphs.evict()
     for _ in range(2):
         with pytest.raises(UserError, match=f"{method}: what it drafts from is not finite"):
             generate(decoder, prompt, max_new_tokens=12)
-    assert decoder.target.passes.made
+    assert decoder.target.graphs.n_captures
 
 
 class Hopeless(Decoder):
@@ -200,7 +204,7 @@ class Hopeless(Decoder):
     name, summary = "hopeless", "wrong"
     asked = 0
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         self.asked += 1
         best = int(self.target.next_logits(state.ids).argmin())
         return DraftTree.chain(state.root, torch.tensor([best]))
@@ -209,8 +213,8 @@ class Hopeless(Decoder):
 def test_an_answer_without_a_drafted_token_is_begun_again_to_look_at_the_drafts() -> None:
     decoder = Hopeless(tiny_target("llama"))
     result = generate(decoder, PROMPT, max_new_tokens=8)
-    assert all(step.accepted == 0 for step in result.steps)
+    assert all(step.accepted_tokens == 0 for step in result.steps)
     assert decoder.asked == len(result.steps) + 3
-    decoder.asked, decoder.remembers = 0, True  # what it would learn from a second time may be worth something
+    decoder.asked, decoder.stateful = 0, True  # what it would learn from a second time may be worth something
     generate(decoder, PROMPT, max_new_tokens=8)
     assert decoder.asked == len(result.steps)

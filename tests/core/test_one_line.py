@@ -11,7 +11,7 @@ import transformers
 
 from specbench_ss import load_model, registry, user_files
 from specbench_ss.conformance import tiny_tokenizer
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.resolve import LAB
@@ -54,6 +54,6 @@ def test_in_python() -> None:
         with pytest.raises(UserError, match=r"Target\(model, tokenizer\) takes a Hugging Face causal language model"):
             Target(wrong)
     with pytest.raises(UserError, match="at least 1e-05"):
-        Sampling(1e-38)
+        SamplingParams(1e-38)
     with pytest.raises(UserError, match="not available"):
         load_model("lab", device="cpu:9")

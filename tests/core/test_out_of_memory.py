@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from specbench_ss import load_model, registry, run
-from specbench_ss.bench.timed_sample import Answering, OutOfMemory, Request, ran_out, told
-from specbench_ss.engine.batching import Together
-from specbench_ss.engine.decoder import Decoder, State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.bench.timed_sample import OutOfMemory, Request, RequestRunner, oom_message, ran_out
+from specbench_ss.engine.batching import BatchEngine
+from specbench_ss.engine.decoder import Decoder, DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods.medusa.decode import Medusa
 from specbench_ss.models.tiny import tiny_target
@@ -34,7 +34,7 @@ class Greedy:
         self.own, self.left, self.error = decoder.propose, steps, error
         self.held: list[weakref.ref[Any]] = []
 
-    def __call__(self, state: State) -> DraftTree:
+    def __call__(self, state: DecodeState) -> DraftTree:
         large = torch.zeros(1000)  # what a pass holds in its variables
         self.left -= 1
         if self.left < 0:
@@ -44,7 +44,7 @@ class Greedy:
 
 
 def asked(decoder: Decoder) -> Request:
-    return Request("m", decoder, PROMPT, Limits(12), Sampling())
+    return Request("m", decoder, PROMPT, StopParams(12), SamplingParams())
 
 
 @pytest.mark.parametrize("name", ["sd", "eagle", "ar"])
@@ -52,10 +52,10 @@ def test_a_method_without_memory_holds_nothing_afterwards_and_answers_again(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     target = tiny_target("llama", words=61)
-    decoder = next(iter(registry.method_class(name).examples(target).values()))()
-    expected = generate(decoder, PROMPT, Limits(12), Sampling()).tokens
+    decoder = next(iter(registry.method_class(name).test_instances(target).values()))()
+    expected = generate(decoder, PROMPT, StopParams(12), SamplingParams()).tokens
     greedy = Greedy(decoder, 2, torch.OutOfMemoryError(TORCHS))
-    answers = Answering(generate, target, None, tmp_path)
+    answers = RequestRunner(generate, target, None, tmp_path)
     emptied: list[bool] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(held()))
@@ -90,8 +90,8 @@ def test_a_method_without_memory_holds_nothing_afterwards_and_answers_again(
     ],
 )
 def test_whatever_tells_that_memory_ran_out_is_told_alike(error: Exception) -> None:
-    decoder = registry.method_class("ar").examples(tiny_target("llama", words=61))["default"]()
-    assert told(error, decoder).startswith("out of memory on cpu: fewer drafted nodes")
+    decoder = registry.method_class("ar").test_instances(tiny_target("llama", words=61))["default"]()
+    assert oom_message(error, decoder).startswith("out of memory on cpu: fewer drafted nodes")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_sample_without_memory_is_a_failed_row_and_the_run_goes_on(
 ) -> None:
     own, calls = Medusa.propose, [0]
 
-    def propose(self: Medusa, state: State) -> DraftTree:
+    def propose(self: Medusa, state: DecodeState) -> DraftTree:
         calls[0] += 1
         if calls[0] == 3:
             raise torch.OutOfMemoryError(TORCHS)
@@ -128,10 +128,12 @@ def test_a_sample_without_memory_is_a_failed_row_and_the_run_goes_on(
     done = read_run(tmp_path / "run")
     bad = [row for row in done.rows if not row.ok]
     assert done.manifest["status"] == "complete" and len(done.rows) == 4
-    assert [(row.method, row.status, row.steps, row.unreplayed) for row in bad] == [("medusa", "failed", None, None)]
+    assert [(row.method, row.status, row.steps, row.n_eager_fallbacks) for row in bad] == [
+        ("medusa", "failed", None, None)
+    ]
     assert (bad[0].error or "").startswith("out of memory on cpu (2.50 GiB more were wanted): fewer drafted nodes")
     assert "\n" not in (bad[0].error or "") and "CUDA out of memory" not in (bad[0].error or "")
-    assert [row.reason for row in done.sameness if row.verdict == "not compared"] == ["the sample failed"]
+    assert [row.reason for row in done.output_match if row.verdict == "not compared"] == ["the sample failed"]
 
 
 def test_several_requests_without_memory_are_failed_rows_of_their_level(
@@ -139,7 +141,7 @@ def test_several_requests_without_memory_are_failed_rows_of_their_level(
 ) -> None:
     own, left = Medusa.propose, {"steps": 10**9}
 
-    def propose(self: Medusa, state: State) -> DraftTree:
+    def propose(self: Medusa, state: DecodeState) -> DraftTree:
         left["steps"] -= 1
         if left["steps"] == 0:
             raise torch.OutOfMemoryError(TORCHS)
@@ -149,9 +151,9 @@ def test_several_requests_without_memory_are_failed_rows_of_their_level(
         left["steps"] = 6  # behind the few unmeasured tokens
         return seen(*rest, **named)
 
-    seen = Together.answer
+    seen = BatchEngine.answer
     monkeypatch.setattr(Medusa, "propose", propose)
-    monkeypatch.setattr(Together, "answer", measured)
+    monkeypatch.setattr(BatchEngine, "answer", measured)
     run(
         "medusa", model=load_model("lab", dtype="float32"), warmup=0, limit=3, categories="qa", max_new_tokens=12,
         telemetry=0, record_drafts="0", batch_size="2", out=tmp_path / "run",

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from specbench_ss.conformance import tiny_target
-from specbench_ss.engine.decoder import Decoder, State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import Decoder, DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.records import Run
@@ -29,9 +29,9 @@ def passing(run: Run, label: str, share: float, more: float = 0.0) -> None:
             row.started, row.ended = 100.0, 100.0 + share * (row.wall_s or 0.0) + more
 
 
-def void(run: Run) -> bool:
+def invalid(run: Run) -> bool:
     row = next(row for row in summarise(run) if (row.category, row.method) == (OVERALL, "ss"))
-    assert (row.comparison == "void") == (row.speedup is None)
+    assert (row.comparison == "invalid") == (row.speedup is None)
     return any("outside the clock" in line for line in row.health)
 
 
@@ -51,14 +51,14 @@ def test_more_time_than_was_measured_voids_a_method(
 ) -> None:
     passing(timed, "ar", *ar)
     passing(timed, "ss", *ss)
-    assert void(timed) is found
+    assert invalid(timed) is found
 
 
 def test_one_long_answer_voids_nothing(timed: Run) -> None:
     """As where the machine slept: the clock stands then."""
     passing(timed, "ss", 1.0)
     next(row for row in timed.rows if row.method == "ss").ended = 4000.0
-    assert not void(timed)
+    assert not invalid(timed)
 
 
 @pytest.mark.parametrize("name", ["started", "counted"])
@@ -71,7 +71,7 @@ def test_what_is_not_known_is_not_found(timed: Run, name: str) -> None:
 def test_too_few_questions_are_not_judged(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=3))
     passing(run, "ss", 3.0)
-    assert not void(run)
+    assert not invalid(run)
 
 
 class Asks(Decoder):
@@ -80,11 +80,11 @@ class Asks(Decoder):
     name, summary = "asks", "works in max_rows"
     seconds = 0.0
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         type(self).seconds += 1.0
         return 1
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         return DraftTree.root_only(state.root)
 
 
@@ -92,5 +92,5 @@ def test_what_a_method_does_before_its_first_token_is_in_its_time(monkeypatch: p
     """On a clock that this work alone moves on."""
     clock: Any = type("clock", (), {"perf_counter": staticmethod(lambda: Asks.seconds)})
     monkeypatch.setattr("specbench_ss.engine.timing.time", clock)
-    made = generate(Asks(tiny_target("llama")), [3, 4], Limits(4), Sampling())
+    made = generate(Asks(tiny_target("llama")), [3, 4], StopParams(4), SamplingParams())
     assert made.prefill_s == Asks.seconds > 0

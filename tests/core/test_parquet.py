@@ -14,7 +14,7 @@ import pytest
 from specbench_ss.results import frames as parquet_files
 from specbench_ss.results.analysis import load_run
 from specbench_ss.runs import step_files
-from specbench_ss.runs.run_dir import ROWS, STEPS, read_run
+from specbench_ss.runs.run_dir import SAMPLES, STEPS, read_run
 from specbench_ss.runs.step_files import PARQUET, STEPS_PARQUET, checksum
 
 MakeRun = Callable[..., Path]
@@ -28,12 +28,12 @@ def path(make_run: MakeRun) -> Path:
 
 
 def _from_parquet(path: Path) -> bool:
-    return step_files.stored_steps(path, (path / ROWS, path / STEPS)) is not None
+    return step_files.stored_steps(path, (path / SAMPLES, path / STEPS)) is not None
 
 
 def test_they_hold_the_frames(path: Path) -> None:
     results = load_run(path)
-    frames = {"steps": results.steps, "samples": results.samples, "sameness": results.sameness}
+    frames = {"steps": results.steps, "samples": results.samples, "sameness": results.output_match}
     for name, frame in {**frames, "summary": results.summary()}.items():
         read = pd.read_parquet(path / f"{name}.parquet")
         assert {c: str(kind) for c, kind in read.dtypes.items()} == {c: str(kind) for c, kind in frame.dtypes.items()}
@@ -53,7 +53,7 @@ def test_the_steps_are_those_of_the_lines(path: Path) -> None:
     assert quick.steps.columns.steps() == slow.steps.columns.steps()
 
 
-@pytest.mark.parametrize("name", [ROWS, STEPS])
+@pytest.mark.parametrize("name", [SAMPLES, STEPS])
 def test_a_stale_one_is_not_believed(path: Path, name: str) -> None:
     """Not even if size and time of the lines are as they were."""
     file = path / name
@@ -88,7 +88,7 @@ def test_one_with_a_changed_byte_is_passed_over_or_says_the_same(path: Path, sha
 def test_a_run_that_is_not_complete_has_none(path: Path) -> None:
     for name in PARQUET:
         (path / name).unlink()
-    (path / ROWS).write_bytes((path / ROWS).read_bytes()[:-5])
+    (path / SAMPLES).write_bytes((path / SAMPLES).read_bytes()[:-5])
     assert not load_run(path).write_parquet() and not list(path.glob("*.parquet"))
 
 
@@ -103,8 +103,8 @@ def test_what_cannot_be_written_is_a_sentence(path: Path, monkeypatch: pytest.Mo
 
 
 def test_half_a_surrogate_pair_does_not_stop_them(path: Path) -> None:
-    rows = (path / ROWS).read_bytes()
-    (path / ROWS).write_bytes(rows.replace(b'"text": "', b'"text": "\\ud800'))
+    rows = (path / SAMPLES).read_bytes()
+    (path / SAMPLES).write_bytes(rows.replace(b'"text": "', b'"text": "\\ud800'))
     assert not load_run(path).write_parquet()
     assert pq.read_table(path / "samples.parquet")["text"][0].as_py().startswith("\ufffd")
     assert load_run(path).samples["text"].dropna().iloc[0].startswith("\ufffd")

@@ -19,7 +19,7 @@ from specbench_ss.bench import timed_sample
 from specbench_ss.cli.main import main
 from specbench_ss.conformance import tiny_target
 from specbench_ss.results.checks import checks
-from specbench_ss.results.ranking import finding, output, speedup, standings
+from specbench_ss.results.ranking import headline, output, rank_ranges, speedup
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
@@ -28,7 +28,7 @@ LIES = Path(__file__).with_name("planted_lies.py")
 REFUSED = {
     "of-itself": "is not autoregressive",
     "of-speculative": "is not autoregressive",
-    "plain-of-itself": "leave reference_for out",
+    "plain-of-itself": "leave baseline_for out",
     "of-missing": "no method 'nobody'",
     "of-text": "return MethodSpec",
 }
@@ -42,8 +42,8 @@ SAID = {  # method -> what a finding about it holds
     "another-root": "failed in warm-up: ValueError: propose returned a tree under token",
     "drafts-unknown": "failed in warm-up: ValueError: propose drafted token",
     "answers-unknown": "failed in warm-up: ValueError: answers-unknown answered with token -1",
-    "negative-calls": "failed: 4 samples, first a turn 1: ValueError: draft_calls",
-    "half-calls": "failed: 4 samples, first a turn 1: ValueError: draft_calls",
+    "negative-calls": "failed: 4 samples, first a turn 1: ValueError: num_draft_forwards",
+    "half-calls": "failed: 4 samples, first a turn 1: ValueError: num_draft_forwards",
     "nan-calls": "failed: 4 samples, first a turn 1: ValueError: ",
     "accepts-anything": "mismatch: ",
     "rewrites": "mismatch: ",
@@ -102,20 +102,20 @@ def test_a_lie_is_found_under_its_name(lied: Run, method: str) -> None:
         assert part in said
     assert said.startswith("impossible") or not output(row, {"temperature": 0.0}).startswith("identical")
     assert ("failed" in said) == (row.n_failed == 4) == (not row.n_prompts)
-    assert (speedup(row) == "void") == said.startswith(("impossible", "void"))
+    assert (speedup(row) == "invalid") == said.startswith(("impossible", "invalid"))
 
 
 @pytest.mark.parametrize("method", NO_FINDING)
 def test_nothing_is_found_of_others(lied: Run, method: str) -> None:
     row = overall(lied, method)
-    assert not any(line.startswith(("failed", "mismatch", "void", "impossible")) for line in row.health)
-    assert row.sameness == {"identical": 4}
+    assert not any(line.startswith(("failed", "mismatch", "invalid", "impossible")) for line in row.health)
+    assert row.output_match == {"identical": 4}
 
 
 def test_a_method_that_is_compared_with_a_liar_has_no_speedup(lied: Run) -> None:
     row = overall(lied, COMPARED_WITH_A_LIAR)
     assert output(row, {"temperature": 0.0}) == "identical to writes-what-it-likes"
-    assert speedup(row) == "void" and any("reference writes-what-it-likes" in line for line in row.health)
+    assert speedup(row) == "invalid" and any("reference writes-what-it-likes" in line for line in row.health)
 
 
 @pytest.mark.parametrize("method", REFUSED)
@@ -133,12 +133,12 @@ def test_references_that_are_none_are_refused(
 def test_a_stopped_clock_voids(questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "perf_counter", time.perf_counter)  # given back afterwards
     row = overall(made("stops-clock", questions, tmp_path / "run", warmup=0), "stops-clock")
-    assert any("outside the clock" in line for line in row.health) and speedup(row) == "void"
+    assert any("outside the clock" in line for line in row.health) and speedup(row) == "invalid"
 
 
 def test_a_model_that_was_altered_voids_every_method(questions: Path, tmp_path: Path) -> None:
     done = made("honest,tampers", questions, tmp_path / "run")
-    assert {row.comparison for row in summarise(done)} == {"reference", "void"}
+    assert {row.comparison for row in summarise(done)} == {"reference", "invalid"}
 
 
 def test_without_warm_up_every_sample_fails(questions: Path, tmp_path: Path) -> None:
@@ -149,5 +149,5 @@ def test_without_warm_up_every_sample_fails(questions: Path, tmp_path: Path) -> 
 def test_a_liar_that_fails_leaves_the_headline_to_the_others(questions: Path, tmp_path: Path) -> None:
     done = made("honest,fails,half-calls", questions, tmp_path / "run")
     rows = summarise(done)
-    said = finding(rows, checks(done, rows), standings(done, rows))
+    said = headline(rows, checks(done, rows), rank_ranges(done, rows))
     assert not said.startswith("Something is wrong") and "Without fails, half-calls" in said

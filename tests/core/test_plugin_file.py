@@ -22,7 +22,7 @@ from tests.cli import failing
 BODY = """
 from dataclasses import dataclass, field
 
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.tree import DraftTree
 
 
@@ -35,7 +35,7 @@ class Nothing(Decoder):
     name, summary = "nothing", "drafts nothing"
     Options = Options
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         return DraftTree.root_only(state.root)
 """
 RUN = [

@@ -13,7 +13,7 @@ from specbench_ss.cli.main import main
 from specbench_ss.models.resolve import LAB
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.manifest import MANIFEST
-from specbench_ss.runs.run_dir import QUESTIONS, ROWS, RunDir, RunTarget
+from specbench_ss.runs.run_dir import QUESTIONS, SAMPLES, OutputOptions, RunDir
 from specbench_ss.suite import SuiteData
 from tests import conftest
 from tests.cli import failing
@@ -82,7 +82,7 @@ def test_another_configuration_is_told_before_the_model_is_loaded(
     manifest = conftest.manifest(("ar",), SuiteData("specbench", "generated", ()))
     manifest["config"] = RunConfig(methods=(), limit=1, categories=("qa",)).as_dict()
     manifest["config"]["methods"] = [{"name": "ar", "options": {}}]
-    RunDir.open(RunTarget(tmp_path), manifest).close()
+    RunDir.open(OutputOptions(tmp_path), manifest).close()
     monkeypatch.setattr(runner, "load_target", None)
     before = (tmp_path / MANIFEST).read_bytes()
     arguments = [*RUN, "--out", str(tmp_path), "--resume"]
@@ -92,8 +92,8 @@ def test_another_configuration_is_told_before_the_model_is_loaded(
     assert main([*arguments, "--dry-run"]) == 0
     (tmp_path / QUESTIONS).write_text('[{"id": 7}]')
     assert "questions.json is damaged" in failing([*arguments, "--dry-run"], capsys)
-    (tmp_path / ROWS).write_text("{}\n")
-    assert "rows.jsonl is damaged in line 1: it lacks question_id" in failing(arguments, capsys)
+    (tmp_path / SAMPLES).write_text("{}\n")
+    assert "samples.jsonl is damaged in line 1: it lacks question_id" in failing(arguments, capsys)
 
 
 def test_resuming_what_is_not_there_begins_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

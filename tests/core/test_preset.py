@@ -105,7 +105,7 @@ def test_what_differs_between_there_and_here(then: dict[str, Any], said: str) ->
 
 def test_weights_that_resolve_to_something_else_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     class Decoder:
-        def described(self) -> dict[str, Any]:
+        def metadata(self) -> dict[str, Any]:
             return {"k": 3, "weights": "new"}
 
     monkeypatch.setattr("specbench_ss.bench.preflight.conditions", lambda target, decoded: HERE)

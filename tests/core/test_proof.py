@@ -11,7 +11,7 @@ import transformers
 from transformers.models.olmo2.modeling_olmo2 import Olmo2DecoderLayer
 from transformers.models.starcoder2.modeling_starcoder2 import Starcoder2DecoderLayer
 
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.attention import NAME
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
@@ -115,7 +115,7 @@ def test_a_head_that_needs_more_than_states_is_refused() -> None:
 def test_what_cannot_be_driven_is_told_before_weights_are_read(kind: str) -> None:
     config, why = BY_CONFIGURATION[kind]
     with pytest.raises(UserError, match=f"model type '{kind}' cannot be used: .*{why}"):
-        Outline(config, None, kind)
+        ModelInfo(config, None, kind)
 
 
 @pytest.mark.parametrize("kind", AT_LOAD)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.results.published import beside, comparable, marks, published
+from specbench_ss.results.published import comparable, compare_with_published, marks, published
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
@@ -57,7 +57,7 @@ def test_a_number_compares_only_where_everything_that_decides_it_is_the_same(
 
 def test_a_method_that_nobody_published_has_dashes(make_run: MakeRun) -> None:
     run = make_run()
-    rows = beside(read_run(run).manifest, {"ar": (1.0, 1.0), "ss": (2.5, 1.9), "medusa": (2.0, 1.5)})
+    rows = compare_with_published(read_run(run).manifest, {"ar": (1.0, 1.0), "ss": (2.5, 1.9), "medusa": (2.0, 1.5)})
     assert [(row.method, row.entry and row.entry.tau) for row in rows] == [
         ("ss", None), ("medusa", 2.32), ("medusa", 2.31), ("medusa", 2.39), ("medusa", 2.33),
     ]  # fmt: skip

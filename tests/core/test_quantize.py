@@ -10,8 +10,8 @@ import torch
 from specbench_ss import load_method, load_run, registry
 from specbench_ss.cli.main import main
 from specbench_ss.engine.costs import model_shape
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.models import load
 from specbench_ss.models import quantize as quantising
@@ -43,10 +43,10 @@ def test_logits_are_near_those_of_the_model_and_the_head_is_its_own(how: str) ->
 def test_methods_answer_as_plain_decoding_of_the_same_weights(how: str, name: str) -> None:
     needs(how)
     target = held(how)[1]
-    method = next(iter(registry.method_class(name).examples(target).values()))()
+    method = next(iter(registry.method_class(name).test_instances(target).values()))()
     plain = load_method("ar", method.target)
     assert method.target.quantised == target.quantised
-    own, expected = (generate(one, PROMPT, Limits(30), Sampling()).tokens for one in (method, plain))
+    own, expected = (generate(one, PROMPT, StopParams(30), SamplingParams()).tokens for one in (method, plain))
     assert own == expected
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from specbench_ss.bench.preflight import with_references
 from specbench_ss.conformance import tiny_target
-from specbench_ss.engine.decoder import Decoder, State, references
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import Decoder, DecodeState, references
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
@@ -23,7 +23,7 @@ class Plain(Decoder):
     name, summary = "plain", "drafts nothing"
     autoregressive = True
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         return DraftTree.root_only(state.root)
 
 
@@ -44,7 +44,7 @@ class Speculative(Plain):
     named: ClassVar[str] = "own-ar"
 
     @classmethod
-    def reference_for(cls, options: Any) -> MethodSpec:
+    def baseline_for(cls, options: Any) -> MethodSpec:
         return MethodSpec(cls.named)
 
 
@@ -74,7 +74,7 @@ class OfSecond(Plain):
     name = "of-second"
 
     @classmethod
-    def reference_for(cls, options: Any) -> MethodSpec:
+    def baseline_for(cls, options: Any) -> MethodSpec:
         return MethodSpec("ar", copy=2)
 
 
@@ -97,7 +97,7 @@ def test_a_second_copy_of_the_reference_is_a_reference_before_and_after_loading(
     [
         ((OfItself,), "is not autoregressive"),
         ((Own, Speculative, OfSpeculative), "is not autoregressive"),
-        ((PlainOfItself,), "leave reference_for out"),
+        ((PlainOfItself,), "leave baseline_for out"),
         ((Speculative,), "must be among the methods"),
     ],
 )
@@ -109,7 +109,7 @@ def test_any_other_reference_is_refused(kinds: tuple[type[Decoder], ...], keywor
 def test_an_answer_of_an_own_model_is_held_to_its_own_logits() -> None:
     decoder = Own(tiny_target("llama"))
     row = make([("a", "m", [step(0.01)] * 8, 0.1, None, 0)]).rows[0]
-    row.token_ids = generate(decoder, [3, 4], Limits(8), Sampling()).tokens
+    row.token_ids = generate(decoder, [3, 4], StopParams(8), SamplingParams()).tokens
     assert judge_alone(decoder, [3, 4], row, "why").reason == "why"
     row.token_ids = [(token + 1) % decoder.target.vocab_size for token in row.token_ids]
     assert judge_alone(decoder, [3, 4], row, "why").verdict == "mismatch"

@@ -11,7 +11,7 @@ import pytest
 
 from specbench_ss import registry
 from specbench_ss.cli.main import main
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec, options_text, parse_options
@@ -36,7 +36,7 @@ class Plain(Decoder):
     name, summary = "plain", "drafts nothing"
     Options = Options
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         return DraftTree.root_only(state.root)
 
 

@@ -1,4 +1,4 @@
-"""A plugin that answers repeats from memory: its steps differ, so its numbers are void, with a word."""
+"""A plugin that answers repeats from memory: its steps differ, so its numbers are invalid, with a word."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from specbench_ss import run
 from specbench_ss.results.ranking import speedup
-from specbench_ss.results.sample_checks import remembering
+from specbench_ss.results.sample_checks import cross_request_memory
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
@@ -17,11 +17,11 @@ from tests.core.test_stats import make, step
 
 PLUGIN = """
 import torch
-from specbench_ss import Decoder, DraftTree, State
+from specbench_ss import DecodeState, Decoder, DraftTree
 
 class Cribs(Decoder):
     name, summary = "cribs", "drafts what it answered the last time"
-    remembers = {remembers}
+    stateful = {remembers}
 
     def __init__(self, target, options=None):
         super().__init__(target, options)
@@ -30,7 +30,7 @@ class Cribs(Decoder):
     def begin(self, state):
         self.prompt = tuple(state.ids[:-1])
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         known, at = self.known.get(self.prompt, []), len(state.ids)
         if len(known) < at:
             self.known[self.prompt] = list(state.ids)
@@ -43,12 +43,12 @@ def asked(counts: dict[tuple[str, int], list[Any]], remembers: bool | None = Fal
     made = make([(question, "m", steps, 0.1, None, 0, repeat) for (question, repeat), steps in counts.items()])
     made.manifest |= {"config": {"temperature": 0.0, "history": "reference"}} | manifest
     if remembers is not None:
-        made.manifest["methods"][1]["remembers"] = remembers
+        made.manifest["methods"][1]["stateful"] = remembers
     return made
 
 
 def told(made: Run) -> list[str]:
-    return remembering(made, "m")
+    return cross_request_memory(made, "m")
 
 
 SLOW, FAST = [step(0.01)] * 9, [step(0.01, 2, 2)] * 3
@@ -57,7 +57,7 @@ HALF: dict[str, Any] = {"model": {"dtype": "bfloat16"}}
 
 def test_steps_that_differ_between_repeats_are_told() -> None:
     (line,) = told(asked({("a", 0): SLOW, ("a", 1): FAST, ("b", 0): SLOW, ("b", 1): SLOW}))
-    assert line.startswith("void: the steps of 1 of 2 prompts differ between repeats with the same answer (first a")
+    assert line.startswith("invalid: the steps of 1 of 2 prompts differ between repeats with the same answer (first a")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_in_half_precision_steps_must_be_saved() -> None:
 def test_a_sample_that_was_made_again_says_nothing() -> None:
     made = asked({("a", 0): SLOW, ("a", 1): FAST, ("b", 0): SLOW, ("b", 1): SLOW})
     assert told(made)
-    next(row for row in made.rows if (row.question_id, row.repeat) == ("a", 1)).remade = 1
+    next(row for row in made.rows if (row.question_id, row.repeat) == ("a", 1)).n_reruns = 1
     assert told(made) == []
 
 
@@ -95,5 +95,5 @@ def test_a_plugin_that_remembers_makes_its_numbers_void(remembers: bool, warmup:
     given: dict[str, Any] = {"categories": "qa", "limit": 1, "repeats": 2, "max_new_tokens": 12}
     run("cribs", plugin=plugin, warmup=warmup, out=tmp_path / "run", **given)
     row = next(r for r in summarise(read_run(tmp_path / "run")) if (r.category, r.method) == (OVERALL, "cribs"))
-    assert any(line.startswith("void: the steps of") for line in row.health) is not remembers
-    assert (row.comparison == "void", speedup(row) == "void") == (not remembers, not remembers)
+    assert any(line.startswith("invalid: the steps of") for line in row.health) is not remembers
+    assert (row.comparison == "invalid", speedup(row) == "invalid") == (not remembers, not remembers)

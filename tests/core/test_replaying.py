@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from specbench_ss.engine import cuda_graphs
-from specbench_ss.engine.cuda_graphs import SOMETHING_ELSE, Graphs, StaticPasses, same
-from specbench_ss.engine.engines import agree
+from specbench_ss.engine.cuda_graphs import SOMETHING_ELSE, CudaGraphRunner, Graphs, same
+from specbench_ss.engine.engines import allclose_rows
 from specbench_ss.time_limit import TimeIsOver, alarm_held_back, time_limit
 
 
@@ -155,39 +155,45 @@ def fails_later(one: Any) -> Any:
 )
 @torch.inference_mode()
 def test_whatever_keeps_a_pass_from_being_replayed_is_told(replay: Any, why: str) -> None:
-    passes = StaticPasses(replay)
+    passes = CudaGraphRunner(replay)
     passes.call("doubled", doubled, torch.ones(1))
-    assert re.search(why, next(iter(passes.declined)))
+    assert re.search(why, next(iter(passes.fallbacks)))
 
 
 @torch.inference_mode()
 def test_a_pass_without_memory_for_a_recording_is_run_eagerly() -> None:
-    passes = StaticPasses(no_memory)
+    passes = CudaGraphRunner(no_memory)
     for _ in range(2):
         assert passes.call("doubled", doubled, torch.ones(1))[0].item() == 2
-    assert (passes.made, passes.tried) == (0, 1), "it is not tried again, and the first answer took longer for it"
-    assert passes.declined == {"passes for whose recording there is not enough memory": 2}
+    assert (passes.n_captures, passes.n_capture_attempts) == (0, 1), (
+        "it is not tried again, and the first answer took longer for it"
+    )
+    assert passes.fallbacks == {"passes for whose recording there is not enough memory": 2}
 
 
 def test_rows_that_are_off_are_not_hidden_by_a_large_number() -> None:
     states = torch.ones(3, 400)
     states[:, 7] = 500
-    assert agree(states * (1 + 1e-5), states)
-    assert not agree(torch.where(states == 1, 1.2, states), states), "as a share of the largest it is a 2,500th"
+    assert allclose_rows(states * (1 + 1e-5), states)
+    assert not allclose_rows(torch.where(states == 1, 1.2, states), states), "as a share of the largest it is a 2,500th"
     one_row = states.clone()
     one_row[2] = -states[2]
-    assert not agree(one_row, states)
+    assert not allclose_rows(one_row, states)
 
 
 def test_logits_agree_by_every_number_in_float32_and_by_near_ties_in_half_precision() -> None:
     logits = torch.tensor([[30.0, 29.5, 10.0, -5.0]])
     noisy, other = logits + torch.tensor([[-0.5, 0.25, 2.0, -2.0]]), logits + torch.tensor([[-8.0, 0.0, 0.0, 0.0]])
-    assert agree(logits * (1 + 1e-5), logits) and not agree(noisy, logits)
+    assert allclose_rows(logits * (1 + 1e-5), logits) and not allclose_rows(noisy, logits)
     for half in (torch.bfloat16, torch.float16):
-        assert not agree(other.to(half), (logits - torch.tensor([[0.0, 8.0, 0.0, 0.0]])).to(half))
-    assert agree(noisy.bfloat16(), logits.bfloat16()) and not agree(noisy.half(), logits.half())
+        assert not allclose_rows(other.to(half), (logits - torch.tensor([[0.0, 8.0, 0.0, 0.0]])).to(half))
+    assert allclose_rows(noisy.bfloat16(), logits.bfloat16()) and not allclose_rows(noisy.half(), logits.half())
     lost = torch.tensor([[1.0, -torch.inf]])
-    assert agree(lost, lost) and not agree(lost, torch.ones(1, 2)) and not agree(torch.full((1, 2), torch.nan), lost)
+    assert (
+        allclose_rows(lost, lost)
+        and not allclose_rows(lost, torch.ones(1, 2))
+        and not allclose_rows(torch.full((1, 2), torch.nan), lost)
+    )
 
 
 def test_replays_are_the_same_where_every_bit_is() -> None:
@@ -199,7 +205,7 @@ def test_replays_are_the_same_where_every_bit_is() -> None:
 
 
 def test_a_tie_that_falls_the_other_way_once_is_no_reason_to_refuse() -> None:
-    for turns, declined in ((iter([1, 0, 0, 0, 0, 0]), {}), (iter(range(9)), {SOMETHING_ELSE: 1})):
-        passes = StaticPasses(lambda one: one)
+    for turns, fallbacks in ((iter([1, 0, 0, 0, 0, 0]), {}), (iter(range(9)), {SOMETHING_ELSE: 1})):
+        passes = CudaGraphRunner(lambda one: one)
         passes.call("tie", lambda x, turns=turns: (x + next(turns),), torch.zeros(1))
-        assert passes.declined == declined
+        assert passes.fallbacks == fallbacks

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from specbench_ss import load_model
-from specbench_ss.engine.cuda_graphs import Pass, called
+from specbench_ss.engine.cuda_graphs import Pass, run_eagerly
 from specbench_ss.engine.engines import replay_steps
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
@@ -50,14 +50,14 @@ def smollm2() -> Target:
 def half(request: pytest.FixtureRequest) -> Target:
     """Return a model in bfloat16 whose steps are not replayed."""
     target: Target = request.getfixturevalue(request.param)
-    target.passes = None
+    target.graphs = None
     return target
 
 
-@pytest.mark.parametrize("replay", [called, frozen])
+@pytest.mark.parametrize("replay", [run_eagerly, frozen])
 def test_a_deep_model_in_half_precision_is_replayed(half: Target, replay: Any) -> None:
     replay_steps(half, replay, "calls")
-    assert half.engine == "graph" and not half.passes.declined  # type: ignore[union-attr]
+    assert half.engine == "graph" and not half.graphs.fallbacks  # type: ignore[union-attr]
 
 
 class Recorded:
@@ -179,7 +179,7 @@ FAULTS = (
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_replay_that_is_wrong_is_refused_in_half_precision(deep: Target, fault: Any) -> None:
-    deep.passes = None
+    deep.graphs = None
     with pytest.raises(UserError, match="something else when they are replayed|other logits"):
         replay_steps(deep, lambda one: fault(deep, Recorded(one)), "calls")
-    assert deep.passes is None
+    assert deep.graphs is None

@@ -14,8 +14,8 @@ from rich.console import Console
 from specbench_ss.bench import timed_sample
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.results.analysis import analyse
-from specbench_ss.results.checks import Check, checks, often_disturbed
-from specbench_ss.results.ranking import finding, standings
+from specbench_ss.results.checks import Check, checks, often_noisy
+from specbench_ss.results.ranking import headline, rank_ranges
 from specbench_ss.results.sample_checks import comparable, spread, unstable
 from specbench_ss.results.summary import summarise
 from specbench_ss.results.terminal import print_tables
@@ -44,7 +44,7 @@ def steady(make_run: MakeRun) -> Run:
     run = read_run(make_run(**STEADY))
     for row in run.rows:
         row.decode_s = 0.01 * (row.steps or 0)
-        row.disturbed, row.host_foreign_share = "", 0.01
+        row.noise_reason, row.host_foreign_share = "", 0.01
     return run
 
 
@@ -66,7 +66,7 @@ def warn(text: str) -> Callable[[Run], None]:
         (warn("the machine is busy (load 6.1 on 2 cores): times will be unstable"), "warning"),
         (warn("ss: times had not settled"), "warning"),
         (warn("the answer holds a word sometimes, and was cut three times"), "ok"),
-        (lambda run: setattr(run.rows[0], "disturbed", "2 other processes on the device"), "warning"),
+        (lambda run: setattr(run.rows[0], "noisy", "2 other processes on the device"), "warning"),
     ],
 )
 def test_timing_is_called_stable_only_where_it_was_seen(steady: Run, change: Callable[[Run], None], state: str) -> None:
@@ -79,11 +79,11 @@ def test_timing_is_called_stable_only_where_it_was_seen(steady: Run, change: Cal
 def test_passes_that_were_not_replayed_are_told_by_method_and_reason(steady: Run) -> None:
     assert "engine" not in made_of(steady)  # nothing was to be replayed
     for row in steady.rows:
-        row.unreplayed, row.unreplayed_why = 0, ""
+        row.n_eager_fallbacks, row.eager_fallback_reason = 0, ""
     assert made_of(steady)["engine"].state == "ok"
     for row in steady.rows:
         if row.method == "ss" and row.ok:
-            row.unreplayed, row.unreplayed_why = 200, "more than 128 rows"
+            row.n_eager_fallbacks, row.eager_fallback_reason = 200, "more than 128 rows"
     check = made_of(steady)["engine"]
     assert check.state == "warning"
     assert check.sentence.endswith("which takes longer: 1,600 of ss (more than 128 rows).")
@@ -92,7 +92,7 @@ def test_passes_that_were_not_replayed_are_told_by_method_and_reason(steady: Run
 
 def test_timing_without_a_good_sample_is_not_checked_nor_are_its_numbers(steady: Run) -> None:
     fail(steady, "ar", "ss")
-    steady.sameness = []
+    steady.output_match = []
     made = made_of(steady)
     assert made["unstable"].state == made["impossible"].state == made["mismatch"].state == "not checked"
     assert made["failed"].state == "wrong"
@@ -117,10 +117,10 @@ def test_a_lead_within_what_plain_decoding_seems_to_gain_is_not_told_without_a_w
     ]
     made = {check.name: check for check in checks(run, rows)}
     assert made["noise"].state == "warning" and made["noise"].lines == ("ss: 1.25× (1.05–1.30)",)
-    assert "ss-shared-ar, which keeps one token a step, reaches 1.08×" in finding(rows, list(made.values()), {})
+    assert "ss-shared-ar, which keeps one token a step, reaches 1.08×" in headline(rows, list(made.values()), {})
     higher = [replace(row, speedup_interval=(1.09, 1.30)) if row.method == "ss" else row for row in rows]
     made = {check.name: check for check in checks(run, higher)}
-    assert made["noise"].state == "ok" and "noise" not in finding(higher, list(made.values()), {})
+    assert made["noise"].state == "ok" and "noise" not in headline(higher, list(made.values()), {})
     without = [row for row in rows if row.method != "ss-shared-ar"]
     assert "noise" not in {check.name for check in checks(run, without)}
 
@@ -144,30 +144,30 @@ def test_what_is_wrong_stands_on_the_first_screen_and_in_the_last_lines(make_run
     assert [alert.level for alert in alerts[:2]] == ["error", "error"]
     assert any("out of luck" in line for alert in alerts for line in alert.lines)
     last = "\n".join(told(run)[-8:])
-    assert "Samples failed" in last and "no near-tie explains" in last
+    assert "Samples failed" in last and "no numerical tie explains" in last
     assert told(run)[-1].startswith("Something is wrong (")
 
 
 def test_a_good_run_has_no_alert(steady: Run) -> None:
     for method in steady.manifest["methods"]:
-        method["remembers"] = method["label"] != "ar"
+        method["stateful"] = method["label"] != "ar"
     assert not page_of(analyse(steady))["alerts"]
     assert not any(line.startswith(("✕", "!", "?")) for line in told(steady))
 
 
 def test_a_machine_that_nobody_could_see_is_not_called_quiet(steady: Run) -> None:
-    assert made_of(steady)["disturbed"].state == "ok"
+    assert made_of(steady)["noisy"].state == "ok"
     steady.manifest["model"]["device"] = "cuda"
-    assert made_of(steady)["disturbed"].state == "not checked", "the driver's library was not asked"
+    assert made_of(steady)["noisy"].state == "not checked", "the driver's library was not asked"
     for row in steady.rows:
         row.nvml_sm_mhz = 1500.0
-    assert made_of(steady)["disturbed"].state == "ok"
+    assert made_of(steady)["noisy"].state == "ok"
     steady.rows[3].host_foreign_share = None
-    check = made_of(steady)["disturbed"]
+    check = made_of(steady)["noisy"]
     assert (check.state, "of 1 samples" in check.sentence) == ("not checked", True)
     for row in steady.rows:
-        row.disturbed = None
-    assert made_of(steady)["disturbed"].state == "not checked"
+        row.noise_reason = None
+    assert made_of(steady)["noisy"].state == "not checked"
 
 
 def test_warnings_of_times_are_known_where_they_are_made() -> None:
@@ -180,25 +180,25 @@ def test_warnings_of_times_are_known_where_they_are_made() -> None:
 
 def test_answers_from_memory_are_not_checked_without_greedy_repeats(make_run: MakeRun) -> None:
     once, again = (read_run(make_run(**STEADY, repeats=n)) for n in (1, 2))
-    old = made_of(again)["void"]
+    old = made_of(again)["invalid"]
     assert old.state == "not checked", "a run of before does not say what its methods remember"
     for run in (once, again):
         for method in run.manifest["methods"]:
-            method["remembers"] = False
-    assert made_of(once)["void"].state == "not checked"
+            method["stateful"] = False
+    assert made_of(once)["invalid"].state == "not checked"
     first = {(row.question_id, row.method): row for row in again.rows if not row.repeat}
     for row in again.rows:
         row.token_ids = first[row.question_id, row.method].token_ids
     assert comparable(again, "ss")
     again.manifest["config"]["temperature"] = 1.0
-    assert made_of(again)["void"].state == "not checked"
-    once.manifest["methods"][1]["remembers"] = True
-    assert "void" not in made_of(once), "ss says itself that it remembers, and ar drafts nothing"
+    assert made_of(again)["invalid"].state == "not checked"
+    once.manifest["methods"][1]["stateful"] = True
+    assert "invalid" not in made_of(once), "ss says itself that it remembers, and ar drafts nothing"
 
 
 def test_failures_of_a_run_without_samples_are_not_checked(steady: Run) -> None:
     assert made_of(steady)["failed"].state == "ok"
-    steady.rows, steady.sameness = [], []
+    steady.rows, steady.output_match = [], []
     assert made_of(steady)["failed"].state == "not checked"
 
 
@@ -232,7 +232,7 @@ def test_context_that_differs_is_no_unstable_timing(make_run: MakeRun) -> None:
 def test_verdicts_that_are_still_to_come_are_not_missing(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=3))
     last, others = run.rows[-1].question_id, run.rows[0].question_id
-    run.sameness = [one for one in run.sameness if one.question_id not in (last, others)]
+    run.output_match = [one for one in run.output_match if one.question_id not in (last, others)]
     run.rows = [row for row in run.rows if row.question_id != last or row.method == "ss"]
     run.manifest["status"] = "running"
     assert {row.question_id for row in without_verdict(run)} == {others}
@@ -242,33 +242,33 @@ def test_verdicts_that_are_still_to_come_are_not_missing(make_run: MakeRun) -> N
 
 def test_methods_with_many_disturbed_samples_are_marked(steady: Run) -> None:
     own = [row for row in steady.rows if row.method == "ss"]
-    own[0].disturbed = "other processes took 12% of the processor"
-    assert often_disturbed(steady) == {"ss"}, "one of eight"
-    marked = {row.label for row in page_of(analyse(steady))["ranking"] if ("disturbed", "note") in row.badges}
+    own[0].noise_reason = "other processes took 12% of the processor"
+    assert often_noisy(steady) == {"ss"}, "one of eight"
+    marked = {row.label for row in page_of(analyse(steady))["ranking"] if ("noisy", "note") in row.badges}
     assert marked == {"ss"}
-    own[0].disturbed = ""
-    assert not often_disturbed(steady)
-    next(row for row in steady.rows if row.method == "ar").disturbed = "other processes took 12% of the processor"
-    assert often_disturbed(steady) == {"ar", "ss"}, "a speedup is of both"
+    own[0].noise_reason = ""
+    assert not often_noisy(steady)
+    next(row for row in steady.rows if row.method == "ar").noise_reason = "other processes took 12% of the processor"
+    assert often_noisy(steady) == {"ar", "ss"}, "a speedup is of both"
 
 
 def test_an_answer_without_a_verdict_is_not_compared_in_an_unfinished_run_too(steady: Run) -> None:
     steady.manifest["status"] = "running"
-    steady.sameness = steady.sameness[1:]
+    steady.output_match = steady.output_match[1:]
     row = next(row for row in summarise(steady) if (row.category, row.method) == ("overall", "ss"))
-    assert row.sameness == {"identical": 7, "not compared": 1}
+    assert row.output_match == {"identical": 7, "not compared": 1}
     page = page_of(analyse(steady))
     (tags,) = [row.badges for row in page["ranking"] if row.label == "ss"]
     assert ("identical, 1 not compared", "good") in tags
     columns = [column.title for column in page["sameness"].columns]
     assert page["sameness"].rows[0][columns.index("not compared")].text == "1"
-    assert "unjudged" not in made_of(steady), "it may still come"
+    assert "uncompared" not in made_of(steady), "it may still come"
 
 
 def test_an_unfinished_run_says_what_it_found_so_far(steady: Run) -> None:
     def said() -> str:
         rows = summarise(steady)
-        return finding(rows, checks(steady, rows), {})
+        return headline(rows, checks(steady, rows), {})
 
     whole = said()
     steady.manifest["status"], steady.manifest["suite"]["prompts"] = "killed", 32
@@ -290,7 +290,7 @@ def test_it_is_said_of_what_the_times_spread(steady: Run) -> None:
 
 def said_of(run: Run) -> str:
     rows = summarise(run)
-    return finding(rows, checks(run, rows), standings(run, rows))
+    return headline(rows, checks(run, rows), rank_ranges(run, rows))
 
 
 @pytest.mark.parametrize("every", [True, False])
@@ -299,15 +299,15 @@ def test_a_method_that_fails_changes_nothing_about_the_others(make_run: MakeRun,
     run = read_run(make_run(labels=("ar", "ss", "medusa"), categories=("qa",), questions=8))
     assert said_of(run).startswith("ss ")
     alone = replace(run, rows=[row for row in run.rows if row.method != "ss"])
-    alone.sameness = [one for one in run.sameness if one.method != "ss"]
+    alone.output_match = [one for one in run.output_match if one.method != "ss"]
     alone.manifest = {**run.manifest, "methods": [m for m in run.manifest["methods"] if m["label"] != "ss"]}
     for row in run.rows:
         if row.method == "ss" and (every or row.question_id.endswith("-0")):
             row.status, row.error = "failed", "RuntimeError: no"
-            run.sameness = [one for one in run.sameness if one.key != row.key]
+            run.output_match = [one for one in run.output_match if one.key != row.key]
     assert said_of(alone).startswith("medusa ")
     assert said_of(run) == f"{said_of(alone)} Without ss, of which samples failed."
-    mine, theirs = (standings(one, summarise(one)) for one in (run, alone))
+    mine, theirs = (rank_ranges(one, summarise(one)) for one in (run, alone))
     assert mine == theirs
     made, without = made_of(run), made_of(alone)
     assert made["failed"].state == "wrong"

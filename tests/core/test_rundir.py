@@ -17,9 +17,9 @@ import pytest
 from specbench_ss.engine.decoder import Generation, Step
 from specbench_ss.errors import UserError
 from specbench_ss.results.sample_checks import unfinished
-from specbench_ss.runs.config import RunTarget
-from specbench_ss.runs.records import Row, Sameness
-from specbench_ss.runs.run_dir import MANIFEST, ROWS, SAMENESS, STEPS, RunDir, check_out, read_run
+from specbench_ss.runs.config import OutputOptions
+from specbench_ss.runs.records import OutputMatch, SampleRecord
+from specbench_ss.runs.run_dir import MANIFEST, OUTPUT_MATCH, SAMPLES, STEPS, RunDir, check_out, read_run
 from specbench_ss.runs.run_dir import QUESTIONS as QUESTIONS_FILE
 from specbench_ss.suite import Question, SuiteData
 from tests import conftest
@@ -31,8 +31,8 @@ def manifest(**changes: Any) -> dict[str, Any]:
     return {**conftest.manifest(("ar",), SuiteData("specbench", "generated", QUESTIONS)), **changes}
 
 
-def sample(i: int) -> tuple[Row, list[Step]]:
-    row = Row(f"q{i}", 0, "ar", 0, "c", i, 0, 7, "e", "s", "ok")
+def sample(i: int) -> tuple[SampleRecord, list[Step]]:
+    row = SampleRecord(f"q{i}", 0, "ar", 0, "c", i, 0, 7, "e", "s", "ok")
     steps = [Step(0, 0, 0, 0, 1, 0.0, 0.01, 0.0, 0.0, 0.01) for _ in range(i % 3)]
     row.fill(Generation([5] * (1 + len(steps)), 3, "length", 0.1, 1, steps))
     row.text = "answer é\n\u2028 \ud800"  # line separators and a lone surrogate: one line of the file all the same
@@ -40,10 +40,10 @@ def sample(i: int) -> tuple[Row, list[Step]]:
 
 
 def fill(path: Path, numbers: range) -> None:
-    with RunDir.open(RunTarget(path), manifest(), QUESTIONS) as run:
+    with RunDir.open(OutputOptions(path), manifest(), QUESTIONS) as run:
         for i in numbers:
             run.append(*sample(i))
-            run.append_sameness(Sameness(*sample(i)[0].key, verdict="identical"))
+            run.append_output_match(OutputMatch(*sample(i)[0].key, verdict="identical"))
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert run.rows == [sample(i)[0] for i in range(5)]
     assert [run.steps.of(r.key).steps() for r in run.rows] == [sample(i)[1] for i in range(5)]
     assert tuple(run.questions) == QUESTIONS
-    assert [s.verdict for s in run.sameness] == ["identical"] * 5
+    assert [s.verdict for s in run.output_match] == ["identical"] * 5
     assert run.labels == ["ar"]
 
 
@@ -70,25 +70,25 @@ def put(path: Path, files: dict[str, bytes]) -> None:
 
 
 def _resume_and_finish(path: Path, numbers: range) -> None:
-    with RunDir.open(RunTarget(path, resume=True), manifest(), QUESTIONS) as run:
+    with RunDir.open(OutputOptions(path, resume=True), manifest(), QUESTIONS) as run:
         for i in numbers:
             row, steps = sample(i)
             if row.key not in run.rows:
                 run.append(row, steps)
-            if row.key not in run.judged:
-                run.append_sameness(Sameness(*row.key, verdict="identical"))
+            if row.key not in run.compared_keys:
+                run.append_output_match(OutputMatch(*row.key, verdict="identical"))
     done = read_run(path)
     assert sorted(r.index for r in done.rows) == list(numbers)
     assert [done.steps.of(r.key).steps() for r in done.rows] == [sample(r.index)[1] for r in done.rows]
-    assert len({s.key for s in done.sameness}) == len(done.sameness) == len(numbers)
+    assert len({s.key for s in done.output_match}) == len(done.output_match) == len(numbers)
 
 
 def test_steps_cut_at_any_byte_before_their_row_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     path = tmp_path / "run"
     fill(path, range(2))
-    before = {name: (path / name).read_bytes() for name in (ROWS, STEPS, SAMENESS)}
-    with RunDir.open(RunTarget(path, resume=True), manifest(), QUESTIONS) as run:
+    before = {name: (path / name).read_bytes() for name in (SAMPLES, STEPS, OUTPUT_MATCH)}
+    with RunDir.open(OutputOptions(path, resume=True), manifest(), QUESTIONS) as run:
         run.append(*sample(2))
     content = (path / STEPS).read_bytes()
     for size in cuts(content, len(before[STEPS])):
@@ -97,7 +97,7 @@ def test_steps_cut_at_any_byte_before_their_row_are_forgotten(tmp_path: Path, mo
         _resume_and_finish(path, range(3))
 
 
-@pytest.mark.parametrize("file", [ROWS, STEPS])
+@pytest.mark.parametrize("file", [SAMPLES, STEPS])
 def test_damage_in_the_middle_is_told_not_repaired(tmp_path: Path, file: str) -> None:
     fill(tmp_path / "run", range(4))
     path = tmp_path / "run" / file
@@ -105,7 +105,7 @@ def test_damage_in_the_middle_is_told_not_repaired(tmp_path: Path, file: str) ->
     path.write_bytes(b"".join([lines[0], b"{]\n", *lines[1:]]))
     before = path.read_bytes()
     with pytest.raises(UserError, match="damaged in line 2"):
-        RunDir.open(RunTarget(tmp_path / "run", resume=True), manifest())
+        RunDir.open(OutputOptions(tmp_path / "run", resume=True), manifest())
     assert path.read_bytes() == before
 
 
@@ -113,23 +113,23 @@ def test_damage_in_the_middle_is_told_not_repaired(tmp_path: Path, file: str) ->
 @pytest.mark.parametrize(
     ("file", "key", "value", "words"),
     [
-        (ROWS, "tokens", "x", "tokens is not a whole number"),
-        (ROWS, "tokens", None, "it lacks tokens"),
-        (ROWS, "tokens", -1, "tokens is less than 0"),
-        (ROWS, "repeat", -1, "repeat is less than 0"),
-        (ROWS, "wall_s", -0.5, "wall_s is less than 0"),
-        (ROWS, "quality", 1.5, "quality is more than 1"),
+        (SAMPLES, "tokens", "x", "tokens is not a whole number"),
+        (SAMPLES, "tokens", None, "it lacks tokens"),
+        (SAMPLES, "tokens", -1, "tokens is less than 0"),
+        (SAMPLES, "repeat", -1, "repeat is less than 0"),
+        (SAMPLES, "wall_s", -0.5, "wall_s is less than 0"),
+        (SAMPLES, "quality", 1.5, "quality is more than 1"),
         (STEPS, "nodes", -1, "nodes is less than 0"),
         (STEPS, "tokens", 2**40, "tokens is more than 2147483647"),
-        (SAMENESS, "first_difference", -1, "first_difference is less than 0"),
-        (ROWS, "turn", 0.5, "turn is not a whole number"),
-        (ROWS, "status", "fine", "status cannot be 'fine'"),
-        (ROWS, "token_ids", [1, "2"], r"token_ids\[1\] is not a whole number"),
-        (ROWS, "wall_s", float("nan"), "it is not JSON"),
+        (OUTPUT_MATCH, "first_difference", -1, "first_difference is less than 0"),
+        (SAMPLES, "turn", 0.5, "turn is not a whole number"),
+        (SAMPLES, "status", "fine", "status cannot be 'fine'"),
+        (SAMPLES, "token_ids", [1, "2"], r"token_ids\[1\] is not a whole number"),
+        (SAMPLES, "wall_s", float("nan"), "it is not JSON"),
         (STEPS, "nodes", [], "nodes is not a whole number"),
         (STEPS, "index", "0", "index is not a whole number"),
-        (SAMENESS, "verdict", "same", "verdict cannot be 'same'"),
-        (SAMENESS, "gap", "0", "gap is not a number"),
+        (OUTPUT_MATCH, "verdict", "same", "verdict cannot be 'same'"),
+        (OUTPUT_MATCH, "gap", "0", "gap is not a number"),
     ],
 )
 def test_a_wrong_type_is_told_with_its_line_and_nothing_is_cut(
@@ -144,20 +144,20 @@ def test_a_wrong_type_is_told_with_its_line_and_nothing_is_cut(
     with pytest.raises(UserError, match=f"{file} is damaged in line {line}: {words}"):
         read_run(tmp_path / "run")
     with pytest.raises(UserError, match=f"{file} is damaged in line {line}: {words}"):
-        RunDir.open(RunTarget(tmp_path / "run", resume=True), manifest())
+        RunDir.open(OutputOptions(tmp_path / "run", resume=True), manifest())
     assert path.read_bytes() == before
 
 
 def test_reading_changes_nothing(tmp_path: Path) -> None:
     fill(tmp_path / "run", range(3))
-    rows = tmp_path / "run" / ROWS
+    rows = tmp_path / "run" / SAMPLES
     rows.write_bytes(rows.read_bytes()[:-3])
     assert len(read_run(tmp_path / "run").rows) == 2
     assert not rows.read_bytes().endswith(b"\n")
 
 
 def test_asking_whether_a_place_will_do_makes_nothing(tmp_path: Path) -> None:
-    assert not check_out(RunTarget(tmp_path / "a" / "b"))
+    assert not check_out(OutputOptions(tmp_path / "a" / "b"))
     assert not list(tmp_path.iterdir())
 
 
@@ -174,7 +174,7 @@ def test_a_place_where_no_folder_can_be_made_is_found_by_trying(
 
     monkeypatch.setattr(os, "mkdir", refuse)
     with pytest.raises(UserError, match="cannot write to .*/c: read-only file system"):
-        check_out(RunTarget(tmp_path / "a" / "b" / "c"))
+        check_out(OutputOptions(tmp_path / "a" / "b" / "c"))
     assert not list(tmp_path.iterdir())
 
 
@@ -197,9 +197,9 @@ def test_resuming_where_nothing_was_begun_begins(tmp_path: Path, made: bool) -> 
     if made:
         path.mkdir()
         (path / f"{MANIFEST}.tmp").write_text("{half")  # killed while writing the first manifest
-    assert not check_out(RunTarget(path, resume=True))
+    assert not check_out(OutputOptions(path, resume=True))
     assert path.exists() == made
-    with RunDir.open(RunTarget(path, resume=True), manifest(), QUESTIONS) as run:
+    with RunDir.open(OutputOptions(path, resume=True), manifest(), QUESTIONS) as run:
         assert not run.rows
     assert tuple(read_run(path).questions) == QUESTIONS
 
@@ -207,37 +207,37 @@ def test_resuming_where_nothing_was_begun_begins(tmp_path: Path, made: bool) -> 
 def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write to"):
-        check_out(RunTarget(tmp_path / "file" / "run"))
+        check_out(OutputOptions(tmp_path / "file" / "run"))
     with pytest.raises(UserError, match="cannot write to"):
-        check_out(RunTarget(tmp_path / "file"))
+        check_out(OutputOptions(tmp_path / "file"))
 
 
 def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
-    with RunDir.open(RunTarget(tmp_path / "run"), manifest(), QUESTIONS) as run:
-        run._files[ROWS].close()
-        run._files[ROWS] = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+    with RunDir.open(OutputOptions(tmp_path / "run"), manifest(), QUESTIONS) as run:
+        run._files[SAMPLES].close()
+        run._files[SAMPLES] = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
         with pytest.raises(UserError, match="cannot write to .*no space left"):
             run.append(*sample(0))
         assert not run.rows
 
 
 def test_two_processes_cannot_write_to_one_directory(tmp_path: Path) -> None:
-    with RunDir.open(RunTarget(tmp_path), manifest(), QUESTIONS), pytest.raises(UserError, match="in use"):
-        RunDir.open(RunTarget(tmp_path, resume=True), manifest(), QUESTIONS)
-    RunDir.open(RunTarget(tmp_path, resume=True), manifest(), QUESTIONS).close()
+    with RunDir.open(OutputOptions(tmp_path), manifest(), QUESTIONS), pytest.raises(UserError, match="in use"):
+        RunDir.open(OutputOptions(tmp_path, resume=True), manifest(), QUESTIONS)
+    RunDir.open(OutputOptions(tmp_path, resume=True), manifest(), QUESTIONS).close()
 
 
 def test_a_number_that_is_not_finite_is_never_written(tmp_path: Path) -> None:
     row, steps = sample(0)
     row.quality = float("nan")
-    with RunDir.open(RunTarget(tmp_path), manifest(), QUESTIONS) as run, pytest.raises(ValueError, match="JSON"):
+    with RunDir.open(OutputOptions(tmp_path), manifest(), QUESTIONS) as run, pytest.raises(ValueError, match="JSON"):
         run.append(row, steps)
 
 
 def test_update_replaces_the_manifest_whole(tmp_path: Path) -> None:
-    with RunDir.open(RunTarget(tmp_path), manifest(), QUESTIONS) as run:
+    with RunDir.open(OutputOptions(tmp_path), manifest(), QUESTIONS) as run:
         run.update(status="complete")
     assert json.loads((tmp_path / MANIFEST).read_text())["status"] == "complete"
     assert not list(tmp_path.glob("*.tmp"))
@@ -278,13 +278,13 @@ def test_kill_nine_loses_at_most_the_sample_in_flight(tmp_path: Path) -> None:
     process.wait()
     killed = unfinished(read_run(tmp_path / "run"))
     assert killed.startswith("not complete (no process holds this folder; it may go on elsewhere if this is a copy): ")
-    with RunDir.open(RunTarget(tmp_path / "run", resume=True), manifest()) as run:
+    with RunDir.open(OutputOptions(tmp_path / "run", resume=True), manifest()) as run:
         assert len(run.rows) in (last + 1, last + 2)
     assert len(read_run(tmp_path / "run").steps) == 3 * len(run.rows)
 
 
 def test_a_warning_is_kept_once(tmp_path: Path) -> None:
-    with RunDir.open(RunTarget(tmp_path), manifest(), QUESTIONS) as run:
+    with RunDir.open(OutputOptions(tmp_path), manifest(), QUESTIONS) as run:
         run.keep_warning("x")
         run.keep_warning("x")
         assert run.manifest["warnings"] == ["x"]

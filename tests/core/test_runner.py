@@ -18,18 +18,18 @@ import torch
 from specbench_ss import storage
 from specbench_ss.bench import run_loop
 from specbench_ss.bench.runner import run
-from specbench_ss.bench.schedule import warm_prompts
+from specbench_ss.bench.schedule import warmup_prompts
 from specbench_ss.bench.timed_sample import EXTRA_ROUNDS, warm_up
 from specbench_ss.engine.decoder import Decoder, Generation, Step
-from specbench_ss.engine.generate import Limits
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
 from specbench_ss.results.summary import summarise
 from specbench_ss.runs import environment
-from specbench_ss.runs.config import Goal, Recording, RunConfig, RunTarget
+from specbench_ss.runs.config import OutputOptions, Recording, RunConfig, StoppingRule
 from specbench_ss.runs.manifest import manifest_for
-from specbench_ss.runs.records import Row, Run, step_line
+from specbench_ss.runs.records import Run, SampleRecord, step_line
 from specbench_ss.runs.run_dir import RunDir, read_run
 from specbench_ss.suite import Question, Suite, SuiteData
 
@@ -53,7 +53,7 @@ class FakeTarget:
     name, weights_hash, is_lab = "fake", "0" * 64, True
     number_format = "float32"
     device, dtype = torch.device("cpu"), torch.float32
-    layers_on: ClassVar[dict[torch.device, list[int]]] = {device: []}
+    layer_devices: ClassVar[dict[torch.device, list[int]]] = {device: []}
     device_names, divided = "cpu", False
     tokenizer = None
     eos_ids: frozenset[int] = frozenset({0})
@@ -81,7 +81,7 @@ class Weighted(FakeDecoder):
 
     weights = "one"
 
-    def described(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {"shape": (1, 2), "weights_hash": self.weights}
 
 
@@ -93,7 +93,7 @@ class Changed(FakeDecoder):
     """Changes the model: it must equal the method `own`, whose logits explain a difference."""
 
     @classmethod
-    def reference_for(cls, options: Any) -> MethodSpec:
+    def baseline_for(cls, options: Any) -> MethodSpec:
         return MethodSpec("own")
 
 
@@ -104,7 +104,7 @@ class Own(FakeDecoder):
 
     def next_logits(self, prompt: Any, answer: Any) -> torch.Tensor:
         self.asked.append(bytes(answer).decode())
-        return torch.zeros(256)  # all alike: a near-tie
+        return torch.zeros(256)  # all alike: a numerical tie
 
 
 class FakeSuite(Suite):
@@ -121,7 +121,7 @@ class Recorder:
     """Events, kept."""
 
     def __init__(self) -> None:
-        self.total, self.rows, self.warnings, self.tokens = 0, list[Row](), list[str](), 0
+        self.total, self.rows, self.warnings, self.tokens = 0, list[SampleRecord](), list[str](), 0
         self.warmed: list[str] = []
 
     def on_start(self, total: int) -> None:
@@ -136,7 +136,7 @@ class Recorder:
     def on_tokens(self, n: int) -> None:
         self.tokens += n
 
-    def on_sample(self, row: Row) -> None:
+    def on_sample(self, row: SampleRecord) -> None:
         self.rows.append(row)
 
     def on_warning(self, text: str) -> None:
@@ -147,7 +147,7 @@ class Bench:
     """A run of fakes; `calls` holds (label, prompt text, seed) of every measured or warm-up request."""
 
     recording = Recording()
-    goal: Goal | None = None
+    goal: StoppingRule | None = None
 
     def __init__(self, path: Path, labels: tuple[str, ...] = ("ar", "m"), lossy: bool = False, **config: Any) -> None:
         self.path = path
@@ -156,13 +156,13 @@ class Bench:
         kind = Lossy if lossy else FakeDecoder
         self.decoders: dict[str, Decoder] = {x: (FakeDecoder if x == "ar" else kind)(self.target) for x in labels}
         self.calls: list[tuple[str, str, int]] = []
-        self.limits: list[Limits] = []
+        self.limits: list[StopParams] = []
         self.events, self.suite = Recorder(), FakeSuite()
         self.answer: Callable[[str, str], str] = lambda label, prompt: f"[{prompt.count('<')}]"
         self.before: Callable[[str, str], None] = lambda label, prompt: None
 
     def decode(
-        self, decoder: Decoder, prompt: list[int], limits: Limits, sampling: Sampling, on_step: Any
+        self, decoder: Decoder, prompt: list[int], limits: StopParams, sampling: SamplingParams, on_step: Any
     ) -> Generation:
         label = next(x for x, d in self.decoders.items() if d is decoder)
         text = bytes(prompt).decode()
@@ -177,7 +177,7 @@ class Bench:
 
     def run(self, resume: bool = False) -> Run:
         manifest = manifest_for(self.config, self.target, DATA, self.decoders, ["ssbench", "run"])
-        where = RunTarget(self.path, resume, recording=self.recording, goal=self.goal)
+        where = OutputOptions(self.path, resume, recording=self.recording, goal=self.goal)
         with RunDir.open(where, manifest, DATA.questions) as run_dir:
             run(self.config, self.target, self.suite, DATA, self.decoders, run_dir, self.events, where, self.decode)
         return read_run(self.path)
@@ -222,7 +222,7 @@ def test_own_history_continues_each_method_and_is_not_compared(tmp_path: Path) -
     assert {(label, p) for label, p, _ in bench.calls if p.endswith("last")} == {
         (x, f"<u>hi<a>{x} says<u>more<a>{x} says<u>last") for x in ("ar", "m")
     }
-    later = [s for s in done.sameness if s.turn]
+    later = [s for s in done.output_match if s.turn]
     assert later
     assert {(s.verdict, s.reason) for s in later} == {("not compared", "another history")}
 
@@ -238,7 +238,7 @@ def test_a_failing_method_leaves_a_row_without_numbers_and_the_run_goes_on(tmp_p
     assert [getattr(bad[0], n) for n in numbers] == [None] * len(numbers)
     assert len(done.rows) == 10
     assert any("out of luck" in w for w in bench.events.warnings)
-    assert [s.reason for s in done.sameness if s.verdict == "not compared"] == ["the sample failed"]
+    assert [s.reason for s in done.output_match if s.verdict == "not compared"] == ["the sample failed"]
 
 
 def test_failed_samples_are_made_again_by_resuming(tmp_path: Path) -> None:
@@ -252,8 +252,8 @@ def test_failed_samples_are_made_again_by_resuming(tmp_path: Path) -> None:
     assert again.events.total == len(again.calls) == 6
     assert [r.key for r in done.rows] == [r.key for r in bench.events.rows]
     assert {r.status for r in done.rows} == {"ok"}
-    assert {(s.method, s.verdict) for s in done.sameness} == {("m", "identical")}
-    assert len(done.sameness) == 5
+    assert {(s.method, s.verdict) for s in done.output_match} == {("m", "identical")}
+    assert len(done.output_match) == 5
     assert len(done.steps) == sum(r.steps or 0 for r in done.rows)
 
 
@@ -273,8 +273,8 @@ def test_killed_while_a_failed_sample_is_made_again(tmp_path: Path) -> None:
 
 SPOILT: dict[str, Callable[[Generation], Any]] = {
     "tokens and steps do not add up": lambda made: made.tokens.append(65),
-    "calls below 0": lambda made: setattr(made, "draft_calls", -1),
-    "no number of calls": lambda made: setattr(made, "draft_calls", math.nan),
+    "calls below 0": lambda made: setattr(made, "num_draft_forwards", -1),
+    "no number of calls": lambda made: setattr(made, "num_draft_forwards", math.nan),
     "no time": lambda made: setattr(made.steps[-1], "total_s", math.nan),
     "no whole number": lambda made: setattr(made.steps[-1], "tokens", 1.0),
 }
@@ -317,7 +317,7 @@ def test_an_interrupted_run_is_finished_by_resuming(tmp_path: Path, after: int) 
     assert again.events.total == len(again.calls) == 10 - after
     strip = [(r.key, r.index, r.position, r.seed, r.text, r.tokens) for r in done.rows]
     assert strip == [(r.key, r.index, r.position, r.seed, r.text, r.tokens) for r in expected.rows]
-    assert sorted(s.key for s in done.sameness) == sorted(s.key for s in expected.sameness)
+    assert sorted(s.key for s in done.output_match) == sorted(s.key for s in expected.output_match)
     assert done.manifest["status"] == "complete"
 
 
@@ -372,10 +372,10 @@ def test_sameness_holds_every_sample_against_the_reference(tmp_path: Path) -> No
     bench = Bench(tmp_path, repeats=2)
     bench.answer = lambda label, prompt: "xyA" if label == "m" and prompt == "<u>go" else "xyz"
     done = bench.run()
-    verdicts = Counter((s.method, s.verdict) for s in done.sameness)
+    verdicts = Counter((s.method, s.verdict) for s in done.output_match)
     # the reference's second repeat is held against its first
     assert verdicts == {("m", "identical"): 8, ("m", "mismatch"): 2, ("ar", "identical"): 5}
-    assert {s.first_difference for s in done.sameness if s.verdict == "mismatch"} == {2}
+    assert {s.first_difference for s in done.output_match if s.verdict == "mismatch"} == {2}
     assert any("differs" in w for w in bench.events.warnings)
 
 
@@ -384,8 +384,8 @@ def test_a_method_that_changes_the_model_is_held_against_its_own_reference(tmp_p
     bench.decoders |= {"m": Changed(bench.target), "own": Own(bench.target)}
     bench.answer = lambda label, prompt: {"ar": "abc", "own": "xyz", "m": "xyA" if prompt == "<u>go" else "xyz"}[label]
     done = bench.run()
-    assert Counter((s.method, s.verdict) for s in done.sameness) == {
-        ("m", "identical"): 4, ("m", "near-tie"): 1, ("own", "not compared"): 5,
+    assert Counter((s.method, s.verdict) for s in done.output_match) == {
+        ("m", "identical"): 4, ("m", "numerical tie"): 1, ("own", "not compared"): 5,
     }  # fmt: skip
     assert Own.asked.count("xy") and len(Own.asked) == 6  # the one that differs, and one place of each answer
     row = next(r for r in summarise(done) if r.method == "m")
@@ -397,8 +397,8 @@ def test_a_method_that_changes_the_model_is_held_against_its_own_reference(tmp_p
 @pytest.mark.parametrize(("options", "reason"), [({"lossy": True}, "promise"), ({"temperature": 0.5}, "no logits")])
 def test_where_equality_is_not_promised_it_is_not_compared(tmp_path: Path, options: Any, reason: str) -> None:
     done = Bench(tmp_path, **options).run()
-    assert {s.verdict for s in done.sameness} == {"not compared"}
-    assert all(reason in s.reason for s in done.sameness)
+    assert {s.verdict for s in done.output_match} == {"not compared"}
+    assert all(reason in s.reason for s in done.output_match)
 
 
 def test_the_collector_is_off_during_samples_and_on_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,8 +427,8 @@ def test_what_remembers_prompts_forgets_those_of_the_warm_up_and_is_named(tmp_pa
     bench = Bench(tmp_path, warmup=1)
     known: list[int] = []
     decoder = bench.decoders["m"]
-    decoder.remembers = True
-    decoder.forget = lambda: known.append(len(bench.calls))  # type: ignore[method-assign]
+    decoder.stateful = True
+    decoder.reset_history = lambda: known.append(len(bench.calls))  # type: ignore[method-assign]
     bench.run()
     assert known == [len(bench.calls) - 10]  # once, before the first of the measured samples
     assert bench.events.warnings == ["m remembers earlier prompts: its speed depends on what came before each"]
@@ -444,11 +444,11 @@ def test_the_warm_up_asks_nothing_that_the_run_asks() -> None:
     assert not plain[0] & plain[1]
     assert warm[-1] == "c\n  b a" and warm[0] == "ti si tahw"  # words backwards, or letters where that is asked
     long = [Question("a", "x", ("z" * 990,))]
-    assert len(warm_prompts(target, [*long, Question("b", "x", ("0. " + "z" * 990,))], 1)[0]) < target.context_length
+    assert len(warmup_prompts(target, [*long, Question("b", "x", ("0. " + "z" * 990,))], 1)[0]) < target.context_length
 
 
 def warm_prompts_of(target: Any, asked: list[Question]) -> list[str]:
-    return [bytes(ids).decode().removeprefix("<u>") for ids in warm_prompts(target, asked, 99)]
+    return [bytes(ids).decode().removeprefix("<u>") for ids in warmup_prompts(target, asked, 99)]
 
 
 def test_warm_up_goes_on_until_times_settle_and_is_bounded() -> None:
@@ -479,7 +479,7 @@ def test_a_method_that_fails_in_warm_up_is_dropped_with_its_line(tmp_path: Path,
     if where == "decode":
         bench.before = fail
     else:
-        bench.decoders["bad"].forget = fail  # type: ignore[method-assign]
+        bench.decoders["bad"].reset_history = fail  # type: ignore[method-assign]
     done = bench.run()
     bad = [row for row in done.rows if row.method == "bad"]
     assert len(bad) == 10 and not any(row.ok for row in bad)
@@ -514,7 +514,9 @@ def test_drafts_are_looked_at_when_nothing_is_measured_any_more(
         done = Bench.decode(bench, decoder, prompt, *rest)
         if ord("g") in prompt:
             raise RuntimeError("out of luck")
-        return replace(done, steps=[replace(step, nodes=1, verified=1, depth=1) for step in done.steps])
+        return replace(
+            done, steps=[replace(step, draft_nodes=1, verified_nodes=1, draft_depth=1) for step in done.steps]
+        )
 
     def probe(decoder: Decoder, prompt: list[int], *_: Any) -> None:
         seen.append((bytes(prompt).decode(), bool(inside), gc.isenabled()))

@@ -1,4 +1,4 @@
-"""Verdicts on differing answers: whole sequences are compared, and only a near-tie of the target is excused."""
+"""Verdicts on differing answers: whole sequences are compared, and only a numerical tie of the target is excused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from specbench_ss.engine.numerics import near_tie_drop
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.runs.output_match import first_difference, judge
-from specbench_ss.runs.records import Row
+from specbench_ss.runs.records import SampleRecord
 
 
 class LogitTarget:
@@ -26,8 +26,8 @@ class LogitTarget:
         return self.logits
 
 
-def answer(method: str, ids: list[int], finish: str = "length") -> Row:
-    return Row("q", 0, method, 0, "c", 0, 0, 0, "e", "s", "ok", token_ids=ids, finish=finish)
+def answer(method: str, ids: list[int], finish: str = "length") -> SampleRecord:
+    return SampleRecord("q", 0, method, 0, "c", 0, 0, 0, "e", "s", "ok", token_ids=ids, finish=finish)
 
 
 def verdict(target: Any, reference: list[int], got: list[int]) -> Any:
@@ -52,7 +52,7 @@ def test_equal_answers_are_identical_without_asking_the_target() -> None:
 @pytest.mark.parametrize(("reference", "got"), [([1, 2, 3], [1, 2]), ([1, 2], [1, 2, 3]), ([1], [])])
 def test_a_prefix_is_a_length_difference_never_identical(reference: list[int], got: list[int]) -> None:
     found = verdict(LogitTarget([0.0]), reference, got)
-    assert found.verdict == "length"
+    assert found.verdict == "length differs"
     assert found.first_difference == min(len(reference), len(got))
     assert "tokens" in found.reason
 
@@ -61,7 +61,7 @@ def test_the_target_is_asked_after_the_common_part() -> None:
     target = LogitTarget([0.0, 1.0, 1.0 + 5e-5])
     found = verdict(target, [7, 1, 4], [7, 2, 4])
     assert target.asked == [[9, 8, 7]]
-    assert found.verdict == "near-tie"
+    assert found.verdict == "numerical tie"
     assert found.first_difference == 1
     assert found.gap == pytest.approx(5e-5, rel=0.01)
 
@@ -82,7 +82,7 @@ def test_half_precision_has_wider_bounds() -> None:
     logits, (a, b) = [0.0, 20.0, 20.25], ([1], [2])
     assert verdict(LogitTarget(logits, torch.float32), a, b).verdict == "mismatch"
     assert verdict(LogitTarget(logits, torch.float16), a, b).verdict == "mismatch"
-    assert verdict(LogitTarget(logits, torch.bfloat16), a, b).verdict == "near-tie"
+    assert verdict(LogitTarget(logits, torch.bfloat16), a, b).verdict == "numerical tie"
     bounds = [near_tie_drop(name, 0.0) for name in ("float64", "float32", "float16", "bfloat16")]
     assert bounds == sorted(bounds)
 
@@ -95,7 +95,7 @@ def test_bounds_of_half_precision_are_four_steps_at_the_best_logit(dtype: torch.
     step = float(torch.nextafter(at, torch.tensor(torch.inf, dtype=dtype))) - float(at)
     assert near_tie_drop(str(dtype), best) == 4 * step
     within, beyond = ([best - share * 4 * step, best - 1e3] for share in (0.999, 1.01))
-    assert verdict(LogitTarget([best, *within], dtype), [0], [1]).verdict == "near-tie"
+    assert verdict(LogitTarget([best, *within], dtype), [0], [1]).verdict == "numerical tie"
     assert verdict(LogitTarget([best, *beyond], dtype), [0], [1]).verdict == "mismatch"
 
 
@@ -107,7 +107,7 @@ def test_logits_that_are_not_finite_are_a_mismatch_that_can_be_written(value: fl
     found = verdict(LogitTarget(logits), [0], [1])
     json.dumps(found.as_dict(), allow_nan=False)
     if place == 2 and value < 0:  # no part of the question
-        assert found.verdict == "near-tie"
+        assert found.verdict == "numerical tie"
     else:
         assert (found.verdict, found.gap, found.drop) == ("mismatch", None, None)
         assert found.reason == "logits are not finite"

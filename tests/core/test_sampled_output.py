@@ -1,4 +1,4 @@
-"""The test of sampled tokens: biased methods are void in a run, honest ones are not, and false alarms are rare."""
+"""The test of sampled tokens: biased methods are invalid in a run, honest ones are not, and false alarms are rare."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from specbench_ss.bench.ray import Collected, shards
+from specbench_ss.bench.ray import MemoryStore, shards
 from specbench_ss.bench.runner import run
 from specbench_ss.bench.sampled_tokens import _seed, compare, judge_sampled, positions
 from specbench_ss.bench.schedule import Sample
 from specbench_ss.cli.shared import found
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import Offer, candidates, offers
@@ -33,16 +33,16 @@ from specbench_ss.results.checks import checks
 from specbench_ss.results.quality import BIASED, ENOUGH, bound, pool, sampling_tests
 from specbench_ss.results.summary import SummaryRow, summarise
 from specbench_ss.results.terminal import print_tables
-from specbench_ss.runs.config import Recording, RunConfig, RunTarget
+from specbench_ss.runs.config import OutputOptions, Recording, RunConfig
 from specbench_ss.runs.manifest import manifest_for
-from specbench_ss.runs.records import OUTSIDE, PIT_BINS, Run, SampledTokens, read_sameness
+from specbench_ss.runs.records import OUTSIDE, PIT_BINS, Run, SampledTokens, read_output_match
 from specbench_ss.runs.run_dir import RunDir, read_run
 from specbench_ss.suite import Question, Suite, SuiteData
 from tests.core.test_runner import Recorder
 from tests.planted_samplers import RULES, Drafting, bigram_target
 
 TOKENS = 100  # of an answer
-PLAIN, FILTERED = Sampling(1.0), Sampling(0.7, top_p=0.9)
+PLAIN, FILTERED = SamplingParams(1.0), SamplingParams(0.7, top_p=0.9)
 
 
 class Lossy(Drafting):
@@ -78,7 +78,9 @@ def suite_data(questions: int) -> SuiteData:
     return SuiteData("asked", "generated", asked)
 
 
-def measured(path: Path, decoders: dict[str, Decoder], sampling: Sampling, questions: int, resume: bool = False) -> Run:
+def measured(
+    path: Path, decoders: dict[str, Decoder], sampling: SamplingParams, questions: int, resume: bool = False
+) -> Run:
     """Return a run of these methods on the small model."""
     data = suite_data(questions)
     decoders = {"ar": Autoregressive(target()), **decoders}
@@ -90,7 +92,7 @@ def measured(path: Path, decoders: dict[str, Decoder], sampling: Sampling, quest
         top_p=sampling.top_p,
         stop=(),
     )
-    where = RunTarget(path, resume, recording=Recording(record_drafts="0", telemetry=0))
+    where = OutputOptions(path, resume, recording=Recording(record_drafts="0", telemetry=0))
     with RunDir.open(where, manifest_for(config, target(), data, decoders, []), data.questions) as run_dir:
         run(config, target(), Asked(), data, decoders, run_dir, Recorder(), where)
     return read_run(path)
@@ -110,7 +112,7 @@ CASES = (  # what is planted, how answers are sampled, questions: at least the t
 
 @pytest.mark.parametrize(("names", "sampling", "questions"), CASES)
 def test_a_biased_method_has_no_speedup(
-    tmp_path: Path, names: tuple[str, ...], sampling: Sampling, questions: int
+    tmp_path: Path, names: tuple[str, ...], sampling: SamplingParams, questions: int
 ) -> None:
     decoders: dict[str, Decoder] = {name: Drafting(target(), RULES[name]) for name in names}
     done = measured(tmp_path / "r", decoders, sampling, questions)
@@ -123,7 +125,7 @@ def test_a_biased_method_has_no_speedup(
     assert len(found(made, ["biased"])) == 1
     for name in names:
         row = row_of(done, name)
-        assert row.comparison == "void" and row.speedup is None
+        assert row.comparison == "invalid" and row.speedup is None
         assert verdict_text.output(row, done.manifest["config"]).startswith("biased")
 
 
@@ -137,7 +139,7 @@ def test_an_honest_method_passes(tmp_path: Path) -> None:
 def test_a_method_that_promises_nothing_is_not_void(tmp_path: Path) -> None:
     done = measured(tmp_path / "r", {"lossy": lossy()}, PLAIN, questions=4)
     row = row_of(done, "lossy")
-    assert row.bias == "biased" and row.comparison != "void" and row.speedup is not None
+    assert row.bias == "biased" and row.comparison != "invalid" and row.speedup is not None
     assert verdict_text.output(row, done.manifest["config"]) == "not promised, biased"
 
 
@@ -145,7 +147,7 @@ def test_the_report_and_the_table_show_the_test(tmp_path: Path) -> None:
     done = measured(tmp_path / "r", {"greedy": Drafting(target(), RULES["greedy"])}, PLAIN, questions=4)
     page = page_of(analyse(done))
     badges = next(row for row in page["ranking"] if row.label == "greedy").badges
-    assert {("void", "bad"), ("biased (400)", "bad")} <= set(badges)
+    assert {("invalid", "bad"), ("biased (400)", "bad")} <= set(badges)
     names = [column.title for column in page["sameness"].columns]
     cells = dict(zip(names, page["sameness"].rows[1], strict=True))
     assert cells["tokens"].text == "400" and float(cells["p at most"].sort) < 1e-6
@@ -155,9 +157,9 @@ def test_the_report_and_the_table_show_the_test(tmp_path: Path) -> None:
     assert "biased (400)" in told.get() and "do not follow" in told.get()
     assert "biased (400)" in MarkdownReport().content(analyse(done)).decode()
     table = analyse(done).summary().query("category == 'overall' and method == 'greedy'").iloc[0]
-    assert (table["bias"], table["bias_tokens"], table["comparison"]) == ("biased", 400, "void")
+    assert (table["bias"], table["bias_tokens"], table["comparison"]) == ("biased", 400, "invalid")
     assert load_run(done.path).write_parquet() == ""
-    assert pd.read_parquet(done.path / "sameness.parquet")["sampled_pit"].map(sum).sum() == 800
+    assert pd.read_parquet(done.path / "output_match.parquet")["sampled_pit"].map(sum).sum() == 800
 
 
 def test_few_tokens_are_no_pass(tmp_path: Path) -> None:
@@ -170,9 +172,9 @@ def test_few_tokens_are_no_pass(tmp_path: Path) -> None:
 
 def test_every_sampled_answer_is_compared_the_references_too(tmp_path: Path) -> None:
     done = measured(tmp_path / "r", {"honest": Drafting(target())}, FILTERED, questions=2)
-    assert {v.key for v in done.sameness} == {row.key for row in done.rows}
+    assert {v.key for v in done.output_match} == {row.key for row in done.rows}
     tokens = {row.key: row.tokens for row in done.rows}
-    for verdict in done.sameness:
+    for verdict in done.output_match:
         assert verdict.verdict == "sampled" and verdict.sampled is not None
         assert verdict.sampled.tokens == tokens[verdict.key] and verdict.sampled.pit_counts[OUTSIDE] == 0
         assert (verdict.sampled.offered > 0) == (verdict.method == "honest")
@@ -181,19 +183,19 @@ def test_every_sampled_answer_is_compared_the_references_too(tmp_path: Path) -> 
 def test_drafts_whose_acceptance_was_not_tested_are_no_pass(tmp_path: Path) -> None:
     done = measured(tmp_path / "r", {"honest": Drafting(target())}, PLAIN, questions=16)
     assert row_of(done, "honest").bias == "no bias found"
-    done.sameness = [
-        replace(v, sampled=replace(v.sampled, offered=0, accept_variance=0.0)) for v in done.sameness if v.sampled
+    done.output_match = [
+        replace(v, sampled=replace(v.sampled, offered=0, accept_variance=0.0)) for v in done.output_match if v.sampled
     ]
     assert row_of(done, "honest").bias == "too few tokens"
 
 
 def test_resuming_compares_what_is_not_compared(tmp_path: Path) -> None:
     decoders: dict[str, Decoder] = {"honest": Drafting(target())}
-    before = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2).sameness}
-    file = tmp_path / "r" / "sameness.jsonl"
+    before = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2).output_match}
+    file = tmp_path / "r" / "output_match.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[1:3]))
-    kept = {read_sameness(line).key for line in file.read_bytes().splitlines()}
-    after = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2, resume=True).sameness}
+    kept = {read_output_match(line).key for line in file.read_bytes().splitlines()}
+    after = {v.key: v for v in measured(tmp_path / "r", decoders, PLAIN, 2, resume=True).output_match}
     assert after.keys() == before.keys() and any((of := before[key].sampled) and of.offered for key in kept)
     for key, verdict in after.items():  # what was drafted is known no more
         one, other = verdict.sampled, before[key].sampled
@@ -204,7 +206,7 @@ def test_resuming_compares_what_is_not_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("temperature", "missing"), [(1.0, 1), (0.0, 0)])
 def test_workers_compare_the_references_sampled_answers_too(tmp_path: Path, temperature: float, missing: int) -> None:
     rows = measured(tmp_path / "r", {}, PLAIN, questions=1).rows
-    ledger = Collected(tmp_path, {"config": {"temperature": temperature}})
+    ledger = MemoryStore(tmp_path, {"config": {"temperature": temperature}})
     ledger.rows = {row.key: row for row in rows}
     sample = Sample(suite_data(1).questions[0], 0, 0, "ar", 0, 0)
     assert len(list(shards([sample], ledger, "ar", "0", 0))) == missing
@@ -212,10 +214,10 @@ def test_workers_compare_the_references_sampled_answers_too(tmp_path: Path, temp
 
 def test_methods_are_not_testable_where_plain_decoding_fails_the_test(tmp_path: Path) -> None:
     done = measured(tmp_path / "r", {"greedy": Drafting(target(), RULES["greedy"])}, PLAIN, questions=4)
-    for verdict in done.sameness:  # as where a fresh pass gives other logits than the steps
+    for verdict in done.output_match:  # as where a fresh pass gives other logits than the steps
         if verdict.method == "ar" and verdict.sampled is not None:
             verdict.sampled.pit_counts = [TOKENS, *[0] * PIT_BINS]
-    assert row_of(done, "greedy").bias == "not testable" and row_of(done, "greedy").comparison != "void"
+    assert row_of(done, "greedy").bias == "not testable" and row_of(done, "greedy").comparison != "invalid"
     said = next(check for check in checks(done, summarise(done)) if check.name == "untestable")
     assert said.state == "warning" and "greedy" in said.lines[0]
 
@@ -223,21 +225,23 @@ def test_methods_are_not_testable_where_plain_decoding_fails_the_test(tmp_path: 
 @pytest.mark.parametrize(
     ("sampling", "bias"),
     [
-        (Sampling(0.1), {"not testable"}),
-        (Sampling(0.2), {"not testable"}),
-        (Sampling(0.5, top_p=0.9), {"not testable"}),
-        (Sampling(0.5), {"no bias found"}),
+        (SamplingParams(0.1), {"not testable"}),
+        (SamplingParams(0.2), {"not testable"}),
+        (SamplingParams(0.5, top_p=0.9), {"not testable"}),
+        (SamplingParams(0.5), {"no bias found"}),
         (FILTERED, {"no bias found"}),
     ],
 )
-def test_rounding_of_half_precision_voids_no_honest_method(tmp_path: Path, sampling: Sampling, bias: set[str]) -> None:
+def test_rounding_of_half_precision_voids_no_honest_method(
+    tmp_path: Path, sampling: SamplingParams, bias: set[str]
+) -> None:
     """Replications of 5,000 draws; the passes they come from and those of the test differ by noise and rounding."""
     done = measured(tmp_path / "r", {"honest": Drafting(target())}, sampling, questions=1)
     done.manifest["model"]["dtype"] = "bfloat16"
     found, evidence = set(), []
     for seed in range(5):
-        for place, verdict in enumerate(done.sameness):
-            verdict.sampled = rounded(10 * seed + place, sampling)
+        for place, verdict in enumerate(done.output_match):
+            verdict.sampled = fp16_weights(10 * seed + place, sampling)
         tests = sampling_tests(done)
         found.add(tests["honest"].bias)
         evidence.append(tests["honest"].p)
@@ -249,7 +253,7 @@ def test_rounding_of_half_precision_voids_no_honest_method(tmp_path: Path, sampl
     assert bool(said) == (bias == {"not testable"}) and all("rounding" in line for lines in said for line in lines)
 
 
-def rounded(seed: int, sampling: Sampling, n: int = 5000, noise: float = 0.1) -> SampledTokens:
+def fp16_weights(seed: int, sampling: SamplingParams, n: int = 5000, noise: float = 0.1) -> SampledTokens:
     """Return the comparison of exact draws at noisy bfloat16 logits with other noisy logits of the same passes."""
     rng = torch.Generator().manual_seed(seed)
     exact = 1.5 * torch.randn(n, 60, generator=rng)
@@ -277,7 +281,7 @@ def test_the_parts_of_the_test_are_distributed_as_they_should_be() -> None:
     assert kstest(z, "norm").pvalue > 1e-4
 
 
-def drawn(seed: int, n: int = 120, sampling: Sampling = FILTERED) -> SampledTokens:
+def drawn(seed: int, n: int = 120, sampling: SamplingParams = FILTERED) -> SampledTokens:
     """Return the comparison of exact draws from random distributions, each with a deterministic candidate."""
     rng = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(n, 30, generator=rng)
@@ -297,31 +301,31 @@ def drawn(seed: int, n: int = 120, sampling: Sampling = FILTERED) -> SampledToke
 )
 def test_filtered_tokens_count_where_rounding_does_not_explain_them(dtype: str, token: int, outside: bool) -> None:
     p = torch.tensor([[0.60, 0.32, 0.0796, 0.0004]])
-    found = compare([p.log()], [token], [], Sampling(1.0, top_p=0.9), dtype, 0)
+    found = compare([p.log()], [token], [], SamplingParams(1.0, top_p=0.9), dtype, 0)
     assert found.pit_counts[OUTSIDE] == int(outside)
 
 
 @pytest.mark.parametrize(("drop", "outside"), [(0.375, 0), (0.75, 0), (0.85, 1)])
 def test_a_probability_of_zero_counts_where_rounding_does_not_explain_it(drop: float, outside: int) -> None:
-    logits = torch.tensor([[20.0, 20.0 - drop]])  # a near-tie is 0.5
-    assert compare([logits], [1], [], Sampling(0.003), "bfloat16", 0).pit_counts[OUTSIDE] == outside
+    logits = torch.tensor([[20.0, 20.0 - drop]])  # a numerical tie is 0.5
+    assert compare([logits], [1], [], SamplingParams(0.003), "bfloat16", 0).pit_counts[OUTSIDE] == outside
 
 
 def test_tokens_that_rounding_may_reorder_are_both_within_top_k() -> None:
     p = torch.tensor([[0.40, 0.35, 0.25]])
     for dtype, outside in (("float32", 1), ("bfloat16", 0)):
-        assert compare([p.log()], [1], [], Sampling(1.0, top_k=1), dtype, 0).pit_counts[OUTSIDE] == outside
+        assert compare([p.log()], [1], [], SamplingParams(1.0, top_k=1), dtype, 0).pit_counts[OUTSIDE] == outside
 
 
 def test_a_token_in_place_of_the_last_kept_one_is_compared_as_that_one() -> None:
-    logits, sampling = torch.tensor([[20.0, 19.9, 19.8]]), Sampling(1.0, top_k=2)
+    logits, sampling = torch.tensor([[20.0, 19.9, 19.8]]), SamplingParams(1.0, top_k=2)
     kept, other = (compare([logits], [token], [], sampling, "bfloat16", 0) for token in (1, 2))
     assert other.log_ratios == pytest.approx(kept.log_ratios) and other.pit_counts[OUTSIDE] == 0
 
 
 def test_the_candidates_of_each_token_are_those_behind_its_node() -> None:
     root, q = torch.tensor([7]), torch.arange(40.0).view(4, 10)
-    chosen = DraftTree.of([root, 1, 2, 3], (-1, 0, 0, 1))
+    chosen = DraftTree.from_parents([root, 1, 2, 3], (-1, 0, 0, 1))
     drawn_ones = DraftTree.chain(root, torch.tensor([1, 2, 3]), q)
     steps = [candidates(chosen, [0, 1, 3]), candidates(drawn_ones, [0, 1]), candidates(DraftTree.root_only(root), [0])]
     assert offers(steps) == [Offer((1, 2)), Offer((3,)), Offer(), Offer((1,), 1.0), Offer((2,), 12.0), Offer()]
@@ -330,7 +334,7 @@ def test_the_candidates_of_each_token_are_those_behind_its_node() -> None:
 def test_the_share_of_top_p_may_lie_between_two_tokens() -> None:
     """Where the mass before a token is top-p up to rounding, it may be kept or not."""
     p = torch.tensor([[0.6, 0.3 + 2e-7, 0.1]])
-    found = compare([p.log()], [2], [], Sampling(1.0, top_p=0.9), "float32", 0)
+    found = compare([p.log()], [2], [], SamplingParams(1.0, top_p=0.9), "float32", 0)
     assert found.pit_counts[OUTSIDE] == 0 and found.log_ratios != SampledTokens().log_ratios
 
 
@@ -339,7 +343,7 @@ def test_enough_is_what_it_takes_to_see_another_temperature(scale: float) -> Non
     rng, missed = torch.Generator().manual_seed(0), 0
     for seed in range(30):
         logits = scale * torch.randn(1000, 60, generator=rng)
-        tokens = torch.multinomial(Sampling(2 / 3).probs(logits), 1, generator=rng)[:, 0].tolist()
+        tokens = torch.multinomial(SamplingParams(2 / 3).probs(logits), 1, generator=rng)[:, 0].tolist()
         found, at = SampledTokens(), 0
         while found.variance < ENOUGH:
             found += compare([logits[at : at + 50]], tokens[at : at + 50], [], PLAIN, "float32", 100 * seed + at)

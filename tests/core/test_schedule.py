@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from specbench_ss.bench.schedule import method_order, plan, sample_seed, tasks_in_turn, williams
+from specbench_ss.bench.schedule import interleave_tasks, method_order, plan, sample_seed, williams
 from specbench_ss.suite import Question
 
 QUESTIONS = [Question(f"q{i}", "c", ("one", "two")[: 1 + i % 2]) for i in range(7)]
@@ -76,7 +76,7 @@ def test_sampling_seeds_are_stable_and_distinct() -> None:
 def test_where_tasks_take_turns_each_is_as_far_as_the_others() -> None:
     sizes = {"long": 30, "short": 3, "middle": 10}
     asked = [Question(f"{task}-{i}", task, ("?",)) for task, many in sizes.items() for i in range(many)]
-    ordered = tasks_in_turn(asked)
+    ordered = interleave_tasks(asked)
     assert sorted(q.id for q in ordered) == sorted(q.id for q in asked)
     for cut in range(len(ordered)):
         for task, many in sizes.items():

@@ -21,7 +21,7 @@ from specbench_ss.bench.draft_recording import (
     timeline,
 )
 from specbench_ss.bench.schedule import plan
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.verify import verify_greedy
 from specbench_ss.suite import Question
 
@@ -47,21 +47,21 @@ def test_chosen_answers_are_first_turns_of_some_questions() -> None:
 
 
 def test_kept_nodes_are_found_in_the_drafted_tree() -> None:
-    drafted = DraftTree.of([9, 5, 6, 5, 5, 7], [-1, 0, 0, 1, 2, 4])
+    drafted = DraftTree.from_parents([9, 5, 6, 5, 5, 7], [-1, 0, 0, 1, 2, 4])
     for keep in ([0], [0, 2], [0, 2, 4, 5], [0, 1, 2, 3, 4, 5]):
-        assert places(drafted, drafted.select(keep)) == keep
+        assert places(drafted, drafted.subtree(keep)) == keep
     with pytest.raises(ValueError, match="no part"):
-        places(drafted, DraftTree.of([9, 8], [-1, 0]))
+        places(drafted, DraftTree.from_parents([9, 8], [-1, 0]))
 
 
 def test_a_step_is_written_down_with_what_became_of_each_node() -> None:
-    drafted = DraftTree.of([9, 5, 6, 7], [-1, 0, 0, 2])
-    kept = drafted.select([0, 2, 3])
+    drafted = DraftTree.from_parents([9, 5, 6, 7], [-1, 0, 0, 2])
+    kept = drafted.subtree([0, 2, 3])
     logits = torch.zeros(3, 10)
     logits[0, 6], logits[1, 3] = 2.0, 2.0  # 6 is accepted, 7 is not
     verdict = verify_greedy(logits, kept)
     target = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids, **_: f"<{ids[0]}>"))
-    step = draft_step(target, drafted, kept, logits, verdict, Sampling())
+    step = draft_step(target, drafted, kept, logits, verdict, SamplingParams())
     assert (step.tokens, step.parents, step.pruned) == ([9, 5, 6, 7], [-1, 0, 0, 2], [1])
     assert (step.path, step.next, step.next_text) == ([0, 2], 3, "<3>")
     expected = logits.softmax(-1)

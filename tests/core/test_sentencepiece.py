@@ -12,8 +12,8 @@ import sentencepiece
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.models.load import load_target
 
@@ -49,4 +49,4 @@ def test_a_sentencepiece_tokenizer_is_read(tmp_path: Path, monkeypatch: pytest.M
     assert target.tokenizer(TEXT)["input_ids"] == [1, *pieces.encode(TEXT)]
     prompt = target.encode_chat([{"role": "user", "content": "Hello"}])
     assert "USER: Hello ASSISTANT:" in target.decode_text(prompt)
-    assert len(generate(Autoregressive(target), prompt, Limits(4), Sampling()).tokens) == 4
+    assert len(generate(Autoregressive(target), prompt, StopParams(4), SamplingParams()).tokens) == 4

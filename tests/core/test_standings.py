@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specbench_ss.results.ranking import Standing, finding, standings
+from specbench_ss.results.ranking import RankRange, headline, rank_ranges
 from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paired, summarise
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
@@ -59,28 +59,28 @@ def test_an_order_may_be_sure_though_both_intervals_against_the_reference_are_wi
     rows = paced(run, {"ar": 1, "ss": 1.5, "medusa": 1.42, "ar[n=1]": 1.0}, {})
     bounds = {row.method: row.speedup_interval for row in rows}
     assert bounds["ss"] and bounds["medusa"] and bounds["ss"][0] < bounds["medusa"][1]  # they overlap
-    assert standings(run, rows) == {
-        "ss": Standing(1, 1, ()), "medusa": Standing(2, 2, ()), "ar[n=1]": Standing(3, 3, ())
+    assert rank_ranges(run, rows) == {
+        "ss": RankRange(1, 1, ()), "medusa": RankRange(2, 2, ()), "ar[n=1]": RankRange(3, 3, ())
     }  # fmt: skip
 
 
 def test_methods_that_cannot_be_told_apart_share_their_places(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=LABELS))
     rows = paced(run, {"ar": 1, "ss": 1.5, "medusa": 1.49, "ar[n=1]": 0.5}, {"ss": 0.3, "medusa": 0.3})
-    placed = standings(run, rows)
+    placed = rank_ranges(run, rows)
     assert {(one.best, one.worst) for label, one in placed.items() if label != "ar[n=1]"} == {(1, 2)}
-    assert placed["ar[n=1]"] == Standing(3, 3, ())
-    first, second = sorted(("ss", "medusa"), key=lambda label: placed[label].level, reverse=True)
-    assert placed[first].level == (second,)
-    assert "tied with" in finding(rows, [], placed)
-    assert "tied with" not in finding(rows, [], {})
+    assert placed["ar[n=1]"] == RankRange(3, 3, ())
+    first, second = sorted(("ss", "medusa"), key=lambda label: placed[label].tied_with, reverse=True)
+    assert placed[first].tied_with == (second,)
+    assert "tied with" in headline(rows, [], placed)
+    assert "tied with" not in headline(rows, [], {})
 
 
 def test_below_four_questions_there_are_none(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=LABELS, categories=("qa",), questions=3))
-    assert standings(run, summarise(run)) == {}
+    assert rank_ranges(run, summarise(run)) == {}
 
 
 def test_controls_have_no_place(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss-shared", "ss-shared-ar"), references={"ss-shared": "ss-shared-ar"}))
-    assert set(standings(run, summarise(run))) == {"ss-shared"}
+    assert set(rank_ranges(run, summarise(run))) == {"ss-shared"}

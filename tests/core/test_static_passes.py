@@ -14,15 +14,24 @@ import pytest
 import torch
 
 from specbench_ss import load_model, registry, run
-from specbench_ss.bench.timed_sample import Answering, Request
+from specbench_ss.bench.timed_sample import Request, RequestRunner
 from specbench_ss.engine import cuda_graphs, engines
 from specbench_ss.engine.checks import NotFinite
-from specbench_ss.engine.cuda_graphs import BLOCK, NO_ROOM, SOMETHING_ELSE, Buffers, Pass, Replay, StaticPasses, called
-from specbench_ss.engine.decoder import Decoder, Generation, State, _held_by
+from specbench_ss.engine.cuda_graphs import (
+    BLOCK,
+    NO_ROOM,
+    SOMETHING_ELSE,
+    Buffers,
+    CudaGraphRunner,
+    Pass,
+    Replay,
+    run_eagerly,
+)
+from specbench_ss.engine.decoder import Decoder, DecodeState, Generation, _held_by
 from specbench_ss.engine.engines import replay_draft, replay_steps, use_engine
-from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.kv_cache import Cache
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
@@ -59,20 +68,20 @@ class Seen:
         self.computed: list[torch.Tensor] = []
         forward = decoder.forward
 
-        def watched(state: State, tree: DraftTree) -> Output:
+        def watched(state: DecodeState, tree: DraftTree) -> Output:
             output = forward(state, tree)
             self.drafted.append(tree.tokens.tolist())
-            parts = (output.logits, *output.taps.values(), *([] if output.extra is None else [output.extra]))
+            parts = (output.logits, *output.hidden_states.values(), *([] if output.extra is None else [output.extra]))
             self.computed += [part.clone().float() for part in parts]
             return output
 
         with monkeypatch.context() as patch:
             patch.setattr(decoder, "forward", watched)
-            self.answers = [generate(decoder, prompt, Limits(30), Sampling()).tokens for prompt in PROMPTS]
-            self.answers.append(generate(decoder, PROMPTS[0], Limits(12), Sampling(temperature=0.8)).tokens)
+            self.answers = [generate(decoder, prompt, StopParams(30), SamplingParams()).tokens for prompt in PROMPTS]
+            self.answers.append(generate(decoder, PROMPTS[0], StopParams(12), SamplingParams(temperature=0.8)).tokens)
 
 
-@pytest.mark.parametrize(("replay", "block"), [(called, BLOCK), (frozen, 64)], ids=["called", "frozen"])
+@pytest.mark.parametrize(("replay", "block"), [(run_eagerly, BLOCK), (frozen, 64)], ids=["called", "frozen"])
 @pytest.mark.parametrize("name", registry.names(registry.METHODS))
 def test_every_method_drafts_and_answers_as_before(
     name: str, replay: Replay, block: int, monkeypatch: pytest.MonkeyPatch
@@ -80,41 +89,41 @@ def test_every_method_drafts_and_answers_as_before(
     """Every shape where what the host decided is frozen, as in a graph; the first one over the blocks of a real run."""
     monkeypatch.setattr(cuda_graphs, "BLOCK", block)
     target = tiny_target("llama", words=61)
-    shapes = list(registry.method_class(name).examples(target).items())
+    shapes = list(registry.method_class(name).test_instances(target).items())
     for label, make in shapes if replay is frozen else shapes[:1]:
         decoder = make()
-        decoder.target.passes = None
+        decoder.target.graphs = None
         eager = Seen(decoder, monkeypatch)
-        decoder.forget()
-        decoder.target.passes = StaticPasses(replay, WIDTHS)
+        decoder.reset_history()
+        decoder.target.graphs = CudaGraphRunner(replay, WIDTHS)
         decoder.target.drop_cache()
         static = Seen(decoder, monkeypatch)
         assert static.answers == eager.answers and static.drafted == eager.drafted, label
         for one, other in zip(static.computed, eager.computed, strict=True):
             torch.testing.assert_close(one, other, atol=2e-4, rtol=2e-4)
-        passes = decoder.target.passes
-        assert set(passes.declined) == DECLINED.get((name, label), set()), label
+        passes = decoder.target.graphs
+        assert set(passes.fallbacks) == DECLINED.get((name, label), set()), label
         own = name in DRAFTERS and (name, label) not in DECLINED
         assert any(map(of_a_drafter, passes.kept)) == own or label == "eq-3", label
         if name == "sd":
-            assert decoder.draft.model.passes.kept, label  # type: ignore[attr-defined]
+            assert decoder.draft.model.graphs.kept, label  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gpt_neox"])
 @torch.inference_mode()
 def test_a_padded_pass_gives_the_same_logits_and_the_same_cache(kind: str) -> None:
     target = tiny_target(kind, words=61)
-    tree = DraftTree.of(torch.tensor([4, 5, 6, 7, 8]), [-1, 0, 0, 1, 1])
+    tree = DraftTree.from_parents(torch.tensor([4, 5, 6, 7, 8]), [-1, 0, 0, 1, 1])
     results = []
-    for passes in (None, StaticPasses(called, WIDTHS)):
-        target.passes = passes
+    for passes in (None, CudaGraphRunner(run_eagerly, WIDTHS)):
+        target.graphs = passes
         target.drop_cache()
         cache = target.request_cache(40)
         target.prefill(torch.tensor([PROMPTS[0]]), cache)
         output = target.forward_tree(tree, cache, (1, 2))
         end = len(PROMPTS[0]) + len(tree)
         rows = [torch.stack(cache.memory_of(layer))[..., :end, :] for layer in range(target.n_layers)]
-        results.append((output.logits, *output.taps.values(), *rows))
+        results.append((output.logits, *output.hidden_states.values(), *rows))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
 
@@ -122,7 +131,7 @@ def test_a_padded_pass_gives_the_same_logits_and_the_same_cache(kind: str) -> No
 @torch.inference_mode()
 def test_a_pass_that_keeps_the_number_of_rows_before_it_is_found_out() -> None:
     """It gives what it should where it is recorded, and what it gave there everywhere else."""
-    passes, cache = StaticPasses(frozen, (4,)), prompted(tiny_target("llama", words=61), 600)
+    passes, cache = CudaGraphRunner(frozen, (4,)), prompted(tiny_target("llama", words=61), 600)
     x, mask = torch.ones(1, 2, 16), torch.zeros(1, 1, 2, 700)
     for past in range(8, 12):
         layers = baked(past)
@@ -130,8 +139,8 @@ def test_a_pass_that_keeps_the_number_of_rows_before_it_is_found_out() -> None:
         assert (made is None) == (past > 8)
         given = (made or layers(x))[0]
         assert torch.equal(given, x + past)
-        cache.advance(1)
-    assert passes.declined == {SOMETHING_ELSE: 3} and not passes.kept
+        cache.commit(1)
+    assert passes.fallbacks == {SOMETHING_ELSE: 3} and not passes.kept
 
 
 def baked(past: int) -> Callable[..., tuple[torch.Tensor]]:
@@ -142,15 +151,15 @@ def baked(past: int) -> Callable[..., tuple[torch.Tensor]]:
 @torch.inference_mode()
 def test_what_was_recorded_of_a_drafter_that_is_gone_goes_with_it() -> None:
     target = tiny_target("llama", words=61)
-    passes = target.passes = StaticPasses(frozen, WIDTHS)
+    passes = target.graphs = CudaGraphRunner(frozen, WIDTHS)
     for name, shape in (("medusa", "tree"), ("eagle", "auto"), ("ss", "default"), ("dflash", "default")):
-        examples = registry.method_class(name).examples(target)
-        decoder = examples.get(shape, next(iter(examples.values())))()
-        generate(decoder, PROMPTS[0], Limits(12), Sampling())
+        test_instances = registry.method_class(name).test_instances(target)
+        decoder = test_instances.get(shape, next(iter(test_instances.values())))()
+        generate(decoder, PROMPTS[0], StopParams(12), SamplingParams())
         assert any(map(of_a_drafter, passes.kept)), name
         caches = [weakref.ref(one) for one in _held_by(decoder) if isinstance(one, Cache)]
         gone = weakref.ref(decoder)
-        del decoder, examples
+        del decoder, test_instances
         gc.collect()
         assert gone() is None and all(cache() is None for cache in caches), name
         target.request_cache(40)
@@ -161,46 +170,46 @@ def test_what_was_recorded_of_a_drafter_that_is_gone_goes_with_it() -> None:
 def test_recordings_over_memory_that_a_cache_has_no_longer_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "BLOCK", 8)
     target = tiny_target("llama", words=61)
-    passes = target.passes = StaticPasses(called, (1, 4))
+    passes = target.graphs = CudaGraphRunner(run_eagerly, (1, 4))
     cache = target.request_cache(20, grows=True)
     target.prefill(torch.tensor([PROMPTS[0]]), cache)
     first, capacity = cache.keys[0], cache.capacity
     for token in range(capacity + 40):
         target.forward_tree(DraftTree.root_only(torch.tensor([token % 60])), cache)
-        cache.advance(1)
-    assert cache.capacity > capacity and not passes.declined, "there is room for padded rows in what grew, too"
+        cache.commit(1)
+    assert cache.capacity > capacity and not passes.fallbacks, "there is room for padded rows in what grew, too"
     target.request_cache(20)
     assert first is not None and all(kept.memory and kept.memory[0][0] is not first for kept in passes.kept.values())
     assert passes.kept
 
 
-def passes_of(target: Target) -> StaticPasses:
-    assert target.passes is not None
-    return target.passes
+def passes_of(target: Target) -> CudaGraphRunner:
+    assert target.graphs is not None
+    return target.graphs
 
 
 @torch.inference_mode()
 def test_a_pass_is_made_once_for_all_steps_of_a_width_and_a_block_of_keys() -> None:
     target = tiny_target("llama", words=61)
-    target.passes = StaticPasses(called, WIDTHS)
-    decoder = registry.method_class("ar").examples(target)["default"]()
+    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
+    decoder = registry.method_class("ar").test_instances(target)["default"]()
     for made, tried in ((1, 2), (1, 2), (1, 2)):  # it is proven twice
-        generate(decoder, PROMPTS[0], Limits(30), Sampling())
-        assert (passes_of(target).made, passes_of(target).tried) == (made, tried)
+        generate(decoder, PROMPTS[0], StopParams(30), SamplingParams())
+        assert (passes_of(target).n_captures, passes_of(target).n_capture_attempts) == (made, tried)
 
 
 @torch.inference_mode()
 def test_prompts_are_not_replayed_and_not_counted() -> None:
-    passes = StaticPasses(lambda one: pytest.fail("it was recorded"))
+    passes = CudaGraphRunner(lambda one: pytest.fail("it was recorded"))
     rows = torch.randn(1, 40, 16)
     for cache in (tiny_target("llama", words=61).new_cache(CONTEXT), None):
         assert passes.run("name", lambda *_: (), rows, 0, cache, None, None) is None
-    assert not passes.declined and not passes.tried
+    assert not passes.fallbacks and not passes.n_capture_attempts
 
 
 @torch.inference_mode()
 def test_a_function_of_tensors_is_recorded_once_for_each_form_of_them() -> None:
-    passes, asked = StaticPasses(frozen), []
+    passes, asked = CudaGraphRunner(frozen), []
 
     def added(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
         asked.append(len(a))
@@ -208,14 +217,14 @@ def test_a_function_of_tensors_is_recorded_once_for_each_form_of_them() -> None:
 
     kept = [passes.call("sum", added, torch.full((n,), float(n)), torch.arange(float(n)))[0] for n in (2, 3, 2, 3)]
     assert [out.tolist() for out in kept] == [[2.0, 3.0], [3.0, 4.0, 5.0]] * 2
-    assert asked == [2, 2, 3, 3] and passes.made == 2, "each form is recorded and proven once"
+    assert asked == [2, 2, 3, 3] and passes.n_captures == 2, "each form is recorded and proven once"
     again = passes.call("sum", added, torch.zeros(2), torch.zeros(2))[0]
     assert again.tolist() == [0.0, 0.0] and kept[0].tolist() == [2.0, 3.0], "what was given before stays"
 
 
 @torch.inference_mode()
 def test_the_stand_in_for_a_graph_freezes_what_the_host_decides_and_forbids_looks() -> None:
-    passes, host = StaticPasses(frozen), [1.0]
+    passes, host = CudaGraphRunner(frozen), [1.0]
     for n in (1.0, 2.0):
         host[0] = n
         assert passes.call("baked", lambda x: (x + host[0],), torch.zeros(1))[0].item() == 1.0
@@ -227,14 +236,14 @@ def test_the_stand_in_for_a_graph_freezes_what_the_host_decides_and_forbids_look
     for name, look in looks.items():
         assert torch.equal(passes.call(name, look, torch.ones(1))[0], look(torch.ones(1))[0])
     told = "passes that cannot be recorded (RuntimeError: operation not permitted when stream is capturing: a look"
-    assert passes.declined.total() == len(looks) and all(why.startswith(told) for why in passes.declined)
+    assert passes.fallbacks.total() == len(looks) and all(why.startswith(told) for why in passes.fallbacks)
 
 
 @torch.inference_mode()
 def test_what_cannot_be_recorded_is_run_eagerly_and_not_tried_again() -> None:
     target, tried = tiny_target("llama", words=61), []
-    decoder = registry.method_class("eagle").examples(target)["auto"]()
-    eager = generate(decoder, PROMPTS[0], Limits(12), Sampling()).tokens
+    decoder = registry.method_class("eagle").test_instances(target)["auto"]()
+    eager = generate(decoder, PROMPTS[0], StopParams(12), SamplingParams()).tokens
 
     def of_the_model_alone(one: Pass) -> Pass:
         tried.append(one)
@@ -242,53 +251,53 @@ def test_what_cannot_be_recorded_is_run_eagerly_and_not_tried_again() -> None:
             raise RuntimeError("operation not supported\nmore")
         return one
 
-    target.passes = StaticPasses(of_the_model_alone, WIDTHS)
+    target.graphs = CudaGraphRunner(of_the_model_alone, WIDTHS)
     for _ in range(2):
-        again = generate(decoder, PROMPTS[0], Limits(12), Sampling())
+        again = generate(decoder, PROMPTS[0], StopParams(12), SamplingParams())
         assert again.tokens == eager
-    assert set(target.passes.declined) == {"passes that cannot be recorded (RuntimeError: operation not supported)"}
-    assert len(tried) == len(target.passes.refused) + target.passes.made
+    assert set(target.graphs.fallbacks) == {"passes that cannot be recorded (RuntimeError: operation not supported)"}
+    assert len(tried) == len(target.graphs.failed_captures) + target.graphs.n_captures
 
 
 @torch.inference_mode()
 def test_a_drafts_passes_are_replayed_and_counted_with_those_of_its_target() -> None:
     target = tiny_target("llama", words=61)
-    passes = target.passes = StaticPasses(frozen, WIDTHS)
+    passes = target.graphs = CudaGraphRunner(frozen, WIDTHS)
     for shape in ("chain", "tree"):
-        decoder: Any = registry.method_class("sd").examples(target)[shape]()
-        before = passes.made
-        generate(decoder, PROMPTS[0], Limits(12), Sampling())
+        decoder: Any = registry.method_class("sd").test_instances(target)[shape]()
+        before = passes.n_captures
+        generate(decoder, PROMPTS[0], StopParams(12), SamplingParams())
         draft = decoder.draft.model
-        assert draft.passes is not passes and draft.passes.counts is passes.counts
-        assert passes.made - before > len(passes.kept), "its own are counted beside the target's"
+        assert draft.graphs is not passes and draft.graphs.counts is passes.counts
+        assert passes.n_captures - before > len(passes.kept), "its own are counted beside the target's"
     windows = tiny_target("mistral-window", words=61)
     replay_draft(windows, target)
-    assert windows.passes is None
+    assert windows.graphs is None
 
 
 @torch.inference_mode()
 def test_a_pass_is_made_again_when_the_cache_takes_other_memory() -> None:
     target = tiny_target("llama", words=61)
-    decoder = registry.method_class("ar").examples(target)["default"]()
-    eager = generate(decoder, PROMPTS[0], Limits(8), Sampling()).tokens
-    target.passes = StaticPasses(called, WIDTHS)
+    decoder = registry.method_class("ar").test_instances(target)["default"]()
+    eager = generate(decoder, PROMPTS[0], StopParams(8), SamplingParams()).tokens
+    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
     for most, made in ((8, 1), (8, 1), (CONTEXT, 2), (8, 2)):  # a longer request takes a larger cache
-        assert generate(decoder, PROMPTS[0], Limits(most), Sampling()).tokens[:8] == eager
-        assert passes_of(target).made == made
+        assert generate(decoder, PROMPTS[0], StopParams(most), SamplingParams()).tokens[:8] == eager
+        assert passes_of(target).n_captures == made
     target.drop_cache()
     for made, tried in ((3, 6), (3, 6)):
-        assert generate(decoder, PROMPTS[0], Limits(8), Sampling()).tokens == eager
-        assert (passes_of(target).made, passes_of(target).tried) == (made, tried)
+        assert generate(decoder, PROMPTS[0], StopParams(8), SamplingParams()).tokens == eager
+        assert (passes_of(target).n_captures, passes_of(target).n_capture_attempts) == (made, tried)
 
 
 @torch.inference_mode()
 def test_more_rows_than_a_method_states_are_an_error_there_too() -> None:
     target = tiny_target("llama", words=61)
-    target.passes = StaticPasses(called, WIDTHS)
+    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
     cache = target.request_cache(12)
     target.prefill(torch.tensor([PROMPTS[0]]), cache)
-    cache.allow(10)
-    with pytest.raises(RuntimeError, match="max_rows"):
+    cache.set_limit(10)
+    with pytest.raises(RuntimeError, match="max_tokens_per_step"):
         target.forward_tree(DraftTree.chain(torch.tensor([4]), torch.tensor([5, 6, 7])), cache)
 
 
@@ -302,32 +311,32 @@ def prompted(target: Target, capacity: int) -> Cache:
 @torch.inference_mode()
 def test_a_pass_that_cannot_be_replayed_is_counted_by_its_reason_and_gives_the_same() -> None:
     target = tiny_target("llama", words=61)
-    wide, narrow = [DraftTree.of(torch.tensor([4, 5, 6, 7, 8])[:n], [-1, 0, 0, 1, 1][:n]) for n in (5, 3)]
+    wide, narrow = [DraftTree.from_parents(torch.tensor([4, 5, 6, 7, 8])[:n], [-1, 0, 0, 1, 1][:n]) for n in (5, 3)]
     expected = [target.forward_tree(tree, prompted(target, 600)).logits for tree in (wide, narrow)]
-    target.passes = StaticPasses(called, (1, 4))
+    target.graphs = CudaGraphRunner(run_eagerly, (1, 4))
     roomy, tight = prompted(target, 600), prompted(target, 20)
-    assert not passes_of(target).declined  # prompts are not steps
+    assert not passes_of(target).fallbacks  # prompts are not steps
     given = [target.forward_tree(wide, roomy).logits, target.forward_tree(narrow, tight).logits]
     torch.testing.assert_close(given, expected)
-    assert passes_of(target).declined == {"more than 4 rows": 1, NO_ROOM: 1}
+    assert passes_of(target).fallbacks == {"more than 4 rows": 1, NO_ROOM: 1}
     target.forward_tree(narrow, roomy)
-    assert passes_of(target).made == 1 and passes_of(target).declined.total() == 2
+    assert passes_of(target).n_captures == 1 and passes_of(target).fallbacks.total() == 2
 
 
 @torch.inference_mode()
 def test_passes_that_take_no_rows_besides_may_have_more_than_the_widest_of_the_others() -> None:
-    passes, cache = StaticPasses(called, (1, 4)), prompted(tiny_target("llama", words=61), 600)
+    passes, cache = CudaGraphRunner(run_eagerly, (1, 4)), prompted(tiny_target("llama", words=61), 600)
     x, mask = torch.ones(1, 9, 16), torch.zeros(1, 1, 9, 9 + len(PROMPTS[0]))
     made = passes.run("streams", lambda x, *_: (x + 1,), x, 0, cache, mask, None, pad=False)
     assert made is not None and torch.equal(made[0], x + 1)
     assert passes.run("layers", lambda x, *_: (x + 1,), x, 0, cache, mask, None) is None
-    assert passes.declined == {"more than 4 rows": 1}
+    assert passes.fallbacks == {"more than 4 rows": 1}
 
 
 @torch.inference_mode()
 def test_rows_of_a_pass_that_are_not_finite_stay_in_no_later_one() -> None:
     target = tiny_target("llama", words=61)
-    target.passes = StaticPasses(called, (4,))
+    target.graphs = CudaGraphRunner(run_eagerly, (4,))
     cache = prompted(target, 600)
     rows, rotary = torch.randn(1, 3, target.config.hidden_size), target.rotary(torch.arange(8, 11)[None])
     two = (rows[:, :2], 0, target.n_layers, cache, target.causal_mask(2, 8), tuple(part[:, :2] for part in rotary))
@@ -349,41 +358,41 @@ def test_rows_of_a_pass_that_are_not_finite_stay_in_no_later_one() -> None:
 )
 @torch.inference_mode()
 def test_every_form_that_is_declined_has_its_word(change: dict[str, Any], why: str) -> None:
-    passes, cache = StaticPasses(called, WIDTHS), prompted(tiny_target("llama", words=61), 600)
+    passes, cache = CudaGraphRunner(run_eagerly, WIDTHS), prompted(tiny_target("llama", words=61), 600)
     asked = {"x": torch.zeros(1, 3, 16), "layer": 0, "cache": cache, "mask": None, "rotary": None} | change
     assert passes.run("name", lambda *_: pytest.fail("it was recorded"), **asked) is None
-    assert passes.declined == {why: 1}
+    assert passes.fallbacks == {why: 1}
 
 
 @torch.inference_mode()
 def test_streams_that_see_few_tokens_are_counted_step_by_step() -> None:
     """Such a pass never reaches `StaticPasses.run`. The lower layers of the same steps are replayed."""
     target = tiny_target("llama", words=61)
-    target.passes = StaticPasses(called)
-    decoder = registry.method_class("ss").examples(target)["top-p"]()
-    steps = len(generate(decoder, PROMPTS[0], Limits(12), Sampling()).steps)
+    target.graphs = CudaGraphRunner(run_eagerly)
+    decoder = registry.method_class("ss").test_instances(target)["top-p"]()
+    steps = len(generate(decoder, PROMPTS[0], StopParams(12), SamplingParams()).steps)
     why = "streams that see few tokens (stream_attention_top_p)"
-    assert passes_of(target).declined == {why: steps} and passes_of(target).made
+    assert passes_of(target).fallbacks == {why: steps} and passes_of(target).n_captures
 
 
 def test_passes_of_a_training_are_not_counted() -> None:
-    passes, cache = StaticPasses(called, WIDTHS), prompted(tiny_target("llama", words=61), 600)
+    passes, cache = CudaGraphRunner(run_eagerly, WIDTHS), prompted(tiny_target("llama", words=61), 600)
     for held in (cache, None):
         assert passes.run("name", lambda *_: (), torch.zeros(1, 300, 16), 0, held, None, None) is None
-    assert not passes.declined
+    assert not passes.fallbacks
 
 
 def test_a_run_says_which_passes_were_run_eagerly(tmp_path: Path) -> None:
     target = load_model("lab", dtype="float32")
-    target.passes = StaticPasses(called, (1, 4))
+    target.graphs = CudaGraphRunner(run_eagerly, (1, 4))
     found = run(
         "medusa[nodes=6]", model=target, warmup=0, limit=1, categories="qa", max_new_tokens=8, telemetry=0,
         record_drafts="0", out=tmp_path / "run",
     )  # fmt: skip
     rows = {row.method: row for row in read_run(tmp_path / "run").rows}
     drafted, plain = rows["medusa[nodes=6]"], rows["ar"]
-    assert (drafted.unreplayed, drafted.unreplayed_why) == (drafted.steps, "more than 4 rows")
-    assert (plain.unreplayed, plain.unreplayed_why) == (0, "")
+    assert (drafted.n_eager_fallbacks, drafted.eager_fallback_reason) == (drafted.steps, "more than 4 rows")
+    assert (plain.n_eager_fallbacks, plain.eager_fallback_reason) == (0, "")
     made = read_run(tmp_path / "run")
     check = next(check for check in checks(made, summarise(made)) if check.name == "engine")
     assert check.state == "warning"
@@ -398,22 +407,24 @@ def test_a_run_says_which_passes_were_run_eagerly(tmp_path: Path) -> None:
 def test_an_engine_that_gives_the_same_is_used_and_told() -> None:
     target = tiny_target("llama", words=61)
     before = target.computed
-    replay_steps(target, called, "calls")
-    assert passes_of(target).made
+    replay_steps(target, run_eagerly, "calls")
+    assert passes_of(target).n_captures
     assert target.computed == f"{before}; steps replayed by calls"
-    assert target.with_model(target.model, "").passes is not target.passes
+    assert target.with_model(target.model, "").graphs is not target.graphs
 
 
 def test_a_model_in_place_of_the_target_is_replayed_only_if_its_layers_can_be() -> None:
     """Sliding windows are folded into the mask by what the host knows, which a replay does not hear of."""
     target, windows = tiny_target("llama", words=61), tiny_target("mistral-window", words=61)
-    decoder = registry.method_class("ar").examples(windows)["default"]()
-    expected = generate(decoder, PROMPTS[1], Limits(30), Sampling()).tokens
-    replay_steps(target, called, "calls")
+    decoder = registry.method_class("ar").test_instances(windows)["default"]()
+    expected = generate(decoder, PROMPTS[1], StopParams(30), SamplingParams()).tokens
+    replay_steps(target, run_eagerly, "calls")
     with pytest.warns(UserWarning, match="run eagerly: its layers have sliding windows"):
         other = target.with_model(windows.model, "")
     assert other.engine == "eager" and "replayed" not in other.computed
-    assert generate(type(decoder)(other, decoder.options), PROMPTS[1], Limits(30), Sampling()).tokens == expected
+    assert (
+        generate(type(decoder)(other, decoder.options), PROMPTS[1], StopParams(30), SamplingParams()).tokens == expected
+    )
 
 
 def stale(one: Pass) -> Pass:
@@ -463,7 +474,7 @@ def test_an_engine_that_does_not_prove_itself_is_refused(replay: Replay, said: s
     before = target.computed
     with pytest.raises(UserError, match=said):
         replay_steps(target, replay, "calls")
-    assert target.passes is None
+    assert target.graphs is None
     assert target.computed == before
 
 
@@ -477,16 +488,16 @@ def test_padding_that_changes_the_logits_is_refused(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Buffers, "fill", wrong)
     with pytest.raises(UserError, match="other logits when rows and keys are added"):
-        replay_steps(tiny_target("llama", words=61), called, "calls")
+        replay_steps(tiny_target("llama", words=61), run_eagerly, "calls")
 
 
 @pytest.mark.parametrize(("kind", "said"), [("mistral-window", "sliding windows"), ("gemma3_text", "are run whole")])
 def test_layers_that_cannot_be_replayed_are_refused(kind: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        replay_steps(tiny_target(kind, words=61), called, "calls")
+        replay_steps(tiny_target(kind, words=61), run_eagerly, "calls")
 
 
-def on_cuda(monkeypatch: pytest.MonkeyPatch, kind: str = "llama", replay: Replay = called) -> Target:
+def on_cuda(monkeypatch: pytest.MonkeyPatch, kind: str = "llama", replay: Replay = run_eagerly) -> Target:
     """A target that calls itself one on CUDA, whose recordings are made otherwise."""
     target = tiny_target(kind, words=61)
     monkeypatch.setattr(target, "device", Anywhere("cuda"))
@@ -511,10 +522,10 @@ class Anywhere:
 @pytest.mark.parametrize(
     ("replay", "kind", "why"),
     [
-        (called, "llama", ""),
+        (run_eagerly, "llama", ""),
         (stale, "llama", "give something else"),
         (full, "llama", "not enough memory"),
-        (called, "mistral-window", "have sliding windows"),
+        (run_eagerly, "mistral-window", "have sliding windows"),
     ],
 )
 def test_on_cuda_steps_are_replayed_unless_something_keeps_them_from_it(
@@ -557,8 +568,8 @@ def test_rows_that_are_kept_by_numbers_on_the_device_are_those_of_the_list(layer
         for layer in range(layers):
             k = torch.arange(9.0).view(1, 1, 9, 1) + 100 * layer
             cache.update(k, k + 0.5, layer)
-        cache.advance(2)
-        cache.keep(2, rows)
+        cache.commit(2)
+        cache.compact(2, rows)
         assert cache.lengths == [6] * layers
         held.append(torch.stack([torch.stack(cache.memory_of(layer))[..., :6, :] for layer in range(layers)]))
     assert torch.equal(held[0], held[1])
@@ -568,16 +579,16 @@ def test_rows_that_are_kept_by_numbers_on_the_device_are_those_of_the_list(layer
 @torch.inference_mode()
 def test_numbers_that_are_not_finite_stay_in_no_later_request() -> None:
     target = tiny_target("llama", words=61)
-    target.passes = StaticPasses(called, WIDTHS)
-    decoder = registry.method_class("ar").examples(target)["default"]()
-    expected = generate(decoder, PROMPTS[0], Limits(8), Sampling()).tokens
+    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
+    decoder = registry.method_class("ar").test_instances(target)["default"]()
+    expected = generate(decoder, PROMPTS[0], StopParams(8), SamplingParams()).tokens
     assert target._cache is not None
     for layer in range(target.n_layers):
         for rows in target._cache.memory_of(layer):
             rows.fill_(torch.nan)
     with pytest.raises(NotFinite):
-        generate(decoder, PROMPTS[0], Limits(8), Sampling())
-    assert generate(decoder, PROMPTS[0], Limits(8), Sampling()).tokens == expected
+        generate(decoder, PROMPTS[0], StopParams(8), SamplingParams())
+    assert generate(decoder, PROMPTS[0], StopParams(8), SamplingParams()).tokens == expected
 
 
 @pytest.mark.parametrize("broken_off", [False, True])
@@ -591,8 +602,8 @@ def test_a_drafters_numbers_that_are_not_finite_stay_in_no_later_request(
     Which shape drafts does not matter to what is dropped: of those the first is enough.
     """
     target, cached = tiny_target("llama", words=61), 0
-    target.passes = StaticPasses(called, WIDTHS)
-    shapes = list(registry.method_class(name).examples(target).items())
+    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
+    shapes = list(registry.method_class(name).test_instances(target).items())
     for label, make in shapes[:1] if broken_off else shapes:
         decoder = make()
         expected = Seen(decoder, monkeypatch).drafted
@@ -603,9 +614,9 @@ def test_a_drafters_numbers_that_are_not_finite_stay_in_no_later_request(
         if broken_off:
             with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
                 patch.setattr(decoder, "begin", lambda state: 1 // 0)
-                generate(decoder, PROMPTS[0], Limits(8), Sampling())
+                generate(decoder, PROMPTS[0], StopParams(8), SamplingParams())
             assert not any(cache.has(0) for cache in caches)
-        decoder.forget()
+        decoder.reset_history()
         assert Seen(decoder, monkeypatch).drafted == expected, label
     assert cached
 
@@ -615,15 +626,15 @@ def test_an_answer_during_which_a_pass_was_recorded_is_given_again(
 ) -> None:
     """Nothing warms up here. A method that remembers prompts would answer from memory: it is marked instead."""
     target = load_model("lab", dtype="float32")
-    target.passes = StaticPasses(called, WIDTHS)
+    target.graphs = CudaGraphRunner(run_eagerly, WIDTHS)
     made: list[str] = []
-    own = Answering.answer
+    own = RequestRunner.answer
 
-    def counted(self: Answering, asked: Request, *rest: Any) -> Generation:
+    def counted(self: RequestRunner, asked: Request, *rest: Any) -> Generation:
         made.append(asked.label)
         return own(self, asked, *rest)
 
-    monkeypatch.setattr(Answering, "answer", counted)
+    monkeypatch.setattr(RequestRunner, "answer", counted)
     found = run(
         "pld,suffix[past=on]", model=target, warmup=0, limit=1, categories="qa", max_new_tokens=8,
         record_drafts="0", telemetry=0, out=tmp_path / "run",
@@ -631,6 +642,6 @@ def test_an_answer_during_which_a_pass_was_recorded_is_given_again(
     again = Counter(made)
     rows = found.samples.set_index("method")
     assert again["ar"] > 1 or again["pld"] > 1
-    noted = rows["disturbed"].fillna("")
+    noted = rows["noisy"].fillna("")
     assert again["suffix[past=on]"] == 1 and "recorded" in noted["suffix[past=on]"]
     assert noted["ar"] == noted["pld"] == ""

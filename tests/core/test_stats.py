@@ -11,9 +11,9 @@ import pytest
 
 from specbench_ss.engine.decoder import Generation, Step
 from specbench_ss.results import sample_checks
-from specbench_ss.results.quality import cautious, non_inferiority
+from specbench_ss.results.quality import conservative_interval, non_inferiority
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
-from specbench_ss.runs.records import Row, Run, Sameness, Steps
+from specbench_ss.runs.records import OutputMatch, Run, SampleRecord, Steps
 from specbench_ss.stats import FEWEST, compare, mean_interval, speedup_interval, widening
 
 RNG = np.random.default_rng
@@ -30,13 +30,15 @@ def make(samples: list[tuple[Any, ...]], labels: tuple[str, ...] = ("ar", "m"), 
     rows, steps = [], {}
     for i, (question, method, made, *rest) in enumerate(samples):
         prefill, quality, turn, repeat = [*rest, *(0.1, None, 0, 0)[len(rest) :]]
-        row = Row(question, turn, method, repeat, question[0], i, 0, 0, "e", "h", "ok")
+        row = SampleRecord(question, turn, method, repeat, question[0], i, 0, 0, "e", "h", "ok")
         if made is None:
             row.status, row.error = "failed", "RuntimeError: no"
         else:
             n = 1 + sum(s.tokens for s in made)
             row.fill(
-                Generation([5] * n, 9, "length", prefill, 1, list(made), sum(s.accepted + 1 - s.tokens for s in made))
+                Generation(
+                    [5] * n, 9, "length", prefill, 1, list(made), sum(s.accepted_tokens + 1 - s.tokens for s in made)
+                )
             )
             row.quality = quality
             steps[row.key] = list(made)
@@ -58,12 +60,12 @@ def test_a_worked_example() -> None:
     assert row.speedup_geomean == pytest.approx(math.sqrt(0.08 / 0.044 * 0.10 / 0.064))
     assert row.speedup_specbench == pytest.approx((7 / 0.044 + 7 / 0.064) / (7 / 0.08 + 7 / 0.10))
     assert row.tokens_per_s == pytest.approx(14 / 0.108)
-    assert (row.tau, row.tau_request_mean, row.acceptance_rate) == (3.0, 3.0, 0.5)
-    assert row.acceptance_at == (1.0, 1.0, 0.0, 0.0)
-    assert row.acceptance_at_n == (4, 4, 4, 4)
-    assert row.acceptance_given == (1.0, 1.0, 0.0)
-    assert row.acceptance_given_n == (4, 4, 4)  # position 4 was never reached
-    assert (row.target_calls, row.n_prompts, row.n_questions, row.n_failed) == (2.0, 2, 2, 0)
+    assert (row.mean_acceptance_length, row.tau_request_mean, row.acceptance_rate) == (3.0, 3.0, 0.5)
+    assert row.acceptance_rate_per_pos == (1.0, 1.0, 0.0, 0.0)
+    assert row.acceptance_rate_per_pos_n == (4, 4, 4, 4)
+    assert row.conditional_acceptance_rate == (1.0, 1.0, 0.0)
+    assert row.conditional_acceptance_rate_n == (4, 4, 4)  # position 4 was never reached
+    assert (row.num_target_forwards, row.n_prompts, row.n_questions, row.n_failed) == (2.0, 2, 2, 0)
     assert row.health == ()
 
 
@@ -74,30 +76,30 @@ def test_the_decomposition_and_the_parts_close() -> None:
         samples.append((f"a{i}", "ar", [step(rng.uniform(0.009, 0.011)) for _ in range(30)]))
         samples.append((f"a{i}", "m", [step(rng.uniform(0.012, 0.015), 3, int(rng.integers(0, 4))) for _ in range(12)]))
     for row in summarise(make(samples)):
-        assert row.tau is not None
+        assert row.mean_acceptance_length is not None
         assert row.step_ratio is not None
-        assert row.residual is not None
-        assert row.speedup == pytest.approx(row.tau * row.step_ratio * row.residual)
+        assert row.other_factor is not None
+        assert row.speedup == pytest.approx(row.mean_acceptance_length * row.step_ratio * row.other_factor)
         parts = [row.draft_s, row.verify_s, row.accept_s, row.host_s, row.parts_residual_s]
         assert sum(p or 0 for p in parts) == pytest.approx(row.step_s)
         assert row.parts_residual_s == pytest.approx(0, abs=1e-12)
     no_prefill = make([(q, m, s, 1e-12) for q, m, s in samples])
-    assert overall(no_prefill).residual == pytest.approx(1, rel=0.05)  # what is left is the first token
+    assert overall(no_prefill).other_factor == pytest.approx(1, rel=0.05)  # what is left is the first token
 
 
 def test_tau_is_pooled_and_the_request_mean_is_not() -> None:
     long, short = [step(0.01, 1, 0)] * 9, [step(0.01, 1, 1)]
     ar = [step(0.01)] * 9
     row = overall(make([("a", "ar", ar), ("a", "m", long), ("b", "ar", ar), ("b", "m", short)]))
-    assert row.tau == pytest.approx(11 / 10)
+    assert row.mean_acceptance_length == pytest.approx(11 / 10)
     assert row.tau_request_mean == pytest.approx((1 + 2) / 2)
 
 
 def test_the_reference_against_itself_is_one() -> None:
     run = make([(f"a{i}", m, [step(0.01 + i / 1000)] * 5) for i in range(3) for m in ("ar", "m")])
     row = overall(run, "ar")
-    assert (row.speedup, row.speedup_geomean, row.speedup_specbench, row.tau) == (1.0, 1.0, 1.0, 1.0)
-    assert (row.comparison, row.speedup_interval, row.residual) == ("reference", None, 1.0)
+    assert (row.speedup, row.speedup_geomean, row.speedup_specbench, row.mean_acceptance_length) == (1.0, 1.0, 1.0, 1.0)
+    assert (row.comparison, row.speedup_interval, row.other_factor) == ("reference", None, 1.0)
 
 
 def test_only_prompts_good_on_both_sides_count() -> None:
@@ -113,7 +115,12 @@ def test_only_prompts_good_on_both_sides_count() -> None:
     assert row.step_s == pytest.approx(0.01)
     assert any(h.startswith("failed: 1 sample, first b") for h in row.health)
     nothing = overall(make([("a", "ar", None), ("a", "m", None)]))
-    assert (nothing.speedup, nothing.tau, nothing.n_prompts, nothing.comparison) == (None, None, 0, "too few")
+    assert (nothing.speedup, nothing.mean_acceptance_length, nothing.n_prompts, nothing.comparison) == (
+        None,
+        None,
+        0,
+        "insufficient data",
+    )
 
 
 def test_repeats_are_averaged_and_turns_kept_together() -> None:
@@ -126,7 +133,7 @@ def test_repeats_are_averaged_and_turns_kept_together() -> None:
     row = overall(make(samples))
     assert row.speedup == pytest.approx((0.04 + 0.12) / 0.08, rel=0.01)
     assert (row.n_prompts, row.n_questions) == (2, 1)
-    assert (row.speedup_interval, row.comparison) == (None, "too few")  # one question says nothing of others
+    assert (row.speedup_interval, row.comparison) == (None, "insufficient data")  # one question says nothing of others
 
 
 def test_a_prompt_with_a_failed_repeat_weighs_as_much_as_the_others() -> None:
@@ -172,14 +179,14 @@ def test_the_same_method_twice_is_not_distinguishable(n: int, noise: float) -> N
     """A/A: at least 95 of 100; identical runs of such benchmarks are known to differ by 7 %."""
     rng = RNG(3)
     found = [compare(speedup_interval(*noisy(rng, n, noise))) for _ in range(100)]
-    assert found.count("not distinguishable") >= 95
+    assert found.count("not significant") >= 95
 
 
 def test_the_margin_makes_few_noisy_questions_hold() -> None:
     """A/A where it is hardest, 24 questions with 20% noise: 4 of 100, which intervals without their margin exceed."""
     rng = RNG(11)
     found = [compare(speedup_interval(*noisy(rng, 24, 0.2))) for _ in range(200)]
-    assert found.count("not distinguishable") >= 0.96 * 200
+    assert found.count("not significant") >= 0.96 * 200
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.3])
@@ -225,12 +232,12 @@ def broken(**changes: Any) -> Step:
 @pytest.mark.parametrize(
     ("bad", "text"),
     [
-        (broken(accepted=4), "depth of the draft"),
-        (broken(accepted=9, depth=9), "more accepted than drafted"),
+        (broken(accepted_tokens=4), "depth of the draft"),
+        (broken(accepted_tokens=9, draft_depth=9), "more accepted than drafted"),
         (broken(tokens=4), "kept more tokens"),
         (broken(draft_s=-0.001), "negative time"),
         (broken(verify_s=0.02), "parts of a step exceed"),
-        (broken(verified=99), "verified than drafted"),
+        (broken(verified_nodes=99), "verified than drafted"),
     ],
 )
 def test_impossible_steps_are_told(bad: Step, text: str) -> None:
@@ -257,17 +264,23 @@ def quick(factor: float, rest: float, depth: int = 0) -> list[tuple[Any, ...]]:
 def test_answers_that_took_less_than_their_steps_can_are_told_once_that_is_beyond_noise() -> None:
     row = overall(make(quick(1.0, 0.1)))
     assert any("impossible: at least 1." in h and "with 1.00 tokens per step" in h for h in row.health)
-    assert row.within_tau is False and row.speedup is None
+    assert row.speedup_within_bound is False and row.speedup is None
     assert sample_checks.too_fast((0.9, 1.4), 1.0) == []
-    assert sample_checks.within_tau((0.9, 1.4)) is True
+    assert sample_checks.speedup_within_bound((0.9, 1.4)) is True
 
 
 def test_only_a_method_that_drafts_may_have_cheaper_passes() -> None:
     """Several rows may use another kernel than one: a speedup over tau is right then, if nothing else is cheaper."""
     drafting = overall(make(quick(0.6, 1.0, depth=2)))
-    assert (drafting.speedup or 0) > 1.15 > (drafting.tau or 0) and drafting.within_tau is True
-    assert overall(make(quick(0.6, 1.0))).within_tau is False, "it verifies a single row, as the reference does"
-    assert overall(make(quick(0.6, 0.1, depth=2))).within_tau is False, "and verifying does not explain the rest"
+    assert (drafting.speedup or 0) > 1.15 > (
+        drafting.mean_acceptance_length or 0
+    ) and drafting.speedup_within_bound is True
+    assert overall(make(quick(0.6, 1.0))).speedup_within_bound is False, (
+        "it verifies a single row, as the reference does"
+    )
+    assert overall(make(quick(0.6, 0.1, depth=2))).speedup_within_bound is False, (
+        "and verifying does not explain the rest"
+    )
 
 
 def test_the_least_time_is_of_each_prompt() -> None:
@@ -278,14 +291,18 @@ def test_the_least_time_is_of_each_prompt() -> None:
         made += [(f"a{i}", "ar", [step(slow)] * 50, 1e-6)]
         made += [(f"a{i}", "m", [step(slow, depth=4, accepted=kept)] * (50 // (kept + 1)), 1e-6)]
     row = overall(make(made))
-    assert (row.speedup or 0) > (row.tau or 0) + 1 and row.within_tau is True and row.health == ()
+    assert (
+        (row.speedup or 0) > (row.mean_acceptance_length or 0) + 1
+        and row.speedup_within_bound is True
+        and row.health == ()
+    )
 
 
 def test_a_speedup_beyond_tau_without_an_interval_is_no_finding_but_not_checked() -> None:
     """One question says nothing of noise, so a step that seems 18% cheaper than one of ar is no impossibility."""
     run = make([("a", "ar", [step(0.01)] * 20, 1e-9), ("a", "m", [step(0.0085)] * 20, 1e-9)])
     row = overall(run)
-    assert (row.speedup_interval, row.health, row.within_tau) == (None, (), None)
+    assert (row.speedup_interval, row.health, row.speedup_within_bound) == (None, (), None)
     assert row.speedup == pytest.approx(1.18, abs=0.01)
 
 
@@ -294,7 +311,7 @@ def test_answers_that_are_longer_than_the_references_may_exceed_tau() -> None:
     made = [(f"a{i}", m, [step(0.01)] * (4 if m == "ar" else 40), 1.0) for i in range(8) for m in ("ar", "m")]
     row = overall(make(made))
     assert (row.speedup or 0) > 5
-    assert row.health == () and row.within_tau is True
+    assert row.health == () and row.speedup_within_bound is True
 
 
 def test_unstable_times_are_told() -> None:
@@ -313,12 +330,12 @@ def test_unstable_times_are_told() -> None:
 
 def test_sameness_counts_and_differences_are_told() -> None:
     run = make([(q, m, [step(0.01)] * 3) for q in ("a", "b", "c") for m in ("ar", "m")])
-    run.sameness = [
-        Sameness(q, 0, "m", 0, v) for q, v in zip("abc", ("identical", "near-tie", "mismatch"), strict=True)
+    run.output_match = [
+        OutputMatch(q, 0, "m", 0, v) for q, v in zip("abc", ("identical", "numerical tie", "mismatch"), strict=True)
     ]  # type: ignore[arg-type]
     row = overall(run)
-    assert row.sameness == {"identical": 1, "near-tie": 1, "mismatch": 1}
-    assert [h.partition(":")[0] for h in row.health] == ["mismatch", "near-tie"]
+    assert row.output_match == {"identical": 1, "numerical tie": 1, "mismatch": 1}
+    assert [h.partition(":")[0] for h in row.health] == ["mismatch", "numerical tie"]
     run.manifest["model"]["dtype"] = "bfloat16"
     assert [h.partition(":")[0] for h in overall(run).health] == ["mismatch"]
 
@@ -338,9 +355,11 @@ def test_equal_scores_of_few_questions_do_not_show_that_a_method_is_no_worse(que
 
 def test_few_changed_questions_show_neither_worse_nor_no_worse() -> None:
     changes = {0: -1.0, 4: -0.005}
-    assert [non_inferiority(cautious(np.full(4, change)), 0.02) for change in (-0.25, 0.25)] == ["not shown"] * 2
-    low, high = cautious(np.array([changes.get(i, 0.0) for i in range(400)])) or (0, 0)
+    assert [non_inferiority(conservative_interval(np.full(4, change)), 0.02) for change in (-0.25, 0.25)] == [
+        "not shown"
+    ] * 2
+    low, high = conservative_interval(np.array([changes.get(i, 0.0) for i in range(400)])) or (0, 0)
     assert -0.02 < low < -1 / 400 < high, "one of 400 lost: at most 1.2% of all are"
-    assert non_inferiority(cautious(np.full(5, -0.25)), 0.02) == "inferior"
+    assert non_inferiority(conservative_interval(np.full(5, -0.25)), 0.02) == "inferior"
     noise = RNG(1).normal(0, 0.05, 400)
-    assert cautious(noise) == mean_interval(noise)
+    assert conservative_interval(noise) == mean_interval(noise)

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from specbench_ss.bench.preflight import limits, special_tokens
-from specbench_ss.engine.generate import Cutter, Limits
+from specbench_ss.engine.generate import StopChecker, StopParams
 from specbench_ss.errors import UserError
 from specbench_ss.models.resolve import find_folder
 
@@ -37,7 +37,7 @@ def test_special_tokens_are_those_that_decoding_leaves_out(target: Any) -> None:
 def test_an_answer_ends_with_its_stop_text_special_or_not(target: Any, stop: str) -> None:
     made = limits(target, 100, ("never", stop))
     tokens = target.tokenizer(f"before {stop} after", add_special_tokens=False)["input_ids"]
-    kept, why = Cutter(target, made, 1).cut([], tokens)
+    kept, why = StopChecker(target, made, 1).cut([], tokens)
     assert why == ("eos" if stop in special_tokens(target.tokenizer) else "stop")
     assert target.tokenizer.decode(tokens[:kept]).endswith(stop)
     assert kept < len(tokens)
@@ -45,9 +45,9 @@ def test_an_answer_ends_with_its_stop_text_special_or_not(target: Any, stop: str
 
 def test_the_targets_own_end_tokens_stay(target: Any) -> None:
     bos = target.tokenizer.bos_token_id
-    assert limits(target, 7) == Limits(7, target.eos_ids)
-    assert limits(target, 7, ("a", "<|bos|>")) == Limits(7, target.eos_ids | {bos}, ("a",))
-    assert limits(SimpleNamespace(tokenizer=None, eos_ids=frozenset({2})), 7, ("a",)) == Limits(
+    assert limits(target, 7) == StopParams(7, target.eos_ids)
+    assert limits(target, 7, ("a", "<|bos|>")) == StopParams(7, target.eos_ids | {bos}, ("a",))
+    assert limits(SimpleNamespace(tokenizer=None, eos_ids=frozenset({2})), 7, ("a",)) == StopParams(
         7, frozenset({2}), ("a",)
     )
 

@@ -17,7 +17,7 @@ from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
 from specbench_ss.reports.html import assets
 from specbench_ss.runs import environment
-from specbench_ss.runs.config import RunConfig, RunTarget
+from specbench_ss.runs.config import OutputOptions, RunConfig
 from specbench_ss.runs.manifest import MANIFEST
 from specbench_ss.runs.run_dir import RunDir
 from specbench_ss.suite import SuiteData
@@ -40,7 +40,7 @@ TRACE = {
 READERS: dict[
     str, Callable[[Path, Path], list[str]]
 ] = {  # besides the report: what reads a manifest, by the words of the command
-    "compare": lambda run, other: ["compare", str(other), str(run), "--anyway"],
+    "compare": lambda run, other: ["compare", str(other), str(run), "--force"],
     "export": lambda run, other: ["export", str(run), "--form", "markdown"],
     "answers": lambda run, other: ["export", str(run), "--form", "specbench", "--out", str(other / "out")],
     "pages": lambda run, other: ["report", str(run), str(other)],
@@ -58,10 +58,21 @@ def manifest() -> dict[str, Any]:
     made["sessions"] = [{"started": "1", "environment": copy.deepcopy(made["environment"])} for _ in range(2)]
     made["machine"] = {"limits": LIMITS, "shapes": dict.fromkeys(("ar", "ss"), SHAPE)}
     made["traces"] = {"ss": TRACE, "ar": {"what": "nothing", "tokens": 1}}
-    made["until_ci"] = {"asked": 0.02, "reached": 0.01, "method": "ss", "repeats": 3, "why": "narrow"}
-    made["methods"][1]["learnt"] = {"tokens": 9, "steps": 3, "parameters": 5, "lr": 0.1, "own_answers": True}
-    made["methods"][0]["learnt"] = {"searched": {"tokens": 9, "made_of": "text"}}
-    made["model"] |= {"attention": "sdpa", "computed": "all", "quantised": "int8: all", "layers_on": {"cuda": [0, 1]}}
+    made["target_ci"] = {"asked": 0.02, "reached": 0.01, "method": "ss", "repeats": 3, "why": "narrow"}
+    made["methods"][1]["training_info"] = {
+        "tokens": 9,
+        "steps": 3,
+        "parameters": 5,
+        "lr": 0.1,
+        "regenerate_responses": True,
+    }
+    made["methods"][0]["training_info"] = {"searched": {"tokens": 9, "made_of": "text"}}
+    made["model"] |= {
+        "attention": "sdpa",
+        "computed": "all",
+        "quantised": "int8: all",
+        "layer_devices": {"cuda": [0, 1]},
+    }
     made["model"]["origin"] = {"gguf": {"file": "f", "types": {"Q8_0": 3}}, "page": "p"}
     made["sessions"][1]["workers"] = [{"machine": "m", "environment": copy.deepcopy(made["environment"])}]
     return json.loads(json.dumps(made))  # type: ignore[no-any-return]
@@ -131,11 +142,11 @@ def test_whatever_became_of_a_manifest_every_reader_ends_in_one_line(
 
 def test_whatever_became_of_a_manifest_resuming_is_done_or_one_line_is_told(tmp_path: Path) -> None:
     wanted = manifest()
-    RunDir.open(RunTarget(tmp_path), wanted).close()
+    RunDir.open(OutputOptions(tmp_path), wanted).close()
     for text in damaged():
         (tmp_path / MANIFEST).write_text(text, encoding="utf-8")
         try:
-            with RunDir.open(RunTarget(tmp_path, resume=True), wanted) as run:
+            with RunDir.open(OutputOptions(tmp_path, resume=True), wanted) as run:
                 environment.changed_since(run.manifest, wanted["environment"])
         except UserError as error:
             assert len(str(error).splitlines()) == 1
@@ -143,7 +154,7 @@ def test_whatever_became_of_a_manifest_resuming_is_done_or_one_line_is_told(tmp_
 
 def test_a_whole_manifest_is_read(tmp_path: Path) -> None:
     for again in (False, True):
-        with RunDir.open(RunTarget(tmp_path, resume=again), manifest()) as run:
+        with RunDir.open(OutputOptions(tmp_path, resume=again), manifest()) as run:
             assert run.manifest["fingerprint"] == "f" * 64
     assert len(run.manifest["sessions"]) == 4
 
@@ -168,9 +179,9 @@ def test_a_whole_manifest_is_read(tmp_path: Path) -> None:
 def test_another_run_is_not_continued_and_what_differs_is_named_with_both_values(
     tmp_path: Path, change: Change, told: str
 ) -> None:
-    RunDir.open(RunTarget(tmp_path), manifest()).close()
+    RunDir.open(OutputOptions(tmp_path), manifest()).close()
     wanted = manifest()
     change(wanted)
     with pytest.raises(UserError) as refused:
-        RunDir.open(RunTarget(tmp_path, resume=True), wanted)
+        RunDir.open(OutputOptions(tmp_path, resume=True), wanted)
     assert f"--resume: the run in {tmp_path} has {told}" in str(refused.value)

@@ -140,7 +140,7 @@ def test_many_methods_get_one_row_a_task(make_run: MakeRun) -> None:
     ("changes", "sentence"),
     [
         ({"labels": ("ar", "ss", "medusa")}, r"^ss is \d\.\d\d× as fast as ar \(95% interval .*, the fastest of 2 m"),
-        ({"labels": ("ar", "ar[n=1]")}, r"^ar\[n=1\] is not distinguishable from ar \("),
+        ({"labels": ("ar", "ar[n=1]")}, r"^ar\[n=1\] is not significant from ar \("),
         ({"labels": ("ar", "ar[n=1]", "ar[n=2]")}, r"^No method is distinguishable from ar \(the fastest of 2 is "),
         ({"labels": ("ar", "ss"), "questions": 2, "categories": ("qa",)}, r"^Too few questions to tell"),
         ({"labels": ("ar",)}, r"^Only ar was measured"),

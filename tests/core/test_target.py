@@ -7,8 +7,8 @@ import torch
 import transformers
 
 from specbench_ss.engine import attention as grouped_attention
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods.ar import Autoregressive
@@ -29,11 +29,11 @@ def test_logits_are_those_of_the_models_own_forward(kind: str) -> None:
 def test_a_tree_is_decoded_as_its_paths_one_by_one(kind: str) -> None:
     target = Target(tiny_model(kind))
     prompt = [5, 9, 11, 6, 30, 22, 41, 8, 17, 60]
-    tree = DraftTree.of(torch.tensor([3, 4, 5, 6, 7, 8]), [-1, 0, 0, 1, 2, 4])
+    tree = DraftTree.from_parents(torch.tensor([3, 4, 5, 6, 7, 8]), [-1, 0, 0, 1, 2, 4])
     cache = target.new_cache(40)
     target.prefill(torch.tensor([prompt]), cache)
     logits = target.forward_tree(tree, cache).logits[0]
-    for node, path in enumerate(paths(tree.shape.parents)):
+    for node, path in enumerate(paths(tree.topology.parents)):
         alone = target.next_logits(prompt + tree.tokens[path].tolist())
         torch.testing.assert_close(logits[node], alone, atol=2e-5, rtol=1e-4)
 
@@ -54,7 +54,7 @@ def test_longrope_ends_where_its_factors_would_change() -> None:
     target = Target(model)
     assert target.context_length == 24
     prompt = [5, 6, 7, 8]
-    ours = generate(Autoregressive(target), prompt, Limits(80), Sampling())
+    ours = generate(Autoregressive(target), prompt, StopParams(80), SamplingParams())
     assert (ours.finish, len(ours.tokens)) == ("context", 20)
     theirs = model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=None)
     assert ours.tokens == theirs[0, 4:].tolist()
@@ -65,7 +65,7 @@ def test_longrope_ends_where_its_factors_would_change() -> None:
 def test_heads_of_a_group_attend_as_they_do_one_by_one(rows: int) -> None:
     """Grouped attention against transformers' own, which repeats keys and values; four heads over two."""
     target = Target(tiny_model("llama"))
-    tree = DraftTree.of(torch.arange(rows) + 3, [-1, *range(rows - 1)])
+    tree = DraftTree.from_parents(torch.arange(rows) + 3, [-1, *range(rows - 1)])
     found = []
     for name in (grouped_attention.NAME, "sdpa"):
         target.model.set_attn_implementation(name)

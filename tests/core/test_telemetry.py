@@ -15,7 +15,7 @@ import torch
 from specbench_ss import load_run
 from specbench_ss.bench import telemetry as disturbance
 from specbench_ss.bench import telemetry as telemetry_record
-from specbench_ss.bench.telemetry import GIVE_UP, Host, Nvml, Sampler, Seen, Tries, disturbed_by, sampler_for
+from specbench_ss.bench.telemetry import GIVE_UP, Host, Nvml, Sampler, Seen, Tries, noise_of, sampler_for
 from specbench_ss.runs.config import Recording
 from tests.core.nvml_replay import replay
 from tests.core.test_runner import Bench
@@ -103,7 +103,7 @@ def test_what_disturbs_a_device_is_told(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, list[list[Any]]], words: str
 ) -> None:
     steady = {"nvmlDeviceGetClockInfo": [[0, 1980]]}
-    told = disturbed_by(device_seen(monkeypatch, 6, **(steady | changes)))
+    told = noise_of(device_seen(monkeypatch, 6, **(steady | changes)))
     assert words in told and bool(words) == bool(told)
 
 
@@ -111,11 +111,11 @@ def test_foreign_work_on_the_processor_is_told() -> None:
     seen = Seen()
     for when in range(3):
         seen.add(when, {"host_foreign_share": 0.25})
-    assert disturbed_by(seen) == "other processes took 25% of the processor"
+    assert noise_of(seen) == "other processes took 25% of the processor"
     short = Seen()
     for when in range(3):
         short.add(when / 50, {"host_foreign_share": 0.25})  # a tick more or less is as much
-    assert disturbed_by(short) == ""
+    assert noise_of(short) == ""
 
 
 def test_samples_are_made_again_a_few_times_and_not_for_ever() -> None:
@@ -159,7 +159,7 @@ def test_the_thread_reads_only_while_a_sample_is_made() -> None:
 class Recorded(Bench):
     """A run of fakes that is watched by a fake machine."""
 
-    recording = Recording(telemetry=5.0, remake_disturbed=2)
+    recording = Recording(telemetry=5.0, rerun_noisy=2)
 
     def run(self, resume: bool = False) -> Any:
         super().run(resume)
@@ -178,7 +178,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[StillHost]:
 def test_every_sample_has_its_readings(machine: StillHost, tmp_path: Path) -> None:
     done = Recorded(tmp_path).run()
     assert len(done.telemetry) == 2 * len(done.samples)
-    assert set(done.samples["disturbed"]) == {""} and set(done.samples["remade"]) == {0}
+    assert set(done.samples["noisy"]) == {""} and set(done.samples["remade"]) == {0}
     assert set(done.samples["host_cpu_share"]) == {0.5} and done.samples["energy_j"].isna().all()
     assert done.telemetry["host_core_share"].iloc[0] == [0.5, 0.5]
 
@@ -189,9 +189,9 @@ def test_a_disturbed_sample_is_made_again_and_says_how_often(machine: StillHost,
     bench = Recorded(tmp_path)
     done = bench.run()
     assert done.samples["remade"].tolist() == [2] + [0] * (len(done.samples) - 1)
-    assert set(done.samples["disturbed"]) == {""}
+    assert set(done.samples["noisy"]) == {""}
     first = done.telemetry[done.telemetry["question_id"] == done.samples["question_id"].iloc[0]]
-    assert first.groupby("attempt")["disturbed"].first().tolist()[:3] == [
+    assert first.groupby("attempt")["noisy"].first().tolist()[:3] == [
         "other processes took 50% of the processor",
         "other processes took 50% of the processor",
         "",
@@ -204,7 +204,7 @@ def test_a_lasting_disturbance_marks_samples_and_is_given_up(machine: StillHost,
     bench = Recorded(tmp_path)
     done = bench.run()
     assert done.samples["remade"].tolist() == [2] * GIVE_UP + [0] * (len(done.samples) - GIVE_UP)
-    assert done.samples["disturbed"].str.contains("other processes").all()
+    assert done.samples["noisy"].str.contains("other processes").all()
     assert any("not made again any more" in warning for warning in bench.events.warnings)
 
 
@@ -212,8 +212,8 @@ def test_tries_of_a_killed_session_are_none_of_the_sample_made_later(machine: St
     busy = ALONE | {"host_foreign_share": 0.5}
     machine.readings = [ALONE, busy, ALONE, busy, ALONE]
     Recorded(tmp_path).run()
-    first = (tmp_path / "rows.jsonl").read_bytes().splitlines(keepends=True)[0]
-    (tmp_path / "rows.jsonl").write_bytes(b"")  # as if killed before the first sample was committed
+    first = (tmp_path / "samples.jsonl").read_bytes().splitlines(keepends=True)[0]
+    (tmp_path / "samples.jsonl").write_bytes(b"")  # as if killed before the first sample was committed
     done = Recorded(tmp_path).run(resume=True)
     of_first = done.telemetry[done.telemetry["question_id"] == json.loads(first)["question_id"]]
     assert set(of_first["attempt"]) == {0} and set(done.samples["remade"]) == {0}
@@ -225,8 +225,8 @@ def test_a_killed_line_of_telemetry_is_cut_by_resuming(machine: StillHost, tmp_p
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
     assert len(load_run(tmp_path).telemetry) == readings - 2
-    rows = (tmp_path / "rows.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "rows.jsonl").write_bytes(b"".join(rows[:-1]))
+    rows = (tmp_path / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "samples.jsonl").write_bytes(b"".join(rows[:-1]))
     again = Recorded(tmp_path).run(resume=True)
     assert len(again.telemetry) == readings
     assert all(json.loads(line) for line in file.read_text().splitlines())

@@ -13,13 +13,13 @@ from specbench_ss.runs.run_dir import read_run
 PLUGIN = """
 import ctypes, time
 import torch
-from specbench_ss import Decoder, DraftTree, State
+from specbench_ss import DecodeState, Decoder, DraftTree
 from specbench_ss.engine.generate import generate
 
 class {kind}(Decoder):
     name, summary = "{name}", "misbehaves"
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         {body}
         return DraftTree.root_only(state.root)
 """

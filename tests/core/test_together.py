@@ -8,31 +8,31 @@ import pytest
 import torch
 
 from specbench_ss import registry
-from specbench_ss.engine.batching import Answered, Asked, Together, next_step, side_by_side, wait_for
+from specbench_ss.engine.batching import BatchEngine, BatchRequest, RequestOutput, next_step, run_concurrently, wait_for
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.errors import UserError
 from specbench_ss.models.tiny import tiny_target
 
 
-def together(decoder: Decoder, asked: list[Asked], most: int) -> list[Answered]:
-    found: dict[int, Answered] = {}
-    Together(decoder, most).answer(asked, found.__setitem__)
+def together(decoder: Decoder, asked: list[BatchRequest], most: int) -> list[RequestOutput]:
+    found: dict[int, RequestOutput] = {}
+    BatchEngine(decoder, most).answer(asked, found.__setitem__)
     return [found[i] for i in range(len(asked))]
 
 
 def made(kind: str, name: str, shape: str) -> Callable[[], Decoder]:
-    return registry.method_class(name).examples(tiny_target(kind))[shape]
+    return registry.method_class(name).test_instances(tiny_target(kind))[shape]
 
 
 def test_a_request_that_fails_leaves_the_others_alone() -> None:
     make = made("llama", "ss", "tree")
-    asked = [Asked(p, Limits(12), Sampling()) for p in ([5, 6, 7], [], [3, 4], [2] * 10_000, [8, 9])]
+    asked = [BatchRequest(p, StopParams(12), SamplingParams()) for p in ([5, 6, 7], [], [3, 4], [2] * 10_000, [8, 9])]
     found = together(make(), asked, 2)
     assert [type(one.error) for one in found] == [type(None), UserError, type(None), UserError, type(None)]
     for i in (0, 2, 4):
-        assert found[i].generation.tokens == generate(make(), asked[i].prompt, asked[i].limits, Sampling()).tokens
+        assert found[i].generation.tokens == generate(make(), asked[i].prompt, asked[i].limits, SamplingParams()).tokens
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_drafters_layers_take_the_rows_of_all_requests(name: str, shape: str, mo
         monkeypatch.setattr(drafter, "forward", watched)
         return decoder
 
-    asked = Asked([5, 6, 7, 8], Limits(8), Sampling())
+    asked = BatchRequest([5, 6, 7, 8], StopParams(8), SamplingParams())
     together(counted(made("llama", name, shape)()), [asked], 1)
     alone, seen[:] = list(seen), []
     together(counted(made("llama", name, shape)()), [asked] * 3, 3)
@@ -81,10 +81,10 @@ def test_what_most_wait_for_is_served_first_and_a_step_last() -> None:
         return run
 
     jobs = [job("one"), job("many"), job("many")]
-    assert sorted(side_by_side(jobs, 3)) == [(0, "one"), (1, "many"), (2, "many")]
+    assert sorted(run_concurrently(jobs, 3)) == [(0, "one"), (1, "many"), (2, "many")]
     assert order == [("many", 2), ("one", 1), ("all", 3)]
     with pytest.raises(ZeroDivisionError):
-        list(side_by_side([lambda: 1 // 0], 2))
+        list(run_concurrently([lambda: 1 // 0], 2))
     assert wait_for("outside", 3, list) == 3
 
 
@@ -99,6 +99,8 @@ def test_what_fails_within_a_shared_pass_fails_for_those_in_it_alone(monkeypatch
         return layers(lo, hi, wanted, x, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(target, "_layers", broken)
-    found = together(decoder, [Asked(p, Limits(4), Sampling()) for p in ([5, 6, 7], [5, 6, 7, 8], [5, 9])], 2)
+    found = together(
+        decoder, [BatchRequest(p, StopParams(4), SamplingParams()) for p in ([5, 6, 7], [5, 6, 7, 8], [5, 9])], 2
+    )
     assert [str(one.error) for one in found] == ["out of memory", "out of memory", "None"]
     assert found[2].generation is not None and len(found[2].generation.tokens) == 4

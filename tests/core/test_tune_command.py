@@ -16,13 +16,13 @@ from specbench_ss.models.load import outline_of
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.preset import read_preset
 from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
-from specbench_ss.tuning.search import Book, Cost
-from specbench_ss.tuning.session import Tuned
+from specbench_ss.tuning.search import Cost, Measurements
+from specbench_ss.tuning.session import TuneResult
 
 
-def book(prompts: int = 6, /, **seconds: float) -> Book:
+def book(prompts: int = 6, /, **seconds: float) -> Measurements:
     """Blocks on so many prompts in which every configuration takes its time."""
-    made = Book()
+    made = Measurements()
     for prompt in range(prompts):
         block = made.open_block(prompt)
         for label, s in seconds.items():
@@ -30,20 +30,20 @@ def book(prompts: int = 6, /, **seconds: float) -> Book:
     return made
 
 
-Session = Callable[..., Tuned]
+Session = Callable[..., TuneResult]
 
 
 @pytest.fixture
 def tune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Session:
     """Runs the real command on the lab model with a session that measures nothing; returns what it printed."""
 
-    def run(confirmed: Book, interrupted: bool = False) -> Any:
-        def fake(bench: Any, default: MethodSpec, categories: list[str], *_: Any) -> Tuned:
+    def run(confirmed: Measurements, interrupted: bool = False) -> Any:
+        def fake(bench: Any, default: MethodSpec, categories: list[str], *_: Any) -> TuneResult:
             assert sorted(categories) == ["math"] * 4 + ["qa"] * 4
             best = MethodSpec("ss", {"k": "2"})
             searched = book(ss=1.0, ss_2=0.8, ss_4=1.3)
             failed = {"ss[k=6]": "RuntimeError: [no] room"}
-            return Tuned(default, best, best, searched, confirmed, failed, interrupted, 12.3, 45.6)
+            return TuneResult(default, best, best, searched, confirmed, failed, interrupted, 12.3, 45.6)
 
         monkeypatch.setattr(tune_work, "tune", fake)
         out = tmp_path / "p.yaml"

@@ -10,10 +10,10 @@ import pytest
 
 from specbench_ss.options import MethodSpec
 from specbench_ss.stats import FEWEST
-from specbench_ss.tuning.search import CUTS, FIRST_LOOK, Book, Cost
-from specbench_ss.tuning.session import Tuned, halves, sentence, tune
+from specbench_ss.tuning.search import CUTS, FIRST_LOOK, Cost, Measurements
+from specbench_ss.tuning.session import TuneResult, halves, sentence, tune
 
-Pace = Callable[[dict[str, str], int], float]  # options, prompt -> seconds per token
+TimeEstimate = Callable[[dict[str, str], int], float]  # options, prompt -> seconds per token
 GRID = {"size": ["4", "8", "16", "32"], "depth": ["1", "2", "3"]}
 
 
@@ -22,7 +22,9 @@ class FakeBench:
 
     warm_s, ar_pace = 0.01, 0.002
 
-    def __init__(self, pace: Pace, noise: float = 0.05, values: dict[str, list[str]] = GRID, seed: int = 0) -> None:
+    def __init__(
+        self, pace: TimeEstimate, noise: float = 0.05, values: dict[str, list[str]] = GRID, seed: int = 0
+    ) -> None:
         self.pace, self.noise, self.values = pace, noise, values
         self.rng, self.now = random.Random(seed), 0.0
         self.asked: list[tuple[str, int]] = []
@@ -66,7 +68,7 @@ class FakeBench:
     def on_warning(self, text: str) -> None:
         self.warnings.append(text)
 
-    def tune(self, prompts: int = 40, budget: float = 60.0, seed: int = 0) -> Tuned:
+    def tune(self, prompts: int = 40, budget: float = 60.0, seed: int = 0) -> TuneResult:
         categories = ["c"] * prompts
         self.searched = frozenset(halves(categories, seed)[0])
         return tune(self, MethodSpec("m"), categories, budget, seed, self, lambda: self.now)
@@ -104,7 +106,7 @@ def test_what_makes_no_difference_is_left_at_the_default() -> None:
     done = [FakeBench(flat, seed=seed).tune(seed=seed) for seed in range(20)]
     assert sum(tuned.chosen == tuned.default for tuned in done) >= 19
     assert sum(tuned.leader == tuned.default for tuned in done) >= 15  # a dozen comparisons each
-    assert {tuned.outcome for tuned in done} <= {"not distinguishable", "nothing better", "faster", "slower"}
+    assert {tuned.outcome for tuned in done} <= {"not significant", "nothing better", "faster", "slower"}
 
 
 def test_the_winner_is_judged_on_prompts_that_did_not_choose_it() -> None:
@@ -207,7 +209,7 @@ def test_interrupted_it_gives_what_was_confirmed_so_far(after: int) -> None:
 
 
 def test_a_comparison_is_of_common_blocks_and_adds_up_blocks_of_one_prompt() -> None:
-    book = Book()
+    book = Measurements()
     for prompt in (0, 1, 0):
         block = book.open_block(prompt)
         book.add("a", block, Cost(1.0, 10))
@@ -215,6 +217,6 @@ def test_a_comparison_is_of_common_blocks_and_adds_up_blocks_of_one_prompt() -> 
             book.add("b", block, Cost(2.0, 10))
     found = book.compare("a", "b")
     assert (found.speedup, found.prompts, found.tokens_per_s) == (2.0, 1, 10.0)
-    assert (found.interval, found.verdict) == (None, "too few")
+    assert (found.interval, found.verdict) == (None, "insufficient data")
     assert book.compare("a", "a").verdict == "reference"
     assert book.compare("a", "c").speedup is None

@@ -10,9 +10,9 @@ import torch
 from specbench_ss import UserError, load_run, run
 from specbench_ss.engine import cpu_kernels
 from specbench_ss.engine.checks import NotFinite, difference, own_logits
-from specbench_ss.engine.decoder import Decoder, State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import Decoder, DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from tests.tiny import tiny_model
@@ -52,14 +52,14 @@ def test_a_target_that_changed_during_the_run_makes_all_of_it_void(tmp_path: Pat
     for results in (made, load_run(tmp_path / "run")):
         table = results.summary().set_index(["category", "method"])
         row = table.loc[("overall", "zeroes")]
-        assert row["comparison"] == "void" and "a method altered the model" in row["health"][0]
+        assert row["comparison"] == "invalid" and "a method altered the model" in row["health"][0]
 
 
-@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("prepack", [True, False])
 @pytest.mark.parametrize("kind", ["llama", "opt", "gpt2"])
-def test_any_weight_that_changes_is_noticed(kind: str, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_weight_that_changes_is_noticed(kind: str, prepack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where products use a copy of the weights, and where a module was given other weights in their place."""
-    monkeypatch.setattr(cpu_kernels, "_works", lambda dtype: packs)
+    monkeypatch.setattr(cpu_kernels, "_works", lambda dtype: prepack)
     monkeypatch.setattr(cpu_kernels, "TINY", 0)
     target = Target(tiny_model(kind))
     before = own_logits(target)
@@ -82,10 +82,10 @@ class Improper(Decoder):
     name, summary = "improper", "improper"
     row: tuple[float, float] = (0.5, 0.5)
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         return 2
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         q = torch.zeros(2, self.target.vocab_size)
         q[:, 3], q[:, 4] = self.row
         return DraftTree.chain(state.root, torch.tensor([3]), q)
@@ -94,24 +94,24 @@ class Improper(Decoder):
 @pytest.mark.parametrize("row", [(10.0, -9.0), (10.0, 0.0), (0.3, 0.3)])
 def test_probabilities_that_are_no_distribution_are_refused(row: tuple[float, float]) -> None:
     decoder = Improper(Target(tiny_model("llama")))
-    assert generate(decoder, [3, 4, 5], Limits(6), Sampling(1.0)).tokens
+    assert generate(decoder, [3, 4, 5], StopParams(6), SamplingParams(1.0)).tokens
     decoder.row = row
     with pytest.raises(NotFinite, match="draft_probs hold no distribution: a row sums to"):
-        generate(decoder, [3, 4, 5], Limits(6), Sampling(1.0))
+        generate(decoder, [3, 4, 5], StopParams(6), SamplingParams(1.0))
 
 
 def test_nan_in_them_is_named_at_temperature_0_too() -> None:
     decoder = Improper(Target(tiny_model("llama")))
     decoder.row = (float("nan"), 0.5)
     with pytest.raises(NotFinite, match="not finite"):
-        generate(decoder, [3, 4, 5], Limits(6), Sampling())
+        generate(decoder, [3, 4, 5], StopParams(6), SamplingParams())
 
 
 @pytest.mark.parametrize("token", [10**9, -1])
 def test_a_drafted_token_that_the_model_does_not_have_is_named(token: int) -> None:
     class Beyond(Improper):
-        def propose(self, state: State) -> DraftTree:
+        def propose(self, state: DecodeState) -> DraftTree:
             return DraftTree.chain(state.root, torch.tensor([token]))
 
     with pytest.raises(ValueError, match=f"propose drafted token {token}, the model has 61 tokens"):
-        generate(Beyond(Target(tiny_model("llama"))), [3, 4, 5], Limits(6), Sampling())
+        generate(Beyond(Target(tiny_model("llama"))), [3, 4, 5], StopParams(6), SamplingParams())

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from specbench_ss.conformance import check_decoder
-from specbench_ss.engine.decoder import Decoder, State
-from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.decoder import Decoder, DecodeState
+from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.kv_cache import Cache
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods.ar import Autoregressive
@@ -26,11 +26,11 @@ class Bushy(Decoder):
 
     name, summary = "bushy", "a hundred nodes"
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         words = min(50, self.target.vocab_size)
         tokens = [int(state.root), *range(words), *[1] * (100 - words)]
         parents = [-1, *[0] * words, 1, *range(words + 1, 100)]
-        return DraftTree.of(torch.tensor(tokens), parents)
+        return DraftTree.from_parents(torch.tensor(tokens), parents)
 
 
 class Modest(Bushy):
@@ -38,7 +38,7 @@ class Modest(Bushy):
 
     name = "modest"
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         return 2
 
 
@@ -50,14 +50,14 @@ def target() -> Iterator[Target]:
 def test_a_step_of_a_hundred_nodes_gives_the_greedy_tokens(target: Target) -> None:
     """The first step fills all that was reserved: 5 + 20 + 64 rows."""
     for fresh in (Target(tiny_model("llama")), target):
-        wanted = generate(Autoregressive(fresh), PROMPT, Limits(20), Sampling()).tokens
-        made = generate(Bushy(fresh), PROMPT, Limits(20), Sampling())
-        assert made.tokens == wanted and made.steps[0].nodes == 100
+        wanted = generate(Autoregressive(fresh), PROMPT, StopParams(20), SamplingParams()).tokens
+        made = generate(Bushy(fresh), PROMPT, StopParams(20), SamplingParams())
+        assert made.tokens == wanted and made.steps[0].draft_nodes == 100
 
 
 def test_sampled_tokens_are_those_of_a_cache_that_was_large_enough(target: Target) -> None:
     def tokens(fresh: Target) -> list[int]:
-        return generate(Bushy(fresh), PROMPT, Limits(20), Sampling(1.0, seed=4)).tokens
+        return generate(Bushy(fresh), PROMPT, StopParams(20), SamplingParams(1.0, seed=4)).tokens
 
     roomy = Target(tiny_model("llama"))
     roomy.request_cache(1000)
@@ -66,11 +66,15 @@ def test_sampled_tokens_are_those_of_a_cache_that_was_large_enough(target: Targe
 
 def test_a_method_that_needs_more_than_it_says_ends_with_an_error() -> None:
     fresh = Target(tiny_model("llama"))
-    with pytest.raises(RuntimeError, match=r"more rows through the model than the method's max_rows\(\) says"):
-        generate(Modest(fresh), PROMPT, Limits(20), Sampling())
-    generate(Bushy(fresh), PROMPT, Limits(20), Sampling())  # one that says nothing, then one that does, on one target
+    with pytest.raises(
+        RuntimeError, match=r"more rows through the model than the method's max_tokens_per_step\(\) says"
+    ):
+        generate(Modest(fresh), PROMPT, StopParams(20), SamplingParams())
+    generate(
+        Bushy(fresh), PROMPT, StopParams(20), SamplingParams()
+    )  # one that says nothing, then one that does, on one target
     with pytest.raises(RuntimeError, match="more rows"):
-        generate(Modest(fresh), PROMPT, Limits(120), Sampling())
+        generate(Modest(fresh), PROMPT, StopParams(120), SamplingParams())
 
 
 def test_a_cache_that_grows_keeps_rows_that_no_length_counts_yet() -> None:
@@ -84,7 +88,7 @@ def test_a_cache_that_grows_keeps_rows_that_no_length_counts_yet() -> None:
             one, other = grown.update(k, -k, layer), roomy.update(k, -k, layer)
             assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
         for cache in (grown, roomy):
-            cache.advance(rows)
+            cache.commit(rows)
     assert grown.capacity >= 40
 
 
@@ -92,5 +96,5 @@ def test_the_laws_hold_for_a_method_that_says_nothing() -> None:
     """All but the one that holds a method to what it says."""
     tried = check_decoder(Bushy, architectures=["llama"], laws=laws(0), all=True)
     results = {result.law.name: result for result in tried}
-    assert results["rows"].exempt == "it states no max_rows" and not results["rows"].tried
+    assert results["rows"].exempt == "it states no max_tokens_per_step" and not results["rows"].tried
     assert not [name for name, result in results.items() if result.broken]

@@ -10,9 +10,9 @@ import torch
 from scipy.stats import chisquare
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench_ss.engine.sampling import Sampling, sample_categorical
-from specbench_ss.engine.tree import DraftTree, shape_of
-from specbench_ss.engine.verify import Reached, verify_greedy, verify_sampled
+from specbench_ss.engine.sampling import SamplingParams, sample_categorical
+from specbench_ss.engine.tree import DraftTree, topology_of
+from specbench_ss.engine.verify import LazyTargetProbs, verify_greedy, verify_sampled
 
 P = torch.tensor([0.05, 0.5, 0.2, 0.25])
 
@@ -24,7 +24,7 @@ def agrees(counts: Counter[int], p: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("candidates", [[1], [0, 3], [2, 1, 0], [3, 3], [0, 1, 2, 3]])
 def test_deterministic_candidates_leave_the_distribution_alone(candidates: list[int]) -> None:
-    tree = DraftTree.of(torch.tensor([0, *candidates]), [-1] + [0] * len(candidates))
+    tree = DraftTree.from_parents(torch.tensor([0, *candidates]), [-1] + [0] * len(candidates))
     probs = P.expand(len(tree), 4)
     counts = Counter(verify_sampled(probs, tree, torch.Generator().manual_seed(i)).tokens[0] for i in range(4000))
     assert agrees(counts, P)
@@ -37,7 +37,7 @@ def test_sampled_siblings_without_replacement_leave_the_distribution_alone(sibli
     for i in range(4000):
         rng = torch.Generator().manual_seed(i)
         drawn = torch.multinomial(q, siblings, replacement=False, generator=rng)
-        shape = shape_of((-1, *[0] * siblings))
+        shape = topology_of((-1, *[0] * siblings))
         tree = DraftTree(torch.cat((torch.tensor([0]), drawn)), shape, q.expand(siblings + 1, 4))
         counts[verify_sampled(P.expand(siblings + 1, 4), tree, rng).tokens[0]] += 1
     assert agrees(counts, P)
@@ -45,7 +45,7 @@ def test_sampled_siblings_without_replacement_leave_the_distribution_alone(sibli
 
 def test_second_token_of_a_path_follows_its_own_distribution() -> None:
     rows = torch.tensor([[0.0, 1.0, 0.0], [0.2, 0.3, 0.5], [1.0, 0.0, 0.0]])
-    tree = DraftTree.of(torch.tensor([0, 1, 2]), [-1, 0, 1])
+    tree = DraftTree.from_parents(torch.tensor([0, 1, 2]), [-1, 0, 1])
     counts = Counter(verify_sampled(rows, tree, torch.Generator().manual_seed(i)).tokens[1] for i in range(4000))
     assert agrees(counts, rows[1])
 
@@ -53,7 +53,7 @@ def test_second_token_of_a_path_follows_its_own_distribution() -> None:
 def test_greedy_walks_the_parents_and_never_a_padded_path() -> None:
     # token 0 is what careless padding would match
     logits = torch.eye(4)[[1, 0, 3, 2, 0]]
-    tree = DraftTree.of(torch.tensor([9, 2, 1, 3, 0]), [-1, 0, 0, 2, 3])
+    tree = DraftTree.from_parents(torch.tensor([9, 2, 1, 3, 0]), [-1, 0, 0, 2, 3])
     verdict = verify_greedy(logits, tree)
     assert (verdict.path, verdict.tokens) == ([0, 2, 3], [1, 3, 2])
     assert verdict.next_token.tolist() == [2]
@@ -66,7 +66,7 @@ def test_only_rounding_refuses_a_candidate_that_has_all_the_mass(
     largest = 1 - 2**-24  # of what float32 draws from [0, 1), and what a softmax may leave of one
     monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), largest))
     p = torch.tensor([[0.0, largest], [0.5, 0.5]])
-    tree = DraftTree(torch.tensor([0, 1]), shape_of((-1, 0)), q)
+    tree = DraftTree(torch.tensor([0, 1]), topology_of((-1, 0)), q)
     assert verify_sampled(p, tree, torch.Generator().manual_seed(0)).tokens[0] == 1
 
 
@@ -74,26 +74,28 @@ def test_no_candidate_of_probability_zero_is_accepted(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), 0.999))
     p = torch.tensor([[0.6, 0.4 + 3e-8, 0.0, 3e-8]] * 5)  # sums to a little more than one
     for drafted in ([0, 1, 2], [0, 1, 3, 2]):  # refused one and all: what stays is the likeliest, not the last
-        tree = DraftTree.of(torch.tensor([0, *drafted]), [-1] + [0] * len(drafted))
+        tree = DraftTree.from_parents(torch.tensor([0, *drafted]), [-1] + [0] * len(drafted))
         assert verify_sampled(p[: len(tree)], tree, torch.Generator().manual_seed(0)).tokens[0] in (1, 3)
     p = torch.tensor([[1 - 2**-24, 5e-8, 0.0, 0.0]] * 4)
     monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), 1 - 2**-24))
-    tree = DraftTree.of(torch.tensor([0, 0, 1, 2]), [-1, 0, 0, 0])
+    tree = DraftTree.from_parents(torch.tensor([0, 0, 1, 2]), [-1, 0, 0, 0])
     assert verify_sampled(p, tree, torch.Generator().manual_seed(0)).tokens[0] == 0
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0.8), Sampling(1.3, top_p=0.7), Sampling(1.0, top_k=3)])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(0.8), SamplingParams(1.3, top_p=0.7), SamplingParams(1.0, top_k=3)]
+)
 @pytest.mark.parametrize("drawn", [False, True])
-def test_nodes_looked_at_when_they_are_reached_give_the_same_path(sampling: Sampling, drawn: bool) -> None:
+def test_nodes_looked_at_when_they_are_reached_give_the_same_path(sampling: SamplingParams, drawn: bool) -> None:
     """As on a CPU; elsewhere all nodes are filtered at once, and the next token is drawn before the walk."""
     rng = torch.Generator().manual_seed(0)
     q = torch.randn(7, 11, generator=rng).softmax(-1) if drawn else None
     for seed in range(60):
         logits, tokens = 2 * torch.randn(7, 11, generator=rng), torch.randint(0, 11, (7,), generator=rng)
-        tree = DraftTree(tokens, shape_of((-1, 0, 0, 1, 1, 2, 3)), q)
+        tree = DraftTree(tokens, topology_of((-1, 0, 0, 1, 1, 2, 3)), q)
         all_at_once, reached = (
             verify_sampled(probs, tree, torch.Generator().manual_seed(seed))
-            for probs in (sampling.probs(logits), Reached(logits, sampling))
+            for probs in (sampling.probs(logits), LazyTargetProbs(logits, sampling))
         )
         assert (all_at_once.path, all_at_once.tokens[:-1]) == (reached.path, reached.tokens[:-1])
         assert all_at_once.next_token.tolist() == all_at_once.tokens[-1:]
@@ -113,7 +115,7 @@ class Looks(TorchDispatchMode):
 def test_the_next_token_comes_with_the_walk_unless_it_was_refused(candidates: list[int], most: int) -> None:
     """The first transfer is a list of numbers, which is not counted here; token 0 is all that p allows."""
     p = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0]])[: 1 + len(candidates)]
-    tree = DraftTree.of(torch.tensor([3, *candidates]), [-1] + [0] * len(candidates))
+    tree = DraftTree.from_parents(torch.tensor([3, *candidates]), [-1] + [0] * len(candidates))
     with Looks() as looks:
         verdict = verify_sampled(p, tree, torch.Generator().manual_seed(0))
     assert looks.count <= most and verdict.tokens[0] == 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from specbench_ss.results.text import counted, interval
+from specbench_ss.results.text import interval, pluralize
 
 
 def test_one_is_no_plural() -> None:
-    assert [counted(n, "question") for n in (0, 1, 1280)] == ["0 questions", "1 question", "1,280 questions"]
+    assert [pluralize(n, "question") for n in (0, 1, 1280)] == ["0 questions", "1 question", "1,280 questions"]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import torch
 from transformers.generation import candidate_generator
 
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 
 GENERATORS = (candidate_generator.AssistedCandidateGenerator, candidate_generator.PromptLookupCandidateGenerator)
 
@@ -23,7 +23,7 @@ def assert_same_steps(
 
     Theirs drafts before the prompt is read, ours after the token that reading gives: theirs is given that token too.
     """
-    ours = generate(decoder, prompt, Limits(new), Sampling())
+    ours = generate(decoder, prompt, StopParams(new), SamplingParams())
     kept: list[int] = []
     for generator in GENERATORS:
         monkeypatch.setattr(generator, "update_candidate_strategy", _counting(generator, kept))

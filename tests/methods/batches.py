@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.training.batch import Anchors, Batch, Documents
@@ -36,5 +36,5 @@ def batch_of(ids: Tensor, at: Tensor, documents: Documents | None = None, ahead:
 
 def text_of(target: Target) -> DrafterText:
     """The target's own answers to single tokens, after a prompt of one."""
-    rows = [[i, *generate(Autoregressive(target), [i], Limits(23), Sampling()).tokens] for i in range(3, 19)]
+    rows = [[i, *generate(Autoregressive(target), [i], StopParams(23), SamplingParams()).tokens] for i in range(3, 19)]
     return DrafterText(np.array(rows, np.int32), lambda row: np.arange(len(row)) > 0, 2, seed=1)

@@ -9,8 +9,8 @@ from dataclasses import replace
 from scipy.stats import chisquare
 
 from specbench_ss.engine.decoder import Decoder, Generation
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 
 Joint = dict[tuple[int, ...], float]
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9])
@@ -20,12 +20,12 @@ def assert_greedy_same(decoder: Decoder, reference: Decoder, limit: int = 30) ->
     """Token for token; returns the decoder's answers."""
     found = []
     for prompt in PROMPTS:
-        found.append(generate(decoder, prompt, Limits(limit), Sampling()))
-        assert found[-1].tokens == generate(reference, prompt, Limits(limit), Sampling()).tokens
+        found.append(generate(decoder, prompt, StopParams(limit), SamplingParams()))
+        assert found[-1].tokens == generate(reference, prompt, StopParams(limit), SamplingParams()).tokens
     return found
 
 
-def exact_joint(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, length: int = 3) -> Joint:
+def exact_joint(decoder: Decoder, prompt: Sequence[int], sampling: SamplingParams, length: int = 3) -> Joint:
     """The model's own distribution of the next tokens."""
     joint: Joint = {(): 1.0}
     for _ in range(length):
@@ -38,10 +38,10 @@ def exact_joint(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, len
     return joint
 
 
-def p_value(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, n: int = 500, length: int = 2) -> float:
+def p_value(decoder: Decoder, prompt: Sequence[int], sampling: SamplingParams, n: int = 500, length: int = 2) -> float:
     """Of a chi-square of the joint of the first tokens against the model's own; the seeds are fixed."""
     joint = exact_joint(decoder, prompt, sampling, length)
-    draws = (generate(decoder, prompt, Limits(length), replace(sampling, seed=i)).tokens for i in range(n))
+    draws = (generate(decoder, prompt, StopParams(length), replace(sampling, seed=i)).tokens for i in range(n))
     seen = Counter(map(tuple, draws))
     assert set(seen) <= set(joint)
     common = [t for t in joint if joint[t] * n >= 5]

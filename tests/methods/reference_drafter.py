@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specbench_ss.engine.decoder import Decoder, State
+from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 
@@ -193,7 +193,7 @@ def watching(method: type[Any]) -> type[Any]:
             super().__init__(*args)
             self.seen: list[tuple[list[int], Tensor]] = []
 
-        def logits(self, state: State) -> Tensor:
+        def logits(self, state: DecodeState) -> Tensor:
             found: Tensor = super().logits(state)
             self.seen.append((list(state.ids), found))
             return found

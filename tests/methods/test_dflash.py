@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.decoder import State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import mask_token
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.block_drafters.decode import DFlash, DFlashOptions, best_nodes
 from specbench_ss.methods.block_drafters.dflash import (
-    Sight,
+    BlockAttention,
     config_of,
     new_drafter,
     published_layers,
@@ -120,8 +120,8 @@ def test_drafts_are_what_the_description_says(name: str, tmp_path: Path) -> None
     options = DFlashOptions(weights=folder(tmp_path / "d", weights, config, pickled=name == "speculators"))
     Watching.check(options, target)
     decoder: Any = Watching.load(target, options)
-    answer = generate(decoder, PROMPTS[2], Limits(12), Sampling()).tokens
-    assert answer == generate(Autoregressive(target), PROMPTS[2], Limits(12), Sampling()).tokens
+    answer = generate(decoder, PROMPTS[2], StopParams(12), SamplingParams()).tokens
+    assert answer == generate(Autoregressive(target), PROMPTS[2], StopParams(12), SamplingParams()).tokens
     first = 0 if config.get("sample_from_anchor") else 1
     words = weights["d2t"] + torch.arange(WORDS) if "d2t" in weights else torch.arange(V)
     assert decoder.drafter.token_ids(torch.arange(len(words))).tolist() == words.tolist()
@@ -156,7 +156,7 @@ def test_the_package_speculators_computes_the_same(tmp_path: Path) -> None:
     theirs = oracles.speculators("models.dflash")
     target = tiny_target("llama", V)
     decoder = Watching(target, DFlashOptions(), random_drafter(target))
-    generate(decoder, PROMPTS[2], Limits(8), Sampling())
+    generate(decoder, PROMPTS[2], StopParams(8), SamplingParams())
     out = tmp_path / "d"
     write_checkpoint(out, decoder.drafter, speculators_config_of(decoder.drafter, target))
     config = theirs.DFlashSpeculatorConfig.from_pretrained(out)
@@ -166,12 +166,14 @@ def test_the_package_speculators_computes_the_same(tmp_path: Path) -> None:
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert not unexpected and all(name.startswith(("embed", "lm_head", "verifier")) for name in missing)
     again: Any = Watching(target, DFlashOptions(), read_drafter(out, target, read_tensors)[0])
-    generate(again, PROMPTS[2], Limits(8), Sampling())
+    generate(again, PROMPTS[2], StopParams(8), SamplingParams())
     embedding = target.model.get_input_embeddings().weight
     for ids, logits in again.seen:
         s = len(ids) - 1
-        taps = target.prefill(torch.tensor([ids[:-1]]), target.new_cache(s), again.taps, every=True).taps
-        context = model.hidden_norm(model.fc(torch.cat([taps[i] for i in again.taps], -1)))
+        hidden_states = target.prefill(
+            torch.tensor([ids[:-1]]), target.new_cache(s), again.hidden_states, every=True
+        ).hidden_states
+        context = model.hidden_norm(model.fc(torch.cat([hidden_states[i] for i in again.hidden_states], -1)))
         block = torch.tensor([ids[-1]] + [again.drafter.shape.mask_token] * (config.block_size - 1))
         x, places = embedding[block][None], torch.arange(s + len(block))[None]
         rotary = model.rotary_emb(x, places)
@@ -183,8 +185,8 @@ def test_the_package_speculators_computes_the_same(tmp_path: Path) -> None:
 # -- what is written here is read again ----------------------------------------------------------------------------
 
 
-ALL_SLIDE = (Sight(4, from_root=True, causal=True),) * D
-MIXED = (Sight(), Sight(4, from_root=True))
+ALL_SLIDE = (BlockAttention(4, from_root=True, causal=True),) * D
+MIXED = (BlockAttention(), BlockAttention(4, from_root=True))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,7 @@ def test_what_is_written_is_read_again(layout: Any, shape: dict[str, Any], tmp_p
     for name, tensor in drafter.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name].float(), tensor.float(), atol=1e-3, rtol=1e-3)
     one, two = (DFlash(target, DFlashOptions(), d) for d in (drafter, again))
-    assert one.described()["layers"] == two.described()["layers"]
+    assert one.metadata()["layers"] == two.metadata()["layers"]
 
 
 def vllm_causal(config: dict[str, Any]) -> list[bool]:
@@ -240,11 +242,11 @@ def test_what_is_written_is_served_as_it_drafts(
 @pytest.mark.parametrize(
     ("sights", "said"),
     [
-        ((Sight(), Sight(4, from_root=True, causal=True)), "sliding_window_non_causal"),
-        ((Sight(4, from_root=True), Sight(4, from_root=True, causal=True)), "window"),
-        ((Sight(causal=True),) * D, "window"),
-        ((Sight(4),) * D, "window"),
-        ((Sight(4, from_root=True), Sight(5, from_root=True)), "window"),
+        ((BlockAttention(), BlockAttention(4, from_root=True, causal=True)), "sliding_window_non_causal"),
+        ((BlockAttention(4, from_root=True), BlockAttention(4, from_root=True, causal=True)), "window"),
+        ((BlockAttention(causal=True),) * D, "window"),
+        ((BlockAttention(4),) * D, "window"),
+        ((BlockAttention(4, from_root=True), BlockAttention(5, from_root=True)), "window"),
     ],
 )
 def test_layers_that_the_speculators_layout_cannot_describe_are_refused(sights: Any, said: str) -> None:
@@ -303,7 +305,7 @@ def test_a_tree_has_the_best_nodes_of_all() -> None:
     target = Target(tiny_model("llama"))
     decoder = DFlash(target, DFlashOptions(mode="tree", nodes=12, k=3), random_drafter(target))
     logits = torch.randn(4, V, generator=torch.Generator().manual_seed(2)) * 2
-    state = State([1, 2], 1, torch.tensor([2]), target.new_cache(9), Sampling())
+    state = DecodeState([1, 2], 1, torch.tensor([2]), target.new_cache(9), SamplingParams())
     tree = best_nodes(state.root, logits, decoder.options, decoder.drafter)
     log_p = logits.log_softmax(-1)
     best = log_p.topk(3).indices.tolist()
@@ -311,7 +313,7 @@ def test_a_tree_has_the_best_nodes_of_all() -> None:
     scores = sorted((sum(float(log_p[i, t]) for i, t in enumerate(c)) for c in every), reverse=True)
     found, paths = [], {0: ()}
     for node in range(1, len(tree)):
-        paths[node] = (*paths[tree.shape.parents[node]], int(tree.tokens[node]))
+        paths[node] = (*paths[tree.topology.parents[node]], int(tree.tokens[node]))
         found.append(sum(float(log_p[i, t]) for i, t in enumerate(paths[node])))
     assert len(set(paths.values())) == 13
     assert sorted(found, reverse=True) == pytest.approx(scores[:12], abs=1e-4)
@@ -321,8 +323,8 @@ def test_a_smaller_block_drafts_less(tmp_path: Path) -> None:
     target = Target(tiny_model("llama"))
     for size, depth in ((0, 4), (3, 2)):
         decoder = DFlash(target, DFlashOptions(block_size=size), random_drafter(target))
-        steps = generate(decoder, PROMPTS[0], Limits(9), Sampling()).steps
-        assert {step.depth for step in steps} == {depth} and decoder.max_rows() == depth + 1
+        steps = generate(decoder, PROMPTS[0], StopParams(9), SamplingParams()).steps
+        assert {step.draft_depth for step in steps} == {depth} and decoder.max_tokens_per_step() == depth + 1
     with pytest.raises(UserError, match="block_size must be 2 to 5, as the drafter was trained, or 0, not 6"):
         DFlash(target, DFlashOptions(block_size=6), random_drafter(target))
     with pytest.raises(UserError, match="block_size must be 2 to 5"):
@@ -336,7 +338,7 @@ def test_the_context_is_what_was_accepted() -> None:
     target = Target(tiny_model("llama"))
 
     class Counting(DFlash):
-        def propose(self, state: State) -> Any:
+        def propose(self, state: DecodeState) -> Any:
             assert self.cache.lengths == [state.position] * 2
             tree = super().propose(state)
             assert self.cache.lengths == [state.position] * 2
@@ -344,8 +346,8 @@ def test_the_context_is_what_was_accepted() -> None:
 
     for mode in ("chain", "tree"):
         decoder = Counting(target, DFlashOptions(mode=mode, nodes=20, k=5), random_drafter(target))
-        answer = generate(decoder, PROMPTS[2], Limits(30), Sampling())
-        assert answer.draft_calls == len(answer.steps)
+        answer = generate(decoder, PROMPTS[2], StopParams(30), SamplingParams())
+        assert answer.num_draft_forwards == len(answer.steps)
 
 
 # -- checkpoints that do not fit -----------------------------------------------------------------------------------
@@ -473,7 +475,7 @@ def test_a_drafter_that_gives_nan_is_named(options: dict[str, Any]) -> None:
             p.fill_(math.nan)
     with pytest.raises(UserError, match="dflash: what it drafts from is not finite|draft's probabilities are not"):
         for seed in range(3):
-            generate(decoder, PROMPTS[2], Limits(9), Sampling(0.8, seed=seed))
+            generate(decoder, PROMPTS[2], StopParams(9), SamplingParams(0.8, seed=seed))
 
 
 def test_a_drafter_of_another_base_is_refused(tmp_path: Path) -> None:

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from specbench_ss.engine.decoder import State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.block_drafters import train
 from specbench_ss.methods.block_drafters.decode import DFlash, DFlashOptions
-from specbench_ss.methods.block_drafters.dflash import Sight, config_of, new_drafter, random_drafter
+from specbench_ss.methods.block_drafters.dflash import BlockAttention, config_of, new_drafter, random_drafter
 from specbench_ss.methods.block_drafters.train import DFlashTrainer, DFlashTraining
 from specbench_ss.methods.medusa.train import MedusaTrainer, MedusaTraining
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.training.batch import BaseStates, Batch, Documents, base_states
-from specbench_ss.training.distributed import Machine
+from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import Budget, DrafterLoop
 from tests.methods.batches import batch_of, text_of
 from tests.tiny import SOME, tiny_model
@@ -31,13 +31,13 @@ from tests.tiny import SOME, tiny_model
 DRAFTS = 4
 SHAPES: dict[str, dict[str, Any]] = {
     "whole": {},
-    "windows": {"sights": (Sight(4, causal=True), Sight(4, from_root=True))},
+    "windows": {"sights": (BlockAttention(4, causal=True), BlockAttention(4, from_root=True))},
     "from the anchor, fewer words": {"from_anchor": True, "draft_vocab": 40},
 }
 
 
 def learning(soft: bool = True) -> DFlashTraining:
-    return DFlashTraining(targets="distribution" if soft else "tokens")
+    return DFlashTraining(loss="kl" if soft else "ce")
 
 
 def trainee_of(target: Target, soft: bool = True, **shape: Any) -> DFlashTrainer:
@@ -45,7 +45,7 @@ def trainee_of(target: Target, soft: bool = True, **shape: Any) -> DFlashTrainer
 
 
 def states_of(target: Target, trainee: DFlashTrainer, batch: Batch) -> BaseStates:
-    return base_states(target, batch.ids, trainee.taps, None, batch.documents)
+    return base_states(target, batch.ids, trainee.hidden_states, None, batch.documents)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -63,12 +63,14 @@ def test_training_sees_what_decoding_sees(kind: str, shape: str) -> None:
         decoder = DFlash(target, DFlashOptions(), copy.deepcopy(trainee.module))
         with torch.inference_mode():
             cache = target.new_cache(60)
-            state = State(tokens[: prompt + 1], prompt, ids[0, prompt : prompt + 1], cache, Sampling())
+            state = DecodeState(tokens[: prompt + 1], prompt, ids[0, prompt : prompt + 1], cache, SamplingParams())
             decoder.prefill(state, ids[:, :prompt])
-            decoder.begin(state)
+            decoder.on_prefill(state)
             for end in range(prompt + 1, t + 2):  # a token at a time is accepted, its features join the context
-                taps = target.prefill(ids[:, end - 1 : end], cache, decoder.taps, every=True).taps
-                decoder._extend([taps[layer] for layer in decoder.drafter.shape.layers])
+                hidden_states = target.prefill(
+                    ids[:, end - 1 : end], cache, decoder.hidden_states, every=True
+                ).hidden_states
+                decoder._extend([hidden_states[layer] for layer in decoder.drafter.shape.layers])
             state.ids, state.root = tokens[: t + 2], ids[0, t + 1 : t + 2]
             found = decoder.logits(state)
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
@@ -133,7 +135,7 @@ def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(draft_vocab: in
         return DFlashTrainer(target, learning(soft), 5e-3, new_drafter(target, 2, 1 + DRAFTS, draft_vocab))
 
     trainee, again = fresh(), fresh()
-    machine = Machine(target.device, exact=True)
+    machine = DistributedContext(target.device, exact=True)
     trainer = DrafterLoop(target, [trainee], text, budget, tmp_path / "t", machine)
     losses = []
     for step in range(budget.steps):
@@ -154,9 +156,9 @@ def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(draft_vocab: in
     write_checkpoint(tmp_path / "t", trainee.module, config_of(trainee.module, target))
     for options in ({}, {"mode": "tree", "nodes": 12, "k": 4}):
         decoder = DFlash.load(target, DFlashOptions(weights=str(tmp_path / "t"), **options))
-        runs = [generate(decoder, [i], Limits(23), Sampling()) for i in range(3, 11)]
+        runs = [generate(decoder, [i], StopParams(23), SamplingParams()) for i in range(3, 11)]
         assert [r.tokens for r in runs] == [
-            generate(Autoregressive(target), [i], Limits(23), Sampling()).tokens for i in range(3, 11)
+            generate(Autoregressive(target), [i], StopParams(23), SamplingParams()).tokens for i in range(3, 11)
         ]
         assert sum(len(r.tokens) - 1 for r in runs) / sum(len(r.steps) for r in runs) > 1.3
 

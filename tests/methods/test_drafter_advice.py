@@ -87,13 +87,13 @@ def test_ss_drafts_as_advised_and_its_variants_do(tmp_path: Path, lab: Target) -
     found = SpeculativeStreaming.load(lab, SSOptions(weights=weights))
     assert (found.settings.n_draft, found.settings.gamma, found.settings.prune) == (2, 2, False)
     assert found.advised == {"k": 3, "n_draft": 2, "gamma": 2, "prune": "off"} and found.options.gamma == 2
-    other = found.variant(SSOptions(weights=weights, n_draft=6))
+    other = found.with_options(SSOptions(weights=weights, n_draft=6))
     assert (other.settings.n_draft, other.settings.gamma) == (6, 2)
 
 
 def test_the_folder_of_ss_may_advise_streams_that_know_their_parent(tmp_path: Path) -> None:
     base = load_model("lab")
-    base.companions = tmp_path
+    base.bundled_drafters = tmp_path
     folder(tmp_path / "ss", {"n_draft": 4, "cpu": {"parent": "on", "gamma": 1}})
     folder(tmp_path / "ss-parent", {"cpu": {"n_draft": 2}}, of="ss-parent")
     found = SpeculativeStreaming.load(base, SSOptions())

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench_ss.engine.decoder import Decoder, State
-from specbench_ss.engine.generate import Limits, generate
+from specbench_ss.engine.decoder import Decoder, DecodeState
+from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.kv_cache import Cache
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafter_network import Rotary, published_levels
@@ -95,20 +95,20 @@ def steps(decoder: Decoder, prompt: list[int], tokens: int = 12) -> list[tuple[l
     seen = []
     propose = decoder.propose
 
-    def spy(state: State) -> Any:
+    def spy(state: DecodeState) -> Any:
         tree = propose(state)
         seen.append((list(state.ids), tree))
         return tree
 
     decoder.propose = spy  # type: ignore[method-assign]
-    generate(decoder, prompt, Limits(tokens), Sampling())
+    generate(decoder, prompt, StopParams(tokens), SamplingParams())
     decoder.propose = propose  # type: ignore[method-assign]
     return seen
 
 
 def features_of(target: Target, ids: list[int], layers: tuple[int, ...]) -> list[Tensor]:
     out = target.prefill(torch.tensor([ids]), target.new_cache(len(ids)), [i for i in layers if i != FINAL], every=True)
-    return list(torch.cat([out.taps[i][0] for i in layers], -1))
+    return list(torch.cat([out.hidden_states[i][0] for i in layers], -1))
 
 
 @torch.inference_mode()
@@ -284,7 +284,7 @@ def test_layers_that_can_be_read_two_ways_are_tried_out(true: tuple[int, ...], t
     about = json.loads((tmp_path / "e" / "config.json").read_text())
     candidates = layers_of(about, target)
     assert candidates == ((1, 3, 4), (2, 4, 5))
-    answer = generate(Autoregressive(target), [1], Limits(48), Sampling()).tokens
+    answer = generate(Autoregressive(target), [1], StopParams(48), SamplingParams()).tokens
     oracle: Any = Oracle(target, [1, *answer], true)
     assert best_layers(target, oracle, candidates) == true
     assert Eagle3.load(target, Eagle3Options(weights=weights)).layers in candidates
@@ -307,16 +307,16 @@ METHODS = (Eagle, Eagle2, Eagle3)
 def test_the_cache_holds_what_a_fresh_pass_gives(method: type[Decoder]) -> None:
     """Slots of every step, features and all, are those of one pass over everything."""
     target = Target(tiny_model("gpt_neox"))  # whose random weights accept several tokens in a step
-    decoder: Any = next(iter(method.examples(target).values()))()
+    decoder: Any = next(iter(method.test_instances(target).values()))()
     kept = []
     for tokens in (3, 9, 20):
-        run = generate(decoder, PROMPTS[0], Limits(tokens), Sampling())
+        run = generate(decoder, PROMPTS[0], StopParams(tokens), SamplingParams())
         length = decoder.cache.get_seq_length()  # of the last step that went on
         kept.append((run.tokens, length, decoder.cache.keys[0][:, :, :length].clone()))
     ids = PROMPTS[0] + kept[-1][0]
     session_ids = torch.tensor([ids])
     with torch.inference_mode():
-        seen = target.prefill(session_ids, target.new_cache(len(ids)), decoder.taps, every=True).taps
+        seen = target.prefill(session_ids, target.new_cache(len(ids)), decoder.hidden_states, every=True).hidden_states
         cache = Cache(1, len(ids))
         positions = torch.arange(len(ids) - 1)[None]
         drafter: Drafter = decoder.drafter
@@ -341,7 +341,7 @@ def test_a_child_as_likely_as_its_parent_does_not_lose_it(sure: float) -> None:
         tree = grow(torch.tensor([1]), logits, best(3), expand, 30, nodes)
         assert len(tree) == 1 + nodes
         if sure:
-            assert tree.shape.depth == min(nodes, 30)
+            assert tree.topology.depth == min(nodes, 30)
 
 
 # -- what a user may get wrong -------------------------------------------------------------------------------------
@@ -461,14 +461,16 @@ def test_it_tells_weights_and_trees_apart() -> None:
     target = Target(tiny_model("llama"))
     drafter = random_eagle(target)
     one = Eagle(target, EagleOptions(), drafter, {})
-    assert one.described() == Eagle(target, EagleOptions(), random_eagle(target), {}).described()
-    other = one.variant(EagleOptions(depth=2))
-    changed = {k for k, v in other.described().items() if v != one.described()[k]}
+    assert one.metadata() == Eagle(target, EagleOptions(), random_eagle(target), {}).metadata()
+    other = one.with_options(EagleOptions(depth=2))
+    changed = {k for k, v in other.metadata().items() if v != one.metadata()[k]}
     assert changed == {"tree_nodes", "depth", "tree_hash"} and other.drafter is one.drafter
 
 
 def test_it_counts_the_passes_of_the_drafter() -> None:
     target = Target(tiny_model("llama"))
     decoder = Eagle2(target, DynamicOptions(total_tokens=7, depth=2, top_k=3), random_eagle(target), {})
-    run = generate(decoder, PROMPTS[0], Limits(12), Sampling())
-    assert run.draft_calls == len(run.steps) * 3  # prompt, then two levels and the accepted ones a step, not the last
+    run = generate(decoder, PROMPTS[0], StopParams(12), SamplingParams())
+    assert (
+        run.num_draft_forwards == len(run.steps) * 3
+    )  # prompt, then two levels and the accepted ones a step, not the last

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specbench_ss.engine.decoder import State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.drafter_network import input_levels
 from specbench_ss.methods.ar import Autoregressive
@@ -119,16 +119,16 @@ def watched(decoder: Any, prompt: list[int], tokens: int = 8) -> list[tuple[list
         found.append(logits(*args))
         return found[-1]
 
-    def note(state: State) -> Any:
+    def note(state: DecodeState) -> Any:
         found.clear()
         tree = propose(state)
         seen.append((list(state.ids), tree, list(found)))
         return tree
 
     decoder.propose, decoder.drafter.logits = note, note_logits
-    answer = generate(decoder, prompt, Limits(tokens), Sampling()).tokens
+    answer = generate(decoder, prompt, StopParams(tokens), SamplingParams()).tokens
     decoder.propose, decoder.drafter.logits = propose, logits
-    assert answer == generate(Autoregressive(decoder.target), prompt, Limits(tokens), Sampling()).tokens
+    assert answer == generate(Autoregressive(decoder.target), prompt, StopParams(tokens), SamplingParams()).tokens
     return seen
 
 
@@ -187,7 +187,7 @@ def check_against_theirs(target: Target, decoder: Any, path: Path) -> None:
     """All slots of a text in one pass, and two passes more by the text's own tokens at one of its slots."""
     model = their_model(path, target.model.get_input_embeddings().weight)
     ids, t = torch.tensor([[*PROMPT, 33, 22, 17, 60, 9]]), 8
-    tapped = target.prefill(ids[:, :-1], target.new_cache(40), decoder.layers, every=True).taps
+    tapped = target.prefill(ids[:, :-1], target.new_cache(40), decoder.layers, every=True).hidden_states
     features = [tapped[i] for i in decoder.layers]
     wanted = their_logits(model, torch.cat(features, -1)[0], ids[0, 1:], 3)
     d, n = decoder.drafter, ids.shape[1] - 1
@@ -195,10 +195,12 @@ def check_against_theirs(target: Target, decoder: Any, path: Path) -> None:
     out = d(d.embed(ids[:, 1:], target), fused, None, None, decoder.rotary(torch.arange(n)[None], fused.dtype))
     torch.testing.assert_close(d.logits(out, target)[0], wanted[0], atol=2e-4, rtol=1e-4)
     with torch.inference_mode():
-        state = State(ids[0, : t + 1].tolist(), t + 1, ids[0, t + 1 : t + 2], target.new_cache(40), Sampling())
+        state = DecodeState(
+            ids[0, : t + 1].tolist(), t + 1, ids[0, t + 1 : t + 2], target.new_cache(40), SamplingParams()
+        )
         decoder.prefill(state, ids[:, : t + 1])
         state.ids = ids[0, : t + 2].tolist()
-        decoder.begin(state)
+        decoder.on_prefill(state)
         found, rotary = decoder.newest, decoder.rotary_ahead(state, 3)
         for j in range(3):
             torch.testing.assert_close(d.logits(found, target)[0, 0], wanted[j][t], atol=2e-4, rtol=1e-4)

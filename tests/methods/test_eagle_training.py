@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from scipy.stats import kstest
 from torch import Tensor
 
-from specbench_ss.engine.decoder import State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
@@ -28,7 +28,7 @@ from specbench_ss.methods.eagle.train import (
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.models.tiny import randomise
 from specbench_ss.training.batch import BaseStates, Batch, Documents, base_states
-from specbench_ss.training.distributed import Machine
+from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
 from tests.methods.batches import batch_of, text_of
 from tests.tiny import SOME, tiny_model
@@ -45,7 +45,7 @@ def trainees(target: Target) -> list[UnrolledTrainer]:
 
 
 def states_of(target: Target, trainee: UnrolledTrainer, batch: Batch) -> BaseStates:
-    return base_states(target, batch.ids, trainee.taps, None, batch.documents)
+    return base_states(target, batch.ids, trainee.hidden_states, None, batch.documents)
 
 
 @pytest.mark.parametrize("kind", SOME)
@@ -62,10 +62,10 @@ def test_what_is_unrolled_is_what_decoding_computes(kind: str) -> None:
         options = method.Options(total_tokens=8, depth=LEVELS, top_k=1)
         decoder: Any = method(target, options, trainee.module, trainee.config, trainee.layers)
         tokens = ids[0].tolist()
-        state = State(tokens[: t + 1], t + 1, ids[0, t + 1 : t + 2], target.new_cache(40), Sampling())
+        state = DecodeState(tokens[: t + 1], t + 1, ids[0, t + 1 : t + 2], target.new_cache(40), SamplingParams())
         decoder.prefill(state, ids[:, : t + 1])
         state.ids = tokens[: t + 2]
-        decoder.begin(state)
+        decoder.on_prefill(state)
         found, rotary = [decoder.newest[0, 0]], decoder.rotary_ahead(state, LEVELS)
         for j in range(1, LEVELS):
             visible = torch.ones(1, j, dtype=torch.bool)
@@ -99,7 +99,7 @@ def test_the_loss_falls_what_is_saved_loads_and_a_cut_changes_nothing(tmp_path: 
     taus = {}
     for trainee, fresh in zip(trainees(target), trainees(target), strict=True):
         first, last = [], []
-        machine = Machine(target.device, exact=True)
+        machine = DistributedContext(target.device, exact=True)
         trainer = DrafterLoop(target, [trainee], text, budget, tmp_path / trainee.name, machine)
         for step in range(budget.steps):
             trainer.advance()
@@ -179,7 +179,7 @@ def test_a_resumed_training_has_the_same_noise(anchors: int, tmp_path: Path) -> 
     target = Target(tiny_model("llama"))
     rows = np.random.default_rng(6).integers(3, 61, (4, 24), np.int32)
     text = DrafterText(rows, lambda row: np.arange(len(row)) > 9, 2, seed=1)
-    machine = Machine(target.device, exact=True)
+    machine = DistributedContext(target.device, exact=True)
     budget = Budget(6, 4, anchors, LEVELS, warmup=3)  # every step has all rows
     whole = Noted(target)
     trainer = DrafterLoop(target, [whole], text, budget, tmp_path, machine)
@@ -211,8 +211,10 @@ def tau(target: Target, folder: Path, name: str) -> float:
         ]  # fmt: skip
     found = []
     for decoder in decoders:
-        runs = [generate(decoder, [i], Limits(23), Sampling()) for i in range(3, 11)]
-        reference = [generate(Autoregressive(target), [i], Limits(23), Sampling()).tokens for i in range(3, 11)]
+        runs = [generate(decoder, [i], StopParams(23), SamplingParams()) for i in range(3, 11)]
+        reference = [
+            generate(Autoregressive(target), [i], StopParams(23), SamplingParams()).tokens for i in range(3, 11)
+        ]
         assert [r.tokens for r in runs] == reference
         found.append(sum(len(r.tokens) - 1 for r in runs) / sum(len(r.steps) for r in runs))
     return min(found)

@@ -108,14 +108,14 @@ def test_a_stage_that_fails_is_named_and_the_others_are_made(asked: dict[str, st
 def test_results_come_back_after_every_stage_and_can_be_begun_from(asked: dict[str, str], tmp_path: Path) -> None:
     out, results = tmp_path / "out", Path(asked["WORK"], "results")
     (results / "telemetry" / "lab-graph" / "traces").mkdir(parents=True)
-    (results / "telemetry" / "lab-graph" / "rows.jsonl").write_text("{}\n")
+    (results / "telemetry" / "lab-graph" / "samples.jsonl").write_text("{}\n")
     (results / "telemetry" / "lab-graph" / "traces" / "ss.json.gz").write_text("trace")
     all_stages(asked | {"FAILS": "sameness.py"}, out, "sameness", "generate")
     assert "sameness/log.txt" in names_in(out / "sameness.tar.gz")
     assert "generate/generate-graph.txt" in names_in(out / "generate.tar.gz")
     all_stages(asked, out, "telemetry")
     names = names_in(out / "telemetry.tar.gz")
-    assert "telemetry/lab-graph/rows.jsonl" in names and not [name for name in names if "traces" in name]
+    assert "telemetry/lab-graph/samples.jsonl" in names and not [name for name in names if "traces" in name]
     assert names_in(out / "traces.tar") == ["telemetry/lab-graph/traces/ss.json.gz"]
     fresh = asked | {"WORK": str(tmp_path / "fresh"), "FROM": str(out)}
     Path(asked["ASKED"]).write_text("")
@@ -166,7 +166,7 @@ SMALL = ["--device", "cpu", "--dtypes", "float32", "--prompts", "1", "--categori
 def test_replayed_and_not_replayed_answers_are_held_against_each_other(
     sameness: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "sameness.jsonl"
+    out = tmp_path / "output_match.jsonl"
     words = [*SMALL, "--methods", "ar;sd;peagle", "--out", str(out), "--engines", "called"]
     assert sameness["main"](words) == 0
     told = capsys.readouterr().out

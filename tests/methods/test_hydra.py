@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from specbench_ss.engine.decoder import State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
@@ -35,9 +35,9 @@ TREE = [[0], [1], [0, 0], [0, 2], [1, 1], [0, 0, 0], [0, 2, 1]]
 
 def test_a_lossy_rule_says_so_and_is_greedy_without_a_temperature() -> None:
     target = Target(tiny_model("llama"))
-    made = Hydra.examples(target)
+    made = Hydra.test_instances(target)
     assert {name for name, make in made.items() if not make().lossless} == {"typical"}
-    assert made["typical"]().described()["accept"] == "typical"
+    assert made["typical"]().metadata()["accept"] == "typical"
     with pytest.raises(UserError, match="hydra: epsilon must be above 0, not 0"):
         Hydra.check(HydraOptions(epsilon=0.0), target)
 
@@ -147,14 +147,14 @@ def test_published_heads_draft_what_their_definition_says(plus: bool, offset: in
     ranks = {tuple(c): c[-1] for c in TREE}
     seen = []
 
-    def checked(state: State) -> DraftTree:
+    def checked(state: DecodeState) -> DraftTree:
         tree = Hydra.propose(decoder, state)
         hidden = target.model(torch.tensor([state.ids[:-1]]), output_hidden_states=True).hidden_states
         states = hidden[-(offset + 1)][0]
         prefix = prefix_by_hand(tensors, states) if plus else states[-1]
         tokens = tree.tokens.tolist()
         choices: dict[int, tuple[int, ...]] = {0: ()}
-        for node, path in enumerate(paths(tree.shape.parents)[1:], start=1):
+        for node, path in enumerate(paths(tree.topology.parents)[1:], start=1):
             *before, _ = path
             logits = head_by_hand(tensors, len(path) - 2, prefix, [embedding[tokens[n]] for n in before], plus)
             rank = int((logits > logits[tokens[node]]).sum())
@@ -164,7 +164,7 @@ def test_published_heads_draft_what_their_definition_says(plus: bool, offset: in
         return tree
 
     decoder.propose = checked  # type: ignore[method-assign]
-    answer = generate(decoder, PROMPTS[0], Limits(12), Sampling())
+    answer = generate(decoder, PROMPTS[0], StopParams(12), SamplingParams())
     of_answer = len(answer.steps)  # one in vain is begun again, to see whether its drafts are chosen from numbers
     assert seen[of_answer:] in ([], seen[: len(seen) - of_answer]) and len(seen) >= of_answer
 
@@ -172,27 +172,27 @@ def test_published_heads_draft_what_their_definition_says(plus: bool, offset: in
 def test_the_prefix_layer_reads_all_that_was_accepted() -> None:
     """Heads that are always right: every step accepts a path, and the layer's cache holds all positions in order."""
     target = Target(tiny_model("llama"))
-    decoder = Hydra.examples(target)["hydra++"]()
-    expected = generate(Autoregressive(target), PROMPTS[0], Limits(30), Sampling()).tokens
+    decoder = Hydra.test_instances(target)["hydra++"]()
+    expected = generate(Autoregressive(target), PROMPTS[0], StopParams(30), SamplingParams()).tokens
     fed: list[Tensor] = []
     extend = decoder._extend  # type: ignore[attr-defined]
 
-    def told(state: State) -> DraftTree:
+    def told(state: DecodeState) -> DraftTree:
         assert decoder.cache.get_seq_length() == state.position  # type: ignore[attr-defined]
         answered = len(state.ids) - len(PROMPTS[0])
         right = expected[answered : answered + 3]
         wrong = [(x + 1) % V for x in right[:1]]  # in the first place, so that what is accepted lies further back
         tokens = torch.tensor([int(state.root), *wrong, *right])
-        return DraftTree.of(tokens, (-1, *([0, 0] if right else []), *range(2, 1 + len(right))))
+        return DraftTree.from_parents(tokens, (-1, *([0, 0] if right else []), *range(2, 1 + len(right))))
 
     decoder.propose = told  # type: ignore[method-assign]
     decoder._extend = lambda states: (fed.append(states), extend(states))  # type: ignore[attr-defined]
-    answer = generate(decoder, PROMPTS[0], Limits(30), Sampling())
-    assert answer.tokens == expected and max(s.accepted for s in answer.steps) == 3
+    answer = generate(decoder, PROMPTS[0], StopParams(30), SamplingParams())
+    assert answer.tokens == expected and max(s.accepted_tokens for s in answer.steps) == 3
     ids = torch.tensor([[*PROMPTS[0], *expected]])
     states = torch.cat(fed, 1)
     with torch.inference_mode():
-        whole = target.prefill(ids, target.new_cache(64), every=True).taps[FINAL][:, : states.shape[1]]
+        whole = target.prefill(ids, target.new_cache(64), every=True).hidden_states[FINAL][:, : states.shape[1]]
         layer, places = decoder.heads.prefix, torch.arange(states.shape[1])[None]  # type: ignore[attr-defined]
         alone = layer(whole, None, [None], layer.rotary(places, states.shape[1], whole.dtype))[0, -1:]
     torch.testing.assert_close(states, whole, atol=1e-4, rtol=1e-4)
@@ -261,21 +261,23 @@ def test_training_sees_what_decoding_sees(kind: str, prefix: bool) -> None:
     trainee = trainee_of(target, prefix)
     ids, at = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]]), 4
     anchors = Anchors(torch.tensor([[at]]), ids[:, at + 1 :][:, None, :4])
-    decoder = Hydra(target, HydraOptions(), trainee.module, Hydra.examples(target)["hydra"]().tree.__class__(*CHAIN))
+    decoder = Hydra(
+        target, HydraOptions(), trainee.module, Hydra.test_instances(target)["hydra"]().tree.__class__(*CHAIN)
+    )
     with torch.inference_mode():
         logits = trainee._logits(base_states(target, ids, (), target.n_layers), anchors)
         cache = target.new_cache(64)
-        state = State(ids[0, : at + 2].tolist(), at + 1, ids[0, at + 1 : at + 2], cache, Sampling())
+        state = DecodeState(ids[0, : at + 2].tolist(), at + 1, ids[0, at + 1 : at + 2], cache, SamplingParams())
         output = decoder.prefill(state, ids[:, : at + 1])
-        state.taps = {layer: tap[:, -1:] for layer, tap in output.taps.items()}
-        decoder.begin(state)
+        state.hidden_states = {layer: tap[:, -1:] for layer, tap in output.hidden_states.items()}
+        decoder.on_prefill(state)
         for i in range(3):
             path = F.embedding(ids[:, at + 1 : at + 2 + i], decoder.embedding)
             decoded = decoder.heads.logits(i, decoder.prefix_state, path, target.logits)
             torch.testing.assert_close(logits[i], decoded, atol=1e-4, rtol=1e-4)
 
 
-CHAIN = (DraftTree.chain(torch.zeros(1), torch.zeros(3)).shape, (0, 1, 2), (0, 0, 0))
+CHAIN = (DraftTree.chain(torch.zeros(1), torch.zeros(3)).topology, (0, 1, 2), (0, 0, 0))
 
 
 def test_documents_in_a_row_do_not_see_each_other() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss import load_model
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
 from specbench_ss.suite import Question
@@ -19,7 +19,7 @@ def test_they_give_the_bases_answers_with_a_quarter_more_tokens_a_step_than_the_
     prompts = [target.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in asked()]
     for method in ("ar", AS_IN_THE_PAPERS, ALL_THAT_HELPS):
         decoder = load_method(MethodSpec.parse(method), target)
-        made = [generate(decoder, prompt, Limits(40, target.eos_ids), Sampling()) for prompt in prompts]
+        made = [generate(decoder, prompt, StopParams(40, target.eos_ids), SamplingParams()) for prompt in prompts]
         answers[method] = [one.tokens for one in made]
         steps[method] = sum(len(one.steps) for one in made)
     assert answers[AS_IN_THE_PAPERS] == answers[ALL_THAT_HELPS] == answers["ar"]

@@ -18,8 +18,8 @@ from lab.drafters import OWN_ANSWERS, RECIPES
 from lab.pipeline import ANSWERED_SEED, STAGES, train
 from lab.text import APP_CATEGORIES, conversations
 from lab.training import SIZES, BaseSize, BaseTrainer, new_model
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.decode import Eagle, Eagle2, Eagle3
@@ -62,17 +62,17 @@ def test_every_stage_in_small_and_nothing_twice(tmp_path: Path, tiny_lab: None) 
     target = load_target(str(tmp_path / "export" / "base"), dtype="float32", device="cpu")
     assert target.is_lab
     prompt = target.encode_chat([{"role": "user", "content": "Tell me the capital of France."}])
-    reference = generate(Autoregressive(target), prompt, Limits(20), Sampling()).tokens
+    reference = generate(Autoregressive(target), prompt, StopParams(20), SamplingParams()).tokens
     rivals = [method.load(target, method.Options()) for method in (Eagle, Eagle2, Eagle3)]
     for decoder in (Medusa.load(target, MedusaOptions()), SpeculativeStreaming.load(target, SSOptions()), *rivals):
-        assert generate(decoder, prompt, Limits(20), Sampling()).tokens == reference
+        assert generate(decoder, prompt, StopParams(20), SamplingParams()).tokens == reference
     cards = [tmp_path / "export" / name / "README.md" for name in ("base", "draft", "medusa", "ss", "eagle", "eagle3")]
     assert all(card.stat().st_size for card in cards)
     one_budget_no_lm_heads(tmp_path / "export")
     of_the_applications(tmp_path / "export", target.tokenizer)
     as_the_papers_train_them(tmp_path / "export")
     tuned = load_method(MethodSpec.parse("sd[weights=draft-apps]"), target)
-    assert generate(tuned, prompt, Limits(20), Sampling()).tokens == reference
+    assert generate(tuned, prompt, StopParams(20), SamplingParams()).tokens == reference
     assert "with this LoRA" in (tmp_path / "export" / "draft-apps" / "README.md").read_text()
     learnt = torch.load(tmp_path / "ss" / "checkpoint.pt", weights_only=True)["modules"][0]
     for name, tensor in load_file(tmp_path / "export" / "ss" / "model.safetensors").items():

@@ -11,9 +11,9 @@ from specbench_ss import registry
 from specbench_ss.cli.check import references_of
 from specbench_ss.conformance import ARCHITECTURES, check_decoder, kit, tiny_target
 from specbench_ss.engine import cuda_graphs
-from specbench_ss.engine.cuda_graphs import StaticPasses, called
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.cuda_graphs import CudaGraphRunner, run_eagerly
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.ss.decode import SpeculativeStreaming
@@ -51,7 +51,7 @@ def test_every_method_obeys_the_laws_where_steps_are_replayed(name: str, monkeyp
     def replayed(*given: Any, **options: Any) -> Target:
         target = tiny_target(*given, **options)
         if not target.not_replayable:
-            target.passes = StaticPasses(called)
+            target.graphs = CudaGraphRunner(run_eagerly)
         return target
 
     monkeypatch.setattr(kit, "tiny_target", replayed)
@@ -67,12 +67,12 @@ def test_autoregressive_equals_transformers(kind: str) -> None:
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
         theirs = target.model.generate(ids, max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0)
-        ours = generate(Autoregressive(target), prompt, Limits(40), Sampling()).tokens
+        ours = generate(Autoregressive(target), prompt, StopParams(40), SamplingParams()).tokens
         assert ours == theirs[0, len(prompt) :].tolist()
 
 
 def test_acceptance_is_counted_against_what_was_drafted() -> None:
     """Pruning takes nodes away from verification, not from the count of what was drafted."""
-    one_kept = SpeculativeStreaming.examples(Target(tiny_model("llama")))["one-kept"]()
-    steps = generate(one_kept, [5, 6, 7], Limits(20), Sampling()).steps
-    assert {(step.verified, step.depth, step.nodes) for step in steps} == {(0, 3, 14)}
+    one_kept = SpeculativeStreaming.test_instances(Target(tiny_model("llama")))["one-kept"]()
+    steps = generate(one_kept, [5, 6, 7], StopParams(20), SamplingParams()).steps
+    assert {(step.verified_nodes, step.draft_depth, step.draft_nodes) for step in steps} == {(0, 3, 14)}

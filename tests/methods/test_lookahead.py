@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specbench_ss.engine.decoder import State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods.lookahead import Lookahead, LookaheadOptions, NGramPool, merged
@@ -18,11 +18,11 @@ PROMPT = [20, 4, 4, 30, 12, 9, 8, 50, 41] * 2
 class Watched(Lookahead):
     """Writes down the ids, the window and what came of it, step by step."""
 
-    def begin(self, state: State) -> None:
+    def on_prefill(self, state: DecodeState) -> None:
         self.seen: list[tuple[list[int], list[list[int]], list[int]]] = []
-        super().begin(state)
+        super().on_prefill(state)
 
-    def forward(self, state: State, tree: DraftTree) -> Output:
+    def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         output = super().forward(state, tree)
         self.seen.append((list(state.ids), self.window.tolist(), output.extra.tolist()))
         return output
@@ -36,7 +36,7 @@ def test_each_token_of_the_window_sees_level_0_up_to_its_column_and_its_column(
     """The newest level, one token at a time: a fresh pass over exactly what it should see."""
     target = Target(tiny_model(kind))
     decoder = Watched(target, options)
-    generate(decoder, PROMPT, Limits(14), Sampling())
+    generate(decoder, PROMPT, StopParams(14), SamplingParams())
     for ids, window, new in decoder.seen:
         assert window[0][0] == ids[-1] and len(new) == len(window[0])
         for column, token in enumerate(new):
@@ -46,7 +46,7 @@ def test_each_token_of_the_window_sees_level_0_up_to_its_column_and_its_column(
 
 def test_the_window_fills_narrows_to_w_and_then_moves() -> None:
     decoder = Watched(Target(tiny_model("llama")), LookaheadOptions(4, 3, 2))
-    generate(decoder, PROMPT, Limits(30), Sampling())
+    generate(decoder, PROMPT, StopParams(30), SamplingParams())
     assert [(len(w), len(w[0])) for _, w, _ in decoder.seen][:4] == [(1, 5), (2, 4), (3, 3), (3, 3)]
     (_, first, new), (_, second, _), (_, third, _), (_, fourth, _) = decoder.seen[:4]
     assert set(first[0][1:]) <= set(PROMPT)
@@ -57,8 +57,8 @@ def test_the_window_fills_narrows_to_w_and_then_moves() -> None:
 @pytest.mark.parametrize("level", [2, 3, 5])
 def test_a_guess_that_matches_whole_yields_a_token_more(level: int) -> None:
     decoder = Lookahead(Target(tiny_model("gpt_neox")), LookaheadOptions(level, 7, 7))
-    steps = generate(decoder, PROMPT, Limits(80), Sampling()).steps
-    assert max(s.depth for s in steps) == level - 1
+    steps = generate(decoder, PROMPT, StopParams(80), SamplingParams()).steps
+    assert max(s.draft_depth for s in steps) == level - 1
     assert max(s.tokens for s in steps) == level
 
 
@@ -67,7 +67,7 @@ def test_the_greedy_output_does_not_depend_on_the_seed_but_the_window_does() -> 
     prompt = list(range(3, 40))
     answers, windows = set(), set()
     for seed in range(4):
-        answers.add(tuple(generate(decoder, prompt, Limits(20), Sampling(seed=seed)).tokens))
+        answers.add(tuple(generate(decoder, prompt, StopParams(20), SamplingParams(seed=seed)).tokens))
         windows.add(str(decoder.seen[0][1]))
     assert len(answers) == 1 and len(windows) == 4
 
@@ -76,7 +76,7 @@ def test_the_prompt_fills_the_pool_where_asked() -> None:
     target = Target(tiny_model("llama"))
     for asked in (False, True):
         decoder = Lookahead(target, LookaheadOptions(3, pool_from_prompt=asked))
-        generate(decoder, PROMPT, Limits(1), Sampling())
+        generate(decoder, PROMPT, StopParams(1), SamplingParams())
         assert bool(decoder.pool.following(4)) == asked
     assert decoder.pool.following(4) == [(30, 12), (4, 30)]
 

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from lab.text import APP_CATEGORIES, APP_WEIGHTS, conversations, questions
 from specbench_ss.bench import preflight
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import ADAPTER, ADAPTER_CONFIG, lora_parameters, save_lora
@@ -67,12 +67,12 @@ def test_the_draft_that_came_with_the_model_has_the_lora(lora: Path, lab: Target
     said = tuned.draft.model.model(torch.tensor([[1, 5, 9, 30]])).logits
     assert torch.allclose(said, torch.load(lora.parent / "said.pt"), atol=1e-4)
     assert not torch.allclose(said, plain.draft.model.model(torch.tensor([[1, 5, 9, 30]])).logits, atol=0.1)
-    assert tuned.learnt == {"tokens": 77}
-    assert tuned.described()["draft_parameters"] == plain.described()["draft_parameters"]
-    assert tuned.described()["draft_hash"] != plain.described()["draft_hash"]
+    assert tuned.training_info == {"tokens": 77}
+    assert tuned.metadata()["draft_parameters"] == plain.metadata()["draft_parameters"]
+    assert tuned.metadata()["draft_hash"] != plain.metadata()["draft_hash"]
     prompt = lab.encode_chat([{"role": "user", "content": "Tell me the capital of France."}])
-    expected = generate(Autoregressive(lab), prompt, Limits(24), Sampling())
-    assert generate(tuned, prompt, Limits(24), Sampling()).tokens == expected.tokens
+    expected = generate(Autoregressive(lab), prompt, StopParams(24), SamplingParams())
+    assert generate(tuned, prompt, StopParams(24), SamplingParams()).tokens == expected.tokens
 
 
 def test_a_lora_that_does_not_fit_is_told(lora: Path, lab: Target) -> None:

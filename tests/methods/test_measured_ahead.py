@@ -9,8 +9,8 @@ import pytest
 from specbench_ss import registry
 from specbench_ss.engine import attention as attention_ways
 from specbench_ss.engine.attention import KERNEL, Heads
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.models.tiny import tiny_model
 
@@ -35,9 +35,9 @@ def test_heads_of_another_shape_than_the_models_are_measured_when_a_drafter_is_l
     target = Target(tiny_model("llama").bfloat16())  # for which a CPU's ways are measured
     target.config = copy.deepcopy(target.config)  # of which drafters are made: with one head of keys for all
     target.config.num_key_value_heads = 1
-    decoder = registry.method_class(name).examples(target)[shape]()
+    decoder = registry.method_class(name).test_instances(target)[shape]()
     ahead = set(asked)
     asked.clear()
-    generate(decoder, [5, 9, 5, 9, 7, 8], Limits(8), Sampling())
+    generate(decoder, [5, 9, 5, 9, 7, 8], StopParams(8), SamplingParams())
     assert {of.kv_heads for of, *_ in asked} == {1, 2}, "the drafter's heads and the model's attend"
     assert asked <= ahead

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file, save_model
 
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import MOST_NODES
 from specbench_ss.errors import UserError
@@ -116,8 +116,8 @@ def test_few_nodes_are_drafted_from_the_product_that_verifies(monkeypatch: pytes
         monkeypatch.setattr(decode, "MOST_FUSED", most)
         decoder = Medusa.random(target, 2, own_unembed=False, options=MedusaOptions(nodes=2))
         products.clear()
-        steps = generate(decoder, [5, 6, 7], Limits(24), Sampling()).steps
-        found.append([(step.nodes, step.accepted, step.tokens) for step in steps])
+        steps = generate(decoder, [5, 6, 7], StopParams(24), SamplingParams()).steps
+        found.append([(step.draft_nodes, step.accepted_tokens, step.tokens) for step in steps])
         assert len(products) == (2 + len(steps) if most else 1 + 2 * len(steps))
     assert found[0] == found[1] and sum(accepted for _, accepted, _ in found[0])
 
@@ -132,8 +132,8 @@ def test_accuracies_measured_elsewhere_make_the_tree(tmp_path: Path) -> None:
     Medusa.check(options, target)
     decoder = Medusa.load(target, options)
     assert decoder.tree == tree_of([(0,), (0, 0), (0, 1), (1,)])
-    assert list(decoder.tunable()) == ["nodes", "heads"]
-    assert len(decoder.variant(replace(options, nodes=2)).tree.ranks) == 2
+    assert list(decoder.search_space()) == ["nodes", "heads"]
+    assert len(decoder.with_options(replace(options, nodes=2)).tree.ranks) == 2
     file.write_text('{"accuracies": [[2.0]]}')
     with pytest.raises(UserError, match=f"{file}: .*accuracies"):
         Medusa.check(options, target)
@@ -193,13 +193,13 @@ def test_a_malformed_config_is_named(config: dict[str, Any], said: str) -> None:
 
 def test_it_describes_its_tree_and_tells_weights_apart() -> None:
     target = Target(tiny_model("llama"))
-    one = medusa(target).described()
+    one = medusa(target).metadata()
     assert (one["tree_nodes"], one["depth"]) == (len([c for c in PUBLISHED if len(c) <= 3]), 3)
-    assert one == medusa(target).described()
+    assert one == medusa(target).metadata()
     other = medusa(target)
     with torch.no_grad():
         other.heads.weight.mul_(1.5)
-    assert {k for k, v in other.described().items() if v != one[k]} == {"heads_hash"}
+    assert {k for k, v in other.metadata().items() if v != one[k]} == {"heads_hash"}
 
 
 def test_no_weights_for_a_model_says_what_to_do() -> None:

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
@@ -36,7 +36,7 @@ NOTHING = BaseStates(torch.empty(0), {}, {})
 
 
 def answer(decoder: Decoder, n: int = 16) -> list[int]:
-    return generate(decoder, PROMPT, Limits(n), Sampling()).tokens
+    return generate(decoder, PROMPT, StopParams(n), SamplingParams()).tokens
 
 
 def trained(kind: str, **options: Any) -> tuple[Target, Medusa2Trainer]:
@@ -64,7 +64,7 @@ def test_output_is_its_own_backbones(kind: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has a backbone of its own"):  # for which the heads are
         Medusa.check(MedusaOptions(weights=str(tmp_path)), target)
     assert answer(Autoregressive(target)) == before
-    assert drafted.described()["model_hash"] == own.described()["model_hash"] != target.weights_hash
+    assert drafted.metadata()["model_hash"] == own.metadata()["model_hash"] != target.weights_hash
     with torch.inference_mode():
         tokens = answer(own, 4)
         assert [int(drafted.next_logits(PROMPT, tokens[:i]).argmax()) for i in range(4)] == tokens
@@ -160,7 +160,7 @@ def test_the_loss_is_the_papers(kind: str) -> None:
     one = answers_of(ids, 5)
     with torch.no_grad():
         cache = trainee.tuned.new_cache(32)
-        final = trainee.tuned.prefill(ids, cache, every=True).taps[-1]
+        final = trainee.tuned.prefill(ids, cache, every=True).hidden_states[-1]
         language = -trainee.tuned.logits(final[0, 4:-1]).log_softmax(-1).gather(-1, ids[0, 5:, None]).mean()
         made = trainee.heads(final[0], trainee.tuned.logits).log_softmax(-1)  # [n, T, V]
         heads = sum(0.8**i * -made[i, 4 : 22 - i].gather(-1, ids[0, 6 + i :, None]).mean() for i in range(3))

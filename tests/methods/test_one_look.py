@@ -15,14 +15,14 @@ import torch
 
 from specbench_ss import registry
 from specbench_ss.engine import cuda_graphs
-from specbench_ss.engine.cuda_graphs import Replay, StaticPasses, Tensors, called
-from specbench_ss.engine.decoder import Decoder, State, _held_by, models_of
-from specbench_ss.engine.generate import Limits, generate, taken
+from specbench_ss.engine.cuda_graphs import CudaGraphRunner, Replay, TensorInputs, run_eagerly
+from specbench_ss.engine.decoder import Decoder, DecodeState, _held_by, models_of
+from specbench_ss.engine.generate import StopParams, gather_offsets, generate
 from specbench_ss.engine.kv_cache import Cache
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
-from specbench_ss.engine.tree import DeviceShape, DraftTree
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.tree import DeviceTopology, DraftTree
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.methods._shared import fine_tuned
 from specbench_ss.methods.block_drafters import dflash as dflash_weights
 from specbench_ss.methods.block_drafters import peagle as peagle_weights
@@ -58,7 +58,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
 def shapes(name: str, target: Target) -> Mapping[str, Callable[[], Decoder]]:
     """A method's examples. P-EAGLE's begin with a copy of the target's words, which here have no data."""
     if name != "peagle":
-        return registry.method_class(name).examples(target)
+        return registry.method_class(name).test_instances(target)
 
     def make(**options: Any) -> Callable[[], Decoder]:
         with META:
@@ -74,17 +74,17 @@ def on_meta(*shape: int) -> torch.Tensor:
 
 def told_anything(tree: DraftTree) -> None:
     """As verification would: the host is told a shape, here a star."""
-    for shape in tree.shape.unread() if isinstance(tree.shape, DeviceShape) else []:
-        shape.tell([0] * len(shape.untold()))
+    for shape in tree.topology.pending_topologies() if isinstance(tree.topology, DeviceTopology) else []:
+        shape.set_host_values([0] * len(shape.pending_values()))
 
 
 def two_steps(decoder: Decoder) -> list[int]:
     """Prefill and two steps of which one drafted token is accepted; the rows of each."""
     cache, rows = decoder.target.new_cache(400), []
-    state = State(list(PROMPT), len(PROMPT), torch.empty(0), cache, Sampling())
+    state = DecodeState(list(PROMPT), len(PROMPT), torch.empty(0), cache, SamplingParams())
     output = decoder.prefill(state, on_meta(1, len(PROMPT)))
-    step_on(state, Verdict([0], [7], on_meta(1)), output)
-    decoder.begin(state)
+    step_on(state, VerifyResult([0], [7], on_meta(1)), output)
+    decoder.on_prefill(state)
     for _ in range(2):
         start, tree = state.position, decoder.propose(state)
         output = decoder.forward(state, tree)
@@ -93,21 +93,21 @@ def two_steps(decoder: Decoder) -> list[int]:
         told_anything(kept)
         path = [0, 1] if len(kept) > 1 else [0]
         for lo, hi, offsets in output.rows or [(0, decoder.target.n_layers, range(output.logits.shape[1]))]:
-            cache.keep(start, taken(offsets, path), lo, hi)
-        verdict = Verdict(path, [9] * len(path), on_meta(1))
+            cache.compact(start, gather_offsets(offsets, path), lo, hi)
+        verdict = VerifyResult(path, [9] * len(path), on_meta(1))
         step_on(state, verdict, output)
-        decoder.observe(state, verdict, output)
+        decoder.update(state, verdict, output)
     return rows
 
 
-def step_on(state: State, verdict: Verdict, output: Output) -> None:
+def step_on(state: DecodeState, verdict: VerifyResult, output: Output) -> None:
     last = verdict.path[-1]
     state.ids, state.root = [*state.ids, *verdict.tokens], verdict.next_token
-    state.taps = {layer: t[:, -1:] if len(state.ids) == len(PROMPT) + 1 else t[:, last : last + 1]
-                  for layer, t in output.taps.items()}  # fmt: skip
+    state.hidden_states = {layer: t[:, -1:] if len(state.ids) == len(PROMPT) + 1 else t[:, last : last + 1]
+                  for layer, t in output.hidden_states.items()}  # fmt: skip
 
 
-@pytest.mark.parametrize("replay", [None, called], ids=["eager", "static"])
+@pytest.mark.parametrize("replay", [None, run_eagerly], ids=["eager", "static"])
 @pytest.mark.parametrize("name", registry.names(registry.METHODS))
 @torch.inference_mode()
 def test_no_step_looks_at_the_device_before_it_verifies(
@@ -117,35 +117,35 @@ def test_no_step_looks_at_the_device_before_it_verifies(
     monkeypatch.setattr(cuda_graphs, "same", lambda *given: True)
     for label, make in shapes(name, target).items():
         decoder = make()
-        passes = decoder.target.passes = StaticPasses(replay) if replay else None
+        passes = decoder.target.graphs = CudaGraphRunner(replay) if replay else None
         if (name, label) in LOOKS:
             with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
                 two_steps(decoder)
         else:
             two_steps(decoder)
-            assert passes is None or passes.made and set(passes.declined) == DECLINED.get((name, label), set())
+            assert passes is None or passes.n_captures and set(passes.fallbacks) == DECLINED.get((name, label), set())
 
 
 @pytest.mark.parametrize("name", registry.names(registry.METHODS))
 def test_the_same_request_again_is_made_over_the_same_memory(name: str) -> None:
     """Nothing is recorded or proven, and no cache and no buffer is taken anew."""
     target = tiny_target("llama", words=61)
-    for label, make in registry.method_class(name).examples(target).items():
+    for label, make in registry.method_class(name).test_instances(target).items():
         decoder = make()
-        passes = decoder.target.passes = StaticPasses(called)
+        passes = decoder.target.graphs = CudaGraphRunner(run_eagerly)
         seen = []
         for _ in range(3):
-            tokens = generate(decoder, PROMPT, Limits(24), Sampling()).tokens
-            seen.append((tokens, passes.tried, places(passes), memory_of(decoder)))
+            tokens = generate(decoder, PROMPT, StopParams(24), SamplingParams()).tokens
+            seen.append((tokens, passes.n_capture_attempts, places(passes), memory_of(decoder)))
         assert seen[1] == seen[2], label
         assert seen[2][2], label
 
 
-def places(passes: StaticPasses) -> list[int]:
+def places(passes: CudaGraphRunner) -> list[int]:
     """Where the buffers of all recordings lie, and the memory that these write."""
     found = []
     for kept in passes.kept.values():
-        held = kept.buffers.held if isinstance(kept.buffers, Tensors) else [kept.buffers.x, kept.buffers.mask]
+        held = kept.buffers.held if isinstance(kept.buffers, TensorInputs) else [kept.buffers.x, kept.buffers.mask]
         found += [one.data_ptr() for one in (*held, *(kept.memory[0] if kept.memory else ())) if one is not None]
     return sorted(found)
 
@@ -160,7 +160,7 @@ def memory_of(decoder: Decoder) -> list[int]:
 @pytest.mark.parametrize("name", [name for name in registry.names(registry.METHODS) if name not in VARY])
 def test_every_step_of_a_request_has_the_same_rows(name: str) -> None:
     target = tiny_target("llama", words=61)
-    for label, make in registry.method_class(name).examples(target).items():
+    for label, make in registry.method_class(name).test_instances(target).items():
         if (name, label) != ("ss", "threshold"):
-            steps = generate(make(), PROMPT, Limits(24), Sampling()).steps
-            assert len({(step.nodes, step.verified) for step in steps}) == 1, label
+            steps = generate(make(), PROMPT, StopParams(24), SamplingParams()).steps
+            assert len({(step.draft_nodes, step.verified_nodes) for step in steps}) == 1, label

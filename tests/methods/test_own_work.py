@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from specbench_ss.bench.runner import machine_of
 from specbench_ss.engine import cpu_kernels
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.engine.generate import Limits, Session
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import DecodeSession, StopParams
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.lookahead import Lookahead
 from specbench_ss.methods.space.decode import SPACE
@@ -20,7 +20,7 @@ from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.methods.ss.shared import SharedAutoregressive, SharedStreaming
 from specbench_ss.registry import method_class
 from specbench_ss.results.cost_model import counted
-from specbench_ss.runs.records import Row
+from specbench_ss.runs.records import SampleRecord
 from tests.tiny import tiny_model
 
 SHAPES: list[tuple[type[Decoder], str]] = [
@@ -50,11 +50,11 @@ def test_counted_operations_are_those_that_torch_counts(
     monkeypatch.setattr(cpu_kernels, "_works", lambda dtype: False)
     monkeypatch.setattr(SpeculativeStreaming, "most_fused", 0)  # a product with the streams of a draft is drafting too
     target = Target(tiny_model("llama"))
-    examples = method.examples(target)
-    decoder = examples[shape or next(iter(examples))]()
+    test_instances = method.test_instances(target)
+    decoder = test_instances[shape or next(iter(test_instances))]()
     own = decoder.target
     prompt = [5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 10]
-    session = Session(decoder, prompt, Limits(60), Sampling(), own.new_cache(own.context_length))
+    session = DecodeSession(decoder, prompt, StopParams(60), SamplingParams(), own.new_cache(own.context_length))
     with torch.inference_mode():
         state, _ = session.prefill()
         steps = [session.step(state) for _ in range(8)]  # the window of lookahead is full then
@@ -72,9 +72,13 @@ def test_counted_operations_are_those_that_torch_counts(
                 steps.append(session.step(state))
     last = steps[8:]
     assert last
-    row = Row("q", 0, "m", 0, "c", 0, 0, 0, "e", "h", "ok")
-    row.prompt_tokens = row.tokens = row.draft_calls = 0
-    row.steps, row.drafted, row.verified = len(last), sum(s.nodes for s in last), sum(s.verified for s in last)
+    row = SampleRecord("q", 0, "m", 0, "c", 0, 0, 0, "e", "h", "ok")
+    row.prompt_tokens = row.tokens = row.num_draft_forwards = 0
+    row.steps, row.draft_nodes, row.verified_nodes = (
+        len(last),
+        sum(s.draft_nodes for s in last),
+        sum(s.verified_nodes for s in last),
+    )
     about = machine_of(own, {"m": decoder})["shapes"]["m"] | {"attention_flops": 0, "drafter": None}
     cost = counted([row], about)
     assert cost is not None

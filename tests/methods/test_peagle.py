@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.decoder import State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafter_network import input_levels
@@ -123,8 +123,8 @@ def test_drafts_are_what_the_description_says(name: str, tmp_path: Path) -> None
     options = PEagleOptions(weights=folder(tmp_path / "d", weights, config, pickled=name == "speculators"))
     Watching.check(options, target)
     decoder: Any = Watching.load(target, options)
-    answer = generate(decoder, PROMPTS[2], Limits(12), Sampling()).tokens
-    assert answer == generate(Autoregressive(target), PROMPTS[2], Limits(12), Sampling()).tokens
+    answer = generate(decoder, PROMPTS[2], StopParams(12), SamplingParams()).tokens
+    assert answer == generate(Autoregressive(target), PROMPTS[2], StopParams(12), SamplingParams()).tokens
     words = weights["d2t"] + torch.arange(WORDS) if "d2t" in weights else torch.arange(V)
     assert decoder.drafter.token_ids(torch.arange(len(words))).tolist() == words.tolist()
     for ids, logits in (decoder.seen[0], decoder.seen[-1]):
@@ -174,12 +174,14 @@ def test_the_package_speculators_computes_the_same(
     seen: list[Tensor] = []
     model.lm_head.register_forward_hook(lambda *args: seen.append(args[2][0]))
     decoder: Any = Watching(target, PEagleOptions(), read_drafter(out, target, read_tensors)[0])
-    generate(decoder, PROMPTS[2], Limits(8), Sampling())
+    generate(decoder, PROMPTS[2], StopParams(8), SamplingParams())
     for ids, logits in decoder.seen:
         s, depths = len(ids) - 1, drafter.shape.depths
         ahead = [*ids[1:], *[0] * depths]  # slots of theirs: tokens one further than features; then room for depths
-        taps = target.prefill(torch.tensor([ids[:-1]]), target.new_cache(s), decoder.taps, every=True).taps
-        features = torch.cat([taps[i] for i in drafter.shape.layers], -1)
+        hidden_states = target.prefill(
+            torch.tensor([ids[:-1]]), target.new_cache(s), decoder.hidden_states, every=True
+        ).hidden_states
+        features = torch.cat([hidden_states[i] for i in drafter.shape.layers], -1)
         places = torch.arange(len(ahead)), torch.zeros(len(ahead), dtype=torch.long)  # anchors and depths of all slots
         deep = torch.full((depths - 1,), s - 1), torch.arange(1, depths)  # and the depths of the root's
         chosen = tuple(torch.cat(pair) for pair in zip(places, deep, strict=True))
@@ -218,7 +220,7 @@ def test_a_step_is_one_pass_and_leaves_true_slots_alone(mode: Any) -> None:
     target = Target(tiny_model("llama"))
 
     class Counting(PEagle):
-        def propose(self, state: State) -> Any:
+        def propose(self, state: DecodeState) -> Any:
             before, pending = self.cache.lengths, len(self._tokens)
             assert before[0] + pending == state.position and self._tokens[-1] == state.root
             tree = super().propose(state)
@@ -227,11 +229,11 @@ def test_a_step_is_one_pass_and_leaves_true_slots_alone(mode: Any) -> None:
 
     for depths, deep in ((0, 5), (3, 3), (1, 1)):
         decoder = Counting(target, PEagleOptions(mode=mode, nodes=20, k=5, depths=depths), random_drafter(target))
-        answer = generate(decoder, PROMPTS[2], Limits(30), Sampling())
-        assert answer.draft_calls == 1 + len(answer.steps)  # the prompt's own
-        assert max(step.depth for step in answer.steps) <= deep
+        answer = generate(decoder, PROMPTS[2], StopParams(30), SamplingParams())
+        assert answer.num_draft_forwards == 1 + len(answer.steps)  # the prompt's own
+        assert max(step.draft_depth for step in answer.steps) <= deep
         if mode == "chain":
-            assert {step.depth for step in answer.steps} == {deep} and decoder.max_rows() == deep + 1
+            assert {step.draft_depth for step in answer.steps} == {deep} and decoder.max_tokens_per_step() == deep + 1
     with pytest.raises(UserError, match="depths must be 1 to 5, as the drafter was trained, or 0, not 6"):
         PEagle(target, PEagleOptions(depths=6), random_drafter(target))
     with pytest.raises(UserError, match="peagle: sample=on draws a chain: it does not go with mode=tree"):

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.decoder import State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.block_drafters.decode import PEagle, PEagleOptions
@@ -22,7 +22,7 @@ from specbench_ss.methods.block_drafters.peagle import config_of, new_drafter, r
 from specbench_ss.methods.block_drafters.train import PEagleTrainer, PEagleTraining
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.training.batch import BaseStates, Batch, Documents, base_states
-from specbench_ss.training.distributed import Machine
+from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import Budget, DrafterLoop
 from tests.methods.batches import batch_of, text_of
 from tests.tiny import SOME, tiny_model
@@ -36,7 +36,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def learning(soft: bool, keep: float) -> PEagleTraining:
-    return PEagleTraining(keep=keep, targets="distribution" if soft else "tokens")
+    return PEagleTraining(keep=keep, loss="kl" if soft else "ce")
 
 
 def trainee_of(target: Target, soft: bool = True, keep: float = 1.0, **form: Any) -> PEagleTrainer:
@@ -44,7 +44,7 @@ def trainee_of(target: Target, soft: bool = True, keep: float = 1.0, **form: Any
 
 
 def states_of(target: Target, trainee: PEagleTrainer, batch: Batch) -> BaseStates:
-    return base_states(target, batch.ids, trainee.taps, None, batch.documents)
+    return base_states(target, batch.ids, trainee.hidden_states, None, batch.documents)
 
 
 def deep(trainee: PEagleTrainer, target: Target, batch: Batch) -> Tensor:
@@ -66,13 +66,15 @@ def test_training_sees_what_decoding_sees(kind: str, form: str) -> None:
         decoder = PEagle(target, PEagleOptions(), copy.deepcopy(trainee.module))
         with torch.inference_mode():
             cache = target.new_cache(60)
-            state = State(tokens[: prompt + 1], prompt, ids[0, prompt : prompt + 1], cache, Sampling())
+            state = DecodeState(tokens[: prompt + 1], prompt, ids[0, prompt : prompt + 1], cache, SamplingParams())
             decoder.prefill(state, ids[:, :prompt])
-            decoder.begin(state)
+            decoder.on_prefill(state)
             for end in range(prompt + 1, t + 2):  # a token at a time is accepted
                 decoder.logits(state)
-                taps = target.prefill(ids[:, end - 1 : end], cache, decoder.taps, every=True).taps
-                decoder._features = [taps[layer] for layer in decoder.drafter.shape.layers]
+                hidden_states = target.prefill(
+                    ids[:, end - 1 : end], cache, decoder.hidden_states, every=True
+                ).hidden_states
+                decoder._features = [hidden_states[layer] for layer in decoder.drafter.shape.layers]
                 decoder._tokens = ids[0, end : end + 1]
             found = decoder.logits(state)
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
@@ -164,7 +166,7 @@ def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(
 
     trainee, again = fresh(), fresh()
     before = trainee.module.mask_hidden.detach().clone()
-    machine = Machine(target.device, exact=True)
+    machine = DistributedContext(target.device, exact=True)
     trainer = DrafterLoop(target, [trainee], text, budget, tmp_path / "t", machine)
     losses = []
     for step in range(budget.steps):
@@ -190,8 +192,8 @@ def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(
     write_checkpoint(tmp_path / "t", trainee.module, config_of(trainee.module, target))
     for options in ({}, {"mode": "tree", "nodes": 12, "k": 4}):
         decoder = PEagle.load(target, PEagleOptions(weights=str(tmp_path / "t"), **options))
-        runs = [generate(decoder, [i], Limits(23), Sampling()) for i in range(3, 11)]
+        runs = [generate(decoder, [i], StopParams(23), SamplingParams()) for i in range(3, 11)]
         assert [r.tokens for r in runs] == [
-            generate(Autoregressive(target), [i], Limits(23), Sampling()).tokens for i in range(3, 11)
+            generate(Autoregressive(target), [i], StopParams(23), SamplingParams()).tokens for i in range(3, 11)
         ]
         assert sum(len(r.tokens) - 1 for r in runs) / sum(len(r.steps) for r in runs) > 1.3

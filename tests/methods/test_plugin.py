@@ -12,9 +12,9 @@ import pytest
 
 from specbench_ss.cli.main import main
 from specbench_ss.cli.methods import write_package
-from specbench_ss.conformance import Law, check_decoder
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.conformance import Check, check_decoder
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.options import MethodSpec
@@ -61,7 +61,10 @@ def test_its_own_test_passes(site: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_it_is_checked_by_its_name(
-    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], few_laws: tuple[Law, ...]
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    few_laws: tuple[Check, ...],
 ) -> None:
     """By a few laws: its own test has held it to all."""
     monkeypatch.syspath_prepend(str(site))
@@ -76,7 +79,7 @@ def test_the_plugin_accepts(site: Path, monkeypatch: pytest.MonkeyPatch) -> None
     from ssbench_copycat import Copycat  # type: ignore[import-not-found]
 
     prompt = [5, 6, 7, 5, 6, 7, 8, 5, 6]
-    copied = generate(Copycat(Target(tiny_model("llama"))), prompt, Limits(60), Sampling())
+    copied = generate(Copycat(Target(tiny_model("llama"))), prompt, StopParams(60), SamplingParams())
     assert copied.tokens_per_step is not None and copied.tokens_per_step > 1
 
 
@@ -88,9 +91,9 @@ def test_the_plugin_takes_part_in_tuning_by_declaring_what_may_be_tuned(
 
     target, default = Target(tiny_model("llama")), MethodSpec("copycat")
     prompt = [5, 6, 7, 5, 6, 7, 8, 5, 6]
-    bench = DecoderBench(default, Copycat(target), Autoregressive(target), [prompt], Limits(20))
+    bench = DecoderBench(default, Copycat(target), Autoregressive(target), [prompt], StopParams(20))
     assert bench.options(default) == ["length", "ngram"]
     near = bench.around(default, "length")
     assert [spec.options["length"] for spec in near] == ["2", "4", "10", "16"]  # six is the default
-    expected = generate(Autoregressive(target), prompt, Limits(20), Sampling()).tokens
-    assert all(generate(bench.decoder(s), prompt, Limits(20), Sampling()).tokens == expected for s in near)
+    expected = generate(Autoregressive(target), prompt, StopParams(20), SamplingParams()).tokens
+    assert all(generate(bench.decoder(s), prompt, StopParams(20), SamplingParams()).tokens == expected for s in near)

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from specbench_ss import load_method, load_model
-from specbench_ss.engine.cpu_kernels import HeldWeights, holds_numbers
+from specbench_ss.engine.cpu_kernels import Quantization, holds_numbers
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.fine_tuned import lora_parameters, merged_target, save_lora, target_beside, with_lora
 from specbench_ss.models.quantize import quantise
@@ -45,7 +45,7 @@ def rounded() -> tuple[Target, list[Any]]:
         read.extend(ref(p) for p in model.parameters())
         return model
 
-    target.held = HeldWeights("on a grid", on_a_grid, reread)
+    target.quantization = Quantization("on a grid", on_a_grid, reread)
     return target, read
 
 
@@ -73,7 +73,9 @@ def test_a_lora_is_merged_in_full_precision_and_then_held_as_the_base_is(lora: P
     whole = Target(expected)
     assert all(torch.equal(weight, linear(whole)[name]) for name, weight in linear(own).items())
     assert own.quantised == "on a grid" and own.parameter_count == whole.parameter_count
-    assert own.held is not None and own.held.reread is None, "its LoRA is not in what would be read again"
+    assert own.quantization is not None and own.quantization.reread is None, (
+        "its LoRA is not in what would be read again"
+    )
 
 
 def test_the_base_stays_and_lends_what_neither_changes_nor_is_quantised(lora: Path) -> None:
@@ -98,7 +100,7 @@ def test_a_whole_model_is_held_as_the_base_is(tmp_path: Path) -> None:
 
 
 def answers(method: Decoder, prompts: list[list[int]]) -> list[list[int]]:
-    return [generate(method, prompt, Limits(40), Sampling()).tokens for prompt in prompts]
+    return [generate(method, prompt, StopParams(40), SamplingParams()).tokens for prompt in prompts]
 
 
 @pytest.mark.parametrize("how", ["int8", "nf4"])

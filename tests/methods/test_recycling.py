@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench_ss.engine.decoder import State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods.recycling import FILL, UNSEEN, Recycling, RecyclingOptions, bigrams, template
 from tests.tiny import tiny_model
@@ -25,16 +25,16 @@ PROMPT = [20, 4, 4, 30, 12, 9, 8, 50, 41] * 2
 class Watched(Recycling):
     """Beside the matrix, a plain dict of rows, written node by node."""
 
-    def begin(self, state: State) -> None:
-        super().begin(state)
+    def on_prefill(self, state: DecodeState) -> None:
+        super().on_prefill(state)
         self.rows: dict[int, list[int]] = {}
         self.twice = 0
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         tree = super().propose(state)
         tokens = tree.tokens.tolist()
         self.twice += len(tokens) - len(set(tokens))
-        for token, parent in list(zip(tokens, tree.shape.parents, strict=True))[1:]:
+        for token, parent in list(zip(tokens, tree.topology.parents, strict=True))[1:]:
             assert token in self.rows[tokens[parent]][: self.options.k]
         assert len(tokens) == self.drawable(tokens[0], ())
         return tree
@@ -44,8 +44,8 @@ class Watched(Recycling):
         below = [(*path, rank) for rank in range(len(self.rows.get(token, ()))) if (*path, rank) in TEMPLATE]
         return 1 + sum(self.drawable(self.rows[token][choice[-1]], choice) for choice in below)
 
-    def observe(self, state: State, verdict: Verdict, output: Output) -> None:
-        super().observe(state, verdict, output)
+    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+        super().update(state, verdict, output)
         assert output.tree is not None
         for token, logits in zip(output.tree.tokens.tolist(), output.logits[0], strict=True):
             self.rows[token] = logits.topk(self.width).indices.tolist()
@@ -85,17 +85,17 @@ def published(target: Target, prompt: list[int], n: int) -> list[int]:
 def test_the_steps_are_those_of_the_published_algorithm(seed: int) -> None:
     """Unknown successors are token 0, are verified, and what follows them is learnt."""
     target = Target(tiny_model("llama", seed))
-    steps = generate(Recycling(target), PROMPT, Limits(20), Sampling()).steps
-    assert {s.nodes for s in steps} == {80}
-    own = [s.accepted + 1 for s in steps]
+    steps = generate(Recycling(target), PROMPT, StopParams(20), SamplingParams()).steps
+    assert {s.draft_nodes for s in steps} == {80}
+    own = [s.accepted_tokens + 1 for s in steps]
     assert own == PINNED[seed] == published(target, PROMPT, 20)
 
 
 def test_the_matrix_holds_the_last_top_k_and_fills_the_tree() -> None:
     decoder = Watched(Target(tiny_model("llama")), RecyclingOptions(known_only=True))
-    steps = generate(decoder, PROMPT, Limits(40), Sampling()).steps
-    assert steps[0].nodes == 0 and max(s.nodes for s in steps) == 80 and decoder.twice > 100
-    assert max(s.accepted for s in steps) > 3
+    steps = generate(decoder, PROMPT, StopParams(40), SamplingParams()).steps
+    assert steps[0].draft_nodes == 0 and max(s.draft_nodes for s in steps) == 80 and decoder.twice > 100
+    assert max(s.accepted_tokens for s in steps) > 3
 
 
 def test_the_published_tree_has_the_published_counts() -> None:
@@ -109,16 +109,16 @@ def test_the_published_tree_has_the_published_counts() -> None:
 
 def test_a_vocabulary_smaller_than_k() -> None:
     decoder = Recycling(Target(tiny_model("llama", vocab=5, layers=2)), RecyclingOptions(known_only=True))
-    assert generate(decoder, [3, 4, 3], Limits(20), Sampling()).steps[-1].nodes > 5
+    assert generate(decoder, [3, 4, 3], StopParams(20), SamplingParams()).steps[-1].draft_nodes > 5
 
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_what_is_kept_from_prompt_to_prompt(keep: bool) -> None:
     decoder = Recycling(Target(tiny_model("llama")), RecyclingOptions(keep=keep, known_only=True))
-    assert decoder.remembers == keep
-    first, again = (generate(decoder, PROMPT, Limits(40), Sampling()) for _ in range(2))
+    assert decoder.stateful == keep
+    first, again = (generate(decoder, PROMPT, StopParams(40), SamplingParams()) for _ in range(2))
     assert first.tokens == again.tokens
-    assert (again.steps[0].nodes > 0) == keep
+    assert (again.steps[0].draft_nodes > 0) == keep
     assert (len(again.steps) < len(first.steps)) == keep
 
 
@@ -127,7 +127,7 @@ def test_the_prompt_gives_successors_where_asked() -> None:
     assert bigrams([1, 2, 1, 3], 1, UNSEEN) == ([1, 2], [[3], [1]])
     for known_only, unknown in ((True, UNSEEN), (False, FILL)):
         decoder = Recycling(Target(tiny_model("llama")), RecyclingOptions(prompt=True, known_only=known_only))
-        generate(decoder, PROMPT, Limits(1), Sampling())
+        generate(decoder, PROMPT, StopParams(1), SamplingParams())
         assert decoder.successors[4].tolist() == [30, 4, *[unknown] * 6]
 
 
@@ -136,8 +136,8 @@ def test_a_tree_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "tree.json"
     file.write_text(json.dumps([[0], [1], [0, 0], [0, 3]]))
     own = Recycling(target, RecyclingOptions(tree=str(file)))
-    assert own.tree.shape.parents == (-1, 0, 0, 1, 1) and own.max_rows() == 5
-    assert "nodes" not in own.tunable()
+    assert own.tree.shape.parents == (-1, 0, 0, 1, 1) and own.max_tokens_per_step() == 5
+    assert "nodes" not in own.search_space()
     for content, options, complaint in (
         ("[[0], [0, 3]]", RecyclingOptions(tree=str(file), k=3), "recycling: .*4 successors of a token, k is 3"),
         ("{}", RecyclingOptions(tree=str(file)), "recycling: .*tree"),
@@ -152,14 +152,14 @@ def test_a_tree_of_ones_own(tmp_path: Path) -> None:
 
 def test_described_tells_trees_apart() -> None:
     target = Target(tiny_model("llama"))
-    hashes = {Recycling(target, RecyclingOptions(nodes=n)).described()["tree_hash"] for n in (5, 8, 80)}
+    hashes = {Recycling(target, RecyclingOptions(nodes=n)).metadata()["tree_hash"] for n in (5, 8, 80)}
     assert len(hashes) == 3
 
 
 def test_rows_written_twice_are_the_last_node_s() -> None:
     target = Target(tiny_model("llama"))
     decoder = Recycling(target, RecyclingOptions(k=1))
-    tree = DraftTree.of(torch.tensor([5, 6, 5, 6, 5]), (-1, 0, 0, 1, 1))
+    tree = DraftTree.from_parents(torch.tensor([5, 6, 5, 6, 5]), (-1, 0, 0, 1, 1))
     logits = torch.eye(target.vocab_size)[None, 10:15]
-    decoder.observe(None, None, Output(logits, tree))  # type: ignore[arg-type]
+    decoder.update(None, None, Output(logits, tree))  # type: ignore[arg-type]
     assert decoder.successors[5].tolist() == [14] and decoder.successors[6].tolist() == [13]

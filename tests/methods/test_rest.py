@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from specbench_ss.bench import preflight
 from specbench_ss.cli.main import main
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
@@ -37,7 +37,7 @@ from specbench_ss.models.load import load_target, outline_of
 from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.training.data import load_rows
-from specbench_ss.training.self_distill import OwnAnswers
+from specbench_ss.training.self_distill import ResponseCache
 from tests.cli import failing
 from tests.methods.exactness import assert_greedy_same, p_value
 from tests.tiny import tiny_model
@@ -72,7 +72,7 @@ def plain_best(rows: list[list[int]], most: int) -> list[tuple[int, ...]]:
 
 def paths(tree: DraftTree) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = [()]
-    for token, parent in zip(tree.tokens.tolist()[1:], tree.shape.parents[1:], strict=True):
+    for token, parent in zip(tree.tokens.tolist()[1:], tree.topology.parents[1:], strict=True):
         found.append((*found[parent], token))
     return found
 
@@ -95,7 +95,7 @@ def test_it_finds_what_a_plain_search_finds(chunks: int) -> None:
             prefixes = best_prefixes(found.rows, 12)
             tree = draft_tree(torch.tensor([query[-1]]), prefixes)
             assert paths(tree)[1:] == plain_best(rows, 12)
-            plain = DraftTree.of(tree.tokens, tree.shape.parents)
+            plain = DraftTree.from_parents(tree.tokens, tree.topology.parents)
             assert all(torch.equal(a, b) for a, b in zip(tree.visibility(), plain.visibility(), strict=True))
     assert len(lengths) > 4
 
@@ -121,23 +121,23 @@ def test_of_many_occurrences_those_that_are_read_lie_all_over_the_text() -> None
 
 def test_the_published_rule_is_told_and_differs() -> None:
     target = Target(tiny_model("llama", vocab=7, layers=2))
-    rows = REST.examples(target)["rows"]()
+    rows = REST.test_instances(target)["rows"]()
     assert REST.lossless and not rows.lossless
-    assert p_value(rows, [3, 4, 5], Sampling(0.8, top_p=0.9)) < 1e-6
+    assert p_value(rows, [3, 4, 5], SamplingParams(0.8, top_p=0.9)) < 1e-6
 
 
 def test_a_datastore_of_the_answer_drafts_it() -> None:
     """Depth, acceptance and the context's end: the model's own answer is looked up, to the last position there is."""
     target = Target(tiny_model("llama"))
     prompt = [5, 6, 7, 8, 9, 10, 11]
-    answer = generate(Autoregressive(target), prompt, Limits(500), Sampling()).tokens
+    answer = generate(Autoregressive(target), prompt, StopParams(500), SamplingParams()).tokens
     store = in_memory([np.array(prompt + answer, np.int32)])
-    found = generate(REST(target, RESTOptions(length=6), store), prompt, Limits(500), Sampling())
+    found = generate(REST(target, RESTOptions(length=6), store), prompt, StopParams(500), SamplingParams())
     assert found.tokens == answer and found.finish == "context"
     assert len(prompt) + len(answer) == target.context_length
-    assert max(s.accepted for s in found.steps) == 6
+    assert max(s.accepted_tokens for s in found.steps) == 6
     longest = [1 + i % 60 for i in range(target.context_length - 1)]
-    assert len(generate(REST(target, RESTOptions(), store), longest, Limits(9), Sampling()).tokens) == 1
+    assert len(generate(REST(target, RESTOptions(), store), longest, StopParams(9), SamplingParams()).tokens) == 1
 
 
 def test_a_tree_is_the_same_in_every_process() -> None:
@@ -180,8 +180,8 @@ def test_what_is_built_is_read_back_and_is_the_same_each_time(base: Target, tmp_
     query = docs[7][:9].tolist()
     assert retrieve(store, query, 16, 2, 99, 4).rows.tolist() == plain_search(docs, query, 16, 2, 4)[1]  # type: ignore[union-attr]
     loaded = REST.load(base, RESTOptions(datastore=str(tmp_path / "a")))
-    assert loaded.described()["datastore"]["hash"] == header["hash"] and loaded.max_rows() == 65
-    assert loaded.variant(RESTOptions(draft=5)).max_rows() == 6
+    assert loaded.metadata()["datastore"]["hash"] == header["hash"] and loaded.max_tokens_per_step() == 65
+    assert loaded.with_options(RESTOptions(draft=5)).max_tokens_per_step() == 6
 
 
 def test_a_document_longer_than_a_chunk_stands_in_pieces(base: Target, tmp_path: Path) -> None:
@@ -376,17 +376,25 @@ def test_the_command_keeps_the_models_own_answers(
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
     asked = [{"prompt": f"What is {i} and {i}?"} for i in range(60)]
     (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
-    command = ["datastore", "build", "--data", str(tmp_path / "asked.jsonl"), "--own-answers", "--answer-limit", "6"]
+    command = [
+        "datastore",
+        "build",
+        "--data",
+        str(tmp_path / "asked.jsonl"),
+        "--regenerate-responses",
+        "--answer-limit",
+        "6",
+    ]
     assert main([*command, "--out", str(tmp_path / "store")]) == 0
     store, lab = open_datastore(tmp_path / "store"), load_target("lab")
-    text = load_rows(tmp_path / "asked.jsonl", lab.tokenizer, 512, own=OwnAnswers(lab, 6)).train
+    text = load_rows(tmp_path / "asked.jsonl", lab.tokenizer, 512, own=ResponseCache(lab, 6)).train
     assert store.about["tokens"] == text.counts.completion_tokens == int(text.mask.sum())
     assert store.about["documents"] == text.counts.documents and store.about["made_of"] == "own answers to asked.jsonl"
     first = text.ids[0][text.mask[0] & (text.documents[0] == 0)]
     assert store.chunks[0].tokens[: len(first) + 1].tolist() == [*first.tolist(), SEPARATOR]
     capsys.readouterr()
     assert main([*command, "--lab", "3", "--out", str(tmp_path / "x")]) == 2
-    assert "--own-answers answers the questions of --data" in capsys.readouterr().err
+    assert "--regenerate-responses answers the questions of --data" in capsys.readouterr().err
 
 
 def test_the_lab_brings_its_own() -> None:

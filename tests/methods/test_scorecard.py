@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 from specbench_ss.engine import verify as verifying
-from specbench_ss.engine.sampling import Sampling
-from specbench_ss.engine.tree import DraftTree, shape_of
-from specbench_ss.engine.verify import Verdict, verify, verify_sampled
+from specbench_ss.engine.sampling import SamplingParams
+from specbench_ss.engine.tree import DraftTree, topology_of
+from specbench_ss.engine.verify import VerifyResult, verify, verify_sampled
 from specbench_ss.methods._shared import lossy_acceptance
-from specbench_ss.methods._shared.lossy_acceptance import accept_resampled, accept_rows, accept_typical
+from specbench_ss.methods._shared.lossy_acceptance import accept_per_path, accept_resampled, accept_typical
 
 ROOT = 3
-T1 = Sampling(1.0)
+T1 = SamplingParams(1.0)
 # the target: what follows a token. All the numbers, and what is left of them after a refusal, fit cells of 1/24
 P = torch.tensor([[0.25, 0.5, 0.25, 0.0], [0.5, 0.0, 0.25, 0.25], [0.25, 0.25, 0.25, 0.25], [0.5, 0.25, 0.0, 0.25]])
 K = 24
 Joint = dict[tuple[int, int], float]
-Rule = Callable[[DraftTree], Verdict]
+Rule = Callable[[DraftTree], VerifyResult]
 
 
 def logits_of(tree: DraftTree) -> Tensor:
@@ -104,19 +104,19 @@ def chain(*tokens: int) -> DraftTree:
     return DraftTree.chain(torch.tensor([ROOT]), torch.tensor(tokens))
 
 
-BRANCHES = DraftTree.of(torch.tensor([ROOT, 0, 1, 2]), (-1, 0, 1, 1))  # one node under two paths
-SIBLINGS = DraftTree.of(torch.tensor([ROOT, 1, 0]), (-1, 0, 0))
+BRANCHES = DraftTree.from_parents(torch.tensor([ROOT, 0, 1, 2]), (-1, 0, 1, 1))  # one node under two paths
+SIBLINGS = DraftTree.from_parents(torch.tensor([ROOT, 1, 0]), (-1, 0, 0))
 
 
-def exact(tree: DraftTree) -> Verdict:
+def exact(tree: DraftTree) -> VerifyResult:
     return verify(logits_of(tree), tree, T1, torch.Generator())
 
 
-def rows(tree: DraftTree) -> Verdict:
-    return accept_rows(logits_of(tree), tree, T1, torch.Generator())
+def rows(tree: DraftTree) -> VerifyResult:
+    return accept_per_path(logits_of(tree), tree, T1, torch.Generator())
 
 
-def typical(tree: DraftTree) -> Verdict:
+def typical(tree: DraftTree) -> VerifyResult:
     return accept_typical(logits_of(tree), tree, T1)
 
 
@@ -162,7 +162,7 @@ def drawn(q: Tensor, count: int, without_replacement: bool = True) -> Iterator[t
         if mass:
             probs = torch.zeros(1 + count, 4)
             probs[0] = q
-            yield DraftTree(torch.tensor([ROOT, *tokens]), shape_of((-1, *[0] * count)), probs), mass
+            yield DraftTree(torch.tensor([ROOT, *tokens]), topology_of((-1, *[0] * count)), probs), mass
 
 
 def mixture(rule: Rule, trees: Iterator[tuple[DraftTree, float]]) -> Joint:
@@ -179,7 +179,7 @@ Q = torch.tensor([0.25, 0.5, 0.25, 0.0])
 def test_leviathan_and_drawing_without_replacement_are_exact() -> None:
     """min(1, p/q) and (p - q)+; EAGLE-1's siblings, each drawn from what the ones before it left of q."""
 
-    def rule(tree: DraftTree) -> Verdict:
+    def rule(tree: DraftTree) -> VerifyResult:
         return verify_sampled(T1.probs(logits_of(tree)), tree, torch.Generator())
 
     assert distance(mixture(rule, drawn(Q, 1))) < 1e-6
@@ -212,7 +212,7 @@ def test_typical_acceptance_is_biased() -> None:
 def test_drawing_again_from_p_is_biased() -> None:
     """SPACE: the candidate is the drafter's best, with probability 1/2, and stands where p has 1/4."""
 
-    def rule(tree: DraftTree) -> Verdict:
+    def rule(tree: DraftTree) -> VerifyResult:
         return accept_resampled(logits_of(tree), tree, torch.tensor([1.0, 0.5]), T1, torch.Generator())
 
     found = one_step(rule, chain(1))
@@ -222,14 +222,14 @@ def test_drawing_again_from_p_is_biased() -> None:
 
 
 def test_without_a_temperature_all_rules_are_greedy() -> None:
-    greedy = Sampling()
+    greedy = SamplingParams()
     for tree in (BRANCHES, SIBLINGS, chain(0, 1), DraftTree.root_only(torch.tensor([ROOT]))):
         logits, rng = logits_of(tree), torch.Generator()
         expected = verify(logits, tree, greedy, rng)
         q = torch.ones(len(tree))
         for found in (
             accept_typical(logits, tree, greedy),
-            accept_rows(logits, tree, greedy, rng),
+            accept_per_path(logits, tree, greedy, rng),
             accept_resampled(logits, tree, q, greedy, rng),
         ):
             assert (found.path, found.tokens) == (expected.path, expected.tokens)
@@ -237,9 +237,9 @@ def test_without_a_temperature_all_rules_are_greedy() -> None:
 
 def test_the_longest_path_wins_and_of_equals_the_likeliest() -> None:
     """Of typical acceptance, on a tree with a long unlikely path and two short ones."""
-    tree = DraftTree.of(torch.tensor([ROOT, 1, 0, 2, 0]), (-1, 0, 0, 1, 2))  # 1-2 and 0-0
+    tree = DraftTree.from_parents(torch.tensor([ROOT, 1, 0, 2, 0]), (-1, 0, 0, 1, 2))  # 1-2 and 0-0
     verdict = accept_typical(logits_of(tree), tree, T1, epsilon=0.2, alpha=1.0)
     # p(1) p(2|1) = 1/16; p(0) p(0|0) = 1/8: both are accepted whole
     assert verdict.path == [0, 2, 4] and verdict.tokens == [0, 0, 1]
-    only = accept_typical(logits_of(tree)[:4], DraftTree.of(tree.tokens[:4], (-1, 0, 0, 1)), T1, 0.2, 1.0)
+    only = accept_typical(logits_of(tree)[:4], DraftTree.from_parents(tree.tokens[:4], (-1, 0, 0, 1)), T1, 0.2, 1.0)
     assert only.path == [0, 1, 3]

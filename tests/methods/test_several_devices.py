@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from specbench_ss import registry
-from specbench_ss.engine.batching import Answered, Asked, Together
+from specbench_ss.engine.batching import BatchEngine, BatchRequest, RequestOutput
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.engine.device_map import Given
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.device_map import PerDeviceInputs
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.methods._shared import fine_tuned
@@ -34,7 +34,7 @@ PROMPTS = [PROMPT, PROMPT[4:9], PROMPT[2:13]]
 METHODS = registry.names(registry.METHODS)
 HALF, EVERY = (2, 3), (0, 1, 2, 3)  # layers on the second device
 FIRST = torch.device("cpu")
-GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, seed=3)
+GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, seed=3)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -54,7 +54,7 @@ def divided(kind: str, there: Sequence[int] = HALF) -> Target:
     model = tiny_model(kind, vocab=WORDS)
     send_layers(model, there)
     target = Target(model, tiny_tokenizer(WORDS), "tiny")
-    assert target.layers_on == {FIRST: [i for i in EVERY if i not in there], SECOND: list(there)}
+    assert target.layer_devices == {FIRST: [i for i in EVERY if i not in there], SECOND: list(there)}
     return target
 
 
@@ -72,20 +72,20 @@ def whole(kind: str) -> Target:
     return Target(tiny_model(kind, vocab=WORDS), tiny_tokenizer(WORDS), "tiny")
 
 
-def answer(decoder: Decoder, sampling: Sampling = GREEDY) -> tuple[list[int], list[tuple[int, int]]]:
-    made = generate(decoder, PROMPT, Limits(16), sampling)
-    return list(made.tokens), [(step.nodes, step.verified) for step in made.steps]
+def answer(decoder: Decoder, sampling: SamplingParams = GREEDY) -> tuple[list[int], list[tuple[int, int]]]:
+    made = generate(decoder, PROMPT, StopParams(16), sampling)
+    return list(made.tokens), [(step.draft_nodes, step.verified_nodes) for step in made.steps]
 
 
 @pytest.mark.usefixtures("second")
 @pytest.mark.parametrize(("name", "there", "sampling"), in_turn((HALF, SAMPLED), (EVERY, GREEDY)))
-def test_division_changes_no_token(name: str, there: Sequence[int], sampling: Sampling) -> None:
+def test_division_changes_no_token(name: str, there: Sequence[int], sampling: SamplingParams) -> None:
     """Every shape by both divisions and by both ways to accept, the first one by each of the four pairs.
 
     Which layers lie there is the passes' business; how tokens are chosen comes after them, on one device.
     """
     targets = whole("llama"), divided("llama", there)
-    one, two = (registry.method_class(name).examples(target) for target in targets)
+    one, two = (registry.method_class(name).test_instances(target) for target in targets)
     for number, (label, make) in enumerate(one.items()):
         for how in [sampling] if number else [GREEDY, SAMPLED]:
             assert answer(make(), how) == answer(two[label](), how), (label, how)
@@ -105,15 +105,15 @@ def test_division_changes_no_token_of_any_architecture(kind: str) -> None:
 def test_division_changes_no_token_of_requests_side_by_side(name: str, kind: str) -> None:
     found = []
     for target in (whole(kind), divided(kind)):
-        make = next(iter(registry.method_class(name).examples(target).values()))
+        make = next(iter(registry.method_class(name).test_instances(target).values()))
         tokens: dict[int, list[int]] = {}
-        asked = [Asked(prompt, Limits(12), GREEDY) for prompt in PROMPTS]
+        asked = [BatchRequest(prompt, StopParams(12), GREEDY) for prompt in PROMPTS]
 
-        def ended(place: int, answered: Answered, into: dict[int, list[int]] = tokens) -> None:
+        def ended(place: int, answered: RequestOutput, into: dict[int, list[int]] = tokens) -> None:
             assert answered.generation is not None, answered.error
             into[place] = list(answered.generation.tokens)
 
-        Together(make(), 3).answer(asked, ended)
+        BatchEngine(make(), 3).answer(asked, ended)
         found.append(tokens)
     assert found[0] == found[1] and len(found[0]) == 3
 
@@ -140,7 +140,7 @@ def test_a_method_that_calls_layers_itself_needs_to_know_nothing_of_devices() ->
 
 @pytest.mark.usefixtures("second")
 def test_a_mask_that_is_written_anew_is_moved_anew() -> None:
-    given, mask = Given(), torch.zeros(3)
+    given, mask = PerDeviceInputs(), torch.zeros(3)
     first, again = (given.on(SECOND, layer, mask)[0] for layer in (2, 3))
     assert first is again
     mask += 1
@@ -162,6 +162,6 @@ def test_torch_sees_no_mixed_devices(name: str, there: Sequence[int], monkeypatc
         model = tiny_model("llama", vocab=WORDS)
         for i in there:
             model.model.layers[i].to("meta")
-        shapes = list(registry.method_class(name).examples(Target(model, tiny_tokenizer(WORDS), "tiny")).values())
+        shapes = list(registry.method_class(name).test_instances(Target(model, tiny_tokenizer(WORDS), "tiny")).values())
         for make in [*shapes[:1], *shapes[1 + (there == EVERY) :: 2]]:
-            assert len(generate(make(), PROMPT, Limits(6), GREEDY).tokens) > 0
+            assert len(generate(make(), PROMPT, StopParams(6), GREEDY).tokens) > 0

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specbench_ss.bench import preflight
-from specbench_ss.engine.decoder import State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
@@ -60,13 +60,13 @@ EMPTY = BaseStates(torch.empty(0), {}, {})
 def test_output_is_the_shared_models_own(kind: str, attends: bool, tmp_path: Path) -> None:
     target, trainee = trained(kind, config(attends))
     trainee.save(tmp_path, {})
-    before = generate(Autoregressive(target), PROMPT, Limits(30), Sampling()).tokens
+    before = generate(Autoregressive(target), PROMPT, StopParams(30), SamplingParams()).tokens
     own = SharedAutoregressive.load(target, SharedAROptions(weights=str(tmp_path)))
-    reference = generate(own, PROMPT, Limits(30), Sampling()).tokens
+    reference = generate(own, PROMPT, StopParams(30), SamplingParams()).tokens
     for options in (SSOptions(k=2, n_keep=5), SSOptions(k=2, prune="off"), SSOptions(mode="chain"), SSOptions(gamma=3)):
         drafted = SharedStreaming.load(target, SSOptions(weights=str(tmp_path), **chosen(options)))
-        assert generate(drafted, PROMPT, Limits(30), Sampling()).tokens == reference
-    assert generate(Autoregressive(target), PROMPT, Limits(30), Sampling()).tokens == before
+        assert generate(drafted, PROMPT, StopParams(30), SamplingParams()).tokens == reference
+    assert generate(Autoregressive(target), PROMPT, StopParams(30), SamplingParams()).tokens == before
     assert reference != before
 
 
@@ -76,7 +76,7 @@ def test_its_logits_are_those_it_decodes_with(attends: bool, tmp_path: Path) -> 
     target, trainee = trained("llama", config(attends))
     trainee.save(tmp_path, {})
     own = SharedAutoregressive.load(target, SharedAROptions(weights=str(tmp_path)))
-    tokens = generate(own, PROMPT, Limits(12), Sampling()).tokens
+    tokens = generate(own, PROMPT, StopParams(12), SamplingParams()).tokens
     with torch.inference_mode():
         assert [int(own.next_logits(PROMPT, tokens[:i]).argmax()) for i in range(len(tokens))] == tokens
         every = torch.cat(list(own.answer_logits(PROMPT, tokens)))
@@ -88,7 +88,7 @@ def test_its_logits_are_those_it_decodes_with(attends: bool, tmp_path: Path) -> 
 
 def test_a_run_includes_the_reference_with_all_that_changes_its_output() -> None:
     options = SSOptions(weights="a,b", gamma=2, k=5, stream_attention_top_p=7)
-    same = SharedStreaming.reference_for(options)
+    same = SharedStreaming.baseline_for(options)
     assert same == MethodSpec("ss-shared-ar", {"weights": "a,b", "gamma": "2", "stream_attention_top_p": "7"})
     asked = RunConfig((MethodSpec("ar"), MethodSpec("ss-shared", {"gamma": "2"}), MethodSpec("ss-shared")))
     labels = [spec.label for spec in preflight.with_references(asked).methods]
@@ -123,16 +123,16 @@ def test_training_sees_what_decoding_sees(kind: str, attends: bool, more: dict[s
     decoder = SharedStreaming.load(target, SSOptions(weights=str(tmp_path), k=1, prune="off"))
     with torch.inference_mode():
         cache = decoder.target.new_cache(64)
-        state = State(ids[0, :first].tolist(), first, ids[0, first - 1 : first], cache, Sampling())
+        state = DecodeState(ids[0, :first].tolist(), first, ids[0, first - 1 : first], cache, SamplingParams())
         out = decoder.prefill(state, ids[:, :first])
         for column in range(len(carriers[0])):
-            told = decoder.streams.told(decoder.target, decoder.next_streams, roots[0, column, None])
+            told = decoder.streams.condition_on_tokens(decoder.target, decoder.next_streams, roots[0, column, None])
             streams = decoder.target.logits(told)
             decoded = torch.cat((out.logits[0], streams))
             torch.testing.assert_close(logits[0, column], decoded, atol=1e-4, rtol=1e-4)
             root = DraftTree.root_only(ids[0, first + column : first + column + 1])
             out = decoder.forward(state, root)
-            cache.keep(first + column, [0])
+            cache.compact(first + column, [0])
             decoder.next_streams = decoder.target.family.norm(out.extra[0])
 
 
@@ -301,7 +301,7 @@ def test_another_lora_in_the_same_folder_is_another_model(tmp_path: Path) -> Non
     file = tmp_path / "adapter_config.json"
     file.write_text(file.read_text().replace('"lora_alpha": 8', '"lora_alpha": 1'))
     after = SharedStreaming.load(target, options)
-    assert before.described()["model_hash"] != after.described()["model_hash"]
+    assert before.metadata()["model_hash"] != after.metadata()["model_hash"]
     assert not torch.equal(before.next_logits(PROMPT, [5]), after.next_logits(PROMPT, [5]))
 
 

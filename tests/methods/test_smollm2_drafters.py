@@ -9,8 +9,8 @@ import pytest
 
 import specbench_ss
 from specbench_ss import load_method, load_model
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.models.checkpoint import read_tensors
 from specbench_ss.models.resolve import DRAFTERS, packaged_model
 
@@ -26,9 +26,9 @@ def test_all_learnt_from_the_same_text_for_the_same_base() -> None:
     assert {(config["base_hash"], config["base_dtype"]) for config in configs} == {
         ("2d764162ba506fdd", "torch.float32")
     }
-    own = ("lr", "parameters", "targets")  # a drafter's own
+    own = ("lr", "parameters", "loss")  # a drafter's own
     budgets = [{k: v for k, v in config["trained"].items() if k not in own} for config in configs]
-    assert budgets == [budgets[0]] * len(budgets) and budgets[0]["own_answers"] and budgets[0]["tokens"]
+    assert budgets == [budgets[0]] * len(budgets) and budgets[0]["regenerate_responses"] and budgets[0]["tokens"]
     held = json.loads((FOLDER / "rest" / "datastore.json").read_text())
     assert held["made_of"].startswith("own answers to ")
 
@@ -54,7 +54,7 @@ def test_answers_are_those_of_plain_decoding() -> None:
         pytest.skip("the model was not fetched: ssbench models fetch smollm2")
     target = load_model("smollm2", dtype="float32", device="cpu")
     ids = target.encode_chat([{"role": "user", "content": "Name three rivers of Europe."}])
-    made = {way: generate(load_method(way, target), ids, Limits(24), Sampling()) for way in ("ar", *WAYS)}
+    made = {way: generate(load_method(way, target), ids, StopParams(24), SamplingParams()) for way in ("ar", *WAYS)}
     assert {way: one.tokens for way, one in made.items()} == dict.fromkeys(made, made["ar"].tokens)
     assert all(
         len(made[way].steps) < len(made["ar"].steps)

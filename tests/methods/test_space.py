@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specbench_ss.engine.decoder import State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.space.decode import SPACE, SPACEAROptions, SPACEAutoregressive, SPACEOptions
@@ -41,7 +41,7 @@ class Oracle(SPACE):
     answer: list[int]
     wrong = 99
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         said = len(state.ids) - state.prompt_tokens
         true = (self.answer[said : said + self.k] + [3] * self.k)[: self.k]
         drafted = [x if i < self.wrong else (x + 1) % self.target.vocab_size for i, x in enumerate(true)]
@@ -62,38 +62,38 @@ def target(request: pytest.FixtureRequest) -> Target:
 @pytest.mark.parametrize("wrong", [0, 1, 99])
 def test_the_next_masks_are_those_of_a_fresh_pass(target: Target, wrong: int) -> None:
     """After each step, the masks behind the last accepted token are as if the text so far were the prompt."""
-    reference = generate(Autoregressive(target), PROMPT, Limits(40), Sampling()).tokens
+    reference = generate(Autoregressive(target), PROMPT, StopParams(40), SamplingParams()).tokens
 
     class Watched(Oracle):
         answer = reference
 
-        def observe(self, state: State, verdict: Verdict, output: Output) -> None:
-            super().observe(state, verdict, output)
+        def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+            super().update(state, verdict, output)
             fresh = SPACE(self.target, self.options, self.mask)
-            cache = self.target.new_cache(len(state.ids) + fresh.max_rows())
+            cache = self.target.new_cache(len(state.ids) + fresh.max_tokens_per_step())
             fresh.prefill(state_of(state.ids, cache), torch.tensor([state.ids[:-1]]))
             assert torch.allclose(self.masked, fresh.masked, atol=2e-4)
 
     Watched.wrong = wrong
-    found = generate(Watched(target, SPACEOptions(), masked(target)), PROMPT, Limits(40), Sampling())
+    found = generate(Watched(target, SPACEOptions(), masked(target)), PROMPT, StopParams(40), SamplingParams())
     assert found.tokens == reference
-    assert max(s.accepted for s in found.steps) == min(wrong, 3)
+    assert max(s.accepted_tokens for s in found.steps) == min(wrong, 3)
 
 
-def state_of(ids: list[int], cache: Any) -> State:
-    return State(ids, len(ids), torch.tensor(ids[-1:]), cache, Sampling())
+def state_of(ids: list[int], cache: Any) -> DecodeState:
+    return DecodeState(ids, len(ids), torch.tensor(ids[-1:]), cache, SamplingParams())
 
 
 def test_positions_end_with_the_context() -> None:
     for kind in ("llama", "opt"):  # a table of rotations, a table of embeddings
         target = Target(tiny_model(kind))
-        answer = generate(Autoregressive(target), PROMPT, Limits(500), Sampling()).tokens
+        answer = generate(Autoregressive(target), PROMPT, StopParams(500), SamplingParams()).tokens
         Oracle.answer, Oracle.wrong = answer, 99
-        found = generate(Oracle(target, SPACEOptions(), masked(target, 5)), PROMPT, Limits(500), Sampling())
+        found = generate(Oracle(target, SPACEOptions(), masked(target, 5)), PROMPT, StopParams(500), SamplingParams())
         assert found.tokens == answer and found.finish == "context"
         longest = [1 + i % 60 for i in range(target.context_length - 1)]
         decoder = SPACE(target, SPACEOptions(), masked(target, 5))
-        assert len(generate(decoder, longest, Limits(9), Sampling()).tokens) == 1
+        assert len(generate(decoder, longest, StopParams(9), SamplingParams()).tokens) == 1
 
 
 def test_rows_are_a_chain_and_a_group_behind_each_node() -> None:
@@ -101,14 +101,14 @@ def test_rows_are_a_chain_and_a_group_behind_each_node() -> None:
     assert shape.parents == (-1, 0, 1, 0, 3, 1, 5, 2, 7)
     assert shape.depths == (0, 1, 2, 1, 2, 2, 3, 3, 4)
     target = Target(tiny_model("llama"))
-    assert SPACE(target, SPACEOptions(), masked(target, 5)).max_rows() == 36 == len(rows_of(6, 5).parents)
+    assert SPACE(target, SPACEOptions(), masked(target, 5)).max_tokens_per_step() == 36 == len(rows_of(6, 5).parents)
 
 
 def test_the_published_rule_is_told_and_differs() -> None:
     target = Target(tiny_model("llama", vocab=7, layers=2))
-    biased = SPACE.examples(target)["resample"]()
+    biased = SPACE.test_instances(target)["resample"]()
     assert SPACE.lossless and not biased.lossless
-    assert p_value(biased, [3, 4, 5], Sampling(0.5)) < 1e-5
+    assert p_value(biased, [3, 4, 5], SamplingParams(0.5)) < 1e-5
 
 
 # -- training sees what decoding sees -------------------------------------------------------------------------------
@@ -147,12 +147,12 @@ def test_training_sees_what_decoding_sees(kind: str, tmp_path: Path) -> None:
 def test_output_is_its_own_models(kind: str, tmp_path: Path) -> None:
     target, trainee = trained(kind)
     save(tmp_path, trainee.mask, trainee.tuned, {})
-    before = generate(Autoregressive(target), PROMPT, Limits(30), Sampling()).tokens
+    before = generate(Autoregressive(target), PROMPT, StopParams(30), SamplingParams()).tokens
     reference = SPACEAutoregressive.load(target, SPACEAROptions(weights=str(tmp_path)))
     for k in (0, 1, 2):
         assert_greedy_same(SPACE.load(target, SPACEOptions(weights=str(tmp_path), k=k)), reference, 20)
-    assert generate(Autoregressive(target), PROMPT, Limits(30), Sampling()).tokens == before
-    assert generate(reference, PROMPT, Limits(30), Sampling()).tokens != before
+    assert generate(Autoregressive(target), PROMPT, StopParams(30), SamplingParams()).tokens == before
+    assert generate(reference, PROMPT, StopParams(30), SamplingParams()).tokens != before
 
 
 def test_it_learns(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_it_learns(tmp_path: Path) -> None:
     assert min(training.outcomes["space"].right) > 0.5
     save(tmp_path, trainee.mask, trainee.tuned, {})
     decoder = SPACE.load(target, SPACEOptions(weights=str(tmp_path)))
-    steps = generate(decoder, [10, 11, 12, 13], Limits(20), Sampling()).steps
+    steps = generate(decoder, [10, 11, 12, 13], StopParams(20), SamplingParams()).steps
     assert sum(s.tokens for s in steps) / len(steps) > 1.5
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 from scipy.stats import chisquare
 
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.verify import verify_sampled
 from specbench_ss.methods.ss.config import SSOptions
 from specbench_ss.methods.ss.decode import TWO_LAYERS
@@ -28,14 +28,16 @@ def test_nodes_are_those_of_the_best_tokens_and_siblings_have_the_first_draws() 
     best = draft_tree(ROOT, probs.log(), 4, 12)
     for _ in range(20):
         tree = drawn_tree(ROOT, probs, 4, 12, rng)
-        assert tree.shape is best.shape or tree.shape.parents == best.shape.parents
+        assert tree.topology is best.topology or tree.topology.parents == best.topology.parents
         assert tree.draft_probs is not None
         tokens = tree.tokens.tolist()
         for level in range(3):
-            q = tree.draft_probs[[i for i, d in enumerate(tree.shape.depths) if d == level]]
+            q = tree.draft_probs[[i for i, d in enumerate(tree.topology.depths) if d == level]]
             assert torch.equal(q, probs[level].expand_as(q))
             families = [
-                [tokens[c] for c in cs] for i, cs in enumerate(tree.shape.children()) if tree.shape.depths[i] == level
+                [tokens[c] for c in cs]
+                for i, cs in enumerate(tree.topology.children())
+                if tree.topology.depths[i] == level
             ]
             longest = max(families, key=len)
             assert len(set(longest)) == len(longest)
@@ -56,7 +58,7 @@ def test_what_comes_out_is_distributed_as_the_targets_own() -> None:
     for _ in range(n):
         tree = drawn_tree(ROOT, q, 3, 6, rng)
         probs = torch.stack(
-            [first if d == 0 else after[t] for t, d in zip(tree.tokens.tolist(), tree.shape.depths, strict=True)]
+            [first if d == 0 else after[t] for t, d in zip(tree.tokens.tolist(), tree.topology.depths, strict=True)]
         )
         tokens = verify_sampled(probs, tree, rng).tokens
         if len(tokens) == 1:
@@ -76,7 +78,7 @@ def test_a_choice_by_what_was_drawn_would_be_seen() -> None:
     for _ in range(n):
         tree = drawn_tree(ROOT, q, 2, 0, rng)
         kept = max((1, 2), key=lambda node: float(first[tree.tokens[node]]))
-        seen[verify_sampled(first.expand(2, -1), tree.select([0, kept]), rng).tokens[0]] += 1
+        seen[verify_sampled(first.expand(2, -1), tree.subtree([0, kept]), rng).tokens[0]] += 1
     expected = first.double() / first.double().sum() * n
     assert chisquare([seen[x] for x in range(words)], expected.tolist()).pvalue < 1e-4
 
@@ -84,5 +86,5 @@ def test_a_choice_by_what_was_drawn_would_be_seen() -> None:
 def test_answers_are_exact_and_the_tree_is_not_pruned() -> None:
     target = tiny_target("llama")
     decoder = streaming(target, TWO_LAYERS, SSOptions(k=3, n_draft=8, n_keep=2, sample="on"))
-    assert decoder.max_rows() == 9 * (1 + TWO_LAYERS.gamma)
-    assert p_value(decoder, [3, 1, 4], Sampling(temperature=0.9), n=400) > 1e-4
+    assert decoder.max_tokens_per_step() == 9 * (1 + TWO_LAYERS.gamma)
+    assert p_value(decoder, [3, 1, 4], SamplingParams(temperature=0.9), n=400) > 1e-4

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from specbench_ss.engine import attention
-from specbench_ss.engine.batching import Answered, Asked, Together
-from specbench_ss.engine.decoder import State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.kv_cache import StreamCache
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.batching import BatchEngine, BatchRequest, RequestOutput
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.kv_cache import PrefixCache
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import Verdict
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ss import tree as drafting
 from specbench_ss.methods.ss.config import SSOptions, StreamConfig, StreamPosition
@@ -31,7 +31,7 @@ from specbench_ss.methods.ss.layers import (
     top_p_attention,
 )
 from specbench_ss.methods.ss.train import StreamsOptions, StreamsTrainer, start_embedding
-from specbench_ss.methods.ss.tree import conditioned_tree, draft_tree, full_tree, judged, prune
+from specbench_ss.methods.ss.tree import conditioned_tree, draft_tree, full_tree, nodes_to_score, prune
 from specbench_ss.training.batch import Anchors, Batch, base_states
 from tests.methods.decoders import BESIDE_MLP, CONDITIONED, ROOTED, TWO_LAYERS, random_streams, randomise, streaming
 from tests.tiny import SOME, WITHOUT_WINDOW, paths, tiny_model
@@ -45,9 +45,9 @@ LEARNT = {
 }
 
 
-def prefilled(decoder: SpeculativeStreaming, ids: list[int]) -> State:
+def prefilled(decoder: SpeculativeStreaming, ids: list[int]) -> DecodeState:
     target = decoder.target
-    state = State(ids, len(ids), torch.tensor([0]), target.new_cache(200), Sampling())
+    state = DecodeState(ids, len(ids), torch.tensor([0]), target.new_cache(200), SamplingParams())
     decoder.prefill(state, torch.tensor([ids]))
     return state
 
@@ -64,7 +64,7 @@ def test_training_sees_the_streams_that_decoding_uses(kind: str, window: int | N
     randomise(trainee.module, 2)
     decoder = SpeculativeStreaming(target, SSOptions(), trainee.module, {})
     ids = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
-    states = base_states(target, torch.tensor([ids]), trainee.taps, trainee.kv_from)
+    states = base_states(target, torch.tensor([ids]), trainee.hidden_states, trainee.kv_from)
     with torch.no_grad():
         trained = trainee.stream_logits(states, torch.tensor([[3, 9, 6]]))
     for column, at in enumerate((3, 9, 6)):
@@ -108,14 +108,14 @@ def test_streams_stand_ahead_unless_they_were_trained_otherwise() -> None:
 def test_streams_of_several_requests_stand_beside_their_own_rows(kind: str) -> None:
     decoder = streaming(Target(tiny_model(kind)), SAME_POSITION, SSOptions(k=2, n_keep=6))
     prompts = [[5, 6, 7, 8, 9, 10, 11], [20, 4, 4, 30, 12, 9, 8, 50, 41, 33]]
-    alone = [generate(decoder, prompt, Limits(20), Sampling()) for prompt in prompts]
-    together: dict[int, Answered] = {}
-    asked = [Asked(prompt, Limits(20), Sampling()) for prompt in prompts]
-    Together(decoder, 2).answer(asked, together.__setitem__)
+    alone = [generate(decoder, prompt, StopParams(20), SamplingParams()) for prompt in prompts]
+    together: dict[int, RequestOutput] = {}
+    asked = [BatchRequest(prompt, StopParams(20), SamplingParams()) for prompt in prompts]
+    BatchEngine(decoder, 2).answer(asked, together.__setitem__)
     for number, one in enumerate(alone):
         made = together[number].generation
         assert made is not None and made.tokens == one.tokens
-        assert [s.accepted for s in made.steps] == [s.accepted for s in one.steps]
+        assert [s.accepted_tokens for s in made.steps] == [s.accepted_tokens for s in one.steps]
 
 
 def test_an_adapter_that_adds_nothing_leaves_the_mlp_alone() -> None:
@@ -145,7 +145,7 @@ def test_training_and_decoding_tell_streams_their_root(kind: str) -> None:
     randomise(trainee.module, 2)
     decoder = SpeculativeStreaming(target, SSOptions(mode="chain"), trainee.module, {})
     ids, at = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], 6
-    states = base_states(target, torch.tensor([ids]), trainee.taps, trainee.kv_from)
+    states = base_states(target, torch.tensor([ids]), trainee.hidden_states, trainee.kv_from)
     guesses = set()
     for root in range(3, 40):
         with torch.no_grad():
@@ -166,9 +166,9 @@ def test_training_and_decoding_tell_a_nodes_children_the_node(kind: str, monkeyp
     trainee = StreamsTrainer(target, CONDITIONED)
     randomise(trainee.module, 2)
     ids, at = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], 6
-    states = base_states(target, torch.tensor([ids]), trainee.taps, trainee.kv_from)
+    states = base_states(target, torch.tensor([ids]), trainee.hidden_states, trainee.kv_from)
     chain = SpeculativeStreaming(target, SSOptions(mode="chain"), trainee.module, {})
-    tree = chain.variant(SSOptions(k=3, n_draft=12))
+    tree = chain.with_options(SSOptions(k=3, n_draft=12))
     differ = 0
     for root in range(3, 30):
         with torch.inference_mode():
@@ -192,13 +192,13 @@ def test_while_learning_half_of_the_parents_are_kept_back() -> None:
     """The root never; the others without a pattern by place, so that each token is a parent for some stream."""
     streams = random_streams(Target(tiny_model("llama")), CONDITIONED)
     tokens, at = torch.arange(3, 6 * 400 * 3 + 3).view(6, 400, 3), torch.arange(400).expand(6, -1)
-    heard = streams.heard(tokens, at)
+    heard = streams.kept_conditioning(tokens, at)
     assert (heard[..., 0] == tokens[..., 0]).all() and set((heard - tokens)[heard >= 0].tolist()) == {0}
     told = heard[0, :, 1:] >= 0
     assert 0.4 < told.float().mean() < 0.6
     assert min(told[place::2, j].float().mean() for place in (0, 1) for j in (0, 1)) > 0.4
     with torch.no_grad():  # as where held-out text is judged
-        assert streams.heard(tokens, at) is tokens
+        assert streams.kept_conditioning(tokens, at) is tokens
 
 
 def changed(change: torch.Tensor) -> drafting.Changes:
@@ -256,7 +256,7 @@ def test_what_a_shortlist_leaves_out_keeps_its_mass() -> None:
 def test_streams_that_learn_their_root_are_told_it() -> None:
     target = Target(tiny_model("llama"))
     trainee = StreamsTrainer(target, ROOTED)
-    states = base_states(target, torch.tensor([[5, 6, 7, 8]]), trainee.taps, trainee.kv_from)
+    states = base_states(target, torch.tensor([[5, 6, 7, 8]]), trainee.hidden_states, trainee.kv_from)
     with pytest.raises(ValueError, match="learn the tokens"):
         trainee.stream_logits(states, torch.tensor([[2]]))
 
@@ -288,7 +288,7 @@ def test_segments_change_neither_loss_nor_gradients(position: StreamPosition) ->
         trainee = StreamsTrainer(target, replace(TWO_LAYERS, root_rank=2, stream_position=position), segment=segment)
         randomise(trainee.module, 3)
         batch = Batch(ids, labels, Anchors(at, labels))
-        loss, _ = trainee.loss(base_states(target, ids, trainee.taps, trainee.kv_from), batch)
+        loss, _ = trainee.loss(base_states(target, ids, trainee.hidden_states, trainee.kv_from), batch)
         loss.backward()
         found.append((loss.detach(), trainee.module.down.grad, trainee.module.embedding.grad))
     for other in found[1:]:
@@ -304,7 +304,7 @@ def test_training_learns_and_leaves_the_base_alone() -> None:
     at = torch.arange(5, 30)[None]
     labels = torch.stack([ids.gather(1, at + 1 + j) for j in range(3)], -1)
     batch = Batch(ids, labels, Anchors(at, labels))
-    states = base_states(target, ids, trainee.taps, trainee.kv_from)
+    states = base_states(target, ids, trainee.hidden_states, trainee.kv_from)
     optimizer = torch.optim.AdamW(trainee.module.parameters(), lr=1e-2)
     losses = []
     for _ in range(60):
@@ -322,7 +322,7 @@ def test_training_learns_and_leaves_the_base_alone() -> None:
 def test_top_p_attention_over_all_keys_is_attention(kind: str) -> None:
     """And over few keys it changes what streams say, but no main logit (ACL H.1)."""
     target = Target(tiny_model(kind))
-    ids, tree = [5, 6, 7, 8, 9, 10, 11, 12], DraftTree.of(torch.tensor([3, 4, 5, 6]), [-1, 0, 0, 1])
+    ids, tree = [5, 6, 7, 8, 9, 10, 11, 12], DraftTree.from_parents(torch.tensor([3, 4, 5, 6]), [-1, 0, 0, 1])
     found = []
     for p in (0, 99, 2):
         decoder = streaming(target, TWO_LAYERS, SSOptions(prune="off", stream_attention_top_p=p))
@@ -340,7 +340,7 @@ def test_top_p_attention_over_all_keys_is_attention(kind: str) -> None:
 @torch.inference_mode()
 def test_top_p_attention_leaves_the_main_rows_bit_for_bit(kind: str, rows: int) -> None:
     target = Target(tiny_model(kind))
-    ids, tree = list(range(5, 35)), DraftTree.of(torch.arange(rows) + 3, [-1, *range(0, rows - 1)])
+    ids, tree = list(range(5, 35)), DraftTree.from_parents(torch.arange(rows) + 3, [-1, *range(0, rows - 1)])
     found = []
     for p in (0, 4):
         decoder = streaming(target, TWO_LAYERS, SSOptions(prune="off", stream_attention_top_p=p))
@@ -377,7 +377,7 @@ def test_top_p_attention_takes_the_keys_that_each_head_attends_to_most() -> None
 @pytest.mark.parametrize("angle", [0.3, 0.0004])
 def test_values_are_turned_in_single_precision(angle: float) -> None:
     v = torch.randn(1, 2, 8, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
-    _, turned = TurnedValues(StreamCache({0: None}), 0, 4, angle).update(v, v, 0)
+    _, turned = TurnedValues(PrefixCache({0: None}), 0, 4, angle).update(v, v, 0)
     n = torch.tensor([1, 2, 3, 4, 1, 2, 3, 4])[:, None]
     exact = torch.complex(v[..., :32].double(), v[..., 32:].double()) * torch.exp(1j * angle * n.double())
     assert turned.dtype == torch.bfloat16
@@ -388,7 +388,7 @@ def test_values_are_turned_in_single_precision(angle: float) -> None:
 def test_value_rotation_tells_streams_apart() -> None:
     """Eq. 8: a step of zero degrees leaves equal values; a larger step moves later streams further."""
     v = torch.randn(1, 2, 7, 8)  # one main row, two positions of three streams
-    target = StreamCache({0: None})
+    target = PrefixCache({0: None})
     _, turned = TurnedValues(target, 1, 3, 0.3).update(v, v, 0)
     as_complex = [torch.complex(x[..., :4], x[..., 4:]) for x in (v, turned)]
     n = torch.tensor([0, 1, 2, 3, 1, 2, 3])
@@ -399,11 +399,11 @@ def test_value_rotation_tells_streams_apart() -> None:
 def test_keeping_all_nodes_equals_no_pruning() -> None:
     target = Target(tiny_model("llama"))
     runs = [
-        generate(streaming(target, TWO_LAYERS, options), [5, 6, 7], Limits(30), Sampling(0.8, seed=5))
+        generate(streaming(target, TWO_LAYERS, options), [5, 6, 7], StopParams(30), SamplingParams(0.8, seed=5))
         for options in (SSOptions(k=2, prune="off"), SSOptions(k=2, n_keep=15), SSOptions(k=2, n_keep=99))
     ]
     assert runs[0].tokens == runs[1].tokens == runs[2].tokens
-    assert [s.accepted for s in runs[0].steps] == [s.accepted for s in runs[1].steps]
+    assert [s.accepted_tokens for s in runs[0].steps] == [s.accepted_tokens for s in runs[1].steps]
 
 
 def test_tree_sizes_are_the_papers() -> None:
@@ -423,8 +423,8 @@ def test_best_nodes_are_the_most_probable_and_ancestor_closed() -> None:
 
     def joints(tree: DraftTree) -> list[float]:
         return [
-            sum(float(log_p[tree.shape.depths[i] - 1, tree.tokens[i]]) for i in path[1:])
-            for path in paths(tree.shape.parents)[1:]
+            sum(float(log_p[tree.topology.depths[i] - 1, tree.tokens[i]]) for i in path[1:])
+            for path in paths(tree.topology.parents)[1:]
         ]
 
     assert sorted(joints(best)) == pytest.approx(sorted(joints(full))[-6:], abs=1e-4)
@@ -437,14 +437,14 @@ def test_nodes_are_ranked_in_single_precision_whatever_the_logits_are_in(dtype: 
         logits = (3 * torch.randn(4, 500)).to(dtype)
         root = torch.tensor([9])
         half, single = draft_tree(root, logits, 3, 20), draft_tree(root, logits.float(), 3, 20)
-        assert half.shape.parents == single.shape.parents
+        assert half.topology.parents == single.topology.parents
         # among equal logits, which of their tokens come first depends on the dtype
-        at = [d - 1 for d in half.shape.depths[1:]]
+        at = [d - 1 for d in half.topology.depths[1:]]
         assert torch.equal(logits[at, half.tokens[1:]], logits[at, single.tokens[1:]])
 
 
 def test_pruning_keeps_the_best_by_path_probability() -> None:
-    tree = DraftTree.of(torch.tensor([0, 1, 2, 3, 1]), [-1, 0, 0, 1, 2])
+    tree = DraftTree.from_parents(torch.tensor([0, 1, 2, 3, 1]), [-1, 0, 0, 1, 2])
     p = torch.tensor([[0.05, 0.7, 0.2, 0.05], [0.1, 0.2, 0.2, 0.5], [0.01, 0.97, 0.01, 0.01], [0.25] * 4, [0.25] * 4])
     # path probabilities: node 1 0.7, node 2 0.2, node 3 0.35, node 4 0.194
     assert pruned(tree, p, 5, 0.0) == [0, 1, 2, 3, 4]
@@ -456,7 +456,7 @@ def test_pruning_keeps_the_best_by_path_probability() -> None:
 
 def pruned(tree: DraftTree, p: torch.Tensor, n_keep: int, threshold: float) -> list[int]:
     """By early exits p [n, V], asked of nodes with children alone, and of all nodes: the same."""
-    inner, parents = judged(tree)
+    inner, parents = nodes_to_score(tree)
     kept = prune(tree, parents, p.log()[inner], n_keep, threshold).tolist()
     assert kept == prune(tree, tree.parents()[1:], p.log(), n_keep, threshold).tolist()
     return list(kept)
@@ -479,7 +479,7 @@ def test_a_threshold_is_of_transitions_and_not_of_paths(
 
 
 def test_below_a_refused_transition_nothing_stays_however_probable() -> None:
-    tree = DraftTree.of(torch.tensor([0, 1, 1, 1, 0]), [-1, 0, 1, 2, 0])
+    tree = DraftTree.from_parents(torch.tensor([0, 1, 1, 1, 0]), [-1, 0, 1, 2, 0])
     p = torch.tensor([[0.6, 0.4], [1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.5, 0.5]])
     assert pruned(tree, p, 5, 1e-30) == [0, 1, 4]
     assert pruned(tree, p, 5, 0.0) == [0, 1, 2, 3, 4]
@@ -523,17 +523,17 @@ def test_logits_made_with_the_verified_rows_are_those_made_alone(config: StreamC
     target = Target(tiny_model("llama"))
     options = SSOptions(mode="chain", gamma=1, prune="off")
     decoder = streaming(target, config, options)
-    state, few = prefilled(decoder, [5, 6, 7, 8, 9]), DraftTree.of(torch.tensor([3, 4]), [-1, 0])
-    root, verdict = torch.tensor(17), Verdict([0, 1], [4, 17], torch.tensor([17]))
-    decoder.observe(state, verdict, decoder.forward(state, few))
+    state, few = prefilled(decoder, [5, 6, 7, 8, 9]), DraftTree.from_parents(torch.tensor([3, 4]), [-1, 0])
+    root, verdict = torch.tensor(17), VerifyResult([0, 1], [4, 17], torch.tensor([17]))
+    decoder.update(state, verdict, decoder.forward(state, few))
     assert decoder._ahead is not None
     together = decoder._stream_logits(root)
-    alone = target.logits(decoder.streams.told(target, decoder.next_streams, root[None]))
+    alone = target.logits(decoder.streams.condition_on_tokens(target, decoder.next_streams, root[None]))
     torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-4)
-    many = DraftTree.of(torch.arange(9), [-1, *range(8)])
-    decoder.observe(state, verdict, decoder.forward(state, many))
+    many = DraftTree.from_parents(torch.arange(9), [-1, *range(8)])
+    decoder.update(state, verdict, decoder.forward(state, many))
     assert decoder._ahead is None, "a product of so many rows would cost more than the LM head read twice"
-    decoder.observe(state, verdict, decoder.forward(state, few))
-    decoder.begin(prefilled(decoder, [5, 6, 7]))
+    decoder.update(state, verdict, decoder.forward(state, few))
+    decoder.on_prefill(prefilled(decoder, [5, 6, 7]))
     assert decoder._ahead is None, "what was made for the last prompt is of another one"
     assert not streaming(target, config, SSOptions(k=9, prune="off")).fuses

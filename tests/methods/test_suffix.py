@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.suffix import Past, Suffix, SuffixAutomaton, SuffixOptions
 from tests.tiny import tiny_model
@@ -97,20 +97,20 @@ def test_a_long_repetition_is_drafted_as_far_as_the_match_was_long() -> None:
     """The prompt ends with five tokens that it has had before: five nodes, then what they yielded counts as well."""
     decoder = Suffix(Target(tiny_model("llama")), SuffixOptions())
     text = [*range(10, 40), *range(10, 15)]
-    decoder.begin(state := _state(text))
+    decoder.on_prefill(state := _state(text))
     tree = decoder.propose(state)
-    assert tree.tokens.tolist() == [14, 15, 16, 17, 18, 19] and tree.shape.parents == (-1, 0, 1, 2, 3, 4)
+    assert tree.tokens.tolist() == [14, 15, 16, 17, 18, 19] and tree.topology.parents == (-1, 0, 1, 2, 3, 4)
     shallow = Suffix(decoder.target, SuffixOptions(depth=2))
-    shallow.begin(state)
+    shallow.on_prefill(state)
     assert shallow.propose(state).tokens.tolist() == [14, 15, 16]
 
 
 def test_the_better_of_request_and_past_is_drafted() -> None:
     decoder = Suffix(Target(tiny_model("llama")), SuffixOptions(past=True))
     decoder.past.add([*range(10, 40)])
-    decoder.begin(state := _state([13, 30, 8, 12, 13]))
+    decoder.on_prefill(state := _state([13, 30, 8, 12, 13]))
     assert decoder.propose(state).tokens.tolist() == [13, 14, 15], "two matched there, one here"
-    decoder.begin(state := _state([11, 12, 13, 50, 51, 52, 53, 54, 11, 12, 13]))
+    decoder.on_prefill(state := _state([11, 12, 13, 50, 51, 52, 53, 54, 11, 12, 13]))
     assert decoder.propose(state).tokens.tolist() == [13, 50, 51, 52], "three here and there: here"
 
 
@@ -118,8 +118,8 @@ def test_the_past_is_remembered_where_asked() -> None:
     target = Target(tiny_model("llama"))
     for past in (False, True):
         decoder = Suffix(target, SuffixOptions(past=past, offset=4))
-        assert decoder.remembers == past
-        first, again = (generate(decoder, PROMPT, Limits(40), Sampling()) for _ in range(2))
+        assert decoder.stateful == past
+        first, again = (generate(decoder, PROMPT, StopParams(40), SamplingParams()) for _ in range(2))
         assert first.tokens == again.tokens
         assert (len(again.steps) < len(first.steps)) == past
         assert [list(a) for a in decoder.past.answers] == ([first.tokens] if past else [])

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss.engine.decoder import Generation
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
@@ -51,9 +51,9 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shuffled(LAB / "draft", tmp_path_factory.mktemp("draft") / "shuffled")
 
 
-def answer(decoder: Any, sampling: Sampling | None = None, new: int = 40) -> Any:
+def answer(decoder: Any, sampling: SamplingParams | None = None, new: int = 40) -> Any:
     prompt = decoder.target.encode_chat([{"role": "user", "content": QUESTION}])
-    return generate(decoder, prompt, Limits(new, decoder.target.eos_ids), sampling or Sampling())
+    return generate(decoder, prompt, StopParams(new, decoder.target.eos_ids), sampling or SamplingParams())
 
 
 def test_a_draft_through_text_is_about_as_good_as_one_of_the_same_vocabulary(lab: Target, other: Path) -> None:
@@ -65,17 +65,19 @@ def test_a_draft_through_text_is_about_as_good_as_one_of_the_same_vocabulary(lab
     for question in questions(SPECBENCH_CATEGORIES, "calibration", 1):
         prompt = lab.tokenizer(question.turns[0], add_special_tokens=False)["input_ids"]
         for decoder, runs in made.items():
-            runs.append(generate(decoder, prompt, Limits(40, lab.eos_ids), Sampling()))
+            runs.append(generate(decoder, prompt, StopParams(40, lab.eos_ids), SamplingParams()))
         assert made[direct][-1].tokens == made[through][-1].tokens
     one, two = (
         sum(s.tokens for r in runs for s in r.steps) / sum(len(r.steps) for r in runs) for runs in made.values()
     )
     assert one > 1.5
     assert two > 0.85 * one
-    calls = [sum(r.draft_calls for r in runs) for runs in made.values()]
+    calls = [sum(r.num_draft_forwards for r in runs) for runs in made.values()]
     assert calls[1] < 1.3 * calls[0]  # nothing is read twice but the end of what is cut anew
-    assert through.described()["retokenised"] and not direct.described()["retokenised"]
-    assert answer(through, Sampling(0.8, seed=5), 8).tokens == answer(through, Sampling(0.8, seed=5), 8).tokens
+    assert through.metadata()["retokenised"] and not direct.metadata()["retokenised"]
+    assert (
+        answer(through, SamplingParams(0.8, seed=5), 8).tokens == answer(through, SamplingParams(0.8, seed=5), 8).tokens
+    )
 
 
 def test_the_draft_reads_what_reading_everything_anew_would_give(lab: Target, other: Path) -> None:
@@ -106,8 +108,8 @@ def test_greedy_equals_autoregressive_through_text(kinds: tuple[str, str]) -> No
     decoder = TwoModel(target, options, draft)
     assert (decoder.bridge is None) == (kinds[0] == kinds[1])
     for prompt in (target.tokenizer("the sum of 12 and 30 is").input_ids, [5], list(range(10, 120))):
-        expected = generate(Autoregressive(target), prompt, Limits(24), Sampling()).tokens
-        assert generate(decoder, prompt, Limits(24), Sampling()).tokens == expected
+        expected = generate(Autoregressive(target), prompt, StopParams(24), SamplingParams()).tokens
+        assert generate(decoder, prompt, StopParams(24), SamplingParams()).tokens == expected
 
 
 @pytest.mark.parametrize("kind", ["gpt", "llama"])

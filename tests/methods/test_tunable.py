@@ -10,7 +10,7 @@ import torch
 
 from specbench_ss import registry
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.engine.generate import Limits
+from specbench_ss.engine.generate import StopParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
@@ -39,7 +39,7 @@ def streams(target: Target) -> SpeculativeStreaming:
     """Advised as the lab's are."""
     module = Streams(StreamConfig(gamma=3, n_msa_layers=2, init_rank=2), target.hidden_size)
     decoders.randomise(module, 2)
-    return SpeculativeStreaming(target, SSOptions(), module, ADVICE).variant(SSOptions())
+    return SpeculativeStreaming(target, SSOptions(), module, ADVICE).with_options(SSOptions())
 
 
 def shared(target: Target) -> SharedStreaming:
@@ -47,7 +47,7 @@ def shared(target: Target) -> SharedStreaming:
     shape = {"gamma": 3, "n_msa_layers": 2, "adapter_rank": 0, "mode": "shared", "lora_rank": 4}
     module = Streams(StreamConfig(**shape, main_attends_streams=True), target.hidden_size)  # type: ignore[arg-type]
     decoders.randomise(module, 2)
-    return SharedStreaming(target, SSOptions(), module, ADVICE).variant(SSOptions())
+    return SharedStreaming(target, SSOptions(), module, ADVICE).with_options(SSOptions())
 
 
 MAKERS = {"medusa": medusa, "ss": streams, "ss-shared": shared}
@@ -62,11 +62,11 @@ def target() -> Target:
 def test_variants_share_the_weights_and_are_what_loading_would_give(target: Target, name: str) -> None:
     decoder = MAKERS[name](target)
     weights = {id(p) for p in module(decoder).parameters()}
-    for option, values in decoder.tunable().items():
+    for option, values in decoder.search_space().items():
         for value in values:
-            near = decoder.variant(replace(decoder.options, **{option: value}))
+            near = decoder.with_options(replace(decoder.options, **{option: value}))
             assert {id(p) for p in module(near).parameters()} == weights
-    assert decoder.variant(decoder.options).described() == decoder.described()
+    assert decoder.with_options(decoder.options).metadata() == decoder.metadata()
 
 
 def module(decoder: Decoder) -> torch.nn.Module:
@@ -76,8 +76,8 @@ def module(decoder: Decoder) -> torch.nn.Module:
 
 def bench(target: Target, name: str, **options: str) -> tuple[DecoderBench, MethodSpec]:
     default = MethodSpec(name, options)
-    loaded = MAKERS[name](target).variant(registry.method_options(default))
-    return DecoderBench(default, loaded, Autoregressive(target), [PROMPT], Limits(8)), default
+    loaded = MAKERS[name](target).with_options(registry.method_options(default))
+    return DecoderBench(default, loaded, Autoregressive(target), [PROMPT], StopParams(8)), default
 
 
 def test_a_value_that_comes_down_to_the_default_is_the_default(target: Target) -> None:
@@ -98,8 +98,8 @@ def test_what_the_user_has_settled_is_not_tuned(target: Target) -> None:
 
 def test_a_medusa_tree_of_ones_own_is_not_tuned(target: Target) -> None:
     given = medusa(target)
-    assert list(given.tunable()) == ["nodes", "heads"]
+    assert list(given.search_space()) == ["nodes", "heads"]
     own = Medusa(target, MedusaOptions(tree="tree.json"), given.heads, given.tree)
-    assert not own.tunable()
+    assert not own.search_space()
     unknown = Medusa(target, MedusaOptions(), given.heads, given.tree)
-    assert list(unknown.tunable()) == ["heads"]
+    assert list(unknown.search_space()) == ["heads"]

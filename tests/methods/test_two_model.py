@@ -11,9 +11,9 @@ import torch
 from scipy.stats import chisquare
 from torch.overrides import TorchFunctionMode
 
-from specbench_ss.engine.decoder import State
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.ar import Autoregressive
@@ -48,9 +48,9 @@ def akin(target: Target, noise: float = 0.04) -> Target:
 
 
 def test_a_draft_that_is_the_target_is_always_right(target: Target) -> None:
-    done = generate(TwoModel(target, TwoModelOptions(gamma=5), target), PROMPTS[0], Limits(31), Sampling())
+    done = generate(TwoModel(target, TwoModelOptions(gamma=5), target), PROMPTS[0], StopParams(31), SamplingParams())
     assert [s.tokens for s in done.steps] == [6] * 5
-    assert done.draft_calls == 1 + 4 + 4 * 5  # the prompt; then every step but the first begins with what is new
+    assert done.num_draft_forwards == 1 + 4 + 4 * 5  # the prompt; then every step but the first begins with what is new
 
 
 @pytest.mark.parametrize("form", ["chain", "tree"])
@@ -58,7 +58,7 @@ def test_the_drafts_cache_is_that_of_a_fresh_pass(target: Target, form: Any) -> 
     decoder = TwoModel(target, TwoModelOptions(form=form, gamma=3, k=3, nodes=0), akin(target, 0.1))
     drafted, keep, kept = decoder._drafted, decoder.draft.keep, []
 
-    def watching(state: State, length: int) -> Any:
+    def watching(state: DecodeState, length: int) -> Any:
         fresh = decoder.draft.model.next_logits(state.ids)
         torch.testing.assert_close(decoder.logits, fresh, atol=1e-4, rtol=1e-4)
         return drafted(state, length)
@@ -68,8 +68,8 @@ def test_the_drafts_cache_is_that_of_a_fresh_pass(target: Target, form: Any) -> 
         keep(start, rows)
 
     decoder._drafted, decoder.draft.keep = watching, keeping  # type: ignore[method-assign]
-    steps = generate(decoder, PROMPTS[0], Limits(30), Sampling(1.2, seed=3)).steps
-    assert len({s.accepted for s in steps}) > 1
+    steps = generate(decoder, PROMPTS[0], StopParams(30), SamplingParams(1.2, seed=3)).steps
+    assert len({s.accepted_tokens for s in steps}) > 1
     assert form == "chain" or any(rows != list(range(len(rows))) for rows in kept)  # some were moved
 
 
@@ -90,8 +90,8 @@ def test_candidates_are_drawn_where_there_are_fewer_words_than_candidates() -> N
     """The output is the target's all the same; what is drawn from many words the laws look at."""
     target = Target(tiny_model("llama", vocab=7, layers=2))
     options = TwoModelOptions(form="tree", gamma=2, k=3, candidates="drawn")
-    decoder, sampling = TwoModel(target, options, random_draft(target, 128)), Sampling(1.3, top_k=2)
-    assert sum(s.accepted for s in generate(decoder, [3, 4, 5], Limits(60), sampling).steps) > 5
+    decoder, sampling = TwoModel(target, options, random_draft(target, 128)), SamplingParams(1.3, top_k=2)
+    assert sum(s.accepted_tokens for s in generate(decoder, [3, 4, 5], StopParams(60), sampling).steps) > 5
     assert p_value(decoder, [3, 4, 5], sampling, 300, 3) > 1e-3
 
 
@@ -161,14 +161,14 @@ def test_a_chain_of_fixed_length_never_waits_for_the_device(
     counts = []
     drafted = decoder._drafted
 
-    def counting(state: State, length: int) -> Any:
+    def counting(state: DecodeState, length: int) -> Any:
         with Waits() as mode:
             tree = drafted(state, length)
         counts.append((len(tree), mode.count))
         return tree
 
     decoder._drafted = counting  # type: ignore[method-assign]
-    generate(decoder, PROMPTS[0], Limits(9), Sampling(temperature))
+    generate(decoder, PROMPTS[0], StopParams(9), SamplingParams(temperature))
     assert set(counts) == {(5, waits)}
 
 
@@ -185,6 +185,6 @@ def test_embeddings_of_another_width(width: int, llama: Target) -> None:
     assert bool((logits[width:] == -torch.inf).all())
     decoder = TwoModel(llama, TwoModelOptions(), random_draft(llama, 128))
     decoder.draft = fed
-    expected = generate(Autoregressive(llama), PROMPTS[0], Limits(20), Sampling()).tokens
-    assert generate(decoder, PROMPTS[0], Limits(20), Sampling()).tokens == expected
-    generate(decoder, PROMPTS[0], Limits(20), Sampling(1.0, top_k=70))
+    expected = generate(Autoregressive(llama), PROMPTS[0], StopParams(20), SamplingParams()).tokens
+    assert generate(decoder, PROMPTS[0], StopParams(20), SamplingParams()).tokens == expected
+    generate(decoder, PROMPTS[0], StopParams(20), SamplingParams(1.0, top_k=70))

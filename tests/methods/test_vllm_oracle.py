@@ -17,8 +17,8 @@ import pytest
 
 from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss import load_method, load_model
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.block_drafters import dflash as dflash_files
 from specbench_ss.methods.eagle import checkpoint as eagle_files
@@ -111,8 +111,8 @@ def test_vllm_drafts_and_accepts_what_we_do(
     decoder = load_method(DRAFTERS[name][2], target, weights=str(folders[name]))
     ours = []
     for ids in prompts:
-        answer = generate(decoder, ids, Limits(TOKENS), Sampling())
-        ours.append([answer.tokens, len(answer.steps), sum(step.accepted for step in answer.steps)])
+        answer = generate(decoder, ids, StopParams(TOKENS), SamplingParams())
+        ours.append([answer.tokens, len(answer.steps), sum(step.accepted_tokens for step in answer.steps)])
     assert isinstance(served[name], list), served[name]
     print(name, *(sum(counts) for counts in list(zip(*ours, strict=True))[1:]))
     assert len(ours) == PROMPTS and served[name] == ours

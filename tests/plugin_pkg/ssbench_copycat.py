@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from annotated_types import Ge
 
-from specbench_ss import Decoder, DraftTree, State
+from specbench_ss import Decoder, DecodeState, DraftTree
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Copycat(Decoder):
     summary = "copies what followed the last occurrence of the newest tokens"
     Options = Options
 
-    def max_rows(self) -> int:
+    def max_tokens_per_step(self) -> int:
         return 1 + self.options.length
 
-    def tunable(self) -> dict[str, tuple[int, ...]]:
+    def search_space(self) -> dict[str, tuple[int, ...]]:
         return {"length": (2, 4, 6, 10, 16), "ngram": (2, 1, 3)}
 
-    def propose(self, state: State) -> DraftTree:
+    def propose(self, state: DecodeState) -> DraftTree:
         ids, n = torch.tensor(state.ids), self.options.ngram
         if len(ids) > n:
             windows = ids[:-1].unfold(0, n, 1)  # [S - n, n], the newest n-gram itself left out

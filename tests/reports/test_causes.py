@@ -10,7 +10,7 @@ from specbench_ss.reports.html.health import order_in_words
 from specbench_ss.reports.html.report import page
 from specbench_ss.results.analysis import analyse
 from specbench_ss.results.cost_model import pairs, waterfalls
-from specbench_ss.results.published import beside
+from specbench_ss.results.published import compare_with_published
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
@@ -23,7 +23,7 @@ def test_the_parts_lead_from_the_reference_to_the_method_and_give_its_speedup(ma
     for label, one in found.items():
         assert one.reference_ms + sum(one.parts.values()) == pytest.approx(one.method_ms)
         assert one.reference_ms / one.method_ms == pytest.approx(rows[label].speedup)
-        assert one.tau == pytest.approx(rows[label].tau)
+        assert one.tau == pytest.approx(rows[label].mean_acceptance_length)
 
 
 def test_passes_saved_are_the_references_passes_less_often_made(make_run: MakeRun) -> None:
@@ -84,11 +84,11 @@ def test_the_published_order_is_told_in_words_beside_ours(make_run: MakeRun) -> 
     method, names = manifest["methods"][1], ("eagle2", "medusa", "pld")
     manifest["methods"] = [{**method, "label": name, "name": name} for name in names]
     ours = {"eagle2": (3.0, 1.1), "medusa": (2.0, 1.5), "pld": (1.5, 1.0)}
-    (said,) = order_in_words(beside(manifest, ours))
+    (said,) = order_in_words(compare_with_published(manifest, ours))
     assert said == (
         "No number of these compares with this run's; orders can be set side by side. By speedup, the order published "
         "for vicuna 7B v1.3 on 3090 is eagle2, pld, medusa; here it is medusa, eagle2, "
         "pld. 1 of 3 pairs stand in the same order, those counted too whose order is not sure here. Where model or "
         "machine are others, it may well differ."
     )
-    assert order_in_words(beside(manifest, {**ours, "pld": (1.5, None)})) == []
+    assert order_in_words(compare_with_published(manifest, {**ours, "pld": (1.5, None)})) == []

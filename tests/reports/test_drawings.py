@@ -37,10 +37,10 @@ def test_acceptance_says_how_often_a_position_is_reached(make_run: MakeRun) -> N
     results.rows = [
         replace(
             row,
-            acceptance_at=(0.8, 0.5, 0.1),
-            acceptance_at_n=(200, 100, 20),
-            acceptance_given=(0.8, 0.6, 0.2),
-            acceptance_given_n=(200, 20, 19),
+            acceptance_rate_per_pos=(0.8, 0.5, 0.1),
+            acceptance_rate_per_pos_n=(200, 100, 20),
+            conditional_acceptance_rate=(0.8, 0.6, 0.2),
+            conditional_acceptance_rate_n=(200, 20, 19),
         )
         if row.method == "ss"
         else row
@@ -54,7 +54,11 @@ def test_shares_of_steps_are_of_the_samples_that_acceptance_is_of(make_run: Make
     run = read_run(make_run(labels=("ar", "ss"), failing=("ar",)))
     counts = {pair.own.method: pair.own.tally.steps for pair in pairs(run)}
     rows = {r.method: r for r in summarise(run) if r.category == OVERALL}
-    assert rows["ss"].acceptance_at_n[0] == counts["ss"] < sum(r.steps or 0 for r in run.rows if r.method == "ss")
+    assert (
+        rows["ss"].acceptance_rate_per_pos_n[0]
+        == counts["ss"]
+        < sum(r.steps or 0 for r in run.rows if r.method == "ss")
+    )
 
 
 def test_step_cost_is_the_same_on_the_first_screen_and_in_the_time_of_a_step(make_run: MakeRun) -> None:

@@ -152,7 +152,7 @@ def test_failures_and_mismatches_stand_above_the_results(make_run: MakeRun) -> N
     text = Page(write(make_run(failing=("medusa",), verdict="mismatch", questions=2))).text
     above = text[: text.index("By task")]
     assert "Samples failed" in above and "out of luck" in above
-    assert "no near-tie explains" in above
+    assert "no numerical tie explains" in above
 
 
 @pytest.mark.parametrize("labels", [("ar",), ("ar", "ss")])

@@ -93,7 +93,7 @@ def test_points_of_the_pareto_figure_are_tau_and_cost(make_run: MakeRun) -> None
     found = {trace.name: (trace.x[0], trace.y[0]) for trace in numbers.pareto().data}
     for row in numbers.contestants:
         assert row.step_ratio
-        assert found[row.method] == (pytest.approx(1 / row.step_ratio), row.tau)
+        assert found[row.method] == (pytest.approx(1 / row.step_ratio), row.mean_acceptance_length)
 
 
 def test_the_roofline_has_the_machines_limits(make_run: MakeRun) -> None:
@@ -139,7 +139,11 @@ def test_an_axis_of_ratios_holds_its_values_and_has_a_tick_at_1(ends: tuple[floa
 def test_positions_behind_few_steps_are_not_drawn(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), questions=2))
     row: Any = RunFigures(analyse(run)).contestants[0]
-    row = replace(row, acceptance_given=(0.8, 0.6, 0.2), acceptance_given_n=(200, charts.FEW, charts.FEW - 1))
+    row = replace(
+        row,
+        conditional_acceptance_rate=(0.8, 0.6, 0.2),
+        conditional_acceptance_rate_n=(200, charts.FEW, charts.FEW - 1),
+    )
     (trace,) = charts.acceptance([row], styles(run.labels)).data
     assert list(trace.y) == [0.8, 0.6]
 

@@ -22,11 +22,13 @@ def test_methods_are_ranked_by_speedup_and_void_ones_come_last(make_run: MakeRun
     assert [row.place for row in rows] == [1, 2, None] and rows[-1].label == "ar"
     best = rows[0].label
     results.rows = [
-        replace(row, comparison="void", speedup=None, speedup_interval=None) if row.method == best else row
+        replace(row, comparison="invalid", speedup=None, speedup_interval=None) if row.method == best else row
         for row in results.rows
     ]
     last = page_of(results)["ranking"][-1]
-    assert last.label == best and last.speedup == "void" and last.place is None and last.badges[0] == ("void", "bad")
+    assert (
+        last.label == best and last.speedup == "invalid" and last.place is None and last.badges[0] == ("invalid", "bad")
+    )
 
 
 def test_tau_over_cost_times_the_rest_is_the_speedup(make_run: MakeRun) -> None:
@@ -55,7 +57,7 @@ def test_the_matrix_says_how_many_questions_a_task_has(make_run: MakeRun) -> Non
 def test_a_cell_of_the_matrix_tells_its_interval_and_is_tinted_only_where_it_is_sure(make_run: MakeRun) -> None:
     results = analyse(read_run(make_run(labels=("ar", "ss", "ar[n=1]"), categories=("qa", "writing"), questions=8)))
     table, cells = page_of(results)["matrix"], {(row.method, row.category): row for row in results.rows}
-    assert {"faster", "not distinguishable"} <= {row.comparison for row in cells.values()}
+    assert {"faster", "not significant"} <= {row.comparison for row in cells.values()}
     assert [column.title for column in table.columns] == ["method", "overall", "qa", "writing"]
     for row in table.rows:
         for cell, task in zip(row[1:], ("overall", "qa", "writing"), strict=True):
@@ -66,8 +68,11 @@ def test_a_cell_of_the_matrix_tells_its_interval_and_is_tinted_only_where_it_is_
 
 def test_the_reference_has_one_word_for_its_output_with_repeats_and_without(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2))
-    for verdicts in (run.sameness, [type(s)(s.question_id, s.turn, "ar", s.repeat, s.verdict) for s in run.sameness]):
-        run.sameness = verdicts
+    for verdicts in (
+        run.output_match,
+        [type(s)(s.question_id, s.turn, "ar", s.repeat, s.verdict) for s in run.output_match],
+    ):
+        run.output_match = verdicts
         table = page_of(analyse(run))["everything"]
         column = [c.title for c in table.columns].index("output")
         assert {row[column].text for row in table.rows if row[1].text == "ar"} == {"reference"}
@@ -117,10 +122,10 @@ def test_the_places_that_a_method_may_have_stand_below_its_place(make_run: MakeR
 
 def test_nodes_and_training_of_each_method_stand_in_a_table(make_run: MakeRun) -> None:
     run = read_run(make_run())
-    run.manifest["methods"][1]["learnt"] = {
-        "tokens": 1024, "steps": 8, "lr": 0.01, "own_answers": True, "parameters": 7
+    run.manifest["methods"][1]["training_info"] = {
+        "tokens": 1024, "steps": 8, "lr": 0.01, "regenerate_responses": True, "parameters": 7
     }  # fmt: skip
-    run.manifest["methods"][2]["learnt"] = {"searched": {"tokens": 12345, "made_of": "answers"}}
+    run.manifest["methods"][2]["training_info"] = {"searched": {"tokens": 12345, "made_of": "answers"}}
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in page_of(analyse(run))["budgets"].rows}
     assert rows["ss"][2:] == ["7", "1,024", "8", "0.01", "the model's own answers", ""]
     assert rows["medusa"][6] == "12,345 tokens are searched: answers" and rows["ar"][6] == "not recorded"

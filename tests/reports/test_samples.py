@@ -52,9 +52,9 @@ def test_failed_and_missing_samples_have_no_numbers(make_run: MakeRun) -> None:
 def test_disturbed_samples_are_marked(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=3))
     for row in run.rows:
-        row.disturbed = "others" if (row.method, row.question_id) == ("ss", "qa-1") else ""
+        row.noise_reason = "others" if (row.method, row.question_id) == ("ss", "qa-1") else ""
     packed = page_of(analyse(run))["samples"]
-    assert {method["label"]: method["disturbed"] for method in packed["methods"]} == {"ar": [], "ss": [1]}
+    assert {method["label"]: method["noisy"] for method in packed["methods"]} == {"ar": [], "ss": [1]}
 
 
 def test_long_texts_are_whole_to_a_limit_which_is_told(make_run: MakeRun) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specbench_ss.results.analysis import analyse
-from specbench_ss.results.cost_model import Parts, parts, roof_of
+from specbench_ss.results.cost_model import StepTimeParts, parts, roof_of
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
@@ -35,7 +35,7 @@ def test_an_incomplete_run_predicts_from_the_prompts_that_both_sides_answered(ru
     assert_measured(run)
 
 
-def step_s(one: Parts) -> float:
+def step_s(one: StepTimeParts) -> float:
     return max(one.read_s, one.product_s) + one.overhead_s
 
 

@@ -97,7 +97,7 @@ def test_a_server_that_takes_half_the_time_is_twice_as_fast(
     assert table.loc["fast", "speedup"] == pytest.approx(2.0) and table.loc["fast", "comparison"] == "faster"
     assert table.loc["slow", "comparison"] == "reference" and set(table["baseline"]) == {"slow"}
     assert table.loc["fast", "tpot_s_p50"] == pytest.approx(table.loc["slow", "tpot_s_p50"] / 2, rel=0.5)
-    assert table["n_mismatch"].sum() == 0 and table.loc["fast", "n_other_text"] == PROMPTS
+    assert table["n_mismatch"].sum() == 0 and table.loc["fast", "n_text_differs"] == PROMPTS
 
 
 def test_tau_is_what_the_counters_say(questions: Path, tmp_path: Path) -> None:
@@ -111,12 +111,14 @@ def test_tau_is_what_the_counters_say(questions: Path, tmp_path: Path) -> None:
         labels = ["plain", "drafting", "shared", "gauge"]
         made = measured([plain, drafting, shared, gauge], labels, questions, tmp_path / "run", concurrency=2)
     table = made.summary().query("category == 'overall'").set_index("method")
-    assert table.loc["drafting", "tau"] == pytest.approx(2.0)  # 4 drafts an answer, 1 of 3 accepted each
+    assert table.loc["drafting", "mean_acceptance_length"] == pytest.approx(
+        2.0
+    )  # 4 drafts an answer, 1 of 3 accepted each
     assert table.loc["drafting", "acceptance_rate"] == pytest.approx(1 / 3)
-    assert table["tau"].isna()[["plain", "shared", "gauge"]].all()  # not measured, and never zero
+    assert table["mean_acceptance_length"].isna()[["plain", "shared", "gauge"]].all()  # not measured, and never zero
     own = made.samples.query("method == 'drafting'")
     assert set(own["drafts"]) == {4} and set(own["drafted"]) == {12} and set(own["accepted"]) == {4}
-    at_two = made.concurrency().query("concurrency == 2").set_index("method")["tau"]
+    at_two = made.concurrency().query("concurrency == 2").set_index("method")["mean_acceptance_length"]
     assert at_two["drafting"] == pytest.approx(2.0) and at_two[["plain", "shared", "gauge"]].isna().all()
     told = {entry["label"]: entry["served"]["acceptance"] for entry in made.manifest["methods"]}
     assert "sglang:spec_accept_length" in told["gauge"] and told["drafting"] == "its counters in /metrics"
@@ -255,17 +257,17 @@ def test_levels_are_made_once_and_hold_what_was_sent(questions: Path, tmp_path: 
         table = made.concurrency().set_index(["concurrency", "method"])
         assert list(table.index) == [(n, m) for n in (1, 2, 4) for m in ("one", "other")]
         assert (table["requests"] == PROMPTS).all() and (table["failed"] == 0).all()
-        assert (table["tokens_per_s"] > 0).all() and table["tau"].isna().all()
+        assert (table["tokens_per_s"] > 0).all() and table["mean_acceptance_length"].isna().all()
         asked = len(one.behaviour.asked)
         assert asked == 1 + 3 * PROMPTS and 2 <= one.behaviour.most_at_once <= 4
         again = measured([one, other], ["one", "other"], questions, out, concurrency=[4, 2], resume=True)
         assert len(one.behaviour.asked) == asked + 1 and again.concurrency().equals(made.concurrency())
-        (out / "levels.jsonl").write_bytes(
-            (out / "levels.jsonl").read_bytes()[:-20]
+        (out / "concurrency.jsonl").write_bytes(
+            (out / "concurrency.jsonl").read_bytes()[:-20]
         )  # the last level was not committed
         measured([one, other], ["one", "other"], questions, out, concurrency=(2, 4), resume=True)
     run_ = read_run(out)
-    assert len(run_.levels) == 4 and len(run_.requests) == 4 * PROMPTS
+    assert len(run_.concurrency) == 4 and len(run_.requests) == 4 * PROMPTS
 
 
 def test_a_report_and_a_comparison_are_made_of_such_runs(questions: Path, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_run_is_made_and_resumed(url: str, tmp_path: Path) -> None:
     made = run(**given, **more)  # type: ignore[arg-type]
     assert set(made.samples["status"]) == {"ok"}, made.samples["error"].tolist()
     assert len(made.samples) == 4 and (made.samples["tokens"] <= 8).all() and (made.samples["wall_s"] > 0).all()
-    assert set(made.sameness["verdict"]) == {"identical"}  # greedy, by the same server
+    assert set(made.output_match["verdict"]) == {"identical"}  # greedy, by the same server
     assert set(made.concurrency()["requests"]) == {2} and not made.unfinished
     again = run(**given, **more, resume=True)  # type: ignore[arg-type]
     assert again.samples["started"].equals(made.samples["started"])

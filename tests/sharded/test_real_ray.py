@@ -45,12 +45,12 @@ def test_a_killed_worker_costs_no_sample(tmp_path: Path) -> None:
     alone = run("pld,ss", device="cpu", out=tmp_path / "alone", **OPTIONS)  # type: ignore[arg-type]
     answers = {row.key: row.token_ids for row in read_run(alone.path).rows}
     assert {row.key: row.token_ids for row in made.rows} == answers and len(answers) == 18
-    assert {v.verdict for v in made.sameness} == {"identical"}
+    assert {v.verdict for v in made.output_match} == {"identical"}
 
 
 def _kill_one(process: subprocess.Popen[str], out: Path) -> None:
     """Kill a worker of the run that makes a question, as soon as a first sample is there."""
-    rows, until = out / "rows.jsonl", time.monotonic() + LONGEST_S
+    rows, until = out / "samples.jsonl", time.monotonic() + LONGEST_S
     while not (rows.exists() and rows.stat().st_size):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < until

@@ -15,12 +15,12 @@ from specbench_ss.bench import ray as pools
 from specbench_ss.bench import ray as sharded
 from specbench_ss.bench import runner as local
 from specbench_ss.bench.build_config import recording_of
-from specbench_ss.bench.ray import Parcel
+from specbench_ss.bench.ray import ShardResult
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
-from specbench_ss.runs.config import Goal, Recording, RunConfig, RunTarget, Workers
-from specbench_ss.runs.records import Row, Run
+from specbench_ss.runs.config import OutputOptions, Recording, RunConfig, StoppingRule, Workers
+from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.runs.run_dir import read_drafts, read_run
 from specbench_ss.runs.run_options import RunOptions
 from tests.sharded.fake_ray import FakeRay
@@ -52,7 +52,7 @@ def loaded_once(lab: Target, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def alone(lab: Target, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run by this process, which others are held against."""
-    where = RunTarget(tmp_path_factory.mktemp("runs") / "alone", recording=RECORDING)
+    where = OutputOptions(tmp_path_factory.mktemp("runs") / "alone", recording=RECORDING)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "_load", lambda plan: lab)
         local.measure(preflight.check(CONFIG, where), where, ["test"])
@@ -67,11 +67,11 @@ def by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Run]:
         ray: FakeRay | None,
         name: str,
         resume: bool = False,
-        goal: Goal | None = None,
+        goal: StoppingRule | None = None,
         recording: Recording = RECORDING,
         count: int = 2,
     ) -> Run:
-        where = RunTarget(tmp_path / name, resume, recording=recording, goal=goal, workers=Workers(count))
+        where = OutputOptions(tmp_path / name, resume, recording=recording, goal=goal, workers=Workers(count))
         plan = preflight.check(CONFIG, where)
         if ray is None:
             local.measure(plan, where, ["test"])
@@ -95,14 +95,14 @@ def pool_of(ray: FakeRay, job: Any, count: int) -> Iterator[pools.RayPool]:
         pools.Worker.machine = monkey_machine  # type: ignore[method-assign]
 
 
-def told(row: Row) -> dict[str, Any]:
+def told(row: SampleRecord) -> dict[str, Any]:
     return {name: getattr(row, name) for name in SAME}
 
 
 def same(one: Run, other: Run) -> None:
     """Whether two runs have the same samples, verdicts and drafts."""
     assert {row.key: told(row) for row in one.rows} == {row.key: told(row) for row in other.rows}
-    assert {v.key: v.verdict for v in one.sameness} == {v.key: v.verdict for v in other.sameness}
+    assert {v.key: v.verdict for v in one.output_match} == {v.key: v.verdict for v in other.output_match}
     assert {d.key: len(d.steps) for d in read_drafts(one.path)} == {
         d.key: len(d.steps) for d in read_drafts(other.path)
     }
@@ -160,7 +160,7 @@ def test_a_question_that_costs_too_many_workers_ends_the_run_which_goes_on_later
 
 def test_resuming_makes_what_is_missing_of_a_question_and_nothing_else(by: Callable[..., Run], tmp_path: Path) -> None:
     whole = by(FakeRay(), "run")
-    for name in ("rows.jsonl", "sameness.jsonl"):
+    for name in ("samples.jsonl", "output_match.jsonl"):
         file = tmp_path / "run" / name
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:-3]))
     left = read_run(tmp_path / "run")
@@ -171,7 +171,7 @@ def test_resuming_makes_what_is_missing_of_a_question_and_nothing_else(by: Calla
     kept = {row.key: row.started for row in left.rows}
     assert {row.key: row.started for row in again.rows if row.key in kept} == kept
     assert {shard.question_id for shard in asked} == {r.question_id for r in whole.rows if r.key not in kept} | {
-        v.question_id for v in whole.sameness if v.key not in {w.key for w in left.sameness}
+        v.question_id for v in whole.output_match if v.key not in {w.key for w in left.output_match}
     }
 
 
@@ -179,22 +179,22 @@ def test_a_sample_is_committed_behind_its_side_lines_and_before_its_verdict(by: 
     """A kill in between leaves none without them, whose readings would be lost for good."""
     calls: list[str] = []
 
-    class Ledger:
+    class RunStore:
         def __getattr__(self, name: str) -> Any:
             return lambda *given: calls.append(name) or ""
 
     run = by(None, "run")
-    parcel = Parcel([(run.rows[0], [])], [run.sameness[0]], [("drafts.jsonl", {})], ["a warning"])
-    assert parcel.commit(Ledger()) == []  # type: ignore[arg-type]
-    assert calls == ["append_beside", "append", "append_sameness", "keep_warning"]
+    parcel = ShardResult([(run.rows[0], [])], [run.output_match[0]], [("drafts.jsonl", {})], ["a warning"])
+    assert parcel.commit(RunStore()) == []  # type: ignore[arg-type]
+    assert calls == ["append_beside", "append", "append_output_match", "keep_warning"]
 
 
 def test_all_repeats_of_a_question_are_made_by_one_worker(by: Callable[..., Run], tmp_path: Path) -> None:
     """Also where a sample of the first round is missing and later rounds are there: these are held against it."""
-    goal = Goal(0.011, max_repeats=2)
+    goal = StoppingRule(0.011, max_repeats=2)
     whole = by(FakeRay(), "run", goal=goal)
-    file, bad = tmp_path / "run" / "rows.jsonl", whole.rows[0].key
-    kept = [line for line in file.read_text().splitlines(keepends=True) if Row.read(line.encode()).key != bad]
+    file, bad = tmp_path / "run" / "samples.jsonl", whole.rows[0].key
+    kept = [line for line in file.read_text().splitlines(keepends=True) if SampleRecord.read(line.encode()).key != bad]
     file.write_text("".join(kept))
     asked: list[Any] = []
     ray = FakeRay(lambda name, *given: asked.extend(given[:1] if name == "make" else []) or False)

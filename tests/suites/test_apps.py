@@ -68,13 +68,13 @@ def test_generated_for_the_lab() -> None:
 
 def test_files_of_a_folder(folder: Path) -> None:
     data = load(folder)
-    sql, described, other, dialogue = data.questions
+    sql, metadata, other, dialogue = data.questions
     assert sql.turns == (
         "CREATE TABLE Animal (Name TEXT, Age INTEGER); CREATE TABLE Cage (Id INTEGER);\n"
         "Write one SQL query: How many animals?",
     )
     assert Apps().score(sql, 0, "select COUNT(*) from animal;") == 1.0
-    descriptions = {described.references[0], other.references[0]}
+    descriptions = {metadata.references[0], other.references[0]}
     assert descriptions == {('A, with "B".', "B at A."), ("C.",)}
     assert dialogue.turns == ("Summarize this dialogue:\n#Person1#: Hi.\n#Person2#: Bye.",)
     assert dialogue.references == (("Short talk.", "A talk."),) and dialogue.metric == "rouge_l"

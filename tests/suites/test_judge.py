@@ -109,8 +109,8 @@ def test_verdicts_stand_beside_speed_and_are_asked_for_once(
     assert len(judge.requests) == 16 and judge.keys == {"Bearer secret-of-the-test"}
     assert {(r["model"], r["temperature"], r["max_tokens"]) for r in judge.requests} == {("strict", 0, 1024)}
     row = next(row for row in summarise(read_run(run)) if row.method == "ss")
-    assert (row.judged, row.judged_n, row.judged_difference) == (pytest.approx(0.8), 4, 0)
-    assert row.quality is not None and row.quality != row.judged  # one does not become the other
+    assert (row.judge_score, row.judge_score_n, row.judge_score_difference) == (pytest.approx(0.8), 4, 0)
+    assert row.quality is not None and row.quality != row.judge_score  # one does not become the other
     results = load_run(run)
     assert set(results.samples["judged"]) == {0.8} and set(results.summary()["judge"]) == {
         f"strict at {host(judge)}, prompts own-1, 1024 tokens"
@@ -122,10 +122,10 @@ def test_verdicts_stand_beside_speed_and_are_asked_for_once(
 
 
 def test_equal_answers_share_one_verdict(run: Path, judge: Judge) -> None:
-    lines = [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     for line in lines:
         line["text"] = f"the same answer to {line['question_id']}"
-    (run / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert ask(run, judge, "--yes", "--methods", "ar") == 0
     assert len(judge.requests) == 8
     assert ask(run, judge) == 0  # ss says what ar said: its verdicts are known, and cost nothing
@@ -142,7 +142,7 @@ def test_an_error_that_passes_is_retried_and_one_that_stays_keeps_what_there_is(
     assert ask(run, judge, "--yes", "--workers", "1") == 2
     error = capsys.readouterr().err
     assert "out of luck" in error and "verdicts are kept: the same command goes on" in error
-    kept = len(read_run(run).judged)
+    kept = len(read_run(run).judge_verdicts)
     assert 11 <= kept < 16
     judge.statuses = []
     assert ask(run, judge, "--yes") == 0
@@ -155,10 +155,10 @@ def test_a_reply_without_a_rating_is_no_score_and_is_asked_again(
     judge.silent = True
     assert ask(run, judge, "--yes") == 2
     assert "16 replies have no rating" in capsys.readouterr().err
-    assert summarise(read_run(run))[0].judged is None
+    assert summarise(read_run(run))[0].judge_score is None
     judge.silent = False
     assert ask(run, judge, "--yes") == 0
-    assert summarise(read_run(run))[0].judged == pytest.approx(0.8) and len(judge.requests) == 32
+    assert summarise(read_run(run))[0].judge_score == pytest.approx(0.8) and len(judge.requests) == 32
 
 
 def test_the_judge_sees_what_the_method_saw(run: Path) -> None:

@@ -58,7 +58,7 @@ def sample(name: str, split: str = "train") -> list[Example]:
 @pytest.mark.parametrize("category", EVERY)
 def test_the_text_is_the_one_that_the_shipped_weights_learnt(category: str) -> None:
     drawn = [islice(draw(GENERATORS[category], split, 0), 60) for split in ("train", "eval")]
-    shown = "\x00".join(repr(example) for examples in drawn for example in examples)
+    shown = "\x00".join(repr(example) for test_instances in drawn for example in test_instances)
     assert hashlib.sha256(shown.encode()).hexdigest()[:12] == TEXT[category]
 
 

@@ -14,7 +14,7 @@ from specbench_ss import registry
 from specbench_ss.bench.preflight import check_history, prompt_ids
 from specbench_ss.cli.main import main
 from specbench_ss.conversations import read_conversation
-from specbench_ss.engine.architectures import Outline
+from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.errors import UserError
 from specbench_ss.models.resolve import LAB, packaged_model
 from specbench_ss.runs.run_dir import read_run
@@ -45,10 +45,10 @@ def load(tmp_path: Path, *rows: dict[str, Any]) -> SuiteData:
     return registry.load_suite("jsonl").load(SuiteRequest(data=write(tmp_path / "own.jsonl", *rows)))
 
 
-def outline(folder: Path, template: str | None = None) -> Outline:
+def outline(folder: Path, template: str | None = None) -> ModelInfo:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = template or tokenizer.chat_template
-    return Outline(AutoConfig.from_pretrained(folder), tokenizer, "small")
+    return ModelInfo(AutoConfig.from_pretrained(folder), tokenizer, "small")
 
 
 def sharegpt(*messages: dict[str, str]) -> list[dict[str, str]]:

@@ -19,11 +19,11 @@ const Explorer = (() => {
     fastest: ["fastest first", (p) => -(speedup(method(), p) ?? -Infinity)],
     accepted: ["tokens per step", (p) => -(method().tau[p] ?? -Infinity)],
   };
-  const contestant = methods.findIndex((m) => m !== reference && !m.void && m.ms.some((ms) => ms !== null));
+  const contestant = methods.findIndex((m) => m !== reference && !m.invalid && m.ms.some((ms) => ms !== null));
   const state = { method: Math.max(contestant, 0), task: "", verdict: "", sort: "asked", view: "all", sample: null };
   const method = () => methods[state.method];
   let found = [], left = 0, heard = () => {};
-  methods.forEach((m) => { m.off = new Set(m.disturbed); });
+  methods.forEach((m) => { m.off = new Set(m.noisy); });
   // whether a speedup is of times that something else disturbed, the method's or the reference's
   const noisy = (m, p) => m.off.has(p) || (reference ? reference.off.has(p) : false);
 
@@ -39,16 +39,16 @@ const Explorer = (() => {
   };
 
   const pill = (given) => (given ? [make("span", { class: `pill ${given[1]}` }, given[0])] : []);
-  const disturbed = (m, p) => (m.off.has(p) ? pill(["disturbed", "note"]) : []);
+  const noisyPill = (m, p) => (m.off.has(p) ? pill(["noisy", "note"]) : []);
   const row = (p, i) => {
     const made = make("div", { class: "row", role: "option", id: `row-${p}`, "aria-selected": p === state.sample,
       "aria-setsize": found.length, "aria-posinset": i + 1, style: `top:${i * HEIGHT}px`, "data-p": p });
     const speed = speedup(method(), p);
     made.append(
       make("div", {}, make("b", {}, make("bdi", {}, name(p))), make("span", { class: "what" }, prompts.task[p]),
-        make("span", { class: "end" }, `${method().void ? "void" : speed === null ? NONE : `${number(speed)}×`} · τ ${number(method().tau[p])}`)),
+        make("span", { class: "end" }, `${method().invalid ? "invalid" : speed === null ? NONE : `${number(speed)}×`} · τ ${number(method().tau[p])}`)),
       make("div", {}, make("bdi", { class: "what" }, texts[prompts.asked[p]].slice(0, 160)),
-        make("span", { class: "end" }, ...disturbed(method(), p), ...pill(verdict(method(), p)))));
+        make("span", { class: "end" }, ...noisyPill(method(), p), ...pill(verdict(method(), p)))));
     return made;
   };
   const draw = () => {
@@ -88,11 +88,11 @@ const Explorer = (() => {
   const table = (p) => {
     const head = ["method", "speedup", "τ", "ms/token", "tokens", "quality", "ended by", "against its reference"];
     const body = methods.filter((m) => m.text[p] >= 0).map((m) => {
-      const speed = speedup(m, p), cells = [m.void ? "void" : speed === null ? NONE : `${number(speed)}×`, number(m.tau[p]),
+      const speed = speedup(m, p), cells = [m.invalid ? "invalid" : speed === null ? NONE : `${number(speed)}×`, number(m.tau[p]),
         number(m.ms[p]), m.tokens[p] ?? NONE, number(m.quality[p])];
       return make("tr", m === method() ? { class: "now" } : {}, make("th", { scope: "row" }, swatch(m.css, m.symbol), make("bdi", {}, m.label)),
         ...cells.map((c) => make("td", { class: "num" }, String(c))),
-        make("td", {}, data.finishes[m.finish[p]] ?? NONE), make("td", {}, ...pill(verdict(m, p)), ...disturbed(m, p)));
+        make("td", {}, data.finishes[m.finish[p]] ?? NONE), make("td", {}, ...pill(verdict(m, p)), ...noisyPill(m, p)));
     });
     return make("div", { class: "table", tabindex: 0, role: "region", "aria-label": "This prompt by method" }, make("table", {},
       make("thead", {}, make("tr", {}, ...head.map((text, i) => make("th", { scope: "col", class: i > 0 && i < 6 ? "num" : "" }, text)))),
@@ -118,7 +118,7 @@ const Explorer = (() => {
     form.method.value = state.method; form.task.value = state.task; form.verdict.value = state.verdict; form.sort.value = state.sort;
     choose();
     if (found.length && (state.sample === null || !(linked || found.includes(state.sample)))) state.sample = found[0];
-    const without = left ? `, ${left} disturbed ones left out` : "";
+    const without = left ? `, ${left} noisy ones left out` : "";
     shown.textContent = `${found.length.toLocaleString("en")} of ${all.length.toLocaleString("en")} prompts${without}`;
     reveal(); draw(); open(state.sample); heard();
   };

@@ -6,7 +6,7 @@
   let dots = [], now = -1, ready = false;
   const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
   const told = (p) => {
-    const m = Explorer.method(), speed = Explorer.speedup(m, p), noise = Explorer.noisy(m, p) ? ", disturbed" : "";
+    const m = Explorer.method(), speed = Explorer.speedup(m, p), noise = Explorer.noisy(m, p) ? ", noisy" : "";
     return `${Explorer.name(p)}: τ ${m.tau[p].toFixed(2)}, ${m.ms[p].toFixed(2)} ms per token${speed === null ? "" : `, ${speed.toFixed(2)}×`}${noise}`;
   };
   const spec = () => {

@@ -12,7 +12,7 @@ from specbench_ss.reports.paper.sweeps import BATCHES, BEST, DRAFT_MODEL, LEVEL,
 from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.report import Result
 from specbench_ss.runs.config import RunConfig
-from specbench_ss.runs.records import Level, Row, Run
+from specbench_ss.runs.records import ConcurrencyResult, Run, SampleRecord
 from specbench_ss.runs.run_dir import read_run
 from tests.methods.paper.shared import bench
 
@@ -35,7 +35,7 @@ def faster(length: int, size: int, number: int) -> float:
 def measured(run: Run, config: RunConfig) -> Run:
     """The run as if every length had these times, with every number of requests at a time."""
     plain = [row for row in run.rows if row.method == "ar"]
-    run.rows, run.requests, run.levels = [], [], []
+    run.rows, run.requests, run.concurrency = [], [], []
     run.manifest["methods"] = [run.manifest["methods"][0] | {"label": spec.label} for spec in config.methods]
     for spec in config.methods:
         length = int(spec.options.get("gamma", "0"))
@@ -44,11 +44,13 @@ def measured(run: Run, config: RunConfig) -> Run:
             (run.rows if size == 1 else run.requests).extend(made)
             if size > 1:
                 wall_s = sum(row.wall_s or 0.0 for row in made) / size
-                run.levels.append(Level(spec.label, size, 0, 0.0, wall_s, wall_s, len(made)))  # of both repeats
+                run.concurrency.append(
+                    ConcurrencyResult(spec.label, size, 0, 0.0, wall_s, wall_s, len(made))
+                )  # of both repeats
     return run
 
 
-def _as(row: Row, label: str, size: int, times: float) -> Row:
+def _as(row: SampleRecord, label: str, size: int, times: float) -> SampleRecord:
     return replace(row, method=label, wall_s=(row.wall_s or 0.0) / times, concurrency=None if size == 1 else size)
 
 
@@ -118,7 +120,7 @@ def test_a_level_that_was_given_up_is_left_out(make: Callable[..., Result]) -> N
     def change(run: Run) -> None:
         gone = next(label for label in run.labels if label.startswith("ss[gamma=1,"))
         run.requests = [row for row in run.requests if (row.method, row.concurrency) != (gone, 2)]
-        run.levels = [level for level in run.levels if (level.method, level.concurrency) != (gone, 2)]
+        run.concurrency = [level for level in run.concurrency if (level.method, level.concurrency) != (gone, 2)]
 
     result = make(change=change)
     assert (STREAMS, 2, 1) not in {row[:3] for row in result.grids[0].rows}

@@ -42,7 +42,7 @@ from specbench_ss.reports.paper.training_cost_figures import (
 )
 from specbench_ss.results.report import Request, Result
 from specbench_ss.results.text import interval_of
-from specbench_ss.training.distributed import Machine
+from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText
 from tests.methods.paper.shared import bench, text
 from tests.tiny import tiny_model
@@ -57,7 +57,7 @@ LABELS = ["medusa", "ss[mode=shared]"]
 def trainer(kind: type[DrafterLoop], folder: Path) -> Any:
     target = Target(tiny_model("llama"))
     made = new_trainees(dict(zip(LABELS, LABELS, strict=True)), target, bench(folder))
-    return kind(target, made, text(), BUDGET, folder, Machine(target.device, exact=True))
+    return kind(target, made, text(), BUDGET, folder, DistributedContext(target.device, exact=True))
 
 
 def test_metered_steps_are_those_of_the_common_loop(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.train import SharedTrainer, StreamsTrainer
 from specbench_ss.training.batch import Batch, base_states
 from specbench_ss.training.data import TrainingRows
-from specbench_ss.training.distributed import Machine
+from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import Budget, DrafterLoop, PackedText
 from specbench_ss.training.trainer import DrafterTrainer
 from tests.methods.decoders import randomise
@@ -65,7 +65,7 @@ def uneven() -> PackedText:
 def learnt(target: Target, trainee: DrafterTrainer, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(loss and shares, gradients)."""
     trainee.module.zero_grad(set_to_none=True)
-    states = base_states(target, batch.ids, trainee.taps, trainee.kv_from, batch.documents)
+    states = base_states(target, batch.ids, trainee.hidden_states, trainee.kv_from, batch.documents)
     loss, right = trainee.loss(states, batch)
     loss.backward()
     grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in trainee.module.parameters()]
@@ -90,7 +90,7 @@ def test_shares_of_a_batch_add_up_to_it(kind: str) -> None:
 
 def test_held_out_rows_count_by_their_tokens(tmp_path: Path) -> None:
     target, text, found = Target(tiny_model("llama")), uneven(), []
-    machine = Machine(target.device, exact=True)
+    machine = DistributedContext(target.device, exact=True)
     for rows in (1, 3, 4):  # however many are judged at a time
         torch.manual_seed(0)
         trainee, folder = TRAINERS["draft"](target), tmp_path / str(rows)

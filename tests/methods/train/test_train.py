@@ -12,8 +12,8 @@ import torch
 
 from specbench_ss.cli.main import main
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.engine.generate import Limits, generate
-from specbench_ss.engine.sampling import Sampling
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
@@ -85,7 +85,7 @@ def arguments(trainer: str, model: Path, chats: Path, out: Path, *more: str) -> 
 
 
 def answer(decoder: Decoder) -> list[int]:
-    return generate(decoder, [5, 6, 7, 8, 9, 10, 11], Limits(24), Sampling()).tokens
+    return generate(decoder, [5, 6, 7, 8, 9, 10, 11], StopParams(24), SamplingParams()).tokens
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -211,9 +211,9 @@ def test_a_draft_is_a_model_of_the_same_tokens(way: str, models: dict[str, Path]
     assert len(answer(Autoregressive(draft))) == 24
 
 
-def test_own_answers_are_what_the_base_says(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+def test_regenerated_responses_are_what_the_base_says(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    more = ["--own-answers", "--answer-limit", "12", "--steps", "1"]
+    more = ["--regenerate-responses", "--answer-limit", "12", "--steps", "1"]
     assert main(arguments("ss", models["llama"], chats, out, *STREAMS, *more)) == 0
     assert "the base's own answers" in (out / "README.md").read_text()
 
@@ -221,8 +221,8 @@ def test_own_answers_are_what_the_base_says(models: dict[str, Path], chats: Path
 @pytest.mark.parametrize("trainer", ["ss", "medusa", "draft", "dflash", "eagle", "eagle3", "peagle"])
 def test_the_loss_falls_and_is_written_down(trainer: str, models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    own = {"ss": STREAMS, "draft": ["--hidden", "32"], "dflash": ["--layers", "2", "--targets", "tokens"]}
-    own["peagle"] = ["--targets", "tokens"]
+    own = {"ss": STREAMS, "draft": ["--hidden", "32"], "dflash": ["--layers", "2", "--loss", "ce"]}
+    own["peagle"] = ["--loss", "ce"]
     more = [*own.get(trainer, []), "--steps", "30", "--lr", "0.02", "--eval-every", "10"]
     assert main(arguments(trainer, models["llama"], chats, out, *more)) == 0
     found = lines(out)

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from specbench_ss.cli.main import main
 from specbench_ss.engine.target import Target
-from specbench_ss.training.distributed import PATIENCE, Machine
+from specbench_ss.training.distributed import PATIENCE, DistributedContext
 from specbench_ss.training.loop import DrafterLoop
 
 
@@ -46,10 +46,10 @@ if __name__ == "__main__":
         assert main(command) == 0
     group = torch.distributed.distributed_c10d._get_default_group()
     assert group._get_backend(torch.device("cpu")).options._timeout == PATIENCE
-    Machine.shards_base = property(lambda self: True)  # type: ignore[assignment, method-assign]
+    DistributedContext.shards_base = property(lambda self: True)  # type: ignore[assignment, method-assign]
     bases: list[Target] = []
-    shard = Machine.shard
-    Machine.shard = lambda self, target, trainee: bases.append(target) or shard(self, target, trainee)  # type: ignore
+    shard = DistributedContext.shard
+    DistributedContext.shard = lambda self, target, trainee: bases.append(target) or shard(self, target, trainee)  # type: ignore
     for command in (streams, heads):
         assert main(command) == 0
         parts = [part for part in bases[-1].model.modules() if isinstance(part, FSDPModule)]

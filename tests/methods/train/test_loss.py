@@ -1,4 +1,4 @@
-"""`--targets`: every drafter can learn the base's distribution or the text's tokens."""
+"""`--loss`: every drafter can learn the base's distribution or the text's tokens."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from tests.tiny import tiny_model
 
 AHEAD = 3
 MADE: dict[str, Callable[[Target, Any], DrafterTrainer]] = {
-    "ss": lambda target, t: StreamsTrainer(target, StreamConfig(gamma=3, n_msa_layers=2), prune_weight=0, targets=t),
-    "medusa": lambda target, t: MedusaTrainer(target, MedusaTraining(3, targets=t)),
-    "hydra": lambda target, t: HydraTrainer(target, HydraTraining(3, layers=1, prefix=False, targets=t)),
-    "eagle": lambda target, t: EagleTrainer(target, EagleTrainOptions(feature_weight=0, noise=0, targets=t), levels=3),
-    "eagle3": lambda target, t: Eagle3Trainer(target, Eagle3TrainOptions(3, 61, targets=t)),
-    "dflash": lambda target, t: DFlashTrainer(target, DFlashTraining(targets=t), drafter=random_drafter(target)),
+    "ss": lambda target, t: StreamsTrainer(target, StreamConfig(gamma=3, n_msa_layers=2), prune_weight=0, loss_kind=t),
+    "medusa": lambda target, t: MedusaTrainer(target, MedusaTraining(3, loss=t)),
+    "hydra": lambda target, t: HydraTrainer(target, HydraTraining(3, layers=1, prefix=False, loss=t)),
+    "eagle": lambda target, t: EagleTrainer(target, EagleTrainOptions(feature_weight=0, noise=0, loss=t), levels=3),
+    "eagle3": lambda target, t: Eagle3Trainer(target, Eagle3TrainOptions(3, 61, loss=t)),
+    "dflash": lambda target, t: DFlashTrainer(target, DFlashTraining(loss=t), drafter=random_drafter(target)),
 }
 
 
 def loss_of(trainee: DrafterTrainer, target: Target, batch: Batch) -> torch.Tensor:
     torch.manual_seed(0)
-    loss, _ = trainee.loss(base_states(target, batch.ids, trainee.taps, trainee.kv_from), batch)
+    loss, _ = trainee.loss(base_states(target, batch.ids, trainee.hidden_states, trainee.kv_from), batch)
     return loss
 
 
 def pair(name: str, target: Target, batch: Batch) -> list[DrafterTrainer]:
     made = []
-    for targets in ("tokens", "distribution"):
+    for loss in ("ce", "kl"):
         torch.manual_seed(1)
-        trainee = MADE[name](target, targets)
+        trainee = MADE[name](target, loss)
         trainee.scan([batch])
         made.append(trainee)
     return made
