@@ -125,7 +125,7 @@ def _print_task(task: str, rows: list[RescoredRow], console: object) -> None:
             format_speedup(row.speedup),
             interval(row.speedup_interval) or row.comparison,
             format_number(row.mean_acceptance_length),
-            format_number(None if row.mean_acceptance_length is None else row.tau - 1),
+            format_number(None if row.mean_acceptance_length is None else row.mean_acceptance_length - 1),
             format_number(row.tau_written),
             format_speedup(row.speedup_specbench),
             "" if row.comparison == "reference" else f"{row.n_same_text} of {row.n_turns}",

@@ -200,7 +200,8 @@ Known = Count | None
 KILLED = "killed"  # what read_run makes of a status `running` where no process holds the directory
 MEASURED = (  # what every good sample has
     "prompt_tokens", "tokens", "prefill_tokens", "steps", "draft_nodes", "verified_nodes", "draft_depth",
-    "accepted_tokens", "tokens_past_stop", "num_draft_forwards", "finish", "prefill_s", "decode_s", "wall_s", "token_ids",
+    "accepted_tokens", "tokens_past_stop", "num_draft_forwards", "finish", "prefill_s", "decode_s", "wall_s",
+    "token_ids",
 )  # fmt: skip
 SERVED = ("tokens", "prefill_tokens", "finish", "prefill_s", "decode_s", "wall_s", "text")  # and of a server
 
