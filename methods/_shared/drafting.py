@@ -131,7 +131,7 @@ class FeatureDecoder(DrafterDecoder):
     ) -> None:
         super().__init__(target, options, drafter, config)
         self.layers = tuple(layers)
-        self.hidden_states = tuple(dict.fromkeys(layer for layer in layers if layer != FINAL))
+        self.aux_hidden_state_layers = tuple(dict.fromkeys(layer for layer in layers if layer != FINAL))
         self.rotary = Rotary(drafter.config, target.device)
         self.drafter.finalize(self.rotary, target.prepack)
         self.cache = Cache(len(drafter.blocks), 0)
@@ -142,7 +142,7 @@ class FeatureDecoder(DrafterDecoder):
 
     def prefill(self, state: DecodeState, ids: Tensor) -> Output:
         """Run the prompt, and keep the hidden states of all its positions."""
-        output = self.target.prefill(ids, state.cache, self.hidden_states, every=True)
+        output = self.target.prefill(ids, state.cache, self.aux_hidden_state_layers, every=True)
         self._features = [output.hidden_states[layer] for layer in self.layers]
         return output
 

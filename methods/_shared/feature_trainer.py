@@ -28,7 +28,7 @@ class FeatureTrainer(DrafterTrainer):
     def use(self, drafter: Any, layers: Sequence[int], layer_config: Any, ahead: int) -> None:
         """Set the drafter, the layers it reads, and the configuration of its own layers, for the rotary embedding."""
         self.module, self.layers, self.ahead = drafter, tuple(layers), ahead
-        self.hidden_states = tuple(dict.fromkeys(layer for layer in layers if layer != FINAL))
+        self.aux_hidden_state_layers = tuple(dict.fromkeys(layer for layer in layers if layer != FINAL))
         self.rotary = Rotary(layer_config, self.target.device)
 
     def features(self, states: BaseStates) -> list[Tensor]:

@@ -249,8 +249,8 @@ def best_layers(target: Target, drafter: Drafter, candidates: Sequence[tuple[int
     tokens = min(TOKENS, target.context_length - len(prompt))
     answer = generate(Autoregressive(target), prompt, StopParams(tokens), SamplingParams()).tokens
     ids = torch.tensor([[*prompt, *answer]], device=target.device)
-    hidden_states = sorted({layer for layers in candidates for layer in layers})
-    states = target.prefill(ids[:, :-1], target.new_cache(ids.shape[1]), hidden_states, every=True).hidden_states
+    layers = sorted({layer for layers in candidates for layer in layers})
+    states = target.prefill(ids[:, :-1], target.new_cache(ids.shape[1]), layers, every=True).hidden_states
     drafter = drafter.to(target.device, target.dtype).eval()
     rotary = Rotary(drafter.config, target.device)
     right = [_hits(target, drafter, rotary, ids, [states[i] for i in layers], len(prompt)) for layers in candidates]

@@ -71,7 +71,7 @@ class Hydra(TreeHeads):
         if heads.prefix is not None:
             heads.prefix.settle()
         self.tap = state_tap(self.config, target.n_layers)
-        self.hidden_states = () if self.tap == FINAL else (self.tap,)
+        self.aux_hidden_state_layers = () if self.tap == FINAL else (self.tap,)
         self.levels = levels_of(tree, target.device)
         self.embedding: Tensor = target.model.get_input_embeddings().weight
         self.cache = Cache(1, 0)  # of the prefix layer
@@ -122,7 +122,7 @@ class Hydra(TreeHeads):
         """The prefix layer reads every position of the prompt."""
         if self.heads.prefix is None:
             return super().prefill(state, ids)
-        output = self.target.prefill(ids, state.cache, self.hidden_states, every=True)
+        output = self.target.prefill(ids, state.cache, self.aux_hidden_state_layers, every=True)
         self.target.empty(self.cache, state.cache.capacity)
         self._extend(output.hidden_states[self.tap])
         return output

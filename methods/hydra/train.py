@@ -73,7 +73,7 @@ class HydraTrainer(DrafterTrainer):
             "hydra_num_layers": heads.layers,
             "hydra_head_arch": "mlp" if heads.prefix is None else "prefix-mlp",
         }
-        self.hidden_states = () if tap == FINAL else (tap,)
+        self.aux_hidden_state_layers = () if tap == FINAL else (tap,)
 
     @classmethod
     def loaded(cls, target: Target, weights: str) -> Self:

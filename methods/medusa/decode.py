@@ -118,7 +118,7 @@ class Medusa(TreeHeads):
         """Verify; heads that share the LM head draft for every node in the same product, where rows are few."""
         if self.heads.unembed is not None or len(tree) * (1 + self.depth) > MOST_FUSED:
             return super().forward(state, tree)
-        return self.target.forward_tree(tree, state.cache, self.hidden_states, self._drafting)
+        return self.target.forward_tree(tree, state.cache, self.aux_hidden_state_layers, self._drafting)
 
     def _drafting(self, final: Tensor) -> Tensor:
         """What the heads make of final states [n, h]: rows for the LM head, [heads * n, h]."""

@@ -222,7 +222,7 @@ class StreamsTrainer(StreamTrainer):
         loss_kind: LossKind = "ce",
     ) -> None:
         super().__init__(target, config, lr, embedding_lr, segment, prune_weight, name)
-        self.hidden_states = tuple(sorted({self.lo, self.prune_layer}))
+        self.aux_hidden_state_layers = tuple(sorted({self.lo, self.prune_layer}))
         self.kv_from, self.loss_kind = self.lo, loss_kind
         self.module = Streams(config, target.hidden_size)
 

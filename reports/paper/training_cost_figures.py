@@ -349,8 +349,8 @@ def counted_step(trainee: DrafterTrainer, learnt: float, target: Target) -> tupl
     labels = torch.zeros(1, LENGTH, LABELS, dtype=torch.long, device=META)
     anchors = int(learnt * LENGTH)
     batch = Batch(ids, labels, Anchors(ids[:, :anchors], labels[:, :anchors]))
-    states = base_states(target, ids, trainee.hidden_states, trainee.kv_from)
-    base = flops(lambda: base_states(target, ids, trainee.hidden_states, trainee.kv_from))
+    states = base_states(target, ids, trainee.aux_hidden_state_layers, trainee.kv_from)
+    base = flops(lambda: base_states(target, ids, trainee.aux_hidden_state_layers, trainee.kv_from))
     with META:  # for what a loss makes without naming a device
         return flops(lambda: trainee.loss(states, batch)[0].backward(), learning=True), base
 

@@ -83,7 +83,7 @@ def accuracies(target: Target, trainees: Sequence[StreamsTrainer], text: Drafter
 
     The base runs once a batch.
     """
-    hidden_states = sorted({layer for t in trainees for layer in t.hidden_states})
+    layers = sorted({layer for t in trainees for layer in t.aux_hidden_state_layers})
     lowest = min(t.lo for t in trainees)
     right = torch.zeros(len(trainees), GAMMA)
     known = torch.zeros(GAMMA)
@@ -91,7 +91,7 @@ def accuracies(target: Target, trainees: Sequence[StreamsTrainer], text: Drafter
         batch = text.batch(i, LAYERS_BUDGET, target.device)
         labels = batch.anchors.labels[..., 1 : GAMMA + 1]
         known += (labels != -100).sum((0, 1)).cpu()
-        states = base_states(target, batch.ids, hidden_states, lowest)
+        states = base_states(target, batch.ids, layers, lowest)
         for row, trainee in zip(right, trainees, strict=True):
             row += head_sums(trainee.stream_logits(states, batch.anchors.at), labels)[1].cpu()
     shares: list[list[float]] = (right / known.clamp_min(1)).tolist()

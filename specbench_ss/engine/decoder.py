@@ -158,7 +158,7 @@ class Decoder(ABC):
     advised: Mapping[str, Any] = MappingProxyType({})
 
     Options: ClassVar[type[Any]] = NoOptions
-    hidden_states: tuple[int, ...] = ()
+    aux_hidden_state_layers: tuple[int, ...] = ()
 
     def __init__(self, target: Target, options: Any = None) -> None:
         self.target = target
@@ -264,7 +264,7 @@ class Decoder(ABC):
 
     def prefill(self, state: DecodeState, ids: Tensor) -> Output:
         """Run the prompt ids [1, S] through the target; logits [1, 1, V] at the last position."""
-        return self.target.prefill(ids, state.cache, self.hidden_states)
+        return self.target.prefill(ids, state.cache, self.aux_hidden_state_layers)
 
     def on_prefill(self, state: DecodeState) -> None:  # noqa: B027 - optional hook
         """A new prompt has been prefilled; forget the last one."""
@@ -278,7 +278,7 @@ class Decoder(ABC):
 
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Verify the tree in one pass of the target: logits [1, n, V] for the n nodes of `Output.tree`."""
-        return self.target.forward_tree(tree, state.cache, self.hidden_states)
+        return self.target.forward_tree(tree, state.cache, self.aux_hidden_state_layers)
 
     def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         """What of the verified tree is accepted: exactly the target's distribution.
@@ -296,7 +296,7 @@ class DecoderWrapper(Decoder):
 
     def __init__(self, inner: Decoder) -> None:
         super().__init__(inner.target, inner.options)
-        self.inner, self.hidden_states = inner, inner.hidden_states
+        self.inner, self.aux_hidden_state_layers = inner, inner.aux_hidden_state_layers
 
     def max_tokens_per_step(self) -> int | None:
         """As `inner`."""

@@ -466,16 +466,16 @@ class _Comparison:
         trial, device = self.trial, self.trial.device
         n = min(PROMPT, trial.context_length - len(FIRST) - len(SECOND))
         prompt, held, found = [(7 * i + 3) % self.words for i in range(n)], list[int](), ""
-        cache, hidden_states = trial.new_cache(n + len(FIRST) + len(SECOND)), range(trial.n_layers)
+        cache, every_layer = trial.new_cache(n + len(FIRST) + len(SECOND)), range(trial.n_layers)
         for part in (prompt[:TINY], prompt[TINY:]):  # within every window, where there may be no mask; beyond
             held += part
-            out = trial.prefill(torch.tensor([part], device=device), cache, hidden_states, every=True)
+            out = trial.prefill(torch.tensor([part], device=device), cache, every_layer, every=True)
             found = found or self._against(list(range(len(part))), held, out, out.logits[0])
         for parents, kept in ((FIRST, KEPT), (SECOND, [])):
             start = cache.get_seq_length()
             tokens = [(11 * i + start) % self.words for i in range(len(parents))]
             tree = DraftTree.from_parents(torch.tensor(tokens, device=device), parents)
-            out = trial.forward_tree(tree, cache, hidden_states)
+            out = trial.forward_tree(tree, cache, every_layer)
             for leaf in sorted(set(range(len(parents))) - set(parents)):
                 path = _path(parents, leaf)
                 found = found or self._against(path, held + [tokens[i] for i in path], out, out.logits[0, path])

@@ -282,13 +282,13 @@ class Target(ModelInfo):
         cache: AnyCache,
         mask: Tensor | None,
         rotary: Rotary,
-        hidden_states: Iterable[int] = (),
+        aux_hidden_state_layers: Iterable[int] = (),
         aux_layers: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """x [B, q, h] through layers lo..hi-1. mask: additive [1 or B, 1, q, kv], None = nothing to hide."""
         if hi == lo:
             return x
-        wanted = tuple(sorted({i for i in hidden_states if lo <= i < hi})) if aux_layers is not None else ()
+        wanted = tuple(sorted({i for i in aux_hidden_state_layers if lo <= i < hi})) if aux_layers is not None else ()
         layers = partial(self._layers, lo, hi, wanted)
         out, *seen = self.run_layers((lo, hi, wanted), layers, x, lo, cache, mask, rotary)
         if aux_layers is not None:
@@ -402,7 +402,8 @@ class Target(ModelInfo):
 
     # -- whole passes -------------------------------------------------------------------------------------------
 
-    def prefill(self, ids: Tensor, cache: Cache, hidden_states: Iterable[int] = (), every: bool = False) -> Output:
+    def prefill(self, ids: Tensor, cache: Cache, aux_hidden_state_layers: Iterable[int] = (), every: bool = False)
+    -> Output:
         """The prompt ids [1, S] after whatever the cache holds; logits and taps [1, 1, .] at its last position.
 
         every: taps [1, S, .] of every position.
@@ -412,8 +413,8 @@ class Target(ModelInfo):
         mask = self.causal_mask(q, past) if past and q > 1 else None
         aux_layers: dict[int, Tensor] = {}
         x = self.embed(ids, positions)
-        x = self.run(x, 0, self.n_layers, cache, mask, self.rotary(positions, past + q), hidden_states, aux_layers)
-        cache.commit(q)
+        x = self.run(x, 0, self.n_layers, cache, mask, self.rotary(positions, past + q), aux_hidden_state_layers,
+        aux_layers) cache.commit(q)
         shown = slice(None) if every else slice(-1, None)
         final = self.family.norm(x[:, shown])
         aux_layers = {layer: t[:, shown] for layer, t in aux_layers.items()} | {FINAL: final}
@@ -423,7 +424,7 @@ class Target(ModelInfo):
         self,
         tree: DraftTree,
         cache: Cache,
-        hidden_states: Iterable[int] = (),
+        aux_hidden_state_layers: Iterable[int] = (),
         beside: Callable[[Tensor], Tensor] | None = None,
     ) -> Output:
         """The n nodes of a tree after what the cache holds; the cache keeps all rows until the loop compacts it.
@@ -438,7 +439,7 @@ class Target(ModelInfo):
         aux_layers: dict[int, Tensor] = {}
         x = self.embed(tree.tokens[None], positions)
         rotary = self.rotary(positions, past + tree.topology.deepest)
-        x = self.run(x, 0, self.n_layers, cache, mask, rotary, hidden_states, aux_layers)
+        x = self.run(x, 0, self.n_layers, cache, mask, rotary, aux_hidden_state_layers, aux_layers)
         final = aux_layers[FINAL] = self.family.norm(x)
         if beside is None:
             return Output(self.logits(final), tree, aux_layers)

@@ -427,9 +427,9 @@ class DrafterLoop(Resumable):
         """Return the states of the base that the trainers ask for."""
         if not any(t.needs_base for t in self.trainers):
             return BaseStates(torch.empty(0), {}, {})
-        hidden_states = sorted({layer for t in self.trainers for layer in t.hidden_states})
+        layers = sorted({layer for t in self.trainers for layer in t.aux_hidden_state_layers})
         lowest = min((t.kv_from for t in self.trainers if t.kv_from is not None), default=None)
-        return base_states(self.target, batch.ids, hidden_states, lowest, batch.documents)
+        return base_states(self.target, batch.ids, layers, lowest, batch.documents)
 
     def _update(self) -> str:
         batch = self.machine.share(self.text.batch(self.step, self.budget, self.target.device))

@@ -52,7 +52,7 @@ def mean_accuracies(
     for step in range(batches):
         batch = text.batch(step, budget, target.device)
         with (machine or DistributedContext(target.device)).autocast(), torch.no_grad():
-            states = base_states(target, batch.ids, trainer.hidden_states, target.n_layers, batch.documents)
+            states = base_states(target, batch.ids, trainer.aux_hidden_state_layers, target.n_layers, batch.documents)
             new_hits, new_seen = trainer.accuracies(states, batch)
         hits, seen = hits + new_hits.cpu(), seen + new_seen.cpu()
     return [[round(x, 4) for x in row] for row in (hits / seen.clamp_min(1)[:, None]).tolist()]

@@ -132,7 +132,7 @@ class DrafterTrainer(Trainer):
     config: dict[str, Any]
     ahead: int
     lr: float = 5e-4
-    hidden_states: tuple[int, ...] = ()
+    aux_hidden_state_layers: tuple[int, ...] = ()
     kv_from: int | None = None
     needs_base: bool = True
     adapts_base: bool = False

@@ -171,9 +171,9 @@ def test_the_package_speculators_computes_the_same(tmp_path: Path) -> None:
     for ids, logits in again.seen:
         s = len(ids) - 1
         hidden_states = target.prefill(
-            torch.tensor([ids[:-1]]), target.new_cache(s), again.hidden_states, every=True
+            torch.tensor([ids[:-1]]), target.new_cache(s), again.aux_hidden_state_layers, every=True
         ).hidden_states
-        context = model.hidden_norm(model.fc(torch.cat([hidden_states[i] for i in again.hidden_states], -1)))
+        context = model.hidden_norm(model.fc(torch.cat([hidden_states[i] for i in again.aux_hidden_state_layers], -1)))
         block = torch.tensor([ids[-1]] + [again.drafter.shape.mask_token] * (config.block_size - 1))
         x, places = embedding[block][None], torch.arange(s + len(block))[None]
         rotary = model.rotary_emb(x, places)

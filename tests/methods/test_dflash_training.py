@@ -45,7 +45,7 @@ def trainee_of(target: Target, soft: bool = True, **shape: Any) -> DFlashTrainer
 
 
 def states_of(target: Target, trainee: DFlashTrainer, batch: Batch) -> BaseStates:
-    return base_states(target, batch.ids, trainee.hidden_states, None, batch.documents)
+    return base_states(target, batch.ids, trainee.aux_hidden_state_layers, None, batch.documents)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -68,7 +68,7 @@ def test_training_sees_what_decoding_sees(kind: str, shape: str) -> None:
             decoder.on_prefill(state)
             for end in range(prompt + 1, t + 2):  # a token at a time is accepted, its features join the context
                 hidden_states = target.prefill(
-                    ids[:, end - 1 : end], cache, decoder.hidden_states, every=True
+                    ids[:, end - 1 : end], cache, decoder.aux_hidden_state_layers, every=True
                 ).hidden_states
                 decoder._extend([hidden_states[layer] for layer in decoder.drafter.shape.layers])
             state.ids, state.root = tokens[: t + 2], ids[0, t + 1 : t + 2]

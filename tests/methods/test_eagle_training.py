@@ -45,7 +45,7 @@ def trainees(target: Target) -> list[UnrolledTrainer]:
 
 
 def states_of(target: Target, trainee: UnrolledTrainer, batch: Batch) -> BaseStates:
-    return base_states(target, batch.ids, trainee.hidden_states, None, batch.documents)
+    return base_states(target, batch.ids, trainee.aux_hidden_state_layers, None, batch.documents)
 
 
 @pytest.mark.parametrize("kind", SOME)

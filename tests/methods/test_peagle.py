@@ -179,7 +179,7 @@ def test_the_package_speculators_computes_the_same(
         s, depths = len(ids) - 1, drafter.shape.depths
         ahead = [*ids[1:], *[0] * depths]  # slots of theirs: tokens one further than features; then room for depths
         hidden_states = target.prefill(
-            torch.tensor([ids[:-1]]), target.new_cache(s), decoder.hidden_states, every=True
+            torch.tensor([ids[:-1]]), target.new_cache(s), decoder.aux_hidden_state_layers, every=True
         ).hidden_states
         features = torch.cat([hidden_states[i] for i in drafter.shape.layers], -1)
         places = torch.arange(len(ahead)), torch.zeros(len(ahead), dtype=torch.long)  # anchors and depths of all slots

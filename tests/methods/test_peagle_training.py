@@ -44,7 +44,7 @@ def trainee_of(target: Target, soft: bool = True, keep: float = 1.0, **form: Any
 
 
 def states_of(target: Target, trainee: PEagleTrainer, batch: Batch) -> BaseStates:
-    return base_states(target, batch.ids, trainee.hidden_states, None, batch.documents)
+    return base_states(target, batch.ids, trainee.aux_hidden_state_layers, None, batch.documents)
 
 
 def deep(trainee: PEagleTrainer, target: Target, batch: Batch) -> Tensor:
@@ -72,7 +72,7 @@ def test_training_sees_what_decoding_sees(kind: str, form: str) -> None:
             for end in range(prompt + 1, t + 2):  # a token at a time is accepted
                 decoder.logits(state)
                 hidden_states = target.prefill(
-                    ids[:, end - 1 : end], cache, decoder.hidden_states, every=True
+                    ids[:, end - 1 : end], cache, decoder.aux_hidden_state_layers, every=True
                 ).hidden_states
                 decoder._features = [hidden_states[layer] for layer in decoder.drafter.shape.layers]
                 decoder._tokens = ids[0, end : end + 1]

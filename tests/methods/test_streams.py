@@ -64,7 +64,7 @@ def test_training_sees_the_streams_that_decoding_uses(kind: str, window: int | N
     randomise(trainee.module, 2)
     decoder = SpeculativeStreaming(target, SSOptions(), trainee.module, {})
     ids = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
-    states = base_states(target, torch.tensor([ids]), trainee.hidden_states, trainee.kv_from)
+    states = base_states(target, torch.tensor([ids]), trainee.aux_hidden_state_layers, trainee.kv_from)
     with torch.no_grad():
         trained = trainee.stream_logits(states, torch.tensor([[3, 9, 6]]))
     for column, at in enumerate((3, 9, 6)):
@@ -145,7 +145,7 @@ def test_training_and_decoding_tell_streams_their_root(kind: str) -> None:
     randomise(trainee.module, 2)
     decoder = SpeculativeStreaming(target, SSOptions(mode="chain"), trainee.module, {})
     ids, at = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], 6
-    states = base_states(target, torch.tensor([ids]), trainee.hidden_states, trainee.kv_from)
+    states = base_states(target, torch.tensor([ids]), trainee.aux_hidden_state_layers, trainee.kv_from)
     guesses = set()
     for root in range(3, 40):
         with torch.no_grad():
@@ -166,7 +166,7 @@ def test_training_and_decoding_tell_a_nodes_children_the_node(kind: str, monkeyp
     trainee = StreamsTrainer(target, CONDITIONED)
     randomise(trainee.module, 2)
     ids, at = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], 6
-    states = base_states(target, torch.tensor([ids]), trainee.hidden_states, trainee.kv_from)
+    states = base_states(target, torch.tensor([ids]), trainee.aux_hidden_state_layers, trainee.kv_from)
     chain = SpeculativeStreaming(target, SSOptions(mode="chain"), trainee.module, {})
     tree = chain.with_options(SSOptions(k=3, n_draft=12))
     differ = 0
@@ -256,7 +256,7 @@ def test_what_a_shortlist_leaves_out_keeps_its_mass() -> None:
 def test_streams_that_learn_their_root_are_told_it() -> None:
     target = Target(tiny_model("llama"))
     trainee = StreamsTrainer(target, ROOTED)
-    states = base_states(target, torch.tensor([[5, 6, 7, 8]]), trainee.hidden_states, trainee.kv_from)
+    states = base_states(target, torch.tensor([[5, 6, 7, 8]]), trainee.aux_hidden_state_layers, trainee.kv_from)
     with pytest.raises(ValueError, match="learn the tokens"):
         trainee.stream_logits(states, torch.tensor([[2]]))
 
@@ -288,7 +288,7 @@ def test_segments_change_neither_loss_nor_gradients(position: StreamPosition) ->
         trainee = StreamsTrainer(target, replace(TWO_LAYERS, root_rank=2, stream_position=position), segment=segment)
         randomise(trainee.module, 3)
         batch = Batch(ids, labels, Anchors(at, labels))
-        loss, _ = trainee.loss(base_states(target, ids, trainee.hidden_states, trainee.kv_from), batch)
+        loss, _ = trainee.loss(base_states(target, ids, trainee.aux_hidden_state_layers, trainee.kv_from), batch)
         loss.backward()
         found.append((loss.detach(), trainee.module.down.grad, trainee.module.embedding.grad))
     for other in found[1:]:
@@ -304,7 +304,7 @@ def test_training_learns_and_leaves_the_base_alone() -> None:
     at = torch.arange(5, 30)[None]
     labels = torch.stack([ids.gather(1, at + 1 + j) for j in range(3)], -1)
     batch = Batch(ids, labels, Anchors(at, labels))
-    states = base_states(target, ids, trainee.hidden_states, trainee.kv_from)
+    states = base_states(target, ids, trainee.aux_hidden_state_layers, trainee.kv_from)
     optimizer = torch.optim.AdamW(trainee.module.parameters(), lr=1e-2)
     losses = []
     for _ in range(60):

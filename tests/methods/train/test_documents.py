@@ -51,10 +51,10 @@ def test_the_base_and_its_streams(kind: str, position: StreamPosition) -> None:
     whole = rows()
     with torch.no_grad():
         packed = batch(whole)
-        states = base_states(target, packed.ids, trainee.hidden_states, trainee.kv_from, packed.documents)
+        states = base_states(target, packed.ids, trainee.aux_hidden_state_layers, trainee.kv_from, packed.documents)
         for place, one in alone(whole):
             single = batch(one)
-            plain = base_states(target, single.ids, trainee.hidden_states, trainee.kv_from)  # no mask at all
+            plain = base_states(target, single.ids, trainee.aux_hidden_state_layers, trainee.kv_from)  # no mask at all
             torch.testing.assert_close(states.final[:, place], plain.final, atol=1e-4, rtol=1e-4)
             at = torch.arange(place.start, place.stop)[None]
             found = trainee.stream_logits(states, at)

@@ -35,7 +35,7 @@ MADE: dict[str, Callable[[Target, Any], DrafterTrainer]] = {
 
 def loss_of(trainee: DrafterTrainer, target: Target, batch: Batch) -> torch.Tensor:
     torch.manual_seed(0)
-    loss, _ = trainee.loss(base_states(target, batch.ids, trainee.hidden_states, trainee.kv_from), batch)
+    loss, _ = trainee.loss(base_states(target, batch.ids, trainee.aux_hidden_state_layers, trainee.kv_from), batch)
     return loss
 
 

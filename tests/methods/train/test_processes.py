@@ -65,7 +65,7 @@ def uneven() -> PackedText:
 def learnt(target: Target, trainee: DrafterTrainer, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(loss and shares, gradients)."""
     trainee.module.zero_grad(set_to_none=True)
-    states = base_states(target, batch.ids, trainee.hidden_states, trainee.kv_from, batch.documents)
+    states = base_states(target, batch.ids, trainee.aux_hidden_state_layers, trainee.kv_from, batch.documents)
     loss, right = trainee.loss(states, batch)
     loss.backward()
     grads = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in trainee.module.parameters()]
