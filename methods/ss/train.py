@@ -391,10 +391,10 @@ class SharedTrainer(StreamTrainer):
 
     def _lower(self, ids: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:
         """Return states [B, T, h] at layer N - N_s and at the pruning layer, with gradients for the LoRA."""
-        aux_layers: dict[int, Tensor] = {}
+        aux_states: dict[int, Tensor] = {}
         recompute = self.recompute and torch.is_grad_enabled()
-        x = run_rows(self.tuned, ids, self.lo, None, documents, (self.prune_layer,), aux_layers, recompute)
-        return x, aux_layers.get(self.prune_layer, x)
+        x = run_rows(self.tuned, ids, self.lo, None, documents, (self.prune_layer,), aux_states, recompute)
+        return x, aux_states.get(self.prune_layer, x)
 
     def _segment(
         self, low: Tensor, labels: Tensor, start: int, past: list[KeysAndValues], documents: Documents | None

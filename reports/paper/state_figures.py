@@ -204,10 +204,10 @@ def states_with_gradient(target: Target, ids: Tensor, lo: int) -> BaseStates:
     t = ids.shape[1]
     positions = torch.arange(t, device=ids.device)[None]
     cache = PrefixCache(dict.fromkeys(range(target.n_layers)), mains=t)
-    aux_layers: dict[int, Tensor] = {}
+    aux_states: dict[int, Tensor] = {}
     x = target.embed(ids, positions)
-    x = target.run(x, 0, target.n_layers, cache, None, target.rotary(positions, t), range(target.n_layers), aux_layers)
-    return BaseStates(target.family.norm(x), aux_layers, {i: cache.kept[i] for i in range(lo, target.n_layers)})
+    x = target.run(x, 0, target.n_layers, cache, None, target.rotary(positions, t), range(target.n_layers), aux_states)
+    return BaseStates(target.family.norm(x), aux_states, {i: cache.kept[i] for i in range(lo, target.n_layers)})
 
 
 def lossless_loss(target: Target, trainee: StreamsTrainer) -> Loss:

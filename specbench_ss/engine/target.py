@@ -282,17 +282,17 @@ class Target(ModelInfo):
         cache: AnyCache,
         mask: Tensor | None,
         rotary: Rotary,
-        aux_hidden_state_layers: Iterable[int] = (),
-        aux_layers: dict[int, Tensor] | None = None,
+        aux_layers: Iterable[int] = (),
+        aux_states: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """x [B, q, h] through layers lo..hi-1. mask: additive [1 or B, 1, q, kv], None = nothing to hide."""
         if hi == lo:
             return x
-        wanted = tuple(sorted({i for i in aux_hidden_state_layers if lo <= i < hi})) if aux_layers is not None else ()
+        wanted = tuple(sorted({i for i in aux_layers if lo <= i < hi})) if aux_states is not None else ()
         layers = partial(self._layers, lo, hi, wanted)
         out, *seen = self.run_layers((lo, hi, wanted), layers, x, lo, cache, mask, rotary)
-        if aux_layers is not None:
-            aux_layers.update(zip(wanted, seen, strict=True))
+        if aux_states is not None:
+            aux_states.update(zip(wanted, seen, strict=True))
         return out
 
     def run_layers(
@@ -402,8 +402,7 @@ class Target(ModelInfo):
 
     # -- whole passes -------------------------------------------------------------------------------------------
 
-    def prefill(self, ids: Tensor, cache: Cache, aux_hidden_state_layers: Iterable[int] = (), every: bool = False)
-    -> Output:
+    def prefill(self, ids: Tensor, cache: Cache, aux_layers: Iterable[int] = (), every: bool = False) -> Output:
         """The prompt ids [1, S] after whatever the cache holds; logits and taps [1, 1, .] at its last position.
 
         every: taps [1, S, .] of every position.
@@ -411,20 +410,20 @@ class Target(ModelInfo):
         q, past = ids.shape[1], cache.get_seq_length()
         positions = torch.arange(past, past + q, device=self.device)[None]
         mask = self.causal_mask(q, past) if past and q > 1 else None
-        aux_layers: dict[int, Tensor] = {}
+        aux_states: dict[int, Tensor] = {}
         x = self.embed(ids, positions)
-        x = self.run(x, 0, self.n_layers, cache, mask, self.rotary(positions, past + q), aux_hidden_state_layers,
-        aux_layers) cache.commit(q)
+        x = self.run(x, 0, self.n_layers, cache, mask, self.rotary(positions, past + q), aux_layers, aux_states)
+        cache.commit(q)
         shown = slice(None) if every else slice(-1, None)
         final = self.family.norm(x[:, shown])
-        aux_layers = {layer: t[:, shown] for layer, t in aux_layers.items()} | {FINAL: final}
-        return Output(self.logits(final[:, -1:]), None, aux_layers)
+        aux_states = {layer: t[:, shown] for layer, t in aux_states.items()} | {FINAL: final}
+        return Output(self.logits(final[:, -1:]), None, aux_states)
 
     def forward_tree(
         self,
         tree: DraftTree,
         cache: Cache,
-        aux_hidden_state_layers: Iterable[int] = (),
+        aux_layers: Iterable[int] = (),
         beside: Callable[[Tensor], Tensor] | None = None,
     ) -> Output:
         """The n nodes of a tree after what the cache holds; the cache keeps all rows until the loop compacts it.
@@ -436,15 +435,15 @@ class Target(ModelInfo):
         visible, depths = tree.visibility()
         positions = (depths + past)[None]
         mask = self.block_mask(visible, past) if n > 1 else None
-        aux_layers: dict[int, Tensor] = {}
+        aux_states: dict[int, Tensor] = {}
         x = self.embed(tree.tokens[None], positions)
         rotary = self.rotary(positions, past + tree.topology.deepest)
-        x = self.run(x, 0, self.n_layers, cache, mask, rotary, aux_hidden_state_layers, aux_layers)
-        final = aux_layers[FINAL] = self.family.norm(x)
+        x = self.run(x, 0, self.n_layers, cache, mask, rotary, aux_layers, aux_states)
+        final = aux_states[FINAL] = self.family.norm(x)
         if beside is None:
-            return Output(self.logits(final), tree, aux_layers)
+            return Output(self.logits(final), tree, aux_states)
         logits = self.logits(torch.cat((final, beside(final[0])[None]), 1))
-        return Output(logits[:, :n], tree, aux_layers, extra=logits[0, n:])
+        return Output(logits[:, :n], tree, aux_states, extra=logits[0, n:])
 
     def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Tensor]:
         """Yield float32 logits [n, V] at successive tokens of an answer, from one fresh pass, not timed.

@@ -161,15 +161,15 @@ class BaseStates:
 def base_states(
     target: Target,
     ids: Tensor,
-    aux_hidden_state_layers: Sequence[int],
+    aux_layers: Sequence[int],
     kv_from: int | None,
     documents: Documents | None = None,
 ) -> BaseStates:
     """Run the frozen base over ids [B, T] and return the states that are asked for."""
     seen = KeysFrom(target.n_layers, target.n_layers if kv_from is None else kv_from)
-    aux_layers: dict[int, Tensor] = {}
-    x = run_rows(target, ids, target.n_layers, seen, documents, aux_hidden_state_layers, aux_layers)
-    return BaseStates(target.family.norm(x), aux_layers, seen.kept, documents)
+    aux_states: dict[int, Tensor] = {}
+    x = run_rows(target, ids, target.n_layers, seen, documents, aux_layers, aux_states)
+    return BaseStates(target.family.norm(x), aux_states, seen.kept, documents)
 
 
 class KeysFrom(Cache):
@@ -192,8 +192,8 @@ def run_rows(
     hi: int,
     cache: AnyCache,
     documents: Documents | None,
-    aux_hidden_state_layers: Sequence[int],
-    aux_layers: dict[int, Tensor],
+    aux_layers: Sequence[int],
+    aux_states: dict[int, Tensor],
     recompute: bool = False,
 ) -> Tensor:
     """Run whole rows ids [B, T] through layers 0..hi-1 and return [B, T, h].
@@ -207,14 +207,14 @@ def run_rows(
     positions = torch.arange(t, device=ids.device)[None] if documents is None else documents.places
     x, rotary = target.embed(ids, positions), target.rotary(positions, t)
     if documents is None and not recompute:
-        return target.run(x, 0, hi, cache, None, rotary, aux_hidden_state_layers, aux_layers)
+        return target.run(x, 0, hi, cache, None, rotary, aux_layers, aux_states)
     blocks = target.family.blocks[:hi]
     whole: dict[int | None, Tensor] = {}
     if documents is not None:
         whole = documents.masks((b.window for b in blocks), target.dtype)
     for i, block in enumerate(blocks):
-        if i in aux_hidden_state_layers:
-            aux_layers[i] = x
+        if i in aux_layers:
+            aux_states[i] = x
         mask = whole[block.window] if whole else target.windowed(None, block.window, t, cache, i)
         x = (
             checkpoint(block, x, cache, mask, rotary, use_reentrant=False)

@@ -316,8 +316,9 @@ def test_the_cache_holds_what_a_fresh_pass_gives(method: type[Decoder]) -> None:
     ids = PROMPTS[0] + kept[-1][0]
     session_ids = torch.tensor([ids])
     with torch.inference_mode():
-        seen = target.prefill(session_ids, target.new_cache(len(ids)), decoder.aux_hidden_state_layers,
-        every=True).hidden_states cache = Cache(1, len(ids))
+        seen = target.prefill(session_ids, target.new_cache(len(ids)), decoder.aux_hidden_state_layers, every=True)
+        seen = seen.hidden_states
+        cache = Cache(1, len(ids))
         positions = torch.arange(len(ids) - 1)[None]
         drafter: Drafter = decoder.drafter
         fused = drafter.fuse([seen[i][:, :-1] for i in decoder.layers])
