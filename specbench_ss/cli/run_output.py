@@ -251,7 +251,7 @@ def tell(results: Results, open_report: bool, fail_on: str | None = None) -> Non
     for line in machine_lines(results.machine_rows, done.manifest):
         print(line)
     if "target_ci" in done.manifest:
-        print(f"repeats: {done.manifest['until_ci']['why']}")
+        print(f"repeats: {done.manifest['target_ci']['why']}")
     print_concurrency(done, Console())
     print_tables(results, Console())  # which ends with what is wrong, and with the finding
     report = write_report(results)
