@@ -84,7 +84,7 @@ def output_match(view: View) -> Table:
             Column("expected", "bias_expected", digits=0),
         ]
     rows = [row for row in view.overall.values() if row.comparison != "reference" or row.output_match]
-    return Table.of("sameness", columns, rows)
+    return Table.of("output-match", columns, rows)
 
 
 def _counts(verdict: str) -> Callable[[SummaryRow], int]:
@@ -114,34 +114,36 @@ def _some(lines: Sequence[str]) -> list[str]:
 
 
 def chips(run: Run) -> list[tuple[str, str]]:
-    """Return the handful of settings that stand under the title."""
-    model, suite = run.manifest["model"], run.manifest["suite"]
-    size = [parameters(model["parameters"])] if model.get("parameters") else []
-    whole = ["dequantised"] if (model.get("origin") or {}).get("gguf") else []  # its weights were in fewer bits before
+    """Return the five facts of the page's head: model and suite, n, hardware, dtype and decoding, date."""
+    model, suite, config = run.manifest["model"], run.manifest["suite"], run.manifest["config"]
+    size = f" ({parameters(model['parameters'])})" if model.get("parameters") else ""
+    whole = ", dequantised" if (model.get("origin") or {}).get("gguf") else ""
     few = f" ({suite['size']:,} questions)" if suite["size"] != suite["prompts"] else ""
+    repeats = f", {run.repeats} repeats" if run.repeats > 1 else ""
+    dtype = [] if config.get("endpoints") else [model["dtype"]]
+    requests = [f"{at_a_time(run.manifest)} requests at a time"] if at_a_time(run.manifest) != "1" else []
+    limit = [_limit(run)] if suite.get("max_new_tokens") else []
     return [
-        ("Model", ", ".join([model["name"], *size, *whole])),
-        ("Suite", f"{suite['name']}, {suite['edition']} edition, {suite['prompts']:,} prompts{few}"),
-        ("Repeats", str(run.repeats)),
-        ("Decoding", decoding(run.manifest["config"])),
-        *([("Answers", _answers(run))] if suite.get("max_new_tokens") else []),
-        ("Requests", f"{at_a_time(run.manifest)} at a time"),
-        ("On", _on(run)),
+        ("Model and suite", f"{model['name']}{size}{whole} on {suite['name']} ({suite['edition']})"),
+        ("Number of prompts", f"n = {suite['prompts']:,}{few}{repeats}"),
+        ("Hardware", _on(run)),
+        ("Dtype and decoding", ", ".join([*dtype, decoding(config), *limit, *requests])),
         ("Started", str(run.manifest["created"]).replace("T", " ")[:16]),
     ]
 
 
-def _answers(run: Run) -> str:
-    """Say how long answers may be, and how many of the reference's end there: 'at most 64 tokens, 81 % cut there'."""
-    most = f"at most {run.manifest['suite']['max_new_tokens']:,} tokens"
+def _limit(run: Run) -> str:
+    """Return the limit of outputs and the share of the baseline's that reach it: '≤ 64 tokens (81 % cut)'."""
+    most = f"≤ {run.manifest['suite']['max_new_tokens']:,} tokens"
     ends = [row.finish for row in run.rows if row.ok and row.method == run.baseline]
-    return f"{most}, {100 * ends.count('length') / len(ends):.0f} % cut there" if ends else most
+    cut = 100 * ends.count("length") / len(ends) if ends else 0
+    return f"{most} ({cut:.0f} % cut)" if cut else most
 
 
 def _on(run: Run) -> str:
-    """Say in a few words what the model ran on; of servers, from where they were asked."""
-    model, on = run.manifest["model"], _machine(run.manifest["environment"], run.manifest["model"]["device"])
-    return f"servers, asked from {on}" if run.manifest["config"].get("endpoints") else f"{on}, {model['dtype']}"
+    """Return the hardware of the model, or that of the client of servers."""
+    on = _machine(run.manifest["environment"], run.manifest["model"]["device"])
+    return f"servers, client on {on}" if run.manifest["config"].get("endpoints") else on
 
 
 def _machine(environment: Mapping[str, Any], device: str) -> str:

@@ -88,6 +88,7 @@ def samples(view: View) -> dict[str, Any]:
         "methods": [
             {
                 "label": visible(label),
+                "name": style.name,
                 "css": style.css,
                 "symbol": style.symbol,
                 "colour": style.colour,
@@ -230,7 +231,10 @@ def replay(view: View, drafts: Sequence[Drafts]) -> dict[str, Any] | None:
     return {
         "reference": ranked.index(run.baseline) if run.baseline in ranked else -1,
         "prompts": [[visible(f"{id}.{turn}"), visible(title(tasks.get(id, "")))] for id, turn in prompts.values()],
-        "methods": [{"label": visible(one.label), "css": one.css, "symbol": one.symbol} for one in view.look.values()],
+        "methods": [
+            {"label": visible(one.label), "name": one.name, "css": one.css, "symbol": one.symbol}
+            for one in view.look.values()
+        ],
         "answers": answers,
         "texts": [visible(text) for text in texts.values()],
     }
