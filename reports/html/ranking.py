@@ -30,7 +30,7 @@ VERDICTS: dict[str, Tag] = {
     "not significant": ("not significant", "flat"),
     "insufficient data": ("insufficient data", "flat"),
     "invalid": ("invalid", "bad"),
-    "reference": ("baseline", "flat"),
+    "reference": ("reference", "flat"),
 }
 NOISY: Tag = ("depends on noisy samples: a tenth or more had background load", "note")
 MAYBE: Tag = ("may be noise: the interval begins within the apparent speedup of autoregressive decoding", "note")

@@ -139,7 +139,12 @@ def page(results: Results) -> dict[str, Any]:
         "output_match": health.output_match(view),
         "facts": health.facts(run),
     }
-    return made | {"absent": [] if view.served else [text for name, text in ABSENT.items() if not made[name]]}
+    return made | {"absent": [] if view.served else _absent(made, several=len(run.categories) > 1)}
+
+
+def _absent(made: Mapping[str, Any], several: bool) -> list[str]:
+    """Return how to record the parts that the page lacks. several: the run has more than one task."""
+    return [text for name, text in ABSENT.items() if not made[name] and (several or name != "matrix")]
 
 
 def _how_computed(view: View, had: Sequence[Budget]) -> list[str]:

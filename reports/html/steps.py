@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -82,9 +82,9 @@ def histogram(view: View) -> Chart | None:
     """Return the share of steps by the number of tokens that they kept, as `frames.tokens_per_step` counts them."""
     counted = frames.tokens_per_step(view.run)
     counted = counted[counted["method"].isin(view.contestants)]
-    if counted.empty:
-        return None
     order = [label for label in view.contestants if label in set(counted["method"])]
+    if not set(order) - {view.run.baseline}:
+        return None
     columns = [
         view.method(),
         Column("tokens", digits=0, of="tokens"),
