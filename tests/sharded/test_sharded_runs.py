@@ -36,17 +36,8 @@ CONFIG = RunConfig(
 )
 RECORDING = recording_of(RunOptions(telemetry=0.0))
 SAME = (
-    "index",
-    "position",
-    "seed",
-    "token_ids",
-    "text",
-    "steps",
-    "draft_nodes",
-    "accepted_tokens",
-    "quality",
-    "status",
-)
+    "index", "position", "seed", "token_ids", "text", "steps", "draft_nodes", "accepted_tokens", "quality", "status",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
