@@ -64,8 +64,8 @@ def text_of(label: str) -> str:
 
 def ratio_axis(values: Sequence[float]) -> tuple[float, float, list[float]]:
     """Return low, high and ticks of a logarithmic axis that holds all ratios and 1; the ticks are not too close."""
-    held = [value for value in values if math.isfinite(value) and value > 0]
-    low, high = min([0.8, *held]) / 1.04, max([1.25, *held]) * 1.04
+    finite = [value for value in values if math.isfinite(value) and value > 0]
+    low, high = min([0.8, *finite]) / 1.04, max([1.25, *finite]) * 1.04
     apart = 0.12 * math.log(high / low)
     ticks = [1.0]
     for tick in sorted((t for t in RATIOS if low <= t <= high), key=lambda t: (len(f"{t:g}"), abs(math.log(t)))):
@@ -134,12 +134,12 @@ def ranking(rows: Sequence[SummaryRow], styles: Mapping[str, Style], names: Sequ
     shown = [(row, name) for row, name in zip(rows, names, strict=True) if row.speedup]
     ends = [end for row, _ in shown for end in (row.speedup or 1.0, *(row.speedup_interval or ()))]
     traces = [_speedup(row, styles[row.method], at) for at, (row, _) in enumerate(shown)]
-    said = [
+    notes = [
         {"x": 1.01, "xref": "paper", "xanchor": "left", "y": at, "showarrow": False,
          "text": f"{format_speedup(row.speedup)}  τ {format_number(row.mean_acceptance_length)}"}
         for at, (row, _) in enumerate(shown)
     ]  # fmt: skip
-    made = _in_rows(traces, [name for _, name in shown], "speedup, 95 % interval", margin_r=104, annotations=said)
+    made = _in_rows(traces, [name for _, name in shown], "speedup, 95 % interval", margin_r=124, annotations=notes)
     return _with_ratios(made, ends)
 
 
@@ -290,11 +290,11 @@ def waterfall(found: Sequence[Waterfall]) -> go.Figure:
     for at, one in enumerate(found):
         for i, (name, start, size) in enumerate(steps_of(one)):
             kind = name if name in (REFERENCE, "total") else "saved" if size < 0 else "added"
-            base, length, y, said = traces.setdefault(kind, ([], [], [], []))
+            base, length, y, hover = traces.setdefault(kind, ([], [], [], []))
             base.append(start)
             length.append(size)
             y.append(at - 0.36 + 0.12 * i)
-            said.append(f"{text_of(one.method)}, {name}: {size:+.2f} ms" if kind in ("saved", "added")
+            hover.append(f"{text_of(one.method)}, {name}: {size:+.2f} ms" if kind in ("saved", "added")
                         else f"{name}: {size:.2f} ms")  # fmt: skip
     colours = {REFERENCE: GREY, "saved": LESS, "added": MORE, "total": INK}
     drawn = [

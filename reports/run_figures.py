@@ -76,7 +76,7 @@ class RunFigures(Figures):
         made = waterfalls(self.results.pairs)
         found = [made[row.method] for row in self.contestants if row.method in made]
         if not found:
-            raise UserError("nothing to draw: no method of the run was timed beside autoregressive decoding")
+            raise UserError("nothing to draw: no method was timed on the prompts of the baseline")
         made = charts.waterfall(found)
         bars = ", ".join(name for name, _, _ in charts.steps_of(found[0]))
         return made.update_xaxes(title_text=f"milliseconds per token; bars from the top:<br>{bars}")
@@ -85,7 +85,7 @@ class RunFigures(Figures):
         """Return FLOP per second against FLOP per byte, under the machine's measured limits."""
         roof, wanted = roof_of(self.results.run), {row.method for row in self.rows}
         if roof is None:
-            raise UserError("nothing to draw: the run does not know the machine's limits (ssbench doctor --calibrate)")
+            raise UserError("nothing to draw: no machine limits in the run; run ssbench doctor --calibrate first")
         found = [point for point in points(self.results.pairs) if point.method in wanted]
         if not found:
             raise UserError("nothing to draw: what a step reads and computes could not be counted")
@@ -95,7 +95,7 @@ class RunFigures(Figures):
         """Return tokens per step against relative step time."""
         rows = [row for row in self.contestants if row.step_cost and row.mean_acceptance_length]
         if not rows:
-            raise UserError("nothing to draw: no method of the run has timed steps beside autoregressive decoding")
+            raise UserError("nothing to draw: no method has timed steps on the prompts of the baseline")
         return charts.pareto(rows, self.styles)
 
     def tasks(self) -> Figure:

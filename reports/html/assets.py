@@ -50,7 +50,7 @@ def policy(scripts: Sequence[str]) -> str:
 
 
 def render(name: str, scripts: Sequence[str], **values: Any) -> str:
-    """Fill a template. Every text is made visible and escaped unless the template says otherwise."""
+    """Fill a template. Every text is made visible and escaped unless it is Markup."""
     template, css = _templates().get_template(name), Markup(joined(STYLES))
     return template.render(
         policy=policy(scripts), css=css, scripts=[Markup(s) for s in scripts], chart_style=CHART_STYLE, **values

@@ -97,7 +97,7 @@ class Table:
 
     @classmethod
     def of(cls, name: str, columns: Sequence[Column], rows: Iterable[Any], caption: str = "", **more: Any) -> Table:
-        """Return the table whose columns say what stands in them."""
+        """Return the table of these rows, with cells by the columns' sources."""
         return cls(name, columns, [[column.cell(row) for column in columns] for row in rows], caption, **more)
 
     def csv(self) -> str:
@@ -153,7 +153,7 @@ class View:
 
     @property
     def served(self) -> bool:
-        """Say whether servers were measured, in place of methods in this process."""
+        """Return whether servers were measured, in place of methods in this process."""
         return bool(self.run.manifest["config"].get("endpoints"))
 
     def method(self, title: str = "method") -> Column:

@@ -132,7 +132,7 @@ def page(results: Results) -> dict[str, Any]:
         "roofline": machine.roofline(view),
         "timeline": machine.timeline(view),
         "what_if": _what_if(view),
-        "published": health.published_beside(view),
+        "published": health.published(view),
         "notices": checks,
         "differences": health.differences(view),
         "output_match_note": health.output_match_note(view),

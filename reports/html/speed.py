@@ -51,15 +51,15 @@ def fields(row: SummaryRow, names: Sequence[str]) -> list[float | str | None]:
 
 
 def scored_by(questions: Sequence[Question]) -> str:
-    """Say how the answers of each task are scored: 'Quality is bleu for translation; for writing there is no score'."""
+    """Return the measure of each task: 'Quality is bleu for translation; for writing there is no score'."""
     by_metric: dict[str, list[str]] = {}
     for task, metric in dict.fromkeys((question.category, question.metric or "") for question in questions):
         by_metric.setdefault(metric, []).append(title(task))
     without = by_metric.pop("", [])
     parts = [f"{metric} for {_listed(tasks)}" for metric, tasks in by_metric.items()]
-    said = [f"Quality is {', '.join(parts)}"] if parts else []
-    said += [f"{'for' if parts else 'For'} {_listed(without)} there is no score"] if without else []
-    return "; ".join(said)
+    texts = [f"Quality is {', '.join(parts)}"] if parts else []
+    texts += [f"{'for' if parts else 'For'} {_listed(without)} there is no score"] if without else []
+    return "; ".join(texts)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -15,11 +15,11 @@ from specbench_ss.results.summary import QUANTILES, SummaryRow
 from specbench_ss.results.text import percent
 
 PARTS = {  # of a waterfall
-    "passes saved": f"The pass of {REFERENCE}, made less often",
-    "verifying widened": f"Passes beyond those of {REFERENCE}, drafts made within them included",
-    "drafting added": "Making drafts",
-    "reading prompts": "Prefill, and what the method does besides with the prompt",
-    "other": "Accepting, and what else a step takes",
+    "fewer target passes": f"Saved passes of {REFERENCE}",
+    "slower verification": f"Time of the passes beyond those of {REFERENCE}, including drafts made within them",
+    "draft overhead": "Making drafts",
+    "prefill": "Time to the first token, including work of the method on the prompt",
+    "other": "Accepting, and other parts of a step",
 }
 
 
@@ -54,16 +54,16 @@ def waterfall_table(view: View, found: Sequence[Waterfall]) -> Table:
     columns = [
         view.method(),
         Column(REFERENCE, "reference_ms", f"Milliseconds per token of {REFERENCE} on the same prompts"),
-        *(Column(part, partial(_part, part), said) for part, said in PARTS.items()),
+        *(Column(part, partial(_part, part), meaning) for part, meaning in PARTS.items()),
         Column(
-            "in all",
+            "total",
             lambda one: figure(one.method_ms, strong=True),
             "Milliseconds per token of the method: the sum of all before",
         ),
         Column(
-            "pass cost",
+            "relative pass time",
             lambda one: figure(one.pass_ratio, values=(one.pass_ratio,)),
-            f"The method's verifying pass over a pass of {REFERENCE}",
+            f"Verification pass of the method over a pass of {REFERENCE}",
             fields=("pass ratio",),
         ),
     ]

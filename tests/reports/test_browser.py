@@ -245,9 +245,9 @@ def test_a_dot_opens_its_sample_by_keyboard(running: Any, made: Path) -> None:
 
 def test_hostile_texts_are_text(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html", "#sample=qa-2.0&method=medusa")
-    said = page.locator("#detail").text_content()
-    assert "</script><img src=x onerror=alert(1)>" in said and "⟨RIGHT-TO-LEFT OVERRIDE⟩txt.exe ⟨ESC⟩[31m" in said
-    assert "שלום 👩\u200d👧" in said
+    text = page.locator("#detail").text_content()
+    assert "</script><img src=x onerror=alert(1)>" in text and "⟨RIGHT-TO-LEFT OVERRIDE⟩txt.exe ⟨ESC⟩[31m" in text
+    assert "שלום 👩\u200d👧" in text
     assert page.locator("#detail mark").text_content() == "another end", "from the first difference on"
     assert page.locator("a[href*='//x'], img, iframe").count() == 0
     legend = page.locator(".abbreviations").text_content()
@@ -294,7 +294,9 @@ def test_it_prints_the_ranking_the_task_map_the_bar_and_the_record(running: Any,
     winner = page.locator("#ranking-table tbody tr:first-child th bdi").text_content()
     assert winner in pages[0] and "identical" in pages[0] and "Fingerprint" not in pages[0]
     text = " ".join(" ".join(pages).split())
-    assert all(word in text for word in ("milliseconds per output token", "translation", "draft position", "Fingerprint"))
+    assert all(
+        word in text for word in ("milliseconds per output token", "translation", "draft position", "Fingerprint")
+    )
     assert "Search prompts" not in text and len(pages) <= 6
     assert page.locator("#record").get_attribute("open") is None, "folded again on the screen"
 
@@ -316,8 +318,8 @@ def test_axe_finds_nothing(running: Any, made: Path, scheme: str, width: int) ->
     page.set_viewport_size({"width": width, "height": 900})
     page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     found = axe.Axe().run(page.page).response["violations"]
-    told = [(one["id"], one["impact"], [node["html"][:200] for node in one["nodes"][:3]]) for one in found]
-    assert told == []
+    message = [(one["id"], one["impact"], [node["html"][:200] for node in one["nodes"][:3]]) for one in found]
+    assert message == []
 
 
 def lanes(page: Any) -> list[str]:
@@ -330,7 +332,9 @@ def test_the_replay_goes_from_step_to_step_by_keyboard_and_its_address_survives(
     page = Watched(running, made / "report.html")
     page.select_option("#replay-form [name=prompt]", index=1)
     page.select_option("#replay-form [name=first]", label="medusa")
-    assert "after 0 of" not in lanes(page)[0] and page.locator("#replay-stage .word").count() > 10, "it starts at the end"
+    assert "after 0 of" not in lanes(page)[0] and page.locator("#replay-stage .word").count() > 10, (
+        "it starts at the end"
+    )
     page.focus("#replay-stage")
     page.keyboard.press("Home")
     for _ in range(3):

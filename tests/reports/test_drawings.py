@@ -1,4 +1,4 @@
-"""Drawings say what their marks rest on, and a quantity has one name wherever it stands."""
+"""Drawings show the n of their marks, and a quantity has one name wherever it stands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
 
-def test_acceptance_says_how_often_a_position_is_reached(make_run: MakeRun) -> None:
+def test_acceptance_shows_how_often_a_position_is_reached(make_run: MakeRun) -> None:
     results = analyse(read_run(make_run(labels=("ar", "ss"), questions=2)))
     steps = {pair.own.method: pair.own.tally.steps for pair in pairs(results.run)}["ss"]
     results.rows = [

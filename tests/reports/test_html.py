@@ -159,7 +159,7 @@ def test_small_runs_have_a_report_too(make_run: MakeRun, labels: tuple[str, ...]
     assert {"ranking-table", "samples", "details"} <= set(found.ids) and "tasks" not in found.ids
 
 
-def test_every_method_has_a_look_of_its_own_and_plain_decoding_is_grey() -> None:
+def test_every_method_has_a_look_of_its_own_and_baselines_are_grey() -> None:
     labels = ["ar", *(f"m{i}" for i in range(12)), "m-ar"]
     made = styles(labels, plain=["m-ar"])
     assert {made["ar"].colour, made["m-ar"].colour} == {GREY}
@@ -209,7 +209,7 @@ def test_a_method_looks_the_same_in_whichever_order_it_was_asked_for() -> None:
     assert all(ways[0][name].symbol == ways[1][name].symbol for name in labels)
 
 
-def test_the_record_says_what_the_manifest_says(make_run: MakeRun) -> None:
+def test_the_record_has_the_facts_of_the_manifest(make_run: MakeRun) -> None:
     run = read_run(make_run(questions=1))
     run.manifest["methods"][1]["resolved"] = {"k": 3, "tree": [1, 2], "weights_hash": "abc"}
     run.manifest["model"] |= {"origin": {"gguf": {"file": "Small.gguf", "types": {"Q4_1": 210}}}, "attention": "sdpa"}
@@ -261,7 +261,7 @@ def test_its_answers_and_verdicts_name_that_reference_too(shared: Path) -> None:
     assert "compared with" not in facts["Method ss-shared-ar"]
 
 
-def test_sampled_answers_promise_a_distribution_and_the_summary_says_so(make_run: MakeRun) -> None:
+def test_sampled_answers_promise_a_distribution_and_the_page_states_it(make_run: MakeRun) -> None:
     run = make_run(labels=("ar", "ss"), categories=("qa",), questions=5, temperature=0.7)
     made = page_of(analyse(read_run(run)))
     assert any("same distribution" in line for line in made["how"])

@@ -14,7 +14,7 @@ from specbench_ss.suite import Question
 from tests.conftest import MakeRun
 
 
-def test_methods_are_ranked_by_speedup_and_void_ones_come_last(make_run: MakeRun) -> None:
+def test_methods_are_ranked_by_speedup_and_invalid_ones_come_last(make_run: MakeRun) -> None:
     results = analyse(read_run(make_run(labels=("ar", "medusa", "ss"), categories=("qa",), questions=8)))
     speeds = {row.method: row.speedup or 0 for row in results.overall}
     rows = page_of(results)["ranking"]
@@ -42,7 +42,7 @@ def test_what_is_wrong_with_a_method_is_its_first_badge(make_run: MakeRun) -> No
     assert {text for text, kind in row.tags if kind == "bad"} >= {"1 failed", "7 mismatches of 7"}
 
 
-def test_a_cell_of_the_matrix_tells_its_interval_and_is_tinted_only_where_it_is_sure(make_run: MakeRun) -> None:
+def test_a_cell_of_the_matrix_has_its_interval_and_is_tinted_only_where_it_is_sure(make_run: MakeRun) -> None:
     results = analyse(read_run(make_run(labels=("ar", "ss", "ar[n=1]"), categories=("qa", "writing"), questions=8)))
     table, cells = page_of(results)["matrix"], {(row.method, row.category): row for row in results.rows}
     assert {"faster", "not significant"} <= {row.comparison for row in cells.values()}
@@ -95,7 +95,7 @@ def test_questions_stand_below_the_prompts_where_there_are_fewer(make_run: MakeR
     assert chips["Number of prompts"] == "n = 10 (5 questions), 2 repeats"
 
 
-def test_what_quality_is_of_each_task_is_said() -> None:
+def test_the_measure_of_quality_of_each_task_is_named() -> None:
     asked = [
         Question("1", "translation", ("a",), (("b",),), "bleu"),
         Question("2", "math_reasoning", ("a",), (("b",),), "numeric"),
@@ -103,8 +103,8 @@ def test_what_quality_is_of_each_task_is_said() -> None:
         Question("4", "qa", ("a",)),
         Question("5", "qa", ("b",)),
     ]
-    said = "Quality is bleu for translation, numeric for math reasoning; for writing and qa there is no score"
-    assert speed.scored_by(asked) == said
+    text = "Quality is bleu for translation, numeric for math reasoning; for writing and qa there is no score"
+    assert speed.scored_by(asked) == text
     assert speed.scored_by(asked[2:3]) == "For writing there is no score"
     assert speed.scored_by([]) == ""
 
