@@ -281,7 +281,7 @@ def memory(found: Mapping[str, float], styles: Mapping[str, Style]) -> go.Figure
     """Return a bar of MiB for each method."""
     bar = go.Bar(x=list(found.values()), y=list(range(len(found))), orientation="h",
                  marker_color=[styles[label].colour for label in found])  # fmt: skip
-    return _in_rows([bar], list(found), "peak memory of a sample, MiB", showlegend=False)
+    return _in_rows([bar], [styles[label].name for label in found], "peak memory of a sample, MiB", showlegend=False)
 
 
 def waterfall(found: Sequence[Waterfall]) -> go.Figure:
@@ -339,13 +339,15 @@ def roofline(roof: Roof, found: Sequence[Point], styles: Mapping[str, Style]) ->
     return made
 
 
-def task_map(cells: Mapping[tuple[str, str], SummaryRow], order: Sequence[str]) -> go.Figure:
+def task_map(
+    cells: Mapping[tuple[str, str], SummaryRow], styles: Mapping[str, Style], order: Sequence[str]
+) -> go.Figure:
     """Return a heat map of speedups, methods by tasks. cells: by (method, task)."""
     tasks = list(dict.fromkeys(task for _, task in cells))
     speedups = [[cells[label, task].speedup for task in tasks] for label in order]
     heights = [[None if not value else math.log2(value) for value in row] for row in speedups]
     text = [[format_speedup(value) for value in row] for row in speedups]
-    return heat_map(heights, list(map(title, tasks)), order, text=text, texttemplate="%{text}", showscale=False,
+    return heat_map(heights, list(map(title, tasks)), [styles[label].name for label in order], text=text, texttemplate="%{text}", showscale=False,
                     zmid=0, colorscale=[[0, COLOURS[1]], [0.5, PAPER], [1, COLOURS[0]]], hoverinfo="text")  # fmt: skip
 
 
@@ -359,4 +361,4 @@ def timeline(traces: Mapping[str, Any], styles: Mapping[str, Style]) -> go.Figur
         y = [at + 0.4, *(at + 0.4 - 0.8 * share for share in shares for _ in (0, 1)), at + 0.4]
         drawn.append(go.Scatter(x=x, y=y, fill="toself", mode="none", fillcolor=styles[label].colour, hoverinfo="skip",
                                 showlegend=False))  # fmt: skip
-    return _in_rows(drawn, list(traces), "milliseconds of one request", row=40)
+    return _in_rows(drawn, [styles[label].name for label in traces], "milliseconds of one request", row=40)

@@ -104,7 +104,7 @@ def page(results: Results) -> dict[str, Any]:
         "styles": list(view.look.values()),
         "definitions": palette.symbols(),
         "chips": health.chips(run),
-        "finding": results.headline,
+        "finding": _abbreviated(results.headline, view),
         "alerts": alerts[:SHOWN],
         "more_alerts": alerts[SHOWN:],
         "checks": _counted(checks),
@@ -140,6 +140,14 @@ def page(results: Results) -> dict[str, Any]:
         "facts": health.facts(run),
     }
     return made | {"absent": [] if view.served else _absent(made, several=len(run.categories) > 1)}
+
+
+def _abbreviated(text: str, view: View) -> str:
+    """Return a text with long labels abbreviated."""
+    for style in view.look.values():
+        if style.name != visible(style.label):
+            text = text.replace(style.label, style.name)
+    return text
 
 
 def _absent(made: Mapping[str, Any], several: bool) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,11 +42,11 @@ def waterfall_choices(view: View, found: Sequence[Waterfall]) -> list[dict[str, 
     """Return the waterfall of each method with its sentence, as the page's script draws them."""
     return [
         {
-            "method": view.look[one.method].name,
-            "text": one.sentence(),
-            **Chart("waterfall", "", charts.waterfall([one]).to_plotly_json()).spec(),
+            "method": short.method,
+            "text": short.sentence(),
+            **Chart("waterfall", "", charts.waterfall([short]).to_plotly_json()).spec(),
         }
-        for one in found
+        for short in (replace(one, method=view.look[one.method].name) for one in found)
     ]
 
 

@@ -5,7 +5,9 @@ const Charts = (() => {
   const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]] };
   const PAPER = 640; // pixels of a chart on A4
   const night = matchMedia("(prefers-color-scheme: dark)"), paper = matchMedia("print");
-  const dark = () => !paper.matches && (document.documentElement.dataset.theme ?? (night.matches ? "dark" : "light")) === "dark";
+  let printing = false;
+  const onPaper = () => printing || paper.matches;
+  const dark = () => !onPaper() && (document.documentElement.dataset.theme ?? (night.matches ? "dark" : "light")) === "dark";
   // Plotly reads HTML in texts; here they are text. hovertemplates are the page's own, with names escaped already.
   const toned = (value, map) => {
     if (typeof value === "string") return map[value] ?? value.replaceAll("<", "&lt;");
@@ -15,7 +17,7 @@ const Charts = (() => {
   };
   const draw = (box) => {
     const { data, layout } = shown.get(box), map = dark() ? style.dark : {};
-    const size = paper.matches ? { width: PAPER, autosize: false } : { width: undefined, autosize: true };
+    const size = onPaper() ? { width: PAPER, autosize: false } : { width: undefined, autosize: true };
     Plotly.react(box, toned(data, map), { ...toned(layout, map), ...size, template: { layout: toned(style.layout, map) } }, config);
   };
   const show = (box, spec) => { shown.set(box, spec); draw(box); };
@@ -32,8 +34,8 @@ const Charts = (() => {
   const again = () => shown.forEach((_, box) => draw(box));
   night.addEventListener("change", again);
   new MutationObserver(again).observe(document.documentElement, { attributeFilter: ["data-theme"] });
-  addEventListener("beforeprint", () => { boxes.filter((box) => box.offsetParent).forEach(load); again(); });
-  addEventListener("afterprint", again);
+  addEventListener("beforeprint", () => { printing = true; boxes.filter((box) => box.offsetParent).forEach(load); again(); });
+  addEventListener("afterprint", () => { printing = false; again(); });
 
   const choice = document.querySelector(".chart.choice"), select = document.getElementById("waterfall-of");
   if (choice) {
