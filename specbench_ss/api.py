@@ -30,7 +30,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.devices import device_names
 from specbench_ss.models.load import hash_weights, load_target
-from specbench_ss.options import MethodSpec, checked_value, parse_options, takes_none, type_name, value_text
+from specbench_ss.options import MethodSpec, checked_value, takes_none, type_name, value_text
 from specbench_ss.results.analysis import Results
 from specbench_ss.runs.run_options import PYTHON, AtLeast0, Count, RunOptions, Seed, given_options, keywords
 
@@ -86,7 +86,7 @@ def load_method(method: str | type[Decoder], target: Target, **options: Any) -> 
     owner = f"method {name!r}"
     _check_none(kind.Options, options, owner)
     texts = given | {option: value_text(value) for option, value in options.items()}
-    parsed = parse_options(kind.Options, texts, owner)
+    parsed = registry.read_method_options(kind, texts)
     kind.check(parsed, target)
     return kind.load(target, parsed)
 

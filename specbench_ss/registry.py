@@ -191,7 +191,18 @@ def method_class(name: str) -> type[Decoder]:
 
 def method_options(spec: MethodSpec) -> Any:
     """Return the method's `Options`, filled from the text that was given for it. No model is needed."""
-    return parse_options(method_class(spec.name).Options, spec.options, f"method {spec.name!r}")
+    return read_method_options(method_class(spec.name), spec.options)
+
+
+def read_method_options(kind: type[Decoder], given: Mapping[str, str]) -> Any:
+    """Return a method's `Options` from text; the option `nodes` is what `Decoder.with_nodes` makes of it."""
+    owner, text = f"method {kind.name!r}", given.get("nodes", "")
+    if kind.node_options and text:
+        if text.isdecimal() and int(text):
+            given = kind.with_nodes({name: value for name, value in given.items() if name != "nodes"}, int(text))
+        elif not hasattr(kind.Options, "nodes"):
+            raise UserError(f"{owner}: nodes must be a whole number of at least 1, not {text!r}")
+    return parse_options(kind.Options, given, owner)
 
 
 def load_method(spec: MethodSpec, target: Target) -> Decoder:

@@ -223,6 +223,7 @@ class TwoModel(Decoder):
     summary = "two-model speculative decoding: a small model drafts a chain or a tree"
     paper = "Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318"
     Options = TwoModelOptions
+    node_options = ("gamma", "nodes")
     companion: ClassVar[str] = "draft"  # the folder beside a model that has the weights
 
     def __init__(self, target: Target, options: TwoModelOptions, draft: Target) -> None:
@@ -239,6 +240,16 @@ class TwoModel(Decoder):
     def drafter_weights(self) -> Iterable[torch.Tensor]:
         """The draft model's; each of its calls reads them once."""
         return read_by_a_pass(self.draft.model.model)
+
+    @classmethod
+    def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
+        """Return the options with the length of a chain, or the nodes of a tree."""
+        tree = given.get("form") == "tree"
+        open_ended = {"candidates": "drawn"} if tree else {"schedule": "heuristic", "retokenise": "on"}
+        for name, value in open_ended.items():
+            if given.get(name) == value:
+                raise UserError(f"sd: {name}={value} sets no limit of nodes; leave out {name} or nodes")
+        return {**given, "nodes": str(nodes)} if tree else super().with_nodes(given, min(nodes, LONGEST))
 
     @classmethod
     def check(cls, options: Any, base: ModelInfo) -> None:

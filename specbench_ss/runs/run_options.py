@@ -195,6 +195,12 @@ class RunOptions(CommandOptions):
         f"Longest wait for the next piece of an answer; then it has failed.  [default: {TIMEOUT_S:g}]",
         metavar="SECONDS",
     )
+    nodes: Count | None = _how(
+        None,
+        "Node budget: most drafted nodes that a step verifies, the same for every method. An option nodes=N, or the "
+        "option that limits the nodes of a method (pld.length, ss.n_draft), has priority over it.",
+        modes=MODEL_MODES,
+    )
     repeats: Count = _how(1, "How often every method answers each prompt.")
     target_ci: Annotated[float, Gt(TIMING_FLOOR), Lt(1)] | None = _how(
         None,
