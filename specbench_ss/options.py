@@ -353,6 +353,22 @@ def _default_text(field: dataclasses.Field[Any]) -> str:
 
 
 REFERENCE = "ar"  # the method every other one is compared with
+METHOD_ALIASES = {  # other names of methods; results have the registered one
+    "autoregressive": "ar",
+    "vanilla": "ar",
+    "speculative-streaming": "ss",
+    "draft-model": "sd",
+    "draft_model": "sd",
+    "two-model": "sd",
+    "prompt-lookup": "pld",
+    "suffix-decoding": "suffix",
+    "token-recycling": "recycling",
+    "medusa-1": "medusa",
+    "eagle-1": "eagle",
+    "eagle-2": "eagle2",
+    "eagle-3": "eagle3",
+    "p-eagle": "peagle",
+}
 _SPEC = re.compile(r"^(?P<name>[A-Za-z0-9_.-]+)(?:\[(?P<options>[^\[\]]*)\])?$")
 
 
@@ -390,7 +406,12 @@ class MethodSpec:
             if not equals or not key.strip():
                 raise UserError(f"cannot read option {part!r} of method {match['name']!r}: expected option=value")
             options[key.strip()] = value.strip()
-        return cls(match["name"], options)
+        return cls(registered_name(match["name"]), options)
+
+
+def registered_name(name: str) -> str:
+    """Return the registered name of a method that is given by an alias; any other name as it is."""
+    return METHOD_ALIASES.get(name, name)
 
 
 def split_methods(text: str) -> list[str]:

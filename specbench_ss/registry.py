@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from specbench_ss.errors import UserError, first_line, known_words
-from specbench_ss.options import PluginFile, options_problem, parse_options
+from specbench_ss.errors import UserError, did_you_mean, first_line
+from specbench_ss.options import METHOD_ALIASES, PluginFile, options_problem, parse_options
 from specbench_ss.user_files import read_bytes
 
 if TYPE_CHECKING:  # `ssbench --help` imports this module, and none of these
@@ -100,7 +100,9 @@ def load(group: Group, name: str) -> type[Any]:
     """Return the class registered under `name`. Raises UserError where it is unknown or does not load."""
     registered = _registered(group)
     if name not in registered:
-        raise UserError(f"no {group.kind} {name!r}{known_words(name, registered)}")
+        also = METHOD_ALIASES if group == METHODS else ()
+        closest = did_you_mean(name, [*registered, *also])
+        raise UserError(f"no {group.kind} {name!r}{closest}; known: {', '.join(registered)}")
     return _loaded(group, registered[name])
 
 
@@ -175,6 +177,8 @@ def method_problem(kind: type[Any], name: Any) -> str:
         return f"its `name` is {kind.name!r}, which must be the name that it is registered under"
     if not NAME.fullmatch(kind.name) or kind.name == ALL:
         return f"a method cannot be called {kind.name!r}: use a letter, then letters, digits, - or _, and not {ALL!r}"
+    if name in METHOD_ALIASES:
+        return f"{name!r} is another name of method {METHOD_ALIASES[name]!r}; give the method a name of its own"
     return options_problem(kind.Options)
 
 

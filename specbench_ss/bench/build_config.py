@@ -18,7 +18,7 @@ from specbench_ss.engine.sampling import MIN_TEMPERATURE
 from specbench_ss.errors import UserError, did_you_mean, expanded
 from specbench_ss.models.devices import check_one_device, device_names
 from specbench_ss.models.load import template_text
-from specbench_ss.options import REFERENCE, MethodSpec, encodable, split_methods
+from specbench_ss.options import REFERENCE, MethodSpec, encodable, registered_name, split_methods
 from specbench_ss.runs.config import Endpoint, OutputOptions, Recording, RunConfig, StoppingRule, Workers
 from specbench_ss.runs.preset import Preset, read_preset
 from specbench_ss.runs.run_options import MOST_REPEATS, RAY, SERVER, TIMEOUT_S, RunOptions
@@ -193,7 +193,7 @@ def read_settings(settings: Sequence[str]) -> dict[str, dict[str, str]]:
         match = re.fullmatch(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)=(.*)", text.strip())
         if match is None:
             raise UserError(f"cannot read --set {text!r}: expected method.option=value")
-        found.setdefault(match[1], {})[match[2]] = match[3].strip()
+        found.setdefault(registered_name(match[1]), {})[match[2]] = match[3].strip()
     return found
 
 
