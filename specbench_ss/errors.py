@@ -68,13 +68,13 @@ STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
 def place_of(error: BaseException, of_any: bool = False) -> str:
-    """Return ' (ways.py, line 12, in propose)', the innermost line outside the core and libraries; '' without one.
+    """Return ' (ways.py:12 in propose)', the innermost line outside the core and libraries; '' without one.
 
     of_any: then the innermost of all.
     """
     frames = list(traceback.extract_tb(error.__traceback__))
     own = [frame for frame in frames if _own(frame.filename)] or (frames if of_any else [])
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+    return f" ({Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name})" if own else ""
 
 
 def _own(filename: str) -> bool:

@@ -167,7 +167,7 @@ def _checked(group: Group, point: EntryPoint) -> type[Any]:
 
 
 def method_problem(kind: type[Any], name: Any) -> str:
-    """Say why nothing can be decoded with this subclass of Decoder, registered as `name`; '' where it can be used."""
+    """Return why this subclass of Decoder, registered as `name`, cannot be used; '' if it can."""
     if problem := abstract_problem(kind):
         return problem
     for attribute in ("name", "summary"):
@@ -183,7 +183,7 @@ def method_problem(kind: type[Any], name: Any) -> str:
 
 
 def abstract_problem(kind: type[Any]) -> str:
-    """Say what an abstract class lacks; '' for a class that is not abstract."""
+    """Return what an abstract class lacks; '' for a class that is not abstract."""
     lacking = sorted(getattr(kind, "__abstractmethods__", ())) if inspect.isabstract(kind) else []
     return f"it is abstract: it lacks {', '.join(lacking)}" if lacking else ""
 

@@ -199,7 +199,7 @@ def widening(n: int) -> float:
 
 
 def compare(interval: Interval | None) -> Comparison:
-    """Say how a method compares with the reference, by the interval of its speedup."""
+    """Return how a method compares with the reference, by the interval of its speedup."""
     if interval is None:
         return "insufficient data"
     if interval[0] <= 1 <= interval[1]:

@@ -19,7 +19,7 @@ COMMANDS = {  # line in `ssbench --help`; the module in specbench_ss.cli has its
     "run": "Decode a suite's questions with several methods, side by side, and say which one pays.",
     "tune": "Choose a method's options for this model and device by measured speed, and write them to a file.",
     "methods": "List the decoding methods and their options.",
-    "check": "Check that methods obey the laws of decoding, on tiny random models on the CPU.",
+    "check": "Check that methods pass the conformance checks, on tiny random models on the CPU.",
     "new-method": "Write a plugin package with a small decoding method, its test and a README.",
     "judge": "Let a model rate a run's answers from 1 to 10.",
     "doctor": "Show this machine's device, versions and measured limits.",

@@ -106,7 +106,7 @@ def scope_note(run: Run, found: Sequence[Budget]) -> str:
 
 
 def trained(found: Sequence[Budget]) -> str:
-    """Say how long the weights of trained drafters were trained, each budget once; '' where none learnt."""
+    """Return how long the weights of trained drafters were trained, each budget once; '' where none learnt."""
     of: dict[str, list[str]] = {}
     for one in found:
         if one.training_info and "searched" not in one.training_info:

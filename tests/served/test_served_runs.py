@@ -1,4 +1,4 @@
-"""Served engines as the thing measured: the laws of every run, with servers that answer."""
+"""Served engines as the thing measured: the checks of every run, with servers that answer."""
 
 from __future__ import annotations
 
