@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from specbench_ss import registry
-from specbench_ss.errors import UserError, expanded
+from specbench_ss.errors import UserError, did_you_mean, expanded
 from specbench_ss.options import MethodSpec
 from specbench_ss.results import frames
 from specbench_ss.results.checks import Check, checks
@@ -227,14 +228,33 @@ class Results:
         """Plotly figures, such as `results.plot.ranking()`: docs/api.md lists them."""
         return registry.load(registry.FIGURES, "run")(self)
 
-    def summary(self, quality_margin: float | None = None) -> pd.DataFrame:
-        """Return `rows` as a frame: the numbers of the terminal's table and of the report.
+    def summary(self, *, all: bool = False, quality_margin: float | None = None) -> pd.DataFrame:
+        """Return one row for each task and method, with the columns that are used most, or with all of them.
 
-        quality_margin: another margin than that of this object. Raises UserError for what is no such margin.
+        quality_margin: another margin than that of this object. Raises UserError for a value that is no margin.
         """
         if quality_margin is not None and checked_margin(quality_margin) != self.quality_margin:
-            return Results(self.run, quality_margin).summary()
-        return frames.summary_of(self.rows, self.manifest["config"])
+            return Results(self.run, quality_margin).summary(all=all)
+        whole = frames.summary_of(self.rows, self.manifest["config"])
+        return whole if all else whole[list(frames.SHORT_SUMMARY)]
+
+    def by_task(self, column: str) -> pd.DataFrame:
+        """Return one column of the summary with a row for each task and a column for each method.
+
+        Raises UserError for a name that is no column of `summary(all=True)`.
+        """
+        whole = self.summary(all=True)
+        if column not in whole:
+            raise UserError(f"the summary has no column {column!r}{did_you_mean(column, whole)}")
+        tasks = whole[whole["category"] != OVERALL].set_index(["category", "method"])[column]
+        return tasks.unstack().reindex(index=self.run.categories, columns=self.run.labels)
+
+    def _repr_html_(self) -> str:
+        """Return the headline and the summary over all tasks, for notebooks."""
+        overall = self.summary().query("category == @OVERALL").drop(columns="category")
+        table = overall.to_html(index=False, na_rep="", float_format="{:.3g}".format)
+        notes = [self.headline, self.unfinished] if self.run.rows else [self.unfinished]
+        return "".join(f"<p>{escape(note)}</p>" for note in notes if note) + table
 
     def write_parquet(self) -> str:
         """Write the Parquet files of a complete run; return why they could not be written, or ''."""

@@ -151,7 +151,7 @@ LEFT = ("task", "method", "verdict", "output")
 def write_csv(results: Results, folder: Path) -> list[str]:
     """Write the frames of a run as CSV files; lists are JSON texts."""
     made = {"samples": results.samples, "steps": results.steps, "output_match": results.output_match}
-    for name, frame in (made | {"summary": results.summary()}).items():
+    for name, frame in (made | {"summary": results.summary(all=True)}).items():
         plain(frame).to_csv(folder / f"{name}.csv", index=False, errors="replace")
     return []
 

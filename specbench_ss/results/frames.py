@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,17 @@ def _behind(columns: Sequence[Column], name: str, more: Sequence[Column]) -> tup
     return (*columns[:at], *more, *columns[at:])
 
 
-SAMPLES = (*table(*_KEY), *_behind(columns_of(SampleRecord), "quality", JUDGED))
+STEP_TOKENS = Column(
+    "step_tokens",
+    "Int64",
+    "tokens",
+    "tokens - prefill_tokens: their sum over that of `steps` is the mean acceptance length",
+    lambda row: None if row.tokens is None else row.later,
+)
+SAMPLES = (
+    *table(*_KEY),
+    *_behind(_behind(columns_of(SampleRecord), "prefill_tokens", (STEP_TOKENS,)), "quality", JUDGED),
+)
 TELEMETRY = table(
     *_KEY,
     "attempt | Int64 | | which try at the sample this belongs to, from 0; the last one is the sample's",
@@ -132,7 +143,18 @@ COUNTED = [
     for verdict, meaning in VERDICTS.items()
 ]
 OUTPUT = table("output | string | | these counts as text, as in the report")
-SUMMARY = _behind(columns_of(SummaryRow), "peak_memory_bytes", (*COUNTED, *OUTPUT))
+DECODE = table(
+    "decode_speedup | Float64 | × | mean_acceptance_length × step_ratio, without prefill; missing if invalid"
+)
+_MEANING = "1 / step_ratio: mean time of a step over that of a step of `ar`"
+STEP_TIME = (Column("relative_step_time", "Float64", "×", _MEANING, attrgetter("step_cost")),)
+SUMMARY = columns_of(SummaryRow)
+for _name, _more in (("speedup_high", DECODE), ("step_ratio", STEP_TIME), ("peak_memory_bytes", (*COUNTED, *OUTPUT))):
+    SUMMARY = _behind(SUMMARY, _name, _more)
+SHORT_SUMMARY = (
+    "category", "method", "speedup", "speedup_low", "speedup_high", "comparison", "decode_speedup",
+    "mean_acceptance_length", "acceptance_rate", "relative_step_time", "tokens_per_s", "output", "n_prompts",
+)  # fmt: skip
 MACHINE = columns_of(MachineRow)
 
 

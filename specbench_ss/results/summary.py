@@ -367,6 +367,13 @@ class SummaryRow:
         """Return the method's step time over the reference's: 1 over `step_ratio`."""
         return 1 / self.step_ratio if self.step_ratio else None
 
+    @property
+    def decode_speedup(self) -> float | None:
+        """Return the speedup of the steps alone, prefill left out; None if the row is invalid."""
+        if self.comparison == "invalid" or self.mean_acceptance_length is None or self.step_ratio is None:
+            return None
+        return self.mean_acceptance_length * self.step_ratio
+
     def as_dict(self) -> dict[str, Any]:
         """Return the row as JSON-ready data."""
         return asdict(self)

@@ -384,7 +384,7 @@ class Lossy(AcceptsAnything):
 BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
     ("draft", WrongRoot, "the root is"),
     ("draft", UnknownWord, "has not all of"),
-    ("draft", WrongQ, "is never drawn"),
+    ("draft", WrongQ, "draft_probs of its parent is 0"),
     ("answers", Exits, "SystemExit: 3"),
     ("draft", Nothing, "TypeError: propose returned None, not a DraftTree"),
     ("answers", Raises, r"IndexError: out of luck \(test_conformance.py:\d+ in update\)"),
