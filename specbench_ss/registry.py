@@ -1,6 +1,6 @@
 """Registry of plugins: methods, trainers, suites, reports, experiments and commands by name.
 
-A plugin is loaded when it is asked for: listing names imports none.
+A plugin is imported on its first use, not when names are listed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Group:
 
 
 ALL = "all"  # stands for every registered method that can decode with the model
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # what the command line can tell from options and lists
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # distinct from options and lists on the command line
 METHODS = Group("specbench_ss.methods", "specbench_ss.engine.decoder:Decoder")
 SUITES = Group("specbench_ss.suites", "specbench_ss.suite:Suite")
 REPORTS = Group("specbench_ss.reports", "specbench_ss.results.report:Report")
@@ -183,9 +183,9 @@ def method_problem(kind: type[Any], name: Any) -> str:
 
 
 def abstract_problem(kind: type[Any]) -> str:
-    """Return what an abstract class lacks; '' for a class that is not abstract."""
+    """Return what an abstract class lacks; '' if the class is not abstract."""
     lacking = sorted(getattr(kind, "__abstractmethods__", ())) if inspect.isabstract(kind) else []
-    return f"it is abstract: it lacks {', '.join(lacking)}" if lacking else ""
+    return f"it is abstract and lacks {', '.join(lacking)}" if lacking else ""
 
 
 def method_class(name: str) -> type[Decoder]:

@@ -20,7 +20,7 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, AnyTopology, DeviceTopology, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
-from specbench_ss.errors import UserError, told_of
+from specbench_ss.errors import UserError, prefixed
 from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.methods._shared.tree_growth import Choose, best, draw, grow
 from specbench_ss.methods.sd.draft import Draft, check_named, checked_lora, holds_lora, merged_lora, mismatch
@@ -430,14 +430,14 @@ def draft_in(place: str, base: ModelInfo, load: Callable[[str], T], with_lora: C
 
     Raises UserError.
     """
-    with told_of("sd"):
+    with prefixed("sd"):
         only_lora = holds_lora(Path(place))
         own = base.bundled_drafter(TwoModel.companion) if only_lora else None
         if only_lora and own is None:
             raise UserError(f"{place} holds a LoRA that names no model, and no draft came with {base.name!r}")
         if not only_lora:
             check_named(Path(place))
-        with told_of("sd: the draft"):
+        with prefixed("sd: the draft"):
             draft = load(str(own or place))
         return with_lora(draft, Path(place)) if only_lora else draft
 
