@@ -252,7 +252,8 @@ class Results:
     def _repr_html_(self) -> str:
         """Return the headline and the summary over all tasks, for notebooks."""
         overall = self.summary().query("category == @OVERALL").drop(columns="category")
-        table = overall.to_html(index=False, na_rep="", float_format="{:.3g}".format)
+        cells = overall.astype(object).where(overall.notna(), "")  # missing cells are empty
+        table = cells.to_html(index=False, float_format="{:.3g}".format)
         notes = [self.headline, self.unfinished] if self.run.rows else [self.unfinished]
         return "".join(f"<p>{escape(note)}</p>" for note in notes if note) + table
 

@@ -362,7 +362,7 @@ def limitations(rows: Sequence[RescoredRow]) -> Iterator[str]:
         if row.bonus_left_out:
             yield f"{row.method}: accept_lengths leave out the bonus token; τ counts it."
     yield (
-        "The files do not contain: the parts of a step, time to first token, drafted and rejected tokens, whether texts "
+        "The files do not contain: the parts of a step, time to first token, rejected tokens, whether texts "
         "differ by a numerical tie, whether methods were interleaved, and the machine."
     )
 
