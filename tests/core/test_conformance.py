@@ -401,7 +401,7 @@ BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
     ("seed", PythonDraws, "generators at another point"),
     ("seed", AlwaysGreedy, "seeds gave only"),
     ("memory", Remembers, "after other prompts"),
-    ("together", OneForAll, r"beside three others: .*; its beside\(\) gives the method itself"),
+    ("together", OneForAll, r"next to three others: .*; its clone\(\) returns the method itself"),
     ("long", CribsOfLongPrompts, "when the same decoder was asked the same again"),
     ("long", CribsOfManyWords, "when the same decoder was asked the same again"),
     ("long", CribsLate, "when the same decoder was asked the same again"),
@@ -413,9 +413,9 @@ BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
     ("blocks", MadeUpBonus, "the logits have"),
     ("model", Imposter, "off from the target's"),
     ("target", Rescales, "logits of the target itself have changed"),
-    ("tunable", Tuned, "with width=1: token"),
-    ("description", NotJson, r"described\(\) of two"),
-    ("description", LossyInSilence, "says 'lossy'"),
+    ("search_space", Tuned, "with width=1: token"),
+    ("description", NotJson, r"metadata\(\) of two"),
+    ("description", LossyInSilence, "contains 'lossy'"),
     ("description", OfItself, "baseline_for names"),
 )
 
@@ -491,7 +491,7 @@ def test_a_lossy_method_is_exempt_where_it_says_so_and_nowhere_else() -> None:
     kit = CheckRunner(Lossy, ["llama"])
     found = {result.check.name: result for result in kit.results()}
     exempt = {name for name, result in found.items() if result.verdict == "exempt"}
-    assert exempt == {"model", "logits", "greedy", "distribution", "blocks", "tunable"}
+    assert exempt == {"model", "logits", "greedy", "distribution", "blocks", "search_space"}
     assert "lossy" in found["greedy"].exempt
     with pytest.raises(CheckFailed) as caught:
         check_decoder(Lossy, architectures=["llama"], own_model=True)

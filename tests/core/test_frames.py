@@ -1,4 +1,4 @@
-"""The frames of a run: one schema, which docs/api.md repeats; they hold what directory, table and page have."""
+"""The frames of a run: one schema, which docs/columns.md repeats; they contain what directory, table and page have."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from specbench_ss import load_run
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError
 from specbench_ss.results.analysis import analyse
+from specbench_ss.results.compare import COMPARISON, DIFFERENCES
 from specbench_ss.results.frames import LEVELS, MACHINE, OUTPUT_MATCH, SAMPLES, SHORT_SUMMARY, STEPS, SUMMARY, TELEMETRY
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.columns import Column
 from specbench_ss.runs.records import SampleRecord
 
-API = Path(__file__).parents[2] / "docs" / "api.md"
-DOCS = API.read_text(encoding="utf-8")
+PAGE = Path(__file__).parents[2] / "docs" / "columns.md"
+DOCS = PAGE.read_text(encoding="utf-8")
 MakeRun = Callable[..., Path]
-
-
-TABLES: dict[str, tuple[Column, ...]] = {
+FRAMES = {
     "`samples`": SAMPLES,
     "`steps`": STEPS,
     "`output_match`": OUTPUT_MATCH,
@@ -35,29 +34,27 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "`machine()`": MACHINE,
     "`concurrency()`": LEVELS,
 }
+HEADER = "| column | dtype | unit | meaning |\n|---|---|---|---|\n"
 
 
-def table_below(text: str, heading: str) -> re.Match[str]:
-    """Find the first table below the heading that begins with these words, on any level."""
-    found = re.search(rf"^#+ {re.escape(heading)}.*\n(?:(?!#|\|).*\n)*((?:\|.*\n)+)", text, re.MULTILINE)
-    assert found, f"docs/api.md has no table below {heading}"
-    return found
-
-
-def markdown(columns: tuple[Column, ...]) -> str:
-    """Return the table of these columns, as docs/api.md has it."""
-    lines = [f"| `{c.name}` | {c.dtype} | {c.unit} | {c.meaning} |\n" for c in columns]
-    return "".join(["| column | dtype | unit | meaning |\n|---|---|---|---|\n", *lines])
+def rewritten(page: str) -> str:
+    """Return the text of docs/columns.md with the tables of the code; the texts above the tables stay."""
+    start, *sections = re.split(r"^#### ", page, flags=re.M)
+    tables = {**FRAMES, "`compare().table`": COMPARISON, "`compare().differences`": DIFFERENCES}
+    for i, section in enumerate(sections):
+        rows = [f"| `{c.name}` | {c.dtype} | {c.unit} | {c.meaning} |\n" for c in tables[section.partition("\n")[0]]]
+        sections[i] = f"{section.partition(HEADER)[0].rstrip()}\n\n{HEADER}{''.join(rows)}"
+    return "#### ".join([start, *(f"{section}\n" for section in sections)]).rstrip() + "\n"
 
 
 def documented(heading: str) -> list[Column]:
-    """The columns in the table below a heading of docs/api.md."""
-    table = table_below(DOCS, heading)[1]
+    """Return the columns in the table below a heading of docs/columns.md."""
+    table = DOCS.partition(f"#### {heading}\n")[2].partition("\n#")[0]
     rows = [re.split(r"(?<!\\)\|", line.strip("|")) for line in table.splitlines() if line.startswith("| `")]
     return [Column(row[0].strip(" `"), *(cell.strip() for cell in row[1:])) for row in rows]
 
 
-@pytest.mark.parametrize(("heading", "columns"), TABLES.items())
+@pytest.mark.parametrize(("heading", "columns"), FRAMES.items())
 def test_the_documented_columns_are_the_real_ones(heading: str, columns: tuple[Column, ...], make_run: MakeRun) -> None:
     assert documented(heading) == list(columns)
     full = load_run(make_run(failing=("medusa",), questions=5))
@@ -167,8 +164,5 @@ def test_a_notebook_shows_headline_and_summary_escaped(make_run: MakeRun) -> Non
     assert "relative_step_time" in shown and "<td></td>" in shown and "NA" not in shown and "nan" not in shown.lower()
 
 
-if __name__ == "__main__":  # python -m tests.core.test_frames writes the tables of docs/api.md
-    for name, columns in TABLES.items():
-        below = table_below(DOCS, name)
-        DOCS = DOCS[: below.start(1)] + markdown(columns) + DOCS[below.end(1) :]
-    API.write_text(DOCS, encoding="utf-8")
+if __name__ == "__main__":  # python -m tests.core.test_frames
+    PAGE.write_text(rewritten(DOCS), encoding="utf-8")
