@@ -1,4 +1,4 @@
-"""The frames of a run: one schema, which docs/api.md repeats; they hold what directory, table and page have."""
+"""The frames of a run: one schema, which docs/columns.md repeats; they contain what directory, table and page have."""
 
 from __future__ import annotations
 
@@ -15,34 +15,45 @@ import pytest
 from specbench_ss import load_run
 from specbench_ss.engine.decoder import Step
 from specbench_ss.results.analysis import analyse
+from specbench_ss.results.compare import COMPARISON, DIFFERENCES
 from specbench_ss.results.frames import LEVELS, MACHINE, OUTPUT_MATCH, SAMPLES, STEPS, SUMMARY, TELEMETRY
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.runs.columns import Column
 from specbench_ss.runs.records import SampleRecord
 
-DOCS = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+PAGE = Path(__file__).parents[2] / "docs" / "columns.md"
+DOCS = PAGE.read_text(encoding="utf-8")
 MakeRun = Callable[..., Path]
+FRAMES = {
+    "`samples`": SAMPLES,
+    "`steps`": STEPS,
+    "`output_match`": OUTPUT_MATCH,
+    "`summary()`": SUMMARY,
+    "`telemetry`": TELEMETRY,
+    "`machine()`": MACHINE,
+    "`concurrency()`": LEVELS,
+}
+HEADER = "| column | dtype | unit | meaning |\n|---|---|---|---|\n"
+
+
+def rewritten(page: str) -> str:
+    """Return the text of docs/columns.md with the tables of the code; the texts above the tables stay."""
+    start, *sections = re.split(r"^#### ", page, flags=re.M)
+    tables = {**FRAMES, "`compare().table`": COMPARISON, "`compare().differences`": DIFFERENCES}
+    for i, section in enumerate(sections):
+        rows = [f"| `{c.name}` | {c.dtype} | {c.unit} | {c.meaning} |\n" for c in tables[section.partition("\n")[0]]]
+        sections[i] = f"{section.partition(HEADER)[0].rstrip()}\n\n{HEADER}{''.join(rows)}"
+    return "#### ".join([start, *(f"{section}\n" for section in sections)]).rstrip() + "\n"
 
 
 def documented(heading: str) -> list[Column]:
-    """The columns in the table below a heading of docs/api.md."""
+    """Return the columns in the table below a heading of docs/columns.md."""
     table = DOCS.partition(f"#### {heading}\n")[2].partition("\n#")[0]
     rows = [re.split(r"(?<!\\)\|", line.strip("|")) for line in table.splitlines() if line.startswith("| `")]
     return [Column(row[0].strip(" `"), *(cell.strip() for cell in row[1:])) for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("heading", "columns"),
-    [
-        ("`samples`", SAMPLES),
-        ("`steps`", STEPS),
-        ("`output_match`", OUTPUT_MATCH),
-        ("`summary()`", SUMMARY),
-        ("`telemetry`", TELEMETRY),
-        ("`machine()`", MACHINE),
-        ("`concurrency()`", LEVELS),
-    ],
-)
+@pytest.mark.parametrize(("heading", "columns"), FRAMES.items())
 def test_the_documented_columns_are_the_real_ones(heading: str, columns: tuple[Column, ...], make_run: MakeRun) -> None:
     assert documented(heading) == list(columns)
     full = load_run(make_run(failing=("medusa",), questions=5))
@@ -109,3 +120,7 @@ def test_the_table_and_the_report_show_the_numbers_of_the_summary(
         assert f"{row[name]:.2f}{unit}" in others
     assert f"{100 * row['acceptance_rate']:.1f}%" in others and f">{row['quality_n']}<" in others
     assert row["peak_memory_bytes"] == 3 << 20 and ">3.0<" in others and "peak memory" in others
+
+
+if __name__ == "__main__":  # python -m tests.core.test_frames
+    PAGE.write_text(rewritten(DOCS), encoding="utf-8")
