@@ -1,4 +1,4 @@
-"""Served engines as the thing measured: the laws of every run, with servers that answer."""
+"""Served engines as the thing measured: the checks of every run, with servers that answer."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_server_that_takes_half_the_time_is_twice_as_fast(
         serving(Behaviour(delay=0.02, per_chunk=2, drafted=3, metrics="vllm", clock=clock)) as fast,
     ):
         made = measured([slow, fast], ["slow", "fast"], questions, tmp_path / "run")
-    table = made.summary().query("category == 'overall'").set_index("method")
+    table = made.summary(all=True).query("category == 'overall'").set_index("method")
     assert table.loc["fast", "speedup"] == pytest.approx(2.0) and table.loc["fast", "comparison"] == "faster"
     assert table.loc["slow", "comparison"] == "reference" and set(table["baseline"]) == {"slow"}
     assert table.loc["fast", "tpot_s_p50"] == pytest.approx(table.loc["slow", "tpot_s_p50"] / 2, rel=0.5)
@@ -110,7 +110,7 @@ def test_tau_is_what_the_counters_say(questions: Path, tmp_path: Path) -> None:
     ):
         labels = ["plain", "drafting", "shared", "gauge"]
         made = measured([plain, drafting, shared, gauge], labels, questions, tmp_path / "run", concurrency=2)
-    table = made.summary().query("category == 'overall'").set_index("method")
+    table = made.summary(all=True).query("category == 'overall'").set_index("method")
     assert table.loc["drafting", "mean_acceptance_length"] == pytest.approx(
         2.0
     )  # 4 drafts an answer, 1 of 3 accepted each
