@@ -347,7 +347,8 @@ def task_map(
     speedups = [[cells[label, task].speedup for task in tasks] for label in order]
     heights = [[None if not value else math.log2(value) for value in row] for row in speedups]
     text = [[format_speedup(value) for value in row] for row in speedups]
-    return heat_map(heights, list(map(title, tasks)), [styles[label].name for label in order], text=text, texttemplate="%{text}", showscale=False,
+    names = [styles[label].name for label in order]
+    return heat_map(heights, list(map(title, tasks)), names, text=text, texttemplate="%{text}", showscale=False,
                     zmid=0, colorscale=[[0, COLOURS[1]], [0.5, PAPER], [1, COLOURS[0]]], hoverinfo="text")  # fmt: skip
 
 
