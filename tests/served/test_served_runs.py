@@ -57,7 +57,7 @@ def test_counts_add_up_and_the_schedule_is_that_of_every_run(questions: Path, tm
     assert set(rows["tokens"][rows["method"] == "plain"]) == {8} and set(rows["counted"]) == {"usage"}
     assert set(rows["tokens"][rows["method"] == "fast ✓"]) == {5} and set(rows["chunks"]) == {5, 8}
     assert (rows["prefill_s"] + rows["decode_s"] - rows["wall_s"]).abs().max() < 1e-9
-    assert rows["steps"].isna().all() and rows["accepted"].isna().all() and rows["drafts"].isna().all()
+    assert rows["steps"].isna().all() and rows["accepted_tokens"].isna().all() and rows["drafts"].isna().all()
     asked = [Question(name, "fish", tuple(turns)) for name, turns in TWO_TURNS.items()]
     planned = [(s.question.id, s.turn, s.method, s.repeat) for s in plan(asked, ["plain", "fast ✓"], 2, 0)]
     assert [tuple(row) for row in rows[["question_id", "turn", "method", "repeat"]].itertuples(index=False)] == planned
@@ -286,6 +286,6 @@ def test_a_report_and_a_comparison_are_made_of_such_runs(questions: Path, tmp_pa
     assert main(["report", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert main(["export", str(tmp_path / "a"), "--form", "specbench", "--out", str(tmp_path / "files")]) == 2
     found = compare(tmp_path / "a", tmp_path / "b")
-    assert set(found.table["method"]) == {"one", "<b>two</b>"} and not found.differences["hinders"].any()
+    assert set(found.table["method"]) == {"one", "<b>two</b>"} and not found.differences["blocking"].any()
     rows = {row.method: row for row in summarise(read_run(tmp_path / "a")) if row.category == OVERALL}
     assert rows["one"].comparison == "reference" and rows["<b>two</b>"].baseline == "one"
