@@ -1,11 +1,11 @@
-"""The checks as most tests hold decoders to them: all of them, the costly ones on what can tell something new.
+"""Conformance checks of the test suite: all of them, the costly ones on few shapes and architectures.
 
 SSBENCH_THOROUGH=1, which CI sets, tries every architecture and shape. A method meets an architecture only through the
 target, whose passes other tests hold to transformers' own on all of them, so what breaks on one breaks in any case.
-If thorough, the first shape is therefore held to all cases on two architectures, other ones for every method, and to
-two of each check on the others (to one of the check `together`); else to all cases on one. Every other shape, which may
-draft in its own way, is held to all cases on an architecture of its own, and to two of each check on the model of seven
-words.
+If thorough, the first shape is therefore tested in all cases on two architectures, other ones for every method, and in
+two of each check on the others (in one of the check `together`); else to all cases on one. Every other shape, which may
+draft in its own way, is tested in all cases on an architecture of its own, and in two of each check on the model of
+seven words.
 
 The statistical checks, whose hundreds of answers are made on the model of seven words alone, rest on the rule of
 acceptance, which is one, and on logits, which other checks hold to the model's own. Methods share the kinds of sampling
@@ -49,7 +49,7 @@ def checks(turn: int, thorough: bool = THOROUGH) -> tuple[Check, ...]:
     A shape is tried by one of the two statistical checks, or by both if thorough, with one kind of sampling.
     The choice differs from shape to shape and from turn to turn. A shape whose candidates are not drawn, accepted by
     the core's rule, is as exact as this rule and the logits are, which tests of the rule and other checks look at: of
-    such shapes the first is enough. If thorough, the other shapes are held to both checks by every kind of sampling.
+    such shapes the first is enough. If thorough, the other shapes are tested by both checks by every kind of sampling.
     """
     return tuple((_thinned if check.name in STATISTICAL else _fewer)(check, turn, thorough) for check in CHECKS)
 
@@ -79,7 +79,7 @@ def _fewer(check: Check, turn: int, thorough: bool) -> Check:
 
 
 def _in_full(subject: Subject, turn: int, thorough: bool) -> bool:
-    """Whether it is tried in every case of a check."""
+    """Return True if it is tried in every case of a check."""
     first, large = subject.number == 0, subject.target.n_layers == LARGE
     if not thorough:
         return first
@@ -114,7 +114,7 @@ def _thinned(check: Check, turn: int, thorough: bool) -> Check:
 
 
 def _of_its_own(subject: Subject) -> bool:
-    """Whether it draws its candidates, or accepts by a rule of its own."""
+    """Return True if it draws its candidates, or accepts by a rule of its own."""
     drafts = [step.drafted for step in subject.watch(Case(REPEATING, 10, WARM)).steps]
     drawn = any(draft.draft_probs is not None for draft in drafts)
     return drawn or type(subject.one).accept is not Decoder.accept

@@ -152,7 +152,10 @@ def _options(name: str, given: dict[str, str], preset: dict[str, str], nodes: in
     """Return a method's options: those given, a node budget where they set none, and the preset's others."""
     if nodes is None and not preset:
         return given
-    kind = registry.method_class(name)
+    try:
+        kind = registry.method_class(name)
+    except UserError:  # reported by the preflight check, where methods of `all` may be left out
+        return preset | given
     limits = {"nodes", *kind.node_options}
     if nodes is not None and not kind.node_options and not kind.autoregressive:
         warnings.warn(f"--nodes does not apply to {name}, which sets no node_options", stacklevel=2)

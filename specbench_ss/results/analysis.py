@@ -253,7 +253,7 @@ class Results:
         """Return the headline and the summary over all tasks, for notebooks."""
         overall = self.summary().query("category == @OVERALL").drop(columns="category")
         cells = overall.astype(object).where(overall.notna(), "")  # missing cells are empty
-        table = cells.to_html(index=False, float_format="{:.3g}".format)
+        table: str = cells.to_html(index=False, float_format="{:.3g}".format)
         notes = [self.headline, self.unfinished] if self.run.rows else [self.unfinished]
         return "".join(f"<p>{escape(note)}</p>" for note in notes if note) + table
 

@@ -63,7 +63,7 @@ class UnknownWord(Honest):
 
 
 class WrongQ(Honest):
-    """Says that what it drafted was never drawn."""
+    """States draft_probs of 0 for what it drafted."""
 
     def propose(self, state: DecodeState) -> DraftTree:
         q = torch.zeros(2, self.target.vocab_size)
@@ -82,7 +82,7 @@ class TooManyRows(Honest):
 
 
 class CountsMore(Honest):
-    """Says that the step made a token that nobody decided."""
+    """Reports a token that nothing decided."""
 
     def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         verdict = super().accept(state, tree, output)
@@ -113,16 +113,16 @@ class NoTreeMask(Honest):
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         output = super().forward(state, tree)
         chained = DraftTree.chain(tree.tokens[:1], tree.tokens[1:])
-        held = [part for part in (*state.cache.keys, *state.cache.values) if part is not None]  # type: ignore[union-attr]
-        kept = [part.clone() for part in held]
+        parts = [part for part in (*state.cache.keys, *state.cache.values) if part is not None]  # type: ignore[union-attr]
+        kept = [part.clone() for part in parts]
         output.logits = self.target.forward_tree(chained, state.cache).logits
-        for part, before in zip(held, kept, strict=True):
+        for part, before in zip(parts, kept, strict=True):
             part.copy_(before)
         return output
 
 
 class AcceptsAnything(Honest):
-    """The first branch, whatever the target says."""
+    """Accepts the first branch, whatever the target's logits are."""
 
     def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         token = output.logits[0, 1].argmax()[None]
@@ -173,7 +173,7 @@ class AlwaysGreedy(Honest):
 
 
 class Remembers(Honest):
-    """Drafts from all that it ever saw, and does not say so."""
+    """Drafts from all earlier prompts without `stateful`."""
 
     def __init__(self, target: Target, options: Any = None) -> None:
         super().__init__(target, options)
@@ -217,14 +217,14 @@ class RowsByChance(Honest):
 
 
 class FlatQ(Honest):
-    """Draws from the target's vocabulary at another temperature than it says."""
+    """Draws from the target's vocabulary at another temperature than its draft_probs have."""
 
     def propose(self, state: DecodeState) -> DraftTree:
         v = self.target.vocab_size
         q = torch.full((v,), 0.3 / (v - 1))
         q[4] = 0.7
-        said = torch.full((2, v), 1 / v)
-        return DraftTree.chain(state.root, torch.multinomial(q, 1, generator=state.rng), said)
+        stated = torch.full((2, v), 1 / v)
+        return DraftTree.chain(state.root, torch.multinomial(q, 1, generator=state.rng), stated)
 
 
 class Deep(Honest):
@@ -301,7 +301,7 @@ class NotJson(Honest):
 
 
 class LossyInSilence(Honest):
-    """Lossy by an option that says nothing of it."""
+    """Lossy by an option whose help does not state it."""
 
     def __init__(self, target: Target, options: Any = None) -> None:
         super().__init__(target, options)
@@ -319,7 +319,7 @@ class OfItself(Honest):
 
 
 class CribsOfLongPrompts(Honest):
-    """Drafts what it answered the last time, and does not say so; only of prompts that the other checks do not ask."""
+    """Drafts its last answer without `stateful`; only for prompts that the other checks do not use."""
 
     def __init__(self, target: Target, options: Any = None) -> None:
         super().__init__(target, options)
@@ -420,13 +420,13 @@ BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("check", "kind", "said"), BROKEN, ids=[kind.__name__ for _, kind, _ in BROKEN])
-def test_what_fails_a_check_is_caught_under_its_name(check: str, kind: type[Decoder], said: str) -> None:
-    """After all checks before it in the order have held; its own is held in full."""
+@pytest.mark.parametrize(("check", "kind", "text"), BROKEN, ids=[kind.__name__ for _, kind, _ in BROKEN])
+def test_what_fails_a_check_is_caught_under_its_name(check: str, kind: type[Decoder], text: str) -> None:
+    """All checks before it in the order pass; its own is run in full."""
     tried = [
         whole if whole.name == check else part for whole, part in zip(CHECKS, checks(0, thorough=False), strict=True)
     ]
-    with pytest.raises(CheckFailed, match=said) as caught:
+    with pytest.raises(CheckFailed, match=text) as caught:
         check_decoder(kind, architectures=["llama"], checks=tried)
     assert caught.value.check == check
     assert str(caught.value).startswith(f"check '{check}' failed: ")
@@ -450,7 +450,7 @@ def test_an_exact_sampler_passes(kind: type[Decoder]) -> None:
     assert [result.verdict for result in results] == ["ok", "ok"]
 
 
-def test_a_check_that_tested_nothing_says_so() -> None:
+def test_a_check_that_tested_nothing_is_untested() -> None:
     class DraftsNothing(Chain):
         def propose(self, state: DecodeState) -> DraftTree:
             return DraftTree.root_only(state.root)
@@ -474,7 +474,7 @@ def test_a_trial_that_does_not_end_fails_its_check() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "text"),
     [
         ({"checks": "x"}, "checks= is a list, not 'x'"),
         ({"checks": ["greedy"]}, "checks= is a list of parts"),
@@ -482,12 +482,12 @@ def test_a_trial_that_does_not_end_fails_its_check() -> None:
         ({"architectures": "llama"}, "architectures= is a list, not 'llama'"),
     ],
 )
-def test_what_is_no_check_or_architecture_is_one_line(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_is_no_check_or_architecture_is_one_line(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError, match=text):
         check_decoder(Honest, **given)
 
 
-def test_a_lossy_method_is_exempt_where_it_says_so_and_nowhere_else() -> None:
+def test_a_lossy_method_is_exempt_where_it_is_lossy_and_nowhere_else() -> None:
     kit = CheckRunner(Lossy, ["llama"])
     found = {result.check.name: result for result in kit.results()}
     exempt = {name for name, result in found.items() if result.verdict == "exempt"}
@@ -508,8 +508,8 @@ def test_a_failure_reads_well() -> None:
     assert found.startswith("  found    token ")
 
 
-def test_a_shape_of_more_words_is_held_to_all_checks() -> None:
-    """Beside one that can do with fewer."""
+def test_a_shape_of_more_words_is_tested_by_all_checks() -> None:
+    """Together with one that needs fewer."""
 
     def shapes(target: Target) -> dict[str, Callable[[], Decoder]]:
         def wide() -> Decoder:

@@ -148,5 +148,5 @@ def test_no_command_is_stopped_by_a_broken_plugin(
     load = EntryPoint.load
     monkeypatch.setattr(EntryPoint, "load", lambda self: Plain if self.name == "plain" else load(self))
     assert main(command) == 0
-    told = capsys.readouterr().err
-    assert ("'broken' does not load" in told) == (command[0] in ("methods", "train"))
+    err = capsys.readouterr().err
+    assert ("'broken' does not load" in err) == (command[0] in ("methods", "train"))

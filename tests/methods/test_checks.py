@@ -45,7 +45,7 @@ def test_every_method_is_exact_where_tokens_are_sampled(name: str) -> None:
 def test_every_method_passes_the_checks_where_steps_are_replayed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `--engine graph` makes them, but that each operator is called: no graph is needed for the buffers.
 
-    The buffers are new here, not the method, and all of its shapes share them: the first one is held to all cases of
+    The buffers are new here, not the method, and all of its shapes share them: the first one is tested in all cases of
     every check, the others to two of each, even if thorough. Neighbouring methods have different architectures;
     `tests/core/test_static_passes.py` holds all methods to eager drafts and answers on one of them.
     """

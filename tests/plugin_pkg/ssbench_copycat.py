@@ -23,6 +23,7 @@ class Copycat(Decoder):
     name = "copycat"
     summary = "copies what followed the last occurrence of the newest tokens"
     Options = Options
+    node_options = ("length",)  # what `--nodes` sets
 
     def max_tokens_per_step(self) -> int:
         return 1 + self.options.length

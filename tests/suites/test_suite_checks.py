@@ -72,6 +72,6 @@ def test_a_failed_check_is_named(check: str) -> None:
         check_suite(BAD[check])
 
 
-def test_whoever_calls_home_is_stopped() -> None:
+def test_a_suite_that_opens_a_connection_is_stopped() -> None:
     with pytest.raises(SuiteCheckFailed, match="reaches for the network"):
         check_suite(changed(load=calls_home))
