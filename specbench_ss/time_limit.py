@@ -53,7 +53,7 @@ def time_limit(seconds: float | None, last_words: Callable[[], str] = lambda: ""
 
 
 @contextlib.contextmanager
-def alarm_held_back() -> Iterator[None]:
+def defer_alarm() -> Iterator[None]:
     """Within: time that is over ends nothing. The alarm is repeated, so that it ends the work soon afterwards.
 
     For what may not be broken off half-way, such as a recording of a device's work.

@@ -303,7 +303,7 @@ def manifest_for(
         **({"cuda_settings": cuda_settings()} if target.device.type == "cuda" else {}),
         **(
             {"layer_devices": {str(at): layers for at, layers in target.layer_devices.items()}}
-            if target.divided
+            if target.is_multi_device
             else {}
         ),
         "context_length": target.context_length,

@@ -162,20 +162,20 @@ def test_tuning_measures_no_answer_during_which_a_pass_was_recorded(
 def test_a_loaded_model_makes_the_whole_of_a_run_with_several_requests_by_eager_steps(
     replayed: Target, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    passes, computed = replayed.graphs, replayed.computed
+    passes, computed = replayed.graphs, replayed.kernel_summary
     found = short_run(tmp_path, replayed, batch_size=2)
     assert engine_of(found) == "eager" and found["config"]["engine"] == "auto"
     assert found["model"]["computed"].startswith(computed) and "not in this run" in found["model"]["computed"]
     warned = [*found.get("warnings", ()), *(str(warning.message) for warning in recwarn)]
     assert not [text for text in warned if "engine" in text or "eagerly" in text]
     assert passes is not None and passes.n_captures == 0, "one request at a time is eager too"
-    assert replayed.graphs is passes and replayed.computed == computed
+    assert replayed.graphs is passes and replayed.kernel_summary == computed
     assert engine_of(short_run(tmp_path / "alone", replayed)) == "graph"
 
 
 def test_a_model_is_as_before_where_such_a_run_fails(replayed: Target, tmp_path: Path) -> None:
     passes = replayed.graphs
-    with pytest.raises(UserError, match="it remembers earlier prompts"):
+    with pytest.raises(UserError, match="order of requests"):
         run("suffix[past=on]", model=replayed, limit=1, categories="qa,math", batch_size=2, out=tmp_path / "run")
     assert replayed.graphs is passes
 
@@ -186,12 +186,12 @@ def test_models_in_its_place_follow_it_into_such_a_run_and_out_of_it(tmp_path: P
     target.graphs = CudaGraphRunner(run_eagerly)
     during, replayed_before = None, fine_tuned(target)
     assert (before.engine, replayed_before.engine) == ("eager", "graph")
-    passes, computed = replayed_before.graphs, replayed_before.computed
+    passes, computed = replayed_before.graphs, replayed_before.kernel_summary
     with graphs_disabled(target):
         during = fine_tuned(target)
         assert {model.engine for model in (target, before, replayed_before, during)} == {"eager"}
     assert (target.engine, before.engine, during.engine) == ("graph", "eager", "graph")
-    assert replayed_before.graphs is passes and replayed_before.computed == computed
+    assert replayed_before.graphs is passes and replayed_before.kernel_summary == computed
     del before, replayed_before, during
     gc.collect()
     assert not target.derived, "nobody uses them any more"

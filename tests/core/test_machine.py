@@ -45,7 +45,7 @@ def lines_of(run: Run) -> list[str]:
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_counted_flops_are_those_that_torch_counts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one pass over 5 nodes; torch counts none for attention on a CPU, and none for products of packed weights."""
-    monkeypatch.setattr(cpu_kernels, "_works", lambda dtype: False)
+    monkeypatch.setattr(cpu_kernels, "_onednn_works", lambda dtype: False)
     target = Target(tiny_model(kind))
     shape = model_shape(target)
     cache = target.new_cache(32)

@@ -473,7 +473,7 @@ def test_a_drafter_that_gives_nan_is_named(options: dict[str, Any]) -> None:
     with torch.inference_mode():
         for p in decoder.drafter.parameters():
             p.fill_(math.nan)
-    with pytest.raises(UserError, match="dflash: what it drafts from is not finite|draft's probabilities are not"):
+    with pytest.raises(UserError, match="dflash: the drafter's scores are not finite|draft's probabilities are not"):
         for seed in range(3):
             generate(decoder, PROMPTS[2], StopParams(9), SamplingParams(0.8, seed=seed))
 

@@ -50,7 +50,7 @@ def test_every_method_obeys_the_laws_where_steps_are_replayed(name: str, monkeyp
 
     def replayed(*given: Any, **options: Any) -> Target:
         target = tiny_target(*given, **options)
-        if not target.not_replayable:
+        if not target.no_graph_reason:
             target.graphs = CudaGraphRunner(run_eagerly)
         return target
 
