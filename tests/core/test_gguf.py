@@ -131,7 +131,7 @@ def test_a_file_that_is_cut_short_is_refused(
     """In the counts, in the metadata, in the vocabulary, and in the weights."""
     file = tmp_path / "cut.gguf"
     file.write_bytes(written[0].read_bytes()[:kept])
-    assert f"{file} is cut short or damaged" in _said_of(file, capsys)
+    assert f"{file} is truncated or damaged" in _said_of(file, capsys)
 
 
 def test_weights_of_an_unknown_type_are_refused(
@@ -142,7 +142,7 @@ def test_weights_of_an_unknown_type_are_refused(
     place = content.index(name) + len(name) + 4 + 2 * 8  # behind the number of dimensions and two of them
     assert struct.unpack_from("<I", content, place) == (8,)  # Q8_0
     file = tmp_path / "strange.gguf"
-    for number, said in ((977, "of an unknown type, number 977"), (24, "of type I8, which cannot be made float")):
+    for number, said in ((977, "of an unknown type, number 977"), (24, "of type I8, which cannot be dequantized")):
         file.write_bytes(content[:place] + struct.pack("<I", number) + content[place + 4 :])
         assert f"{file} holds weights {said}" in _said_of(file, capsys)
 

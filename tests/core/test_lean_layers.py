@@ -106,7 +106,9 @@ def test_adapted_layers_are_left_as_they_are() -> None:
     model = tiny_model("llama")
     model.model.layers[0].self_attn.k_proj.__class__ = Adapted
     target = Target(model)
-    assert not isinstance(target.family.blocks[0], FusedBlock) and target.kernel_summary.startswith("3 of 4 layers fused")
+    assert not isinstance(target.family.blocks[0], FusedBlock) and target.kernel_summary.startswith(
+        "3 of 4 layers fused"
+    )
 
 
 def test_a_copy_of_a_model_has_weights_of_its_own() -> None:

@@ -255,7 +255,7 @@ def test_too_little_memory_to_calibrate_is_one_line(
         raise error
 
     monkeypatch.setattr(machine_limits, "read_bandwidth", lambda *_: 1.0)
-    monkeypatch.setattr(machine_limits, "_launch", lambda *_: 1.0)
+    monkeypatch.setattr(machine_limits, "_launch_time", lambda *_: 1.0)
     monkeypatch.setattr(machine_limits, name, full)
     assert main(["doctor", "--device", "cpu", "--calibrate"]) == 2
-    assert "too little free memory on cpu" in capsys.readouterr().err
+    assert "not enough free memory on cpu" in capsys.readouterr().err

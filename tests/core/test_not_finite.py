@@ -151,7 +151,7 @@ def test_a_drafter_with_nan_in_its_file_is_not_loaded(method: str, lab: Target, 
     folder = tmp_path / "drafter"
     shutil.copytree(folder_of(method), folder)
     name = poison_file(next(folder.glob("*.safetensors")))
-    said = "sd: the draft: model .* cannot be used" if method == "sd" else rf"tensor {re.escape(name)} holds NaN"
+    said = "sd: the draft: model .* cannot be used" if method == "sd" else rf"tensor {re.escape(name)} has NaN"
     with pytest.raises(UserError, match=said):
         load_method(method, lab, weights=str(folder))
 

@@ -447,7 +447,7 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     ),
     "a tensor less": ({k: v for k, v in tensors().items() if k != "norm.weight"}, zlab(), "lacks tensors: norm.weight"),
     "a multiplier": (tensors(), zlab(output_multiplier=2.0), "output_multiplier, which is not supported"),
-    "NaN": (tensors() | {"norm.weight": torch.full((H,), math.nan)}, zlab(), "tensor norm.weight holds NaN"),
+    "NaN": (tensors() | {"norm.weight": torch.full((H,), math.nan)}, zlab(), "tensor norm.weight has NaN"),
 }  # fmt: skip
 SEEN_LATER = ("NaN",)  # in numbers, of which `check` reads the map's alone
 

@@ -105,9 +105,9 @@ def test_every_conversation_is_in_one_row_of_one_side(tmp_path: Path) -> None:
     given = simple(300)
     text = load(tmp_path, given, eval_fraction=0.1, said=said)
     renderer = Renderer(made_tokenizer("lab", ""))
-    for held_out, rows in ((False, text.train), (True, text.held_out)):
+    for held_out, rows in ((False, text.train), (True, text.validation)):
         talks = [read_conversation("", row) for row in given]
-        expected = [renderer.render(t.messages) for t in talks if t.held_out(0.1) is held_out]
+        expected = [renderer.render(t.messages) for t in talks if t.in_validation(0.1) is held_out]
         assert sorted(documents(rows)) == sorted((tuple(d.ids.tolist()), tuple(d.mask.tolist())) for d in expected)
         assert rows.counts.documents == rows.counts.conversations == len(expected) > 10
         assert rows.counts.tokens == sum(len(d.ids) for d in expected)
@@ -282,9 +282,9 @@ def test_gsm8k_by_its_own_column_names(tmp_path: Path) -> None:
     few = write(tmp_path / "few.jsonl", [json.loads(line) for line in path.read_text().split("\n")[:400]])
     tokenizer = made_tokenizer("gpt", "vicuna")
     text = load_rows(few, tokenizer, 2048, columns=columns, cache=tmp_path, eval_fraction=0.1, log=lambda _: None)
-    assert text.train.counts.documents + text.held_out.counts.documents == 400
+    assert text.train.counts.documents + text.validation.counts.documents == 400
     asked = {json.loads(line)["answer"] for line in few.read_text().splitlines()}
-    for rows in (text.train, text.held_out):
+    for rows in (text.train, text.validation):
         for ids, mask in documents(rows):
             said = tokenizer.decode([i for i, inside in zip(ids, mask, strict=True) if inside])
             assert said.removesuffix("</s>").removeprefix(" ") in asked
@@ -294,6 +294,6 @@ def test_dialogsum_and_mt_bench_as_they_are(tmp_path: Path) -> None:
     columns = {"prompt": "dialogue", "completion": "summary"}
     tokenizer, how = made_tokenizer("gpt", "chatml"), {"cache": tmp_path, "log": lambda _: None}
     text = load_rows(public("dialogsum/dialogsum.dev.jsonl"), tokenizer, 2048, columns=columns, **how)
-    assert text.train.counts.documents + text.held_out.counts.documents == 500
+    assert text.train.counts.documents + text.validation.counts.documents == 500
     with pytest.raises(UserError, match=r"question\.jsonl:1: 'turns' has no answers"):
         load_rows(public("mt_bench/question.jsonl"), tokenizer, 2048, **how)

@@ -76,7 +76,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
     steps = {"rows": 0, "checkpoint": skipped, "weights": 2}[place]
     assert (out / CHECKPOINT).exists() == bool(steps) and not list(out.glob("*.tmp"))
     assert main(words) == 0
-    assert (f"goes on from step {steps} of 2" if steps else "takes 2 steps") in capsys.readouterr().out
+    assert (f"resumes at step {steps} of 2" if steps else "takes 2 steps") in capsys.readouterr().out
 
 
 def test_the_earlier_checkpoint_stays(tmp_path: Path) -> None:

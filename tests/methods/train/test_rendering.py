@@ -136,7 +136,7 @@ def test_a_template_not_understood_is_one_line_with_the_place() -> None:
         Renderer(made_tokenizer("gpt", "shouting")).render(TALK, "data:3")
     tokenizer = made_tokenizer("gpt", "chatml")
     tokenizer.chat_template = "{{ raise_exception('no system here') }}"
-    with pytest.raises(UserError, match="^data:3: the chat template refuses this conversation: no system here$"):
+    with pytest.raises(UserError, match="^data:3: the chat template rejects this conversation: no system here$"):
         Renderer(tokenizer).render(TALK, "data:3")
 
 
