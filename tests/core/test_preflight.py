@@ -121,7 +121,7 @@ def test_what_a_model_lacks_is_told_before_its_weights_are_loaded(
         assert f"model '{model}' has no tokenizer: the folder has no" in failing(arguments, capsys)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
-    assert "model type 'mamba' cannot be used: it is recurrent" in failing([*arguments, "--dry-run"], capsys)
+    assert "model type 'mamba' cannot be used: it has recurrent layers" in failing([*arguments, "--dry-run"], capsys)
 
 
 @pytest.mark.parametrize("dry", [["--dry-run"], []])
