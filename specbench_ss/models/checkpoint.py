@@ -329,10 +329,23 @@ def _values(
     return {name: getattr(parsed, name) for name in texts}
 
 
-def advice_text(label: str, taken: Mapping[str, Any], device: str) -> str:
+def advice_text(label: str, advised: Mapping[str, Any], device: str) -> str:
     """Return the message of a run about a method's advised settings."""
-    settings = ", ".join(f"{name}={value_text(value)}" for name, value in taken.items())
-    return f"{label}: {settings} from its drafter's advice for {device}"
+    return f"{label}: {_settings(advised)} from its drafter's advice for {device}"
+
+
+def advice_card(config: Mapping[str, Any]) -> str:
+    """Return the model card's paragraph on advised settings, or ''."""
+    advice = config.get(KEY, {})
+    classes = {name: part for name, part in advice.items() if isinstance(part, Mapping)}
+    general = {name: value for name, value in advice.items() if name not in classes}
+    parts = [_settings(general)] if general else []
+    parts += [f"{_settings(part)} on {device}" for device, part in classes.items()]
+    return f"Advised settings (options of a run have priority): {'; '.join(parts)}.\n" if parts else ""
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value_text(value)}" for name, value in values.items())
 
 
 SMALL_FILES = (".json", ".jinja", ".txt", ".model")  # configuration and tokenizer: downloaded
