@@ -175,11 +175,10 @@ class Decoder(ABC):
 
     @classmethod
     def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
-        """Return options, as text, under which a step verifies at most `nodes` drafted nodes.
+        """Return options, as text, that limit a step to `nodes` draft nodes: the option `nodes` of a method.
 
-        It is the meaning of the option `nodes` in every method that has `node_options`: the options that limit the
-        nodes of a step, of which the first one is set here. given: the other options. Raises UserError where these
-        leave no such limit.
+        Sets the first of `node_options`, the options that limit the nodes of a step. given: the other options. Raises
+        UserError if one of them is the same limit or if there is no limit.
         """
         option = cls.node_options[0]
         if option in given:

@@ -175,7 +175,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
             version = manifest.get("format") if isinstance(manifest, dict) else None
             if isinstance(version, int) and version > FORMAT:
                 message = f"its format is {version}, and this version reads {FORMAT}"
-                raise UserError(f"{file} is of a message version of ssbench: {message}")
+                raise UserError(f"{file} is of a newer version of ssbench: {message}")
             raise UserError(f"{file} is not the manifest of a run that this version can read")
         _check_manifest(manifest)
     except OSError as e:

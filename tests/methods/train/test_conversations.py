@@ -170,7 +170,7 @@ def test_what_is_no_data_is_told_without_asking_the_hub(tmp_path: Path, monkeypa
     for given in ("missing.jsonl", "folder/missing.json", "/data/x/y", "./own/data", "plain", [tmp_path / "a", "b/c"]):
         with pytest.raises(UserError, match="neither a file, a folder nor a hub id"):
             open_source(given)
-    with pytest.raises(UserError, match=r"holds no \.jsonl or \.json file"):
+    with pytest.raises(UserError, match=r"has no \.jsonl or \.json file"):
         open_source(tmp_path)
     with pytest.raises(UserError, match="no training data given"):
         open_source([])

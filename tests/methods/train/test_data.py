@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_cut_or_dropped_and_counted(tmp_path: Path) -> None
     [
         ([], "the training data is empty"),
         ([{"messages": [{"role": "user", "content": "a"}]}], "the training data has no completion"),
-        ([{"prompt": "word " * 200, "completion": "a"}], "no conversation is left to train on: .*1 dropped as too"),
+        ([{"prompt": "word " * 200, "completion": "a"}], "no conversation is left for training: .*1 dropped as too"),
         ([{"prompt": "a", "completion": "b"}, {"prompt": "a"}], "data.jsonl:2: no column 'completion'"),
     ],
 )
@@ -176,7 +176,7 @@ def test_rows_are_made_once_and_mapped(tmp_path: Path, monkeypatch: pytest.Monke
     again = load(tmp_path, simple(40), eval_fraction=0.0)
     assert isinstance(again.train.ids, np.memmap)
     assert np.array_equal(first.train.ids, again.train.ids) and first.train.counts == again.train.counts
-    assert again.held_out.ids.shape == (0, 96)
+    assert again.validation.ids.shape == (0, 96)
 
 
 def test_whatever_matters_makes_other_rows(tmp_path: Path) -> None:
@@ -212,13 +212,13 @@ def test_damaged_rows_are_one_line(tmp_path: Path) -> None:
     (file,) = (tmp_path / "cache").glob("*/train-ids.npy")
     for size in (file.stat().st_size // 2, 0):
         os.truncate(file, size)
-        with pytest.raises(UserError, match="the training rows in .* are damaged .*: remove that folder"):
+        with pytest.raises(UserError, match="the training rows in .* are damaged .*; remove that folder"):
             load(tmp_path, simple(40))
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(UserError, match="cannot keep training rows in"):
+    with pytest.raises(UserError, match="cannot store training rows in"):
         load(tmp_path, simple(4))
 
 

@@ -18,7 +18,7 @@ from tests.methods.test_resumable import Line
 from tests.methods.train.test_train import _cache, arguments, chats, models
 
 __all__ = ["_cache", "chats", "models"]  # fixtures
-PLACES = {"rows": (data, "_keep"), "checkpoint": (DrafterLoop, "save"), "weights": (session, "_finish")}
+PLACES = {"rows": (data, "_store"), "checkpoint": (DrafterLoop, "save"), "weights": (session, "_finish")}
 
 
 @contextmanager

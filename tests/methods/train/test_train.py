@@ -338,7 +338,7 @@ def test_another_training_in_the_folder_is_kept(
         said = _said(arguments("ss", models["llama"], chats, out, *STREAMS, *more), capsys)
         assert said.endswith(f"checkpoint.pt was made with {differs}; use another --out\n")
     said = _said(arguments("medusa", models["llama"], chats, out, "--steps", "2"), capsys)
-    assert "was made with trainer ss, not medusa:" in said
+    assert "was made with trainer ss, not medusa;" in said
     said = _said(arguments("ss", models["another"], chats, out, *STREAMS, "--steps", "2"), capsys)
     assert "made with base" in said
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
