@@ -167,7 +167,7 @@ def test_lengths_whose_cooldown_begins_at_the_same_step_are_told_apart(
     (tmp_path / "longer" / "checkpoint.pt.kept").unlink()
     capsys.readouterr()
     assert main(cooled(tmp_path / "longer", given, 6)) == 2
-    assert capsys.readouterr().err.endswith("it has no checkpoint.pt.kept. Give another --out\n")
+    assert capsys.readouterr().err.endswith("cannot be extended; use another --out\n")
 
 
 def test_a_folder_is_trained_by_one_process_at_a_time(
