@@ -71,8 +71,8 @@ def manifest(engine: str, asked: str | None = None) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("begun", "here", "told"),
     [
-        (manifest("eager", "eager"), manifest("graph"), "give --engine eager"),
-        (manifest("graph"), manifest("eager"), "was begun with engine graph, and this session has engine eager"),
+        (manifest("eager", "eager"), manifest("graph"), "use --engine eager"),
+        (manifest("graph"), manifest("eager"), "has engine graph, this session eager"),
         (manifest("eager"), manifest("eager", "eager"), ""),
         (manifest("graph", "graph"), manifest("graph"), ""),
     ],
@@ -102,7 +102,7 @@ def test_a_model_by_name_goes_on_with_what_a_loaded_one_began(
     tmp_path: Path, replayed: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short_run(tmp_path, replayed)
-    with pytest.raises(UserError, match="was begun with engine graph, and this session has engine eager"):
+    with pytest.raises(UserError, match="has engine graph, this session eager"):
         short_run(tmp_path, resume=True)
     monkeypatch.setattr(measure, "load_target", lambda *_, **__: replayed)
     assert engine_of(short_run(tmp_path, resume=True)) == "graph"
@@ -165,7 +165,7 @@ def test_a_loaded_model_makes_the_whole_of_a_run_with_several_requests_by_eager_
     passes, computed = replayed.graphs, replayed.kernel_summary
     found = short_run(tmp_path, replayed, batch_size=2)
     assert engine_of(found) == "eager" and found["config"]["engine"] == "auto"
-    assert found["model"]["computed"].startswith(computed) and "not in this run" in found["model"]["computed"]
+    assert found["model"]["computed"].startswith(computed) and "eagerly in this run" in found["model"]["computed"]
     warned = [*found.get("warnings", ()), *(str(warning.message) for warning in recwarn)]
     assert not [text for text in warned if "engine" in text or "eagerly" in text]
     assert passes is not None and passes.n_captures == 0, "one request at a time is eager too"
