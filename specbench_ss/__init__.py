@@ -1,7 +1,6 @@
-"""specbench_ss: which speculative-decoding method pays on your model, prompts and hardware, and why.
+"""specbench_ss: benchmark of speculative-decoding methods on your model, prompts and hardware.
 
-The names below are the public API (docs/api.md). Each is imported when it is first asked for: importing the package
-itself loads no torch.
+The names below are the public API (docs/api.md), imported on first use, so that importing the package loads no torch.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ __all__ = [
     "run",
 ]
 
-_HOMES = {  # module -> the public names that it defines
+_MODULES = {  # module -> its public names
     "api": "generate load_method load_model run",
     "conformance.kit": "check_decoder",
     "engine.decoder": "DecodeState Decoder Generation Step",
@@ -56,14 +55,14 @@ _HOMES = {  # module -> the public names that it defines
     "results.analysis": "Results load_run",
     "results.compare": "RunComparison compare",
 }
-_HOME_OF = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names.split()}
+_MODULE_OF = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from the module that defines it, at its first use."""
-    if name not in _HOME_OF:
+    """Import a public name on first use."""
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
     return value
 
 
@@ -72,7 +71,7 @@ def __dir__() -> list[str]:
 
 
 def _worth_logging(record: logging.LogRecord) -> bool:
-    """Return False for what torchao logs when transformers or peft import it: kernels of other devices, its enums."""
+    """Return False for irrelevant messages that torchao logs on import: kernels of other devices, its enums."""
     return not any(text in record.getMessage() for text in ("Failed to load", "is an Enum subclass"))
 
 

@@ -1,4 +1,4 @@
-"""Conversations in JSON lines of the common forms, for `run` and `train`."""
+"""Conversations in JSON lines of the common formats, for `run` and `train`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 from specbench_ss.errors import UserError
 
-Message = dict[str, str]  # role, content: as chat templates take it
+Message = dict[str, str]  # role and content, as for chat templates
 
-COLUMNS = {  # each form's columns, the one that it is known by first; where a row has several forms, the first is read
+COLUMNS = {  # columns of each format, the identifying one first; a row with several formats is read as the first
     "messages": ("messages",),
     "conversations": ("conversations",),
     "prompt": ("prompt", "completion", "response"),
     "instruction": ("instruction", "input", "output"),
     "turns": ("turns",),
 }
-SYSTEM = "system"  # a column of every form: the system message
+SYSTEM = "system"  # column of the system message, in every format
 MESSAGE_KEYS = {"role", "content", "from", "value"}
 FORMS = "'messages', 'conversations', 'prompt' and 'completion' (or 'response'), 'instruction' and 'output', or 'turns'"
 ROLES = {
@@ -34,9 +34,9 @@ ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """An optional system message, then user and assistant in turns. place: where it was read, for messages to the user.
+    """An optional system message, then alternating user and assistant. place: source location, for messages.
 
-    out_of_order: some of the row's messages are missing here, since roles did not alternate or a text was empty.
+    out_of_order: messages of the row were dropped, since roles did not alternate or a text was empty.
     """
 
     place: str
@@ -45,7 +45,7 @@ class Conversation:
 
     @property
     def has_completion(self) -> bool:
-        """Whether the assistant says anything."""
+        """Return True if there is an assistant message."""
         return any(m["role"] == "assistant" for m in self.messages)
 
     @property
@@ -58,11 +58,11 @@ class Conversation:
         """Return all messages except the assistant's."""
         return tuple(m for m in self.messages if m["role"] != "assistant")
 
-    def held_out(self, fraction: float) -> bool:
-        """Say whether it falls into the held-out share; a hash of what comes before the first answer decides.
+    def in_validation(self, fraction: float) -> bool:
+        """Return True if it belongs to the validation share, by a hash of the messages before the first answer.
 
-        So conversations that begin alike fall on the same side, whatever their answers and the other data are, and a
-        larger fraction holds out the same conversations and more.
+        So conversations with the same beginning are on the same side, independent of answers and other data, and a
+        larger fraction adds conversations to the same share.
         """
         first = next((i for i, m in enumerate(self.messages) if m["role"] == "assistant"), len(self.messages))
         text = json.dumps([[m["role"], m["content"]] for m in self.messages[:first]])
@@ -72,21 +72,21 @@ class Conversation:
 def read_conversation(
     place: str, row: Mapping[str, Any], columns: Mapping[str, str] | None = None, prompts_only: bool = False
 ) -> Conversation:
-    """Return the conversation in a row of any known form. Raises UserError, with the place, for any other row.
+    """Return the conversation in a row of any known format. Raises UserError, with the place, for any other row.
 
-    columns: {a form's name of a column: the row's own name}. prompts_only: answers are not used and may be missing.
+    columns: {the format's column name: the row's}. prompts_only: answers are ignored and may be missing.
     """
-    return _in_order(place, read_messages(place, row, columns, prompts_only), prompts_only)
+    return _alternating(place, read_messages(place, row, columns, prompts_only), prompts_only)
 
 
 def read_messages(
     place: str, row: Mapping[str, Any], columns: Mapping[str, str] | None = None, prompts_only: bool = False
 ) -> list[Message]:
-    """Return every message in a row of any known form, in the order and with the roles given.
+    """Return every message in a row of any known format, in the given order and roles.
 
     Arguments and errors are those of `read_conversation`.
     """
-    row = _renamed(place, row, columns or {})
+    row = _with_form_names(place, row, columns or {})
     messages = _messages(place, row, prompts_only)
     if not row.get(SYSTEM):
         return messages
@@ -96,16 +96,16 @@ def read_messages(
 
 
 def unread_keys(row: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a row's messages that are not read and hold something."""
+    """Return the non-empty keys of a row's messages that are not read."""
     entries = [entry for key in COLUMNS if isinstance(row.get(key), list) for entry in row[key]]
     return [key for entry in entries if isinstance(entry, Mapping) for key in set(entry) - MESSAGE_KEYS if entry[key]]
 
 
-def _renamed(place: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
-    for own in columns.values():
-        if own not in row:
-            raise UserError(f"{place}: no column {own!r}; there are {', '.join(map(str, row))}")
-    return {**row, **{name: row[own] for name, own in columns.items()}}
+def _with_form_names(place: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
+    for column in columns.values():
+        if column not in row:
+            raise UserError(f"{place}: no column {column!r}; there are {', '.join(map(str, row))}")
+    return {**row, **{name: row[column] for name, column in columns.items()}}
 
 
 def _messages(place: str, row: Mapping[str, Any], prompts_only: bool) -> list[Message]:
@@ -118,12 +118,12 @@ def _messages(place: str, row: Mapping[str, Any], prompts_only: bool) -> list[Me
         return prompt if prompts_only and answer not in row else prompt + _part(place, row, answer, "assistant")
     if "instruction" in row:
         texts = [_text(place, row, "instruction"), *([_text(place, row, "input")] if row.get("input") else [])]
-        asked = [{"role": "user", "content": "\n\n".join(texts)}]
-        return asked if prompts_only and "output" not in row else asked + _part(place, row, "output", "assistant")
+        question = [{"role": "user", "content": "\n\n".join(texts)}]
+        return question if prompts_only and "output" not in row else question + _part(place, row, "output", "assistant")
     if isinstance(row.get("turns"), list):
         if not prompts_only:
-            raise UserError(f"{place}: 'turns' has no answers: let the model give them with --regenerate-responses")
-        return [{"role": "user", "content": _checked(place, "turns", turn)} for turn in row["turns"]]
+            raise UserError(f"{place}: 'turns' has no answers; use --regenerate-responses")
+        return [{"role": "user", "content": _require_text(place, "turns", turn)} for turn in row["turns"]]
     for key in ("messages", "conversations", "turns"):
         if key in row:
             raise UserError(f"{place}: {key!r} must be a list, not {_kind(row[key])}")
@@ -131,7 +131,7 @@ def _messages(place: str, row: Mapping[str, Any], prompts_only: bool) -> list[Me
 
 
 def _part(place: str, row: Mapping[str, Any], key: str, role: str) -> list[Message]:
-    """Return the messages of a prompt or completion, which is a text or a list of messages."""
+    """Return the messages of a prompt or completion, which is a string or a list of messages."""
     if isinstance(row.get(key), Sequence) and not isinstance(row[key], str):
         return _chat(place, key, row[key])
     return [{"role": role, "content": _text(place, row, key)}]
@@ -150,7 +150,7 @@ def _message(place: str, entry: Any) -> Message:
     content = entry.get("content", entry.get("value"))
     if isinstance(content, list):
         content = "".join(_text_part(place, part) for part in content)
-    return {"role": ROLES[role], "content": _checked(place, "content", content)}
+    return {"role": ROLES[role], "content": _require_text(place, "content", content)}
 
 
 def _text_part(place: str, part: Any) -> str:
@@ -158,44 +158,44 @@ def _text_part(place: str, part: Any) -> str:
     kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
     if kind != "text":
         raise UserError(f"{place}: 'content' has a part of type {kind!r}; only parts of type 'text' are read")
-    return _checked(place, "text", part.get("text"))
+    return _require_text(place, "text", part.get("text"))
 
 
 def _text(place: str, row: Mapping[str, Any], key: str) -> str:
     if key not in row:
         raise UserError(f"{place}: no column {key!r}; there are {', '.join(map(str, row))}")
-    return _checked(place, key, row[key])
+    return _require_text(place, key, row[key])
 
 
-def _checked(place: str, key: str, value: Any) -> str:
+def _require_text(place: str, key: str, value: Any) -> str:
     if not isinstance(value, str):
         raise UserError(f"{place}: {key!r} must be a text, not {_kind(value)}")
     return value
 
 
 def _kind(value: Any) -> str:
-    """Say in the user's words what kind of value a row has."""
+    """Return the kind of a value for an error message."""
     return "a text" if isinstance(value, str) else "nothing" if value is None else type(value).__name__
 
 
-def _in_order(place: str, messages: Sequence[Message], prompts_only: bool) -> Conversation:
-    """Return the part of the messages in which user and assistant alternate and say something.
+def _alternating(place: str, messages: Sequence[Message], prompts_only: bool) -> Conversation:
+    """Return the part of the messages in which non-empty user and assistant messages alternate.
 
-    Answers before the first question are left out (ShareGPT has conversations cut up so); the rest ends where the order
-    breaks. Without answers, each of the user's messages in a row is a turn.
+    Answers before the first question are dropped (ShareGPT has such conversations); the result ends where the order
+    breaks. With prompts_only, each successive user message is a turn.
     """
     if prompts_only:
         messages = [m for m in messages if m["role"] != "assistant"]
     system = [m for m in messages[:1] if m["role"] == "system"]
     rest = list(messages[len(system) :])
-    given = len(rest)
+    total = len(rest)
     while rest and rest[0]["role"] == "assistant":
         rest = rest[1:]
-    kept: list[Message] = []
+    turns: list[Message] = []
     for message in rest:
-        expected = "user" if prompts_only or len(kept) % 2 == 0 else "assistant"
+        expected = "user" if prompts_only or len(turns) % 2 == 0 else "assistant"
         if message["role"] != expected or not message["content"].strip():
             break
-        kept.append(message)
-    found = (*[m for m in system if m["content"].strip()], *kept) if kept else ()
-    return Conversation(place, found, len(kept) < given)
+        turns.append(message)
+    messages_kept = (*[m for m in system if m["content"].strip()], *turns) if turns else ()
+    return Conversation(place, messages_kept, len(turns) < total)

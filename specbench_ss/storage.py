@@ -1,7 +1,7 @@
 """Crash-safe files: atomic JSON, append-only JSON lines, folder locks, digests and the cache folder.
 
-torch's archive writer raises RuntimeError in place of the OSError that it met, safetensors names the system's error
-in its text, and numpy counts what was written.
+Disk errors are recognised in other libraries' exceptions too: torch's archive writer raises RuntimeError, safetensors
+puts the system's error into its text, and numpy reports the number of bytes written.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import platformdirs
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.user_files import encoded
 
-OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-IN_TEXT = re.compile(r"\(os error (\d+)\)")  # as Rust writes it
-CUT_SHORT = re.compile(r"\d+ requested and \d+ written")  # as numpy writes it
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+RUST_ERROR = re.compile(r"\(os error (\d+)\)")
+NUMPY_ERROR = re.compile(r"\d+ requested and \d+ written")
 
 
 @contextmanager
-def writing(path: Path, then: str) -> Iterator[None]:
-    """Within: an error of a full or failing disk becomes a UserError of one line. then: what to do about it."""
+def writing(path: Path, hint: str) -> Iterator[None]:
+    """Convert errors of a full or failing disk within the block into a one-line UserError. hint: what to do."""
     try:
         yield
     except UserError:
@@ -40,11 +40,11 @@ def writing(path: Path, then: str) -> Iterator[None]:
         reason = disk_error(error)
         if not reason:
             raise
-        raise UserError(f"cannot write to {path}: {reason}; {then}") from error
+        raise UserError(f"cannot write to {path}: {reason}; {hint}") from error
 
 
 def disk_error(error: BaseException | None) -> str:
-    """Return why the disk took no more, where that is behind an exception; '' where it is not."""
+    """Return the disk error behind an exception, or ''."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -56,44 +56,44 @@ def disk_error(error: BaseException | None) -> str:
 
 def _reason(error: BaseException) -> str:
     number = getattr(error, "errno", None) if isinstance(error, OSError) else None
-    if found := IN_TEXT.search(str(error)):
+    if found := RUST_ERROR.search(str(error)):
         number = int(found[1])
-    if number in OF_DISKS:
+    if number in DISK_ERRORS:
         return os.strerror(int(number)).lower()
-    return "the disk took only a part of a file" if CUT_SHORT.search(str(error)) else ""
+    return "the disk wrote only a part of a file" if NUMPY_ERROR.search(str(error)) else ""
 
 
 T = TypeVar("T")
-PIECE = 1 << 22  # bytes
+CHUNK_BYTES = 1 << 22  # bytes
 
 
 def pieces(file: Path) -> Iterator[bytes]:
-    """Yield the whole lines of a file, some megabytes at a time; nothing where it is missing.
+    """Yield the complete lines of a file, some megabytes at a time; nothing if it is missing.
 
-    A half-written last line is left out. Raises UserError where the file cannot be read.
+    An incomplete last line is dropped. Raises UserError if the file cannot be read.
     """
     try:
         with open(file, "rb") as f:
-            while whole := _whole(f.read(PIECE) + f.readline()):
-                yield whole
+            while chunk := _whole_lines(f.read(CHUNK_BYTES) + f.readline()):
+                yield chunk
     except FileNotFoundError:
         return
     except OSError as error:
         raise UserError(f"cannot read {file}: {os_reason(error)}") from None
 
 
-def _whole(piece: bytes) -> bytes:
+def _whole_lines(piece: bytes) -> bytes:
     return piece[: piece.rfind(b"\n") + 1]
 
 
 def lines(file: Path) -> Iterator[bytes]:
-    """Yield the whole lines of a file, their ends included, as `pieces` reads it."""
+    """Yield the complete lines of a file with their ends, as `pieces` reads it."""
     for piece in pieces(file):
         yield from (line + b"\n" for line in piece[:-1].split(b"\n"))
 
 
 def record(file: Path, number: int, line: bytes, read: Callable[[bytes], T]) -> T:
-    """Return what `read` makes of a line. Raises UserError with the number of a line for which it raises ValueError."""
+    """Return `read(line)`. Raises UserError with the line number if it raises ValueError."""
     try:
         return read(line)
     except ValueError as e:
@@ -101,33 +101,31 @@ def record(file: Path, number: int, line: bytes, read: Callable[[bytes], T]) -> 
 
 
 def scan(file: Path, read: Callable[[bytes], T], keep: Callable[[T], bool] = lambda _: True) -> tuple[list[T], int]:
-    """Return the whole records of a file of JSON lines, and the number of bytes that they take.
+    """Return the records of a file of JSON lines, and their size in bytes.
 
-    Reading stops at a half-written last line, or at the first record for which `keep` is false.
-
-    read: makes a record of a line (see `user_files.decoder`), and raises ValueError for a line that is not one. For
-    such a line, UserError is raised with the line's number.
+    Stops at an incomplete last line or at the first record for which `keep` is false. read: parses a line (see
+    `user_files.decoder`); its ValueError becomes a UserError with the line number.
     """
-    found: list[T] = []
+    records: list[T] = []
     end = 0
     for number, line in enumerate(lines(file), start=1):
-        made = record(file, number, line, read)
-        if not keep(made):
+        parsed = record(file, number, line, read)
+        if not keep(parsed):
             break
-        found.append(made)
+        records.append(parsed)
         end += len(line)
-    return found, end
+    return records, end
 
 
 def cut(file: Path, read: Callable[[bytes], T], keep: Callable[[T], bool] = lambda _: True) -> list[T]:
-    """Read the file as `scan` does, then cut it there: this removes what a killed process left half-written."""
-    found, end = scan(file, read, keep)
+    """Read the file as `scan` does, then truncate it there, which removes a killed process's incomplete line."""
+    records, end = scan(file, read, keep)
     truncate(file, end)
-    return found
+    return records
 
 
 def truncate(file: Path, size: int) -> None:
-    """Cut a file to a number of bytes; nothing is done where it is missing or not longer."""
+    """Truncate a file to a number of bytes; no effect if it is missing or not longer."""
     if file.exists() and file.stat().st_size > size:
         with open(file, "r+b") as f:
             f.truncate(size)
@@ -135,9 +133,9 @@ def truncate(file: Path, size: int) -> None:
 
 
 def append(file: Any, records: Sequence[Mapping[str, Any]]) -> None:
-    """Append lines to a file that was opened unbuffered, and flush them to the disk.
+    """Append lines to a file opened unbuffered, and flush them to the disk.
 
-    Raises ValueError for a number that is not finite. Where writing fails, what is there of it is cut off again.
+    Raises ValueError for NaN or infinity. If writing fails, the written part is removed.
     """
     data = b"".join(map(encoded, records))
     before = os.fstat(file.fileno()).st_size
@@ -152,25 +150,24 @@ def append(file: Any, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write a JSON file so that a reader sees either the old content or the new, and nothing in between."""
+    """Write a JSON file atomically: a reader sees either the old content or the new."""
     write_text(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a text file as `write_json` does its own."""
+    """Write a text file atomically."""
     with replacing(file) as f:
         f.write(text.encode())
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Give a file to write into.
+    """Yield a temporary file that replaces `path` when the block ends, or is removed if it fails.
 
-    It takes the place of `path` when the block ends, and is removed if the block fails. Raises UserError where `path`
-    is a device, a pipe or a socket: that would be gone afterwards.
+    Raises UserError if `path` is a device, a pipe or a socket, which would be replaced.
     """
     if any(kind(path) for kind in (Path.is_char_device, Path.is_block_device, Path.is_fifo, Path.is_socket)):
-        raise UserError(f"{path} is a device, a pipe or a socket: results are written into ordinary files")
+        raise UserError(f"{path} is a device, a pipe or a socket; use an ordinary file")
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
@@ -184,7 +181,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush the folder to the disk, so that files which were created or renamed in it are found there after a crash."""
+    """Flush the folder to the disk, so that files created or renamed in it survive a crash."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -195,7 +192,7 @@ def sync_folder(path: Path) -> None:
 def lock(path: Path) -> int:
     """Lock the folder for one writer, until the returned descriptor is closed or the process ends.
 
-    Raises UserError where another process has it locked. A file system without locks lets everybody in.
+    Raises UserError if another process has the lock. Without locks in the file system there is no protection.
     """
     folder = os.open(path, os.O_RDONLY)
     try:
@@ -209,7 +206,7 @@ def lock(path: Path) -> int:
 
 
 def in_use(path: Path) -> bool:
-    """Say whether a process has the folder locked; True where the file system cannot tell."""
+    """Return True if a process has locked the folder, or if the file system has no locks."""
     with contextlib.ExitStack() as stack:
         try:
             folder = os.open(path, os.O_RDONLY)
@@ -222,7 +219,7 @@ def in_use(path: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Make the folder where it is not there, and lock it while the block runs. Raises UserError as `lock` does."""
+    """Create the folder if necessary, and lock it within the block. Raises UserError as `lock` does."""
     path.mkdir(parents=True, exist_ok=True)
     folder = lock(path)
     try:
@@ -235,9 +232,9 @@ PRIVATE = 0o600
 
 
 def ordinary_mode(folder: Path) -> None:
-    """Give the weight files of a folder the mode that files written by `open` have here.
+    """Give the weight files of a folder the default mode of new files.
 
-    safetensors writes to a private file first and renames it, so that nobody but its owner can read what is left.
+    safetensors writes a private file and renames it, so that only its owner can read it.
     """
     files = list(folder.glob("*.safetensors"))
     if files:
@@ -248,7 +245,7 @@ def ordinary_mode(folder: Path) -> None:
 
 
 def _mode_here(folder: Path) -> int:
-    """Return the mode of a new file, by making one: the umask cannot be asked for without being changed."""
+    """Return the mode of a new file by creating one: the umask cannot be read without being changed."""
     probe = folder / f".mode-{os.getpid()}.tmp"
     try:
         probe.touch()

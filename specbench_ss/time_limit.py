@@ -1,7 +1,7 @@
-"""A limit on the time of one piece of work, which may be anybody's code and may never return.
+"""Time limit for arbitrary code that may never return.
 
-An alarm of the operating system interrupts Python code wherever it is. Code that does not come back to Python cannot be
-interrupted: a thread ends the process then, after what it was told to say. What is committed by then stays so.
+An alarm of the operating system interrupts Python code anywhere. Code that does not return to Python cannot be
+interrupted: a thread then prints a message and ends the process. Everything committed by then is kept.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from types import FrameType
 
 from specbench_ss.errors import UserError
 
-GRACE_S = 20.0  # for code outside Python to return once its time is over
-AGAIN_S = 1.0  # the alarm is repeated: somebody may have caught the first
-_held_back: list[bool] = []  # one for each that holds it back
+GRACE_S = 20.0  # for native code to return after the limit
+REPEAT_S = 1.0  # interval of the alarm, since the first may be caught
+_deferred: list[bool] = []  # one entry per active `defer_alarm`
 
 
 class TimeIsOver(BaseException):  # noqa: N818
-    """Raised within the work. No Exception, so that work which goes on after any of these ends all the same."""
+    """Raised by the alarm. Not an Exception, so that code that catches exceptions and continues still ends."""
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float | None, last_words: Callable[[], str] = lambda: "") -> Iterator[None]:
+def time_limit(seconds: float | None, final_message: Callable[[], str] = lambda: "") -> Iterator[None]:
     """End the block with TimeIsOver after so many seconds; None sets no limit.
 
-    last_words: gives the line that is printed where the block cannot be interrupted and the process ends, with exit
-    code 2. Only the main thread can be interrupted: elsewhere UserError is raised at once. Limits do not nest.
+    final_message: returns the line to print if the block cannot be interrupted and the process ends with exit code 2.
+    Raises UserError outside the main thread, which alone can be interrupted. Limits do not nest.
     """
     if seconds is None:
         yield
         return
     check_thread()
-    over = threading.Timer(seconds + GRACE_S, _leave, (last_words,))
+    over = threading.Timer(seconds + GRACE_S, _exit_process, (final_message,))
     over.daemon = True
     before = signal.signal(signal.SIGALRM, _interrupt)
     over.start()
     try:
         try:
-            signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
+            signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_S)
             yield
         finally:
             _disarm()
@@ -53,29 +53,29 @@ def time_limit(seconds: float | None, last_words: Callable[[], str] = lambda: ""
 
 
 @contextlib.contextmanager
-def alarm_held_back() -> Iterator[None]:
-    """Within: time that is over ends nothing. The alarm is repeated, so that it ends the work soon afterwards.
+def defer_alarm() -> Iterator[None]:
+    """Defer TimeIsOver to the end of the block; the alarm repeats.
 
-    For what may not be broken off half-way, such as a recording of a device's work.
+    For operations that must not be interrupted, such as a CUDA-graph capture.
     """
-    _held_back.append(True)
+    _deferred.append(True)
     try:
         yield
     finally:
-        _held_back.pop()
+        _deferred.pop()
 
 
 def check_thread() -> None:
-    """Raise UserError where no time limit can be set."""
+    """Raise UserError outside the main thread, where no time limit can be set."""
     if threading.current_thread() is not threading.main_thread():
-        raise UserError("a time limit can only be set in the main thread of a program")
+        raise UserError("a time limit needs the main thread; call this from it")
 
 
 def _disarm() -> None:
-    """No alarm from now on. One that comes while this is done is of no use any more."""
+    """Disable the alarm, even if it fires meanwhile."""
     while True:
         try:
-            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # first: an alarm between the two would be another one
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # first, since an alarm may fire between the two calls
             signal.setitimer(signal.ITIMER_REAL, 0)
         except TimeIsOver:
             continue
@@ -83,12 +83,12 @@ def _disarm() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    if not _held_back:
+    if not _deferred:
         raise TimeIsOver
 
 
-def _leave(last_words: Callable[[], str]) -> None:
-    """End the process at once: the main thread cannot."""
+def _exit_process(final_message: Callable[[], str]) -> None:
+    """End the process at once; the main thread cannot."""
     show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
-    os.write(2, f"{show_cursor}\nssbench: {last_words()}\n".encode(errors="replace"))
+    os.write(2, f"{show_cursor}\nssbench: {final_message()}\n".encode(errors="replace"))
     os._exit(2)

@@ -1,6 +1,6 @@
-"""Files that a user gives: text, JSON lines, JSON and YAML, read into typed records.
+"""Files that a user provides: text, JSON lines, JSON and YAML, read into typed records.
 
-msgspec reads and checks; a problem is reported in plain English, with the name of the field.
+msgspec reads and checks; errors are reported in plain English with the name of the field.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specbench_ss.errors import UserError, first_line, os_reason
 from specbench_ss.options import encodable
 
 T = TypeVar("T")
-IN_WORDS = {
+KIND_NAMES = {
     "str": "a text",
     "int": "a whole number",
     "float": "a number",
@@ -33,16 +33,16 @@ IN_WORDS = {
 
 
 def encoded(record: Mapping[str, Any]) -> bytes:
-    """Return a record as a line of JSON. Raises ValueError for a number that is not finite, TypeError for no JSON."""
+    """Return a record as a line of JSON. Raises ValueError for NaN or infinity, TypeError for anything but JSON."""
     return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
 def decoder(kind: type[T]) -> Callable[[bytes], T]:
-    """Return a function that reads a JSON document as an instance of a dataclass, a msgspec.Struct or another type.
+    """Return a function that reads a JSON document as a dataclass, a msgspec.Struct or another type.
 
-    Fields that the type does not have are ignored, fields with a default may be missing, and a whole number is accepted
-    for a float. For anything else the function raises ValueError: "it is not JSON", "it lacks model.name",
-    "methods[0].label is not a text". NaN and the infinities are not JSON.
+    Unknown fields are ignored, fields with a default may be missing, and an integer is accepted for a float. For
+    anything else the function raises ValueError: "it is not JSON", "it lacks model.name", "methods[0].label is not a
+    text". NaN and infinity are not JSON.
     """
     decode = msgspec.json.Decoder(kind).decode
 
@@ -50,24 +50,24 @@ def decoder(kind: type[T]) -> Callable[[bytes], T]:
         try:
             return decode(document)
         except msgspec.ValidationError as error:
-            raise ValueError(_in_words(error)) from None
+            raise ValueError(_plain_message(error)) from None
         except (msgspec.DecodeError, ValueError, RecursionError):
-            # half of a surrogate pair, as in the name of a file that is not UTF-8: Python writes it, msgspec reads none
+            # half of a surrogate pair (a file name that is not UTF-8): Python writes it, msgspec rejects it
             return convert(parse(document), kind)
 
     return read
 
 
 def convert(data: Any, kind: type[T]) -> T:
-    """Return data that was read from JSON or YAML as an instance of the type. Raises ValueError as a `decoder` does."""
+    """Return JSON or YAML data as an instance of the type. Raises ValueError as a `decoder` does."""
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(_in_words(error)) from None
+        raise ValueError(_plain_message(error)) from None
 
 
 def parse(document: bytes) -> Any:
-    """Return a JSON document as dictionaries and lists. Raises ValueError for what is not JSON, NaN included."""
+    """Return a JSON document as dictionaries and lists. Raises ValueError for invalid JSON, NaN included."""
     try:
         return json.loads(document, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
@@ -77,46 +77,43 @@ def parse(document: bytes) -> Any:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text} is no number in JSON")
+        raise ValueError(f"{text} is not a JSON number")
     return number
 
 
-def _in_words(error: msgspec.ValidationError) -> str:
-    """Say msgspec's message in plain words.
+def _plain_message(error: msgspec.ValidationError) -> str:
+    """Return msgspec's message in plain English.
 
     'Expected `int | null`, got `str` - at `$.model.name`' becomes 'model.name is not a whole number'.
     """
-    what, _, path = str(error).partition(" - at `$")
+    message, _, path = str(error).partition(" - at `$")
     place = path.removesuffix("`").removeprefix(".")
-    quoted = what.split("`")[1] if "`" in what else ""
-    if what.startswith("Object missing required field"):
+    quoted = message.split("`")[1] if "`" in message else ""
+    if message.startswith("Object missing required field"):
         return f"it lacks {place}.{quoted}" if place else f"it lacks {quoted}"
-    bound = what.rpartition("` ")[2] if "` " in what else ""
+    bound = message.rpartition("` ")[2] if "` " in message else ""
     if bound.startswith(">= "):
         return f"{place or 'it'} is less than {bound[3:]}"
     if bound.startswith("<= "):
         return f"{place or 'it'} is more than {bound[3:]}"
-    if what.startswith("Expected"):
-        kinds = [IN_WORDS.get(kind, kind) for kind in quoted.split(" | ")]
+    if message.startswith("Expected"):
+        kinds = [KIND_NAMES.get(kind, kind) for kind in quoted.split(" | ")]
         return f"{place or 'it'} is not {' or '.join(kinds)}"
-    if what.startswith("Invalid enum value"):
-        return f"{place or 'it'} cannot be {what.removeprefix('Invalid enum value ')}"
-    return f"{place or 'it'}: {what}"
+    if message.startswith("Invalid enum value"):
+        return f"{place or 'it'} cannot be {message.removeprefix('Invalid enum value ')}"
+    return f"{place or 'it'}: {message}"
 
 
 Row = dict[str, Any]
 
 
 def read_text(path: Path) -> str:
-    """Return the file as text. Raises UserError where it is missing or not UTF-8."""
+    """Return the file as text. Raises UserError if it is missing or not UTF-8."""
     return "".join(_lines(path))
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yield every JSON object of a JSONL file with its place, `FILE:LINE`.
-
-    Only one line is held in memory at a time.
-    """
+    """Yield every JSON object of a JSONL file with its place, `FILE:LINE`; one line in memory at a time."""
     for number, line in enumerate(_lines(path), start=1):
         if line.strip():
             place = f"{path}:{number}"
@@ -124,10 +121,10 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def check_ends(path: Path) -> None:
-    """Raise UserError for a device, which may have no end, or a socket. A pipe may be read, as of `<(command)`."""
+    """Raise UserError for a device, which may be endless, or a socket. Pipes are allowed, as of `<(command)`."""
     try:
         mode = path.stat().st_mode
-    except OSError:  # reading it says why
+    except OSError:  # reading it reports the reason
         return
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
         kind = "socket" if stat.S_ISSOCK(mode) else "device"
@@ -135,12 +132,12 @@ def check_ends(path: Path) -> None:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file, which may be compressed: NAME.gz."""
+    """Yield the lines of a text file, which may be compressed (NAME.gz)."""
     check_ends(path)
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8-sig") as file:
-            yield from file  # unlike str.splitlines, not cut at U+2028, which JSON text may hold
+            yield from file  # str.splitlines would also split at U+2028, which JSON allows
     except OSError as error:
         raise UserError(f"cannot read {path}: {os_reason(error)}") from None
     except (EOFError, zlib.error):
@@ -157,12 +154,12 @@ def _row(place: str, line: str) -> Row:
     if not isinstance(row, dict):
         raise UserError(f"{place}: expected a JSON object")
     if "\\ud" in line.lower() and not encodable(json.dumps(row, ensure_ascii=False)):
-        raise UserError(f"{place}: it holds half of a surrogate pair, which is no character")
+        raise UserError(f"{place}: it has half of a surrogate pair, which is not a character")
     return row
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the file's content. Raises UserError where it cannot be read."""
+    """Return the file's content. Raises UserError if it cannot be read."""
     check_ends(path)
     try:
         return path.read_bytes()
@@ -171,7 +168,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises UserError where there is none."""
+    """Return the JSON object in a file. Raises UserError if there is none."""
     try:
         content = json.loads(read_bytes(file))
     except (ValueError, RecursionError) as error:
@@ -182,13 +179,13 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def mapping(content: bytes, path: Path) -> Mapping[Any, Any]:
-    """Return the content of `path`, read as YAML; an empty file gives an empty mapping.
+    """Return the content of `path` as YAML; an empty file is an empty mapping.
 
     Raises UserError for anything that is not a mapping.
     """
     try:
         parsed = yaml.safe_load(content)
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:  # ValueError: a date that is none
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:  # ValueError: an invalid date
         raise UserError(f"{path} is not YAML: {error}") from error
     except RecursionError:
         raise UserError(f"{path} is nested too deeply") from None

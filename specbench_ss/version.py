@@ -1,3 +1,3 @@
-"""The version of the package, in a module that imports nothing, so that every other one may import it."""
+"""Version of the package, in a module without imports."""
 
 __version__ = "0.1.0"

@@ -80,16 +80,16 @@ ALIKE = (
 )  # to others of them, in what counts
 TRIED = tuple(DRIVEN) if THOROUGH else tuple(kind for kind in DRIVEN if kind not in ALIKE)
 
-_RECURRENT = "it is recurrent, in all layers or some: its state cannot take back a refused token"
+_RECURRENT = "it has recurrent layers"
 BY_CONFIGURATION: dict[str, tuple[Any, str]] = {
     "mamba": (t.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2), _RECURRENT),
     "jamba": (t.JambaConfig(**_GROUPED), _RECURRENT),
     "qwen3_next": (t.Qwen3NextConfig(**_GROUPED), _RECURRENT),
     "llama4_text": (t.Llama4TextConfig(**_GROUPED), "layers of the kind chunked_attention"),
     "t5": (t.T5Config(vocab_size=VOCAB, d_model=32), "it has an encoder"),
-    "bloom": (t.BloomConfig(vocab_size=VOCAB, hidden_size=32), "does not state how many positions it has"),
-    "falcon": (t.FalconConfig(**_COMMON, alibi=True), "its layers are given 'alibi'"),
-    "gemma3": (t.Gemma3Config(), "states no num_hidden_layers"),
+    "bloom": (t.BloomConfig(vocab_size=VOCAB, hidden_size=32), "does not state its number of positions"),
+    "falcon": (t.FalconConfig(**_COMMON, alibi=True), "its layers take 'alibi'"),
+    "gemma3": (t.Gemma3Config(), "lacks num_hidden_layers"),
 }
 AT_LOAD: dict[str, tuple[Any, str]] = {
     "gpt_neo": (

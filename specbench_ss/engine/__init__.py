@@ -1,1 +1,1 @@
-"""The engine decodes one prompt: target, draft trees, verification, the loop. Nothing else is on the timed path."""
+"""Decoding engine: target, draft trees, verification and the loop. Nothing else is on the timed path."""

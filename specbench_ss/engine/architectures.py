@@ -1,7 +1,7 @@
-"""Architectures: the parts of each model family as one kind of decoder layer; a model before its weights.
+"""Model architectures: decoder layers of each model family in a common form, and model information without weights.
 
-Llama, Mistral, Qwen2, Qwen3, Phi-3, OPT and GPT-NeoX are taken apart; of any other, `engine/generic_model.py` calls
-whole layers.
+Llama, Mistral, Qwen2, Qwen3, Phi-3, OPT and GPT-NeoX support layer access; the layers of all other models are called
+whole (`engine/generic_model.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specbench_ss.errors import UserError, error_text, first_line
 
 @dataclass(slots=True)
 class Block:
-    """One decoder layer, taken apart.
+    """One decoder layer in parts.
 
     sequential: x + attention(norm1(x)), then x + mlp(norm2(x)); parallel: both from the same x (GPT-NeoX).
     """
@@ -35,7 +35,7 @@ class Block:
     window: int | None  # sliding-window width, None = full attention
 
     def attend(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Attention's contribution to x [B, q, h] (to be added to it)."""
+        """Return attention's contribution to x [B, q, h], to be added to it."""
         kwargs: dict[str, Any] = {"attention_mask": mask, self.cache_argument: cache}
         if rotary is not None:
             kwargs["position_embeddings"] = rotary
@@ -43,11 +43,11 @@ class Block:
         return out
 
     def run_mlp(self, x: Tensor) -> Tensor:
-        """The MLP's contribution to x [B, q, h]."""
+        """Return the MLP's contribution to x [B, q, h]."""
         return self.mlp(self.norm2(x))
 
     def __call__(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
-        """The whole layer: [B, q, h] -> [B, q, h]."""
+        """Run the whole layer: [B, q, h] -> [B, q, h]."""
         if self.parallel:
             return x + self.attend(x, cache, mask, rotary) + self.run_mlp(x)
         x = x + self.attend(x, cache, mask, rotary)
@@ -56,17 +56,17 @@ class Block:
 
 @dataclass(slots=True)
 class ModelParts:
-    """A causal LM in parts: embed -> blocks -> norm -> head. whole: of a model whose layers are called whole."""
+    """A causal LM in parts: embed -> blocks -> norm -> head. whole: the model if its layers are called whole."""
 
-    blocks: list[Any]  # of `Block`, or of `generic_model.OwnLayer`
+    blocks: list[Any]  # of `Block`, or of `generic_model.HfLayer`
     embed: Callable[[Tensor, Tensor], Tensor]  # ids [B, q], positions [B, q] -> [B, q, h]
     norm: Callable[[Tensor], Tensor]
-    head: Any  # nn.Linear or `generic_model.OwnHead`
+    head: Any  # nn.Linear or `generic_model.HfHead`
     rotary: nn.Module | None
     whole: GenericModel | None = None
 
     def modules(self) -> list[nn.Module]:
-        """Return a module of each block."""
+        """Return one module of each block."""
         return [block.attention if isinstance(block, Block) else block.layer for block in self.blocks]
 
 
@@ -119,7 +119,7 @@ def _gpt_neox(model: Any) -> ModelParts:
 
 
 def _windows(config: Any, layers: int) -> list[int | None]:
-    """Sliding-window width of every layer."""
+    """Return the sliding-window width of every layer."""
     window = getattr(config, "sliding_window", None)
     if not window or getattr(config, "use_sliding_window", True) is False:
         return [None] * layers
@@ -146,25 +146,25 @@ def _llama_like(model: Any) -> ModelParts:
 
 
 def usable_context(config: Any) -> int:
-    """The longest context in which cos and sin depend on the position alone.
+    """Return the longest context in which RoPE depends on the position alone.
 
-    LongRoPE changes its factors once a sequence outgrows the original length; the keys in the cache are then of another
-    kind than the new ones. No cached decoding is consistent there, so it is left out.
+    LongRoPE changes its factors once a sequence outgrows the original length, so that cached keys no longer match new
+    ones: decoding with a cache is not consistent there.
     """
     longest: int | None = getattr(config, "max_position_embeddings", None)
     if longest is None:
-        raise unsupported_architecture(config, "its configuration does not state how many positions it has")
+        raise unsupported_architecture(config, "its configuration does not state its number of positions")
     rope = getattr(config, "rope_parameters", None) or {}
-    ropes = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one for each kind of layer
+    ropes = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one per kind of layer
     originals = [
         r.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
         for r in ropes
         if r.get("rope_type") == "longrope"
     ]
-    return min([longest, *(int(one) for one in originals if one)])
+    return min([longest, *(int(length) for length in originals if length)])
 
 
-LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # whose layers `cpu_kernels` knows
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # `cpu_kernels` supports their layers
 _BUILDERS: dict[str, Callable[[Any], ModelParts]] = {
     "opt": _opt,
     "gpt_neox": _gpt_neox,
@@ -172,13 +172,13 @@ _BUILDERS: dict[str, Callable[[Any], ModelParts]] = {
 }
 
 
-TAKEN_APART = tuple(sorted(_BUILDERS))
+LAYER_ACCESS_TYPES = tuple(sorted(_BUILDERS))
 
 
 def check_config(config: Any) -> None:
-    """Raise UserError for an architecture that cannot be used, as far as a model's configuration tells.
+    """Raise UserError for an architecture that its configuration shows to be unsupported.
 
-    One that is not known here proves itself when it is loaded (`generic_model.prove`).
+    Other models are checked when they are loaded (`generic_model.check_against_hf`).
     """
     kind = config.model_type
     if kind == "opt" and not config.do_layer_norm_before:
@@ -188,35 +188,35 @@ def check_config(config: Any) -> None:
 
 
 def windows_of(config: Any) -> list[int | None]:
-    """Sliding-window width of every layer; None = full attention. Of other architectures, what is written there."""
+    """Return the sliding-window width of every layer, or None for full attention."""
     windowed = _BUILDERS.get(config.model_type, _llama_like) is _llama_like
     layers: int = config.num_hidden_layers
     return _windows(config, layers) if windowed else [None] * layers
 
 
 def family_of(model: Any) -> ModelParts:
-    """A causal LM in parts. Raises UserError for an architecture that cannot be used."""
+    """Return the parts of a causal LM. Raises UserError for an unsupported architecture."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     check_config(base.config)
     builder = _BUILDERS.get(base.config.model_type)
-    return builder(base) if builder else _any_other(base)
+    return builder(base) if builder else _generic(base)
 
 
-def _any_other(model: Any) -> ModelParts:
+def _generic(model: Any) -> ModelParts:
     try:
         with without_warnings():
             whole = GenericModel(model, windows_of(model.config))
     except UserError as error:
         raise unsupported_architecture(model.config, str(error)) from error
-    except Exception as error:  # whatever an architecture's code raises where it is called in another way
+    except Exception as error:  # from an architecture's own code
         raise unsupported_architecture(
-            model.config, f"observing it raises {type(error).__name__}: {first_line(error)}"
+            model.config, f"tracing its layers raises {type(error).__name__}: {first_line(error)}"
         ) from error
     return ModelParts(whole.layers, whole.embed, whole.norm, whole.head, None, whole)
 
 
 def rotary_table(rotary: nn.Module, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos, sin [length, head_dim] for positions 0..length-1."""
+    """Return cos, sin [length, head_dim] for positions 0..length-1."""
     with torch.no_grad():
         positions = torch.arange(length, device=like.device)[None]
         cos, sin = rotary(like, position_ids=positions)
@@ -224,7 +224,7 @@ def rotary_table(rotary: nn.Module, length: int, like: Tensor) -> tuple[Tensor, 
 
 
 class ModelInfo:
-    """A causal LM by its configuration and tokenizer. Raises UserError for an architecture that is not known."""
+    """Configuration and tokenizer of a causal LM, without weights. Raises UserError if it is unsupported."""
 
     def __init__(self, config: Any, tokenizer: Any, name: str, folder: Path | None = None) -> None:
         check_config(config)
@@ -233,11 +233,9 @@ class ModelInfo:
         self.name = name
         self.folder = folder
         self.is_lab = False
-        self.device_type = "cpu"  # that it is to run on
-        self.bundled_drafters: Path | None = (
-            None  # folder with a folder for each method whose weights came with this model
-        )
-        self.origin: dict[str, Any] = {}  # where its weights come from, and what was done to them, as far as is known
+        self.device_type = "cpu"  # to run on
+        self.bundled_drafters: Path | None = None  # has a folder per method with weights for this model
+        self.origin: dict[str, Any] = {}  # source and conversion of the weights, as far as recorded
         self.n_layers: int = config.num_hidden_layers
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
@@ -247,34 +245,34 @@ class ModelInfo:
 
     @property
     def has_layer_access(self) -> bool:
-        """Whether attention, MLP and norms of its layers can be called one by one, not only whole layers."""
-        return self.config.model_type in TAKEN_APART
+        """Return True if attention, MLP and norms of its layers can be called one by one."""
+        return self.config.model_type in LAYER_ACCESS_TYPES
 
     @property
     def attention_heads(self) -> tuple[int, int, int]:
-        """Heads of queries, heads of keys and values, and numbers a head, by the configuration."""
+        """Return the numbers of query heads and KV heads and the head dimension, from the configuration."""
         heads: int = self.config.num_attention_heads
         kv_heads = getattr(self.config, "num_key_value_heads", None) or heads
         return heads, kv_heads, getattr(self.config, "head_dim", None) or self.hidden_size // heads
 
     def require_layer_access(self, method: str) -> None:
-        """Raise UserError, for a method that must enter a layer, where only whole layers can be called."""
+        """Raise UserError if only whole layers can be called; method: the feature that needs more, for the message."""
         if not self.has_layer_access:
             raise UserError(
-                f"{method} enters decoder layers, which it can in models of the types {', '.join(TAKEN_APART)}; "
-                f"{self.name!r} is of type {self.config.model_type!r}"
+                f"{method} needs a model of type {', '.join(LAYER_ACCESS_TYPES)}; "
+                f"{self.name!r} has type {self.config.model_type!r}"
             )
 
     def require_hidden_eq_embedding(self, method: str) -> None:
-        """Raise UserError, for a method that joins embeddings and hidden states, where these are of different sizes."""
+        """Raise UserError if embeddings and hidden states differ in size; method: joins them, for the message."""
         if self.embedding_size != self.hidden_size:
             raise UserError(
-                f"{method}: {self.name!r} embeds tokens in {self.embedding_size:,} numbers and computes with "
-                f"{self.hidden_size:,}: {method} needs a model where these are the same"
+                f"{method} needs a model with equal embedding and hidden sizes; "
+                f"{self.name!r} has {self.embedding_size:,} and {self.hidden_size:,}"
             )
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer."""
+        """Return the token ids of a conversation, ready for the assistant's answer."""
         if self.tokenizer is None:
             raise UserError(f"model {self.name!r} has no tokenizer")
         if self.tokenizer.chat_template is None:
@@ -282,20 +280,20 @@ class ModelInfo:
         return list(self.tokenizer(self.chat_text(messages), add_special_tokens=False)["input_ids"])
 
     def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return the chat template filled with a conversation. Raises UserError where the template refuses it."""
+        """Return the chat template filled with a conversation. Raises UserError if the template rejects it."""
         try:
             return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-        except Exception as error:  # Jinja's own errors, and whatever a template raises by itself
+        except Exception as error:  # Jinja's errors and those that a template raises
             roles = ", ".join(message["role"] for message in messages[:6])
-            more = ", ..." if len(messages) > 6 else ""
-            said = f"the chat template of {self.name!r} refuses messages of the roles {roles}{more}"
-            raise UserError(f"{said}: {error_text(error)}") from error
+            ellipsis = ", ..." if len(messages) > 6 else ""
+            message = f"the chat template of {self.name!r} rejects messages of the roles {roles}{ellipsis}"
+            raise UserError(f"{message}: {error_text(error)}") from error
 
     def decode_text(self, ids: Sequence[int]) -> str:
-        """Text of these ids, special tokens left out."""
+        """Return the text of these ids without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def bundled_drafter(self, method: str) -> Path | None:
-        """The folder with a method's weights that came along with this model, if there is one."""
+        """Return the folder with a method's weights that came with this model, or None."""
         path = None if self.bundled_drafters is None else self.bundled_drafters / method
         return path if path is not None and path.is_dir() else None

@@ -1,12 +1,11 @@
 """Attention of a few query tokens over many keys: backends for CPUs and grouped heads.
 
-With a mask transformers repeats keys and values for every head of a group. `ar` has no mask and repeats nothing, so
-speculation alone paid for the copies. In decoding on a CPU torch's kernel lets the heads of a group share keys by
-itself; elsewhere the heads of a group are so many more rows over the same keys. In bfloat16 on a CPU a few rows
-attend by the way that is measured to be the fastest one: of two processors with the same instructions one took up to
-ten times as long by torch's kernel as by two products, the other a third as long (docs/log.md). On CUDA the way is
-fixed: a row without a mask by torch's kernel for grouped heads (flash), few rows with a mask by its kernel on joined
-heads, which no copy precedes.
+With a mask, transformers repeats keys and values for every head of a group. `ar` has no mask and repeats nothing, so
+speculation alone would pay for the copies. On a CPU torch's kernel lets the heads of a group share keys in decoding;
+elsewhere the heads of a group become further query rows over the same keys. In bfloat16 on a CPU the fastest measured
+backend is used: of two processors with the same instructions, one took up to ten times as long by torch's kernel as by
+two matmuls, the other a third as long (docs/log.md). On CUDA the backend is fixed: torch's kernel for grouped heads
+(flash) for one row without a mask, its kernel on joined heads for few rows with a mask, which needs no copy.
 """
 
 from __future__ import annotations
@@ -28,35 +27,35 @@ from specbench_ss.engine.kv_cache import RaggedTensor
 from specbench_ss.engine.timing import clearly_fastest
 
 AttentionBackend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
-FROM = {256: 0, 1024: 512}  # keys of a probe -> from how many keys what is fastest there counts
-FEW = 4  # rows that have a mask
+PROBE_KEYS = {256: 0, 1024: 512}  # keys of a measurement -> number of keys from which its result applies
+PROBE_ROWS = 4  # with a mask
 ONE, SEVERAL = CASES = ("one row", "few")
 
 
 def by_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """Torch's kernel, in which the heads of a group share keys."""
+    """Use torch's kernel, in which the heads of a group share keys."""
     out = F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=True)
     return out.transpose(1, 2).contiguous()
 
 
 def by_kernel_in_float32(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """The same on copies in float32: nothing is rounded between the scores and the result."""
+    """Use torch's kernel on float32 copies, so that nothing is rounded between scores and result."""
     wide = None if mask is None else mask.float()
     return by_kernel(query.float(), key.float(), value.float(), wide, scale).to(query.dtype)
 
 
 def by_joined_heads(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """Torch's kernel, to which the heads of a group are so many more rows over the same keys. No mask: one row."""
+    """Use torch's kernel with the heads of a group as further rows over the same keys. Without a mask: one row."""
     b, heads, q, d = query.shape
     groups = heads // key.shape[1]
     rows = query.reshape(b, key.shape[1], groups * q, d)
-    seen = mask if mask is None or groups == 1 else mask.repeat(1, 1, groups, 1)
-    out = F.scaled_dot_product_attention(rows, key, value, seen, scale=scale)
+    repeated = mask if mask is None or groups == 1 else mask.repeat(1, 1, groups, 1)
+    out = F.scaled_dot_product_attention(rows, key, value, repeated, scale=scale)
     return out.reshape(b, heads, q, -1).transpose(1, 2).contiguous()
 
 
 def by_matmul(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """Two products of matrices; scores and their softmax are rounded to the format of query."""
+    """Use two matmuls; scores and their softmax are rounded to the dtype of query."""
     b, heads, q, d = query.shape
     pairs, rows = b * key.shape[1], heads // key.shape[1] * q
     keys, none = key.reshape(pairs, -1, d), query.new_zeros(1, 1, 1)
@@ -67,17 +66,17 @@ def by_matmul(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sc
     return out.view(b, heads, q, -1).transpose(1, 2).contiguous()
 
 
-WAYS: dict[str, AttentionBackend] = {
+BACKENDS: dict[str, AttentionBackend] = {
     "torch's kernel": by_kernel,
     "torch's kernel in float32": by_kernel_in_float32,
     "two products": by_matmul,
     "torch's kernel on joined heads": by_joined_heads,
 }
-KERNEL, IN_FLOAT32, PRODUCTS, JOINED = WAYS
+KERNEL, IN_FLOAT32, PRODUCTS, JOINED = BACKENDS
 
 
 class Heads(NamedTuple):
-    """What rows attend with. device: cpu, or a GPU such as cuda:0. d: numbers a head."""
+    """Attention heads of a layer. device: cpu, or a GPU such as cuda:0. d: head dimension."""
 
     device: str
     dtype: torch.dtype
@@ -92,97 +91,99 @@ class Heads(NamedTuple):
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Names of the ways that are measured, the one to beat first; none where torch's own choice is kept."""
+        """Return the names of the backends to measure, the default first; () to keep torch's choice."""
         return (KERNEL, IN_FLOAT32, PRODUCTS) if (self.kind, self.dtype) == ("cpu", torch.bfloat16) else ()
 
 
 @lru_cache(maxsize=256)
-def fastest(of: Heads, case: str, count: int, threads: int) -> str:
-    """Return the name of the way that takes clearly less time than the first of `of.ways`, or the name of that.
+def fastest(heads: Heads, case: str, count: int, threads: int) -> str:
+    """Return the name of the clearly fastest of `heads.backends`, else of the first.
 
-    case: of CASES. count: of keys. threads: of the processor, on which the answer depends.
+    case: of CASES. count: number of keys. threads: of the processor, a key of the cache.
     """
-    rows = FEW if case == SEVERAL else 1
-    like = torch.zeros(0, dtype=of.dtype, device=of.device)
-    query, keys = like.new_zeros(1, of.heads, rows, of.d), like.new_zeros(1, of.kv_heads, count, of.d)
+    rows = PROBE_ROWS if case == SEVERAL else 1
+    like = torch.zeros(0, dtype=heads.dtype, device=heads.device)
+    query, keys = like.new_zeros(1, heads.heads, rows, heads.d), like.new_zeros(1, heads.kv_heads, count, heads.d)
     mask = None if case == ONE else like.new_zeros(1, 1, rows, count)
-    return clearly_fastest({name: partial(WAYS[name], query, keys, keys, mask, None) for name in of.backends})
+    return clearly_fastest({name: partial(BACKENDS[name], query, keys, keys, mask, None) for name in heads.backends})
 
 
-def backend_of(of: Heads, one_row: bool, masked: bool, keys: int, sequences: int = 1) -> str:
-    """Return the name of the way for rows over so many keys of so many sequences, on the threads torch has now."""
+def backend_of(heads: Heads, one_row: bool, masked: bool, keys: int, sequences: int = 1) -> str:
+    """Return the backend's name for this number of keys and sequences, at torch's current number of threads."""
     case = ONE if one_row and not masked else SEVERAL
-    count = max(length for length in FROM if keys >= FROM[length])
-    name = fastest(of, case, count, torch.get_num_threads())
-    # many copies in float32 are no longer small; what a slow kernel leaves then are the products
+    count = max(length for length in PROBE_KEYS if keys >= PROBE_KEYS[length])
+    name = fastest(heads, case, count, torch.get_num_threads())
+    # float32 copies of several sequences are no longer small: use the matmuls, the other choice than a slow kernel
     return PRODUCTS if name == IN_FLOAT32 and sequences > 1 else name
 
 
-def describe(of: Heads) -> str:
-    """Say for the record by which ways rows attend here; '' where nothing is measured.
+def describe(heads: Heads) -> str:
+    """Return a description of the measured backends; '' if none are measured.
 
-    Measured now, so that no step has to.
+    Measures now, so that no step has to.
     """
-    ways = [
+    lines = [
         f"of {case} {name} from {start} keys"
         for case in CASES
-        if of.backends
-        for start, name in {start: backend_of(of, case == ONE, case != ONE, start) for start in FROM.values()}.items()
+        if heads.backends
+        for start, name in {
+            start: backend_of(heads, case == ONE, case != ONE, start) for start in PROBE_KEYS.values()
+        }.items()
     ]
-    return f"attention {', '.join(ways)}" if ways else ""
+    return f"attention {', '.join(lines)}" if lines else ""
 
 
 NAME = "ssbench_grouped_sdpa"
-NOT_HERE = ("softcap", "s_aux", "position_bias")  # what some layers ask for, and sdpa would leave out in silence
-MOST_ROWS = 512  # of more, as in prefilling and training, the repeated mask is the larger copy
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # arguments of some layers that sdpa would silently ignore
+MAX_ROWS = 512  # with more, as in prefill and training, joined heads would make the larger copy
 
 
 def grouped_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """query [B, heads, q, d], key, value [B, kv_heads, n, d], additive mask [1 or B, 1, q, n] -> [B, q, heads, d]."""
-    if unknown := [name for name in NOT_HERE if kwargs.get(name) is not None]:
+    """Attend: query [B, heads, q, d], key, value [B, kv_heads, n, d], mask [1 or B, 1, q, n] -> [B, q, heads, d]."""
+    if unknown := [name for name in UNSUPPORTED if kwargs.get(name) is not None]:
         raise NotImplementedError(f"attention with {', '.join(unknown)}")
-    if isinstance(key, RaggedTensor):  # of several requests, each of which sees its own
+    if isinstance(key, RaggedTensor):  # several requests: each one attends to its own keys
 
-        def one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
             return grouped_attention(module, query, key, value, mask, **kwargs)[0]
 
-        return key.attended(one, query, cast("RaggedTensor", value), attention_mask), None
+        return key.attend(attend, query, cast("RaggedTensor", value), attention_mask), None
     b, heads, q, d = query.shape
-    kv_heads, few, scale = key.shape[1], _few(query, attention_mask), kwargs.get("scaling")
-    inferred = torch.is_inference_mode_enabled() and not module.training
-    of = Heads(str(query.device), query.dtype, heads, kv_heads, d)
-    adds = attention_mask is None or attention_mask.dtype == query.dtype  # of bool, True is what is seen
-    if few and inferred and adds and of.backends:
-        way = WAYS[backend_of(of, q == 1, attention_mask is not None, key.shape[2], b)]
-        return way(query, key, value, attention_mask, scale), None
-    if attention_mask is None or not few or heads == kv_heads or module.training:
+    kv_heads, few_rows, scale = key.shape[1], _few_rows_one_mask(query, attention_mask), kwargs.get("scaling")
+    inference = torch.is_inference_mode_enabled() and not module.training
+    shape = Heads(str(query.device), query.dtype, heads, kv_heads, d)
+    additive = attention_mask is None or attention_mask.dtype == query.dtype  # in a bool mask True is visible
+    if few_rows and inference and additive and shape.backends:
+        backend = BACKENDS[backend_of(shape, q == 1, attention_mask is not None, key.shape[2], b)]
+        return backend(query, key, value, attention_mask, scale), None
+    if attention_mask is None or not few_rows or heads == kv_heads or module.training:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    by = by_kernel if inferred and query.device.type == "cpu" else by_joined_heads
-    return by(query, key, value, attention_mask, scale), None
+    kernel = by_kernel if inference and query.device.type == "cpu" else by_joined_heads
+    return kernel(query, key, value, attention_mask, scale), None
 
 
-def _few(query: Tensor, mask: Tensor | None) -> bool:
-    """Say whether these are few rows with one mask for all heads. Without a mask one row may, which sees all."""
+def _few_rows_one_mask(query: Tensor, mask: Tensor | None) -> bool:
+    """Return True for few rows with one mask for all heads, or one row without a mask."""
     if mask is None:
         return query.shape[2] == 1
-    return query.shape[2] <= MOST_ROWS and mask.shape[1] == 1
+    return query.shape[2] <= MAX_ROWS and mask.shape[1] == 1
 
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Within: transformers says nothing but errors."""
-    told = logging.get_verbosity()
+    """Limit the log of transformers to errors within the block."""
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
         yield
     finally:
-        logging.set_verbosity(told)
+        logging.set_verbosity(verbosity)
 
 
 def set_attention(model: Any, name: str) -> bool:
-    """Have the model compute attention so, and say whether it does; some compute it in one way alone."""
+    """Set the model's attention implementation; return False if the model does not support it."""
     if model.config._attn_implementation != name:
         try:
             with without_warnings():

@@ -1,11 +1,10 @@
-"""Several requests at a time: one pass of the layers and the LM head over the rows of all.
+"""Concurrent requests: one pass of the layers and the LM head over the query tokens of all.
 
-Each request goes through the loop of `engine/generate.py` on a stack of its own (a greenlet). Where it puts rows
-through a stretch of the target's layers, or through its LM head, it waits; when every request waits, the largest
-group that waits for the same is served: rows one after the other, or as a batch where a layer has to tell them apart,
-and each request's attention over its own cache. Requests begin their steps together, so that they wait for the same
-things at the same time; a new one first makes its prompt. A drafter's own layers take the rows of all requests as the
-target's do; what heads draft, and what a method does besides, is done request by request.
+Each request runs the loop of `engine/generate.py` on its own stack (a greenlet) and waits at each pass of layers or LM
+head. When every request waits, the largest group that waits for the same pass is served: query tokens in sequence, or
+as a batch where a layer must separate requests, with attention over each request's own cache. Requests start their
+steps together, so that they wait for the same passes; a new request first runs its prefill. A drafter's own layers are
+shared as the target's are; heads and other work of a method run per request.
 """
 
 from __future__ import annotations
@@ -30,83 +29,83 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 
 Job = Callable[[], Any]
-STEP = "step"  # what requests wait for before a step: it is served when nothing else is waited for
+STEP = "step"  # key of the wait before a step: served when nothing else is waited for
 
 
 @dataclass(slots=True)
 class Waiting:
-    """What a request waits for. serve: makes of what is given by all that wait for the same what each is given back."""
+    """A request's wait. serve: maps the values of all waits with the same key to their results."""
 
-    what: Hashable
-    given: Any
+    key: Hashable
+    value: Any
     serve: Callable[[Sequence[Any]], Sequence[Any]]
 
 
-class _Request(greenlet.greenlet):
-    """The stack of one request."""
+class _RequestStack(greenlet.greenlet):
+    """Stack of one request."""
 
 
-def wait_for(what: Hashable, given: Any, serve: Callable[[Sequence[Any]], Sequence[Any]]) -> Any:
-    """Wait within a request until it is served, and return what it is given; outside of one, serve it alone.
+def wait_for(key: Hashable, value: Any, serve: Callable[[Sequence[Any]], Sequence[Any]]) -> Any:
+    """Wait within a request until it is served, and return its result; outside of one, serve it alone.
 
-    Raises what `serve` raises, in every request that is served with this one.
+    Raises the errors of `serve` in every request that is served with this one.
     """
-    here = greenlet.getcurrent()
-    if not isinstance(here, _Request) or here.parent is None:
-        return serve([given])[0]
-    return here.parent.switch(Waiting(what, given, serve))
+    request = greenlet.getcurrent()
+    if not isinstance(request, _RequestStack) or request.parent is None:
+        return serve([value])[0]
+    return request.parent.switch(Waiting(key, value, serve))
 
 
 def next_step() -> None:
-    """Wait within a request until all others are about to begin a step as well."""
+    """Wait within a request until all others are about to start a step as well."""
     wait_for(STEP, None, list)
 
 
-def run_concurrently(jobs: Iterable[Job], most: int) -> Iterator[tuple[int, Any]]:
-    """Run jobs, `most` of them at a time, each with the next where one ends; yield (its number, what it returned).
+def run_concurrently(jobs: Iterable[Job], max_concurrency: int) -> Iterator[tuple[int, Any]]:
+    """Run at most `max_concurrency` jobs at a time and start the next when one ends; yield (its index, its result).
 
-    Raises what a job raises; others then end unfinished.
+    Raises the error of a job; the others then end unfinished.
     """
-    coming = enumerate(jobs)
-    running: dict[_Request, int] = {}
-    waiting: dict[_Request, Waiting] = {}
+    pending = enumerate(jobs)
+    running: dict[_RequestStack, int] = {}
+    waiting: dict[_RequestStack, Waiting] = {}
 
-    def go_on(job: _Request, go: Callable[..., Any], *given: Any) -> Iterator[tuple[int, Any]]:
-        found = go(*given)
+    def resume(job: _RequestStack, switch: Callable[..., Any], *given: Any) -> Iterator[tuple[int, Any]]:
+        result = switch(*given)
         if job.dead:
-            yield running.pop(job), found
+            yield running.pop(job), result
         else:
-            waiting[job] = found
+            waiting[job] = result
 
     while True:
-        while len(running) < most and (following := next(coming, None)) is not None:
-            job = _Request(following[1])
-            running[job] = following[0]
-            yield from go_on(job, job.switch)
+        while len(running) < max_concurrency and (next_job := next(pending, None)) is not None:
+            job = _RequestStack(next_job[1])
+            running[job] = next_job[0]
+            yield from resume(job, job.switch)
         if not running:
             return
-        served = _largest(waiting)
-        asked = [waiting.pop(job) for job in served]
+        served = _largest_group(waiting)
+        waits = [waiting.pop(job) for job in served]
         try:
-            given = asked[0].serve([one.given for one in asked])
-        except Exception as error:  # of a pass for all of them: each one's rows may be half-written
+            results = waits[0].serve([wait.value for wait in waits])
+        except Exception as error:  # of the shared pass: each request's rows may be half-written
             for job in served:
-                yield from go_on(job, job.throw, error)
+                yield from resume(job, job.throw, error)
             continue
-        for job, found in zip(served, given, strict=True):
-            yield from go_on(job, job.switch, found)
+        for job, result in zip(served, results, strict=True):
+            yield from resume(job, job.switch, result)
 
 
-def _largest(waiting: dict[_Request, Waiting]) -> list[_Request]:
-    """Return those that wait for what most wait for; for the next step only where all do."""
-    groups: dict[Hashable, list[_Request]] = defaultdict(list)
-    for job, one in waiting.items():
-        groups[one.what].append(job)
+def _largest_group(waiting: dict[_RequestStack, Waiting]) -> list[_RequestStack]:
+    """Return the requests of the most frequent key; of STEP only if all wait for it."""
+    groups: dict[Hashable, list[_RequestStack]] = defaultdict(list)
+    for job, wait in waiting.items():
+        groups[wait.key].append(job)
     return max(groups.items(), key=lambda group: (group[0] != STEP, len(group[1])))[1]
 
 
 class SharedPasses:
-    """In place of a target's recorded passes: its layers are given the rows of all requests that wait for them."""
+    """Stand-in for a target's CUDA graphs that runs its layers for all waiting requests."""
 
     n_captures = 0
 
@@ -121,93 +120,93 @@ class SharedPasses:
         rotary: Any,
         pad: bool = True,
     ) -> tuple[Tensor, ...]:
-        """Rows x [1, q, h] through `layers`, with those of others. pad: whether others may have more or fewer rows.
+        """Run x [1, q, h] through `layers` with those of other requests. pad: allow other numbers of query tokens.
 
-        name: all that `layers` depends on besides what it is given: one request's are called for all of that name.
+        name: everything else that `layers` depends on; the layers of one request serve all with this name.
         """
-        what = (id(self), name) if pad else (id(self), name, x.shape[1])
-        serve = partial(_served, dim=1 if pad else 0)  # in a row, or as a batch
-        return cast("tuple[Tensor, ...]", wait_for(what, (layers, x, cache, mask, rotary), serve))
+        key = (id(self), name) if pad else (id(self), name, x.shape[1])
+        serve = partial(_serve, dim=1 if pad else 0)  # in sequence, or as a batch
+        return cast("tuple[Tensor, ...]", wait_for(key, (layers, x, cache, mask, rotary), serve))
 
-    def call(self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
-        """Return what the function gives, request by request: nothing is recorded here."""
-        return function(*given)
+    def call(self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run the function for one request, without a graph."""
+        return function(*inputs)
 
     def reserve(self, cache: Cache, rows: int, zeroed: bool = False) -> None:
-        """Empty a cache for a request of so many rows: none are padded, so that none have to be zeros."""
+        """Empty a cache for a request of `rows` rows, without padding."""
         cache.reserve(rows)
 
     def record_fallback(self, why: str, layer: int, cache: Any) -> None:
-        """Do nothing: a pass that a method makes by itself is made request by request, and nothing is recorded here."""
+        """Do nothing: without graphs there is no fallback."""
 
 
-def _served(asked: Sequence[Any], dim: int) -> Sequence[tuple[Tensor, ...]]:
-    """Put the rows of requests through layers together, joined along `dim`, and return what each gets."""
-    layers = asked[0][0]
-    if len(asked) == 1:
-        return [layers(*asked[0][1:])]
-    xs, caches, masks, rotaries = (list(part) for part in zip(*(one[1:] for one in asked), strict=True))
+def _serve(passes: Sequence[Any], dim: int) -> Sequence[tuple[Tensor, ...]]:
+    """Run layers on the query tokens of all requests, joined along `dim`; return each one's outputs."""
+    layers = passes[0][0]
+    if len(passes) == 1:
+        return [layers(*passes[0][1:])]
+    xs, caches, masks, rotaries = (list(part) for part in zip(*(arguments[1:] for arguments in passes), strict=True))
     sizes = [x.shape[dim] for x in xs]
     rotary = None if rotaries[0] is None else tuple(torch.cat(both, dim) for both in zip(*rotaries, strict=True))
-    made = layers(torch.cat(xs, dim), BatchedKVCache(caches, sizes, dim), RaggedTensor(masks, sizes, dim), rotary)
-    return list(zip(*(tensor.split(sizes, dim) for tensor in made), strict=True))
+    outputs = layers(torch.cat(xs, dim), BatchedKVCache(caches, sizes, dim), RaggedTensor(masks, sizes, dim), rotary)
+    return list(zip(*(tensor.split(sizes, dim) for tensor in outputs), strict=True))
 
 
 class SharedHead:
-    """In place of a target's LM head: of the rows [.., h] of all requests that wait for it at once, [.., V]."""
+    """Stand-in for a target's LM head that serves the states [.., h] of all waiting requests at once."""
 
     def __init__(self, head: Callable[[Tensor], Tensor]) -> None:
         self.head = head
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the logits."""
-        return cast("Tensor", wait_for((id(self), "head"), x, self._served))
+        """Return the logits [.., V]."""
+        return cast("Tensor", wait_for((id(self), "head"), x, self._serve))
 
-    def _served(self, asked: Sequence[Tensor]) -> Sequence[Tensor]:
-        if len(asked) == 1:
-            return [self.head(asked[0])]
-        rows = [x.reshape(-1, x.shape[-1]) for x in asked]
+    def _serve(self, states: Sequence[Tensor]) -> Sequence[Tensor]:
+        if len(states) == 1:
+            return [self.head(states[0])]
+        rows = [x.reshape(-1, x.shape[-1]) for x in states]
         parts = self.head(torch.cat(rows)).split([len(x) for x in rows])
-        return [part.view(*x.shape[:-1], -1) for part, x in zip(parts, asked, strict=True)]
+        return [part.view(*x.shape[:-1], -1) for part, x in zip(parts, states, strict=True)]
 
 
 @contextmanager
 def shared(targets: Iterable[Target]) -> Iterator[None]:
-    """Within: passes of these targets are made for all requests that wait for them. They replay nothing meanwhile."""
+    """Share the passes of these targets between concurrent requests within the block, without CUDA graphs."""
     before = [(target, target.graphs, target._head) for target in targets]
     for target, _, head in before:
         target.graphs, target._head = cast("Any", SharedPasses()), SharedHead(head)
     try:
         yield
     finally:
-        for target, passes, head in before:
-            target.graphs, target._head = passes, head
+        for target, graphs, head in before:
+            target.graphs, target._head = graphs, head
 
 
-NOT_NOW = "but not in this run: it has several requests side by side"
+EAGER_NOTE = "but eagerly in this run, for concurrent requests"
 
 
 @contextmanager
 def graphs_disabled(target: Target) -> Iterator[None]:
-    """Within: steps of the target, of models in its place and of what drafts for it are run eagerly.
+    """Run the target, its changed copies and its draft models eagerly within the block.
 
-    Also where a request is alone. Recordings are let go, and so are the models' caches at both ends: eager steps may
-    leave NaN in rows that replayed ones read as padding. A model that is put in its place meanwhile is replayed after.
+    Graphs and KV caches are freed at both ends: eager steps may leave NaN in rows that graphs read as padding. Copies
+    that are made within the block use graphs afterwards.
     """
     if target.graphs is None:
         yield
         return
-    before = [(model, model.graphs, model.computed) for model in (target, *target.derived)]
-    for model, passes, computed in before:
+    before = [(model, model.graphs, model.kernel_summary) for model in (target, *target.derived)]
+    for model, graphs, summary in before:
         model.drop_cache()
-        if passes is not None:
-            model.graphs, model.computed = None, f"{computed}, {NOT_NOW}"
+        if graphs is not None:
+            model.graphs, model.kernel_summary = None, f"{summary}, {EAGER_NOTE}"
     try:
         yield
     finally:
-        for model, passes, computed in before:
+        for model, graphs, summary in before:
             model.drop_cache()
-            model.graphs, model.computed = passes, computed
+            model.graphs, model.kernel_summary = graphs, summary
         for model in target.derived.difference(model for model, *_ in before):
             model.drop_cache()
             model.inherit_cuda_graphs(target)
@@ -215,7 +214,7 @@ def graphs_disabled(target: Target) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A request: its prompt's tokens, where its answer ends, and how it is sampled."""
+    """One request: token ids of the prompt, stop conditions and sampling."""
 
     prompt: Sequence[int]
     limits: StopParams
@@ -224,10 +223,10 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request's answer, or the error that it ended with. Times in seconds from when the request was begun.
+    """Result of a request, or the error that ended it; seconds from its start.
 
-    started: Unix time of that. first_s: until its first token. wall_s: until its last. The times of the answer's own
-    steps hold what was computed for others meanwhile, so that steps of several requests overlap.
+    started: Unix time of the start. first_s: time to first token. wall_s: time to the last token. Times of its steps
+    include concurrent work for other requests, so steps of several requests overlap.
     """
 
     generation: Generation | None
@@ -238,14 +237,14 @@ class RequestOutput:
 
 
 class _BatchedSession(DecodeSession):
-    """A request among others."""
+    """One of several concurrent requests."""
 
     first_at = 0.0
 
     def prefill(self) -> tuple[DecodeState, float]:
-        made = super().prefill()
+        result = super().prefill()
         self.first_at = time.perf_counter()
-        return made
+        return result
 
     def step(self, state: DecodeState) -> Step:
         next_step()
@@ -253,51 +252,53 @@ class _BatchedSession(DecodeSession):
 
 
 class BatchEngine:
-    """Answers requests of one method, `most` of them at a time.
+    """Runs requests of one method concurrently.
 
-    Raises UserError for a method or a model with which it cannot be done.
+    Raises UserError for a method or a model that does not support it.
     """
 
-    def __init__(self, decoder: Decoder, most: int) -> None:
+    def __init__(self, decoder: Decoder, max_concurrency: int) -> None:
         check_together(decoder)
         self.target = decoder.target
-        self.decoders = [decoder, *(decoder.clone() for _ in range(most - 1))]
-        if any(one.target is not decoder.target for one in self.decoders):
-            raise UserError(f"{decoder.name}: beside() has a model of its own, so that no pass is shared: override it")
+        self.decoders = [decoder, *(decoder.clone() for _ in range(max_concurrency - 1))]
+        if any(other.target is not decoder.target for other in self.decoders):
+            raise UserError(f"{decoder.name}: clone() must share the target's model; override it")
         self.caches = [self.target.new_cache(0) for _ in self.decoders]
-        self.free = list(range(most))
+        self.free = list(range(max_concurrency))
 
-    def answer(self, asked: Iterable[BatchRequest], ended: Callable[[int, RequestOutput], None]) -> None:
-        """Answer requests; `ended` is called with a request's place and its answer when it ends, between passes."""
+    def answer(self, requests: Iterable[BatchRequest], on_output: Callable[[int, RequestOutput], None]) -> None:
+        """Run requests; call `on_output` with a request's index and output when it ends, between passes."""
         with torch.inference_mode(), shared(models_of(self.decoders)):
-            for place, found in run_concurrently((partial(self._answered, one) for one in asked), len(self.decoders)):
-                ended(place, found)
+            for index, output in run_concurrently(
+                (partial(self._run_request, request) for request in requests), len(self.decoders)
+            ):
+                on_output(index, output)
 
-    def _answered(self, one: BatchRequest) -> RequestOutput:
-        place, started, began = self.free.pop(), time.time(), time.perf_counter()
+    def _run_request(self, request: BatchRequest) -> RequestOutput:
+        slot, started, began = self.free.pop(), time.time(), time.perf_counter()
         try:
-            session = self._session(place, one)
-            made = session.run()
-            made.check()
-        except (Exception, SystemExit) as error:  # as a sample that is made alone fails
+            session = self._session(slot, request)
+            generation = session.run()
+            generation.check()
+        except (Exception, SystemExit) as error:  # reported as for a single sample
             return RequestOutput(None, error, started, 0.0, time.perf_counter() - began)
         finally:
-            self.free.append(place)
-        return RequestOutput(made, None, started, session.first_at - began, time.perf_counter() - began)
+            self.free.append(slot)
+        return RequestOutput(generation, None, started, session.first_at - began, time.perf_counter() - began)
 
-    def _session(self, place: int, one: BatchRequest) -> _BatchedSession:
-        decoder, cache = self.decoders[place], self.caches[place]
-        check_prompt(self.target, one.prompt)
-        rows, cache.grows = kv_cache_size(decoder, one.prompt, one.limits)
+    def _session(self, slot: int, request: BatchRequest) -> _BatchedSession:
+        decoder, cache = self.decoders[slot], self.caches[slot]
+        check_prompt(self.target, request.prompt)
+        rows, cache.grows = kv_cache_size(decoder, request.prompt, request.limits)
         cache.set_limit(None)
         cache.reserve(rows)
-        return _BatchedSession(decoder, one.prompt, one.limits, one.sampling, cache)
+        return _BatchedSession(decoder, request.prompt, request.limits, request.sampling, cache)
 
 
 def check_together(decoder: Decoder) -> None:
-    """Raise UserError where requests of this method cannot be answered at the same time."""
-    decoder.target.require_layer_access("several requests at a time")
+    """Raise UserError if requests of this method cannot run concurrently."""
+    decoder.target.require_layer_access("--batch-size")
     if decoder.stateful:
-        raise UserError("it remembers earlier prompts, and requests at the same time have no order")
+        raise UserError("its state depends on the order of requests, and concurrent ones have none")
     if decoder.target.graphs is not None:
-        raise UserError("several requests at a time are passes run eagerly: load the model with engine eager")
+        raise UserError("concurrent requests run eagerly; load the model with engine eager")

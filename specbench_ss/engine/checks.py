@@ -1,6 +1,6 @@
-"""Checks of a target: numbers that are not finite, and weights that a method changed.
+"""Checks of a target: non-finite numbers, and weights that a method changed.
 
-An argmax over NaN is a token, the same one everywhere: a broken model would be fast, and identical to itself.
+argmax over NaN returns a valid token id, so a broken model would look fast and lossless.
 """
 
 from __future__ import annotations
@@ -14,92 +14,90 @@ from torch import Tensor
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 
-ROUNDING = 0.02  # by which a sum over a vocabulary in half precision may miss 1
-PROBE = 8  # tokens of the prompt that a model answers when it is loaded
+ROUNDING = 0.02  # tolerance of a sum over a vocabulary in half precision
+PROBE_TOKENS = 8  # prompt length of the check at load time
 
 
 class NotFinite(UserError):  # noqa: N818
-    """A model gives NaN or infinity where it should give numbers."""
+    """Logits or probabilities of a model are NaN or infinite."""
 
 
-def check_logits(seen: Sequence[tuple[Tensor, Sequence[int]]], dtype: torch.dtype) -> None:
-    """Raise NotFinite where the largest logit of an accepted node was not finite, as it is with NaN in its row.
+def check_logits(steps: Sequence[tuple[Tensor, Sequence[int]]], dtype: torch.dtype) -> None:
+    """Raise NotFinite if the largest logit of an accepted node is not finite (NaN if its row has any).
 
-    seen: of every step, the largest logit of every node [n], and the path that was accepted. One synchronisation.
+    steps: the largest logit of every node [n] and the accepted path, of each step. One synchronisation.
     """
-    if not seen:
+    if not steps:
         return
-    values = iter(torch.cat([largest for largest, _ in seen]).tolist())
-    for largest, path in seen:
-        of_step = [next(values) for _ in range(len(largest))]
-        if not all(math.isfinite(of_step[node]) for node in path):
+    values = iter(torch.cat([max_logits for max_logits, _ in steps]).tolist())
+    for max_logits, path in steps:
+        step_values = [next(values) for _ in range(len(max_logits))]
+        if not all(math.isfinite(step_values[node]) for node in path):
             raise NotFinite(f"the target's logits are not finite: {why(dtype)}")
 
 
 def check_probs(p: float) -> None:
-    """Raise NotFinite where a probability of the target is NaN, as all of a row are where one of its logits is."""
+    """Raise NotFinite for a target probability of NaN; one non-finite logit makes its whole row NaN."""
     if not math.isfinite(p):
         raise NotFinite(f"the target's logits are not finite: {why(torch.float32)}")
 
 
 def check_draft_probs(q: float, total: float = 1.0, least: float = 0.0) -> None:
-    """Raise NotFinite where a probability that a candidate was drawn with is not finite, or its row is none of them.
+    """Raise NotFinite if a draft probability is not finite or its row is not a distribution.
 
-    total, least: the row's sum, which half precision may miss by a little, and its smallest entry.
+    total, least: the row's sum, within half-precision rounding of 1, and its smallest entry.
     """
     if not (math.isfinite(q) and math.isfinite(total)):
         raise NotFinite("the draft's probabilities are not finite: the drafter gives NaN or infinity")
     if least < 0 or abs(total - 1) > ROUNDING:
         raise NotFinite(
-            f"draft_probs hold no distribution: a row sums to {total:.4g}, its smallest entry is {least:.4g}; "
-            "verification by them would not be exact"
+            f"draft_probs are not a distribution: a row has sum {total:.4g} and minimum {least:.4g}; "
+            "normalise them, or verification is not exact"
         )
 
 
 def why(dtype: torch.dtype) -> str:
-    """Return what may be the cause, in words."""
-    small = "; float16 holds no number above 65,504: try bfloat16 or float32" if dtype == torch.float16 else ""
-    return f"its weights or states hold NaN or infinity{small}"
+    """Return the likely cause, for an error message."""
+    hint = "; float16 holds no number above 65,504: try bfloat16 or float32" if dtype == torch.float16 else ""
+    return f"its weights or states hold NaN or infinity{hint}"
 
 
 def own_logits(target: Target) -> Tensor:
-    """Return the target's float32 logits [V] after a short prompt. One forward pass.
+    """Return the target's float32 logits [V] after a short prompt, from one forward pass.
 
-    The modules compute them, as in training: in inference mode layers may use a reordered copy of the weights, and
-    that copy would not show that a weight has changed.
+    Runs in training mode: in inference mode layers may use a prepacked copy, which hides a changed weight.
     """
-    ids = torch.arange(min(PROBE, target.vocab_size, target.context_length), device=target.device)[None]
+    ids = torch.arange(min(PROBE_TOKENS, target.vocab_size, target.context_length), device=target.device)[None]
     with torch.inference_mode(False), torch.no_grad():
         return target.prefill(ids, target.new_cache(ids.shape[1])).logits[0, -1].float()
 
 
 def check_target(target: Target) -> None:
-    """Raise NotFinite where the logits after a short prompt are not finite. One forward pass."""
+    """Raise NotFinite if the logits after a short prompt are not finite. One forward pass."""
     if not math.isfinite(float(own_logits(target).max())):  # NaN where any is
         raise NotFinite(
             f"model {target.name!r} cannot be used: its logits after a short prompt are not finite: {why(target.dtype)}"
         )
 
 
-CLOSE = 1e-3  # of the largest logit: what kernels of a device may choose differently from call to call
+CLOSE = 1e-3  # tolerance as a share of the largest logit: GPU kernels may differ from call to call
 
 
 def difference(target: Target, before: Tensor) -> float:
-    """Return the largest change of a logit, where it exceeds rounding; 0 where nothing has changed, NaN where one is.
+    """Return the largest change of a logit; 0 within rounding, NaN if a logit is NaN.
 
-    before: what `own_logits` gave. On a CPU the same pass gives the same bits.
+    before: an earlier result of `own_logits`. On a CPU the same pass gives the same bits.
     """
-    off = float((own_logits(target) - before).abs().max())
-    allowed = 0.0 if target.device.type == "cpu" else CLOSE * (1 + float(before.abs().max()))
-    return 0.0 if off <= allowed else off
+    change = float((own_logits(target) - before).abs().max())
+    tolerance = 0.0 if target.device.type == "cpu" else CLOSE * (1 + float(before.abs().max()))
+    return 0.0 if change <= tolerance else change
 
 
 def check_unchanged(target: Target, before: Tensor, method: str) -> None:
-    """Raise UserError where the target is another model than before this method was loaded."""
-    off = difference(target, before)
-    if off:
+    """Raise UserError if loading this method changed the target."""
+    change = difference(target, before)
+    if change:
         raise UserError(
-            f"method {method!r} changes the target itself while it loads: logits after a short prompt are off by "
-            f"{off:.2g}. All methods would decode with the changed model. A method that changes the model works on a "
-            "copy, and `baseline_for` names the autoregressive decoding that it is compared with"
+            f"method {method!r} changes the target while loading (logits differ by {change:.2g}); "
+            "copy the model first, and return its autoregressive baseline from `baseline_for`"
         )

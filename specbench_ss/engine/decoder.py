@@ -1,7 +1,7 @@
-"""Decoder interface: what a decoding method implements.
+"""Decoder interface of a decoding method.
 
-A method proposes a draft tree; the core owns the loop, the target's forward, verification, the cache, sampling,
-stopping, cutting and every count.
+A method proposes a draft tree. The core does the rest: loop, target forward, verification, KV cache, sampling,
+stopping, counting and timing.
 """
 
 from __future__ import annotations
@@ -33,20 +33,16 @@ Finish = Literal["eos", "stop", "length", "context"]
 
 @dataclass(slots=True)
 class Step:
-    """One forward pass of the target that verifies. Times in seconds.
+    """One verification pass of the target; times in seconds.
 
-    nodes: drafted nodes (the root is not a draft). verified: drafted nodes that reached the last layer
-    (fewer than nodes where a method prunes). depth: depth of the drafted tree, before pruning. accepted: drafted tokens
-    accepted, before any cut.
-    tokens: tokens kept, after the cut at the first end token, stop string or limit (accepted + 1 when uncut).
     draft_s + verify_s + accept_s + host_s = total_s.
     """
 
-    draft_nodes: int
-    verified_nodes: int
-    draft_depth: int
-    accepted_tokens: int
-    tokens: int
+    draft_nodes: int  # drafted nodes, without the root
+    verified_nodes: int  # drafted nodes that reached the last layer: fewer than draft_nodes if a method prunes
+    draft_depth: int  # depth of the draft tree before pruning
+    accepted_tokens: int  # accepted draft tokens, before the cut
+    tokens: int  # tokens kept after the cut at a stop token, stop string or limit; accepted_tokens + 1 without a cut
     draft_s: float
     verify_s: float
     accept_s: float
@@ -56,12 +52,12 @@ class Step:
 
 @dataclass(slots=True)
 class Generation:
-    """The answer to one prompt.
+    """Output of one request: len(tokens) == prefill_tokens + sum(step.tokens).
 
-    tokens: kept ids, the end token included when it ended the answer. The first one comes from prefill, the
-    others from steps: len(tokens) == prefill_tokens + sum(step.tokens).
-    tokens_past_stop: accepted tokens beyond the cut, counted nowhere else.
-    offers: at a temperature above 0, the candidates for each token, for the test of what was accepted.
+    Attributes:
+        tokens: kept ids with the end token if there is one; the first comes from prefill, the others from steps.
+        tokens_past_stop: accepted tokens beyond the cut; no other count includes them.
+        offers: candidates of each token, for the test of the acceptance rule; only at a temperature above 0.
     """
 
     tokens: list[int]
@@ -76,26 +72,26 @@ class Generation:
 
     @property
     def decode_s(self) -> float:
-        """Seconds spent in steps."""
+        """Return the seconds spent in steps."""
         return sum(step.total_s for step in self.steps)
 
     @property
     def wall_s(self) -> float:
-        """Prefill and decode, seconds."""
+        """Return the seconds of prefill and decode."""
         return self.prefill_s + self.decode_s
 
     @property
     def tokens_per_step(self) -> float | None:
-        """tau of this request: tokens that steps produced / steps; None without a step."""
+        """Return the mean acceptance length τ of this request: tokens / steps; None without a step."""
         return sum(s.tokens for s in self.steps) / len(self.steps) if self.steps else None
 
     @property
     def all_drafts_rejected(self) -> bool:
-        """Whether something was drafted in every one of several steps and nothing of it accepted."""
+        """Return True if there are several steps, each drafted a token, and none was accepted."""
         return len(self.steps) > 1 and all(s.draft_nodes and not s.accepted_tokens for s in self.steps)
 
     def check(self) -> None:
-        """Raise RuntimeError where the counts do not add up (an impossible result is a bug)."""
+        """Raise RuntimeError if the counts do not add up (an impossible result is a bug)."""
         wrong = [
             s
             for s in self.steps
@@ -103,20 +99,23 @@ class Generation:
         ]
         if wrong:
             raise RuntimeError(f"impossible counts of a step: {wrong[0]}")
-        made = self.prefill_tokens + sum(s.accepted_tokens + 1 for s in self.steps)
+        generated = self.prefill_tokens + sum(s.accepted_tokens + 1 for s in self.steps)
         kept = self.prefill_tokens + sum(s.tokens for s in self.steps)
-        if len(self.tokens) != kept or kept + self.tokens_past_stop != made:
-            raise RuntimeError(f"counts do not add up: {len(self.tokens)} tokens, {kept} kept, {made} made")
+        if len(self.tokens) != kept or kept + self.tokens_past_stop != generated:
+            raise RuntimeError(f"counts do not add up: {len(self.tokens)} tokens, {kept} kept, {generated} generated")
 
 
 @dataclass(slots=True)
 class DecodeState:
-    """What is known between two steps of one request.
+    """State of one request between two steps.
 
-    ids: prompt and answer so far, a list of S token ids; its last entry is the root: decided, not yet in the cache.
-    root: that last token, int64 [1], on the device. taps: hidden states asked for by `Decoder.taps` at the
-    position before the root, {layer: [1, 1, h]}; key -1 is the final, normed state (what the LM head reads).
-    rng: of this request, on the target's device: for a method that draws its candidates.
+    Attributes:
+        ids: prompt and output so far, S token ids; the last one is the root, which is not yet in the KV cache.
+        root: the last token, int64 [1], on the device.
+        hidden_states: {layer: [1, 1, h]} for `Decoder.aux_hidden_state_layers` at the position before the root;
+            layer -1 is the final, normed state (the input of the LM head).
+        rng: generator of this request on the target's device, for sampling candidates.
+        num_draft_forwards: forward passes of a draft model, counted by the method.
     """
 
     ids: list[int]
@@ -126,11 +125,11 @@ class DecodeState:
     sampling: SamplingParams
     hidden_states: dict[int, Tensor] = field(default_factory=dict)
     rng: torch.Generator = field(default_factory=lambda: torch.Generator())
-    num_draft_forwards: int = 0  # forward passes of a draft model, counted by the method that makes them
+    num_draft_forwards: int = 0
 
     @property
     def position(self) -> int:
-        """Position of the root: how many tokens the cache holds."""
+        """Return the position of the root, which is the number of tokens in the KV cache."""
         return len(self.ids) - 1
 
 
@@ -138,14 +137,16 @@ class Decoder(ABC):
     """One decoding method, bound to one target.
 
     Subclasses set `name`, `summary`, `paper`, `lossless`, and a frozen dataclass `Options` whose fields carry
-    `metadata={"help": ...}`. One object serves many prompts; `begin` must forget the last one entirely.
-    lossless: its output is that of the method that `baseline_for` names; an object whose options give that up sets
-    its own to False. autoregressive: each step is the root alone and keeps one token, which the loop enforces; only
-    such a method may be a reference. stateful: earlier prompts may change its speed, never its output; reports say so.
-    training_info: what is known of the training of its weights (`models.checkpoint.read_training_info`), set where
-    they are loaded;
-    it goes into the manifest, and reports show it beside the speed. advised: options that are as the folder of the
-    weights advises (`models.checkpoint.read_advice`), set where they are loaded; a run says so, and the manifest too.
+    `metadata={"help": ...}`. One object serves many prompts: `on_prefill` must reset all state of the last one.
+
+    Attributes:
+        lossless: the output equals that of `baseline_for`; an object with lossy options sets its own to False.
+        autoregressive: each step is the root alone and keeps one token (checked by the loop); required of a baseline.
+        stateful: earlier prompts may change the speed, never the output; reports show it.
+        training_info: record of the training of the weights (`models.checkpoint.read_training_info`), set on loading;
+            it goes into the manifest and the reports.
+        advised: options set from the folder of the weights (`models.checkpoint.read_advice`), set on loading; the run
+            prints them and the manifest stores them.
     """
 
     name: ClassVar[str]
@@ -167,18 +168,17 @@ class Decoder(ABC):
 
     @classmethod  # noqa: B027 - optional hook
     def check(cls, options: Any, base: ModelInfo) -> None:
-        """Raises UserError for what can be found wrong before the target's weights are loaded, and nothing downloaded.
+        """Raise UserError for faults of options, files, headers and configurations of the method's own weights.
 
-        That is in the options, and in the files, headers and configurations of the method's own weights.
+        Called before the target's weights are loaded; downloads nothing.
         """
 
     @classmethod
     def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
-        """Return options, as text, under which a step verifies at most `nodes` drafted nodes.
+        """Return options, as text, that limit a step to `nodes` draft nodes: the option `nodes` of a method.
 
-        It is the meaning of the option `nodes` in every method that has `node_options`: the options that limit the
-        nodes of a step, of which the first one is set here. given: the other options. Raises UserError where these
-        leave no such limit.
+        Sets the first of `node_options`, the options that limit the nodes of a step. given: the other options. Raises
+        UserError if one of them is the same limit or if there is no limit.
         """
         option = cls.node_options[0]
         if option in given:
@@ -187,14 +187,14 @@ class Decoder(ABC):
 
     @classmethod
     def load(cls, target: Target, options: Any) -> Decoder:
-        """The method with its weights, for this target. Raises UserError where they are missing or do not fit."""
+        """Return the method with its weights for this target. Raises UserError if they are missing or do not fit."""
         return cls(target, options)
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """The method in its various shapes for any target, by a label each: what `ssbench check` holds to the laws.
+        """Return factories of the method's variants for any target, by label; `ssbench check` runs them.
 
-        One that needs weights gives itself random ones. The target may be tiny: two layers, seven words.
+        A method with weights creates random ones. The target may be tiny: two layers, seven tokens.
         """
         return {"default": lambda: cls.load(target, cls.Options())}
 
@@ -202,189 +202,189 @@ class Decoder(ABC):
     def baseline_for(cls, options: Any) -> MethodSpec:
         """Return the method whose output a lossless one must equal; a run includes it.
 
-        Another one than autoregressive decoding of the target only where the method changes the model itself: then an
-        autoregressive method of that model (`check_reference`).
+        Override only if the method changes the model: return an autoregressive method of the changed model
+        (`check_reference`).
         """
         return MethodSpec(REFERENCE)
 
     def next_logits(self, prompt: Sequence[int], answer: Sequence[int], cache: Cache | None = None) -> Tensor:
-        """float32 logits [V] of this method's model after prompt and answer, from a fresh pass; untimed.
+        """Return float32 logits [V] of this method's model after prompt and answer, from a fresh, untimed pass.
 
-        cache: an empty one to use, in which the keys and values of prompt and answer come first in every layer.
+        cache: an empty one to use; in every layer the keys and values of prompt and answer come first.
         """
         return self.target.next_logits([*prompt, *answer], cache)
 
     def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Tensor]:
-        """Yield float32 logits [n, V] of this method's model at successive tokens of an answer; untimed.
+        """Yield float32 logits [n, V] of this method's model at successive tokens of an answer, from an untimed pass.
 
-        They come from a fresh pass, and may end before the answer does. Of a method that overrides `next_logits` and
-        not this one, only a few positions are compared, with a pass each.
+        May stop before the end of the answer. If a method overrides only `next_logits`, a few positions are compared,
+        with one pass each.
         """
         yield from self.target.answer_logits(prompt, answer)
 
     @property
     def one_position_per_pass(self) -> bool:
         """Return True if only `next_logits` gives the logits of this method's model."""
-        own = type(self)
-        return own.next_logits is not Decoder.next_logits and own.answer_logits is Decoder.answer_logits
+        cls = type(self)
+        return cls.next_logits is not Decoder.next_logits and cls.answer_logits is Decoder.answer_logits
 
     def metadata(self) -> dict[str, Any]:
-        """What this object measures, JSON-ready: settings as resolved and, where it has weights, their hash.
+        """Return resolved settings and the hash of any weights, JSON-ready, for the manifest.
 
-        Goes into the manifest; a run is resumed only where it is the same.
+        A run is resumed only if they are equal.
         """
         return option_values(self.options)
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
-        """Options whose best value depends on the device, each with the values worth trying, the simplest first.
+        """Return options whose best value depends on the device, with the values to try, the simplest first.
 
-        None of them may change the output of a lossless method. Options that matter most come first. `ssbench tune`
-        asks every configuration that it stands at, so what makes no difference there may be left out. None of these
-        may be needed to load the weights. Nothing = not tunable.
+        None may change the output of a lossless method or be needed to load the weights. The most important options
+        come first. Called for every configuration that is tried; omit options that have no effect there. {} = nothing
+        to tune.
         """
         return {}
 
     def with_options(self, options: Any) -> Decoder:
-        """The same method and weights with other values of tunable options. Raises UserError where they do not fit.
+        """Return the same method and weights with other values of tunable options; UserError if they do not fit.
 
-        Loads once more; a method whose weights are large overrides it to share them.
+        The default loads the weights again; a method with large weights overrides it to share them.
         """
         return type(self).load(self.target, options)
 
     def clone(self) -> Decoder:
-        """The same method with the same weights, for a request that is answered at the same time as this one's."""
+        """Return the same method with the same weights, for a concurrent request."""
         return self.with_options(self.options)
 
     def max_tokens_per_step(self) -> int | None:
-        """The most rows that one step may put through the target, the root included; None where that is not known.
+        """Return the maximum query tokens per step of the target, the root included; None if unknown.
 
-        The cache reserves as many as are stated, and a step that needs more ends the run with an error. Of a method
-        that states none the cache grows when a step needs it to, which takes time within that step.
+        The KV cache reserves that many, and a step with more ends the run with an error. With None the cache grows
+        when needed, within the timed step.
         """
         return None
 
     def drafter_weights(self) -> Iterable[Tensor] | None:
-        """Weights that one call of the method's own drafter reads, for counting what a step costs; None: not known.
+        """Return the weights that one call of the method's own drafter reads, for the cost of a step; None if unknown.
 
-        Found without being asked for where they are modules that are attributes. One whose `num_draft_forwards`
-        are counted reads them once a call, any other once a step.
+        The default collects attributes that are modules. They are read once per call if the method counts
+        `num_draft_forwards`, else once per step.
         """
         modules = [value for value in vars(self).values() if isinstance(value, torch.nn.Module)]
         return [weight for module in modules for weight in read_by_a_pass(module)]
 
     def extra_work(self) -> ExtraWork:
-        """What rows of the method's own are multiplied by besides its nodes, for counting what a step costs."""
+        """Return the extra work per step beyond verifying the draft nodes, for the cost of a step."""
         return ExtraWork()
 
     def prefill(self, state: DecodeState, ids: Tensor) -> Output:
-        """Run the prompt ids [1, S] through the target; logits [1, 1, V] at the last position."""
+        """Run the prompt ids [1, S] through the target; return logits [1, 1, V] at the last position."""
         return self.target.prefill(ids, state.cache, self.aux_hidden_state_layers)
 
     def on_prefill(self, state: DecodeState) -> None:  # noqa: B027 - optional hook
-        """A new prompt has been prefilled; forget the last one."""
+        """Reset the state of the last prompt; called after the prefill of a new one."""
 
     def reset_history(self) -> None:  # noqa: B027 - optional hook
-        """Forget every earlier prompt, as after warm-up: what a method that is `stateful` has to do there."""
+        """Reset the history of all earlier prompts, as after warm-up; required if `stateful`."""
 
     @abstractmethod
     def propose(self, state: DecodeState) -> DraftTree:
-        """The draft for this step; `DraftTree.root_only(state.root)` = plain autoregressive."""
+        """Return the draft of this step; `DraftTree.root_only(state.root)` = an autoregressive step."""
 
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
-        """Verify the tree in one pass of the target: logits [1, n, V] for the n nodes of `Output.tree`."""
+        """Verify the tree in one target pass; return logits [1, n, V] for the n nodes of `Output.tree`."""
         return self.target.forward_tree(tree, state.cache, self.aux_hidden_state_layers)
 
     def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
-        """What of the verified tree is accepted: exactly the target's distribution.
+        """Return the accepted path; it follows exactly the target's distribution.
 
-        Only a method that is not lossless may have another rule.
+        Only a method that is not lossless may override the rule.
         """
         return verify(output.logits[0], tree, state.sampling, state.rng)
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:  # noqa: B027 - optional hook
-        """The step is committed: state.ids, state.root, state.taps and the cache are already the new ones."""
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:  # noqa: B027 - optional hook
+        """Update the method's state after a commit: state.ids, .root, .hidden_states and .cache are the new ones."""
 
 
 class DecoderWrapper(Decoder):
-    """Does all that the loop asks of it as `inner` does. A subclass overrides the calls that it watches."""
+    """Forward every call of the loop to `inner`; a subclass overrides the calls that it observes."""
 
     def __init__(self, inner: Decoder) -> None:
         super().__init__(inner.target, inner.options)
         self.inner, self.aux_hidden_state_layers = inner, inner.aux_hidden_state_layers
 
     def max_tokens_per_step(self) -> int | None:
-        """As `inner`."""
+        """Forward to `inner`."""
         return self.inner.max_tokens_per_step()
 
     def prefill(self, state: DecodeState, ids: Tensor) -> Output:
-        """As `inner`."""
+        """Forward to `inner`."""
         return self.inner.prefill(state, ids)
 
     def on_prefill(self, state: DecodeState) -> None:
-        """As `inner`."""
+        """Forward to `inner`."""
         self.inner.on_prefill(state)
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """As `inner`."""
+        """Forward to `inner`."""
         return self.inner.propose(state)
 
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
-        """As `inner`."""
+        """Forward to `inner`."""
         return self.inner.forward(state, tree)
 
     def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
-        """As `inner`."""
+        """Forward to `inner`."""
         return self.inner.accept(state, tree, output)
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
-        """As `inner`."""
-        self.inner.update(state, verdict, output)
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
+        """Forward to `inner`."""
+        self.inner.update(state, result, output)
 
 
 def models_of(decoders: Iterable[Decoder]) -> list[Target]:
-    """Return every model that these run through the layers of a target: their own, and those of their drafts."""
-    found = {id(one): one for decoder in decoders for one in _held_by(decoder) if isinstance(one, Target)}
-    return list(found.values())
+    """Return every model that these methods run through target layers: their own and their draft models."""
+    models = {id(member): member for decoder in decoders for member in _members(decoder) if isinstance(member, Target)}
+    return list(models.values())
 
 
 def drop_caches(decoder: Decoder) -> None:
-    """Forget what a method's caches and its models' hold, and their memory: a request was broken off at any place."""
-    for held in _held_by(decoder):
-        if isinstance(held, Cache):
-            held.free()
-        elif isinstance(held, Target):
-            held.drop_cache()
+    """Free the KV caches of a method and of its models after an interrupted request."""
+    for member in _members(decoder):
+        if isinstance(member, Cache):
+            member.free()
+        elif isinstance(member, Target):
+            member.drop_cache()
 
 
 @contextmanager
 def eager_passes(decoder: Decoder) -> Iterator[None]:
-    """Within: the method's models run their passes eagerly, where they are replayed otherwise too."""
+    """Disable CUDA graphs of the method's models within the block."""
     before = [(model, model.graphs) for model in models_of([decoder])]
     for model, _ in before:
         model.graphs = None
     try:
         yield
     finally:
-        for model, passes in before:
-            model.graphs = passes
+        for model, graphs in before:
+            model.graphs = graphs
 
 
-def _held_by(decoder: Decoder) -> Iterator[Any]:
-    """Yield what a method holds, and what that holds in turn; of a target nothing further, of a method all."""
-    for held in vars(decoder).values():
-        yield held
-        if isinstance(held, Decoder):
-            yield from _held_by(held)
-        elif not isinstance(held, Target):
-            yield from list(getattr(held, "__dict__", {}).values())
+def _members(decoder: Decoder) -> Iterator[Any]:
+    """Yield the attributes of a method and theirs in turn, recursively for decoders, not for targets."""
+    for member in vars(decoder).values():
+        yield member
+        if isinstance(member, Decoder):
+            yield from _members(member)
+        elif not isinstance(member, Target):
+            yield from list(getattr(member, "__dict__", {}).values())
 
 
 def check_reference(method: type[Decoder], reference: type[Decoder]) -> None:
     """Raise UserError if a method may not be compared with the one that its `baseline_for` names.
 
-    The autoregressive baseline is a reference of every method. Any other reference must be autoregressive: it keeps one
-    token a step, which the loop enforces (`generate.Session`). It is compared with the baseline alone, so that no
-    method is compared with itself.
+    The autoregressive baseline may be the reference of every method. Any other reference must be autoregressive
+    (checked by `generate.DecodeSession`) and is itself compared with the baseline, so that no method is compared with
+    itself.
     """
     if reference.name == REFERENCE:
         return
@@ -398,38 +398,38 @@ def check_reference(method: type[Decoder], reference: type[Decoder]) -> None:
 
 
 def reference_spec(method: type[Decoder] | Decoder, options: Any) -> MethodSpec:
-    """Return what `baseline_for` gives. Raises UserError for anything but a MethodSpec."""
-    found = method.baseline_for(options)
-    if not isinstance(found, MethodSpec):
-        raise UserError(f"method {method.name!r}: baseline_for returns {found!r}; return MethodSpec(name)")
-    return found
+    """Return the result of `baseline_for`. Raises UserError unless it is a MethodSpec."""
+    spec = method.baseline_for(options)
+    if not isinstance(spec, MethodSpec):
+        raise UserError(f"method {method.name!r}: baseline_for returns {spec!r}; return MethodSpec(name)")
+    return spec
 
 
 def references(decoders: Mapping[str, Decoder]) -> dict[str, str]:
-    """Return the label of every method's reference, by label.
+    """Return the label of each method's reference, by label.
 
-    Raises UserError where a reference is not among the methods, or is one that `check_reference` refuses.
+    Raises UserError if a reference is not among the methods or fails `check_reference`.
     """
-    found = {label: reference_spec(decoder, decoder.options).label for label, decoder in decoders.items()}
-    for label in (REFERENCE, *found.values()):
+    baselines = {label: reference_spec(decoder, decoder.options).label for label, decoder in decoders.items()}
+    for label in (REFERENCE, *baselines.values()):
         if label not in decoders:
             raise UserError(f"the reference method {label!r} must be among the methods")
-    for label, reference in found.items():
+    for label, reference in baselines.items():
         if reference != REFERENCE:
             check_reference(type(decoders[label]), type(decoders[reference]))
-    return found
+    return baselines
 
 
 SELECTION_OPS = {"topk", "argmax", "max", "sort", "multinomial", "_softmax", "_log_softmax", "logsumexp"}  # of torch
 
 
 class NonFiniteDetector(TorchDispatchMode):
-    """Sees whether any tensor that tokens are chosen from holds NaN or infinity. -inf is allowed: it means never."""
+    """Detect NaN or +inf in tensors that tokens are selected from; -inf is allowed (a masked token)."""
 
     found = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at the first argument of an operation that chooses, and let it go on."""
+        """Check the first argument of a selection operator, then run the operator."""
         if func.overloadpacket.__name__ in SELECTION_OPS and args[0].is_floating_point():
             self.found = self.found or bool((args[0].isnan() | (args[0] == math.inf)).any())
         return func(*args, **(kwargs or {}))

@@ -1,7 +1,7 @@
 """Execution engines of a model: eager, or CUDA graphs.
 
-Every replayed pass proves itself (`engine/cuda_graphs.py`). When a model is loaded, a few passes show whether its
-layers can be replayed at all, and stand rows and keys that are added.
+Every graph is checked against the eager pass (`engine/cuda_graphs.py`). At load time a few passes check that the layers
+can be captured and that padding does not change them.
 """
 
 from __future__ import annotations
@@ -18,27 +18,26 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError, first_line
 
 AUTO, EAGER, GRAPH = ENGINES = ("auto", "eager", "graph")
-PROMPT, TREES = 8, ((-1,), (-1, 0, 0), (-1, 0, 1))  # tokens and drafts of the proof
-ROUNDING = 1e-3  # largest mean difference of a row of logits in full precision, as a share of their mean size
+PROBE_PROMPT, PROBE_TREES = 8, ((-1,), (-1, 0, 0), (-1, 0, 1))  # prompt length and draft trees of the check
+ROUNDING = 1e-3  # tolerance of the mean difference per row of logits in full precision, relative to their mean size
 
 
 def check_engine(engine: str, device: str) -> None:
-    """Raise UserError for an engine that is not known, or that this device does not have."""
+    """Raise UserError for an unknown engine, or one that this device does not support."""
     if engine not in ENGINES:
         raise UserError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
     if engine == GRAPH and "," in device:
-        raise UserError(f"engine graph replays what one device does, not {device}: engine eager takes several")
+        raise UserError(f"engine graph runs on one device, not {device}; use engine eager")
     if engine == GRAPH and torch.device(device).type != "cuda":
-        raise UserError(f"engine graph replays CUDA graphs: it needs a CUDA device, not {device!r}")
+        raise UserError(f"engine graph needs a CUDA device, not {device!r}; use engine eager")
 
 
 def use_engine(target: Target, engine: str) -> None:
-    """Have the target's steps made so. auto: replayed on one CUDA device, where that proves itself.
+    """Set the target's execution engine. auto: graph on one CUDA device if the check passes, else eager.
 
-    Raises UserError where steps that are to be replayed cannot be, or do not prove themselves. Under auto they are then
-    run eagerly, and a warning says why.
+    Raises UserError if `graph` is requested and does not work; with auto, warns and stays eager.
     """
-    if engine == EAGER or (engine == AUTO and (target.device.type != "cuda" or target.divided)):
+    if engine == EAGER or (engine == AUTO and (target.device.type != "cuda" or target.is_multi_device)):
         return
     try:
         with torch.cuda.device(target.device):
@@ -46,26 +45,25 @@ def use_engine(target: Target, engine: str) -> None:
     except UserError as error:
         if engine == GRAPH:
             raise
-        target.computed += f"; steps run eagerly: {error}"
+        target.kernel_summary += f"; steps run eagerly: {error}"
         warnings.warn(f"steps are run eagerly: {error}", stacklevel=2)
 
 
 def replay_steps(target: Target, replay: Replay, by: str) -> None:
-    """Replay the target's passes over few rows. by: what replays them, for the record.
+    """Replay the target's decode passes. by: the mechanism, for `kernel_summary`.
 
-    Raises UserError, and leaves the target as it was, where its layers cannot be replayed, or where replayed passes
-    give other logits than passes that are run eagerly.
+    Raises UserError, and leaves the target eager, if its layers cannot be captured or replayed logits differ.
     """
-    if which := target.not_replayable:
-        raise UserError(f"engine graph cannot be used with {target.name!r}: its layers {which}; engine eager can")
-    unpadded = _logits(target)
-    problem = "passes that were broken off"
+    if reason := target.no_graph_reason:
+        raise UserError(f"engine graph cannot run {target.name!r}: its layers {reason}; use engine eager")
+    expected = _logits(target)
+    problem = "interrupted passes"
     try:
-        passes = target.graphs = CudaGraphRunner(replay)
-        agreed = all(map(allclose_rows, _logits(target), unpadded))
-        problem = next(iter(passes.fallbacks), "" if agreed else "other logits when rows and keys are added to a pass")
+        runner = target.graphs = CudaGraphRunner(replay)
+        equal = all(map(allclose_rows, _logits(target), expected))
+        problem = next(iter(runner.fallbacks), "" if equal else "other logits when passes are padded")
     except torch.OutOfMemoryError:
-        problem = "not enough memory for recordings of its passes"
+        problem = "not enough memory for its graphs"
     except RuntimeError as error:  # of the device's own libraries
         problem = f"passes that cannot be replayed ({first_line(error)})"
     finally:
@@ -73,48 +71,48 @@ def replay_steps(target: Target, replay: Replay, by: str) -> None:
         if problem:
             target.graphs = None
     if problem:
-        raise UserError(f"engine graph does not work with {target.name!r}: it has {problem}; engine eager does")
-    target.computed += f"; steps replayed by {by}"
+        raise UserError(f"engine graph does not work with {target.name!r}: it has {problem}; use engine eager")
+    target.kernel_summary += f"; steps replayed by {by}"
 
 
 def replay_draft(draft: Target, target: Target) -> None:
-    """Have the passes of a model that drafts replayed as the target's are, where those are and its own can be."""
-    if isinstance(target.graphs, CudaGraphRunner) and draft.graphs is None and not draft.not_replayable:
+    """Use CUDA graphs for a draft model if the target does and the draft model's layers support them."""
+    if isinstance(target.graphs, CudaGraphRunner) and draft.graphs is None and not draft.no_graph_reason:
         draft.graphs = target.graphs.of_draft()
 
 
-def allclose_rows(given: Tensor, expected: Tensor) -> bool:
+def allclose_rows(actual: Tensor, expected: Tensor) -> bool:
     """Return True if two logits tensors [.., V] agree within rounding.
 
-    In half precision, where rounding may change a third of them, the best token of each row must be a numerical
-    tie of the best expected one. In full precision every number counts.
+    In half precision rounding may change a third of them: the best token of each row must be a numerical tie of the
+    expected one. In full precision every number counts.
     """
     finite = expected.isfinite()
-    if not (torch.equal(given.isfinite(), finite) and finite.any()):
+    if not (torch.equal(actual.isfinite(), finite) and finite.any()):
         return False
-    a, b = (logits.float().where(finite, 0).flatten(0, -2) for logits in (given, expected))
+    a, b = (logits.float().where(finite, 0).flatten(0, -2) for logits in (actual, expected))
     if str(expected.dtype).removeprefix("torch.") not in FRACTION_BITS:
-        # a few very large numbers, as states of a model have, would hide the others in a largest difference
+        # means, since a few very large states would hide all other differences in a maximum
         return bool(((a - b).abs().mean(-1) <= ROUNDING * b.abs().mean(-1).clamp_min(1e-6)).all())
     best = b.where(finite.flatten(0, -2), -torch.inf).amax(-1)
-    drops = best - b.gather(-1, given.flatten(0, -2).argmax(-1, keepdim=True))[..., 0]
+    drops = best - b.gather(-1, actual.flatten(0, -2).argmax(-1, keepdim=True))[..., 0]
     pairs = zip(drops.tolist(), best.tolist(), strict=True)
-    return all(drop <= near_tie_drop(str(expected.dtype), most) for drop, most in pairs)
+    return all(drop <= near_tie_drop(str(expected.dtype), best_logit) for drop, best_logit in pairs)
 
 
 @torch.inference_mode()
 def _logits(target: Target) -> list[Tensor]:
-    """Return the logits of a few passes over trees, each made twice: the second time over the rows of the first.
+    """Return the logits of passes over the probe trees, each run twice: the second time over the rows of the first.
 
-    Their tokens are of the middle of the vocabulary: the first ones are special, and a model has rarely met them.
+    Token ids come from the middle of the vocabulary, since the first ones are special and rarely trained.
     """
     target.drop_cache()
-    cache = target.request_cache(PROMPT + 8)
-    words = (torch.arange(PROMPT, device=target.device) + target.vocab_size // 2) % target.vocab_size
-    target.prefill(words[None], cache)
-    made: list[Tensor] = []
-    for parents in (*TREES, *TREES):
-        tokens = words[: len(parents)] if len(made) < len(TREES) else words[-len(parents) :]
-        made.append(target.forward_tree(DraftTree.from_parents(tokens, parents), cache).logits)
+    cache = target.request_cache(PROBE_PROMPT + 8)
+    token_ids = (torch.arange(PROBE_PROMPT, device=target.device) + target.vocab_size // 2) % target.vocab_size
+    target.prefill(token_ids[None], cache)
+    logits: list[Tensor] = []
+    for parents in (*PROBE_TREES, *PROBE_TREES):
+        tokens = token_ids[: len(parents)] if len(logits) < len(PROBE_TREES) else token_ids[-len(parents) :]
+        logits.append(target.forward_tree(DraftTree.from_parents(tokens, parents), cache).logits)
         cache.commit(1)
-    return made
+    return logits

@@ -1,6 +1,6 @@
-"""The decoding loop, once for all methods: prefill, propose, forward, verify, commit, update.
+"""Decoding loop of all methods: prefill, propose, forward, verify, commit, update.
 
-Every count, cut and time is made here, so that no method can count or stop differently.
+Counting, cutting and timing happen only here, so that no method can count or stop differently.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from specbench_ss.engine.tree import DraftTree, indices
 from specbench_ss.engine.verify import Candidates, VerifyResult, candidates, offers, verify
 from specbench_ss.errors import UserError
 
-PROBED = 4  # tokens of an answer that is begun once more, to see what its drafts are chosen from
-DEFAULT_STEP_TOKENS = 64  # rows of a step that the cache reserves where a method does not say how many it needs
+PROBE_TOKENS = 4  # output tokens of the untimed NaN probe
+DEFAULT_STEP_TOKENS = 64  # query tokens per step that the cache reserves if a method states none
 
 
 @dataclass(frozen=True, slots=True)
 class StopParams:
-    """Where an answer ends: after max_new_tokens, after one of stop_ids, or with the token completing a stop string."""
+    """Stop conditions: max_new_tokens, one of stop_ids, or the token that completes a stop string."""
 
     max_new_tokens: int
     stop_ids: frozenset[int] = frozenset()
@@ -46,39 +46,39 @@ class StopParams:
 
 
 class StopChecker:
-    """Decides, token by token, where the answer ends."""
+    """Find the end of the output, token by token."""
 
     def __init__(self, target: Target, limits: StopParams, prompt_tokens: int) -> None:
         room = target.context_length - prompt_tokens
         self.cap = min(limits.max_new_tokens, room)
         self.cap_reason: Finish = "length" if limits.max_new_tokens <= room else "context"
         self.limits, self.target = limits, target
-        # a token holds at least one byte, a character at most four: so many tokens may hold a stop string, and as
-        # many as a character may have begun before it
+        # a token has at least one byte and a character at most four: enough tokens for any stop string, plus one
+        # character that may have begun before it
         self.tail = 4 * max(map(len, limits.stop_strings), default=0) + 4
 
     def cut(self, answer: list[int], new: Sequence[int]) -> tuple[int, Finish | None]:
-        """How many of the new tokens are kept after `answer`, and why it ends there (None: it goes on)."""
-        watch = bool(self.limits.stop_strings) and self._stopped(answer, new)
+        """Return the number of new tokens to keep after `answer`, and the finish reason (None: not finished)."""
+        check_strings = bool(self.limits.stop_strings) and self._stopped(answer, new)
         for i, token in enumerate(new, start=1):
             if token in self.limits.stop_ids:
                 return i, "eos"
-            if watch and self._stopped(answer, new[:i]):
+            if check_strings and self._stopped(answer, new[:i]):
                 return i, "stop"
             if len(answer) + i >= self.cap:
                 return i, self.cap_reason
         return len(new), None
 
     def _stopped(self, answer: list[int], new: Sequence[int]) -> bool:
-        """Whether a stop string ends among the new tokens (none has before)."""
+        """Return True if a stop string ends among the new tokens (none did before)."""
         text = self.target.decode_text([*answer[-self.tail :], *new])
         return any(s in text for s in self.limits.stop_strings)
 
 
 class DecodeSession:
-    """One request on its way through the loop.
+    """One request in the decoding loop.
 
-    began: when it was made, by `timing.now`; the time since then is part of its prefill. None: from the prefill.
+    began: `timing.now` at creation; the time since then counts as prefill. None: prefill time only.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class DecodeSession:
     ) -> None:
         target = decoder.target
         self.decoder, self.target, self.cache, self.sampling = decoder, target, cache, sampling
-        self.cutter = StopChecker(target, limits, len(prompt))
+        self.stop_checker = StopChecker(target, limits, len(prompt))
         self.rng = torch.Generator(target.device).manual_seed(sampling.seed)
         self.clock = Clock(*target.layer_devices)
         self.prompt, self.began = list(prompt), began
@@ -101,27 +101,27 @@ class DecodeSession:
         self.candidates: list[Candidates] = []  # of every kept token, at a temperature above 0
         self.rows = decoder.max_tokens_per_step()
         self.one_token = type(decoder).autoregressive
-        self.largest: list[tuple[Tensor, list[int]]] = []  # of every step, for `check_logits`
+        self.max_logits: list[tuple[Tensor, list[int]]] = []  # of every step, for `check_logits`
 
     def run(self, on_step: Callable[[int], None] | None = None) -> Generation:
-        """Return the answer; whether its counts add up is not checked."""
+        """Return the output; the caller checks its counts."""
         state, prefill_s = self.prefill()
         steps: list[Step] = []
         while self.finish is None:
             steps.append(self.step(state))
             if on_step is not None:
                 on_step(steps[-1].tokens)
-        check_logits(self.largest, self.target.dtype)
+        check_logits(self.max_logits, self.target.dtype)
         answer, prompt_tokens = state.ids[len(self.prompt) :], len(self.prompt)
-        self._check_known(f"{self.decoder.name} answered with", answer)
+        self._check_token_ids(f"{self.decoder.name} answered with", answer)
         counts = (self.tokens_past_stop, state.num_draft_forwards)
         return Generation(answer, prompt_tokens, self.finish, prefill_s, 1, steps, *counts, offers(self.candidates))
 
     def prefill(self) -> tuple[DecodeState, float]:
-        """Run the prompt; the first token comes from here."""
+        """Run the prompt and choose the first token."""
         self.clock.start()
         before = 0.0 if self.began is None else self.clock.started - self.began
-        self._allow(len(self.prompt))
+        self._set_cache_limit(len(self.prompt))
         state = DecodeState(self.prompt, len(self.prompt), torch.empty(0), self.cache, self.sampling, rng=self.rng)
         ids = torch.tensor([self.prompt], device=self.target.device)
         output = self.decoder.prefill(state, ids)
@@ -131,133 +131,133 @@ class DecodeSession:
         state.hidden_states = {layer: t[:, -1:] for layer, t in output.hidden_states.items()}
         self.decoder.on_prefill(state)
         seconds, _ = self.clock.stop()
-        _, self.finish = self.cutter.cut([], first.tokens)
+        _, self.finish = self.stop_checker.cut([], first.tokens)
         self.candidates = [] if self.sampling.greedy else [Candidates([0])]
         return state, before + seconds
 
     def step(self, state: DecodeState) -> Step:
-        """Make one step: draft, verify, accept."""
+        """Run one step: draft, verify, accept."""
         clock = self.clock
         clock.start()
-        self._allow(state.position)
+        self._set_cache_limit(state.position)
         tree = self._within_context(self.propose(state), state)
         clock.mark()
         output = self._forward(state, tree)
         clock.mark()
         kept = output.tree or tree
-        verdict = self.decoder.accept(state, kept, output)
-        self._check_kept(len(tree), verdict, state.ids[-1])
-        self._record_max_logits(verdict, output)
-        new, self.finish = self.cutter.cut(state.ids[state.prompt_tokens :], verdict.tokens)
-        self._commit(state, verdict, output, new)
+        result = self.decoder.accept(state, kept, output)
+        self._check_result(len(tree), result, state.ids[-1])
+        self._record_max_logits(result, output)
+        new, self.finish = self.stop_checker.cut(state.ids[state.prompt_tokens :], result.tokens)
+        self._commit(state, result, output, new)
         clock.mark()
         if self.finish is None:
-            self._allow(state.position)
-            self.decoder.update(state, verdict, output)
+            self._set_cache_limit(state.position)
+            self.decoder.update(state, result, output)
         clock.mark()
         total, (draft, forward, accept, update) = clock.stop()
         parts = (draft + update, forward, accept)
         host = max(0.0, total - sum(parts))
         if not self.sampling.greedy:
-            self.candidates.append(candidates(kept, verdict.path[:new]))
-        return Step(len(tree) - 1, len(kept) - 1, tree.topology.depth, verdict.accepted, new, *parts, host, total)
+            self.candidates.append(candidates(kept, result.path[:new]))
+        return Step(len(tree) - 1, len(kept) - 1, tree.topology.depth, result.accepted, new, *parts, host, total)
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """Return the method's draft. Raises TypeError for what is none."""
+        """Return the method's draft. Raises TypeError unless it is a DraftTree with tokens [n]."""
         tree = self.decoder.propose(state)
         if not isinstance(tree, DraftTree):
-            raise TypeError(f"propose returned {_named(tree)}, not a DraftTree")
+            raise TypeError(f"propose returned {_type_name(tree)}, not a DraftTree")
         if not (isinstance(tree.tokens, torch.Tensor) and tree.tokens.shape == (len(tree),)):
-            raise TypeError(f"propose returned a DraftTree of {len(tree)} nodes whose tokens are {_named(tree.tokens)}")
+            raise TypeError(f"propose returned a DraftTree of {len(tree)} nodes with tokens {_type_name(tree.tokens)}")
         return tree
 
     def _forward(self, state: DecodeState, tree: DraftTree) -> Output:
-        """Run the method's pass over the draft. Raises ValueError for tokens that the model lacks, where that shows.
+        """Run the method's pass over the draft. Raises ValueError for token ids outside the vocabulary.
 
-        They are looked for when the pass has failed: asking before would make every step wait for the device.
+        They are checked only after the pass failed: a check before it would synchronise with the device in every step.
         """
         try:
             return self.decoder.forward(state, tree)
         except IndexError:
-            self._check_known("propose drafted", tree.tokens.tolist())
+            self._check_token_ids("propose drafted", tree.tokens.tolist())
             raise
 
-    def _check_known(self, said: str, tokens: Sequence[int]) -> None:
-        """Raise ValueError for a token that the model lacks. said: what was done with it, in words."""
-        words = self.target.vocab_size
-        unknown = next((token for token in tokens if not 0 <= token < words), None)
+    def _check_token_ids(self, prefix: str, tokens: Sequence[int]) -> None:
+        """Raise ValueError for a token id outside the vocabulary. prefix: beginning of the message."""
+        vocab_size = self.target.vocab_size
+        unknown = next((token for token in tokens if not 0 <= token < vocab_size), None)
         if unknown is not None:
-            raise ValueError(f"{said} token {unknown}, the model has {words:,} tokens")
+            raise ValueError(f"{prefix} token {unknown}, the model has {vocab_size:,} tokens")
 
-    def _check_kept(self, nodes: int, verdict: VerifyResult, root: int) -> None:
-        """Raise ValueError for a step that keeps no token, another root, and drafts of an autoregressive method."""
+    def _check_result(self, nodes: int, result: VerifyResult, root: int) -> None:
+        """Raise an error if a step keeps no token, has another root, or drafts though it is autoregressive."""
         name = self.decoder.name
-        if not isinstance(verdict, VerifyResult) or verdict.path[:1] != [0]:
+        if not isinstance(result, VerifyResult) or result.path[:1] != [0]:
             raise TypeError(
-                f"{name}: accept returned {_named(verdict)}; return a Verdict whose path begins with node 0"
+                f"{name}: accept returned {_type_name(result)}; return a VerifyResult whose path begins with node 0"
             )
-        kept = len(verdict.tokens)
+        kept = len(result.tokens)
         if not kept:
             raise ValueError(f"{name}: accept returned no token; return the accepted ones and the next one")
         if self.one_token and max(nodes, kept) > 1:
             raise ValueError(f"{name} sets autoregressive and drafts tokens; draft nothing, or do not set it")
-        if verdict.root not in (None, root):
-            raise ValueError(f"propose returned a tree under token {verdict.root}, not state.root, {root}")
+        if result.root not in (None, root):
+            raise ValueError(f"propose returned a tree under token {result.root}, not state.root, {root}")
 
-    def _record_max_logits(self, verdict: VerifyResult, output: Output) -> None:
-        """Keep what `run` looks at when the answer is complete: nothing is waited for here.
+    def _record_max_logits(self, result: VerifyResult, output: Output) -> None:
+        """Store each node's largest logit for the check in `run`, without a synchronisation.
 
-        A rule that neither gives the largest logits nor has looked at its rows by itself is not taken at its word.
+        If the acceptance rule did not check its logits, they are checked here.
         """
-        if not verdict.checked:
-            largest = output.logits[0].amax(-1) if verdict.largest is None else verdict.largest
-            self.largest.append((largest, verdict.path))
+        if not result.checked:
+            max_logits = output.logits[0].amax(-1) if result.max_logits is None else result.max_logits
+            self.max_logits.append((max_logits, result.path))
 
-    def _allow(self, decided: int) -> None:
-        """Rows of these decided tokens, and as many as the method says that it needs."""
+    def _set_cache_limit(self, decided: int) -> None:
+        """Limit the KV cache to the decided tokens plus the method's max_tokens_per_step."""
         self.cache.set_limit(None if self.rows is None else decided + self.rows)
 
     def _within_context(self, tree: DraftTree, state: DecodeState) -> DraftTree:
-        """Without the nodes whose position the model does not have."""
+        """Return the tree without nodes beyond the context length."""
         room = self.target.context_length - 1 - state.position
         if tree.topology.deepest <= room:
             return tree
         return tree.subtree([i for i, d in enumerate(tree.topology.depths) if d <= room])
 
-    def _commit(self, state: DecodeState, verdict: VerifyResult, output: Output, kept: int) -> None:
-        """Tokens, root, taps and cache of the accepted path."""
-        path, start = verdict.path, state.position
+    def _commit(self, state: DecodeState, result: VerifyResult, output: Output, kept: int) -> None:
+        """Commit tokens, root, hidden states and KV cache of the accepted path."""
+        path, start = result.path, state.position
         ranges = output.rows or [(0, self.target.n_layers, range(len(output.logits[0])))]
         for lo, hi, offsets in ranges:
             self.cache.compact(start, gather_offsets(offsets, path), lo, hi)
-        state.ids = state.ids + verdict.tokens[:kept]
-        state.root = verdict.next_token
+        state.ids = state.ids + result.tokens[:kept]
+        state.root = result.next_token
         node = path[-1]
         state.hidden_states = {layer: t[:, node : node + 1] for layer, t in output.hidden_states.items()}
-        self.tokens_past_stop += len(verdict.tokens) - kept
+        self.tokens_past_stop += len(result.tokens) - kept
 
 
 class DraftProbe(DecodeSession):
-    """One request whose drafts are watched: the probabilities that they were drawn from count among what is chosen."""
+    """A request that also exposes the draft probabilities to a `NonFiniteDetector`."""
 
     def propose(self, state: DecodeState) -> DraftTree:
         """Return the method's draft."""
         tree = super().propose(state)
         if tree.draft_probs is not None:
-            tree.draft_probs.max()  # which a `NonFiniteDetector` looks at
+            tree.draft_probs.max()  # a selection operator for the `NonFiniteDetector`
         return tree
 
 
 def gather_offsets(offsets: Sequence[int] | Tensor, path: list[int]) -> Sequence[int] | Tensor:
-    """Return the offsets of these nodes; where they are on a device that is waited for, they stay there."""
+    """Return the offsets of the nodes of a path; offsets on a GPU stay there."""
     if not isinstance(offsets, torch.Tensor):
         return [offsets[i] for i in path]
-    found = offsets[indices(path, offsets.device)]
-    return cast("list[int]", found.tolist()) if found.device.type == "cpu" else found
+    selected = offsets[indices(path, offsets.device)]
+    return cast("list[int]", selected.tolist()) if selected.device.type == "cpu" else selected
 
 
-def _named(value: object) -> str:
-    """'None', 'a list', 'a Tensor [3]': what was given instead of something else."""
+def _type_name(value: object) -> str:
+    """Return the type of a value with its article and shape: 'None', 'a list', 'a Tensor [3]'."""
     if value is None:
         return "None"
     shape = f" {list(value.shape)}" if isinstance(value, torch.Tensor) else ""
@@ -272,10 +272,10 @@ def generate(
     sampling: SamplingParams,
     on_step: Callable[[int], None] | None = None,
 ) -> Generation:
-    """Answer one prompt as `decode` does, and then look at the drafts of an answer that calls for it.
+    """Decode one prompt (`decode`), then probe the drafts if none was accepted or decoding failed.
 
-    An answer to which no draft contributed, or that failed, is begun once more, untimed, to see what the drafts were
-    chosen from: of NaN, too, there is a best. Raises what `decode` and `probe_drafts` raise.
+    The probe decodes the first tokens again (untimed) and checks the drafter's logits for NaN: argmax over NaN is a
+    valid token id. Raises the errors of `decode` and `probe_drafts`.
     """
     return with_nan_probe(
         lambda: decode(decoder, prompt, limits, sampling, on_step),
@@ -284,17 +284,17 @@ def generate(
 
 
 def with_nan_probe(answer: Callable[[], Generation], probe: Callable[[], None]) -> Generation:
-    """Return what `answer` gives. Where it fails, or no draft contributed to it, `probe` is called first."""
+    """Return the result of `answer`; call `probe` if it fails or if no draft token was accepted."""
     try:
-        result = answer()
+        generation = answer()
     except (UserError, TimeoutError):
         raise
     except Exception:
         probe()
         raise
-    if result.all_drafts_rejected:
+    if generation.all_drafts_rejected:
         probe()
-    return result
+    return generation
 
 
 def decode(
@@ -305,24 +305,24 @@ def decode(
     on_step: Callable[[int], None] | None = None,
     session: type[DecodeSession] = DecodeSession,
 ) -> Generation:
-    """Answer one prompt, and do nothing else: what a run measures.
+    """Decode one prompt: the part that a run measures.
 
     on_step: called after each step, outside its time, with the number of tokens that it kept. Raises UserError for an
-    empty prompt or one that leaves no room in the context, and NotFinite, which is one too, where the target's logits
-    or the draft's probabilities are not finite.
+    empty prompt or one that leaves no room in the context, and NotFinite (a UserError) for NaN or infinity in the
+    target's logits or the draft's probabilities.
     """
-    began = now()  # before anything of the method is read: what it does then is part of its time
+    began = now()  # first, so that any work of the method counts as its time
     target = decoder.target
     check_prompt(target, prompt)
     with torch.inference_mode():
         cache = target.request_cache(*kv_cache_size(decoder, prompt, limits))
         try:
-            result = session(decoder, prompt, limits, sampling, cache, began).run(on_step)
+            generation = session(decoder, prompt, limits, sampling, cache, began).run(on_step)
         except BaseException:
-            drop_caches(decoder)  # a replayed pass reads padded keys: NaN must not stay in them
+            drop_caches(decoder)  # CUDA graphs read padded keys, which must not hold NaN
             raise
-    result.check()
-    return result
+    generation.check()
+    return generation
 
 
 def check_prompt(target: Target, prompt: Sequence[int]) -> None:
@@ -336,21 +336,21 @@ def check_prompt(target: Target, prompt: Sequence[int]) -> None:
 
 
 def kv_cache_size(decoder: Decoder, prompt: Sequence[int], limits: StopParams) -> tuple[int, bool]:
-    """Return the rows of a cache for the prompt and its answer, and whether the cache may have to grow."""
+    """Return the KV cache size in tokens for prompt and output, and whether the cache may have to grow."""
     stated = decoder.max_tokens_per_step()
     most = min(decoder.target.context_length, len(prompt) + limits.max_new_tokens)
     return most + (DEFAULT_STEP_TOKENS if stated is None else stated), stated is None
 
 
 def probe_drafts(decoder: Decoder, prompt: Sequence[int], limits: StopParams, sampling: SamplingParams) -> None:
-    """Begin the answer once more, slowly. Raises NotFinite where a token is chosen from NaN or infinity, nothing else.
+    """Decode the first tokens again, eagerly. Raises only NotFinite, if a token is selected from NaN or infinity.
 
-    A method that remembers prompts is left alone: it would know this one twice.
+    Skipped for methods with cross-request state.
     """
     if decoder.stateful:
         return
-    seen = NonFiniteDetector()  # type: ignore[no-untyped-call]
-    with suppress(Exception), eager_passes(decoder), seen:  # what is chosen in a replay is not seen
-        decode(decoder, prompt, replace(limits, max_new_tokens=PROBED), sampling, session=DraftProbe)
-    if seen.found:
-        raise NotFinite(f"{decoder.name}: what it drafts from is not finite: {why(decoder.target.dtype)}")
+    detector = NonFiniteDetector()  # type: ignore[no-untyped-call]
+    with suppress(Exception), eager_passes(decoder), detector:  # operators within a CUDA graph are not dispatched
+        decode(decoder, prompt, replace(limits, max_new_tokens=PROBE_TOKENS), sampling, session=DraftProbe)
+    if detector.found:
+        raise NotFinite(f"{decoder.name}: the drafter's scores are not finite: {why(decoder.target.dtype)}")

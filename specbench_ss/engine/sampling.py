@@ -1,4 +1,4 @@
-"""Sampling from logits (temperature, top-k, top-p, in that order), and draws from distributions.
+"""Sampling from logits: temperature, top-k and top-p, in that order.
 
 Temperature 0 is greedy and never builds a distribution.
 """
@@ -15,14 +15,14 @@ from torch import Generator, Tensor
 from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded
 
-MIN_TEMPERATURE = 1e-5  # the least temperature above 0
+MIN_TEMPERATURE = 1e-5  # smallest temperature above 0
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(Bounded):
-    """How tokens are chosen. Temperature 0 is greedy; top_k 0 and top_p 1 switch these filters off.
+    """Sampling parameters. Temperature 0 is greedy; top_k 0 and top_p 1 switch these filters off.
 
-    Raises UserError for values beyond their bounds, and for a temperature that is neither 0 nor COLDEST at least.
+    Raises UserError for values out of bounds, and for a temperature between 0 and MIN_TEMPERATURE.
     """
 
     temperature: Annotated[float, Ge(0), Lt(math.inf)] = 0.0
@@ -31,19 +31,17 @@ class SamplingParams(Bounded):
     seed: int = 0
 
     def check_together(self) -> None:
-        """Raise UserError for a temperature so small that logits over it are infinite."""
+        """Raise UserError for a temperature so small that scaled logits are infinite."""
         if 0 < self.temperature < MIN_TEMPERATURE:
-            raise UserError(
-                f"temperature must be 0, which is greedy, or at least {MIN_TEMPERATURE:g}, not {self.temperature:g}"
-            )
+            raise UserError(f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, not {self.temperature:g}")
 
     @property
     def greedy(self) -> bool:
-        """Whether tokens are the argmax."""
+        """Return True if tokens are the argmax."""
         return self.temperature == 0
 
     def probs(self, logits: Tensor) -> Tensor:
-        """logits [..., V] -> the target's distribution p [..., V], float32, T > 0."""
+        """Return the target distribution p [..., V], float32, of logits [..., V] at T > 0."""
         scores = logits.float() / self.temperature
         if self.top_k and self.top_k < scores.shape[-1]:
             kth = scores.topk(self.top_k, dim=-1).values[..., -1:]
@@ -51,7 +49,7 @@ class SamplingParams(Bounded):
         p = scores.softmax(-1)
         if self.top_p < 1:
             ordered, order = p.sort(-1, descending=True)
-            # a token stays while the mass before it is under top_p: the first one always does
+            # keep a token while the mass before it is under top_p: the first one always stays
             drop = ordered.cumsum(-1) - ordered >= self.top_p
             p = p.masked_fill(drop.scatter(-1, order, drop), 0.0)
             p = p / p.sum(-1, keepdim=True)
@@ -59,9 +57,9 @@ class SamplingParams(Bounded):
 
 
 def sample_categorical(p: Tensor, rng: Generator) -> Tensor:
-    """Draw a token [.., 1] from each row of p [.., V], which need not be normalised.
+    """Sample a token [.., 1] from each row of p [.., V], which need not be normalised.
 
-    Nothing waits for the device, where torch.multinomial looks at p twice. Of a row with NaN the token is any.
+    Without a synchronisation: torch.multinomial has two. A row with NaN yields an arbitrary token.
     """
     return exponential_race(p, rng).argmax(-1, keepdim=True)
 
@@ -69,6 +67,6 @@ def sample_categorical(p: Tensor, rng: Generator) -> Tensor:
 def exponential_race(p: Tensor, rng: Generator) -> Tensor:
     """Return p/E [.., V] with E ~ Exp(1) for every token of p [.., V].
 
-    The first of the largest is a draw from p; the largest m are m draws without replacement, in their order.
+    Its argmax is a sample from p; its top m are m samples without replacement, in order.
     """
     return p / p.new_empty(p.shape).exponential_(generator=rng).clamp_min_(1e-30)  # 0 / 0 would win

@@ -1,4 +1,4 @@
-"""Clock of the parts of a decoding step, and CUDA settings on which times depend."""
+"""Clock of the parts of a decoding step, and the CUDA settings that affect times."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import torch
 
 from specbench_ss.errors import UserError, first_line
 
-CLEARLY = 1.25  # times as fast as the usual way another has to be, so that loading twice rarely takes two ways
+CLEARLY = 1.25  # minimum speedup over the default variant, so that the choice rarely changes between loads
 Name = TypeVar("Name")
 
 
 def now() -> float:
-    """Return the time of the clock that answers are measured by, in seconds."""
+    """Return the time in seconds of the clock that measures requests."""
     return time.perf_counter()
 
 
-def clearly_fastest(ways: Mapping[Name, Callable[[], object]], tries: int = 7) -> Name:
-    """Return the name of the fastest way where it is clearly faster than the first one, else that of the first.
+def clearly_fastest(variants: Mapping[Name, Callable[[], object]], repeats: int = 7) -> Name:
+    """Return the name of the fastest variant if it is clearly faster than the first one, else the first name.
 
-    They are tried in turns, and of each the shortest time counts.
+    The variants are interleaved; the shortest time of each one counts.
     """
-    taken = dict.fromkeys(ways, math.inf)
-    for _ in range(tries):
-        for name, way in ways.items():
+    shortest = dict.fromkeys(variants, math.inf)
+    for _ in range(repeats):
+        for name, run in variants.items():
             began = now()
-            way()
-            taken[name] = min(taken[name], now() - began)
-    first, best = next(iter(taken)), min(taken, key=lambda name: taken[name])
-    return best if taken[first] >= CLEARLY * taken[best] else first
+            run()
+            shortest[name] = min(shortest[name], now() - began)
+    first, best = next(iter(shortest)), min(shortest, key=lambda name: shortest[name])
+    return best if shortest[first] >= CLEARLY * shortest[best] else first
 
 
 def check_device(*devices: torch.device) -> None:
-    """Raises UserError where a device no longer works: whatever is asked of it next would fail too."""
+    """Raise UserError if a device no longer works, since every later call on it would fail too."""
     for device in devices:
         if device.type == "cuda":
             try:
@@ -46,11 +46,10 @@ def check_device(*devices: torch.device) -> None:
 
 
 class Clock:
-    """Marks within one step. On CUDA marks are events, read after the step's one synchronisation.
+    """Clock of one step; on CUDA its marks are events, read after the step's one synchronisation.
 
-    others: further devices that layers lie on. Marks are events of the first alone: drafting ends there, and so does
-    verification, whose LM head waits for the rows of all layers. A step's end waits for the others too, which may then
-    still move the keys that stay.
+    others: further devices with layers. Marks are events of the first device, where drafting and verification end (its
+    LM head waits for all layers). The end of a step waits for all devices, which may still compact their KV cache.
     """
 
     def __init__(self, device: torch.device, *others: torch.device) -> None:
@@ -60,14 +59,14 @@ class Clock:
         self.started = 0.0
 
     def start(self) -> None:
-        """Begin a span, with the device idle."""
+        """Start the step, with the device idle."""
         self.sync()
         self.marks.clear()
         self.started = time.perf_counter()
         self.mark()
 
     def mark(self) -> None:
-        """The boundary between two parts."""
+        """Mark the boundary between two parts."""
         if self.cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self.device))
@@ -76,7 +75,7 @@ class Clock:
             self.marks.append(time.perf_counter())
 
     def stop(self) -> tuple[float, list[float]]:
-        """(seconds since start, seconds of each part between marks), with the device idle."""
+        """Return (seconds since start, seconds of each part between marks), with the device idle."""
         self.sync()
         total = time.perf_counter() - self.started
         pairs = zip(self.marks, self.marks[1:], strict=False)
@@ -92,10 +91,10 @@ class Clock:
 
 
 def settle_cuda() -> None:
-    """Switch off cuDNN's attention, TF32 and sums in reduced precision, whatever the environment says.
+    """Switch off cuDNN attention, TF32 and reduced-precision sums, regardless of the environment.
 
-    cuDNN makes a plan for every new number of keys, which in eager decoding is one a step. It is the first choice of
-    torch's attention on Hopper.
+    cuDNN builds a plan for every new number of keys, one per step in eager decoding, and is torch's first choice on
+    Hopper.
     """
     matmul = torch.backends.cuda.matmul
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -108,17 +107,17 @@ def settle_cuda() -> None:
 def cuda_settings() -> dict[str, str]:
     """Return each CUDA setting, on or off; omit those that torch cannot read."""
     backends = torch.backends
-    asked: dict[str, Callable[[], object]] = {
+    getters: dict[str, Callable[[], object]] = {
         "cuDNN attention": backends.cuda.cudnn_sdp_enabled,
         "TF32 products": lambda: torch.get_float32_matmul_precision() != "highest",
         "TF32 convolutions": lambda: backends.cudnn.allow_tf32,
         "bfloat16 reduced-precision reduction": lambda: backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
         "float16 reduced-precision reduction": lambda: backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
     }
-    found = {}
-    for name, ask in asked.items():
+    settings = {}
+    for name, get in getters.items():
         try:
-            found[name] = "on" if ask() else "off"
+            settings[name] = "on" if get() else "off"
         except RuntimeError:  # torch's older and newer names for a setting were mixed
             continue
-    return found
+    return settings

@@ -1,7 +1,7 @@
 """Verification of a draft tree: greedy, or exact rejection sampling (ACL appendix F, eq. 9; Leviathan et al.).
 
-A walk along parent pointers: no paths are listed, none is padded. The result keeps the target's distribution: the
-tokens it yields are distributed as the target's own, whatever the draft.
+The walk follows child pointers, so that paths are neither listed nor padded. The accepted tokens follow exactly the
+target's distribution for every draft.
 """
 
 from __future__ import annotations
@@ -21,40 +21,43 @@ from specbench_ss.engine.tree import DraftTree, copy_to_host, indices
 
 @dataclass(slots=True)
 class VerifyResult:
-    """path: accepted nodes from the root (always path[0] == 0). tokens: their drafted tokens, then the next one.
+    """Result of the verification of one draft tree.
 
-    next_token is int64 [1] on the device: the correction (or bonus) token, root of the next tree. root: the token of
-    the tree's node 0, where the rule brought it to the host: the loop then checks that it is the one that was decided.
-    largest: the largest logit of every node, [n] on the device, which the loop looks at when the answer is complete:
-    an argmax over NaN is a token too. Where it is left out, the loop finds it. checked: the rule has found by itself
-    that the rows of its path are finite, so that there is nothing to look at.
+    Attributes:
+        path: accepted nodes from the root (path[0] == 0).
+        tokens: the drafted tokens of the path, then the next one.
+        next_token: int64 [1] on the device, the correction or bonus token: root of the next tree.
+        root: token of node 0 if the rule copied it to the host; the loop compares it with the decided one.
+        max_logits: largest logit of each node, [n] on the device, for the NaN check after decoding (argmax over NaN is
+            a valid token id); the loop computes them if omitted.
+        checked: the rule has already checked that the rows of the path are finite.
     """
 
     path: list[int]
     tokens: list[int]
     next_token: Tensor
     root: int | None = None
-    largest: Tensor | None = None
+    max_logits: Tensor | None = None
     checked: bool = False
 
     @property
     def accepted(self) -> int:
-        """How many drafted tokens were accepted."""
+        """Return the number of accepted draft tokens."""
         return len(self.path) - 1
 
 
 def verify(logits: Tensor, tree: DraftTree, sampling: SamplingParams, rng: torch.Generator) -> VerifyResult:
-    """logits [n, V] of the tree's nodes -> what is accepted. Raises NotFinite where p is NaN, at T > 0."""
+    """Return the accepted path from the nodes' logits [n, V]. Raises NotFinite for NaN in p, at T > 0."""
     if sampling.greedy:
         return verify_greedy(logits, tree)
-    # on a CPU a synchronisation costs nothing, and a filtered row much: of most nodes none is needed
+    # on a CPU synchronisation is free and filtering a row is slow: filter only the rows that the walk reaches
     on_cpu = logits.device.type == "cpu"
     return verify_sampled(LazyTargetProbs(logits, sampling) if on_cpu else sampling.probs(logits), tree, rng)
 
 
 @dataclass(frozen=True, slots=True)
 class LazyTargetProbs:
-    """The target's distribution at the nodes that a walk reaches, from logits [n, V]."""
+    """Target distribution of the nodes that the walk reaches, computed on access from logits [n, V]."""
 
     logits: Tensor
     sampling: SamplingParams
@@ -64,8 +67,8 @@ class LazyTargetProbs:
 
 
 def verify_greedy(logits: Tensor, tree: DraftTree) -> VerifyResult:
-    """T=0: a drafted node is accepted when it is the argmax at its parent."""
-    largest, choice = logits.max(-1)  # [n] each; NaN is larger than any number
+    """Accept a drafted node if it is the argmax at its parent (T = 0)."""
+    max_logits, choice = logits.max(-1)  # [n] each; NaN is larger than any number
     drafted, chosen = copy_to_host(tree.topology, tree.tokens, choice)  # the step's one host synchronisation
     path, node = [0], 0
     children = tree.topology.children()
@@ -76,124 +79,126 @@ def verify_greedy(logits: Tensor, tree: DraftTree) -> VerifyResult:
         path.append(match)
         node = match
     tokens = [drafted[i] for i in path[1:]] + [chosen[node]]
-    return VerifyResult(path, tokens, choice[node : node + 1], drafted[0], largest)
+    return VerifyResult(path, tokens, choice[node : node + 1], drafted[0], max_logits)
 
 
 def verify_sampled(probs: Tensor | LazyTargetProbs, tree: DraftTree, rng: torch.Generator) -> VerifyResult:
-    """T>0: probs [n, V] are the target's, after temperature, top-k and top-p.
+    """Accept a path by rejection sampling (T > 0); probs [n, V] are p after temperature, top-k and top-p.
 
     Children are tried in order. Deterministic candidate x: accept with p(x), else p(x) := 0, renormalised.
-    Candidate drawn from q: accept with min(1, p/q), else p := (p - q)+ renormalised, and q(x) := 0 renormalised,
-    since siblings are drawn without replacement. If none is left, draw from what remains of p.
+    Candidate sampled from q: accept with min(1, p/q), else p := (p - q)+ renormalised, and q(x) := 0 renormalised,
+    since siblings are sampled without replacement. If none is left, sample from what remains of p.
 
-    One host synchronisation brings what the walk needs of every node, with a token drawn from each node's row. That is
-    the next token, unless it was refused as a candidate or the candidates were drawn from q: then another is drawn,
-    for a second synchronisation. There is one more for each drawn candidate after a refused sibling, and one for each
-    node that is looked at when it is `LazyTargetProbs`.
+    One host synchronisation copies each node's numbers with a token sampled from its row. That is the next token
+    unless it was rejected as a candidate or the candidates were sampled from q; sampling another one is a second
+    synchronisation. There is one more for each sampled candidate after a rejected sibling, and one for each node that
+    `LazyTargetProbs` computes.
     """
-    edges, children = _edges(probs, tree, rng), tree.topology.children()
+    nodes, children = _node_data(probs, tree, rng), tree.topology.children()
     path, node = [0], 0
     while True:
         p = probs[node]
         if isinstance(probs, LazyTargetProbs):
-            edges.look(p, node, children[node])
-        check_probs(edges.any[node])
+            nodes.set_target_probs(p, node, children[node])
+        check_probs(nodes.row_prob[node])
         if tree.draft_probs is None:
-            child, refused = _deterministic(children[node], edges)
-            left = p if child is not None or edges.stands(node, refused) else _without(p, refused)
+            child, rejected = _accept_deterministic(children[node], nodes)
+            rest = p if child is not None or nodes.keeps_next_token(node, rejected) else _mask_tokens(p, rejected)
         else:
             if children[node]:
-                check_draft_probs(edges.q[children[node][0]], edges.total[node], edges.least[node])
-            child, left = _drawn(p, tree.draft_probs[node], children[node], edges)
+                check_draft_probs(nodes.q[children[node][0]], nodes.q_sum[node], nodes.q_min[node])
+            child, rest = _accept_sampled(p, tree.draft_probs[node], children[node], nodes)
         if child is None:
-            ahead = edges.ahead if left is p else None
-            token = sample_categorical(left, rng) if ahead is None else ahead[node : node + 1]
-            following = int(token) if ahead is None else edges.next_tokens[node]
-            tokens = [*(edges.tokens[i] for i in path[1:]), following]
-            return VerifyResult(path, tokens, token, edges.tokens[0], checked=True)
+            next_on_device = nodes.next_on_device if rest is p else None
+            token = sample_categorical(rest, rng) if next_on_device is None else next_on_device[node : node + 1]
+            next_id = int(token) if next_on_device is None else nodes.next_tokens[node]
+            tokens = [*(nodes.tokens[i] for i in path[1:]), next_id]
+            return VerifyResult(path, tokens, token, nodes.tokens[0], checked=True)
         path.append(child)
         node = child
 
 
 @dataclass(frozen=True, slots=True)
-class _Edges:
-    """On the host, for each node: its token x, a uniform draw u, and p(x) and q(x) at its parent.
+class _NodeData:
+    """Numbers of each node on the host: token x, uniform number u, and p(x) and q(x) at the node's parent.
 
-    any: one probability of the node's own row, NaN where its logits are not finite. total, least: sum and smallest
-    entry of the node's own row of q, which its children were drawn from. next_tokens: drawn from the node's own row.
-    ahead: the same [n] on the device; None where rows are looked at when they are reached, and nothing is drawn ahead.
+    row_prob: one probability of the node's row, NaN if its logits are not finite. q_sum, q_min: sum and minimum of the
+    node's row of q. next_tokens: sampled from the node's row. next_on_device: the same [n] on the device; None for
+    `LazyTargetProbs`.
     """
 
     tokens: list[int]
     u: list[float]
     q: list[float]
     p: list[float]
-    any: list[float]
-    total: list[float]
-    least: list[float]
+    row_prob: list[float]
+    q_sum: list[float]
+    q_min: list[float]
     next_tokens: list[int]
-    ahead: Tensor | None
+    next_on_device: Tensor | None
 
-    def stands(self, node: int, refused: Collection[int]) -> bool:
-        """Return True if the pre-drawn token of the node was not refused."""
-        return not refused or (self.ahead is not None and self.next_tokens[node] not in refused)
+    def keeps_next_token(self, node: int, rejected: Collection[int]) -> bool:
+        """Return True if the token sampled from the node's row was not rejected."""
+        return not rejected or (self.next_on_device is not None and self.next_tokens[node] not in rejected)
 
-    def look(self, p: Tensor, node: int, children: list[int]) -> None:
-        """p(x) of these nodes, from their parent's row p [V]."""
-        self.any[node], *probs = p[[0, *(self.tokens[c] for c in children)]].tolist()
+    def set_target_probs(self, p: Tensor, node: int, children: list[int]) -> None:
+        """Set p(x) of these children from their parent's row p [V]."""
+        self.row_prob[node], *probs = p[[0, *(self.tokens[c] for c in children)]].tolist()
         for child, p_x in zip(children, probs, strict=True):
             self.p[child] = p_x
 
 
-def _edges(probs: Tensor | LazyTargetProbs, tree: DraftTree, rng: torch.Generator) -> _Edges:
+def _node_data(probs: Tensor | LazyTargetProbs, tree: DraftTree, rng: torch.Generator) -> _NodeData:
     u = torch.rand(len(tree), generator=rng, device=tree.tokens.device)
-    at = (tree.parents(), tree.tokens)
-    q = torch.ones_like(u) if tree.draft_probs is None else tree.draft_probs[at].float()
-    none = torch.zeros_like(u)
-    total, least = (none, none) if tree.draft_probs is None else (tree.draft_probs.sum(-1), tree.draft_probs.amin(-1))
+    edge = (tree.parents(), tree.tokens)
+    q = torch.ones_like(u) if tree.draft_probs is None else tree.draft_probs[edge].float()
+    zeros = torch.zeros_like(u)
+    q_sum, q_min = (zeros, zeros) if tree.draft_probs is None else (tree.draft_probs.sum(-1), tree.draft_probs.amin(-1))
     if isinstance(probs, LazyTargetProbs):
-        p, own, ahead = none, none, None
+        p, row_prob, next_on_device = zeros, zeros, None
     else:
-        p, own, ahead = probs[at], probs[:, 0], sample_categorical(probs, rng)[:, 0]
-    given = (tree.tokens, u, q, p, own, total, least, none if ahead is None else ahead)
-    tokens, *numbers, drawn = copy_to_host(tree.topology, *(x.double() for x in given))
-    us, qs, ps, owns, totals, leasts = numbers
-    return _Edges([int(x) for x in tokens], us, qs, ps, owns, totals, leasts, [int(x) for x in drawn], ahead)
+        p, row_prob, next_on_device = probs[edge], probs[:, 0], sample_categorical(probs, rng)[:, 0]
+    columns = (tree.tokens, u, q, p, row_prob, q_sum, q_min, zeros if next_on_device is None else next_on_device)
+    tokens, *numbers, next_tokens = copy_to_host(tree.topology, *(x.double() for x in columns))
+    us, qs, ps, row_probs, q_sums, q_mins = numbers
+    return _NodeData(
+        [int(x) for x in tokens], us, qs, ps, row_probs, q_sums, q_mins, [int(x) for x in next_tokens], next_on_device
+    )
 
 
-def _deterministic(children: list[int], edges: _Edges) -> tuple[int | None, dict[int, float]]:
-    """Return the accepted child or None, and the tokens refused before it with their p(x)."""
-    refused: dict[int, float] = {}
-    left = 1.0
+def _accept_deterministic(children: list[int], nodes: _NodeData) -> tuple[int | None, dict[int, float]]:
+    """Return the accepted child or None, and the tokens rejected before it with their p(x)."""
+    rejected: dict[int, float] = {}
+    mass = 1.0
     for child in children:
-        x, p_x = edges.tokens[child], edges.p[child]
-        if x in refused:  # p(x) is zero by now
+        x, p_x = nodes.tokens[child], nodes.p[child]
+        if x in rejected:  # p(x) is already zero
             continue
-        if edges.u[child] * max(left, 0.0) < p_x:
-            return child, refused
-        left -= p_x
-        refused[x] = p_x
-    return None, refused
+        if nodes.u[child] * max(mass, 0.0) < p_x:
+            return child, rejected
+        mass -= p_x
+        rejected[x] = p_x
+    return None, rejected
 
 
-def _without(p: Tensor, refused: dict[int, float]) -> Tensor:
-    """p with these tokens at zero; where that leaves nothing, only rounding refused the likeliest: it stays."""
-    left = p.index_fill(0, indices(list(refused), p.device), 0)
-    left[max(refused, key=lambda x: refused[x])] += left.sum() <= 0
-    return left
+def _mask_tokens(p: Tensor, rejected: dict[int, float]) -> Tensor:
+    """Return p with these tokens at zero; if nothing remains (rounding), keep the likeliest one."""
+    rest = p.index_fill(0, indices(list(rejected), p.device), 0)
+    rest[max(rejected, key=lambda x: rejected[x])] += rest.sum() <= 0
+    return rest
 
 
-def _drawn(p: Tensor, q: Tensor, children: list[int], edges: _Edges) -> tuple[int | None, Tensor]:
-    """Return the accepted child, or None and the rest of p [V]; children are drawn from q [V] without replacement."""
+def _accept_sampled(p: Tensor, q: Tensor, children: list[int], nodes: _NodeData) -> tuple[int | None, Tensor]:
+    """Return the accepted child, or None and the rest of p [V]; children were sampled from q without replacement."""
     for i, child in enumerate(children):
-        x = edges.tokens[child]
-        p_x, q_x = (edges.p[child], edges.q[child]) if i == 0 else torch.stack((p[x], q[x])).tolist()
+        x = nodes.tokens[child]
+        p_x, q_x = (nodes.p[child], nodes.q[child]) if i == 0 else torch.stack((p[x], q[x])).tolist()
         check_draft_probs(q_x)
-        if edges.u[child] * q_x < p_x:
+        if nodes.u[child] * q_x < p_x:
             return child, p
-        left = (p - q).clamp_min(0)
-        left[x] += left.sum() <= 0  # p is q, up to rounding: it covers all that it should
-        p = left / left.sum()
+        rest = (p - q).clamp_min(0)
+        rest[x] += rest.sum() <= 0  # p equals q up to rounding
+        p = rest / rest.sum()
         q = q.clone()
         q[x] = 0
         q = q / q.sum().clamp_min(torch.finfo(q.dtype).tiny)
@@ -202,10 +207,9 @@ def _drawn(p: Tensor, q: Tensor, children: list[int], edges: _Edges) -> tuple[in
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Drafted tokens that were offered for one token of an answer.
+    """Candidates that were offered for one output token.
 
-    tokens: of the candidates, in order of proposal. q: the draft probability that the first was drawn with; None where
-    the candidates were chosen, not drawn.
+    tokens: in order of proposal. q: draft probability of the first one; None for deterministic candidates.
     """
 
     tokens: tuple[int, ...] = ()
@@ -214,10 +218,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Candidates for successive tokens of an answer, on the device.
+    """Candidates of successive output tokens, on the device.
 
-    counts: of candidates for each token. tokens: int64 [sum of counts]. q: draft probability of the first candidate of
-    each token that has any; None where the candidates were chosen, not drawn.
+    counts: number of candidates of each token. tokens: int64 [sum of counts]. q: draft probability of the first
+    candidate of each token that has any; None for deterministic candidates.
     """
 
     counts: list[int]
@@ -226,13 +230,13 @@ class Candidates:
 
 
 def candidates(tree: DraftTree, path: Sequence[int]) -> Candidates:
-    """Return the candidates behind each node of an accepted path, without waiting for the device."""
+    """Return the candidates at each node of an accepted path, without a synchronisation."""
     children = tree.topology.children()
-    own = [children[node] for node in path]
-    counts, firsts = [len(nodes) for nodes in own], [nodes[0] for nodes in own if nodes]
+    offered = [children[node] for node in path]
+    counts, firsts = [len(nodes) for nodes in offered], [nodes[0] for nodes in offered if nodes]
     if not firsts:
         return Candidates(counts)
-    tokens = tree.tokens[indices([node for nodes in own for node in nodes], tree.tokens.device)]  # copied
+    tokens = tree.tokens[indices([node for nodes in offered for node in nodes], tree.tokens.device)]  # copied
     if (q := tree.draft_probs) is None:
         return Candidates(counts, tokens)
     nodes = indices([node for node, count in zip(path, counts, strict=True) if count], q.device)
@@ -241,7 +245,7 @@ def candidates(tree: DraftTree, path: Sequence[int]) -> Candidates:
 
 
 def offers(steps: Sequence[Candidates]) -> list[Offer]:
-    """Return what was drafted for each token; waits for the device twice at most."""
+    """Return the candidates of each token; at most two host synchronisations."""
     tokens, q = (iter(_on_host([getattr(step, name) for step in steps])) for name in ("tokens", "q"))
     return [
         Offer(tuple(islice(tokens, n)), next(q) if n and step.q is not None else None)
@@ -251,6 +255,6 @@ def offers(steps: Sequence[Candidates]) -> list[Offer]:
 
 
 def _on_host(parts: Sequence[Tensor | None]) -> list[Any]:
-    """Return the numbers of all these tensors, in one transfer."""
-    given = [part for part in parts if part is not None]
-    return torch.cat(given).tolist() if given else []
+    """Copy all numbers of these tensors to the host in one transfer."""
+    present = [part for part in parts if part is not None]
+    return torch.cat(present).tolist() if present else []

@@ -1,8 +1,7 @@
 """Drafter folders: safetensors, a JSON configuration, the base model's hash and advised settings.
 
-A folder of these reads as the whole repository does wherever only names and shapes matter. So it is known before a
-download of gigabytes whether a model and a drafter fit together. It uses the network only because the user named a
-hub id.
+Headers and configurations alone show whether model and drafter fit, before gigabytes are downloaded. The network is
+used only if the user named a hub id.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Amount = Annotated[float, Meta(ge=0)]
 
 
 class Searched(Struct):
-    """A text that drafts are searched in."""
+    """A text in which drafts are searched."""
 
     tokens: Amount | None = None
     made_of: str | None = None
@@ -55,7 +54,7 @@ class TrainingInfo(Struct):
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILES = ["*.json", "*.safetensors", "*.pt", "*.bin"]
-HEADER_ONLY = "header_only"  # in the header of a safetensors file: there are no values behind it
+HEADER_ONLY = "header_only"  # metadata key of a safetensors file without values
 
 Keep = Callable[[str], bool]
 
@@ -63,27 +62,26 @@ Keep = Callable[[str], bool]
 def read_tensors(path: Path, keep: Keep | None = None) -> dict[str, Tensor]:
     """Return the tensors of a .safetensors or .pt/.bin file, or those whose names `keep` accepts.
 
-    Of .pt and .bin files only tensors are read, never code. Raises UserError where the file cannot be read, and where
-    a tensor holds NaN or infinity: a drafter with one would draft something all the same.
+    Pickles are loaded with weights_only (no code). Raises UserError for an unreadable file and for NaN or infinity,
+    with which a drafter would still draft.
     """
     tensors = _read(path, "cpu", keep)
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise UserError(f"{path} is damaged: tensor {name} holds NaN or infinity")
+            raise UserError(f"{path} is damaged: tensor {name} has NaN or infinity")
     return tensors
 
 
 def read_shapes(path: Path, keep: Keep | None = None, valued: Keep | None = None) -> dict[str, Tensor]:
-    """Return the same tensors without their values, on torch's meta device.
+    """Return the same tensors without their values, on torch's meta device, from the headers of large files.
 
-    Only the headers of large files are read. valued: accepts the names of small tensors that are wanted with their
-    values, where the file has any.
+    valued: accepts the names of small tensors to return with values, if the file has any.
     """
     shapes = _read(path, "meta", keep)
     wanted = {name for name in shapes if valued is not None and valued(name)}
     if not wanted or _header_only(path):
         return shapes
-    with torch.device("cpu"):  # whatever else a method's `check` makes on another device
+    with torch.device("cpu"):  # regardless of the device of a method's `check`
         return shapes | read_tensors(path, wanted.__contains__)
 
 
@@ -101,17 +99,17 @@ def _read(path: Path, device: str, keep: Keep | None) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return _read_safetensors(path, device, keep)
-        mapped = keep is not None and device == "cpu" and is_zipfile(path)  # then what is not kept is not read
+        mapped = keep is not None and device == "cpu" and is_zipfile(path)  # reads only what is kept
         loaded = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
-        raise UserError(f"{path} holds more than tensors, which may run code: it is not loaded") from error
+        raise UserError(f"{path} has more than tensors and may run code; convert it to safetensors") from error
     except Exception as error:  # truncated, or not a weight file
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(f"cannot read weights {path}: {first}") from error
     if not isinstance(loaded, dict) or not all(
         isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in loaded.items()
     ):
-        raise UserError(f"{path} holds no dictionary of tensors")
+        raise UserError(f"{path} is not a dictionary of tensors")
     return {name: tensor for name, tensor in loaded.items() if keep is None or keep(name)}
 
 
@@ -130,7 +128,7 @@ def _read_safetensors(path: Path, device: str, keep: Keep | None) -> dict[str, T
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return config.json of a drafter's folder. Raises UserError where it is missing or not a JSON object."""
+    """Return config.json of a drafter's folder. Raises UserError if it is missing or not a JSON object."""
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"no config.json in {folder}")
@@ -146,7 +144,7 @@ def write_checkpoint(
 ) -> None:
     """Write the module's parameters in float16, its integer tables unchanged, and its config.
 
-    called: returns the name in the file for the module's tensor of a given name.
+    called: maps a tensor's name in the module to its name in the file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = {called(k): v.detach().to("cpu").contiguous() for k, v in module.state_dict().items()}
@@ -163,12 +161,12 @@ def write_config(folder: Path, config: Mapping[str, Any]) -> None:
 def load_into(
     module: nn.Module, tensors: dict[str, Tensor], what: str, called: Callable[[str], str] = lambda name: name
 ) -> None:
-    """Copy tensors into the module. Raises UserError that names a tensor whose name or shape does not match.
+    """Copy tensors into the module. Raises UserError for a tensor whose name or shape does not match.
 
-    called: returns a file's name for the module's tensor of a given name.
+    called: maps a tensor's name in the module to its name in the file.
     """
-    own = module.state_dict()
-    expected = {called(name): tensor for name, tensor in own.items()}
+    state = module.state_dict()
+    expected = {called(name): tensor for name, tensor in state.items()}
     for kind, names in (("lacks", expected.keys() - tensors.keys()), ("has unknown", tensors.keys() - expected.keys())):
         if names:
             raise UserError(f"{what} {kind} tensors: {', '.join(sorted(names)[:3])} ({len(names)} in all)")
@@ -177,16 +175,15 @@ def load_into(
             raise UserError(
                 f"{what}: tensor {name} has shape {tuple(tensor.shape)}, the model needs {tuple(expected[name].shape)}"
             )
-    found = {name: tensors[called(name)] for name in own}
-    module.load_state_dict({name: t.to("meta") if own[name].is_meta else t for name, t in found.items()})
+    renamed = {name: tensors[called(name)] for name in state}
+    module.load_state_dict({name: t.to("meta") if state[name].is_meta else t for name, t in renamed.items()})
 
 
 def drafter_here(given: str, method: str, base: ModelInfo, companion: str = "") -> Path | None:
-    """Return the file or folder that the user named, or else the drafter that is shipped with the base.
+    """Return the drafter's file or folder, by default the one bundled with the base; None for a hub id.
 
-    A name that is no path may be that of another folder that is shipped with the base, as `draft-2m` is with the lab.
-    companion: the method whose shipped drafter is taken, by default `method` itself. None is returned for a hub id,
-    which is OWNER/NAME where no file or folder has that name. Raises UserError where there is no drafter.
+    `given` is a path, the name of a bundled drafter (`draft-2m` of the lab) or a hub id OWNER/NAME. companion: method
+    of the default drafter, if not `method`. Raises UserError if there is no drafter.
     """
     if given:
         path = Path(given)
@@ -199,22 +196,22 @@ def drafter_here(given: str, method: str, base: ModelInfo, companion: str = "") 
         return None
     shipped = base.bundled_drafter(companion or method)
     if shipped is None:
-        others = companion and base.bundled_drafter(method) is not None  # it has weights of another kind
-        kind = f" of the kind {companion!r}" if others else ""
-        said = f"{method}: no weights{kind} for model {base.name!r}"
-        raise UserError(f"{said}; give them with --set {method}.weights=PATH")
+        other_kind = companion and base.bundled_drafter(method) is not None
+        kind = f" of the kind {companion!r}" if other_kind else ""
+        message = f"{method}: no weights{kind} for model {base.name!r}"
+        raise UserError(f"{message}; use --set {method}.weights=PATH")
     return shipped
 
 
 def drafter_folder(given: str, method: str, base: ModelInfo, companion: str = "") -> Path:
-    """Return the drafter's file or folder as `drafter_here` does; a hub id is downloaded."""
+    """Return the drafter's file or folder as `drafter_here` does; download a hub id."""
     return drafter_here(given, method, base, companion) or _from_hub(given, method)
 
 
 def weight_file(path: Path, names: Sequence[str], method: str) -> tuple[Path, dict[str, Any]]:
-    """Return the weight file of a drafter's folder, the first of these names that is there, and the folder's config.
+    """Return the weight file of a drafter's folder (the first of these names that exists) and the folder's config.
 
-    A `path` that is itself a file has no config. Raises UserError where there is no such file.
+    A file as `path` has no config. Raises UserError if there is no such file.
     """
     if not path.is_dir():
         return path, {}
@@ -225,18 +222,16 @@ def weight_file(path: Path, names: Sequence[str], method: str) -> tuple[Path, di
 
 
 def _from_hub(name: str, method: str) -> Path:
-    """Return the local folder of a hub repository, which is downloaded if need be."""
+    """Return the local folder of a hub repository; download it if necessary."""
     check_reachable(name)
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    except Exception as error:  # no such repository, no network: a dozen kinds
-        raise UserError(
-            f"{method}: no file or folder {name!r}, and the hub does not give one: {first_line(error)}"
-        ) from error
+    except Exception as error:  # no repository, no network: many classes
+        raise UserError(f"{method}: no file or folder {name!r}, and the hub failed: {first_line(error)}") from error
 
 
 def read_training_info(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `trained` of a drafter's config: the budget of its training, or that it is not known."""
+    """Return `trained` of a drafter's config: its training budget, or an unknown one."""
     trained = config.get("trained")
     try:
         user_files.convert(trained, TrainingInfo)
@@ -246,14 +241,14 @@ def read_training_info(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def belongs_to(target: Target) -> dict[str, str]:
-    """Return what a drafter's config records of the base that it was trained for. `check_base` compares it."""
+    """Return the identity of the base for a drafter's config; `check_base` compares it."""
     return {"base_hash": target.weights_hash, "base_dtype": str(target.dtype)}
 
 
 def check_base(config: dict[str, Any], target: Target, what: str, kind: str = "base") -> None:
-    """Raise UserError where the drafter was trained for another base: its config holds the hash of that base.
+    """Raise UserError if the drafter was trained for another base, by the hash in its config.
 
-    kind: what the target is to it, in words.
+    kind: role of the target, for the message.
     """
     trained_for = config.get("base_hash")
     comparable = config.get("base_dtype") in (None, str(target.dtype))  # rounding changes the hash
@@ -264,7 +259,7 @@ def check_base(config: dict[str, Any], target: Target, what: str, kind: str = "b
 
 
 KEY = "advice"  # in config.json of a drafter's folder
-DEVICES = ("cpu", "cuda")  # classes that settings may be advised for: types of torch's devices
+DEVICES = ("cpu", "cuda")  # device classes of advised settings: types of torch's devices
 ANY = ""  # settings for all devices
 O = TypeVar("O")  # noqa: E741
 
@@ -276,33 +271,31 @@ class Advice:
     by_device: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def on(self, device: str) -> dict[str, Any]:
-        """Return the settings for a device class: those for all devices, replaced key by key by its own."""
+        """Return the settings for a device class; they override those for all devices."""
         return {**self.by_device.get(ANY, {}), **self.by_device.get(device, {})}
 
     def settle(self, options: O, device: str, without: Collection[str] = ()) -> tuple[O, dict[str, Any]]:
-        """Return the options with advised values in place of defaults, and the values that were taken.
+        """Return the options with advised values in place of defaults, and these values.
 
-        The default of an option that can be advised means "as advised"; any other value was stated, and stays.
-        without: options that are left alone.
+        Options that differ from their default keep their value. without: options that are never changed.
         """
         defaults = {f.name: f.default for f in fields(options)}  # type: ignore[arg-type]
-        own = option_values(options)
-        taken = {
+        values = option_values(options)
+        advised = {
             name: value
             for name, value in self.on(device).items()
-            if name not in without and own[name] == defaults[name] != value
+            if name not in without and values[name] == defaults[name] != value
         }
-        return replace(options, **taken), taken  # type: ignore[type-var]
+        return replace(options, **advised), advised  # type: ignore[type-var]
 
 
 def read_advice(
     given: Any, options: type[Any], keys: Collection[str], owner: str, file: Path | str, others: Collection[str] = ()
 ) -> Advice:
-    """Return what a drafter's folder advises for a method. Raises UserError, naming the file, for anything else.
+    """Return the advice of a drafter's folder for a method. Raises UserError, with the file, for anything invalid.
 
-    given: options with their values, and device classes with such a mapping each; None is no advice. keys: options of
-    the method that may be advised; their default means that they are not stated. others: options of other methods that
-    use the same folder, which are not read here.
+    given: options with their values, and device classes with such a mapping each, or None. keys: options of the method
+    that may be advised. others: options of other methods with the same folder, which are ignored.
     """
     if given is None:
         return Advice()
@@ -310,39 +303,39 @@ def read_advice(
         raise UserError(f"{owner}: {file}: {KEY} must be a mapping, not {given!r}")
     by_device = {name: part for name, part in given.items() if isinstance(part, Mapping)}
     by_device[ANY] = {name: value for name, value in given.items() if name not in by_device}
-    found = {}
+    values = {}
     for device, part in by_device.items():
         place = f"{owner}: {file}: {KEY}{f' for {device}' if device else ''}"
         if device and device not in DEVICES:
-            raise UserError(f"{place}: no such device class{did_you_mean(device, DEVICES)}; {', '.join(DEVICES)}")
-        found[device] = _values(place, part, options, keys, others)
-    return Advice(found)
+            raise UserError(f"{place}: unknown device class{did_you_mean(device, DEVICES)}; use {', '.join(DEVICES)}")
+        values[device] = _values(place, part, options, keys, others)
+    return Advice(values)
 
 
 def _values(
     place: str, part: Mapping[str, Any], options: type[Any], keys: Collection[str], others: Collection[str]
 ) -> dict[str, Any]:
-    """Return advised values as the options' types have them."""
+    """Return advised values, parsed by the options' types."""
     for name in part:
         if name not in keys and name not in others:
             known = sorted({*keys, *others})
-            listed = f"options: {', '.join(known)}" if known else "it takes none"
+            listed = f"options: {', '.join(known)}" if known else "it has none"
             raise UserError(f"{place}: no option {name!r}{did_you_mean(name, known)}; {listed}")
-    own = {name: value_text(value) for name, value in part.items() if name in keys}
+    texts = {name: value_text(value) for name, value in part.items() if name in keys}
     try:
-        parsed = parse_options(options, own, "")
+        parsed = parse_options(options, texts, "")
     except UserError as error:
         raise UserError(f"{place}: {str(error).removeprefix(': ')}") from None
-    return {name: getattr(parsed, name) for name in own}
+    return {name: getattr(parsed, name) for name in texts}
 
 
-def advice_text(label: str, taken: Mapping[str, Any], device: str) -> str:
-    """Return the line of a run on the advised settings that a method uses."""
-    return f"{label}: {_settings(taken)} from its drafter's advice for {device}"
+def advice_text(label: str, advised: Mapping[str, Any], device: str) -> str:
+    """Return the message of a run about a method's advised settings."""
+    return f"{label}: {_settings(advised)} from its drafter's advice for {device}"
 
 
 def advice_card(config: Mapping[str, Any]) -> str:
-    """Return the paragraph of a drafter's card on its advised settings; '' if config.json has none."""
+    """Return the model card's paragraph on advised settings, or ''."""
     advice = config.get(KEY, {})
     classes = {name: part for name, part in advice.items() if isinstance(part, Mapping)}
     general = {name: value for name, value in advice.items() if name not in classes}
@@ -355,13 +348,13 @@ def _settings(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value_text(value)}" for name, value in values.items())
 
 
-SAYS = (".json", ".jinja", ".txt", ".model")  # configuration and tokenizer: small, downloaded
-PICKLES = (".pt", ".bin", ".pth")  # layout and content are one: only known once downloaded
+SMALL_FILES = (".json", ".jinja", ".txt", ".model")  # configuration and tokenizer: downloaded
+PICKLES = (".pt", ".bin", ".pth")  # shapes are unknown before the download
 
 
 @dataclass(frozen=True, slots=True)
 class RepoMetadata:
-    """folder: holds the small files and headers. weights: {file: bytes} on the hub. unread: files of unknown shapes."""
+    """folder: small files and headers. weights: {file: bytes} on the hub. unread: files of unknown shapes."""
 
     folder: Path
     weights: dict[str, int]
@@ -369,31 +362,31 @@ class RepoMetadata:
 
 
 def fetch(repo: str, folder: Path) -> RepoMetadata:
-    """Fill the folder from the hub. Raises UserError where the hub does not give the repository."""
+    """Download a repository's small files and headers into the folder. Raises UserError if the hub fails."""
     check_reachable(repo)
     api = HfApi()
     try:
         files = {f.rfilename: f.size or 0 for f in api.model_info(repo, files_metadata=True).siblings or []}
         weights = {name: size for name, size in files.items() if name.endswith((".safetensors", *PICKLES))}
         for name in files:
-            if name.endswith(SAYS):
+            if name.endswith(SMALL_FILES):
                 api.hf_hub_download(repo, name, local_dir=folder)
             elif name.endswith(".safetensors"):
                 write_header(folder / name, api.parse_safetensors_file_metadata(repo, name))
-    except Exception as error:  # no such repository, no network, a damaged header: a dozen kinds
-        raise UserError(f"the hub does not give {repo!r}: {first_line(error)}") from error
+    except Exception as error:  # no repository, no network, a damaged header: many classes
+        raise UserError(f"the hub does not have {repo!r}: {first_line(error)}") from error
     return RepoMetadata(folder, weights, tuple(name for name in weights if name.endswith(PICKLES)))
 
 
-def write_header(path: Path, about: Any) -> None:
-    """Write a safetensors file of these tensors with a hole in place of the values, which takes no disk space."""
+def write_header(path: Path, metadata: Any) -> None:
+    """Write the header of a safetensors file with a sparse hole for the values, which takes no disk space."""
     header: dict[str, Any] = {
         name: {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": list(t.data_offsets)}
-        for name, t in about.tensors.items()
+        for name, t in metadata.tensors.items()
     }
-    header["__metadata__"] = {**(about.metadata or {}), HEADER_ONLY: "yes"}
+    header["__metadata__"] = {**(metadata.metadata or {}), HEADER_ONLY: "yes"}
     text = json.dumps(header).encode()
-    end = max((t.data_offsets[1] for t in about.tensors.values()), default=0)
+    end = max((t.data_offsets[1] for t in metadata.tensors.values()), default=0)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)

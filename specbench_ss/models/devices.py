@@ -1,8 +1,8 @@
 """Device and dtype of a model: `--device`, `--dtype`, layers over several GPUs.
 
-Embedding, final norm and LM head go to the first one, beside what drafts and chooses tokens. transformers and
-accelerate read the weights straight to where they belong; accelerate's hooks, which would move rows at every module,
-go again, since `engine/device_map.py` does that.
+Embedding, final norm and LM head are on the first device, with drafters and sampling. transformers and accelerate load
+each weight on its device; accelerate's hooks, which would move states at every module, are removed, since
+`engine/device_map.py` does that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from specbench_ss.models.gguf import gguf_file
 
 
 def processor_name() -> str:
-    """Return the processor's name as the system tells it, or that of its architecture."""
+    """Return the processor's name from the system, or that of its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -42,33 +42,33 @@ def processor_name() -> str:
     return next(named, "") or platform.processor() or platform.machine()
 
 
-HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES with which GPUs are hidden on purpose
+HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 
 
 @cache
 def unseen_gpu() -> str:
-    """Return one sentence where the driver lists a GPU and torch sees none; '' elsewhere. Asked once a process."""
+    """Return a message if the driver lists a GPU that torch does not detect, else ''. Cached."""
     if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
         return ""
-    listed = _listed()
-    if listed is None:
+    gpu = _driver_gpu()
+    if gpu is None:
         return ""
-    name, driver = listed
+    name, driver = gpu
     cuda = torch.version.cuda
-    why = f"it is built for CUDA {cuda}, the driver is {driver}" if cuda else "it is built without CUDA"
-    return f"the driver lists a GPU ({name}), and torch {torch.__version__} sees none ({why}): auto takes the CPU"
+    reason = f"it is built for CUDA {cuda}, the driver is {driver}" if cuda else "it is built without CUDA"
+    return f"auto uses the CPU: the driver lists a GPU ({name}), but torch {torch.__version__} has none ({reason})"
 
 
 @cache
 def warn_of_unseen_gpu() -> None:
-    """Warn of such a GPU, once a process."""
-    if told := unseen_gpu():
-        warnings.warn(told, stacklevel=4)
+    """Warn of an undetected GPU, once per process."""
+    if message := unseen_gpu():
+        warnings.warn(message, stacklevel=4)
 
 
-def _listed() -> tuple[str, str] | None:
-    """Return the name of the first GPU and the driver's version; None where there is no driver, or no GPU."""
-    with suppress(Exception):  # no library, no right to ask it: nothing is known of a GPU
+def _driver_gpu() -> tuple[str, str] | None:
+    """Return the name of the first GPU and the driver's version; None without a driver or a GPU."""
+    with suppress(Exception):  # no library or no permission
         import pynvml
 
         pynvml.nvmlInit()
@@ -86,61 +86,59 @@ def _text(value: str | bytes) -> str:
 
 
 ALL = "cuda:all"
-KNOWN = "give auto, cpu, cuda or cuda:N, or several GPUs: cuda:0,cuda:1 or cuda:all"
+KNOWN = "use auto, cpu, cuda or cuda:N, or several GPUs: cuda:0,cuda:1 or cuda:all"
 
 
 def device_names(device: object) -> list[str]:
-    """Return the names that `--device` has: one, or those of several GPUs. Nothing is asked of this machine.
+    """Return the names of `--device`, one or those of several GPUs, without a look at this machine.
 
-    Raises UserError for what names no device of any machine.
+    Raises UserError for a name of no device.
     """
     if isinstance(device, (list, tuple)):
-        raise UserError(f"a device is one text, not the list {device!r}: {KNOWN}")
+        raise UserError(f"a device must be a string, not the list {device!r}; {KNOWN}")
     names = [name.strip() for name in str(device).split(",")]
     if len(names) == 1:
         if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu)(:[0-9]+)?|cuda:all", names[0]):
-            raise UserError(f"unknown device {device!r}: {KNOWN}")
+            raise UserError(f"unknown device {device!r}; {KNOWN}")
         return names
     for name in names:
         if not re.fullmatch(r"cuda:[0-9]+", name):
-            raise UserError(f"--device {device}: each of several GPUs has a number, and {name!r} names none: {KNOWN}")
+            raise UserError(f"--device {device}: {name!r} is not a GPU with a number; {KNOWN}")
         if names.count(name) > 1:
-            raise UserError(f"--device {device}: {name} stands there twice, and each GPU is named once: {KNOWN}")
+            raise UserError(f"--device {device}: {name} is listed twice; {KNOWN}")
     return names
 
 
 def several(device: object) -> bool:
-    """Whether these are several devices. Raises UserError as `device_names` does."""
+    """Return True for several devices. Raises UserError as `device_names` does."""
     names = device_names(device)
     return len(names) > 1 or names == [ALL]
 
 
 def resolve_device(device: str) -> str:
-    """Return the device's name; 'auto' is cuda where there is one, else cpu.
+    """Return the name of the device, or of several GPUs (cuda:0,cuda:1 or cuda:all) separated by commas.
 
-    A GPU that the driver lists and torch does not see is warned of, once.
-
-    Of several GPUs, a list such as cuda:0,cuda:1 or cuda:all, the names with commas between them. Raises UserError for
-    a missing device.
+    'auto' is cuda if available, else cpu; warns once if torch does not detect the driver's GPU. Raises UserError for a
+    missing device.
     """
-    return ",".join(_here(name) for name in device_names(device))
+    return ",".join(_available_device(name) for name in device_names(device))
 
 
 def device_class(names: str) -> str:
-    """Return the type of the first of resolved devices: 'cuda' of 'cuda:0,cuda:1'."""
+    """Return the type of the first resolved device: 'cuda' for 'cuda:0,cuda:1'."""
     return names.partition(",")[0].partition(":")[0]
 
 
-def _here(device: str) -> str:
+def _available_device(device: str) -> str:
     if device == "auto":
         warn_of_unseen_gpu()
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device == ALL:
         if not torch.cuda.is_available():
-            raise UserError(f"device {ALL!r} is not available: torch sees no GPU here")
+            raise UserError(f"device {ALL!r} is not available: torch detects no GPU")
         return ",".join(f"cuda:{i}" for i in range(torch.cuda.device_count()))
-    if device.startswith("cpu:") and device != "cpu:0":  # torch takes it, and fails later
-        raise UserError(f"device {device!r} is not available: there is one CPU device, cpu")
+    if device.startswith("cpu:") and device != "cpu:0":  # torch accepts it and fails later
+        raise UserError(f"device {device!r} is not available; use cpu")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -148,27 +146,26 @@ def _here(device: str) -> str:
     return device
 
 
-def check_one_device(device: str, what: str) -> None:
-    """Raise UserError, for what cannot be done with a model that is divided over several devices."""
+def check_one_device(device: str, feature: str) -> None:
+    """Raise UserError for a feature that does not support several devices."""
     if several(device):
         raise UserError(
-            f"{what} takes one device, not {device}: over several devices a model is divided only to decode it, "
-            "unquantised, by engine eager"
+            f"{feature} takes one device, not {device}; several support only decoding, unquantized, with engine eager"
         )
 
 
 def resolve_dtype(dtype: str, device: str) -> torch.dtype:
-    """Return the torch dtype that a name computes in; 'auto' is float32 on a CPU and bfloat16 elsewhere.
+    """Return the compute dtype of a `--dtype` name; 'auto' is float32 on a CPU and bfloat16 elsewhere.
 
-    Raises UserError for an unknown name, and for one that is of CPUs alone on another device.
+    Raises UserError for an unknown name, and for a CPU-only one on another device.
     """
     if dtype not in DTYPES:
         raise UserError(f"unknown dtype {dtype!r}{known_words(dtype, DTYPES)}")
-    device = device.partition(",")[0]  # of several, which are alike in this
+    device = device.partition(",")[0]  # all devices of a list have the same type
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
     if dtype == HALF_WEIGHTS and torch.device(device).type != "cpu":
-        raise UserError(f"--dtype {HALF_WEIGHTS} is for CPUs: on {device} use float16 or bfloat16")
+        raise UserError(f"--dtype {HALF_WEIGHTS} is for CPUs; on {device} use float16 or bfloat16")
     resolved: torch.dtype = getattr(torch, arithmetic(dtype))
     return resolved
 
@@ -177,7 +174,7 @@ GIB = 2**30
 
 
 def check_divided(model: str, device: str, engine: str = "eager", quantize: str = "none") -> None:
-    """Raise UserError for what is not divided over several devices. Nothing is asked of this machine's GPUs."""
+    """Raise UserError for options that several devices do not support, without a look at this machine's GPUs."""
     if not several(device):
         return
     if engine == "graph":
@@ -185,13 +182,13 @@ def check_divided(model: str, device: str, engine: str = "eager", quantize: str 
     if quantize != "none":
         check_one_device(device, f"--quantize {quantize}")
     if gguf_file(model) is not None:
-        raise UserError(f"{model!r} is not divided over {device}: save its model as a folder first (docs/models.md)")
+        raise UserError(f"a GGUF file takes one device, not {device}; save {model!r} as a folder (docs/models.md)")
 
 
 def device_map(config: Any, devices: Sequence[str], dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
     """Return the argument `device_map` of `from_pretrained`: the device of each module, by its name.
 
-    Raises UserError where the model has too few layers, or is larger than the memory that is free.
+    Raises UserError if the model has too few layers or exceeds the free memory.
     """
     with init_empty_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
@@ -200,51 +197,55 @@ def device_map(config: Any, devices: Sequence[str], dtype: torch.dtype, trust_re
 
 
 def divided(model: Any, devices: Sequence[str], free: Sequence[int], dtype: torch.dtype) -> dict[str, str]:
-    """Return the device of each module of a model, which may be without weights. free: bytes on each device.
+    """Return the device of each module of a model (weights are not needed). free: bytes on each device.
 
     Raises UserError as `device_map` does.
     """
     sizes, layers = compute_module_sizes(model, dtype=dtype), {id(layer) for layer in HfDecoder(model).layers}
     names = [name for name, module in model.named_modules() if id(module) in layers]
     if len(names) < len(devices):
-        raise UserError(f"the model has {len(names)} layers, which cannot be divided over {len(devices)} devices")
-    taken = [int(sizes[name]) for name in names]
-    outside = int(sizes[""]) - sum(taken)
+        raise UserError(f"the model has {len(names)} layers, too few for {len(devices)} devices")
+    layer_sizes = [int(sizes[name]) for name in names]
+    outside = int(sizes[""]) - sum(layer_sizes)
     room = [max(0, free[0] - outside), *free[1:]]
-    at = in_order(taken, room) if sum(room) else []
-    held = [sum(size for size, place in zip(taken, at, strict=False) if place == i) for i in range(len(room))]
-    if free[0] < outside or not at or any(own > most for own, most in zip(held, room, strict=True)):
-        there = ", ".join(f"{size / GIB:.1f} GiB on {device}" for size, device in zip(free, devices, strict=True))
-        raise UserError(
-            f"the model does not fit: its weights take {sizes[''] / GIB:.1f} GiB, {outside / GIB:.1f} of them on "
-            f"{devices[0]} in any case; free are {there}"
+    assigned = in_order(layer_sizes, room) if sum(room) else []
+    used = [
+        sum(size for size, index in zip(layer_sizes, assigned, strict=False) if index == i) for i in range(len(room))
+    ]
+    if free[0] < outside or not assigned or any(need > available for need, available in zip(used, room, strict=True)):
+        available_text = ", ".join(
+            f"{size / GIB:.1f} GiB on {device}" for size, device in zip(free, devices, strict=True)
         )
-    if 0 in held[1:]:
-        idle = devices[1 + held[1:].index(0)]
-        raise UserError(f"{idle} has too little free memory for a layer beside the others: leave it out of --device")
-    where = dict.fromkeys(_beside(model, names), devices[0])
-    return where | dict(zip(names, (devices[i] for i in at), strict=True))
+        raise UserError(
+            f"the model does not fit: {sizes[''] / GIB:.1f} GiB of weights, of which {outside / GIB:.1f} must be on "
+            f"{devices[0]}; free: {available_text}"
+        )
+    if 0 in used[1:]:
+        idle = devices[1 + used[1:].index(0)]
+        raise UserError(f"{idle} has no free memory for a layer; remove it from --device")
+    placement = dict.fromkeys(_other_modules(model, names), devices[0])
+    return placement | dict(zip(names, (devices[i] for i in assigned), strict=True))
 
 
 def in_order(sizes: Sequence[int], room: Sequence[int]) -> list[int]:
-    """Return which room each of these goes to: one room after the other, each in proportion to its size."""
+    """Return the device index of each size: one device after the other, each in proportion to its room."""
     ends = [end / sum(room) for end in accumulate(room)]
     middles = [(end - size / 2) / sum(sizes) for end, size in zip(accumulate(sizes), sizes, strict=True)]
     return [min(bisect_right(ends, middle), len(room) - 1) for middle in middles]
 
 
-def _beside(model: nn.Module, layers: Sequence[str]) -> Iterator[str]:
-    """Yield the modules and tensors that lie beside the layers, or beside what holds the layers."""
+def _other_modules(model: nn.Module, layers: Sequence[str]) -> Iterator[str]:
+    """Yield the names of modules and tensors outside the layers."""
     path = layers[0].split(".")[:-1]
-    around = [".".join(path[:n]) for n in range(len(path) + 1)]
-    for owner in around:
-        held = model.get_submodule(owner)
-        tensors = [*held.named_parameters(recurse=False), *held.named_buffers(recurse=False)]
-        names = [f"{owner}.{name}".lstrip(".") for name, _ in [*held.named_children(), *tensors]]
-        yield from (name for name in names if name not in around and name not in layers)
+    containers = [".".join(path[:n]) for n in range(len(path) + 1)]
+    for owner in containers:
+        container = model.get_submodule(owner)
+        tensors = [*container.named_parameters(recurse=False), *container.named_buffers(recurse=False)]
+        names = [f"{owner}.{name}".lstrip(".") for name, _ in [*container.named_children(), *tensors]]
+        yield from (name for name in names if name not in containers and name not in layers)
 
 
 def without_hooks(model: Any) -> Any:
-    """Return the model, whose modules no longer move what they are given."""
+    """Return the model without accelerate's hooks."""
     remove_hook_from_module(model, recurse=True)
     return model

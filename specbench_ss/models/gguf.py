@@ -1,7 +1,6 @@
 """GGUF files: recognition, checks before loading, and loading through transformers.
 
-transformers makes float weights of the file's blocks. The file alone says what the model and its tokenizer are: what
-lies beside it is not read.
+transformers dequantizes the file's weights. Only the file itself is read, no configuration next to it.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ if TYPE_CHECKING:
 
 
 MAGIC = b"GGUF"
-# What llama.cpp calls a text's division into single digits, then GPT-2's, which transformers reads as GPT-2's alone.
-DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+# llama.cpp's names of pre-tokenizers that split single digits before GPT-2's rule; transformers omits that step.
+SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 
 
 def gguf_file(model: str) -> Path | None:
-    """Return the GGUF file of that name, by its ending or its first bytes; None for what names none.
+    """Return the GGUF file of that name, by its suffix or its first bytes, or None.
 
-    Raises UserError for a name that ends in .gguf where there is no such file.
+    Raises UserError for a name that ends in .gguf without such a file.
     """
     path = Path(model)
-    named = path.suffix.lower() == ".gguf"
+    has_suffix = path.suffix.lower() == ".gguf"
     if path.is_dir():
         return None
     if not path.is_file():
-        if named:
+        if has_suffix:
             raise UserError(f"no GGUF file {model}")
         return None
-    return path if named or _begins_as_one(path) else None
+    return path if has_suffix or _has_magic(path) else None
 
 
-def _begins_as_one(path: Path) -> bool:
+def _has_magic(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -57,34 +56,33 @@ def _begins_as_one(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GgufFacts:
-    """What a file says of itself.
+    """Metadata of a file.
 
-    types: of its tensors, with the number of each, most frequent first. division: how text is divided before it becomes
-    tokens, '' where that is not said. turn_end: the token that ends a turn, None where there is none of its own.
-    unread: tensors of rope's factors for long texts, which transformers leaves out.
+    types: number of tensors by type, most frequent first. pre_tokenizer: llama.cpp's name, or ''. turn_end: token that
+    ends a turn, or None. unread_tensors: RoPE factors for long texts, which transformers ignores.
     """
 
     types: tuple[tuple[str, int], ...]
-    division: str
+    pre_tokenizer: str
     turn_end: int | None
-    unread: tuple[str, ...]
+    unread_tensors: tuple[str, ...]
 
 
 def check_gguf(path: Path) -> None:
-    """Raise UserError for a file that is cut short, has weights of a type that cannot be read, or is a part of a model.
+    """Raise UserError for a truncated file, an unsupported weight type, or one part of a split model.
 
-    No weights are read, but for the first rows of each type.
+    Reads no weights except the first rows of each type.
     """
     gguf_facts(path)
 
 
 def gguf_origin(path: Path) -> dict[str, Any]:
-    """Return what a manifest records of the file: its name, and how many tensors it holds of each type."""
+    """Return the manifest entry of the file: its name, and its number of tensors by type."""
     return {"gguf": {"file": path.name, "types": dict(gguf_facts(path).types)}}
 
 
 def gguf_facts(path: Path) -> GgufFacts:
-    """Return what the file says of itself. Raises UserError as `check_gguf` does."""
+    """Return the file's metadata. Raises UserError as `check_gguf` does."""
     try:
         stat = path.stat()
     except OSError as error:
@@ -94,38 +92,42 @@ def gguf_facts(path: Path) -> GgufFacts:
 
 @lru_cache(maxsize=8)
 def _facts(path: Path, size: int, changed: int) -> GgufFacts:
-    """Return the facts of the file as it is now: another size or time of change is another file."""
+    """Return the metadata; size and time of change are part of the cache key."""
     reader = _read(path)
 
-    def said(key: str) -> Any:
+    def value(key: str) -> Any:
         field = reader.get_field(key)
         return None if field is None else field.contents()
 
-    if (said("split.count") or 1) > 1:
-        raise UserError(f"{path} is one of {said('split.count')} parts of a model: only a model in one file is read")
+    if (value("split.count") or 1) > 1:
+        raise UserError(f"{path} is one of {value('split.count')} parts of a model; merge them into one file")
     _check_dequantised(path, reader)
     types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
-    turn_end = said("tokenizer.ggml.eot_token_id")
-    unread = tuple(tensor.name for tensor in reader.tensors if tensor.name.startswith(("rope_freqs", "rope_factors")))
-    return GgufFacts(tuple(types.most_common()), said("tokenizer.ggml.pre") or "", turn_end and int(turn_end), unread)
+    turn_end = value("tokenizer.ggml.eot_token_id")
+    unread_tensors = tuple(
+        tensor.name for tensor in reader.tensors if tensor.name.startswith(("rope_freqs", "rope_factors"))
+    )
+    return GgufFacts(
+        tuple(types.most_common()), value("tokenizer.ggml.pre") or "", turn_end and int(turn_end), unread_tensors
+    )
 
 
 def _read(path: Path) -> GGUFReader:
-    library = need_library(path.name)
-    if not _begins_as_one(path):
-        raise UserError(f"{path} is not a GGUF file: its first bytes are others")
+    library = require_gguf(path.name)
+    if not _has_magic(path):
+        raise UserError(f"{path} is not a GGUF file: wrong first bytes")
     try:
         reader: GGUFReader = library.GGUFReader(path)
         return reader
-    except Exception as error:  # numpy's and the reader's own kinds, for whatever stands in the file
+    except Exception as error:  # numpy's and the reader's errors
         if "GGMLQuantizationType" in str(error):
             number = re.findall(r"\d+", str(error))[-1:]
-            raise UserError(f"{path} holds weights of an unknown type, {' '.join(['number', *number])}") from error
-        raise UserError(f"{path} is cut short or damaged: {first_line(error)}") from error
+            raise UserError(f"{path} has weights of an unknown type, {' '.join(['number', *number])}") from error
+        raise UserError(f"{path} is truncated or damaged: {first_line(error)}") from error
 
 
-def need_library(what: str) -> Any:
-    """Return the package gguf. Raises UserError where it is not installed."""
+def require_gguf(what: str) -> Any:
+    """Return the package gguf. Raises UserError if it is not installed."""
     try:
         import gguf
     except ImportError:
@@ -136,59 +138,60 @@ def need_library(what: str) -> Any:
 
 
 def _check_dequantised(path: Path, reader: GGUFReader) -> None:
-    dequantize = need_library(path.name).dequantize
+    dequantize = require_gguf(path.name).dequantize
     for kind, tensor in {tensor.tensor_type: tensor for tensor in reader.tensors}.items():
         try:
             dequantize(tensor.data[:1], kind)
         except Exception as error:
-            raise UserError(f"{path} holds weights of type {kind.name}, which cannot be made float") from error
+            raise UserError(f"{path} has weights of type {kind.name}, which cannot be dequantized") from error
 
 
 @contextmanager
 def source_arguments(source: str) -> Iterator[dict[str, Any]]:
-    """Give the arguments of `from_pretrained` that name a folder, a hub id or a GGUF file.
+    """Yield the arguments of `from_pretrained` for a folder, a hub id or a GGUF file.
 
-    transformers would take a tokenizer and settings beside a GGUF file for the file's own: it is shown the file alone.
+    transformers would read a tokenizer and settings next to a GGUF file, so it gets a folder with only a link to it.
     """
     path = gguf_file(source)
     if path is None:
         yield {"pretrained_model_name_or_path": source}
         return
-    with TemporaryDirectory(prefix="ssbench-gguf-") as alone:
-        Path(alone, path.name).symlink_to(path.resolve())
-        yield {"pretrained_model_name_or_path": alone, "gguf_file": path.name}
+    with TemporaryDirectory(prefix="ssbench-gguf-") as folder:
+        Path(folder, path.name).symlink_to(path.resolve())
+        yield {"pretrained_model_name_or_path": folder, "gguf_file": path.name}
 
 
-def as_float() -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that make a GGUF file's weights float."""
-    config = getattr(transformers, "GgufConfig", None)  # since 5.23 some architectures would else keep their blocks
+def dequantize_arguments() -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` that dequantize a GGUF file."""
+    config = getattr(transformers, "GgufConfig", None)  # since 5.23 some architectures keep their blocks without it
     return {} if config is None else {"quantization_config": config(dequantize=True)}
 
 
-def forget_blocks(model: Any, path: Path) -> None:
-    """Let a model that was read from a GGUF file be an ordinary one, which can be saved."""
+def clear_gguf_state(model: Any, path: Path) -> None:
+    """Remove the GGUF state of a loaded model, so that it can be saved as an ordinary one."""
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer, model.is_quantized = None, False
     model.name_or_path = model.config._name_or_path = str(path)
-    _end_answers(model, path)
-    if unread := gguf_facts(path).unread:
+    _add_turn_end(model, path)
+    if unread_tensors := gguf_facts(path).unread_tensors:
         warnings.warn(
-            f"{path.name}: {unread[0]} is not read: long texts mean other positions than in the original", stacklevel=2
+            f"{path.name}: {unread_tensors[0]} is not read; positions of long texts differ from the original",
+            stacklevel=2,
         )
 
 
-def _end_answers(model: Any, path: Path) -> None:
-    """Have the token that ends a turn end an answer too, where the file names one beside the end of a text."""
-    turn_end, given = gguf_facts(path).turn_end, model.generation_config.eos_token_id
-    ends = given if isinstance(given, list) else [] if given is None else [given]
-    if turn_end is not None and turn_end not in ends:
-        model.generation_config.eos_token_id = [*ends, turn_end]
+def _add_turn_end(model: Any, path: Path) -> None:
+    """Add the file's end-of-turn token to the model's end tokens."""
+    turn_end, eos = gguf_facts(path).turn_end, model.generation_config.eos_token_id
+    eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if turn_end is not None and turn_end not in eos_ids:
+        model.generation_config.eos_token_id = [*eos_ids, turn_end]
 
 
-def divide_text(tokenizer: Any, path: Path) -> None:
-    """Have the tokenizer divide text as the file says, where transformers does not know what the file names."""
-    if gguf_facts(path).division not in DIGITS_APART:
+def set_pre_tokenizer(tokenizer: Any, path: Path) -> None:
+    """Split single digits as the file requires, since transformers ignores that setting."""
+    if gguf_facts(path).pre_tokenizer not in SINGLE_DIGITS:
         return
 
     parts = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]

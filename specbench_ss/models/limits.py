@@ -1,4 +1,4 @@
-"""Limits of a device: memory bandwidth, matrix products and launch times, measured once."""
+"""Limits of a device: memory bandwidth, GEMM FLOPS and launch time, measured once."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from specbench_ss.errors import UserError, os_reason
 from specbench_ss.models.devices import processor_name
 from specbench_ss.storage import cache_folder
 
-PRODUCTS = (torch.float32, torch.bfloat16, torch.float16)
-ON_CPU = {"read": 512 << 20, "side": 1024, "launches": 2000}  # bytes to read, side of the matrices, operators in a row
+GEMM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ON_CPU = {"read": 512 << 20, "side": 1024, "launches": 2000}  # bytes to read, matrix size, operators in sequence
 ON_CUDA = {"read": 4 << 30, "side": 8192, "launches": 2000}
-LONG_S = 0.05  # of a product, after which no larger one is tried
-LEAST_S, LEAST_TIMES = 0.3, 3  # how long, and how often at least, a measurement is repeated; the best one is taken
+LONG_GEMM_S = 0.05  # after a GEMM this long no larger one is tried
+LEAST_S, LEAST_TIMES = 0.3, 3  # minimum time and number of repeats of a measurement; the best one counts
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """The limits of one device. read_bytes_per_s: from memory, beyond the last cache.
+    """Limits of one device.
 
-    flops_per_s: of a product of large square matrices, by dtype; a multiplication and an addition are two. launch_s:
-    until the host can start the next operator after the smallest one. threads: of torch, None on a GPU. busy: what else
-    the machine did when they were measured, in words.
+    read_bytes_per_s: from memory, beyond the last cache. flops_per_s: of large square GEMMs, by dtype (a multiply-add
+    is two). launch_s: host time to launch the smallest operator. threads: of torch, None on a GPU. busy: other load on
+    the machine during the measurement.
     """
 
     device: str
@@ -51,31 +51,31 @@ class MachineLimits:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the GPU's name, or the processor's as the system tells it."""
+    """Return the GPU's name, or the processor's name from the system."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return processor_name()
 
 
 def known_limits(device: torch.device) -> MachineLimits | None:
-    """Return the limits that were measured of this device, with as many threads; None where there are none."""
+    """Return the stored limits of this device and number of threads, or None."""
     try:
         return user_files.decoder(MachineLimits)(device_file(device).read_bytes())
     except (OSError, ValueError):
         return None
 
 
-def calibrate(device: torch.device, dtypes: Sequence[torch.dtype] = PRODUCTS, busy: str = "") -> MachineLimits:
-    """Measure the limits of a device and keep them. Raises UserError without memory, or where they cannot be written.
+def calibrate(device: torch.device, dtypes: Sequence[torch.dtype] = GEMM_DTYPES, busy: str = "") -> MachineLimits:
+    """Measure the limits of a device and store them. Raises UserError if memory is short or they cannot be written.
 
-    busy: what else the machine does, in words; it is kept with the limits.
+    busy: other load on the machine, stored with the limits.
     """
     try:
-        limits = _measured(device, dtypes, busy)
+        limits = _measure(device, dtypes, busy)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
-        raise UserError(f"there is too little free memory on {device} to measure its limits") from None
+        raise UserError(f"not enough free memory on {device} to measure its limits") from None
     file = device_file(device)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -86,14 +86,14 @@ def calibrate(device: torch.device, dtypes: Sequence[torch.dtype] = PRODUCTS, bu
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Say whether an error tells of too little memory: on a CPU torch has no class of its own for that."""
+    """Return True for an out-of-memory error; on a CPU torch has no class for it."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
-def _measured(device: torch.device, dtypes: Sequence[torch.dtype], busy: str) -> MachineLimits:
+def _measure(device: torch.device, dtypes: Sequence[torch.dtype], busy: str) -> MachineLimits:
     sizes = ON_CUDA if device.type == "cuda" else ON_CPU
     with torch.inference_mode():
-        rates = {str(dtype).removeprefix("torch."): _products(device, dtype, sizes["side"]) for dtype in dtypes}
+        rates = {str(dtype).removeprefix("torch."): _peak_flops(device, dtype, sizes["side"]) for dtype in dtypes}
         return MachineLimits(
             device_name(device),
             _threads(device),
@@ -101,13 +101,13 @@ def _measured(device: torch.device, dtypes: Sequence[torch.dtype], busy: str) ->
             datetime.now(UTC).isoformat(timespec="seconds"),
             read_bandwidth(device, sizes["read"]),
             {name: rate for name, rate in rates.items() if rate},
-            _launch(device, sizes["launches"]),
+            _launch_time(device, sizes["launches"]),
             busy,
         )
 
 
 def read_bandwidth(device: torch.device, size: int) -> float:
-    """Return bytes per second of reading `size` bytes once, the better of a sum and a matrix times a vector."""
+    """Return bytes per second of reading `size` bytes once, the better of a sum and a matrix-vector product."""
     side = 4096
     matrix = torch.ones(size // 4 // side, side, device=device)
     vector = torch.ones(side, device=device)
@@ -115,27 +115,27 @@ def read_bandwidth(device: torch.device, size: int) -> float:
     return matrix.numel() * 4 / fastest
 
 
-def _products(device: torch.device, dtype: torch.dtype, side: int) -> float | None:
-    """Return floating-point operations per second of a product of square matrices; None where there is none.
+def _peak_flops(device: torch.device, dtype: torch.dtype, side: int) -> float | None:
+    """Return the FLOPS of a GEMM of square matrices; None if the device does not support the dtype.
 
-    side: of the largest ones. Where smaller ones take long already, as in a dtype that is emulated, they will do.
+    side: of the largest ones; larger sizes are skipped once a GEMM takes long, as with an emulated dtype.
     """
     try:
         rates = []
         for size in (side // 8, side // 4, side // 2, side):
             a = torch.randn(size, size, device=device).to(dtype)
             rates.append(2 * size**3 / best_time(lambda a=a: a @ a, device))  # type: ignore[misc]
-            if 2 * size**3 / rates[-1] > LONG_S:
+            if 2 * size**3 / rates[-1] > LONG_GEMM_S:
                 break
         return max(rates)
     except RuntimeError as error:
         if out_of_memory(error):
             raise
-        return None  # a dtype that the device has no product for
+        return None  # the device does not support the dtype
 
 
-def _launch(device: torch.device, times: int) -> float:
-    """Return seconds of the host for one smallest operator, of a row of them."""
+def _launch_time(device: torch.device, times: int) -> float:
+    """Return the host's seconds per operator, for the smallest operator in sequence."""
     one = torch.zeros(1, device=device)
 
     def row() -> None:
@@ -146,9 +146,9 @@ def _launch(device: torch.device, times: int) -> float:
 
 
 def best_time(work: Callable[[], Any], device: torch.device, least_s: float | None = None) -> float:
-    """Return the seconds that the work takes at its fastest, the device idle before and after.
+    """Return the shortest time of `work` in seconds, with the device idle before and after.
 
-    least_s: seconds for which it is repeated; LEAST_S by default.
+    least_s: total time of the repeats; LEAST_S by default.
     """
 
     def once() -> float:
@@ -161,8 +161,8 @@ def best_time(work: Callable[[], Any], device: torch.device, least_s: float | No
     once()
     fastest, total, times = math.inf, 0.0, 0
     while times < LEAST_TIMES or total < (LEAST_S if least_s is None else least_s):
-        took = once()
-        fastest, total, times = min(fastest, took), total + took, times + 1
+        elapsed = once()
+        fastest, total, times = min(fastest, elapsed), total + elapsed, times + 1
     return fastest
 
 
@@ -176,7 +176,7 @@ def _threads(device: torch.device) -> int | None:
 
 
 def device_file(device: torch.device) -> Path:
-    """Return the file that keeps what was measured of this device, with as many threads."""
+    """Return the file with the limits of this device and number of threads."""
     name, threads = device_name(device), _threads(device)
     plain = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "device"
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

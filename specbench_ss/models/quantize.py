@@ -1,7 +1,7 @@
-"""Quantisation of linear layers: `--quantize`.
+"""Quantization of linear layers: `--quantize`.
 
-int8, int4: torchao's weight-only formats. nf4: bitsandbytes' 4-bit NormalFloat with doubly quantised scales (Dettmers
-et al. 2023). Activations, drafters, streams and adapters keep the number format of `--dtype`.
+int8, int4: torchao's weight-only formats. nf4: bitsandbytes' 4-bit NormalFloat with double quantization (Dettmers et
+al. 2023). Activations, drafters, streams and adapters keep the number format of `--dtype`.
 """
 
 from __future__ import annotations
@@ -21,55 +21,55 @@ Quantize = Literal["none", "int8", "int4", "nf4"]
 QUANTIZE: tuple[str, ...] = get_args(Quantize)
 PACKAGES = {"int8": "torchao", "int4": "torchao", "nf4": "bitsandbytes"}
 GROUP = 128  # weights of a row that share a scale, in int4
-BLOCK = 64  # weights that share a scale, in nf4: bitsandbytes 0.50 mixes them up on CPUs where rows are no such blocks
-PACKED_ROWS = 32  # what its kernel for CPUs with bfloat16 divides the rows of a matrix into
+BLOCK = 64  # weights that share a scale, in nf4: bitsandbytes 0.50 mixes them up on CPUs for rows of partial blocks
+PACKED_ROWS = 32  # row multiple of its CPU kernel with bfloat16
 
 
 def check_quantize(how: str, device: str, dtype: str = "auto") -> None:
-    """Raise UserError where weights cannot be held so: on this device, in this format, with what is installed."""
+    """Raise UserError if this quantization does not support the device or dtype, or lacks a package."""
     if how not in QUANTIZE:
         raise UserError(f"unknown --quantize {how!r}; known: {', '.join(QUANTIZE)}")
     if how == "none":
         return
     check_one_device(device, f"--quantize {how}")
     if dtype == HALF_WEIGHTS:
-        raise UserError(f"--dtype {HALF_WEIGHTS} and --quantize {how} both say how weights are held: give one of both")
+        raise UserError(f"--dtype {HALF_WEIGHTS} and --quantize {how} are mutually exclusive")
     if how == "int4" and not device.startswith("cuda"):
-        raise UserError(f"--quantize int4 needs a CUDA device, not {device!r}: int8 and nf4 work here")
+        raise UserError(f"--quantize int4 needs a CUDA device, not {device!r}; use int8 or nf4")
     if find_spec(PACKAGES[how]) is None:
         raise UserError(
-            f"--quantize {how} needs the package {PACKAGES[how]}: pip install {PACKAGES[how]}, "
+            f"--quantize {how} needs {PACKAGES[how]}: pip install {PACKAGES[how]}, "
             "or -e '.[quantize]' in the folder of this package"
         )
     if how == "int4" and find_spec("mslk") is None:
-        raise UserError("--quantize int4 needs the package mslk, by which torchao computes it on CUDA")
+        raise UserError("--quantize int4 needs the package mslk (torchao's CUDA kernels)")
 
 
 def quantise(model: Any, how: str) -> str:
-    """Hold the weights of a model's linear layers so, in place. Return what was done, for the record; '' for none.
+    """Quantize the weights of a model's linear layers in place. Return a description for the record, '' for none.
 
-    Raises UserError where the package that does it cannot.
+    Raises UserError if the package fails.
     """
     if how == "none":
         return ""
     head = model.get_output_embeddings()
-    linear = {n: module for n, module in model.named_modules() if _can_be_held(module, how) and module is not head}
+    linear = {n: module for n, module in model.named_modules() if _can_quantize(module, how) and module is not head}
     count = len(linear)
     if not linear:
-        raise UserError(f"--quantize {how}: the model has no linear layer that could be held so")
+        raise UserError(f"--quantize {how}: the model has no linear layer that supports it")
     try:
-        _nf4(model, linear) if how == "nf4" else _by_torchao(model, set(linear), how)
+        _nf4(model, linear) if how == "nf4" else _torchao(model, set(linear), how)
     except (ImportError, RuntimeError, NotImplementedError, ValueError, AssertionError, TypeError) as error:
         raise UserError(f"--quantize {how} does not work with this model: {first_line(error)}") from error
     return f"{how}: weights of {count} linear layers, by {PACKAGES[how]} {version(PACKAGES[how])}"
 
 
-def _can_be_held(module: Any, how: str) -> bool:
-    plain = type(module) is nn.Linear and holds_numbers(module.weight)
-    return plain and (how != "nf4" or module.in_features % BLOCK == 0)
+def _can_quantize(module: Any, how: str) -> bool:
+    supported = type(module) is nn.Linear and holds_numbers(module.weight)
+    return supported and (how != "nf4" or module.in_features % BLOCK == 0)
 
 
-def _by_torchao(model: Any, names: set[str], how: str) -> None:
+def _torchao(model: Any, names: set[str], how: str) -> None:
     from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
     config = Int8WeightOnlyConfig() if how == "int8" else Int4WeightOnlyConfig(group_size=GROUP)
@@ -77,19 +77,19 @@ def _by_torchao(model: Any, names: set[str], how: str) -> None:
 
 
 def _nf4(model: Any, linear: dict[str, nn.Linear]) -> None:
-    """bitsandbytes quantises what is put on the device. linear: emptied, so that no module outlives its replacement."""
+    """Quantize by bitsandbytes, which acts on the transfer to a device. linear: emptied, to free replaced modules."""
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     for name in list(linear):
         module = linear.pop(name)
         weight = module.weight.data
-        made = Linear4bit(
+        quantized = Linear4bit(
             module.in_features, module.out_features, False, weight.dtype, compress_statistics=True, quant_type="nf4",
             device="meta",
         )  # fmt: skip
-        made.bias = module.bias
+        quantized.bias = module.bias
         if module.out_features % PACKED_ROWS:
-            made.support_avx512bf16_for_cpu = False  # that kernel takes no other shapes, and fails in the first pass
-        made.weight = Params4bit(weight.cpu(), requires_grad=False, compress_statistics=True, quant_type="nf4")
+            quantized.support_avx512bf16_for_cpu = False  # that kernel fails on other shapes in the first pass
+        quantized.weight = Params4bit(weight.cpu(), requires_grad=False, compress_statistics=True, quant_type="nf4")
         owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, made.to(weight.device))
+        setattr(model.get_submodule(owner), child, quantized.to(weight.device))

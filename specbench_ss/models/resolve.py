@@ -18,26 +18,26 @@ from specbench_ss.models.gguf import check_gguf, gguf_file, gguf_origin
 from specbench_ss.storage import cache_folder
 from specbench_ss.user_files import read_json
 
-PATIENCE_S = 5.0
+HUB_TIMEOUT_S = 5.0
 
 
 def check_reachable(repo: str) -> None:
-    """Raise UserError for what is no repository's name, and for one not in the cache while the hub is out of reach.
+    """Raise UserError for an invalid repository name, or an uncached one while the hub is unreachable.
 
-    Of one that is in the cache nothing is asked of an unreachable hub any more. Any answer of the hub is good enough.
+    Any response of the hub counts. If it is unreachable and the repository is cached, the hub is set offline.
     """
     try:
         validate_repo_id(repo)
     except HFValidationError:
-        raise UserError(f"{repo!r} is neither a folder here nor the name of a model at the hub") from None
+        raise UserError(f"{repo!r} is neither a local folder nor a valid hub id") from None
     if constants.HF_HUB_OFFLINE:
         return
     try:
-        get_session().head(constants.ENDPOINT, timeout=PATIENCE_S)
-    except Exception as error:  # no network, no such host, a proxy that refuses: the client's own kinds
+        get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # network errors of several classes
         if not isinstance(try_to_load_from_cache(repo, "config.json"), str):
             raise UserError(
-                f"{repo!r} is no folder here, and the hub that may have it, {constants.ENDPOINT}, cannot be reached: "
+                f"{repo!r} is not a local folder, and the hub {constants.ENDPOINT} cannot be reached: "
                 f"{first_line(error)}"
             ) from error
         constants.HF_HUB_OFFLINE = True
@@ -47,9 +47,8 @@ def check_reachable(repo: str) -> None:
 class PackagedModel:
     """A model in a package of the index.
 
-    name: what `--model` calls it. file, sha256, size: the package's file, its size in bytes. member, member_sha256:
-    the GGUF file in it. folder_size: bytes of the folder that is made of it. precision: how its weights
-    were rounded before they came here, in words. page: where its authors describe it.
+    name: value of `--model`. file, sha256, size: of the package's file. member, member_sha256: of its GGUF file.
+    folder_size: bytes of the built folder. precision: of the packaged weights, for the record. page: its authors' page.
     """
 
     name: str
@@ -68,12 +67,12 @@ class PackagedModel:
 
     @property
     def folder(self) -> Path:
-        """The model's folder in the cache, which is there once the model is fetched."""
+        """Return the model's folder in the cache, which exists once the model is fetched."""
         return models_folder() / self.name
 
     @property
     def fetched(self) -> bool:
-        """Whether the folder is there."""
+        """Return True if the folder exists."""
         return self.folder.is_dir()
 
 
@@ -95,12 +94,12 @@ SMOLLM2 = PackagedModel(
 
 
 def packaged() -> Mapping[str, PackagedModel]:
-    """Return the models that `ssbench models fetch` knows, by name."""
+    """Return the models of `ssbench models fetch`, by name."""
     return {model.name: model for model in (SMOLLM2,)}
 
 
 def packaged_model(name: str) -> PackagedModel:
-    """Return the model of that name. Raises UserError where no package is known to have it."""
+    """Return the packaged model of that name. Raises UserError for any other name."""
     known = packaged()
     if name not in known:
         raise UserError(f"no model {name!r} can be fetched{did_you_mean(name, known)}; known: {', '.join(known)}")
@@ -108,7 +107,7 @@ def packaged_model(name: str) -> PackagedModel:
 
 
 def models_folder() -> Path:
-    """Return the folder that fetched models are kept in."""
+    """Return the folder of fetched models."""
     return cache_folder() / "models"
 
 
@@ -117,25 +116,25 @@ WHOLE = ("model.safetensors", "pytorch_model.bin")
 
 
 def check_folder(folder: Path) -> None:
-    """Raise UserError where the folder cannot hold a model: no config.json, or weights missing or damaged."""
-    if (folder / "adapter_config.json").is_file():  # the loader knows where the rest is
+    """Raise UserError for a folder without a model: no config.json, or weights missing or damaged."""
+    if (folder / "adapter_config.json").is_file():  # the loader finds the base model
         return
     if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} holds no model: it has no config.json")
+        raise UserError(f"{folder} is not a model folder: it has no config.json")
     read_json(folder / "config.json")
     if not weight_files(folder):
-        raise UserError(f"{folder} holds no model: it has no weights ({', '.join((*WHOLE, *INDEXES))})")
+        raise UserError(f"{folder} is not a model folder: it has no weights ({', '.join((*WHOLE, *INDEXES))})")
     check_files(folder)
 
 
 def check_files(folder: Path) -> None:
-    """Raise UserError where a weight file of the folder is missing or damaged. Only the headers are read."""
+    """Raise UserError if a weight file of the folder is missing or damaged; reads only headers."""
     for file in weight_files(folder):
         if not file.is_file():
             raise UserError(f"no weight file {file}")
         try:
             _check_header(file)
-        except Exception as error:  # the reader's own kinds, and the operating system's
+        except Exception as error:  # errors of the reader and the operating system
             raise UserError(f"cannot read weight file {file}: {first_line(error)}") from error
 
 
@@ -144,15 +143,15 @@ def _check_header(file: Path) -> None:
         with safe_open(file, framework="pt"):
             return
     with file.open("rb") as content:
-        pickled = content.read(1) == b"\x80"  # as torch wrote its files until 2020
+        pickled = content.read(1) == b"\x80"  # torch's format until 2020
     if not pickled and not zipfile.is_zipfile(file):
         raise ValueError("neither a zip file nor a pickle")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that the weights are loaded from, safetensors before pickles; an empty list without weights.
+    """Return the weight files of a folder, safetensors before pickles; [] without weights.
 
-    Raises UserError for an index that cannot be read.
+    Raises UserError for an unreadable index.
     """
     for whole, index in zip(WHOLE, INDEXES, strict=True):
         if (folder / whole).is_file():
@@ -166,8 +165,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 LAB = Path(__file__).parents[1] / "lab"
-DRAFTERS = Path(__file__).parents[1] / "drafters"  # a folder for each fetched model that drafters were trained for
-ORIGIN = "origin.json"  # in a model's folder: where its weights come from, and what was done to them
+DRAFTERS = Path(__file__).parents[1] / "drafters"  # a folder of drafters for each fetched model
+ORIGIN = "origin.json"  # in a model's folder: source and conversion of its weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +185,15 @@ def available() -> list[ModelEntry]:
 
 
 def find_folder(model: str) -> Path | None:
-    """Return the folder of an embedded, fetched or local model; None for a GGUF file and what can only be a hub id.
+    """Return the folder of an embedded, fetched or local model; None for a GGUF file or a possible hub id.
 
-    Raises UserError, without loading anything, for what can be none of these.
+    Raises UserError, without loading anything, for any other name.
     """
     embedded, fetched = {m.name: m.folder for m in available()}, packaged()
     if model in fetched:
         if not fetched[model].fetched:
-            here = f"; the folder of that name here is ./{model}" if Path(model).is_dir() else ""
-            raise UserError(f"model {model!r} is not fetched yet: ssbench models fetch {model}{here}")
+            here = f" (or use ./{model} for the local folder)" if Path(model).is_dir() else ""
+            raise UserError(f"model {model!r} is not fetched yet; run ssbench models fetch {model}{here}")
         return fetched[model].folder
     folder = embedded.get(model, Path(model))
     if folder.is_dir():
@@ -208,15 +207,15 @@ def find_folder(model: str) -> Path | None:
 
 
 def is_lab(model: str) -> bool:
-    """Say, without loading it, whether the model is one of the project's own family."""
+    """Return True, without loading it, for a model of the project's own family."""
     folder = find_folder(model)
     return folder is not None and (folder.parent / "lab.json").exists()
 
 
 def bundled_drafters(model: str) -> Path | None:
-    """Return the folder with the weights of methods that came with this model; None where none did.
+    """Return the folder with the drafters that came with this model, or None.
 
-    A fetched model is known by its `origin.json`, wherever its folder lies.
+    A fetched model is recognised by its `origin.json`, wherever its folder is.
     """
     folder = find_folder(model)
     if folder is None or is_lab(model):
@@ -226,7 +225,7 @@ def bundled_drafters(model: str) -> Path | None:
 
 
 def check_model(model: str) -> None:
-    """Raise UserError, without loading anything, for a missing model, and a folder or GGUF file that holds none."""
+    """Raise UserError, without loading anything, for a missing model or an invalid folder or GGUF file."""
     folder = find_folder(model)
     file = gguf_file(model) if folder is None else None
     if folder is not None:
@@ -236,9 +235,9 @@ def check_model(model: str) -> None:
 
 
 def model_origin(model: str) -> dict[str, Any]:
-    """Return what is known of how the model's weights were made before they came here; {} where nothing is.
+    """Return the recorded origin of the model's weights, or {}.
 
-    It is what a fetched folder's `origin.json` says, or the types of a GGUF file's tensors.
+    It is the content of a fetched folder's `origin.json`, or the tensor types of a GGUF file.
     """
     folder = find_folder(model)
     if folder is not None:

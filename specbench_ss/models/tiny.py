@@ -1,4 +1,4 @@
-"""Tiny random models of every supported architecture, with a tokenizer made in memory."""
+"""Tiny random models of every supported architecture, with an in-memory tokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from specbench_ss.engine.target import Target
 
 ARCHITECTURES = ("llama", "mistral", "mistral-window", "qwen2", "qwen3", "phi3", "opt", "gpt_neox")
-WHOLE = ("gemma3_text", "gpt2")  # of which only whole layers are called: for methods that enter none
+WHOLE = ("gemma3_text", "gpt2")  # models without layer access
 SPECIAL = ("<pad>", "<s>", "</s>")  # ids 0, 1, 2
 CONTEXT = 128
 
@@ -62,7 +62,7 @@ def tiny_model(
     config = configs[kind]()
     torch.manual_seed(seed)
     model = t.AutoModelForCausalLM.from_config(config).to(dtype)
-    for p in model.parameters():  # larger weights than the usual start, so that the argmax varies
+    for p in model.parameters():  # larger than the usual initialisation, so that the argmax varies
         if p.ndim > 1:
             nn.init.normal_(p, std=0.15)
     return model
@@ -70,9 +70,9 @@ def tiny_model(
 
 def tiny_tokenizer(words: int) -> Any:
     """Return a byte-pair tokenizer with this many tokens: three special ones, letters, and pairs of letters."""
-    plain = words - len(SPECIAL)
-    letters = list(string.ascii_letters[: plain - plain // 4])
-    pairs = [(a, b) for a in letters for b in letters if a != b][: plain - len(letters)]
+    n_text = words - len(SPECIAL)
+    letters = list(string.ascii_letters[: n_text - n_text // 4])
+    pairs = [(a, b) for a in letters for b in letters if a != b][: n_text - len(letters)]
     texts = [*SPECIAL, *letters, *(a + b for a, b in pairs)]
     bpe = Tokenizer(BPE(vocab={text: i for i, text in enumerate(texts)}, merges=pairs))
     bpe.decoder = decoders.Fuse()
@@ -87,7 +87,7 @@ def tiny_target(kind: str, words: int = 11, layers: int = 4, seed: int = 0, cont
 
 
 def randomise(module: nn.Module, seed: int, std: float = 0.3) -> None:
-    """Give the module random weights, the same for the same seed, so that an untrained drafter drafts something."""
+    """Set random weights, reproducible by seed, so that an untrained drafter drafts something."""
     generator = torch.Generator().manual_seed(seed)
     for p in module.parameters():
         nn.init.normal_(p, std=std, generator=generator)

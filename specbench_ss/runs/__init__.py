@@ -1,1 +1,1 @@
-"""What a run consists of: its configuration, suite, rows, directory, manifest and presets."""
+"""Records of a run: configuration, samples, directory, manifest and presets."""

@@ -1,7 +1,7 @@
-"""Columns of a run's frames: unit and meaning, which the fields of its records carry as `Annotated`.
+"""Columns of a run's frames: unit and meaning, from the `Annotated` fields of its records.
 
-Names and meanings are stable. A dtype is pandas' nullable one, so a missing value is `pandas.NA`; `object` columns
-hold tuples or lists.
+Names and meanings are stable. Dtypes are pandas' nullable ones, so a missing value is `pandas.NA`; `object` columns
+contain tuples or lists.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ DTYPES = {int: "Int64", float: "Float64", str: "string", bool: "boolean"}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a frame. unit: '' where it has none. meaning: for readers of the frame who do not know the code.
+    """A column of a frame. unit: '' if it has none. meaning: for readers of the frame.
 
-    value: gives a record's cell, None for a missing one; None gives the record's attribute of that name. items: what
-    the lists of an `object` column hold.
+    value: returns a record's cell, None for a missing one; by default the attribute of that name. items: element type
+    of the lists of an `object` column.
     """
 
     name: str
@@ -38,43 +38,43 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Marks a field that holds an interval of two numbers, which are the columns NAME_low and NAME_high."""
+    """Annotation of a field with an interval of two numbers: the columns NAME_low and NAME_high."""
 
     name: str
     unit: str = ""
 
 
 def columns_of(kind: type[Any]) -> tuple[Column, ...]:
-    """Return the columns of the fields that are declared as `Annotated[TYPE, MEANING, UNIT]`, or with `Ends`."""
-    return tuple(column for name, own in _described(kind) for column in _columns(name, *own))
+    """Return the columns of the fields declared as `Annotated[TYPE, MEANING, UNIT]`, or with `Ends`."""
+    return tuple(column for name, metadata in _annotated_fields(kind) for column in _columns(name, *metadata))
 
 
-def _described(kind: type[Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield each field that is a column with its type and what describes it."""
+def _annotated_fields(kind: type[Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield each annotated field with its type and annotations."""
     types, marked = get_type_hints(kind), get_type_hints(kind, include_extras=True)
-    for name in (one.name for one in fields(kind)):
-        metadata = [said for said in getattr(marked[name], "__metadata__", ()) if isinstance(said, str | Ends)]
+    for name in (column.name for column in fields(kind)):
+        metadata = [item for item in getattr(marked[name], "__metadata__", ()) if isinstance(item, str | Ends)]
         if metadata:
             yield name, (types[name], *metadata)
 
 
-def _columns(name: str, kind: Any, said: str | Ends, unit: str = "") -> Iterator[Column]:
-    if isinstance(said, str):
+def _columns(name: str, kind: Any, annotation: str | Ends, unit: str = "") -> Iterator[Column]:
+    if isinstance(annotation, str):
         if get_origin(kind) in (Union, UnionType):
-            kind = next(one for one in get_args(kind) if one is not NoneType)
+            kind = next(member for member in get_args(kind) if member is not NoneType)
         dtype = "string" if get_origin(kind) is Literal else DTYPES.get(kind, "object")
-        yield Column(name, dtype, unit, said, items=get_args(kind)[0] if dtype == "object" else str)
+        yield Column(name, dtype, unit, annotation, items=get_args(kind)[0] if dtype == "object" else str)
         return
-    for i, (end, word) in enumerate((("low", "lower"), ("high", "upper"))):
+    for i, (end, bound) in enumerate((("low", "lower"), ("high", "upper"))):
 
         def value(record: Any, i: int = i) -> Any:
             bounds = getattr(record, name)
             return bounds[i] if bounds else None
 
-        yield Column(f"{said.name}_{end}", "Float64", said.unit, f"{word} {OF_INTERVAL}", value)
+        yield Column(f"{annotation.name}_{end}", "Float64", annotation.unit, f"{bound} {OF_INTERVAL}", value)
 
 
 def table(*lines: str) -> tuple[Column, ...]:
-    """Make columns from lines of the form 'name | dtype | unit | meaning'."""
+    """Return columns from lines of the form 'name | dtype | unit | meaning'."""
     parts: list[list[Any]] = [[part.strip() for part in line.split("|")] for line in lines]
-    return tuple(Column(*of_line) for of_line in parts)
+    return tuple(Column(*cells) for cells in parts)

@@ -1,4 +1,4 @@
-"""Run configuration: what one run is asked to do."""
+"""Run configuration."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from specbench_ss.runs.run_options import MOST_REPEATS, RunOptions
 class Endpoint:
     """An OpenAI-compatible server.
 
-    label: its name in the results. url: of its API, as `http://localhost:8000/v1`, without user and password. model:
-    its name there; None is the only one that the server has.
+    label: its name in the results. url: of its API, as `http://localhost:8000/v1`, without credentials. model: its name
+    there; None = the server's only model.
     """
 
     label: str
@@ -33,12 +33,11 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """Everything that decides what a run measures. It is stored in the run's manifest.
+    """Everything that determines what a run measures; stored in the manifest.
 
-    A field of an option's name has the option's meaning and default. stop: texts that end an answer and stay in it.
-    presets, plugin: files that some of the methods' options come from, or that some of the methods are defined in.
-    endpoints: servers that are measured in place of methods; the first is the baseline. concurrency: requests at a
-    time, besides one.
+    Fields with an option's name have its meaning and default. stop: stop strings, which stay in the output. presets,
+    plugin: files with options or methods. endpoints: servers that are measured instead of methods; the first is the
+    baseline. concurrency: numbers of requests at a time, in addition to one.
     """
 
     methods: tuple[MethodSpec, ...]
@@ -75,17 +74,17 @@ class RunConfig:
 
     @property
     def fingerprint(self) -> str:
-        """Return a sha256 of everything that decides what a run measures."""
+        """Return a sha256 of everything that determines what a run measures."""
         return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What is recorded besides the samples. This is no part of what a run measures, so a resumed run may change it.
+    """Recordings in addition to the samples; a resumed run may change them.
 
-    telemetry: seconds between two readings of the machine; 0 reads nothing. remake_disturbed: how often a disturbed
-    sample is made again at most; None is twice on a GPU and never elsewhere. record_drafts: `first` (question of each
-    task), or a share of the questions, 0 to 1. trace: whether one request of each method is profiled.
+    telemetry: seconds between readings of the machine; 0 = none. rerun_noisy: maximum re-runs of a noisy sample; None =
+    two on a GPU, none elsewhere. record_drafts: `first` (question of each task), or a share of the questions, 0 to 1.
+    trace: profile one request of each method.
     """
 
     telemetry: float = 0.0
@@ -100,9 +99,9 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """When a run that repeats until its intervals are narrow stops. It changes no sample: a resumed run may change it.
+    """Stopping rule of a run that repeats until its intervals are narrow; a resumed run may change it.
 
-    until_ci: half the width of every method's interval, relative to its speedup. max_repeats: of each prompt. budget:
+    target_ci: half the width of every method's interval, relative to its speedup. max_repeats: of each prompt. budget:
     seconds of decoding; None = no limit.
     """
 
@@ -113,10 +112,10 @@ class StoppingRule:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Processes that make a run's samples, wherever Ray places them. This is no part of what a run measures.
+    """Ray workers of a run; a resumed run may change them.
 
-    count: of workers; None = one for each GPU of the cluster, or for each machine where it has none. address: of a
-    running Ray cluster; None = the one that the environment names, or else one of this machine's own.
+    count: None = one per GPU of the cluster, or per machine without GPUs. address: of a Ray cluster; None = from
+    the environment, or else a new one on this machine.
     """
 
     count: int | None = None
@@ -125,12 +124,11 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Where a run's results are written. This is no part of what the run measures.
+    """Output options of a run; a resumed run may change them.
 
-    optional: labels of methods that are left out, with a message, where they cannot decode with the model.
-    recording: what is recorded besides the samples. timeout: seconds after which a sample is given up as failed; None =
-    never. goal: how narrow intervals must be for the run to make no more repeats; None = as many as were asked for.
-    workers: processes that make the samples; None = this one does.
+    optional: labels of methods that are skipped, with a message, if they do not support the model. recording: extra
+    recordings. timeout: seconds after which a sample fails; None = never. goal: stopping rule; None = the requested
+    repeats. workers: None = this process.
     """
 
     out: Path
@@ -143,7 +141,7 @@ class OutputOptions:
 
 
 def decoding(config: Mapping[str, Any]) -> str:
-    """Say how tokens are chosen and what ends an answer: 'greedy', or 'temperature 0.7, top-p 0.9, stop at "Q:"'."""
+    """Return sampling and stop strings as text: 'greedy', or 'temperature 0.7, top-p 0.9, stop at "Q:"'."""
     parts = ["greedy"]
     if config["temperature"]:
         parts = [f"temperature {config['temperature']:g}"]

@@ -29,75 +29,75 @@ from specbench_ss.version import __version__
 Amount = Annotated[float, Meta(ge=0)]
 
 
-def _form(needed: dict[str, Any], more: dict[str, Any] | None = None) -> Any:
-    """Return the type of an object of the manifest, to check it by. more: the entries that may be missing."""
-    optional = [(name, kind, None) for name, kind in (more or {}).items()]
-    return msgspec.defstruct("Form", [*needed.items(), *optional])
+def _struct_type(required: dict[str, Any], optional_fields: dict[str, Any] | None = None) -> Any:
+    """Return the type of a JSON object of the manifest, for its check. optional_fields: entries that may be missing."""
+    optional = [(name, kind, None) for name, kind in (optional_fields or {}).items()]
+    return msgspec.defstruct("Form", [*required.items(), *optional])
 
 
-def _each(kind: Any) -> Any:
+def _list_of(kind: Any) -> Any:
     return GenericAlias(list, (kind,))
 
 
-Facts = dict[str, Any]
-REVISION = _form({"commit": str, "dirty": bool})
-ENVIRONMENT = _form(
-    {"python": str, "platform": str, "packages": Facts, "gpus": _each(_form({"name": str}))},
+JsonObject = dict[str, Any]
+REVISION = _struct_type({"commit": str, "dirty": bool})
+ENVIRONMENT = _struct_type(
+    {"python": str, "platform": str, "packages": JsonObject, "gpus": _list_of(_struct_type({"name": str}))},
     {
-        "cpu": Facts | None,
-        "threads": Facts | None,
+        "cpu": JsonObject | None,
+        "threads": JsonObject | None,
         "memory_bytes": float | None,
         "driver": str | None,
         "cuda": str | None,
         "revision": REVISION | None,
     },
 )
-CONFIG = _form(
+CONFIG = _struct_type(
     {"temperature": float, "top_p": float, "top_k": int, "repeats": int},
     {
         "stop": list[str],
-        "methods": _each(_form({"name": str, "options": Facts}, {"copy": int})),
-        "presets": _each(_form({"method": str})),
-        "plugin": _each(_form({"file": str, "sha256": str})),
-        "endpoints": _each(_form({"label": str, "url": str}, {"model": str | None})),
+        "methods": _list_of(_struct_type({"name": str, "options": JsonObject}, {"copy": int})),
+        "presets": _list_of(_struct_type({"method": str})),
+        "plugin": _list_of(_struct_type({"file": str, "sha256": str})),
+        "endpoints": _list_of(_struct_type({"label": str, "url": str}, {"model": str | None})),
         "concurrency": list[int],
         "data": str | None,
         "engine": str | None,
     },
 )
-SUITE = _form(
+SUITE = _struct_type(
     {"name": str, "edition": str, "content_hash": str, "size": int, "prompts": int, "notes": list[str]},
     {"max_new_tokens": int | None},
 )
-SERVED_MODEL = _form({"name": str, "dtype": str, "device": str})  # of served engines: little is known
-MODEL = _form(
+SERVED_MODEL = _struct_type({"name": str, "dtype": str, "device": str})  # of a server
+MODEL = _struct_type(
     {"name": str, "hash": str, "parameters": int, "dtype": str, "device": str, "context_length": int},
     {
         "chat_template": str | None,
         "engine": str,
         "dtype_choice": str,
-        "origin": _form({}, {"gguf": _form({}, {"types": Facts | None}) | None}) | None,
+        "origin": _struct_type({}, {"gguf": _struct_type({}, {"types": JsonObject | None}) | None}) | None,
         "attention": str | None,
         "computed": str | None,
         "quantised": str,
         "layer_devices": dict[str, list[Any]],
     },
 )
-METHOD = _form(
-    {"label": str, "name": str, "summary": str, "paper": str, "lossless": bool, "options": Facts},
+METHOD = _struct_type(
+    {"label": str, "name": str, "summary": str, "paper": str, "lossless": bool, "options": JsonObject},
     {
-        "resolved": Facts,
+        "resolved": JsonObject,
         "training_info": TrainingInfo | None,
-        "advised": Facts,
+        "advised": JsonObject,
         "reference": str,
-        "served": _form({}, {"software": str | None, "tokens": str | None, "acceptance": str | None}),
+        "served": _struct_type({}, {"software": str | None, "tokens": str | None, "acceptance": str | None}),
     },
 )
-SESSION = _form(
+SESSION = _struct_type(
     {"started": str, "environment": ENVIRONMENT},
-    {"workers": _each(_form({"machine": str, "environment": ENVIRONMENT})), "measures": bool},
+    {"workers": _list_of(_struct_type({"machine": str, "environment": ENVIRONMENT})), "measures": bool},
 )
-LIMITS = _form(
+LIMITS = _struct_type(
     {},
     {
         "read_bytes_per_s": Amount | None,
@@ -106,24 +106,24 @@ LIMITS = _form(
         "busy": str,
     },
 )
-SHAPE = _form(  # cost of a forward pass
+SHAPE = _struct_type(  # cost of a forward pass
     dict.fromkeys(("weight_bytes", "matrix_parameters", "kv_bytes", "attention_flops"), Amount)
     | {"windows": list[Amount | None]},
     {
-        "drafter": _form({"weight_bytes": Amount, "matrix_parameters": Amount}) | None,
-        "own": _form({}, dict.fromkeys(("step", "node", "dropped"), Amount)) | None,
+        "drafter": _struct_type({"weight_bytes": Amount, "matrix_parameters": Amount}) | None,
+        "own": _struct_type({}, dict.fromkeys(("step", "node", "dropped"), Amount)) | None,
     },
 )
-TRACE = _form(  # profile of one request
+TRACE = _struct_type(  # profile of one request
     dict.fromkeys(("tokens", "wall_s", "busy_share", "span_s"), Amount)
     | {
         "what": str,
-        "gaps": _form(dict.fromkeys(("number", "mean_s", "longest_s"), Amount)),
+        "gaps": _struct_type(dict.fromkeys(("number", "mean_s", "longest_s"), Amount)),
         "timeline": list[Amount],
         "launches_per_token": Amount | None,
     }
 )
-WHOLE = {
+REQUIRED = {
     "format": int,
     "version": str,
     "command": list[str],
@@ -131,28 +131,31 @@ WHOLE = {
     "fingerprint": str,
     "suite": SUITE,
     "model": MODEL,
-    "methods": _each(METHOD),
+    "methods": _list_of(METHOD),
     "environment": ENVIRONMENT,
     "created": str,
     "finished": str | None,
     "status": str,
 }
-LATER = {  # what a run adds
+OPTIONAL = {  # added during the run
     "warnings": list[str],
-    "sessions": _each(SESSION),
+    "sessions": _list_of(SESSION),
     "repeats_made": int | None,
     "baseline": str | None,
-    # shapes: of those with a number of bytes, SHAPE; traces: of those with a timeline, TRACE
-    "machine": _form({}, {"limits": LIMITS | None, "shapes": dict[str, Facts | None] | None}) | None,
-    "traces": dict[str, Facts | None] | None,
-    "target_ci": _form({"why": str}) | None,
+    # shapes: SHAPE if it has a number of bytes; traces: TRACE if it has a timeline
+    "machine": _struct_type({}, {"limits": LIMITS | None, "shapes": dict[str, JsonObject | None] | None}) | None,
+    "traces": dict[str, JsonObject | None] | None,
+    "target_ci": _struct_type({"why": str}) | None,
 }
-FORM, SERVED_FORM = _form(WHOLE, LATER), _form(WHOLE | {"model": SERVED_MODEL}, LATER)
+MANIFEST_TYPE, SERVED_MANIFEST_TYPE = (
+    _struct_type(REQUIRED, OPTIONAL),
+    _struct_type(REQUIRED | {"model": SERVED_MODEL}, OPTIONAL),
+)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 
-IDENTITY = {  # besides configuration and methods, what must be the same for two sessions to share a directory
+IDENTITY = {  # must be equal, with configuration and methods, for two sessions to share a directory
     ("suite", "content_hash"): "suite content",
     ("model", "hash"): "model hash",
     ("model", "dtype"): "dtype",
@@ -160,21 +163,21 @@ IDENTITY = {  # besides configuration and methods, what must be the same for two
     ("model", "chat_template"): "chat template",
 }
 HASH_SHOWN = 16  # characters
-NOT_COMPARED = ("plugin", "engine")  # plugins by their content; of engines what counts is the one that was found
+NOT_COMPARED = ("plugin", "engine")  # plugins are compared by content, engines as resolved
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of the run directory `path`. Raises UserError where it cannot be read or is not whole."""
+    """Return the manifest of the run directory `path`. Raises UserError if it is missing or incomplete."""
     file = path / MANIFEST
     try:
         manifest = user_files.parse(file.read_bytes())
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            form = manifest.get("format") if isinstance(manifest, dict) else None
-            if isinstance(form, int) and form > FORMAT:
-                newer = f"its format is {form}, and this version reads {FORMAT}"
-                raise UserError(f"{file} is of a newer version of ssbench: {newer}")
+            version = manifest.get("format") if isinstance(manifest, dict) else None
+            if isinstance(version, int) and version > FORMAT:
+                message = f"its format is {version}, and this version reads {FORMAT}"
+                raise UserError(f"{file} is of a newer version of ssbench: {message}")
             raise UserError(f"{file} is not the manifest of a run that this version can read")
-        _check_whole(manifest)
+        _check_manifest(manifest)
     except OSError as e:
         raise UserError(f"{path} is not a run directory: cannot read {MANIFEST}: {e.strerror}") from e
     except ValueError as e:
@@ -182,26 +185,26 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _check_whole(manifest: dict[str, Any]) -> None:
-    """Raise ValueError where a field is missing or of another type, or where the methods do not fit together."""
+def _check_manifest(manifest: dict[str, Any]) -> None:
+    """Raise ValueError for a missing or mistyped field, and for inconsistent methods."""
     served = isinstance(manifest.get("config"), dict) and manifest["config"].get("endpoints")
-    user_files.convert(manifest, SERVED_FORM if served else FORM)
+    user_files.convert(manifest, SERVED_MANIFEST_TYPE if served else MANIFEST_TYPE)
     _check_parts("machine.shapes", (manifest.get("machine") or {}).get("shapes"), "weight_bytes", SHAPE, required=True)
     _check_parts("traces", manifest.get("traces"), "timeline", TRACE)
     labels = [method["label"] for method in manifest["methods"]]
     if not labels or len(set(labels)) < len(labels):
-        raise ValueError("it names no method, or one method twice")
+        raise ValueError("it has no method, or one method twice")
     if baseline_of(manifest) not in labels and manifest.get("baseline"):
         raise ValueError(f"method {manifest['baseline']}, its baseline, is missing")
-    strangers = {method.get("reference", labels[0]) for method in manifest["methods"]} - set(labels)
-    if strangers:
-        raise ValueError(f"method {min(strangers)} is named as a reference, but is missing")
+    unknown = {method.get("reference", labels[0]) for method in manifest["methods"]} - set(labels)
+    if unknown:
+        raise ValueError(f"method {min(unknown)} is a reference, but is missing")
 
 
 def _check_parts(
     place: str, parts: Mapping[str, Any] | None, mark: str, kind: type[Any], required: bool = False
 ) -> None:
-    """Raise ValueError where a part that has a value of `mark` is not of the type.
+    """Raise ValueError if a part with a value of `mark` is not of the type.
 
     parts: by name. required: every part must have an entry `mark`, which may be None.
     """
@@ -216,58 +219,64 @@ def _check_parts(
 
 
 def check_same_config(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Compare two `RunConfig`s as manifests hold them. Raises UserError with each differing field and both values."""
+    """Compare the `RunConfig`s of two manifests. Raises UserError with each differing field and both values."""
     check_same_plugins(path, stored, wanted)
-    new = json.loads(json.dumps(wanted))  # as it is read back from a file, where tuples are lists
+    new = json.loads(json.dumps(wanted))  # tuples become lists, as in the stored one
     fields = [name for name in new if name not in NOT_COMPARED and stored.get(name) != new[name]]
-    _refuse(path, [(name.replace("_", "-"), _text(stored.get(name)), _text(new[name])) for name in fields])
+    _raise_differences(path, [(name.replace("_", "-"), _text(stored.get(name)), _text(new[name])) for name in fields])
 
 
 def check_same_plugins(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Compare the files that methods are defined in, as `check_same_config` does: by content, not by path."""
+    """Compare plugin files by content, as `check_same_config` does."""
     old, new = ({file["sha256"]: file["file"] for file in config.get("plugin", ())} for config in (stored, wanted))
     if set(old) != set(new):
-        told = [" ".join(f"--plugin {file} ({sha256[:12]})" for sha256, file in files.items()) for files in (old, new)]
+        plugins = [
+            " ".join(f"--plugin {file} ({sha256[:12]})" for sha256, file in files.items()) for files in (old, new)
+        ]
         raise UserError(
-            f"--resume: the run in {path} was begun with {told[0] or 'no plugin file'}, not with {told[1] or 'none'}"
-            f"{': give the same again' if old else ''}"
+            f"--resume: the run in {path} has {plugins[0] or 'no plugin file'}, not {plugins[1] or 'none'}"
+            f"{'; give the same again' if old else ''}"
         )
 
 
 def same_run(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stored manifest with the new session added to it.
+    """Return the stored manifest with the new session added.
 
-    Raises UserError where the stored manifest does not describe the wanted run.
+    Raises UserError if the stored manifest describes another run.
     """
     stored = read_manifest(path)
     check_same_config(path, stored["config"], wanted["config"])
     differing = [(name, stored[part].get(key), wanted[part].get(key)) for (part, key), name in IDENTITY.items()]
-    _refuse(path, [(name, str(old)[:HASH_SHOWN], str(new)[:HASH_SHOWN]) for name, old, new in differing if old != new])
-    begun, here = engine_of(stored), engine_of(wanted)
-    if begun != here:  # its times would be those of two engines
+    _raise_differences(
+        path, [(name, str(old)[:HASH_SHOWN], str(new)[:HASH_SHOWN]) for name, old, new in differing if old != new]
+    )
+    stored_engine, engine = engine_of(stored), engine_of(wanted)
+    if stored_engine != engine:  # their times are not comparable
         raise UserError(
-            f"--resume: the run in {path} was begun with engine {begun}, and this session has engine {here}: give "
-            f"--engine {begun}"
+            f"--resume: the run in {path} has engine {stored_engine}, this session {engine}; "
+            f"use --engine {stored_engine}"
         )
-    _refuse(path, list(_differing_methods(stored, wanted)))
+    _raise_differences(path, list(_differing_methods(stored, wanted)))
     return {**stored, "sessions": [*stored.get("sessions", []), *wanted.get("sessions", [])]}
 
 
 def engine_of(manifest: Mapping[str, Any]) -> str:
-    """Return the engine that made a run's steps, eager or graph: what `auto` came to. A served model has none: ''."""
+    """Return the resolved engine of a run, eager or graph; '' for a server."""
     return str(manifest["model"].get("engine", ""))
 
 
-def _refuse(path: Path, differing: list[tuple[str, str, str]]) -> None:
-    """Raise UserError if anything differs. differing: a name, its stored value and its wanted value, for each."""
+def _raise_differences(path: Path, differing: list[tuple[str, str, str]]) -> None:
+    """Raise UserError if anything differs. differing: (name, stored value, wanted value) of each difference."""
     if differing:
-        what = "; ".join(f"{name} {old}, not {new}" for name, old, new in differing)
-        raise UserError(f"--resume: the run in {path} has {what}")
+        differences = "; ".join(f"{name} {old}, not {new}" for name, old, new in differing)
+        raise UserError(f"--resume: the run in {path} has {differences}")
 
 
 def _differing_methods(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the weights and settings of methods that are not those that the run was begun with."""
-    old, new = ({method["label"]: method.get("resolved", {}) for method in of["methods"]} for of in (stored, wanted))
+    """Yield the differences in weights and settings of methods between two manifests."""
+    old, new = (
+        {method["label"]: method.get("resolved", {}) for method in manifest["methods"]} for manifest in (stored, wanted)
+    )
     if list(old) != list(new):
         yield "methods", ", ".join(old), ", ".join(new)
         return
@@ -279,7 +288,7 @@ def _differing_methods(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
 
 
 def _text(value: Any) -> str:
-    """Return a value as text for people: methods by their labels, and texts with spaces in quotes."""
+    """Return a value as text: methods by their labels, and texts with spaces in quotes."""
     if isinstance(value, list):
         return ",".join(map(_text, value)) or "none"
     if isinstance(value, dict) and value.keys() >= {"name", "options"}:
@@ -292,7 +301,7 @@ def manifest_for(
 ) -> dict[str, Any]:
     """Return the manifest of a run that is about to start, as JSON-ready data.
 
-    Raises UserError for a reference that `references` refuses.
+    Raises UserError for an invalid reference (`references`).
     """
     model = {
         "name": target.name,
@@ -302,22 +311,22 @@ def manifest_for(
         "device": target.device_names,
         **({"cuda_settings": cuda_settings()} if target.device.type == "cuda" else {}),
         **(
-            {"layer_devices": {str(at): layers for at, layers in target.layer_devices.items()}}
-            if target.divided
+            {"layer_devices": {str(device): layers for device, layers in target.layer_devices.items()}}
+            if target.is_multi_device
             else {}
         ),
         "context_length": target.context_length,
         "attention": getattr(target, "attention", None),
-        "computed": getattr(target, "computed", None),
+        "computed": getattr(target, "kernel_summary", None),
         "engine": getattr(target, "engine", "eager"),
-        **({"quantised": held} if (held := getattr(target, "quantised", "")) else {}),
+        **({"quantised": quantization} if (quantization := getattr(target, "quantised", "")) else {}),
         "vocab_size": target.vocab_size,
         "is_lab": target.is_lab,
         "chat_template": template_hash(getattr(target, "tokenizer", None)),
         "origin": getattr(target, "origin", {}),
     }
-    named = references(decoders)
-    methods = [_method_entry(label, decoder, named[label]) for label, decoder in decoders.items()]
+    baselines = references(decoders)
+    methods = [_method_entry(label, decoder, baselines[label]) for label, decoder in decoders.items()]
     return manifest_of(config, data, command, model, methods)
 
 
@@ -328,7 +337,7 @@ def manifest_of(
     model: Mapping[str, Any],
     methods: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the manifest of a run, whatever answers in it. model, methods: what it says of these."""
+    """Return the manifest of a run of methods or servers. model, methods: their entries."""
     here, started = environment(), now()
     return {
         "format": FORMAT,

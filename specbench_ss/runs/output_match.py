@@ -1,4 +1,4 @@
-"""Output match: whether two answers are the same, and the numerical tie, length or fault that explains a difference.
+"""Output match: comparison of two outputs, with the cause of a difference: numerical tie, length or mismatch.
 
 Whole sequences are compared, never only their common part.
 """
@@ -19,20 +19,20 @@ from specbench_ss.user_files import encoded
 
 
 def check_readable(row: SampleRecord, steps: Sequence[Step]) -> None:
-    """Raise ValueError or TypeError where the lines of a sample could not be read again.
+    """Raise ValueError or TypeError if the lines of a sample could not be read again.
 
-    That is where a count is negative or not a whole number, or a time is not finite.
+    That is the case for a negative or fractional count, or a time that is not finite.
     """
     SampleRecord.read(encoded(row.as_dict()))
     for index, step in enumerate(steps):
         read_step_line(encoded(step_line(row.key, index, step)))
 
 
-FAILED = ("the sample failed", "the reference failed")  # why there may be no verdict; not for ever
+FAILED = ("the sample failed", "the reference failed")  # reasons of temporarily missing verdicts
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """Return the index of the first token that differs or that only one sequence has; None for equal sequences."""
+    """Return the index of the first differing or missing token; None for equal sequences."""
     common = min(len(a), len(b))
     for i in range(common):
         if a[i] != b[i]:
@@ -41,52 +41,52 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 
 
 def judge(decoder: Decoder, prompt_ids: list[int], reference: SampleRecord, row: SampleRecord) -> OutputMatch:
-    """Return the verdict on a greedy answer to the same prompt as the reference's. Both samples must have succeeded.
+    """Return the verdict on a greedy output for the same prompt as the reference's. Both samples have succeeded.
 
-    decoder: the reference's decoder, which is asked for its logits at the place where the answers part.
+    decoder: the reference's decoder, for its logits at the first difference.
     """
-    expected, got = list(reference.token_ids or ()), list(row.token_ids or ())
-    at = first_difference(expected, got)
-    if at is None:
+    expected, actual = list(reference.token_ids or ()), list(row.token_ids or ())
+    position = first_difference(expected, actual)
+    if position is None:
         return OutputMatch(*row.key, verdict="identical")
-    if at == min(len(expected), len(got)):
-        reason = f"{len(got)} tokens ({row.finish}) for {len(expected)} ({reference.finish})"
-        return OutputMatch(*row.key, verdict="length differs", first_difference=at, reason=reason)
-    return _explained(decoder, prompt_ids, expected[:at], (expected[at], got[at]), row)
+    if position == min(len(expected), len(actual)):
+        reason = f"{len(actual)} tokens ({row.finish}) for {len(expected)} ({reference.finish})"
+        return OutputMatch(*row.key, verdict="length differs", first_difference=position, reason=reason)
+    return _explain_difference(decoder, prompt_ids, expected[:position], (expected[position], actual[position]), row)
 
 
 def judge_alone(decoder: Decoder, prompt_ids: list[int], row: SampleRecord, reason: str) -> OutputMatch:
-    """Return the verdict on a greedy answer of an autoregressive method that is compared with no other one.
+    """Return the verdict on a greedy output of an autoregressive method without a reference.
 
-    One of its tokens, drawn by the sample's key, must be the likeliest by the method's own `next_logits`. reason: why
-    the answer is not compared, which is the verdict then.
+    One of its tokens, chosen by the sample's key, must be the argmax of the method's own `next_logits`. reason: of the
+    missing comparison, for the verdict.
     """
     tokens = list(row.token_ids or ())
-    at = random.Random(repr(row.key)).randrange(len(tokens))
-    found = _explained(decoder, prompt_ids, tokens[:at], (tokens[at], tokens[at]), row)
-    if found.verdict != "mismatch":
+    position = random.Random(repr(row.key)).randrange(len(tokens))
+    match = _explain_difference(decoder, prompt_ids, tokens[:position], (tokens[position], tokens[position]), row)
+    if match.verdict != "mismatch":
         return not_compared(row, reason)
-    return replace(found, reason=found.reason or "not the likeliest token by its own next_logits")
+    return replace(match, reason=match.reason or "not the likeliest token by its own next_logits")
 
 
-def _explained(
+def _explain_difference(
     decoder: Decoder, prompt: list[int], answer: list[int], chosen: tuple[int, int], row: SampleRecord
 ) -> OutputMatch:
-    """Return a numerical tie where both tokens may follow the answer by the decoder's logits, else a mismatch."""
-    at = len(answer)
+    """Return a numerical tie if the decoder's logits allow both tokens, else a mismatch."""
+    position = len(answer)
     try:
         logits = decoder.next_logits(prompt, answer).float()
         best, second = logits.topk(2).values.tolist()
         gap, drop = best - second, best - min(float(logits[token]) for token in chosen)
-    except Exception as e:  # a difference that nothing explains is never called harmless
+    except Exception as e:  # without logits a difference counts as a mismatch
         reason = f"no logits to explain it: {error_text(e)}"
-        return OutputMatch(*row.key, verdict="mismatch", first_difference=at, reason=reason)
+        return OutputMatch(*row.key, verdict="mismatch", first_difference=position, reason=reason)
     if not (math.isfinite(gap) and math.isfinite(drop)):
-        return OutputMatch(*row.key, verdict="mismatch", first_difference=at, reason="logits are not finite")
+        return OutputMatch(*row.key, verdict="mismatch", first_difference=position, reason="logits are not finite")
     tie = drop <= near_tie_drop(str(decoder.target.dtype), best)
-    return OutputMatch(*row.key, "numerical tie" if tie else "mismatch", at, gap, drop)
+    return OutputMatch(*row.key, "numerical tie" if tie else "mismatch", position, gap, drop)
 
 
 def not_compared(row: SampleRecord, reason: str) -> OutputMatch:
-    """Return the verdict for an answer whose equality is not promised or cannot be tested."""
+    """Return the verdict on an output whose equality is not promised or cannot be tested."""
     return OutputMatch(*row.key, verdict="not compared", reason=reason)

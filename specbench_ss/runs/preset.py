@@ -1,4 +1,4 @@
-"""Presets: measured options of a method on one model and device."""
+"""Presets: tuned options of a method for one model and device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Plugin(msgspec.Struct):
 
 
 class _Content(msgspec.Struct, kw_only=True):
-    """The content of a preset's file. Only method and options are required, since presets may be written by hand."""
+    """Content of a preset file. Only method and options are required, since presets may be written by hand."""
 
     preset: int = FORMAT
     method: str
@@ -44,11 +44,11 @@ class _Content(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A preset as it was read. Fields other than method and options may be empty where it was written by hand.
+    """A preset. Fields other than method and options may be empty if it was written by hand.
 
-    options: values as text, as on the command line. made_for: the conditions that it was measured under, as
-    `preflight.conditions` gives them. resolved: the settings that the options led to (`Decoder.described`).
-    prompts: marks of the questions that it was chosen on. plugin: file and sha256, where the method came from a file.
+    options: values as text, as on the command line. made_for: conditions of the measurement (`preflight.conditions`).
+    resolved: the resulting settings (`Decoder.metadata`). prompts: marks of the calibration questions. plugin: file and
+    sha256, if the method came from a file.
     """
 
     file: str
@@ -61,21 +61,21 @@ class Preset:
     plugin: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, str]:
-        """Return what a run's manifest records of the preset."""
+        """Return the manifest's entry of the preset."""
         return {"file": self.file, "sha256": self.sha256, "method": self.method}
 
 
 def read_preset(path: Path) -> Preset:
-    """Return the preset in a file. Raises UserError where it is no preset, or one that this version cannot read."""
+    """Return the preset in a file. Raises UserError for an invalid or unsupported one."""
     content = read_bytes(path)
     try:
         stored = user_files.convert({str(name): value for name, value in mapping(content, path).items()}, _Content)
     except ValueError as problem:
         raise UserError(f"{path} is not a preset: {problem}") from None
     if stored.preset != FORMAT:
-        raise UserError(f"{path} is not a preset: its format is {stored.preset}, this version reads {FORMAT}")
-    if listed := [name for name, value in stored.options.items() if isinstance(value, dict | list)]:
-        raise UserError(f"{path} is not a preset: options.{listed[0]} is not a single value")
+        raise UserError(f"{path} has preset format {stored.preset}; this version reads {FORMAT}")
+    if nested := [name for name, value in stored.options.items() if isinstance(value, dict | list)]:
+        raise UserError(f"{path} is not a preset: options.{nested[0]} is not a single value")
     return Preset(
         file=str(path),
         sha256=hashlib.sha256(content).hexdigest(),
@@ -89,13 +89,13 @@ def read_preset(path: Path) -> Preset:
 
 
 def check_writable(path: Path) -> None:
-    """Raise UserError where no preset can be written: no such folder, no permission, or another kind of file."""
+    """Raise UserError if a preset cannot be written: no such folder, no permission, or another kind of file."""
     if path.exists():
         if path.is_dir():
             raise UserError(f"cannot write {path}: it is a folder")
-        read_preset(path)  # replaced only if it is one
+        read_preset(path)  # only a preset may be replaced
     trial = path.with_name(path.name + ".tmp")
-    try:  # access rights do not tell everything
+    try:  # access rights are not conclusive
         trial.touch()
         trial.unlink()
     except OSError as error:
@@ -103,7 +103,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_preset(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a preset, whole or not at all, and keep an earlier one as FILE.old. Raises UserError on failure."""
+    """Write a preset atomically, and keep an earlier one as FILE.old. Raises UserError on failure."""
     head = f"# Made by `ssbench tune`. Use: ssbench run --methods {content['method']} --preset {path.name}\n"
     text = yaml.safe_dump(
         {"preset": FORMAT, **content}, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120

@@ -1,6 +1,6 @@
 """Records of a run: samples, steps in columns, output matches, concurrency levels.
 
-A *prompt* is one turn of one question; a *sample* is one method answering one prompt once.
+A *prompt* is one turn of one question; a *sample* is one request of one method for one prompt.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from specbench_ss.options import REFERENCE
 from specbench_ss.suite import Question
 
 Key = tuple[str, int, str, int]  # question id, turn, method label, repeat
-KEY = ("question_id", "turn", "method", "repeat")  # its parts, as columns
+KEY = ("question_id", "turn", "method", "repeat")  # columns of a Key
 
 
 def baseline_of(manifest: Mapping[str, Any]) -> str:
-    """Return the label of the run's reference: `ar`, or in a run of servers the first endpoint."""
+    """Return the label of the run's baseline: `ar`, or the first endpoint in a run of servers."""
     return str(manifest.get("baseline") or REFERENCE)
 
 
-Count = Annotated[int, Meta(ge=0, le=2**53)]  # whatever is counted; a line with another number is refused
+Count = Annotated[int, Meta(ge=0, le=2**53)]
 ConcurrencyKey = tuple[str, int, int]  # method, requests in flight, repeat
 
 
 @dataclass(slots=True)
 class ConcurrencyResult:
-    """The whole suite asked of one server or method, so many requests at a time.
+    """The whole suite on one server or method at one concurrency.
 
-    wall_s: from the first request to the end of the last answer. requests: how many were made. drafts, draft_nodes,
-    accepted_tokens: what the server's counters grew by meanwhile, None where that was not measured; of a method in this
-    process its steps, and what these drafted and accepted. started, ended: Unix times.
+    wall_s: from the first request to the end of the last output. requests: number of requests. drafts, draft_nodes,
+    accepted_tokens: increase of the server's counters, or None; of a method in this process its steps and their draft
+    and accepted tokens. started, ended: Unix times.
     """
 
     method: str
@@ -58,7 +58,7 @@ class ConcurrencyResult:
 
     @property
     def key(self) -> ConcurrencyKey:
-        """Return what makes the level unique in a run."""
+        """Return the level's unique key in a run."""
         return (self.method, self.concurrency, self.repeat)
 
     def as_dict(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ DTYPES = {**dict.fromkeys(COUNTS, np.int32), **dict.fromkeys(TIMES, np.float64)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepColumns:
-    """Some steps, one after the other: the fields of `Step` as arrays [n]. Times are in seconds."""
+    """Consecutive steps: the fields of `Step` as arrays [n]. Times are in seconds."""
 
     draft_nodes: Array
     verified_nodes: Array
@@ -89,22 +89,22 @@ class StepColumns:
 
     @classmethod
     def of(cls, steps: Iterable[Any]) -> StepColumns:
-        """Return the columns of objects that have the fields of `Step`."""
-        made = list(steps)
-        return cls(*(np.fromiter(map(attrgetter(name), made), kind, len(made)) for name, kind in DTYPES.items()))
+        """Return the columns of objects with the fields of `Step`."""
+        items = list(steps)
+        return cls(*(np.fromiter(map(attrgetter(name), items), kind, len(items)) for name, kind in DTYPES.items()))
 
     @classmethod
     def joined(cls, parts: Iterable[StepColumns]) -> StepColumns:
-        """Return the columns of all the parts, one after the other."""
-        made = list(parts) or [cls.of(())]
-        return cls(*(np.concatenate([getattr(part, name) for part in made]) for name in DTYPES))
+        """Concatenate the columns of all parts."""
+        items = list(parts) or [cls.of(())]
+        return cls(*(np.concatenate([getattr(part, name) for part in items]) for name in DTYPES))
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def take(self, which: Any) -> StepColumns:
-        """Return the steps of a slice, which shares memory, or those at an array of places."""
-        return StepColumns(*(getattr(self, name)[which] for name in DTYPES))
+    def take(self, index: Any) -> StepColumns:
+        """Return the steps of a slice (a view) or of an array of indices."""
+        return StepColumns(*(getattr(self, name)[index] for name in DTYPES))
 
     def steps(self) -> list[Step]:
         """Return the steps as objects."""
@@ -113,10 +113,10 @@ class StepColumns:
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """All steps of a run, in the order in which they were made.
+    """All steps of a run, in order.
 
-    keys: the samples that have steps. starts: [samples + 1], where the steps of each begin; the last entry is the
-    number of all steps.
+    keys: samples with steps. starts: [samples + 1], index of the first step of each; the last entry is the number of
+    all steps.
     """
 
     keys: tuple[Key, ...]
@@ -125,10 +125,10 @@ class Steps:
 
     @classmethod
     def from_samples(cls, steps: Mapping[Key, list[Step]]) -> Steps:
-        """Return the steps of samples that have some."""
-        made = {key: some for key, some in steps.items() if some}
-        columns = StepColumns.of(step for some in made.values() for step in some)
-        return cls(tuple(made), starts_of([len(some) for some in made.values()]), columns)
+        """Return the steps of the samples that have any."""
+        with_steps = {key: sample_steps for key, sample_steps in steps.items() if sample_steps}
+        columns = StepColumns.of(step for sample_steps in with_steps.values() for step in sample_steps)
+        return cls(tuple(with_steps), starts_of([len(sample_steps) for sample_steps in with_steps.values()]), columns)
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -140,21 +140,21 @@ class Steps:
 
     @property
     def index(self) -> Array:
-        """Return the number of each step within its sample, from 0."""
+        """Return the index of each step within its sample."""
         return np.asarray(np.arange(len(self)) - np.repeat(self.starts[:-1], self.counts))
 
     @cached_property
     def place(self) -> dict[Key, int]:
-        """Return where each sample stands in `keys`."""
+        """Return the index of each sample in `keys`."""
         return {key: i for i, key in enumerate(self.keys)}
 
     def of(self, key: Key) -> StepColumns:
-        """Return the steps of one sample, in order; none for a sample without steps. Nothing is copied."""
-        at = self.place.get(key)
-        return self.columns.take(slice(0, 0) if at is None else slice(*self.starts[at : at + 2].tolist()))
+        """Return the steps of one sample as a view; none for a sample without steps."""
+        index = self.place.get(key)
+        return self.columns.take(slice(0, 0) if index is None else slice(*self.starts[index : index + 2].tolist()))
 
     def together(self, keys: Iterable[Key]) -> StepColumns:
-        """Return the steps of several samples, one after the other."""
+        """Return the steps of several samples, concatenated."""
         return self.columns.take(self.steps_of(self.places(keys)))
 
     @cached_property
@@ -166,23 +166,23 @@ class Steps:
         return StepColumns(*(np.add.reduceat(x, starts) if len(starts) else x[:0] for x in wide))
 
     def places(self, keys: Iterable[Key]) -> Array:
-        """Return where these samples stand in `keys`; samples without steps are left out."""
-        return np.array([at for key in keys if (at := self.place.get(key)) is not None], dtype=np.int64)
+        """Return the indices of these samples in `keys`; samples without steps are skipped."""
+        return np.array([index for key in keys if (index := self.place.get(key)) is not None], dtype=np.int64)
 
     def only(self, keep: Array) -> Steps:
-        """Return those samples whose places in `keys` are given."""
+        """Return the samples at these indices of `keys`."""
         keys = tuple(self.keys[i] for i in keep.tolist())
         return Steps(keys, starts_of(self.counts[keep]), self.columns.take(self.steps_of(keep)))
 
     def steps_of(self, samples: Array) -> Array:
-        """Return the places of all steps of these samples. samples: their places in `keys`."""
+        """Return the indices of all steps of these samples. samples: indices in `keys`."""
         counts = self.counts[samples]
         offset = self.starts[samples] - (np.cumsum(counts) - counts)
         return np.asarray(np.arange(int(counts.sum())) + np.repeat(offset, counts))
 
 
 def starts_of(counts: Any) -> Array:
-    """Return where each of some samples begins, and the number of all steps. counts: steps of each, none of them 0."""
+    """Return the start index of each sample, and the total. counts: steps of each sample, none 0."""
     return np.concatenate([[0], np.cumsum(np.asarray(counts, dtype=np.int64))]).astype(np.int64)
 
 
@@ -194,21 +194,21 @@ Agreement = Literal[
 ]
 NonNegative = Annotated[float, Meta(ge=0)]
 Seconds = NonNegative
-Number = float | None  # None: it was not measured
+Number = float | None  # None: not measured
 Known = Count | None
 
-KILLED = "killed"  # what read_run makes of a status `running` where no process holds the directory
-MEASURED = (  # what every good sample has
+KILLED = "killed"  # status set by read_run for `running` without a process
+MEASURED = (  # required of every successful sample
     "prompt_tokens", "tokens", "prefill_tokens", "steps", "draft_nodes", "verified_nodes", "draft_depth",
     "accepted_tokens", "tokens_past_stop", "num_draft_forwards", "finish", "prefill_s", "decode_s", "wall_s",
     "token_ids",
 )  # fmt: skip
-SERVED = ("tokens", "prefill_tokens", "finish", "prefill_s", "decode_s", "wall_s", "text")  # and of a server
+SERVED = ("tokens", "prefill_tokens", "finish", "prefill_s", "decode_s", "wall_s", "text")  # required with a server
 
 
 @dataclass(slots=True)
 class KeyedRecord:
-    """Says which sample a line of a run directory belongs to. turn and repeat count from 0."""
+    """Key of a line of a run directory. turn and repeat count from 0."""
 
     question_id: str
     turn: Count
@@ -217,12 +217,12 @@ class KeyedRecord:
 
     @property
     def key(self) -> Key:
-        """Return what makes the sample unique in a run."""
+        """Return the sample's unique key in a run."""
         return (self.question_id, self.turn, self.method, self.repeat)
 
     @property
     def prompt(self) -> tuple[str, int, int]:
-        """Return what it has in common with the samples of other methods: question, turn and repeat."""
+        """Return the part of the key shared by all methods: question, turn and repeat."""
         return (self.question_id, self.turn, self.repeat)
 
     def as_dict(self) -> dict[str, Any]:
@@ -232,9 +232,9 @@ class KeyedRecord:
 
 @dataclass(slots=True)
 class SampleRecord(KeyedRecord):
-    """One sample; in a failed one every number is None.
+    """One sample; every number of a failed one is None.
 
-    Of a server prefill_s is the time to the first piece of text, and what it does not tell is None.
+    With a server prefill_s is the time to the first chunk, and unreported numbers are None.
     """
 
     category: Col[str, "task of the suite that the question belongs to"]
@@ -263,9 +263,7 @@ class SampleRecord(KeyedRecord):
     prefill_s: Col[Seconds | None, "time to read the prompt, up to the first token", "s"] = None
     decode_s: Col[Seconds | None, "time of all steps", "s"] = None
     wall_s: Col[Seconds | None, "prefill_s + decode_s", "s"] = None
-    peak_memory_bytes: Col[Known, "peak of the CUDA memory that it took besides; missing where replayed", "bytes"] = (
-        None
-    )
+    peak_memory_bytes: Col[Known, "peak of the additional CUDA memory; missing with CUDA graphs", "bytes"] = None
     quality: Col[
         Annotated[float, Meta(ge=0, le=1)] | None,
         "the suite's score of the answer; missing where the question has no reference",
@@ -274,9 +272,9 @@ class SampleRecord(KeyedRecord):
     text: Col[str | None, "the answer as text, special tokens left out"] = None
     token_ids: Col[list[int] | None, "the answer as a list of token ids"] = None
     noise_reason: Col[
-        str | None, "what disturbed the sample, in words; empty where nothing did, missing without telemetry"
+        str | None, "noise detected during the sample; empty without noise, missing without telemetry"
     ] = None
-    n_reruns: Col[int | None, "how often it was made again since it was disturbed; missing without telemetry"] = None
+    n_reruns: Col[int | None, "number of re-runs because of noise; missing without telemetry"] = None
     host_cpu_share: Col[
         Number, "share of the usable cores that this process took, its mean over the sample", "0 to 1"
     ] = None
@@ -298,7 +296,7 @@ class SampleRecord(KeyedRecord):
     gpm_dram_active: Col[Number, "share of the device memory's bandwidth that was used, by GPM", "0 to 1"] = None
     counted: Col[
         Literal["usage", "chunks"] | None,
-        "of a server: `usage` where it told the number of tokens, `chunks` where pieces were counted",
+        "of a server: `usage` if it reported the number of tokens, `chunks` if chunks were counted",
     ] = None
     chunks: Col[Known, "of a server: pieces of text that came", "chunks"] = None
     drafts: Col[
@@ -314,12 +312,12 @@ class SampleRecord(KeyedRecord):
 
     @property
     def ok(self) -> bool:
-        """Whether the sample succeeded, so that its numbers are there."""
+        """Return True if the sample succeeded and has its numbers."""
         return self.status == "ok"
 
     @property
     def later(self) -> int:
-        """The tokens that came from steps."""
+        """Return the number of tokens from steps."""
         return (self.tokens or 0) - (self.prefill_tokens or 0)
 
     def fill(self, generation: Generation) -> None:
@@ -338,15 +336,15 @@ class SampleRecord(KeyedRecord):
 
     @classmethod
     def read(cls, line: bytes) -> SampleRecord:
-        """Return the sample that was written as this line of JSON. Unknown fields are ignored.
+        """Parse a line of JSON. Unknown fields are ignored.
 
-        Raises ValueError where a field is missing or of another type, where a count is negative, or where a successful
-        sample lacks a number.
+        Raises ValueError if a field is missing or of another type, if a count is negative, or if a successful sample
+        lacks a number.
         """
         row = _read_row(line)
-        needed = SERVED if row.counted else MEASURED
-        if row.ok and (lacking := [name for name in needed if getattr(row, name) is None]):
-            raise ValueError(f"it lacks {lacking[0]}")
+        required = SERVED if row.counted else MEASURED
+        if row.ok and (missing := [name for name in required if getattr(row, name) is None]):
+            raise ValueError(f"it lacks {missing[0]}")
         return row
 
 
@@ -356,19 +354,19 @@ def step_line(key: Key, index: int, step: Step) -> dict[str, Any]:
 
 
 PIT_BINS = 10  # of the histogram of PIT values
-OUTSIDE = PIT_BINS  # the place behind these bins: tokens that the sampling filters exclude
+OUTSIDE = PIT_BINS  # bin of tokens that the sampling filters exclude
 TILTS = (-1 / 4, -1 / 16, 1 / 16, 1 / 4, 1.0)  # exponents of the alternatives p^(1 + tilt)
 
-ACCEPT_TILTS = (-1 / 2, 1 / 8, 1 / 2, 2.0)  # log-odds by which the alternatives accept more often
+ACCEPT_TILTS = (-1 / 2, 1 / 8, 1 / 2, 2.0)  # shifts of the log-odds of acceptance in the alternatives
 
 
 @dataclass(slots=True)
 class SampledTokens:
-    """Sums over the tokens x of sampled answers, each compared with the distribution p that it should be drawn from.
+    """Sums over the tokens x of sampled outputs, each compared with its target distribution p.
 
-    pit_counts: the most probable token comes first in the cumulative distribution; the last entry is of tokens that the
-    filters exclude, beyond rounding. log_ratios: for each of `TILTS`, log p^(1 + tilt)(x) / (Z p(x)). accept_ratios:
-    for each of `ACCEPT_TILTS`, of accepting with so much larger log-odds.
+    pit_counts: the most probable token is first in the cumulative distribution; the last entry counts tokens that the
+    filters exclude, beyond rounding. log_ratios: log p^(1 + tilt)(x) / (Z p(x)) for each of `TILTS`. accept_ratios: of
+    acceptance with shifted log-odds, for each of `ACCEPT_TILTS`.
     """
 
     pit_counts: Col[
@@ -390,22 +388,22 @@ class SampledTokens:
 
     @property
     def tokens(self) -> int:
-        """Return how many tokens were compared."""
+        """Return the number of compared tokens."""
         return sum(self.pit_counts)
 
     def __add__(self, other: SampledTokens) -> SampledTokens:
         """Return the sums over the tokens of both."""
         sums: list[Any] = []
-        for a, b in ((getattr(self, one.name), getattr(other, one.name)) for one in fields(self)):
+        for a, b in ((getattr(self, column.name), getattr(other, column.name)) for column in fields(self)):
             sums.append([x + y for x, y in zip(a, b, strict=True)] if isinstance(a, list) else a + b)
         return SampledTokens(*sums)
 
 
 @dataclass(slots=True)
 class OutputMatch(KeyedRecord):
-    """One answer compared with the reference's; docs/metrics.md says what the verdicts mean.
+    """Comparison of one output with the reference's (verdicts: docs/metrics.md).
 
-    sampled: of an answer at a temperature above 0, its tokens compared with the target's distribution.
+    sampled: at a temperature above 0, the comparison of its tokens with the target distribution.
     """
 
     verdict: Col[
@@ -416,22 +414,22 @@ class OutputMatch(KeyedRecord):
     drop: Col[float | None, "there, the model's best logit minus the lower one of the two tokens chosen", "logits"] = (
         None
     )
-    reason: Col[str, "why the answers were not compared, or what else there is to say; may be empty"] = ""
+    reason: Col[str, "why the answers were not compared, or a remark; may be empty"] = ""
     sampled: SampledTokens | None = None
 
 
 def answer_hash(text: str) -> str:
-    """Return the sha256 of an answer."""
+    """Return the sha256 of an output text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(slots=True)
 class JudgeVerdict(KeyedRecord):
-    """What a judge said of one answer. Its line in judge.jsonl is written after the run, by `ssbench judge`.
+    """A judge's rating of one output; its line in judge.jsonl is written after the run, by `ssbench judge`.
 
-    judge: name of the judging model. prompts: which prompts it was given. digest: sha256 of the judge and of what it
-    was sent. score: the rating over ten; None where it gave none. text: its whole answer. host: where it was asked.
-    max_tokens: of its answer. answer: sha256 of the text that it rated; '' where that was not kept.
+    judge: name of the judge model. prompts: name of its prompts. digest: sha256 of the judge and its input. score:
+    rating over ten, or None. text: its whole output. host: of the judge. max_tokens: of its output. answer: sha256 of
+    the rated text, or ''.
     """
 
     judge: str
@@ -447,11 +445,11 @@ class JudgeVerdict(KeyedRecord):
 
     @property
     def by(self) -> tuple[str, str, str, int | None]:
-        """Return what makes a judge: ratings by others are not comparable."""
+        """Return the judge's identity: ratings by different judges are not comparable."""
         return (self.judge, self.prompts, self.host, self.max_tokens)
 
     def rates(self, row: SampleRecord) -> bool:
-        """Whether this is of the row's text, and not of one that the sample had before it was made again."""
+        """Return True if it rates the sample's current text, not one from before a re-run."""
         return self.answer in ("", answer_hash(row.text or ""))
 
 
@@ -461,9 +459,9 @@ read_judged = user_files.decoder(JudgeVerdict)
 
 @dataclass
 class Run:
-    """A run directory as it was read: everything that is committed, whether the run is finished or not.
+    """Everything committed in a run directory, finished or not.
 
-    levels, requests: of served engines, the suite sent with several requests in flight.
+    concurrency, requests: of the suite at several requests at a time.
     """
 
     path: Path
@@ -478,12 +476,12 @@ class Run:
 
     @property
     def labels(self) -> list[str]:
-        """Return the method labels in the order in which they were asked for."""
+        """Return the method labels in the requested order."""
         return [method["label"] for method in self.manifest["methods"]]
 
     @property
     def served(self) -> bool:
-        """Whether servers answered, not methods in this process."""
+        """Return True for a run of servers."""
         return bool(self.manifest["config"].get("endpoints"))
 
     def entry(self, label: str) -> dict[str, Any]:
@@ -491,7 +489,7 @@ class Run:
         return next(method for method in self.manifest["methods"] if method["label"] == label)
 
     def reference(self, label: str) -> str:
-        """Return the method whose output this one's must equal."""
+        """Return the label of the reference, whose output this method's must equal."""
         return str(self.entry(label).get("reference", self.baseline))
 
     def of(self, label: str) -> list[SampleRecord]:
@@ -500,17 +498,17 @@ class Run:
 
     @property
     def baseline(self) -> str:
-        """Return the label of the method that the others are compared with."""
+        """Return the label of the baseline."""
         return baseline_of(self.manifest)
 
     @property
     def samples(self) -> int:
-        """Return how many samples the whole run has, those that are still to be made included."""
+        """Return the number of samples of the complete run."""
         return int(self.manifest["suite"]["prompts"]) * self.repeats * len(self.labels)
 
     @property
     def repeats(self) -> int:
-        """Return how often every prompt is answered: as asked, or more where intervals had to become narrow."""
+        """Return the number of repeats: as requested, or more for narrow intervals."""
         return int(self.manifest.get("repeats_made") or self.manifest["config"]["repeats"])
 
     @property
@@ -520,17 +518,19 @@ class Run:
 
     @property
     def judge(self) -> str:
-        """Return who judged last, as 'NAME at HOST, prompts PROMPTS, N tokens'; '' where nobody did."""
+        """Return the last judge as 'NAME at HOST, prompts PROMPTS, N tokens', or ''."""
         if not self.judge_verdicts:
             return ""
-        name, prompts, host, most = self.judge_verdicts[-1].by
-        return f"{name}{f' at {host}' if host else ''}, prompts {prompts}{f', {most} tokens' if most else ''}"
+        name, prompts, host, max_tokens = self.judge_verdicts[-1].by
+        return (
+            f"{name}{f' at {host}' if host else ''}, prompts {prompts}{f', {max_tokens} tokens' if max_tokens else ''}"
+        )
 
     @cached_property
     def judged_scores(self) -> dict[Key, float]:
-        """Return the ratings by the judge who judged last, over ten: those of two judges are not comparable.
+        """Return the ratings of the last judge, over ten: those of two judges are not comparable.
 
-        A rating of an answer that was replaced since is left out.
+        Ratings of replaced outputs are excluded.
         """
         rows = {row.key: row for row in self.rows} if self.judge_verdicts else {}
         same = [

@@ -1,19 +1,18 @@
 """Run directory: append-only, crash-safe and resumable.
 
-- manifest.json: what was run, and on what; replaced atomically
-- questions.json: the questions asked, for a reader of the run who does not have the suite
-- steps.jsonl: one line for each decoding step, appended before its sample's row
-- samples.jsonl: one line for each sample; this commits the sample: steps without a row do not count
-- output_match.jsonl: one line for each comparison with the reference
-- judge.jsonl: one line for each answer that a judge rated, after the run
-- requests.jsonl, concurrency.jsonl: with several requests at a time, one line for each request, and one for each
-level of a
-  method and repeat, written last: it commits the level's requests, since its throughput is that of all of them
-- telemetry.jsonl, drafts.jsonl: what was read of the machine during one try at a sample, and the drafts of one answer
+- manifest.json: configuration and environment; replaced atomically
+- questions.json: the questions, for readers without the suite
+- steps.jsonl: one line per decoding step, appended before its sample's line
+- samples.jsonl: one line per sample, which commits it: steps without a sample do not count
+- output_match.jsonl: one line per comparison with the reference
+- judge.jsonl: one line per output that a judge rated, after the run
+- requests.jsonl, concurrency.jsonl: with several requests at a time, one line per request, and one per level of a
+  method and repeat, which is written last and commits the level's requests
+- telemetry.jsonl, drafts.jsonl: machine readings of one attempt at a sample, and the drafts of one output
 
-A process killed at any byte loses at most the sample in flight or, with Ray, the questions under way. A failed sample
-is made again by --resume: of several lines with the same key, the last one counts. Where lines were lost afterwards,
-what is whole still counts, and --resume makes the rest again: docs/design/store.md.
+A process killed at any byte loses at most the sample in flight or, with Ray, the current questions. --resume runs a
+failed sample again: of several lines with the same key, the last one counts. If lines are lost later, complete records
+still count and --resume measures the others again (docs/design/store.md).
 """
 
 from __future__ import annotations
@@ -57,8 +56,7 @@ from specbench_ss.suite import Message, Question
 
 
 class RunStore(Protocol):
-    """rows: every sample that is there, by key. compared_keys: keys of samples with a verdict. path: of the run
-    directory."""
+    """Store of a run's records. rows: samples by key. compared_keys: keys of samples with a verdict."""
 
     path: Path
     manifest: dict[str, Any]
@@ -66,28 +64,28 @@ class RunStore(Protocol):
     compared_keys: set[Key]
 
     def append(self, row: SampleRecord, steps: Sequence[Step]) -> None:
-        """Take a sample."""
+        """Store a sample."""
 
     def append_output_match(self, verdict: OutputMatch) -> None:
-        """Take one comparison with the reference."""
+        """Store one comparison with the reference."""
 
-    def append_beside(self, name: str, line: dict[str, Any]) -> str:
-        """Take a line of an optional file, TELEMETRY or DRAFTS. Returns why it could not, or ''."""
+    def append_optional(self, name: str, line: dict[str, Any]) -> str:
+        """Store a line of an optional file, TELEMETRY or DRAFTS. Return the error, or ''."""
 
     def update(self, **changes: Any) -> None:
         """Change entries of the manifest."""
 
     def keep_warning(self, text: str) -> None:
-        """Take what whoever reads the results should know."""
+        """Store a warning for readers of the results."""
 
 
 def is_compared(row: KeyedRecord, baseline: str) -> bool:
-    """Say whether an answer is held against another one: all are, except the first ones of the run's reference."""
+    """Return True if an output is compared with another: all are, except the first repeat of the run's baseline."""
     return row.method != baseline or row.repeat != 0
 
 
 def compared_with(row: KeyedRecord, manifest: Mapping[str, Any]) -> Key:
-    """Return the sample that an answer is held against; repeats of the run's reference, against its first."""
+    """Return the sample that an output is compared with; repeats of the baseline are compared with its first."""
     if row.method == (baseline := baseline_of(manifest)):
         return (row.question_id, row.turn, baseline, 0)
     references = {method["label"]: method.get("reference", baseline) for method in manifest["methods"]}
@@ -95,26 +93,26 @@ def compared_with(row: KeyedRecord, manifest: Mapping[str, Any]) -> Key:
 
 
 def without_verdict(run: Run) -> list[SampleRecord]:
-    """Return the good samples that should have a verdict on their answer and have none.
+    """Return the successful samples whose verdict is missing.
 
-    In a run that has not ended, questions that are still being answered have none yet.
+    In an unfinished run, pending questions have none yet.
     """
     compared, pending = {verdict.key for verdict in run.output_match}, _pending(run)
-    held = (row for row in run.rows if row.ok and is_compared(row, run.baseline))
-    return [row for row in held if row.key not in compared and row.question_id not in pending]
+    expected = (row for row in run.rows if row.ok and is_compared(row, run.baseline))
+    return [row for row in expected if row.key not in compared and row.question_id not in pending]
 
 
 def _pending(run: Run) -> set[str]:
-    """Return the questions of which samples are missing in a run that has not ended."""
+    """Return the questions with missing samples in an unfinished run."""
     if run.manifest.get("status") == "complete":
         return set()
-    made = Counter(row.question_id for row in run.rows)
-    whole = {question.id: len(question.turns) * run.repeats * len(run.labels) for question in run.questions}
-    return {question for question, n in made.items() if n < whole.get(question, n)}
+    counts = Counter(row.question_id for row in run.rows)
+    totals = {question.id: len(question.turns) * run.repeats * len(run.labels) for question in run.questions}
+    return {question for question, n in counts.items() if n < totals.get(question, n)}
 
 
 def uncompared(run: Run) -> list[SampleRecord]:
-    """Return those of a complete run: their verdicts are lost, where those of an unfinished run may still come."""
+    """Return the samples of a complete run whose verdict is lost; an unfinished run may still add it."""
     return without_verdict(run) if run.manifest.get("status") == "complete" else []
 
 
@@ -123,11 +121,10 @@ TELEMETRY, DRAFTS, TRACES = "telemetry.jsonl", "drafts.jsonl", "traces"
 
 @dataclass(slots=True)
 class Readings(KeyedRecord):
-    """What was read of the machine during one try at a sample.
+    """Machine readings of one attempt at a sample.
 
-    attempt: from 0; the last one is the sample's. disturbed: what disturbed it, or ''. started: Unix time of the first
-    reading. columns: `t_s`, seconds since then, and the readings by name, each as long as `t_s`, None where one is
-    missing.
+    attempt: from 0; the last one is the sample's. noise_reason: detected noise, or ''. started: Unix time of the first
+    reading. columns: `t_s`, seconds since then, and the readings by name, each of the same length, None if missing.
     """
 
     attempt: int
@@ -138,12 +135,12 @@ class Readings(KeyedRecord):
 
 @dataclass(slots=True)
 class DraftStep:
-    """The draft of one step. Node 0 is the root, which was decided before; parents come before children.
+    """Draft of one step. Node 0 is the root, decided before; parents come before children.
 
-    tokens, parents, text: of every drafted node, [n]. pruned: nodes that the method left out before verification.
-    path: accepted nodes, the root first. next: the token that the target put behind them. p: the target's probability
-    of each node behind its parent, [n], and None for the root and for pruned nodes. q: the probability with which a
-    node was drawn, [n]; None where candidates were not drawn but chosen, as by top-k.
+    tokens, parents, text: of every node, [n]. pruned: nodes that the method removed before verification. path: accepted
+    nodes, root first. next: the target's token after them. p: the target's probability of each node at its parent, [n],
+    None for the root and pruned nodes. q: probability with which a node was sampled, [n]; None for deterministic
+    candidates, as with top-k.
     """
 
     tokens: list[int]
@@ -159,10 +156,10 @@ class DraftStep:
 
 @dataclass(slots=True)
 class Drafts(KeyedRecord):
-    """The drafts of one answer, from an untimed second pass.
+    """Drafts of one output, from an untimed second pass.
 
-    same_answer: whether this pass gave the tokens that the timed one gave, as far as it went. reason: why there are no
-    steps, or why there are not all of them; may be empty.
+    same_answer: this pass gave the same tokens as the timed one, as far as it went. reason: why steps are missing, or
+    ''.
     """
 
     same_answer: bool | None = None
@@ -174,15 +171,15 @@ _read_readings, _read_drafts = user_files.decoder(Readings), user_files.decoder(
 
 
 def read_telemetry(path: Path) -> list[Readings]:
-    """Return the readings of a run directory; of a sample that was made again after a kill, the later tries."""
-    found: dict[Key, list[Readings]] = {}
-    for one in storage.scan(path / TELEMETRY, _read_readings)[0]:
-        found[one.key] = [*(found.get(one.key, ()) if one.attempt else ()), one]
-    return [one for tries in found.values() for one in tries]
+    """Return the readings of a run directory; of a sample that was repeated after a kill, the later attempts."""
+    readings: dict[Key, list[Readings]] = {}
+    for reading in storage.scan(path / TELEMETRY, _read_readings)[0]:
+        readings[reading.key] = [*(readings.get(reading.key, ()) if reading.attempt else ()), reading]
+    return [reading for attempts in readings.values() for reading in attempts]
 
 
 def read_drafts(path: Path) -> list[Drafts]:
-    """Return the recorded drafts of a run directory; of an answer that was recorded twice, the later record."""
+    """Return the recorded drafts of a run directory, the last record of each output."""
     return latest(storage.scan(path / DRAFTS, _read_drafts)[0])
 
 
@@ -219,46 +216,45 @@ _read_questions = user_files.decoder(list[_StoredQuestion])
 
 
 class RunDir:
-    """An open run directory. Only one process may write to it at a time, and none that was forked since.
+    """An open run directory, writable by one process, not by its forks.
 
-    rows: every committed sample, except those that failed in earlier sessions. compared_keys: keys of samples with
-    a verdict.
+    rows: every committed sample, except failed ones of earlier sessions. compared_keys: keys of samples with a verdict.
     """
 
     def __init__(
-        self, path: Path, manifest: dict[str, Any], rows: list[SampleRecord], compared_keys: Iterable[Key], held: int
+        self, path: Path, manifest: dict[str, Any], rows: list[SampleRecord], compared_keys: Iterable[Key], lock_fd: int
     ) -> None:
         self.path, self.manifest = path, manifest
         self.rows = {row.key: row for row in rows}
         self.compared_keys = set(compared_keys)
         self._process = os.getpid()
-        self._lock, self._given_up = held, dict[str, str]()
+        self._lock, self._write_errors = lock_fd, dict[str, str]()
         self._files = {name: (path / name).open("ab", buffering=0) for name in (STEPS, SAMPLES, OUTPUT_MATCH)}
 
     @classmethod
     def open(cls, where: OutputOptions, manifest: dict[str, Any], questions: Sequence[Question] = ()) -> RunDir:
-        """Make a new directory, or, with where.resume, open the unfinished one of the same run. Raises UserError."""
+        """Create a directory, or, with where.resume, open the unfinished one of the same run. Raises UserError."""
         path, rows, compared_keys = where.out, list[SampleRecord](), list[Key]()
         resuming = check_out(where)
-        with _errors_named(path), contextlib.ExitStack() as on_error:
+        with _os_errors(path), contextlib.ExitStack() as on_error:
             path.mkdir(parents=True, exist_ok=True)
-            held = lock(path)
-            on_error.callback(os.close, held)
+            lock_fd = lock(path)
+            on_error.callback(os.close, lock_fd)
             if resuming:
                 manifest = same_run(path, manifest)
                 rows, compared_keys = _recover(path, manifest)
-                for name in PARQUET:  # they are of what was there until now
+                for name in PARQUET:  # outdated from now on
                     (path / name).unlink(missing_ok=True)
             else:
                 storage.write_json(path / MANIFEST, manifest)
             if not read_questions(path):
                 storage.write_json(path / QUESTIONS, [q.content() for q in questions])
-            run_dir = cls(path, manifest, rows, compared_keys, held)
+            run_dir = cls(path, manifest, rows, compared_keys, lock_fd)
             on_error.pop_all()
         return run_dir
 
     def append(self, row: SampleRecord, steps: Sequence[Step]) -> None:
-        """Commit a sample: write its steps, then its row, and flush each to the disk."""
+        """Commit a sample: write its steps, then its line, and flush each to the disk."""
         lines = [step_line(row.key, i, step) for i, step in enumerate(steps)]
         with self._write_access():
             storage.append(self._files[STEPS], lines)
@@ -272,30 +268,30 @@ class RunDir:
         self.compared_keys.add(verdict.key)
 
     def append_concurrency(self, level: ConcurrencyResult, rows: Sequence[SampleRecord]) -> None:
-        """Commit a level: write its requests, then the level itself, and flush each to the disk."""
+        """Commit a level: write its requests, then the level, and flush each to the disk."""
         with self._write_access():
-            for name, made in ((REQUESTS, [row.as_dict() for row in rows]), (CONCURRENCY, [level.as_dict()])):
+            for name, records in ((REQUESTS, [row.as_dict() for row in rows]), (CONCURRENCY, [level.as_dict()])):
                 with (self.path / name).open("ab", buffering=0) as file:
-                    storage.append(file, made)
+                    storage.append(file, records)
 
-    def append_beside(self, name: str, line: dict[str, Any]) -> str:
-        """Append a line to an optional file, TELEMETRY or DRAFTS. Returns why it could not, or ''.
+    def append_optional(self, name: str, line: dict[str, Any]) -> str:
+        """Append a line to an optional file, TELEMETRY or DRAFTS. Return the error, or ''.
 
-        These are worth less than the run: no failure is raised. After one nothing more is written to that file in this
-        session: no line is put behind half of one.
+        No error is raised, since the run matters more. After one the file gets no more lines in this session, so that
+        none follows an incomplete one.
         """
         with self._write_access():
-            if name in self._given_up:
-                return self._given_up[name]
+            if name in self._write_errors:
+                return self._write_errors[name]
             try:
                 if name not in self._files:
                     self._files[name] = (self.path / name).open("ab", buffering=0)
                 storage.append(self._files[name], [line])
-            except ValueError as e:  # a number that is not finite: nothing of the line was written
+            except ValueError as e:  # NaN or infinity: nothing of the line was written
                 return f"a line of {name} could not be written: {e}"
             except OSError as e:
-                self._given_up[name] = f"{name} could not be written any further: {os_reason(e)}"
-            return self._given_up.get(name, "")
+                self._write_errors[name] = f"{name} could not be written any further: {os_reason(e)}"
+            return self._write_errors.get(name, "")
 
     def update(self, **changes: Any) -> None:
         """Change entries of the manifest atomically."""
@@ -305,20 +301,20 @@ class RunDir:
 
     def keep_warning(self, text: str) -> None:
         """Write a warning into the manifest, once."""
-        kept = self.manifest.get("warnings", [])
-        if text not in kept:
-            self.update(warnings=[*kept, text])
+        warnings = self.manifest.get("warnings", [])
+        if text not in warnings:
+            self.update(warnings=[*warnings, text])
 
     @contextlib.contextmanager
     def _write_access(self) -> Iterator[None]:
-        """Convert errors as `_errors_named` does. Raises UserError in a forked process, before anything is written."""
+        """Convert errors as `_os_errors` does. Raises UserError in a forked process before anything is written."""
         if os.getpid() != self._process:
             raise UserError(f"{self.path} belongs to process {self._process}; a forked process cannot write to it")
-        with _errors_named(self.path):
+        with _os_errors(self.path):
             yield
 
     def close(self) -> None:
-        """Close the files. What was appended is already on the disk."""
+        """Close the files; appended lines are already on the disk."""
         for file in self._files.values():
             file.close()
         os.close(self._lock)
@@ -331,17 +327,17 @@ class RunDir:
 
 
 def check_out(where: OutputOptions) -> bool:
-    """Say whether a run is to be resumed: where.resume, and something is there. Raises UserError where it cannot be.
+    """Return True if a run is to be resumed: where.resume, and the directory has content. Raises UserError.
 
-    This leaves nothing behind and is cheap: call it before anything is loaded.
+    Leaves no trace and is fast: call it before anything is loaded.
     """
-    with _errors_named(where.out):
-        there = next(p for p in (where.out, *where.out.absolute().parents) if p.exists())
-        if not there.is_dir():
-            raise UserError(f"cannot write to {where.out}: {there} is not a folder")
+    with _os_errors(where.out):
+        existing = next(p for p in (where.out, *where.out.absolute().parents) if p.exists())
+        if not existing.is_dir():
+            raise UserError(f"cannot write to {where.out}: {existing} is not a folder")
         content = [p for p in where.out.iterdir() if p.suffix != ".tmp"] if where.out.exists() else []
         if content and not where.resume:
-            raise UserError(f"{where.out} is not empty: give another directory, or --resume to continue that run")
+            raise UserError(f"{where.out} is not empty; use another directory, or --resume to continue that run")
         if content and not (where.out / MANIFEST).exists():
             raise UserError(f"{where.out} is not a run directory: it has no {MANIFEST}")
     check_place(where.out)
@@ -349,69 +345,75 @@ def check_out(where: OutputOptions) -> bool:
 
 
 def run_around(path: Path) -> Path | None:
-    """Return the run directory that a path is or lies in, links followed; None where there is none."""
-    whole = path.resolve()
+    """Return the run directory that contains the path, links followed, or None."""
+    resolved = path.resolve()
     return next(
-        (at for at in (whole, *whole.parents) if all((at / name).exists() for name in (MANIFEST, SAMPLES))), None
+        (
+            folder
+            for folder in (resolved, *resolved.parents)
+            if all((folder / name).exists() for name in (MANIFEST, SAMPLES))
+        ),
+        None,
     )
 
 
 def is_of_run(path: Path) -> bool:
-    """Return True for a file that a run directory consists of, links followed."""
-    whole = path.resolve()
+    """Return True for a file of a run directory, links followed."""
+    resolved = path.resolve()
     return (
-        whole.name in (MANIFEST, QUESTIONS, SAMPLES, STEPS, OUTPUT_MATCH, JUDGE) and run_around(whole) == whole.parent
+        resolved.name in (MANIFEST, QUESTIONS, SAMPLES, STEPS, OUTPUT_MATCH, JUDGE)
+        and run_around(resolved) == resolved.parent
     )
 
 
 def check_place(path: Path) -> None:
-    """Raise UserError where a folder cannot be made or written to. This leaves nothing behind."""
-    with _errors_named(path):
-        there = next(p for p in (path, *path.absolute().parents) if p.exists())
-        if not os.access(there, os.W_OK | os.X_OK):
+    """Raise UserError if a folder cannot be created or written to. Leaves no trace."""
+    with _os_errors(path):
+        existing = next(p for p in (path, *path.absolute().parents) if p.exists())
+        if not os.access(existing, os.W_OK | os.X_OK):
             raise UserError(f"cannot write to {path}: permission denied")
         if not path.exists():
-            _try_to_make(path)
+            _test_mkdir(path)
 
 
-def _try_to_make(folder: Path) -> None:
-    """Make a folder with its parents and remove them again, because access rights alone do not say whether it works."""
+def _test_mkdir(folder: Path) -> None:
+    """Create a folder with its parents and remove them again: access rights alone are not conclusive."""
     missing = [p for p in (folder, *folder.parents) if not p.exists()]
     try:
         folder.mkdir(parents=True)
     finally:
-        for made in missing:
+        for created in missing:
             with contextlib.suppress(OSError):
-                made.rmdir()
+                created.rmdir()
 
 
 def read_run(path: Path) -> Run:
-    """Read everything that is committed in a run directory, without changing it. Raises UserError.
+    """Read everything committed in a run directory, without changing it. Raises UserError.
 
-    A run whose status says `running` although no process holds its directory gets the status KILLED.
+    A run with status `running` gets the status KILLED if no process has locked its directory.
     """
     manifest = read_manifest(path)
     if manifest["status"] == "running" and not in_use(path):
         manifest["status"] = KILLED
     rows = latest(storage.scan(path / SAMPLES, SampleRecord.read)[0])
-    there = {row.key for row in rows}
+    keys = {row.key for row in rows}
     verdicts = latest(storage.scan(path / OUTPUT_MATCH, read_output_match)[0])
     return Run(
         path,
         manifest,
         rows,
         _steps(path, rows),
-        [verdict for verdict in verdicts if verdict.key in there],
+        [verdict for verdict in verdicts if verdict.key in keys],
         read_questions(path),
-        [verdict for verdict in storage.scan(path / JUDGE, read_judged)[0] if verdict.key in there],
+        [verdict for verdict in storage.scan(path / JUDGE, read_judged)[0] if verdict.key in keys],
         *read_concurrency(path),
     )
 
 
 @contextlib.contextmanager
 def judging(path: Path) -> Iterator[Callable[[JudgeVerdict], None]]:
-    """Give a function that commits a judge's verdict. Only one process may write to a run directory at a time."""
-    with _errors_named(path), contextlib.ExitStack() as stack:
+    """Yield a function that commits a judge's verdict, with the directory locked."""
+    with _os_errors(path), contextlib.ExitStack() as stack:
         stack.callback(os.close, lock(path))
         storage.cut(path / JUDGE, read_judged)
         file = stack.enter_context((path / JUDGE).open("ab", buffering=0))
@@ -424,7 +426,7 @@ def _steps(path: Path, rows: Iterable[SampleRecord]) -> Steps:
 
 
 def _steps_of(path: Path, lines: StepLines, rows: Iterable[SampleRecord]) -> Steps:
-    """Return the steps of the good samples. Raises UserError where some are missing."""
+    """Return the steps of the successful samples. Raises UserError if some are missing."""
     try:
         return lines.steps({row.key: row.steps or 0 for row in rows if row.ok})
     except ValueError as error:
@@ -432,9 +434,9 @@ def _steps_of(path: Path, lines: StepLines, rows: Iterable[SampleRecord]) -> Ste
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Return the questions of a run directory; none where it was killed before they were written.
+    """Return the questions of a run directory; none if the run was killed before writing them.
 
-    Raises UserError where they cannot be read.
+    Raises UserError if they cannot be read.
     """
     file = path / QUESTIONS
     try:
@@ -453,32 +455,32 @@ def latest(records: Iterable[Record]) -> list[Record]:
 
 
 def _recover(path: Path, manifest: Mapping[str, Any]) -> tuple[list[SampleRecord], list[Key]]:
-    """Cut off the half of a last line, and return the successful rows and the keys that have a verdict.
+    """Truncate incomplete last lines; return the successful samples and the keys with a verdict.
 
-    Verdicts that only say that a sample failed do not count: there may be a real one now.
+    Verdicts on a failed sample or reference do not count, since a resumed run may replace them.
     """
     rows = latest(storage.cut(path / SAMPLES, SampleRecord.read))
     verdicts = latest(storage.cut(path / OUTPUT_MATCH, read_output_match))
     lines = read_step_lines(path / STEPS)
     _steps_of(path, lines, rows)
     storage.truncate(path / STEPS, lines.end)
-    of_others = {
+    readers = {
         TELEMETRY: _read_readings,
         DRAFTS: _read_drafts,
         CONCURRENCY: _read_concurrency,
         REQUESTS: SampleRecord.read,
     }
-    for name, read in of_others.items():
+    for name, read in readers.items():
         storage.cut(path / name, read)
     good = [row for row in rows if row.ok]
     done = {row.key for row in good}
-    kept = (v for v in verdicts if v.key in done and compared_with(v, manifest) in done)
-    return good, [verdict.key for verdict in kept if verdict.reason not in FAILED]
+    current = (v for v in verdicts if v.key in done and compared_with(v, manifest) in done)
+    return good, [verdict.key for verdict in current if verdict.reason not in FAILED]
 
 
 @contextlib.contextmanager
-def _errors_named(path: Path) -> Iterator[None]:
-    """Turn an error of the operating system into a one-line UserError."""
+def _os_errors(path: Path) -> Iterator[None]:
+    """Convert errors of the operating system into a one-line UserError."""
     try:
         yield
     except OSError as e:

@@ -1,6 +1,6 @@
 """Files of a run's steps: JSON lines read into columns, and Parquet.
 
-docs/design/store.md has the rules. What is written: `specbench_ss/results/frames.py`.
+Rules: docs/design/store.md. Writer: `specbench_ss/results/frames.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specbench_ss import storage, user_files
 from specbench_ss.runs.records import DTYPES, KEY, Array, Key, StepColumns, Steps, starts_of
 from specbench_ss.storage import file_sha256
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # what fits its column
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # range of its column
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -44,16 +44,15 @@ class _Line(msgspec.Struct, gc=False):
 
 
 read_step_line = user_files.decoder(_Line)
-_many = msgspec.json.Decoder(_Line).decode_lines
+_decode_lines = msgspec.json.Decoder(_Line).decode_lines
 EMPTY = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
 class Block:
-    """Lines of one sample that are numbered 0, 1, 2, ...
+    """Consecutively numbered lines of one sample.
 
-    first: index of the first of them; another one than 0 says that lines before it are lost. start, stop: line numbers
-    from 0.
+    first: index of the first line; if it is not 0, earlier lines are lost. start, stop: line numbers from 0.
     """
 
     key: Key
@@ -64,16 +63,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class StepLines:
-    """What steps.jsonl holds: every whole line, in blocks. end: number of bytes that the whole lines take."""
+    """Content of steps.jsonl: every complete line, in blocks. end: size of the complete lines in bytes."""
 
     columns: StepColumns
     blocks: list[Block]
     end: int
 
     def steps(self, wanted: Mapping[Key, int]) -> Steps:
-        """Return the steps of these samples in the order of the file; of a sample with several blocks, the last one.
+        """Return the steps of these samples in the order of the file; of several blocks of a sample, the last one.
 
-        wanted: how many steps each sample has. Raises ValueError where some of them are missing.
+        wanted: number of steps of each sample. Raises ValueError if some are missing.
         """
         last = {block.key: block for block in self.blocks if block.key in wanted}
         counts = {key: block.stop - block.start for key, block in last.items() if not block.first}
@@ -82,7 +81,7 @@ class StepLines:
                 raise ValueError(f"it lacks steps of {key[0]} turn {key[1] + 1} of {key[2]}")
         blocks = sorted((last[key] for key, count in wanted.items() if count), key=lambda block: block.start)
         ranges = [np.arange(block.start, block.stop) for block in blocks]
-        sizes = [len(one) for one in ranges]
+        sizes = [len(indices) for indices in ranges]
         columns = (
             self.columns if sum(sizes) == len(self.columns) else self.columns.take(np.concatenate([EMPTY, *ranges]))
         )
@@ -90,84 +89,84 @@ class StepLines:
 
 
 def read_step_lines(file: Path) -> StepLines:
-    """Return what the file holds; nothing where it is missing. Raises UserError with the number of a damaged line."""
+    """Return the content of the file, if it exists. Raises UserError with the number of a damaged line."""
     parts, blocks, end, number = list[StepColumns](), list[Block](), 0, 0
     for piece in storage.pieces(file):
-        lines = _decoded(file, piece, number)
+        lines = _read_lines(file, piece, number)
         parts.append(StepColumns.of(lines))
         _extend(blocks, lines, number)
         number, end = number + len(lines), end + len(piece)
     return StepLines(StepColumns.joined(parts), blocks, end)
 
 
-def _decoded(file: Path, piece: bytes, before: int) -> list[_Line]:
-    """Return the lines of a piece of the file. before: how many lines there were before it."""
+def _read_lines(file: Path, chunk: bytes, n_before: int) -> list[_Line]:
+    """Return the lines of a chunk of the file. n_before: number of lines before it."""
     try:
-        lines = _many(piece)
-        if len(lines) == piece.count(b"\n"):  # an empty line is passed over, and is damage
+        lines = _decode_lines(chunk)
+        if len(lines) == chunk.count(b"\n"):  # msgspec skips an empty line, which is damage
             return lines
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        pass  # one by one, to find the line, or to read what msgspec alone does not
-    whole = piece[:-1].split(b"\n")
-    return [storage.record(file, number, line, read_step_line) for number, line in enumerate(whole, before + 1)]
+        pass  # one by one, to find the damaged line or to read what msgspec rejects
+    lines_ = chunk[:-1].split(b"\n")
+    return [storage.record(file, number, line, read_step_line) for number, line in enumerate(lines_, n_before + 1)]
 
 
 def _extend(blocks: list[Block], lines: list[_Line], number: int) -> None:
-    """Add lines, the first of which has this number, to the blocks; a line may belong to the last one."""
+    """Add lines, the first with this number, to the blocks; they may extend the last one."""
     last = blocks[-1] if blocks else None
-    for at, line in enumerate(lines, number):
+    for row, line in enumerate(lines, number):
         key = (line.question_id, line.turn, line.method, line.repeat)
         if last is not None and line.index == last.first + last.stop - last.start and last.key == key:
             last.stop += 1
         else:
-            blocks.append(last := Block(key, line.index, at, at + 1))
+            blocks.append(last := Block(key, line.index, row, row + 1))
 
 
 STEPS_PARQUET, SAMPLES_PARQUET = "steps.parquet", "samples.parquet"
 OUTPUT_MATCH_PARQUET, SUMMARY_PARQUET = "output_match.parquet", "summary.parquet"
 PARQUET = (STEPS_PARQUET, SAMPLES_PARQUET, OUTPUT_MATCH_PARQUET, SUMMARY_PARQUET)
-MADE_FROM, CHECKSUM = b"specbench_ss.made_from", b"specbench_ss.checksum"  # entries of the metadata of steps.parquet
+MADE_FROM, CHECKSUM = b"specbench_ss.made_from", b"specbench_ss.checksum"  # metadata keys of steps.parquet
 
 
 def made_from(files: tuple[Path, ...]) -> bytes:
-    """Return sizes and hashes of files, to be kept beside what is made of them. Raises OSError."""
+    """Return sizes and hashes of source files, for the metadata of a derived file. Raises OSError."""
     return json.dumps({file.name: [file.stat().st_size, file_sha256(file)] for file in files}).encode()
 
 
 def checksum(steps: Steps) -> bytes:
-    """Return a checksum of keys and columns. Arrow's own of every page take four times as long as reading them."""
-    found = zlib.crc32(json.dumps(steps.keys).encode())
+    """Return a checksum of keys and columns; Arrow's page checksums take four times as long as reading."""
+    crc = zlib.crc32(json.dumps(steps.keys).encode())
     for column in (steps.starts, *(getattr(steps.columns, name) for name in DTYPES)):
-        found = zlib.crc32(np.ascontiguousarray(column).data, found)
-    return str(found).encode()
+        crc = zlib.crc32(np.ascontiguousarray(column).data, crc)
+    return str(crc).encode()
 
 
 def stored_steps(path: Path, files: tuple[Path, ...]) -> Steps | None:
     """Return the steps in the Parquet file of a run directory.
 
-    None where it is missing, damaged, or was not made from these files as they are now.
+    None if it is missing, damaged, or outdated against these files.
     """
     file = path / STEPS_PARQUET
     try:
         return _read(file, files) if file.is_file() else None
-    except Exception:  # Arrow has many kinds of errors, and the lines are there to be read
+    except Exception:  # Arrow has many error classes, and the JSON lines can be read instead
         return None
 
 
 def _read(file: Path, files: tuple[Path, ...]) -> Steps | None:
     stored = pq.ParquetFile(file, read_dictionary=["question_id", "method"])
-    facts = stored.metadata.metadata or {}
-    sizes = json.loads(facts[MADE_FROM])
+    metadata = stored.metadata.metadata or {}
+    sizes = json.loads(metadata[MADE_FROM])
     if [sizes[f.name][0] for f in files] != [f.stat().st_size for f in files]:
-        return None  # at once, without reading the files
+        return None  # without hashing the files
     if sizes != json.loads(made_from(files)):
         return None
     steps = _steps(stored.read(columns=[*KEY, "index", *DTYPES]))
-    return steps if checksum(steps) == facts[CHECKSUM] else None
+    return steps if checksum(steps) == metadata[CHECKSUM] else None
 
 
 def _steps(table: Any) -> Steps:
-    """Return the steps of an Arrow table. Every sample in it is whole, so each begins where `index` is 0."""
+    """Return the steps of an Arrow table; each sample begins at `index` 0."""
     begins = np.flatnonzero(_array(table.column("index")) == 0)
     columns = StepColumns(*(_array(table.column(name)).astype(kind, copy=False) for name, kind in DTYPES.items()))
     firsts = table.select(KEY).take(begins).to_pydict()
@@ -176,7 +175,7 @@ def _steps(table: Any) -> Steps:
 
 
 def _array(column: Any) -> Array:
-    """Return a column of numbers. Arrow's own way to numpy imports pandas first. Raises ValueError where one lacks."""
+    """Return a numeric column without importing pandas, as Arrow would. Raises ValueError for a missing number."""
     whole = column.combine_chunks()
     if whole.null_count:
         raise ValueError("a number is missing")

@@ -1,1 +1,1 @@
-"""What all trainers share."""
+"""Training of drafters: text, batches, losses, loop and checkpoints."""

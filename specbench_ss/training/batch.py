@@ -1,4 +1,4 @@
-"""Training batches: anchors, labels and documents, and the states of the frozen base on them."""
+"""Training batches: anchors, labels, documents and the frozen base's states."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from specbench_ss.engine.target import AnyCache, Target
 
 @dataclass(slots=True)
 class Anchors:
-    """Positions to draft from, with the tokens that follow them.
+    """Positions to draft from, with the tokens after them.
 
-    at: int64 [B, A], the positions of the input tokens x_t. labels: int64 [B, A, 1 + ahead], the tokens x_{t+1+j};
-    labels[..., 0] is the next token, which the main stream predicts. Where an answer ends before t+1+j, the label is
-    -100.
+    at: int64 [B, A], positions of the input tokens x_t. labels: int64 [B, A, 1 + ahead], the tokens x_{t+1+j};
+    labels[..., 0] is the next token, which the main stream predicts. -100 after the end of an answer.
     """
 
     at: Tensor
@@ -31,10 +30,9 @@ class Anchors:
 
 @dataclass(slots=True)
 class Documents:
-    """Several texts in one row, each of which stands alone, as prompts do in decoding.
+    """Several independent texts per row, as prompts are in decoding.
 
-    numbers: int64 [B, T], the text that each token belongs to, ascending; -1 in padding. places: int64 [B, T], the
-    token's position in its text.
+    numbers: int64 [B, T], index of each token's text, ascending; -1 in padding. places: int64 [B, T], position in it.
     """
 
     numbers: Tensor
@@ -45,24 +43,23 @@ class Documents:
         return Documents(self.numbers.to(device), self.places.to(device))
 
     def same(self, at: Tensor, until: int) -> Tensor:
-        """Say for rows `at` [B, q] and keys 0..until-1 whether both belong to one text, as bool [B, q, until]."""
+        """Return bool [B, q, until]: True if rows `at` [B, q] and keys 0..until-1 belong to one text."""
         return self.numbers.gather(1, at)[..., None] == self.numbers[:, None, :until]
 
     def masks(self, widths: Iterable[int | None], dtype: torch.dtype) -> dict[int | None, Tensor]:
         """Return {width: additive mask [B, 1, T, T]}, causal within each text. width: a sliding window's, or None."""
-        at = torch.arange(self.numbers.shape[1], device=self.numbers.device)
-        ahead = at[:, None] - at  # [T, T], how far a key lies back
-        see = self.same(at.expand(len(self.numbers), -1), len(at)) & (ahead >= 0)
-        return {w: additive(see if w is None else see & (ahead < w), dtype) for w in dict.fromkeys(widths)}
+        columns = torch.arange(self.numbers.shape[1], device=self.numbers.device)
+        distance = columns[:, None] - columns  # [T, T], how far back a key is
+        visible = self.same(columns.expand(len(self.numbers), -1), len(columns)) & (distance >= 0)
+        return {w: additive(visible if w is None else visible & (distance < w), dtype) for w in dict.fromkeys(widths)}
 
 
 @dataclass(slots=True)
 class Batch:
-    """One batch: ids int64 [B, T]; labels int64 [B, T, 1 + ahead] as in `Anchors`, but at every position; some anchors.
+    """One batch: ids int64 [B, T]; labels int64 [B, T, 1 + ahead] as in `Anchors`, at every position; some anchors.
 
-    labels[..., 0] != -100 marks the positions whose next token belongs to an answer: those are the ones that carry
-    streams. documents: None where a row is one text under a plain causal mask. share_of: the batch that these rows are
-    a part of.
+    labels[..., 0] != -100 marks the positions whose next token belongs to an answer, which have streams. documents:
+    None for one text per row under a plain causal mask. share_of: the batch of which these rows are a part.
     """
 
     ids: Tensor
@@ -73,12 +70,12 @@ class Batch:
 
     @property
     def whole(self) -> Batch:
-        """Return the batch that losses are means over, so that the losses of a batch's shares add up to its own."""
+        """Return the batch over which losses are means, so that the losses of its shares add up."""
         return self.share_of or self
 
     @property
     def positions(self) -> Tensor:
-        """Return where in its text each token stands, int64 [B, T]."""
+        """Return each token's position in its text, int64 [B, T]."""
         if self.documents is not None:
             return self.documents.places
         return torch.arange(self.ids.shape[1], device=self.ids.device).expand(len(self.ids), -1)
@@ -98,13 +95,15 @@ class Batch:
         return Batch(self.ids[chosen], self.labels[chosen], anchors, documents, self.whole)
 
 
-def additive(see: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn a bool mask [B, q, k] into an additive mask [B, 1, q, k]."""
-    return torch.zeros(see.shape, device=see.device, dtype=dtype).masked_fill_(~see, torch.finfo(dtype).min)[:, None]
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the additive mask [B, 1, q, k] of a bool mask [B, q, k]."""
+    return torch.zeros(visible.shape, device=visible.device, dtype=dtype).masked_fill_(
+        ~visible, torch.finfo(dtype).min
+    )[:, None]
 
 
 def future_labels(ids: NDArray[np.int64], answer: NDArray[np.bool_], end: int, ahead: int) -> NDArray[np.int64]:
-    """Return labels [B, T, 1 + ahead]: x_{t+1+j} while x_{t+1..t+1+j} lie in one answer, else -100.
+    """Return labels [B, T, 1 + ahead]: x_{t+1+j} while x_{t+1..t+1+j} are in one answer, else -100.
 
     answer: bool [B, T], True inside answers.
     """
@@ -121,7 +120,7 @@ def future_labels(ids: NDArray[np.int64], answer: NDArray[np.bool_], end: int, a
 
 
 def pick_anchors(labels: NDArray[np.int64], count: int, rng: np.random.Generator) -> Anchors:
-    """Choose up to `count` random positions a row that two tokens follow. labels: as `future_labels` gives them."""
+    """Choose up to `count` random positions per row with at least two labels. labels: from `future_labels`."""
     good = labels[..., 1] != -100  # [B, T]
     at = np.argsort(-np.where(good, rng.random(good.shape), -1.0), axis=1)[:, :count]
     chosen = np.where(good[..., None], labels, -100)[np.arange(len(at))[:, None], at]
@@ -130,9 +129,9 @@ def pick_anchors(labels: NDArray[np.int64], count: int, rng: np.random.Generator
 
 @dataclass(slots=True)
 class BaseStates:
-    """What the frozen base computed on a batch [B, T]. Fields that nobody asked for are empty.
+    """States of the frozen base on a batch [B, T]. Fields that are not needed are empty.
 
-    final: [B, T, h], normed states that the LM head reads. taps: {layer: [B, T, h]}, inputs of layers.
+    final: [B, T, h], normed states (the input of the LM head). hidden_states: {layer: [B, T, h]}, inputs of layers.
     kv: {layer: (keys, values)}, each [B, kv_heads, T, head_dim]. documents: those of the batch.
     """
 
@@ -142,19 +141,19 @@ class BaseStates:
     documents: Documents | None = None
 
     def at(self, states: Tensor, anchors: Anchors) -> Tensor:
-        """Pick states [B, T, h] at the anchors, [B, A, h]."""
+        """Return states [B, T, h] at the anchors, [B, A, h]."""
         return states.gather(1, anchors.at[..., None].expand(-1, -1, states.shape[-1]))
 
     def ahead(self, at: Tensor, n: int) -> Tensor:
-        """Final states [B, A, n, h] that decide the n tokens behind the next one of positions `at` [B, A].
+        """Return the final states [B, A, n, h] that predict the n tokens after the next one of positions `at` [B, A].
 
-        Beyond the row's end it is the last state, where there is no label.
+        Beyond the row's end, where there is no label, it is the last state.
         """
-        places = at[..., None] + torch.arange(1, n + 1, device=at.device)  # what decides x_{t+2+i}
+        places = at[..., None] + torch.arange(1, n + 1, device=at.device)  # predicts x_{t+2+i}
         places = places.clamp_max(self.final.shape[1] - 1).flatten(1)  # [B, A*n]
-        found = self.final.gather(1, places[..., None].expand(-1, -1, self.final.shape[-1]))
-        shaped: Tensor = found.unflatten(1, (-1, n))
-        return shaped
+        gathered = self.final.gather(1, places[..., None].expand(-1, -1, self.final.shape[-1]))
+        states: Tensor = gathered.unflatten(1, (-1, n))
+        return states
 
 
 @torch.no_grad()
@@ -165,22 +164,22 @@ def base_states(
     kv_from: int | None,
     documents: Documents | None = None,
 ) -> BaseStates:
-    """Run the frozen base over ids [B, T] and return the states that are asked for."""
-    seen = KeysFrom(target.n_layers, target.n_layers if kv_from is None else kv_from)
+    """Run the frozen base over ids [B, T] and return the requested states."""
+    cache = KeysFrom(target.n_layers, target.n_layers if kv_from is None else kv_from)
     aux_states: dict[int, Tensor] = {}
-    x = run_rows(target, ids, target.n_layers, seen, documents, aux_layers, aux_states)
-    return BaseStates(target.family.norm(x), aux_states, seen.kept, documents)
+    x = run_rows(target, ids, target.n_layers, cache, documents, aux_layers, aux_states)
+    return BaseStates(target.family.norm(x), aux_states, cache.kept, documents)
 
 
 class KeysFrom(Cache):
-    """A cache for one pass over whole rows that keeps the keys and values of the layers from `lowest` up."""
+    """Cache of one training pass that keeps the keys and values of the layers from `lowest` up."""
 
     def __init__(self, layers: int, lowest: int) -> None:
         super().__init__(layers, 0)
         self.lowest, self.kept = lowest, dict[int, tuple[Tensor, Tensor]]()
 
     def update(self, k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store and return k and v [B, kv_heads, T, head_dim], which are all there is to attend to."""
+        """Store and return k and v [B, kv_heads, T, head_dim]."""
         if layer >= self.lowest:
             self.kept[layer] = (k, v)
         return k, v
@@ -198,10 +197,7 @@ def run_rows(
 ) -> Tensor:
     """Run whole rows ids [B, T] through layers 0..hi-1 and return [B, T, h].
 
-    Layers in `taps` put their input in `tapped`.
-
-    recompute: keep only the input of every layer for the backward pass, and compute the rest again (cache must be
-    None).
+    aux_states: gets the inputs of `aux_layers`. recompute: activation checkpointing per layer (cache must be None).
     """
     t = ids.shape[1]
     positions = torch.arange(t, device=ids.device)[None] if documents is None else documents.places
@@ -209,13 +205,13 @@ def run_rows(
     if documents is None and not recompute:
         return target.run(x, 0, hi, cache, None, rotary, aux_layers, aux_states)
     blocks = target.family.blocks[:hi]
-    whole: dict[int | None, Tensor] = {}
+    masks: dict[int | None, Tensor] = {}
     if documents is not None:
-        whole = documents.masks((b.window for b in blocks), target.dtype)
+        masks = documents.masks((b.window for b in blocks), target.dtype)
     for i, block in enumerate(blocks):
         if i in aux_layers:
             aux_states[i] = x
-        mask = whole[block.window] if whole else target.windowed(None, block.window, t, cache, i)
+        mask = masks[block.window] if masks else target.windowed(None, block.window, t, cache, i)
         x = (
             checkpoint(block, x, cache, mask, rotary, use_reentrant=False)
             if recompute

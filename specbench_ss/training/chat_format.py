@@ -1,4 +1,4 @@
-"""Conversations in a model's chat format, and which tokens the assistant says."""
+"""Chat templates of conversations, and the token spans of the assistant's completions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from specbench_ss.conversations import Message
 from specbench_ss.errors import UserError
 
-# from Unicode's private use area: no template and no text has them, and no strip() takes them away
+# private use area of Unicode: no template or text has these, and strip() keeps them
 MARK = "\ue000{}\ue001"
 MARKS = re.compile("\ue000([0-9]+)\ue001")
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The text of a conversation. before, after: for each answer, the text up to it and ready for it, and with it."""
+    """Text of a conversation. before, after: for each answer, the text with generation prompt, and with it."""
 
     text: str
     before: tuple[str, ...]
@@ -30,9 +30,9 @@ class Filled:
 
 
 def fill(tokenizer: Any, messages: Sequence[Message], place: str = "", generation_prompt: bool = False) -> Filled:
-    """Return the conversation in the tokenizer's chat form.
+    """Return the conversation in the tokenizer's chat format.
 
-    Raises UserError, with the place, where the template refuses.
+    Raises UserError, with the place, if the template rejects it.
     """
     answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     return Filled(
@@ -45,68 +45,67 @@ def fill(tokenizer: Any, messages: Sequence[Message], place: str = "", generatio
 def completion_places(
     tokenizer: Any, messages: Sequence[Message], text: str, generation_prompt: bool = False
 ) -> list[tuple[int, int]] | None:
-    """Return (first, last + 1) characters of each answer's completion in the text; None where they cannot be told.
+    """Return (first, last + 1) characters of each answer's completion in the text, or None if unknown.
 
-    The template is filled once more with marks in place of contents; what stands between the marks is the template's
-    own. A completion is the content, what opens it after the generation prompt, and what closes it. Putting the
-    contents back in place of the marks must give the text again; otherwise the template does more than place them and
-    is not understood.
+    The template is filled again with marks instead of contents; the text between marks belongs to the template. A
+    completion is the content, its opening after the generation prompt, and its closing. Replacing the marks by the
+    contents must reproduce the text; otherwise the template transforms contents and is not supported.
     """
     marked = [{**m, "content": MARK.format(i)} for i, m in enumerate(messages)]
     whole = fill(tokenizer, marked, "", generation_prompt)
-    places = _content_places(text, whole.text, [m["content"] for m in messages])
+    spans = _content_places(text, whole.text, [m["content"] for m in messages])
     answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-    if places is None or not all(i in places for i in answers):
+    if spans is None or not all(i in spans for i in answers):
         return None
-    found = []
+    completions = []
     for i, before, after in zip(answers, whole.before, whole.after, strict=True):
         ahead, behind = (MARKS.split(part) for part in whole.text.split(MARK.format(i)))
-        asked = MARKS.split(before)[-1]
-        opening = ahead[-1].removeprefix(asked) if ahead[-1].startswith(asked) else ""
+        prompt_end = MARKS.split(before)[-1]
+        opening = ahead[-1].removeprefix(prompt_end) if ahead[-1].startswith(prompt_end) else ""
         closing = commonprefix([MARKS.split(after)[-1], behind[0]])
-        first, last = places[i]
-        found.append((first - len(opening), last + len(closing)))
-    return found
+        first, last = spans[i]
+        completions.append((first - len(opening), last + len(closing)))
+    return completions
 
 
 def _content_places(text: str, marked: str, contents: Sequence[str]) -> dict[int, tuple[int, int]] | None:
-    """Return where each content of `marked` stands in the text; None where filling it in gives another text."""
+    """Return the span of each content of `marked` in the text; None if filling them in gives another text."""
     start, *pieces = MARKS.split(marked)
     if not text.startswith(start):
         return None
-    at, found = len(start), dict[int, tuple[int, int]]()
+    position, spans = len(start), dict[int, tuple[int, int]]()
     for number, glue in zip(map(int, pieces[::2]), pieces[1::2], strict=True):
         content = contents[number]
         forms = (content, content.rstrip(), content.lstrip(), content.strip())  # templates may strip
-        form = next((f for f in forms if text.startswith(f + glue, at)), None)
-        if form is None or number in found:
+        form = next((f for f in forms if text.startswith(f + glue, position)), None)
+        if form is None or number in spans:
             return None
-        found[number] = (at, at + len(form))
-        at += len(form) + len(glue)
-    return found if at == len(text) else None
+        spans[number] = (position, position + len(form))
+        position += len(form) + len(glue)
+    return spans if position == len(text) else None
 
 
 def apply(tokenizer: Any, messages: Sequence[Message], place: str, generation_prompt: bool) -> str:
-    """Return the chat template's text. Raises UserError, with the place, where the template refuses."""
+    """Return the chat template's text. Raises UserError, with the place, if the template rejects the messages."""
     try:
         text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=generation_prompt, tokenize=False)
-    except Exception as error:  # Jinja's own errors, and whatever a template raises by itself
-        raise UserError(f"{place}: the chat template refuses this conversation: {error}") from error
+    except Exception as error:  # Jinja's errors and those that a template raises
+        raise UserError(f"{place}: the chat template rejects this conversation: {error}") from error
     return str(text)
 
 
 Span = tuple[int, int]
 
-# an anchor of a drafter needs the next token and one to draft: shorter completions teach nothing
-LEAST_COMPLETION = 2
+# an anchor needs the next token and one to draft
+MIN_COMPLETION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """Token ids int32 [n] of a conversation. spans: (first, last + 1) of each completion, in order.
 
-    A completion begins with the first token after the generation prompt and ends with the end-of-turn token, where the
-    template has one. Between two completions, and before the first, there is at least one other token.
+    A completion begins with the first token after the generation prompt and ends with the template's end-of-turn token,
+    if any. Before each completion there is at least one other token.
     """
 
     ids: NDArray[np.int32]
@@ -121,21 +120,21 @@ class Rendered:
         return mask
 
     def fit(self, length: int) -> Rendered | None:
-        """Return the same up to the end of a completion, at most `length` tokens long.
+        """Return the beginning of the conversation up to `length` tokens.
 
-        The cut is after the last completion that ends in time. Where none does, it is inside the first completion;
-        where less than a shortest completion of that would be left, None is returned.
+        It ends after the last completion that fits, or else within the first one; None if that leaves less than the
+        shortest completion.
         """
         ending = [span for span in self.spans if span[1] <= length]
         if ending:
             return Rendered(self.ids[: ending[-1][1]], tuple(ending))
-        if not self.spans or self.spans[0][0] + LEAST_COMPLETION > length:
+        if not self.spans or self.spans[0][0] + MIN_COMPLETION > length:
             return None
         return Rendered(self.ids[:length], ((self.spans[0][0], length),))
 
 
 class Renderer:
-    """Renders conversations for one tokenizer. pad: the id that fills up rows."""
+    """Renders conversations for one tokenizer. pad: the padding id."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -145,12 +144,12 @@ class Renderer:
         self._glue: dict[int, bool] = {}
 
     def render(self, messages: Sequence[Message], place: str = "", generation_prompt: bool = False) -> Rendered:
-        """Return ids and completions of a conversation. generation_prompt: the next answer is about to begin.
+        """Return ids and completions of a conversation. generation_prompt: end with the generation prompt.
 
-        The ids are those of the whole conversation filled into the template. If the rendering up to a completion, with
-        generation prompt, is a prefix of the whole, the completion begins where that prefix ends. Templates that render
-        an early turn differently from the last one have no such prefix; then it begins (and ends) where its text
-        stands. Raises UserError, with the place, where neither works.
+        The ids are those of the whole conversation. If the rendering up to a completion, with generation prompt, is a
+        prefix of the whole, the completion begins at its end. Templates that render an early turn differently from the
+        last one have no such prefix; then completions are found by their text. Raises UserError, with the place, if
+        neither works.
         """
         filled = fill(self.tokenizer, messages, place, generation_prompt)
         rendered = self._by_prefixes(filled)
@@ -159,7 +158,7 @@ class Renderer:
             rendered = None if places is None else self._by_offsets(filled.text, places)
         if rendered is None:
             raise UserError(
-                f"{place}: the chat template does not let the assistant's words be found again among the tokens"
+                f"{place}: the chat template hides which tokens are the assistant's; use another --chat-template"
             )
         return rendered
 
@@ -167,7 +166,7 @@ class Renderer:
         return list(self.tokenizer(list(texts), add_special_tokens=False)["input_ids"])
 
     def _by_prefixes(self, filled: Filled) -> Rendered | None:
-        """Find completions where the renderings up to each one and with it are prefixes of the whole in tokens."""
+        """Find completions if the renderings up to and with each one are token prefixes of the whole."""
         starts, ends = filled.before, filled.after
         if not all(filled.text.startswith(text) for text in (*starts, *ends)):
             return None
@@ -176,26 +175,26 @@ class Renderer:
             return None
         firsts, behinds = (list(map(len, part)) for part in (prefixes[: len(starts)], prefixes[len(starts) :]))
         spans = [(first, self._without_glue(ids, first, last)) for first, last in zip(firsts, behinds, strict=True)]
-        return self._checked(ids, spans)
+        return self._valid_spans(ids, spans)
 
     def _by_offsets(self, text: str, places: Sequence[Span]) -> Rendered | None:
-        """Find completions by their places in the text. A token that crosses a completion's start is not in it."""
+        """Find completions by their spans in the text; a token across a completion's start is not in it."""
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids, (firsts, lasts) = encoded["input_ids"], zip(*encoded["offset_mapping"], strict=True)
         spans = []
-        for on_prefill, end in places:
-            first = max(bisect_left(firsts, on_prefill), self._behind(ids, text[:on_prefill]))
+        for start, end in places:
+            first = max(bisect_left(firsts, start), self._behind(ids, text[:start]))
             spans.append((first, self._without_glue(ids, first, bisect_right(lasts, end))))
-        return self._checked(ids, spans)
+        return self._valid_spans(ids, spans)
 
     def _behind(self, ids: list[int], before: str) -> int:
-        """Return the first token after the text `before`, counted by tokens, since offsets may leave out a space."""
+        """Return the first token after the text `before`, by tokens, since offsets may omit a space."""
         prompt = self._encode([before])[0]
         same = next((i for i, (a, b) in enumerate(zip(ids, prompt, strict=False)) if a != b), len(prompt))
         return 0 if same == len(prompt) else same + 1
 
-    def _checked(self, ids: list[int], spans: list[Span]) -> Rendered | None:
-        """Return None where completions touch each other or the start, since a mask could then not tell them apart."""
+    def _valid_spans(self, ids: list[int], spans: list[Span]) -> Rendered | None:
+        """Return None if completions touch each other or the start, since a mask could not separate them."""
         behind = 0
         for first, last in spans:
             if not behind < first < last:
@@ -204,14 +203,14 @@ class Renderer:
         return Rendered(np.asarray(ids, np.int32), tuple(spans))
 
     def _without_glue(self, ids: list[int], first: int, last: int) -> int:
-        """Return the end of a completion without what follows its end-of-turn token, as ChatML's line end does."""
+        """Return the end of a completion with its end-of-turn token, without what follows, such as ChatML's newline."""
         tail = last
         while tail > first and self._is_glue(ids[tail - 1]):
             tail -= 1
         return next((i + 1 for i in range(tail, last) if ids[i] in self.special), last)
 
     def _is_glue(self, token: int) -> bool:
-        """Say whether a token is special, or nothing but white space."""
+        """Return True for a special token or white space."""
         if token not in self._glue:
             self._glue[token] = token in self.special or not self.tokenizer.decode([token]).strip()
         return self._glue[token]

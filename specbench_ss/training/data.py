@@ -1,7 +1,6 @@
 """Training text: conversation files and hub data sets, packed rows, and their cache.
 
-`load_rows` is all that a trainer needs. Rows are made once and then read from disk; a process that is killed at any
-moment leaves no half-written ones.
+Trainers only need `load_rows`. Rows are built once and then read from disk; a killed process leaves no partial rows.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from specbench_ss.user_files import Row, read_bytes, read_rows, read_text
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What became of the conversations on one side of the split, and the number of tokens without padding.
+    """Numbers of conversations of one split by outcome, and of tokens without padding.
 
-    out_of_order: turns were left out where roles do not alternate. cut: shortened to a row. too_long: no answer begins
-    within a row. unanswered: the assistant says nothing.
+    out_of_order: turns were dropped since roles do not alternate. cut: shortened to a row. too_long: no answer begins
+    within a row. unanswered: no assistant message.
     """
 
     conversations: int = 0
@@ -52,28 +51,27 @@ class Counts:
     completion_tokens: int = 0
 
     def line(self) -> str:
-        """Return all counts that are not zero, on one line."""
-        said = [f"{self.documents} of {self.conversations} conversations"]
-        said += [f"{self.tokens} tokens, {self.completion_tokens} of them in completions"] if self.tokens else []
-        lost = {
+        """Return all non-zero counts on one line."""
+        parts = [f"{self.documents} of {self.conversations} conversations"]
+        parts += [f"{self.tokens} tokens, {self.completion_tokens} of them in completions"] if self.tokens else []
+        other = {
             "cut to a row": self.cut,
             "with turns out of order left out": self.out_of_order,
             "dropped as too long": self.too_long,
             "dropped without an answer": self.unanswered,
         }
-        return ", ".join([*said, *(f"{count} {what}" for what, count in lost.items() if count)])
+        return ", ".join([*parts, *(f"{count} {text}" for text, count in other.items() if count)])
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """R rows of L tokens with several whole conversations ("documents") each, padded at the end; memory-mapped or not.
+    """R rows of L tokens with several whole conversations ("documents") each, padded at the end; may be memory-mapped.
 
-    ids: int32 [R, L]. mask: bool [R, L], True in completions, end-of-turn tokens included and padding not; each run of
-    True is one completion, since two never touch. documents: int32 [R, L], the number of the document in its row, from
-    0; -1 in padding.
+    ids: int32 [R, L]. mask: bool [R, L], True in completions with their end-of-turn tokens; each run of True is one
+    completion, since two never touch. documents: int32 [R, L], index of the document in its row; -1 in padding.
 
-    Under a plain causal mask a document sees those before it in its row; the lab's base is trained so. With the masks
-    and positions of `batch.Documents` every document stands alone, as prompts do in decoding.
+    Under a plain causal mask a document sees earlier ones of its row, as in the training of the lab's base. With the
+    masks and positions of `batch.Documents` documents are independent, as prompts are in decoding.
     """
 
     ids: NDArray[np.int32]
@@ -87,19 +85,16 @@ class TrainingRows:
 
 
 def positions(documents: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return each token's position in its own document, [B, L], from 0. documents: [B, L].
-
-    Padding counts from 0 too.
-    """
-    at = np.broadcast_to(np.arange(documents.shape[1]), documents.shape)
+    """Return each token's position in its document, [B, L]; padding counts from 0 too. documents: [B, L]."""
+    columns = np.broadcast_to(np.arange(documents.shape[1]), documents.shape)
     begins = np.ones(documents.shape, bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    found: NDArray[np.int64] = at - np.maximum.accumulate(np.where(begins, at, 0), axis=1)
-    return found
+    result: NDArray[np.int64] = columns - np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
+    return result
 
 
 def pack_documents(documents: Sequence[Rendered], length: int, pad: int) -> TrainingRows:
-    """Pack whole documents, none longer than `length`, into rows. The counts are left empty."""
+    """Pack whole documents, none longer than `length`, into rows, without counts."""
     plan = plan_rows([len(d.ids) for d in documents], length)
     ids = np.full((len(plan), length), pad, np.int32)
     mask = np.zeros(ids.shape, bool)
@@ -112,10 +107,10 @@ def pack_documents(documents: Sequence[Rendered], length: int, pad: int) -> Trai
 
 
 def plan_rows(lengths: Iterable[int], length: int, window: int = 64) -> list[list[int]]:
-    """Decide which documents share a row: return the numbers of each row's documents, in the order they are laid out.
+    """Return the indices of the documents of each row, in order.
 
-    A document is never split, and one longer than `length` is left out. A row starts with the oldest document that
-    waits; then the longest of the `window` oldest that still fits goes next.
+    A document is never split, and one longer than `length` is dropped. A row starts with the oldest waiting document;
+    then the longest of the `window` oldest that fits is next.
     """
     plan: list[list[int]] = []
     waiting: list[tuple[int, int]] = []  # (document, its length), oldest first
@@ -133,10 +128,10 @@ def plan_rows(lengths: Iterable[int], length: int, window: int = 64) -> list[lis
             fits = [i for i, (_, n) in enumerate(waiting) if n <= room]
             if not fits:
                 break
-            # the first of a row is the oldest, so that no long one waits for ever
+            # a row starts with the oldest, so that no long document waits forever
             best = fits[0] if not row else max(fits, key=lambda i: waiting[i][1])
-            taken, n = waiting.pop(best)
-            row.append(taken)
+            chosen, n = waiting.pop(best)
+            row.append(chosen)
             room -= n
         if row:
             plan.append(row)
@@ -144,7 +139,7 @@ def plan_rows(lengths: Iterable[int], length: int, window: int = 64) -> list[lis
 
 
 def lay_out(documents: Sequence[NDArray[Any]], plan: Sequence[Sequence[int]], rows: NDArray[Any]) -> None:
-    """Write the documents into rows [R, length] as planned. What follows a row's last document is left as it is."""
+    """Write the documents into rows [R, length] as planned; the rest of a row is unchanged."""
     for row, numbers in zip(rows, plan, strict=True):
         end = 0
         for number in numbers:
@@ -153,59 +148,59 @@ def lay_out(documents: Sequence[NDArray[Any]], plan: Sequence[Sequence[int]], ro
             end += len(document)
 
 
-Built = tuple[TrainingRows, TrainingRows]  # to train on, held out
-SIDES = ("train", "held_out")
+Built = tuple[TrainingRows, TrainingRows]  # training, validation
+SPLITS = ("train", "held_out")  # as in file names
 ARRAYS = ("ids", "mask", "documents")
 
 
-class _About(msgspec.Struct):
-    """The fields of about.json that reading needs."""
+class _Metadata(msgspec.Struct):
+    """Fields of about.json that are needed for reading."""
 
     counts: dict[str, Counts]
 
 
 def cached(folder: Path, about: Mapping[str, Any], build: Callable[[Path], Built]) -> Built:
-    """Return the rows that `about` describes: read from the folder where they are there, else built and stored there.
+    """Return the rows that `about` describes, from the folder if stored there, else built and stored.
 
-    build: is given a folder for what it wants to find again after being cut off; the folder is removed when the rows
-    are done. One process builds at a time while the others wait. Raises UserError where the folder cannot be used.
+    build: gets a folder for intermediate results that survive an interruption; it is removed at the end. One process
+    builds while the others wait. Raises UserError if the folder cannot be used.
     """
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
     done, work = folder / key, folder / f"{key}.work"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / f"{key}.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # the system releases it however the process ends
+            fcntl.flock(file, fcntl.LOCK_EX)  # released by the system when the process ends
             if not done.exists():
                 work.mkdir(exist_ok=True)
-                _keep(build(work), about, folder / f"{key}.part", done)
+                _store(build(work), about, folder / f"{key}.part", done)
                 shutil.rmtree(work)
     except OSError as error:
-        raise UserError(f"cannot keep training rows in {folder}: {os_reason(error)}") from None
-    return _read(done, SIDES[0]), _read(done, SIDES[1])
+        raise UserError(f"cannot store training rows in {folder}: {os_reason(error)}") from None
+    return _read(done, SPLITS[0]), _read(done, SPLITS[1])
 
 
-def _keep(built: Built, about: Mapping[str, Any], part: Path, done: Path) -> None:
-    """Write everything into a folder of another name, flush it to the disk, then rename the folder."""
-    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+def _store(built: Built, about: Mapping[str, Any], part: Path, done: Path) -> None:
+    """Write everything into a temporary folder, flush it to the disk, then rename the folder."""
+    shutil.rmtree(part, ignore_errors=True)  # left by a killed process
     part.mkdir()
-    for side, rows in zip(SIDES, built, strict=True):
+    for split, rows in zip(SPLITS, built, strict=True):
         for name in ARRAYS:
-            with replacing(part / f"{side}-{name}.npy") as file:
+            with replacing(part / f"{split}-{name}.npy") as file:
                 np.save(file, getattr(rows, name))
-    counts = {side: asdict(rows.counts) for side, rows in zip(SIDES, built, strict=True)}
+    counts = {split: asdict(rows.counts) for split, rows in zip(SPLITS, built, strict=True)}
     with replacing(part / "about.json") as file:
         file.write(json.dumps({"about": about, "counts": counts}, indent=1).encode())
     os.rename(part, done)
     sync_folder(done.parent)
 
 
-def _read(done: Path, side: str) -> TrainingRows:
+def _read(done: Path, split: str) -> TrainingRows:
     try:
-        counts = user_files.decoder(_About)((done / "about.json").read_bytes()).counts[side]
-        ids, mask, documents = (np.load(done / f"{side}-{name}.npy", mmap_mode="r") for name in ARRAYS)
+        counts = user_files.decoder(_Metadata)((done / "about.json").read_bytes()).counts[split]
+        ids, mask, documents = (np.load(done / f"{split}-{name}.npy", mmap_mode="r") for name in ARRAYS)
     except (OSError, EOFError, ValueError, KeyError) as error:
-        raise UserError(f"the training rows in {done} are damaged ({error}): remove that folder") from None
+        raise UserError(f"the training rows in {done} are damaged ({error}); remove that folder") from None
     return TrainingRows(ids, mask, documents, counts)
 
 
@@ -213,15 +208,15 @@ SUFFIXES = (".jsonl", ".json")
 
 
 def open_source(given: str | Path | Sequence[str | Path]) -> FileSource | HubSource:
-    """Open files, folders (their .jsonl and .json files, sub-folders too), or the id of one hub data set.
+    """Open files, folders (their .jsonl and .json files, recursively), or the id of one hub data set.
 
-    The hub is asked for an id only where no file or folder has that name. Raises UserError for what is neither.
+    An id of an existing file or folder is not looked up on the hub. Raises UserError for anything else.
     """
     names = [given] if isinstance(given, str | Path) else list(given)
     if not names:
         raise UserError("no training data given")
-    first, alone = str(names[0]), len(names) == 1 and isinstance(names[0], str)
-    may_be_hub = alone and HUB_ID.fullmatch(first) and not first.endswith((*SUFFIXES, ".csv"))
+    first, single = str(names[0]), len(names) == 1 and isinstance(names[0], str)
+    may_be_hub = single and HUB_ID.fullmatch(first) and not first.endswith((*SUFFIXES, ".csv"))
     if may_be_hub and not Path(first).exists():
         return HubSource(first)
     return FileSource(tuple(file for name in names for file in _files(Path(name))))
@@ -234,13 +229,13 @@ def _files(path: Path) -> list[Path]:
         return [path]
     found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
     if not found:
-        raise UserError(f"{path} holds no {' or '.join(SUFFIXES)} file")
+        raise UserError(f"{path} has no {' or '.join(SUFFIXES)} file")
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """JSONL files, and .json files that hold a list of objects (or lines of them)."""
+    """JSONL files, and .json files with a list of objects (or JSON lines)."""
 
     paths: tuple[Path, ...]
 
@@ -251,7 +246,7 @@ class FileSource:
             yield from _entries(path, text) if text.lstrip().startswith("[") else read_rows(path)
 
     def digest(self) -> str:
-        """Return a sha256 of the files' bytes, in their order; their names do not matter."""
+        """Return a sha256 of the files' bytes in order, without their names."""
         whole = hashlib.sha256()
         for path in self.paths:
             whole.update(hashlib.sha256(read_bytes(path)).digest())
@@ -274,7 +269,7 @@ def _entries(path: Path, text: str) -> Iterator[tuple[str, Row]]:
 class HubSource:
     """One split of a data set of the Hugging Face hub, read through the package `datasets`.
 
-    config, revision: which of its configurations and which commit; None takes the data set's own default.
+    config, revision: its configuration and commit; None = the data set's default.
     """
 
     name: str
@@ -284,16 +279,16 @@ class HubSource:
 
     def _load(self) -> Any:
         try:
-            datasets: Any = import_module("datasets")  # needed by those alone who name a data set of the hub
+            datasets: Any = import_module("datasets")  # optional dependency
         except ImportError:
             raise UserError(
                 f"no file or folder {self.name!r}; to read a data set of the Hugging Face hub: pip install datasets"
             ) from None
         try:
-            chosen = {"name": self.config, "revision": self.revision}
-            given = {key: value for key, value in chosen.items() if value is not None}
-            return datasets.load_dataset(self.name, split=self.split, **given)
-        except Exception as error:  # a dozen kinds, all of them about what the user named or about the network
+            options = {"name": self.config, "revision": self.revision}
+            set_options = {key: value for key, value in options.items() if value is not None}
+            return datasets.load_dataset(self.name, split=self.split, **set_options)
+        except Exception as error:  # many classes, about the name or the network
             first = next(iter(str(error).strip().splitlines()), "")
             raise UserError(f"cannot load data set {self.name!r}: {type(error).__name__}: {first}") from error
 
@@ -315,20 +310,20 @@ CHECKOUT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class LabConversation:
-    """One conversation: the user's messages, and for each the acceptable answers, the one to train on first."""
+    """One conversation: the user's messages, and the acceptable answers of each, the one for training first."""
 
     turns: tuple[str, ...]
     answers: tuple[tuple[str, ...], ...]
 
 
 def conversations(split: str, seed: int) -> Iterator[LabConversation]:
-    """Yield the lab's conversations of a split without end, the same ones for the same seed.
+    """Yield the lab's conversations of a split endlessly, reproducible by seed.
 
-    The generators are the folder `lab` of a checkout, which the package never imports: `python -m lab text` runs in
-    another process. Raises UserError where they are missing, as in an installed wheel.
+    The generators are in the folder `lab` of a checkout, which the package never imports: `python -m lab text` runs in
+    another process. Raises UserError if they are missing, as in an installed wheel.
     """
     if not (CHECKOUT / "lab" / "__main__.py").is_file():
-        raise UserError("the lab's training text needs the generators in lab/: run ssbench from a checkout")
+        raise UserError("the lab's training text needs the generators in lab/; run ssbench from a checkout")
     command = [sys.executable, "-m", "lab", "text", "--split", split, "--seed", str(seed)]
     with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True, encoding="utf-8") as process:
         assert process.stdout is not None
@@ -348,7 +343,7 @@ def special_ids(tokenizer: Any) -> dict[str, int]:
 
 
 def render(example: Any) -> str:
-    """Return a conversation with turns and answers as one string, in the form of the lab's chat template."""
+    """Return a conversation as one string in the lab's chat format."""
     parts = [
         f"<|user|>{turn}<|assistant|>{answers[0]}<|end|>"
         for turn, answers in zip(example.turns, example.answers, strict=True)
@@ -357,7 +352,7 @@ def render(example: Any) -> str:
 
 
 def completion_mask(ids: NDArray[np.int32], special: Mapping[str, int]) -> NDArray[np.bool_]:
-    """Return True for each token of an answer, its end token included; an answer may lack its end."""
+    """Return True for each token of an answer with its end token, which may be missing."""
     at = np.arange(len(ids))
     opened = np.maximum.accumulate(np.where(ids == special["assistant"], at, -1))
     closes = np.where((ids == special["bos"]) | (ids == special["pad"]), at, -1)
@@ -375,29 +370,29 @@ def tokenize(tokenizer: Any, texts: list[str]) -> list[NDArray[np.int32]]:
 
 
 def pack(docs: list[NDArray[np.int32]], length: int, pad: int) -> NDArray[np.int32]:
-    """Pack whole conversations into rows [R, length]. Those of one row see each other, as in the lab's own training."""
+    """Pack whole conversations into rows [R, length] under one causal mask, as in the lab's own training."""
     plan = plan_rows(map(len, docs), length)
     rows = np.full((len(plan), length), pad, np.int32)
     lay_out(docs, plan, rows)
     return rows
 
 
-FORMAT = 2  # of what is kept on disk, and of how it is made: a change makes all rows anew
+FORMAT = 2  # of the stored rows and their construction: a change rebuilds all rows
 
 Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingText:
-    """Rows to learn from, and rows of other conversations to evaluate on (none, [0, L], for an eval_fraction of 0)."""
+    """Rows for training, and rows of other conversations for validation ([0, L] for an eval_fraction of 0)."""
 
     train: TrainingRows
-    held_out: TrainingRows
+    validation: TrainingRows
 
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """How rows are made of the data."""
+    """Settings for building rows."""
 
     length: int
     eval_fraction: float
@@ -418,21 +413,26 @@ def load_rows(
     cache: Path | None = None,
     log: Log = print,
 ) -> TrainingText:
-    """Return packed rows of `length` tokens from conversation data. They are made once, then memory-mapped from disk.
+    """Return packed rows of `length` tokens of conversations, built once, then memory-mapped from disk.
 
     Raises UserError for data that cannot be read, has no completion, or does not fit the chat template.
 
     Args:
-        source: files (.jsonl, .json), folders, or the id of a Hugging Face data set, in the forms that
-            `conversations.read_conversation` reads.
-        columns: {a form's name of a column: the data's own name}.
-        own: let a model give the answers, in place of those in the data.
-        cache: folder to keep rows in, by default in the user's cache folder.
-        seed: for the order of the conversations in the rows, and for sampled answers.
-        log: is given one line of counts.
+        source: files (.jsonl, .json), folders, or the id of a Hugging Face data set, in the formats of
+            `conversations.read_conversation`.
+        tokenizer: with a chat template.
+        length: tokens per row.
+        eval_fraction: share of the conversations for validation.
+        seed: of the order of conversations in the rows, and of sampled answers.
+        columns: {the format's column name: the data's}.
+        own: a model that regenerates the answers.
+        cache: folder of the rows, by default in the user's cache folder.
+        log: gets one line of counts.
     """
     if own is not None and not 0 < own.limit < length:
-        raise UserError(f"own answers of up to {own.limit} tokens do not fit behind a prompt in a row of {length}")
+        raise UserError(
+            f"regenerated answers of up to {own.limit} tokens leave no room for a prompt in {length} tokens"
+        )
     recipe, data = _Recipe(length, eval_fraction, seed, columns or {}, own), open_source(source)
     about = {
         "format": FORMAT,
@@ -447,59 +447,65 @@ def load_rows(
     }
     folder = cache or cache_folder() / "rows"
     text = TrainingText(*cached(folder, about, lambda work: _build(recipe, data, Renderer(tokenizer), work, log)))
-    log(f"training text: {text.train.counts.line()}; held out: {text.held_out.counts.line()}")
+    log(f"training text: {text.train.counts.line()}; validation: {text.validation.counts.line()}")
     return text
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """Return a short sha256 of all that a tokenizer does to text, except its chat template."""
+    """Return a short sha256 of the tokenizer without its chat template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    whole = json.dumps(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()
-    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+    text = json.dumps(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _build(recipe: _Recipe, data: FileSource | HubSource, renderer: Renderer, work: Path, log: Log) -> Built:
     own = recipe.own
-    read = [read_conversation(place, row, recipe.columns, own is not None) for place, row in data.rows()]
-    if not read:
-        raise UserError("the training data is empty: there is no conversation in it")
-    talks = [c for c in read if (c.messages if own else c.has_completion)]
+    talks_read = [read_conversation(place, row, recipe.columns, own is not None) for place, row in data.rows()]
+    if not talks_read:
+        raise UserError("the training data is empty")
+    talks = [c for c in talks_read if (c.messages if own else c.has_completion)]
     if not talks:
         raise UserError("the training data has no prompt" if own else "the training data has no completion")
-    made: Sequence[Rendered | None]
+    documents: Sequence[Rendered | None]
     if own is None:
-        made = [renderer.render(c.answered, c.place) for c in talks]
+        documents = [renderer.render(c.answered, c.place) for c in talks]
     else:
-        made = own_documents(own, renderer, talks, recipe.length, recipe.seed, work, log)
-    sides = []
-    for side in (False, True):
-        given = sum(c.held_out(recipe.eval_fraction) is side for c in read)
-        pairs = [(c, d) for c, d in zip(talks, made, strict=True) if c.held_out(recipe.eval_fraction) is side]
-        sides.append(_side(recipe, given, pairs, renderer.pad))
-    train, held_out = sides
-    if not len(train) and len(held_out):
+        documents = own_documents(own, renderer, talks, recipe.length, recipe.seed, work, log)
+    splits = []
+    for split in (False, True):
+        total = sum(c.in_validation(recipe.eval_fraction) is split for c in talks_read)
+        pairs = [
+            (c, d) for c, d in zip(talks, documents, strict=True) if c.in_validation(recipe.eval_fraction) is split
+        ]
+        splits.append(_split_rows(recipe, total, pairs, renderer.pad))
+    train, validation = splits
+    if not len(train) and len(validation):
         raise UserError(
-            f"nothing is left to train on: all of the data ({held_out.counts.line()}) falls into the held-out share. "
-            "Give more conversations, or hold out fewer: see --eval-fraction"
+            f"all of the data ({validation.counts.line()}) is in the validation share; "
+            "add conversations or lower --eval-fraction"
         )
     if not len(train):
-        raise UserError(f"no conversation is left to train on: {train.counts.line()}")
-    return train, held_out
+        raise UserError(f"no conversation is left for training: {train.counts.line()}")
+    return train, validation
 
 
-def _side(recipe: _Recipe, read: int, made: Sequence[tuple[Conversation, Rendered | None]], pad: int) -> TrainingRows:
-    """Return the rows of one side of the split, and count what became of the conversations on that side."""
-    fitted = [None if document is None else document.fit(recipe.length) for _, document in made]
-    kept = [document for document in fitted if document is not None]
-    order = np.random.default_rng(recipe.seed).permutation(len(kept))
-    rows = pack_documents([kept[i] for i in order], recipe.length, pad)
+def _split_rows(
+    recipe: _Recipe, read: int, documents: Sequence[tuple[Conversation, Rendered | None]], pad: int
+) -> TrainingRows:
+    """Return the rows of one split, with the counts of its conversations."""
+    fitted = [None if document is None else document.fit(recipe.length) for _, document in documents]
+    complete = [document for document in fitted if document is not None]
+    order = np.random.default_rng(recipe.seed).permutation(len(complete))
+    rows = pack_documents([complete[i] for i in order], recipe.length, pad)
     counts = Counts(
         conversations=read,
-        unanswered=read - len(made),
-        too_long=len(made) - len(kept),
-        out_of_order=sum(c.out_of_order for c, _ in made),
-        cut=sum(f is not None and d is not None and f.spans != d.spans for (_, d), f in zip(made, fitted, strict=True)),
-        documents=len(kept),
+        unanswered=read - len(documents),
+        too_long=len(documents) - len(complete),
+        out_of_order=sum(c.out_of_order for c, _ in documents),
+        cut=sum(
+            f is not None and d is not None and f.spans != d.spans for (_, d), f in zip(documents, fitted, strict=True)
+        ),
+        documents=len(complete),
         tokens=int((rows.documents >= 0).sum()),
         completion_tokens=int(rows.mask.sum()),
     )

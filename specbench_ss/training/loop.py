@@ -1,4 +1,4 @@
-"""Training loop: several drafters learn side by side from one base's states, and a cut training goes on.
+"""Training loop: several drafters on the same states of one base, resumable.
 
 All have the same text, batches and budget, so that they can be compared.
 """
@@ -35,47 +35,47 @@ from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.trainer import DrafterTrainer
 
 CHECKPOINT = "checkpoint.pt"
-KEPT = "checkpoint.pt.kept"
+KEPT_CHECKPOINT = "checkpoint.pt.kept"
 
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Remember Ctrl-C instead of raising KeyboardInterrupt; give a function that says whether there was one.
+    """Defer Ctrl-C instead of raising KeyboardInterrupt; yield a function that returns True after one.
 
-    Another Ctrl-C more than a second later raises as usual. Within that second it is ignored, because launchers of
-    several processes pass on what the terminal has told each of them, so one Ctrl-C may come twice.
+    Another Ctrl-C more than a second later raises as usual. Within that second it is ignored, since a launcher forwards
+    the terminal's signal to its processes, so that one Ctrl-C may arrive twice.
     """
-    at: list[float] = []
+    interrupts: list[float] = []
 
     def remember(*_: object) -> None:
-        at.append(time.monotonic())
-        if at[-1] > at[0] + 1:
+        interrupts.append(time.monotonic())
+        if interrupts[-1] > interrupts[0] + 1:
             raise KeyboardInterrupt
 
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or current_thread() is not main_thread():
-        yield lambda: False  # ignored, another's, or not to be had
+        yield lambda: False  # the signal is ignored, handled elsewhere, or unavailable in this thread
         return
     signal.signal(signal.SIGINT, remember)
     try:
-        yield lambda: bool(at)
+        yield lambda: bool(interrupts)
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def digest(*arrays: NDArray[Any]) -> str:
-    """Return a short sha256 of the arrays' contents, which tells texts apart."""
-    whole = hashlib.sha256()
+    """Return a short sha256 of the arrays' contents."""
+    sha256 = hashlib.sha256()
     for array in arrays:
-        whole.update(np.ascontiguousarray(array).data)
-    return whole.hexdigest()[:16]
+        sha256.update(np.ascontiguousarray(array).data)
+    return sha256.hexdigest()[:16]
 
 
 class Resumable(ABC):
-    """A training of `total` steps that goes on from the checkpoint in its folder.
+    """A training of `total` steps that resumes from the checkpoint in its folder.
 
-    about: JSON-ready facts that a checkpoint has to agree in. tokens_per_step: for the rate in progress lines.
-    kept: a step up to which the training is the same for any `total`; its checkpoint is kept apart, and a longer
-    training goes on from there. Raises UserError where the checkpoint belongs to another training or cannot be read.
+    about: JSON-ready facts that must equal those of the checkpoint. tokens_per_step: for progress lines. kept: a step
+    up to which the training is the same for any `total`; its checkpoint is kept, and a longer training resumes from it.
+    Raises UserError if the checkpoint belongs to another training or cannot be read.
     """
 
     def __init__(
@@ -99,35 +99,35 @@ class Resumable(ABC):
 
     @abstractmethod
     def _update(self) -> str:
-        """Learn from the batch of `self.step`, and return how it went, in words."""
+        """Train on the batch of `self.step`; return a progress text."""
 
     def advance(self) -> str:
-        """Take one step, and return how it went, in words."""
-        said = self._update()
+        """Take one step; return a progress text."""
+        progress = self._update()
         self.step += 1
-        return said
+        return progress
 
     def train(self, log: Callable[[str], None], every: int = 20, save_every: int = 100) -> None:
         """Train to the end, with a progress line every `every` steps and a checkpoint every `save_every`.
 
-        Ctrl-C stops after the present step, with a checkpoint: KeyboardInterrupt is raised and says where that is.
+        Ctrl-C stops after the current step with a checkpoint and raises KeyboardInterrupt with its path.
         """
         started, first = time.monotonic(), self.step
-        with deferred_interrupt() as asked:
+        with deferred_interrupt() as interrupted:
             while self.step < self.total:
-                said = self.advance()
-                stops, ended = self.agree(asked()), self.step == self.total
+                progress = self.advance()
+                stop, ended = self.agree(interrupted()), self.step == self.total
                 if ended or self.step % every == 0:
                     rate = (self.step - first) * self.tokens_per_step / (time.monotonic() - started)
-                    log(f"{self.folder.name} step {self.step}/{self.total}, {rate:.0f} tokens/s: {said}")
-                if stops or ended or self.step == self.kept or self.step % save_every == 0:
+                    log(f"{self.folder.name} step {self.step}/{self.total}, {rate:.0f} tokens/s: {progress}")
+                if stop or ended or self.step == self.kept or self.step % save_every == 0:
                     self.save()
-                if stops:
+                if stop:
                     raise KeyboardInterrupt(f"step {self.step} of {self.total} is saved in {self.folder / CHECKPOINT}")
 
-    def agree(self, stops: bool) -> bool:
-        """Decide whether to stop after this step. Processes that train together decide alike."""
-        return stops
+    def agree(self, stop: bool) -> bool:
+        """Return True to stop after this step; the same in all processes."""
+        return stop
 
     def save(self) -> None:
         """Write the checkpoint."""
@@ -139,7 +139,7 @@ class Resumable(ABC):
             "modules": [m.state_dict() for m in self.modules],
             "optimizers": [o.state_dict() for o in self.optimizers],
         }
-        for name in (KEPT, CHECKPOINT) if self.step == self.kept else (CHECKPOINT,):
+        for name in (KEPT_CHECKPOINT, CHECKPOINT) if self.step == self.kept else (CHECKPOINT,):
             with storage.replacing(self.folder / name) as file:
                 torch.save(state, file)
 
@@ -147,18 +147,18 @@ class Resumable(ABC):
         state = self._load(path)
         before, total = state["kept"], state["total"]
         if (before, total) != (self.kept, self.total) and state["step"] > min(before or 0, self.kept or 0):
-            if not path.with_name(KEPT).exists():  # it is past where the two trainings are alike
-                raise UserError(f"{self.folder} cannot be made longer: it has no {KEPT}. Give another --out")
-            state = self._load(path.with_name(KEPT))
+            if not path.with_name(KEPT_CHECKPOINT).exists():  # past the step where both trainings are equal
+                raise UserError(f"{self.folder} has no {KEPT_CHECKPOINT} and cannot be extended; use another --out")
+            state = self._load(path.with_name(KEPT_CHECKPOINT))
             if state["step"] > (self.kept or 0):
                 raise UserError(
-                    f"{self.folder} has been trained for {state['step']} steps at the peak learning rate: it can be "
-                    "made longer, not shorter. Give more --steps, or another --out"
+                    f"{self.folder} is trained for {state['step']} steps at the peak rate; use more --steps or "
+                    "another --out"
                 )
         for module, tensors in zip(self.modules, state["modules"], strict=True):
             module.load_state_dict(tensors)
         for optimizer, tensors in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(tensors)  # puts what it reads on the parameters' device
+            optimizer.load_state_dict(tensors)  # moves tensors to the parameters' device
         self.step = int(state["step"])
 
     def _load(self, path: Path) -> dict[str, Any]:
@@ -167,25 +167,25 @@ class Resumable(ABC):
             about = json.loads(state["about"])
         except OSError as error:
             raise UserError(f"cannot read {path}: {os_reason(error)}") from None
-        except Exception:  # truncated, no checkpoint at all, or one of another version: torch raises anything
+        except Exception:  # truncated, no checkpoint, or of another version: torch raises any class
             raise UserError(
-                f"cannot go on: {path} is damaged, or no checkpoint. Remove it to begin again, or give another --out"
+                f"{path} is damaged or not a checkpoint; remove it to start again, or use another --out"
             ) from None
         check_same(f"the checkpoint {path}", about, self.about)
         return state
 
 
 def check_same(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError that names the first field in which what was made before differs from what is asked for now.
+    """Raise UserError with the first differing field of an earlier result and the requested one.
 
-    Later fields may follow from that one, so they are not named. If the field has fields itself, all that differ are.
+    Later fields may follow from that one. If the field has fields itself, all of them that differ are listed.
     """
     for name in [*now, *before]:
-        was, wanted = before.get(name), now.get(name)
-        if was != wanted:
-            if not (isinstance(was, dict) and isinstance(wanted, dict)):
-                was, wanted = {name: was}, {name: wanted}
-            raise UserError(f"{what} was made with {_differences(was, wanted)}: give another --out")
+        old, new = before.get(name), now.get(name)
+        if old != new:
+            if not (isinstance(old, dict) and isinstance(new, dict)):
+                old, new = {name: old}, {name: new}
+            raise UserError(f"{what} was made with {_differences(old, new)}; use another --out")
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -195,15 +195,15 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 UNTIL_COOLDOWN = "at its peak until a cooldown"
-SCANNED = 1000  # batches, at most, that a trainer may read before the first step
+MAX_SCANNED = 1000  # batches that a trainer may read before the first step
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long to train: steps of rows_per_step rows, with anchors_per_row positions that each draft `ahead` tokens.
+    """Training budget: steps of rows_per_step rows, with anchors_per_row positions that each draft `ahead` tokens.
 
-    cooldown: share of the steps, at the end, over which the learning rate falls from its peak to 0. None: it falls
-    along a cosine from the start.
+    cooldown: share of the steps, at the end, over which the learning rate falls from its peak to 0. None: cosine decay
+    from the start.
     """
 
     steps: int
@@ -215,7 +215,7 @@ class Budget:
 
     @property
     def falls_from(self) -> int | None:
-        """Step at which the cooldown begins. Until there a training does not depend on how long it will be."""
+        """Return the first step of the cooldown; until then a training does not depend on its length."""
         return None if self.cooldown is None else self.steps - math.ceil(self.cooldown * self.steps)
 
     def rate(self, step: int) -> float:
@@ -226,18 +226,18 @@ class Budget:
         return rise * min(1.0, (self.steps - step) / (self.steps - self.falls_from))
 
     def about(self) -> dict[str, Any]:
-        """Return what trainings agree in of which one goes on where the other stopped, as JSON-ready data."""
-        facts = asdict(self)
-        del facts["cooldown"]
+        """Return the facts that must be equal for a training to be resumed, JSON-ready."""
+        values = asdict(self)
+        del values["cooldown"]
         if self.cooldown is not None:
-            del facts["steps"]
-            facts["learning rate"] = UNTIL_COOLDOWN
-        return facts
+            del values["steps"]
+            values["learning rate"] = UNTIL_COOLDOWN
+        return values
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterText:
-    """Packed rows [R, T] and where in them there is something to draft.
+    """Packed rows [R, T] of the lab's text.
 
     answer_mask: for a row [T], returns True inside answers. end: the token that ends an answer.
     """
@@ -253,10 +253,7 @@ class DrafterText:
         return digest(self.rows)
 
     def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
-        """Return the batch of a step.
-
-        It depends on seed and step alone, so that a resumed run sees the same batches.
-        """
+        """Return the batch of a step, which depends only on seed and step."""
         rng = np.random.default_rng((self.seed, step))
         n = budget.rows_per_step
         epoch, first = divmod(step * n, max(1, len(self.rows) - n + 1))
@@ -270,7 +267,7 @@ class DrafterText:
 
 
 class Text(Protocol):
-    """Text to train on: rows int32 [R, T], and the batch of any step."""
+    """Training text: rows int32 [R, T], and the batch of any step."""
 
     @property
     def rows(self) -> NDArray[np.int32]:
@@ -278,22 +275,22 @@ class Text(Protocol):
 
     @property
     def seed(self) -> int:
-        """Seed of the order of batches and of the anchors."""
+        """Return the seed of the order of batches and of the anchors."""
 
     @property
     def digest(self) -> str:
-        """Return a short sha256 of everything that batches are made of."""
+        """Return a short sha256 of everything that determines the batches."""
 
     def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
-        """Return the batch of a step, which depends on seed and step alone."""
+        """Return the batch of a step, which depends only on seed and step."""
 
 
-NO_END = -1  # completions end where their mask does, not at a token
+NO_END = -1  # the mask ends completions, not a token
 
 
 @dataclass(frozen=True, slots=True)
 class PackedText:
-    """Rows to train on or to evaluate on."""
+    """Rows for training or validation."""
 
     packed: TrainingRows
     seed: int = 0
@@ -309,12 +306,12 @@ class PackedText:
         return digest(self.packed.ids, self.packed.mask, self.packed.documents)
 
     def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
-        """Return the batch of a step. Every pass over the text takes each row once, in an order of its own."""
+        """Return the batch of a step. Every epoch takes each row once, in its own order."""
         n, r = budget.rows_per_step, len(self.rows)
         rng = np.random.default_rng((self.seed, step))
-        epochs, places = np.divmod(np.arange(step * n, (step + 1) * n), r)
+        epochs, indices = np.divmod(np.arange(step * n, (step + 1) * n), r)
         orders = {e: np.random.default_rng((self.seed, e, 1)).permutation(r) for e in np.unique(epochs).tolist()}
-        rows = np.array([orders[e][i] for e, i in zip(epochs.tolist(), places.tolist(), strict=True)])
+        rows = np.array([orders[e][i] for e, i in zip(epochs.tolist(), indices.tolist(), strict=True)])
         return self.chosen(rows, budget, rng).to(device)
 
     def chosen(self, rows: NDArray[np.int64], budget: Budget, rng: np.random.Generator) -> Batch:
@@ -328,38 +325,38 @@ class PackedText:
 
 
 LOG = "training.jsonl"
-JUDGED_ROWS = 64  # of the held-out text, at most, in one evaluation
+MAX_VALIDATION_ROWS = 64  # of one evaluation
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Loss of a drafter on a batch, and the share of right top-1 guesses at each drafted position."""
+    """Loss of a drafter on a batch, and its top-1 accuracy at each draft position."""
 
     loss: float
     right: tuple[float, ...]
 
 
 class _LogLine(msgspec.Struct):
-    """The field of a line of training.jsonl that resuming needs."""
+    """Field of a line of training.jsonl that is needed for resuming."""
 
     step: int
 
 
 def estimated_tau(right: Sequence[float]) -> float:
-    """Return 1 + a_1 + a_1 a_2 + ... for top-1 shares a_j: a chain's tokens per pass if guesses were independent."""
+    """Return 1 + a_1 + a_1 a_2 + ... for top-1 accuracies a_j: τ of a chain if its drafts were independent."""
     products: list[float] = list(accumulate(right, mul))
     return 1 + sum(products)
 
 
 class DrafterLoop(Resumable):
-    """Training of several drafters side by side on the same batches. It can be resumed at any step.
+    """Training of several drafters on the same batches, resumable at any step.
 
     Args:
-        about: further facts that a checkpoint has to agree in.
+        about: further facts that must equal those of a checkpoint.
         machine: None means this process alone, in bfloat16 by autocast.
-        held_out: rows that are evaluated every `eval_every` steps and at the end.
-        logs: a training.jsonl for each drafter, with a line for each step; after a cut it ends where the checkpoint
-            does. Without them nothing is evaluated.
+        validation: rows that are evaluated every `eval_every` steps and at the end.
+        logs: a training.jsonl per drafter, with a line per step, truncated to the checkpoint on resume. Without them
+            nothing is evaluated.
     """
 
     def __init__(
@@ -372,13 +369,13 @@ class DrafterLoop(Resumable):
         machine: DistributedContext | None = None,
         about: Mapping[str, Any] | None = None,
         *,
-        held_out: PackedText | None = None,
+        validation: PackedText | None = None,
         eval_every: int = 100,
         logs: Sequence[Path] = (),
     ) -> None:
         self.target, self.trainers, self.text, self.budget = target, trainers, text, budget
         self.machine = machine or DistributedContext(target.device)
-        self.held_out, self.eval_every, self.logs = held_out, eval_every, logs
+        self.validation, self.eval_every, self.logs = validation, eval_every, logs
         self.outcomes: dict[str, Outcome] = {}  # of the newest step
         for trainer in trainers:
             trainer.module.to(target.device).train()
@@ -406,12 +403,12 @@ class DrafterLoop(Resumable):
         self.machine.wait()
 
     def _prepare(self) -> None:
-        """Let every trainer read the text and the base's states before the first step."""
-        budget = self.budget  # one with a cooldown may be made longer: all lengths read the same batches
-        count = SCANNED if budget.cooldown else min(budget.steps, SCANNED)
+        """Let every trainer read text and base states before the first step."""
+        budget = self.budget  # with a cooldown the training may be extended: read the same batches for all lengths
+        count = MAX_SCANNED if budget.cooldown else min(budget.steps, MAX_SCANNED)
         for trainer in self.trainers:
             trainer.scan(self.text.batch(s, budget, torch.device("cpu")) for s in range(count))
-        first = self.text.batch(0, budget, self.target.device).rows(slice(1))  # of all processes the same
+        first = self.text.batch(0, budget, self.target.device).rows(slice(1))  # the same in all processes
         with self.machine.autocast():
             states = self.states(first)
             for trainer in self.trainers:
@@ -420,11 +417,11 @@ class DrafterLoop(Resumable):
             self.machine.broadcast(trainer.module)
 
     def agree(self, stops: bool) -> bool:
-        """Let all processes stop where one of them is asked to."""
+        """Return True in all processes if one of them is to stop."""
         return bool(self.machine.total(torch.tensor(float(stops), device=self.machine.device)))
 
     def states(self, batch: Batch) -> BaseStates:
-        """Return the states of the base that the trainers ask for."""
+        """Return the base states that the trainers need."""
         if not any(t.needs_base for t in self.trainers):
             return BaseStates(torch.empty(0), {}, {})
         layers = sorted({layer for t in self.trainers for layer in t.aux_hidden_state_layers})
@@ -439,9 +436,9 @@ class DrafterLoop(Resumable):
         for trainer, optimizer, peaks in zip(self.trainers, self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * self.budget.rate(self.step)
-            self.outcomes[trainer.name] = found = self.learn(trainer, optimizer, states, batch)
-            shares = " ".join(f"{share:.2f}" for share in found.right)
-            parts.append(f"{trainer.name} loss {found.loss:.3f} right {shares}")
+            self.outcomes[trainer.name] = outcome = self.learn(trainer, optimizer, states, batch)
+            shares = " ".join(f"{share:.2f}" for share in outcome.right)
+            parts.append(f"{trainer.name} loss {outcome.loss:.3f} right {shares}")
         return "; ".join([*parts, *self._log(self.step + 1)])
 
     def learn(
@@ -453,51 +450,48 @@ class DrafterLoop(Resumable):
         self.machine.gradients(loss, list(trainer.module.parameters()))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        found = self.machine.total(torch.cat((loss.detach()[None], right.detach()))).tolist()
-        return Outcome(found[0], tuple(found[1:]))
+        sums = self.machine.total(torch.cat((loss.detach()[None], right.detach()))).tolist()
+        return Outcome(sums[0], tuple(sums[1:]))
 
     def _log(self, step: int) -> list[str]:
-        """Append the step to every log, with an evaluation where one is due; return that in words."""
-        due = bool(self.logs) and (step % self.eval_every == 0 or step == self.total)
-        evaluated = self.evaluate() if due else {}
-        words = []
+        """Append the step to every log, with an evaluation if due; return texts on the latter."""
+        evaluate = bool(self.logs) and (step % self.eval_every == 0 or step == self.total)
+        evaluated = self.evaluate() if evaluate else {}
+        parts = []
         for trainer, log in zip(self.trainers, self.logs, strict=False):
-            learnt = self.outcomes[trainer.name]
+            outcome = self.outcomes[trainer.name]
             line: dict[str, Any] = {"step": step, "tokens": step * self.tokens_per_step}
-            line |= {"loss": learnt.loss, "right": learnt.right}
-            if held_out := evaluated.get(trainer.name):
-                tau = estimated_tau(held_out.right)
-                line |= {"held_out_loss": held_out.loss, "held_out_right": held_out.right, "estimated_tau": tau}
-                whose = f"{trainer.name} " if len(self.trainers) > 1 else ""
-                words.append(f"held out: {whose}loss {held_out.loss:.3f}, estimated tau {tau:.2f}")
+            line |= {"loss": outcome.loss, "right": outcome.right}
+            if validation := evaluated.get(trainer.name):
+                tau = estimated_tau(validation.right)
+                line |= {"held_out_loss": validation.loss, "held_out_right": validation.right, "estimated_tau": tau}
+                prefix = f"{trainer.name} " if len(self.trainers) > 1 else ""
+                parts.append(f"validation: {prefix}loss {validation.loss:.3f}, estimated tau {tau:.2f}")
             if self.machine.first:
                 with log.open("ab", buffering=0) as file:
                     storage.append(file, [line])
-        return words
+        return parts
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, Outcome]:
-        """Return each drafter's loss and shares of right guesses on held-out rows, taken as one batch.
-
-        The rows are always the same. Where none are held out the result is empty.
-        """
-        count = min(len(self.held_out.rows), JUDGED_ROWS) if self.held_out else 0
-        if not self.held_out or not count:
+        """Return each drafter's loss and top-1 accuracies on fixed validation rows, as one batch, or {}."""
+        count = min(len(self.validation.rows), MAX_VALIDATION_ROWS) if self.validation else 0
+        if not self.validation or not count:
             return {}
-        rng = np.random.default_rng(self.held_out.seed)
-        whole = self.held_out.chosen(np.arange(count), self.budget, rng).to(self.target.device)
+        rng = np.random.default_rng(self.validation.seed)
+        batch_of_all = self.validation.chosen(np.arange(count), self.budget, rng).to(self.target.device)
         sums: dict[str, Tensor] = {}
-        n = self.budget.rows_per_step  # as many rows at a time as in a step: there is memory for that
-        for batch in (whole.rows(slice(start, start + n)) for start in range(0, count, n)):
+        n = self.budget.rows_per_step  # memory suffices for as many rows as in a step
+        for batch in (batch_of_all.rows(slice(start, start + n)) for start in range(0, count, n)):
             with self.machine.autocast():
                 states = self.states(batch)
                 for trainer in self.trainers:
-                    found = torch.cat([part.reshape(-1) for part in trainer.loss(states, batch)])
-                    sums[trainer.name] = sums[trainer.name] + found if trainer.name in sums else found
+                    losses = torch.cat([part.reshape(-1) for part in trainer.loss(states, batch)])
+                    sums[trainer.name] = sums[trainer.name] + losses if trainer.name in sums else losses
         return {name: Outcome(total[0], tuple(total[1:])) for name, total in ((n, s.tolist()) for n, s in sums.items())}
 
     def save(self) -> None:
-        """Have the first process write the checkpoint while the others wait."""
+        """Write the checkpoint in the first process while the others wait."""
         if self.machine.first:
             super().save()
         self.machine.wait()

@@ -1,7 +1,7 @@
 """Losses of drafters, their weights and targets.
 
-Papers differ in it: heads and streams are published with the token, Hydra and EAGLE's drafters with the distribution.
-A comparison of drafters that hides it compares two things at once, so every trainer has it as an option.
+Papers differ: heads and streams are published with the token, Hydra and EAGLE's drafters with the distribution. It is
+an option of every trainer, so that a comparison of drafters does not mix two effects.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specbench_ss.training.batch import Anchors
 def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor, whole: Tensor | None = None) -> Tensor:
     """Return the cross-entropy of logits [B, T, V] against labels [B, T], averaged with per-token weights [B, T].
 
-    whole: the weights of the whole batch where these are only a share of it.
+    whole: the weights of the whole batch, if these are only a share of it.
     """
     loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none")
     return (loss * weights.flatten()).sum() / (weights if whole is None else whole).sum().clamp_min(1e-6)
@@ -33,10 +33,10 @@ def soft_cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
 
 
 def head_sums(logits: Tensor, labels: Tensor, teacher: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return sums of cross-entropy [ahead] and of right top-1 guesses [ahead].
+    """Return sums of cross-entropy [ahead] and of correct top-1 predictions [ahead].
 
-    logits: [.., ahead, V]; labels: [.., ahead]. teacher: logits [.., ahead, V] of the base for the same tokens, whose
-    distributions are learnt instead of the labels; where there is no label, nothing is.
+    logits: [.., ahead, V]; labels: [.., ahead]. teacher: the base's logits [.., ahead, V] for the same tokens, whose
+    distributions replace the labels; positions without a label do not count.
     """
     ahead, vocab = logits.shape[-2:]
     flat, rows = labels.reshape(-1, ahead), logits.reshape(-1, vocab)
@@ -45,18 +45,18 @@ def head_sums(logits: Tensor, labels: Tensor, teacher: Tensor | None = None) -> 
     else:
         probs = teacher.reshape(-1, vocab).softmax(-1, dtype=torch.float32)
         losses = soft_cross_entropy(rows, probs) * (flat.flatten() != -100)
-    right = logits.detach().argmax(-1).reshape(-1, ahead) == flat
-    return losses.view(-1, ahead).sum(0), right.sum(0)
+    correct = logits.detach().argmax(-1).reshape(-1, ahead) == flat
+    return losses.view(-1, ahead).sum(0), correct.sum(0)
 
 
 def mean_loss(sums: tuple[Tensor, Tensor], labels: Tensor, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return (weighted sum of mean cross-entropies, share of right guesses [ahead]) from sums of `head_sums`.
+    """Return (weighted sum of mean cross-entropies, top-1 accuracies [ahead]) from sums of `head_sums`.
 
-    labels: [.., ahead], those that were summed over, or those of the whole batch where that was only a share of it.
+    labels: [.., ahead], those of the sums, or those of the whole batch if the sums are of a share.
     """
-    known = (labels.reshape(-1, labels.shape[-1]) != -100).sum(0).clamp_min(1)
-    total = (sums[0] / known * torch.tensor(weights, device=known.device)).sum()
-    return total, sums[1] / known
+    n_labels = (labels.reshape(-1, labels.shape[-1]) != -100).sum(0).clamp_min(1)
+    total = (sums[0] / n_labels * torch.tensor(weights, device=n_labels.device)).sum()
+    return total, sums[1] / n_labels
 
 
 def head_loss(
@@ -66,10 +66,10 @@ def head_loss(
     whole: Tensor | None = None,
     teacher: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (weighted sum of mean cross-entropies, share of right guesses [ahead]).
+    """Return (weighted sum of mean cross-entropies, top-1 accuracies [ahead]).
 
-    logits: [.., ahead, V]; labels: [.., ahead]. whole: the labels of the whole batch where these are only a share of
-    it. teacher: as `head_sums` takes it.
+    logits: [.., ahead, V]; labels: [.., ahead]. whole: the labels of the whole batch, if these are only a share of it.
+    teacher: as in `head_sums`.
     """
     return mean_loss(head_sums(logits, labels, teacher), labels if whole is None else whole, weights)
 
@@ -85,7 +85,7 @@ class LossWarmup(nn.Module):
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
 
     def forward(self) -> float:
-        """Of the next update. Where no gradient is made it is 1, so that held-out losses of all steps compare."""
+        """Return the factor of the next update; 1 without gradients, so that validation losses are comparable."""
         if not torch.is_grad_enabled():
             return 1.0
         t = int(self.updates)
@@ -93,22 +93,22 @@ class LossWarmup(nn.Module):
         return math.sin(math.pi / 2 * min(1.0, t / self.steps)) if self.steps else 1.0
 
 
-TOP = 10  # guesses of a level that are ranked
+TOP = 10  # ranked predictions of a level
 
 
-def topk_predictions(guesses: Tensor, anchors: Anchors) -> tuple[Tensor, Tensor]:
-    """Compare guesses [levels, B*A, top] with the tokens after the next one.
+def topk_predictions(predictions: Tensor, anchors: Anchors) -> tuple[Tensor, Tensor]:
+    """Compare predictions [levels, B*A, top] with the tokens after the next one.
 
     Return (hits [levels, top], positions [levels]).
     """
-    labels = anchors.labels[..., 1 : len(guesses) + 1].flatten(0, 1).T  # [levels, B*A]
-    return (guesses == labels[..., None]).sum(1), (labels != -100).sum(1)
+    labels = anchors.labels[..., 1 : len(predictions) + 1].flatten(0, 1).T  # [levels, B*A]
+    return (predictions == labels[..., None]).sum(1), (labels != -100).sum(1)
 
 
 LossKind = Literal["kl", "ce"]
-HELP = "kl: match the base's distribution at every drafted position. ce: predict the token of the text."
+LOSS_HELP = "kl: match the base's distribution at every drafted position. ce: predict the token of the text."
 
 
 def loss_option(published: LossKind) -> Any:
-    """Return the field of a trainer's options. published: what the drafter was published with, the default."""
-    return option(published, HELP)
+    """Return the field of a trainer's options. published: the loss of the published drafter, the default."""
+    return option(published, LOSS_HELP)

@@ -25,27 +25,27 @@ CARD = """# {title} for {base}
 | | |
 |---|---|
 | base | {base}, weights {base_hash}, {base_dtype} |
-| text | {text} |
-| held out | {held_out} |
-| budget | {steps} steps of {rows} rows of {length} tokens, {anchors} positions of each to draft from |
+| training text | {text} |
+| validation text | {validation} |
+| budget | {steps} steps of {rows} rows of {length} tokens, {anchors} draft positions each |
 | peak learning rate, seed | {lr:g}, {seed} |
-| course of the learning rate | {course} |
+| learning-rate schedule | {course} |
 | options | {options} |
-| parameters that learnt | {learnt:,} |
+| trainable parameters | {learnt:,} |
 
-## Measured
+## Results
 
 {measured}
 
-`{log}` has a line for every step. Speed was not measured here: `ssbench run` does.
+`{log}` has a line for every step. Measure the speed with `ssbench run`.
 """
-LOOK = """At the last step, on held-out conversations: loss {loss:.4f}; right top-1 guesses {right};
+VALIDATION_RESULT = """At the last step, on validation conversations: loss {loss:.4f}; top-1 accuracies {right};
 estimated tau {tau:.2f}.
 
-The estimate is 1 + a_1 + a_1 a_2 + ... of these shares: tokens a pass of a single chain, if guesses were right
-independently of each other. Nothing was decoded for it: `ssbench run` counts the true one, on your prompts."""
-NOTHING = (
-    "At the last step, on text it was trained on: loss {loss:.4f}; right top-1 guesses {right}. Nothing was held out."
+The estimate is 1 + a_1 + a_1 a_2 + ... of these accuracies: τ of a single chain if its drafts were independent. Nothing
+was decoded for it: `ssbench run` measures τ on your prompts."""
+TRAINING_RESULT = (
+    "At the last step, on training text: loss {loss:.4f}; top-1 accuracies {right}. There was no validation text."
 )
 
 
@@ -55,38 +55,38 @@ def write_card(
     """Write the README.md of a drafter's folder."""
     last = json.loads((folder / LOG).read_text().splitlines()[-1])
     target, own = loop.target, "the base's own answers: " if config.regenerate_responses else ""
-    words = {
+    fields = {
         "title": trainer.name, "base": base_name(target),
         "summary": trainer.summary[:1].upper() + trainer.summary[1:],
         "name": type(trainer).name, "version": __version__, "torch": torch.__version__, "device": _device(loop),
         "base_hash": target.weights_hash, "base_dtype": "NF4" if config.load_in_4bit else str(target.dtype),
-        "text": own + text.train.counts.line(), "held_out": text.held_out.counts.line(), "steps": loop.total,
+        "text": own + text.train.counts.line(), "validation": text.validation.counts.line(), "steps": loop.total,
         "rows": config.batch_size, "length": config.length, "anchors": config.anchors, "lr": trainer.lr,
         "seed": config.seed,        "options": options_text(trainer.options), "log": LOG,
-        "course": _course(loop.budget), "learnt": trainer.n_learning, "measured": _measured(last),
+        "course": _schedule(loop.budget), "learnt": trainer.n_learning, "measured": _results(last),
     }  # fmt: skip
-    write_text(folder / "README.md", CARD.format(**words))
+    write_text(folder / "README.md", CARD.format(**fields))
 
 
 def base_name(target: Target) -> str:
-    """Return the name of the base without any path of this machine."""
+    """Return the name of the base without local paths."""
     if "gguf" in target.origin and target.folder is None:
         return str(target.origin["gguf"]["file"])
     return target.name if target.folder is None or target.is_lab else target.folder.name
 
 
-def _measured(last: dict[str, Any]) -> str:
+def _results(last: dict[str, Any]) -> str:
     if "held_out_loss" in last:
         right, tau = _shares(last["held_out_right"]), last["estimated_tau"]
-        return LOOK.format(loss=last["held_out_loss"], right=right, tau=tau)
-    return NOTHING.format(loss=last["loss"], right=_shares(last["right"]))
+        return VALIDATION_RESULT.format(loss=last["held_out_loss"], right=right, tau=tau)
+    return TRAINING_RESULT.format(loss=last["loss"], right=_shares(last["right"]))
 
 
 def _shares(right: list[float]) -> str:
     return ", ".join(f"{share:.3f}" for share in right)
 
 
-def _course(budget: Budget) -> str:
+def _schedule(budget: Budget) -> str:
     rise = f"up to the peak in {budget.warmup} steps"
     if budget.falls_from is None:
         return f"{rise}, and to 0 along a cosine"
@@ -97,35 +97,35 @@ def _device(loop: DrafterLoop) -> str:
     kind, count = loop.target.device.type, loop.machine.count
     name = kind
     if kind == "cuda":
-        most = torch.cuda.max_memory_allocated(loop.target.device) / 2**30
-        name = f"{torch.cuda.get_device_name(loop.target.device)} ({most:.1f} GiB of memory at most)"
+        peak = torch.cuda.max_memory_allocated(loop.target.device) / 2**30
+        name = f"{torch.cuda.get_device_name(loop.target.device)} ({peak:.1f} GiB of memory at peak)"
     return name if count == 1 else f"{count} x {name}"
 
 
-KEPT_HERE = ["checkpoint.pt*", "*.tmp"]
+NOT_UPLOADED = ["checkpoint.pt*", "*.tmp"]
 
 
 def check_repository(repo: str) -> None:
-    """Raise UserError for what cannot be a repository, or where there is no token to write with."""
+    """Raise UserError for an invalid repository name, or without a write token."""
     from huggingface_hub import get_token
 
     if HUB_ID.fullmatch(repo) is None:
-        raise UserError(f"--push-to-hub {repo!r} is no hub repository: expected OWNER/NAME")
+        raise UserError(f"--push-to-hub {repo!r} is not a hub repository; use OWNER/NAME")
     if get_token() is None:
-        raise UserError("--push-to-hub needs a token that may write: run `hf auth login`, or set HF_TOKEN")
+        raise UserError("--push-to-hub needs a write token; run `hf auth login`, or set HF_TOKEN")
 
 
 def push_to_hub(folder: Path, repo: str) -> str:
-    """Upload the folder without its checkpoints, make the repository if need be, and return its address.
+    """Upload the folder without its checkpoints, create the repository if necessary, and return its address.
 
-    Raises UserError where that fails; the folder stays as it is.
+    Raises UserError if that fails; the folder is unchanged.
     """
     from huggingface_hub import HfApi
 
     try:
         api = HfApi()
-        made = api.create_repo(repo, exist_ok=True)
-        api.upload_folder(repo_id=repo, folder_path=folder, ignore_patterns=KEPT_HERE)
-    except Exception as error:  # the hub's own kinds and the network's
-        raise UserError(f"{folder} is written, but cannot be put into {repo}: {first_line(error)}") from error
-    return str(made)
+        url = api.create_repo(repo, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=folder, ignore_patterns=NOT_UPLOADED)
+    except Exception as error:  # errors of the hub and the network
+        raise UserError(f"{folder} is written, but cannot be uploaded to {repo}: {first_line(error)}") from error
+    return str(url)

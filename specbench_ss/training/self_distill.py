@@ -1,4 +1,4 @@
-"""Self-distillation: a model's own answers to prompts, made in batches and stored as they are made."""
+"""Self-distillation: a model's own responses to prompts, generated in batches and stored as they finish."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-LOOK_EVERY = 8  # tokens from one look at which answers have ended to the next: each waits for the device
-WORTH = 0.75  # of the answers go on, at most, where the others are taken out of the batch
+CHECK_EVERY = 8  # tokens between checks for finished answers, each of which synchronises with the device
+COMPACT_SHARE = 0.75  # finished answers leave the batch if at most this share continues
 
 
 class PromptBatch:
-    """Prompts [B] of any length, left-padded, and the answers that are being made.
+    """Prompts [B] of any length, left-padded, and their answers in progress.
 
-    seen bool [B, longest + limit]: False at padding. places int64, the same shape: positions in each prompt's own text.
-    numbers [B']: of the answers that go on, in `answers` int64 [B, limit], which holds -1 where nothing is said.
+    visible: bool [B, longest + limit], False at padding. places: int64, same shape, positions in each prompt's text.
+    numbers: [B'], rows of the unfinished answers in `answers` int64 [B, limit], which is -1 after an end.
     """
 
     def __init__(self, target: Target, prompts: Sequence[Sequence[int]], limit: int) -> None:
-        self.target, self.limit, self.made = target, limit, 0
+        self.target, self.limit, self.n_tokens = target, limit, 0
         device, longest = target.device, max(map(len, prompts))
         self.ids = torch.zeros(len(prompts), longest, dtype=torch.long, device=device)
-        self.seen = torch.ones(len(prompts), longest + limit, dtype=torch.bool, device=device)
+        self.visible = torch.ones(len(prompts), longest + limit, dtype=torch.bool, device=device)
         for i, prompt in enumerate(prompts):
             self.ids[i, longest - len(prompt) :] = torch.tensor(prompt, device=device)
-            self.seen[i, : longest - len(prompt)] = False
-        self.places = (self.seen.cumsum(1) - 1).clamp_min(0)
+            self.visible[i, : longest - len(prompt)] = False
+        self.places = (self.visible.cumsum(1) - 1).clamp_min(0)
         self.cache = target.new_cache(longest + limit)
         self.numbers = torch.arange(len(prompts), device=device)
         self.answers = torch.full((len(prompts), limit), -1, device=device)
         self.ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
 
     def logits(self, ids: Tensor) -> Tensor:
-        """Run ids [B', q], which follow what the cache holds; return the logits [B', V] after the last of each."""
+        """Run ids [B', q] after the cached tokens; return the logits [B', V] after the last of each."""
         target, past, q = self.target, self.cache.get_seq_length(), ids.shape[1]
         positions = self.places[:, past : past + q]
         x, rotary = target.embed(ids, positions), target.rotary(positions, past + q)
@@ -57,53 +57,53 @@ class PromptBatch:
         return target.logits(target.family.norm(x[:, -1:]))[:, 0]
 
     def _mask(self, past: int, q: int, window: int | None) -> Tensor:
-        """Return what q new rows see of all: additive [B', 1, q, past + q]."""
+        """Return the additive mask [B', 1, q, past + q] of q new tokens."""
         end, device = past + q, self.ids.device
         later = torch.arange(end, device=device) > torch.arange(past, end, device=device)[:, None]
-        hidden = later | ~self.seen[:, None, :end]
+        hidden = later | ~self.visible[:, None, :end]
         if window is not None:
             hidden = hidden | (self.places[:, past:end, None] - self.places[:, None, :end] >= window)
         mask = torch.zeros(hidden.shape, dtype=self.target.dtype, device=device)
         return mask.masked_fill_(hidden, torch.finfo(self.target.dtype).min)[:, None]
 
-    def say(self, tokens: Tensor, ends: Tensor) -> None:
-        """Put the next token [B'] of each answer down. ends: tokens that end an answer."""
-        self.answers[self.numbers, self.made] = torch.where(self.ended, -1, tokens)
+    def append_tokens(self, tokens: Tensor, ends: Tensor) -> None:
+        """Append the next token [B'] of each answer. ends: tokens that end an answer."""
+        self.answers[self.numbers, self.n_tokens] = torch.where(self.ended, -1, tokens)
         self.ended |= torch.isin(tokens, ends)
-        self.made += 1
+        self.n_tokens += 1
 
-    def goes_on(self) -> bool:
-        """Say whether there is more to be said; now and then take out what has ended."""
-        if self.made == self.limit:
+    def continues(self) -> bool:
+        """Return True if an answer is unfinished; remove finished ones from the batch now and then."""
+        if self.n_tokens == self.limit:
             return False
-        if self.made % LOOK_EVERY:
+        if self.n_tokens % CHECK_EVERY:
             return True
-        left = (~self.ended).nonzero()[:, 0]
-        if 0 < len(left) <= WORTH * len(self.ended):
-            self.numbers, self.ended, self.seen, self.places = (
-                x[left] for x in (self.numbers, self.ended, self.seen, self.places)
+        active = (~self.ended).nonzero()[:, 0]
+        if 0 < len(active) <= COMPACT_SHARE * len(self.ended):
+            self.numbers, self.ended, self.visible, self.places = (
+                x[active] for x in (self.numbers, self.ended, self.visible, self.places)
             )
-            self.cache.select_sequences(left)
-        return len(left) > 0
+            self.cache.select_sequences(active)
+        return len(active) > 0
 
     def newest(self) -> Tensor:
-        """Return the newest token of each answer that goes on, [B', 1]."""
-        return self.answers[self.numbers, self.made - 1 : self.made].clamp_min(0)
+        """Return the newest token of each unfinished answer, [B', 1]."""
+        return self.answers[self.numbers, self.n_tokens - 1 : self.n_tokens].clamp_min(0)
 
 
 class Talk(Protocol):
     """A conversation in which the model gives every answer."""
 
     def prompt(self) -> list[int] | None:
-        """Return token ids that end where the next answer begins; None where there is nothing more to answer."""
+        """Return the token ids up to the next answer, or None at the end."""
 
     def answered(self, answer: list[int], ended: bool) -> None:
-        """Take the answer, its end token included. ended: whether there is an end token."""
+        """Add the answer with its end token, if any. ended: there is an end token."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """How answers are made: at most `limit` tokens each; temperature 0 is greedy, any other is plain sampling.
+    """Generation of answers: at most `limit` tokens each; temperature 0 is greedy, else plain sampling.
 
     ends: token ids that end an answer.
     """
@@ -118,57 +118,58 @@ T = TypeVar("T", bound=Talk)
 
 
 def regenerate_responses(
-    target: Target, talks: Sequence[T], how: GenerationOptions, batch: int = 128, skip: Collection[int] = ()
+    target: Target, conversations: Sequence[T], options: GenerationOptions, batch: int = 128, skip: Collection[int] = ()
 ) -> Iterator[tuple[int, list[T]]]:
-    """Answer every talk to its end, and yield (place, talks) for one batch after the other.
+    """Answer every conversation to its end, and yield (place, conversations) batch by batch.
 
-    A batch is the `batch` talks from `place` on, so similar talks should be neighbours: their answers end together.
-    Batches come in random order; those whose place is in `skip` are left out. What a batch says depends only on the
-    seed and its place.
+    A batch is the `batch` conversations from `place` on, so neighbours should be similar, to end together. Batches come
+    in random order without the places in `skip`. A batch's answers depend only on the seed and its place.
     """
-    for start in np.random.default_rng(0).permutation(range(0, len(talks), batch)).tolist():
+    for start in np.random.default_rng(0).permutation(range(0, len(conversations), batch)).tolist():
         if start in skip:
             continue
-        chosen = talks[start : start + batch]
-        _converse(target, chosen, how, (how.seed, start))
+        chosen = conversations[start : start + batch]
+        _converse(target, chosen, options, (options.seed, start))
         yield start, list(chosen)
 
 
-def _converse(target: Target, talks: Sequence[Talk], how: GenerationOptions, seed: tuple[int, ...]) -> None:
+def _converse(target: Target, conversations: Sequence[Talk], options: GenerationOptions, seed: tuple[int, ...]) -> None:
     turn = 0
-    while going := [(talk, prompt) for talk in talks if (prompt := talk.prompt()) is not None]:
-        answers = answer_batch(target, [prompt for _, prompt in going], how, (*seed, turn))
-        for (talk, _), answer in zip(going, answers, strict=True):
-            talk.answered(answer, bool(answer) and answer[-1] in how.ends)
+    while pending := [
+        (conversation, prompt) for conversation in conversations if (prompt := conversation.prompt()) is not None
+    ]:
+        answers = answer_batch(target, [prompt for _, prompt in pending], options, (*seed, turn))
+        for (conversation, _), answer in zip(pending, answers, strict=True):
+            conversation.answered(answer, bool(answer) and answer[-1] in options.ends)
         turn += 1
 
 
 @torch.inference_mode()
 def answer_batch(
-    target: Target, prompts: Sequence[Sequence[int]], how: GenerationOptions, seed: tuple[int, ...] = (0,)
+    target: Target, prompts: Sequence[Sequence[int]], options: GenerationOptions, seed: tuple[int, ...] = (0,)
 ) -> list[list[int]]:
-    """Return answers (end token included) to prompts of any length, made in one batch.
+    """Return answers (with end token) to prompts of any length, generated in one batch.
 
     seed: for temperature > 0.
     """
     start = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1)
     rng = torch.Generator(target.device).manual_seed(start)
-    batch = PromptBatch(target, prompts, how.limit)
-    ends = torch.tensor(sorted(how.ends), device=target.device)
+    batch = PromptBatch(target, prompts, options.limit)
+    ends = torch.tensor(sorted(options.ends), device=target.device)
     ids = batch.ids
     while True:
         logits = batch.logits(ids)
-        if how.temperature > 0:
-            tokens = (logits.float() / how.temperature).softmax(-1).multinomial(1, generator=rng)[:, 0]
+        if options.temperature > 0:
+            tokens = (logits.float() / options.temperature).softmax(-1).multinomial(1, generator=rng)[:, 0]
         else:
             tokens = logits.argmax(-1)
-        batch.say(tokens, ends)
-        if not batch.goes_on():
+        batch.append_tokens(tokens, ends)
+        if not batch.continues():
             return [[token for token in row if token >= 0] for row in batch.answers.tolist()]
         ids = batch.newest()
 
 
-KEPT = "answers.jsonl"
+ANSWERS_FILE = "answers.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,7 @@ class ResponseCache:
     batch: int = 32
 
     def about(self) -> dict[str, Any]:
-        """Return what the answers depend on."""
+        """Return the facts that determine the answers."""
         return {
             "base": self.target.weights_hash, "dtype": str(self.target.dtype), "ends": sorted(self.target.eos_ids),
             "limit": self.limit, "temperature": self.temperature, "batch": self.batch,
@@ -189,43 +190,42 @@ class ResponseCache:
 
 
 class ChatTalk:
-    """A conversation whose answers the model gives, in the form of its chat template.
+    """A conversation with the model's answers, in its chat format.
 
-    Every prompt is the template filled with what was said so far, as text, just as when the model is used; the newest
-    answer is kept token by token. The conversation ends at an answer that did not end within the limit, and at a prompt
-    that leaves no room for an answer in a row.
+    Every prompt is the template filled with the texts so far, as in use; the newest answer is kept token by token. The
+    conversation ends at an answer without an end token, and at a prompt that leaves no room for an answer in a row.
     """
 
     def __init__(self, number: int, conversation: Conversation, renderer: Renderer, longest: int) -> None:
         self.number, self.place, self.renderer, self.longest = number, conversation.place, renderer, longest
-        self.asked = list(conversation.questions)
-        self.said: list[Message] = []
-        self.asking: Rendered | None = None
+        self.questions = list(conversation.questions)
+        self.messages: list[Message] = []
+        self.rendered_prompt: Rendered | None = None
         self.document: Rendered | None = None
 
     def prompt(self) -> list[int] | None:
         """Return the token ids up to the next answer."""
-        while self.asked and (not self.said or self.said[-1]["role"] != "user"):
-            self.said.append(self.asked.pop(0))
-        if not self.said or self.said[-1]["role"] != "user":
+        while self.questions and (not self.messages or self.messages[-1]["role"] != "user"):
+            self.messages.append(self.questions.pop(0))
+        if not self.messages or self.messages[-1]["role"] != "user":
             return None
-        self.asking = self.renderer.render(self.said, self.place, generation_prompt=True)
-        return self.asking.ids.tolist() if len(self.asking.ids) <= self.longest else None
+        self.rendered_prompt = self.renderer.render(self.messages, self.place, generation_prompt=True)
+        return self.rendered_prompt.ids.tolist() if len(self.rendered_prompt.ids) <= self.longest else None
 
     def answered(self, answer: list[int], ended: bool) -> None:
         """Add the answer to the document."""
-        assert self.asking is not None
-        first = len(self.asking.ids)
-        ids = np.append(self.asking.ids, np.asarray(answer, np.int32))
-        self.document = Rendered(ids, (*self.asking.spans, (first, len(ids))))
+        assert self.rendered_prompt is not None
+        first = len(self.rendered_prompt.ids)
+        ids = np.append(self.rendered_prompt.ids, np.asarray(answer, np.int32))
+        self.document = Rendered(ids, (*self.rendered_prompt.spans, (first, len(ids))))
         text = self.renderer.tokenizer.decode(answer, skip_special_tokens=True)
-        self.said.append({"role": "assistant", "content": text})
+        self.messages.append({"role": "assistant", "content": text})
         if not ended or not text.strip():
-            self.asked.clear()
+            self.questions.clear()
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _StoredAnswer:
     """A line of the file of answers: one conversation of the batch at `place`. ids: [n]; empty without an answer."""
 
     place: int
@@ -234,34 +234,36 @@ class _Kept:
     spans: list[Span]
 
     @classmethod
-    def of(cls, place: int, chat: ChatTalk) -> _Kept:
-        made = chat.document
-        return cls(place, chat.number, made.ids.tolist() if made else [], list(made.spans) if made else [])
+    def of(cls, place: int, chat: ChatTalk) -> _StoredAnswer:
+        document = chat.document
+        return cls(
+            place, chat.number, document.ids.tolist() if document else [], list(document.spans) if document else []
+        )
 
     def document(self) -> Rendered | None:
         return Rendered(np.asarray(self.ids, np.int32), tuple(self.spans)) if self.ids else None
 
 
 def own_documents(
-    own: ResponseCache, renderer: Renderer, talks: Sequence[Conversation], length: int, seed: int, work: Path,
+    own: ResponseCache, renderer: Renderer, conversations: Sequence[Conversation], length: int, seed: int, work: Path,
     log: Callable[[str], None],
 ) -> list[Rendered | None]:  # fmt: skip
-    """Return the conversations with the model's answers; None for one whose prompt leaves an answer no room in a row.
+    """Return the conversations with the model's answers; None if a prompt leaves no room for an answer.
 
-    Finished batches are kept in the folder `work`: a process that was cut off goes on with the next one.
+    Finished batches are stored in the folder `work`, so that an interrupted process resumes with the next one.
     """
-    sizes = [[len(message["content"]) for message in talk.questions] for talk in talks]
-    alike = sorted(range(len(talks)), key=lambda i: (len(sizes[i]), sum(sizes[i]), i))
-    chats = [ChatTalk(i, talks[i], renderer, length - own.limit) for i in alike]
-    kept = storage.cut(work / KEPT, user_files.decoder(_Kept))
-    places, found = range(0, len(chats), own.batch), Counter(k.place for k in kept)
-    done = {place for place in places if found[place] >= min(own.batch, len(chats) - place)}
-    how = GenerationOptions(own.target.eos_ids, own.limit, own.temperature, seed)
-    answers = {k.number: k for k in kept if k.place in done}
-    with (work / KEPT).open("ab", buffering=0) as file:
-        for place, answered in regenerate_responses(own.target, chats, how, own.batch, done):
-            lines = [_Kept.of(place, chat) for chat in answered]
+    sizes = [[len(message["content"]) for message in conversation.questions] for conversation in conversations]
+    order = sorted(range(len(conversations)), key=lambda i: (len(sizes[i]), sum(sizes[i]), i))
+    chats = [ChatTalk(i, conversations[i], renderer, length - own.limit) for i in order]
+    stored = storage.cut(work / ANSWERS_FILE, user_files.decoder(_StoredAnswer))
+    places, counts = range(0, len(chats), own.batch), Counter(k.place for k in stored)
+    done = {place for place in places if counts[place] >= min(own.batch, len(chats) - place)}
+    options = GenerationOptions(own.target.eos_ids, own.limit, own.temperature, seed)
+    answers = {k.number: k for k in stored if k.place in done}
+    with (work / ANSWERS_FILE).open("ab", buffering=0) as file:
+        for place, finished in regenerate_responses(own.target, chats, options, own.batch, done):
+            lines = [_StoredAnswer.of(place, chat) for chat in finished]
             storage.append(file, [asdict(line) for line in lines])
             answers |= {line.number: line for line in lines}
-            log(f"own answers: {len(answers)} of {len(talks)} conversations")
-    return [answers[i].document() for i in range(len(talks))]
+            log(f"regenerated responses: {len(answers)} of {len(conversations)} conversations")
+    return [answers[i].document() for i in range(len(conversations))]

@@ -1,4 +1,4 @@
-"""Training session: check, load, read the text, train, write, publish; several drafters on the same batches."""
+"""Training session: check, load, read the text, train, write, publish; one or several drafters."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from specbench_ss.training.model_card import base_name, check_repository, push_t
 from specbench_ss.training.self_distill import ResponseCache
 from specbench_ss.training.trainer import DrafterTrainer, TrainConfig, Trainer, TrainJob
 
-MOST_WARMUP = 50
+MAX_WARMUP = 50
 EVERY = 20  # steps between progress lines
-JUDGED_STEPS = 8  # batches of text on which accuracies are measured
+ACCURACY_BATCHES = 8
 
 
 def mean_accuracies(
@@ -46,22 +46,22 @@ def mean_accuracies(
     batches: int,
     machine: DistributedContext | None = None,
 ) -> list[list[float]]:
-    """Return top-k accuracies [level][rank] over some batches of held-out text."""
+    """Return top-k accuracies [level][rank] over some batches of text."""
     trainer.module.eval()
-    hits, seen = torch.zeros(()), torch.zeros(())
+    hits, counts = torch.zeros(()), torch.zeros(())
     for step in range(batches):
         batch = text.batch(step, budget, target.device)
         with (machine or DistributedContext(target.device)).autocast(), torch.no_grad():
             states = base_states(target, batch.ids, trainer.aux_hidden_state_layers, target.n_layers, batch.documents)
-            new_hits, new_seen = trainer.accuracies(states, batch)
-        hits, seen = hits + new_hits.cpu(), seen + new_seen.cpu()
-    return [[round(x, 4) for x in row] for row in (hits / seen.clamp_min(1)[:, None]).tolist()]
+            new_hits, new_counts = trainer.accuracies(states, batch)
+        hits, counts = hits + new_hits.cpu(), counts + new_counts.cpu()
+    return [[round(x, 4) for x in row] for row in (hits / counts.clamp_min(1)[:, None]).tolist()]
 
 
 def run(kind: type[Trainer], options: Any, config: TrainConfig) -> None:
-    """Train what the trainer's jobs are, or measure the existing drafter that the option `measure` names.
+    """Train the trainer's jobs, or measure the existing drafter of the option `measure`.
 
-    Mistakes of the user are found before the first step. Raises UserError.
+    User errors are found before the first step. Raises UserError.
     """
     if issubclass(kind, DrafterTrainer) and (weights := getattr(options, "measure", "")):
         measure(kind, weights, config)
@@ -73,7 +73,7 @@ def run(kind: type[Trainer], options: Any, config: TrainConfig) -> None:
         trainers = [job.build(target, config.seed) for job in jobs]
         text = training_text(config, target, machine)
         machine.shard(target, trainers)
-        held_out = PackedText(text.held_out, config.seed)
+        validation = PackedText(text.validation, config.seed)
         loop = DrafterLoop(
             target,
             trainers,
@@ -82,27 +82,27 @@ def run(kind: type[Trainer], options: Any, config: TrainConfig) -> None:
             config.out,
             machine,
             about,
-            held_out=held_out,
+            validation=validation,
             eval_every=config.eval_every,
             logs=[job.folder / LOG for job in jobs],
         )
         for trainer in trainers:
-            _say(machine, _opening(trainer, loop, config))
-        if not len(held_out.rows):
-            _say(machine, "nothing is held out: no held-out loss and no estimate of tau; see --eval-fraction")
-        loop.train(lambda line: _say(machine, line), EVERY, config.save_every)
+            _print_first(machine, _opening(trainer, loop, config))
+        if not len(validation.rows):
+            _print_first(machine, "no validation data: no validation loss and no estimated tau; see --eval-fraction")
+        loop.train(lambda line: _print_first(machine, line), EVERY, config.save_every)
         for job, trainer in zip(jobs, trainers, strict=True):
-            # with all processes: a base that is shared out runs in all or in none
-            measured = _measured(trainer, loop) if trainer.ranked else {}
+            # in all processes: a base sharded by FSDP runs in all or none
+            measured = _accuracies(trainer, loop) if trainer.ranked else {}
             if machine.first:
                 _finish(trainer, job.folder, config, loop, text, measured)
         if machine.first and jobs[0].label:
-            write_json(config.out / LISTED, {job.label: job.folder.name for job in jobs})
+            write_json(config.out / FOLDERS_FILE, {job.label: job.folder.name for job in jobs})
         machine.wait()
 
 
 def opened(config: TrainConfig) -> tuple[DistributedContext, Target]:
-    """Return the processes and the target. Mistakes of the user are found before it is loaded, where possible."""
+    """Return the processes and the target. User errors are found before it is loaded, if possible."""
     check_one_device(config.device, "training")
     device = resolve_device(config.device)
     if config.load_in_4bit and not device.startswith("cuda"):
@@ -113,13 +113,13 @@ def opened(config: TrainConfig) -> tuple[DistributedContext, Target]:
     open_source(config.data)
     if config.push_to_hub:
         check_repository(config.push_to_hub)
-    machine = DistributedContext.launched(device)  # all processes are here now
+    machine = DistributedContext.launched(device)  # all processes are started now
     if machine.first:
-        check_out(config.out)  # makes a folder and removes it again, under which others would stumble
+        check_out(config.out)  # creates a folder and removes it, which would disturb the other processes
     machine.check(config.batch_size)
     target = load_target(
         config.model,
-        dtype=str(resolve_dtype(config.dtype, device)).removeprefix("torch."),  # not the one that decodes faster
+        dtype=str(resolve_dtype(config.dtype, device)).removeprefix("torch."),  # not the fastest one for decoding
         device=str(machine.device),
         trust_remote_code=config.trust_remote_code,
         chat_template=config.chat_template,
@@ -128,26 +128,26 @@ def opened(config: TrainConfig) -> tuple[DistributedContext, Target]:
     machine.exact = target.dtype == torch.float32
     check_template(target.tokenizer, target.name)
     if config.length > target.context_length:
-        raise UserError(f"--length {config.length} is beyond the context of {target.name}, {target.context_length}")
+        raise UserError(f"--length {config.length} exceeds the context of {target.name}, {target.context_length}")
     return machine, target
 
 
 def check_out(out: Path) -> None:
-    """Raise UserError for a folder that holds something other than a training, or cannot be made. None is made."""
+    """Raise UserError for a folder with other files than a training's, or one that cannot be created."""
     check_place(out)
     try:
-        strange = (
-            any(path.is_file() for path in out.rglob("*"))  # folders alone are of a training cut off at its first step
+        foreign = (
+            any(path.is_file() for path in out.rglob("*"))  # a training interrupted at its first step leaves folders
             and not any(next(out.glob(mark), None) for mark in (CHECKPOINT, LOG, f"*/{LOG}"))
         )
     except OSError as error:
         raise UserError(f"cannot use --out {out}: {os_reason(error)}") from None
-    if strange:
-        raise UserError(f"--out {out} holds files that belong to no training: give another folder")
+    if foreign:
+        raise UserError(f"--out {out} has files of no training; use another folder")
 
 
 def training_text(config: TrainConfig, target: Target, machine: DistributedContext) -> TrainingText:
-    """Have the first process make the text; the others then find it made."""
+    """Return the training text; the first process builds it and the others read it."""
     own = ResponseCache(target, config.answer_limit, config.answer_temperature) if config.regenerate_responses else None
     source = config.data[0] if len(config.data) == 1 else config.data
     if not machine.first:
@@ -160,7 +160,7 @@ def training_text(config: TrainConfig, target: Target, machine: DistributedConte
         seed=config.seed,
         columns=dict(config.columns),
         own=own,
-        log=lambda line: _say(machine, line),
+        log=lambda line: _print_first(machine, line),
     )
     if machine.first:
         machine.wait()
@@ -169,37 +169,38 @@ def training_text(config: TrainConfig, target: Target, machine: DistributedConte
 
 def _budget(config: TrainConfig, ahead: int, rows: int) -> Budget:
     steps = config.steps or math.ceil(config.epochs * rows / config.batch_size)
-    tenth = MOST_WARMUP if config.cooldown else max(1, steps // 10)  # one that can be made longer starts as it will
-    warmup = config.warmup or min(MOST_WARMUP, tenth)
+    tenth = MAX_WARMUP if config.cooldown else max(1, steps // 10)  # independent of steps if it can be extended
+    warmup = config.warmup or min(MAX_WARMUP, tenth)
     return Budget(steps, config.batch_size, config.anchors, ahead, warmup, config.cooldown)
 
 
 def identity(kind: type[Trainer], options: Any, config: TrainConfig) -> dict[str, Any]:
-    """Return what a checkpoint has to agree in, as the user gave it, as JSON-ready data."""
+    """Return the user's options, which must equal those of a checkpoint, JSON-ready."""
     given = config.as_dict() | option_values(options)
     return {"trainer": kind.name, "options": {name: value_text(value) for name, value in given.items()}}
 
 
-def _say(machine: DistributedContext, line: str) -> None:
+def _print_first(machine: DistributedContext, line: str) -> None:
     if machine.first:
         print(line, flush=True)
 
 
 def _opening(trainer: DrafterTrainer, loop: DrafterLoop, config: TrainConfig) -> str:
-    start = f"goes on from step {loop.step} of" if loop.resumed else "takes"
+    start = f"resumes at step {loop.step} of" if loop.resumed else "takes"
     shared = f", {loop.machine.count} processes" if loop.machine.count > 1 else ""
     return (
-        f"{trainer.name}: {trainer.n_learning:,} parameters learn; {start} {loop.total} steps of {config.batch_size} "
+        f"{trainer.name}: {trainer.n_learning:,} trainable parameters; {start} {loop.total} steps of "
+        f"{config.batch_size} "
         f"rows of {config.length} tokens{shared}"
     )
 
 
-def _measured(trainer: DrafterTrainer, loop: DrafterLoop) -> dict[str, Any]:
-    """Return top-k accuracies for a folder's config, on held-out text, or on the training text where there is none."""
-    held_out = loop.held_out if loop.held_out is not None and len(loop.held_out.rows) else None
-    text = held_out or loop.text
-    found = mean_accuracies(loop.target, trainer, text, loop.budget, JUDGED_STEPS, loop.machine)
-    return {"accuracies": found, "accuracies_of": "held-out text" if held_out else "training text"}
+def _accuracies(trainer: DrafterTrainer, loop: DrafterLoop) -> dict[str, Any]:
+    """Return top-k accuracies for a folder's config, on the validation text, else on the training text."""
+    validation = loop.validation if loop.validation is not None and len(loop.validation.rows) else None
+    text = validation or loop.text
+    accuracies = mean_accuracies(loop.target, trainer, text, loop.budget, ACCURACY_BATCHES, loop.machine)
+    return {"accuracies": accuracies, "accuracies_of": "validation text" if validation else "training text"}
 
 
 def _finish(
@@ -210,7 +211,7 @@ def _finish(
     text: TrainingText,
     measured: Mapping[str, Any],
 ) -> None:
-    """Write a drafter's folder and its card, publish it, and print how it is used."""
+    """Write a drafter's folder and its card, publish it, and print its usage."""
     target, options = loop.target, trainer.options
     loss = {"loss": options.loss} if hasattr(options, "loss") else {}
     about = {
@@ -239,39 +240,39 @@ def usage(method: str, folder: Path, model: str) -> str:
     return shlex.join(["ssbench", "run", "--model", model, "--methods", method, "--set", weights])
 
 
-MEASURED = "accuracies.json"
+ACCURACIES_FILE = "accuracies.json"
 
 
 def measure(kind: type[DrafterTrainer], weights: str, config: TrainConfig) -> None:
-    """Write accuracies.json, which the method's option `tree` takes. Nothing is trained.
+    """Write accuracies.json for the method's option `tree`, without training.
 
-    Every row of the text is read once. weights: as the user named them.
+    Every row of the text is read once. weights: path or id of the drafter.
     """
     machine, target = opened(config)
     trainer = kind.loaded(target, weights)
     text = PackedText(training_text(config, target, machine).train, config.seed)
     batches = math.ceil(len(text.rows) / config.batch_size)
     budget = Budget(batches, config.batch_size, config.anchors, trainer.ahead)
-    found = mean_accuracies(target, trainer, text, budget, batches, machine)
+    accuracies = mean_accuracies(target, trainer, text, budget, batches, machine)
     if not machine.first:
         return
     config.out.mkdir(parents=True, exist_ok=True)
     content = {
         "base_hash": target.weights_hash,
         "regenerate_responses": config.regenerate_responses,
-        "accuracies": found,
+        "accuracies": accuracies,
     }
-    path = config.out / MEASURED
+    path = config.out / ACCURACIES_FILE
     path.write_text(json.dumps(content, indent=1) + "\n")
-    for i, row in enumerate(found):
-        print(f"head {i}: right {row[0]:.3f}, among the best {len(row)} {sum(row):.3f}")
+    for i, row in enumerate(accuracies):
+        print(f"head {i}: top-1 {row[0]:.3f}, top-{len(row)} {sum(row):.3f}")
     name = kind.method
-    chosen = f"--set {name}.weights={shlex.quote(weights)} --set {name}.tree={shlex.quote(str(path))}"
-    print(f"use it: ssbench run --model {shlex.quote(config.model)} --methods {name} {chosen}")
+    settings = f"--set {name}.weights={shlex.quote(weights)} --set {name}.tree={shlex.quote(str(path))}"
+    print(f"use it: ssbench run --model {shlex.quote(config.model)} --methods {name} {settings}")
 
 
-LISTED = "together.json"  # which drafter lies in which folder
-LR = "lr"  # an option that every drafter has here
+FOLDERS_FILE = "together.json"  # folder of each drafter
+LR = "lr"  # an option of every drafter here
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +288,7 @@ class TogetherOptions(Bounded):
 
 
 class MultiDrafterTrainer(Trainer):
-    """Any number of drafters that learn from the same batches."""
+    """Any number of drafters, trained on the same batches."""
 
     name = "together"
     summary = "several drafters side by side: the same answers, batches and budget, and the base computed once for all"
@@ -295,30 +296,30 @@ class MultiDrafterTrainer(Trainer):
 
     @classmethod
     def jobs(cls, options: TogetherOptions, config: TrainConfig) -> list[TrainJob]:
-        """Return the drafters that the options name, each with a folder of its own."""
-        found = jobs_of(options.drafters, config)
+        """Return the jobs of the drafters in the options, each with its own folder."""
+        jobs = jobs_of(options.drafters, config)
         if config.push_to_hub:
-            raise UserError("together: a repository holds one drafter; publish each folder by itself")
-        return found
+            raise UserError("together: --push-to-hub takes one drafter; publish each folder separately")
+        return jobs
 
 
 def jobs_of(drafters: str, config: TrainConfig) -> list[TrainJob]:
-    """Return the jobs of drafters as --drafters names them. Raises UserError for what cannot be trained so."""
+    """Return the jobs of `--drafters`. Raises UserError for unsupported ones."""
     specs = [MethodSpec.parse(text) for text in split_methods(drafters)]
     if not specs:
-        raise UserError("together: give --drafters, such as --drafters ss,medusa; `ssbench train` lists them all")
-    found = [_job(spec, config) for spec in specs]
-    for names in ([job.label for job in found], [job.folder.name for job in found]):
-        twice = [name for name, n in Counter(names).items() if n > 1]
-        if twice:
-            raise UserError(f"together: {twice[0]} is named twice")
-    return found
+        raise UserError("together: add --drafters, such as --drafters ss,medusa (`ssbench train` lists them)")
+    jobs = [_job(spec, config) for spec in specs]
+    for names in ([job.label for job in jobs], [job.folder.name for job in jobs]):
+        duplicates = [name for name, n in Counter(names).items() if n > 1]
+        if duplicates:
+            raise UserError(f"together: {duplicates[0]} is listed twice")
+    return jobs
 
 
 def _job(spec: MethodSpec, config: TrainConfig) -> TrainJob:
     kind = registry.trainer_class(spec.name)
     if not issubclass(kind, DrafterTrainer):
-        raise UserError(f"together: {spec.name} cannot be trained beside others")
+        raise UserError(f"together: {spec.name} cannot be trained with others")
     given = dict(spec.options)
     lr = given.pop(LR, None)
     options = parse_options(kind.Options, given, f"together: {spec.name}")

@@ -1,4 +1,4 @@
-"""Trainer interface of `ssbench train`: what a drafter learns, its loss, and how it is saved."""
+"""Trainer interface of `ssbench train`: module, loss and checkpoint of a drafter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Lt
 
 from specbench_ss.options import NoOptions, check_bounds, option_values
 
-if TYPE_CHECKING:  # `ssbench train --help` imports this module, and no torch
+if TYPE_CHECKING:  # `ssbench train --help` imports this module without torch
     from torch import Tensor, nn
 
     from specbench_ss.engine.target import Target
@@ -22,14 +22,14 @@ if TYPE_CHECKING:  # `ssbench train --help` imports this module, and no torch
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """What a training is asked for, whatever it trains. Trainings compare fairly if text and budget are the same.
+    """Options of every training; trainings with the same text and budget are comparable.
 
     data: files, folders or one hub id. length: tokens per row. batch_size: rows per step, of all processes together.
-    anchors: positions of a row that are drafted from. steps: None takes as many as `epochs` passes over the rows need.
-    lr: None takes the trainer's own. warmup: steps; None takes a tenth of all steps, at most 50, or 50 with a cooldown.
-    cooldown: share of the steps, at the end, in which the learning rate falls; None lets it fall along a cosine from
-    the start. regenerate_responses: the target answers in place of the data, with at most answer_limit tokens.
-    save_every, eval_every: steps. Raises UserError for values out of range.
+    anchors: positions per row to draft from. steps: None = `epochs` passes over the rows. lr: None = the trainer's
+    default. warmup: steps; None = a tenth of all steps, at most 50, or 50 with a cooldown. cooldown: share of the
+    steps, at the end, in which the learning rate falls; None = cosine decay from the start. regenerate_responses: the
+    target's answers replace the data's, with at most answer_limit tokens. save_every, eval_every: steps. Raises
+    UserError for values out of range.
     """
 
     out: Path
@@ -62,9 +62,9 @@ class TrainConfig:
         check_bounds(type(self), option_values(self), flag="--")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data of all that decides what is learnt, except text and model, which hashes identify.
+        """Return everything that determines the result, JSON-ready, except text and model, which have hashes.
 
-        How long a training with a cooldown is to be is left out, since it can be made longer.
+        Without the length of a training with a cooldown, which can be extended.
         """
         left_out = {"out", "data", "model", "device", "push_to_hub", "save_every", "trust_remote_code", "cooldown"}
         left_out |= {"steps", "epochs"} if self.cooldown else set()
@@ -72,7 +72,7 @@ class TrainConfig:
 
 
 class Trainer(ABC):
-    """A training that `ssbench train` offers, by an entry point of the group `specbench_ss.trainers`.
+    """A training of `ssbench train`, from an entry point of the group `specbench_ss.trainers`.
 
     Options: a frozen dataclass, as a method's; its fields are options of the command.
     """
@@ -89,7 +89,7 @@ class Trainer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class TrainJob:
-    """A drafter to train. folder: for its weights. label: its name beside others; '' where it is alone."""
+    """A drafter to train. folder: for its weights. label: its name among several, else ''."""
 
     kind: type[DrafterTrainer]
     options: Any
@@ -98,7 +98,7 @@ class TrainJob:
     label: str = ""
 
     def build(self, target: Target, seed: int) -> DrafterTrainer:
-        """Return the trainer, with the initial weights that it would have alone."""
+        """Return the trainer, with the same initial weights as if it were alone."""
         import torch
 
         torch.manual_seed(seed)
@@ -108,21 +108,20 @@ class TrainJob:
 
 
 class DrafterTrainer(Trainer):
-    """One drafter in training: its module, its loss, the base's states that the loss reads, and how it is saved.
+    """One drafter in training: module, loss, required base states and checkpoint.
 
     Attributes:
         method: the method that loads the folder.
         weights_file: name of the file with the weights.
-        ranked: whether accuracies by rank are measured at the end, of which the method builds a static tree; the
-            trainer then has `accuracies`.
-        module: what learns.
-        config: what config.json states of the drafter's shape.
+        ranked: measure accuracies by rank at the end, for the method's static tree; needs `accuracies`.
+        module: the trained module.
+        config: config.json entries of the drafter's shape.
         ahead: number of tokens drafted after the next one, which are the further labels of a position.
         lr: peak learning rate.
-        taps: layers of the base whose inputs the loss reads.
+        aux_hidden_state_layers: layers of the base whose inputs the loss reads.
         kv_from: the loss reads keys and values from this layer up.
-        needs_base: whether the loss reads any state of the frozen base.
-        adapts_base: whether weights inside the base's own layers learn.
+        needs_base: the loss reads states of the frozen base.
+        adapts_base: weights inside the base's layers are trained.
     """
 
     method: ClassVar[str]
@@ -149,48 +148,48 @@ class DrafterTrainer(Trainer):
 
     @classmethod
     def build(cls, target: Target, options: Any, lr: float) -> DrafterTrainer:
-        """Return a trainer with initial weights. Raises UserError where the drafter does not fit the target."""
+        """Return a trainer with initial weights. Raises UserError if the drafter does not fit the target."""
         return cls(target, options, lr)
 
     @classmethod
     def loaded(cls, target: Target, weights: str) -> Self:
-        """Return a trainer of existing weights, whose accuracies are measured. Raises UserError."""
+        """Return a trainer with existing weights, to measure their accuracies. Raises UserError."""
         raise NotImplementedError
 
     @property
     def n_learning(self) -> int:
-        """Number of parameters that learn."""
+        """Return the number of trainable parameters."""
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
 
     def settings(self) -> dict[str, Any]:
-        """Return options, shape and other plain attributes, in all of which a checkpoint has to agree."""
+        """Return options, shape and other plain attributes, which must equal those of a checkpoint."""
         shapes = [option_values(value) for value in vars(self).values()]  # of options and other dataclasses
-        held = {name: value for part in (*shapes, vars(self)) for name, value in part.items()}
-        return {name: value for name, value in held.items() if isinstance(value, bool | int | float | str)}
+        values = {name: value for part in (*shapes, vars(self)) for name, value in part.items()}
+        return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the parameters with their peak learning rates, as torch.optim takes them."""
+        """Return the parameters with their peak learning rates, for torch.optim."""
         return [{"params": [p for p in self.module.parameters() if p.requires_grad], "lr": self.lr}]
 
     def scan(self, batches: Iterable[Batch]) -> None:
-        """Read batches of the text, on the CPU, before the first step: for example to count its words."""
+        """Read batches of the text on the CPU before the first step, for example to count tokens."""
 
     def prepare(self, states: BaseStates, batch: Batch) -> None:
-        """Read the base's states on the first row before the first step: for example to start at their scale."""
+        """Read the base's states on the first row before the first step, for example to start at their scale."""
 
     @abstractmethod
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return (loss, share of right top-1 guesses per drafted position [ahead]), both over `batch.whole`."""
+        """Return (loss, top-1 accuracy per draft position [ahead]), both over `batch.whole`."""
 
     def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return (hits [levels, top], positions [levels]): how often a level's r-th guess is right, out of how many.
+        """Return (hits [levels, top], positions [levels]): how often the r-th prediction of a level is correct.
 
-        The tokens before the guessed one are those of the text.
+        Earlier tokens are those of the text.
         """
         raise NotImplementedError
 
     def save(self, folder: Path, about: dict[str, Any]) -> None:
-        """Write weights and config.json so that the method loads them. about: facts of the base and the training."""
+        """Write weights and config.json for the method. about: facts of the base and the training."""
         from specbench_ss.models.checkpoint import write_checkpoint
 
         write_checkpoint(folder, self.module, {**self.config, **about}, self.weights_file)

@@ -1,1 +1,1 @@
-"""Choose a method's options by measurement on the device at hand. docs/design/tune.md gives the reasons."""
+"""Tuning of a method's options by measurement on the device (docs/design/tune.md)."""

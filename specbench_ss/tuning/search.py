@@ -1,8 +1,7 @@
 """Coordinate search by paired races over a method's options.
 
-A *block* is one prompt that each configuration still in question answers once, in a shuffled order.
-
-A configuration takes the lead only where its interval is better than noise, so the search may stop at any time.
+A *block* is one prompt that each remaining configuration answers once, in a shuffled order. A configuration takes the
+lead only if its interval excludes noise, so the search may stop at any time.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from specbench_ss.stats import FEWEST, Floats, Interval
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of one answer: its wall time in seconds, prefill included, and the tokens that were kept."""
+    """Cost of one request: its wall time in seconds, with prefill, and its tokens."""
 
     seconds: float
     tokens: int
@@ -32,117 +31,114 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One configuration compared with another, on the prompts that both answered in the same blocks.
+    """One configuration compared with another, on their common blocks.
 
     speedup: seconds per token of the other over those of this one, each a ratio of sums; None without a common prompt.
-    interval: the 95 % interval of the speedup, over prompts; None for fewer than four. tokens_per_s: the speed of this
-    one on these prompts.
+    interval: its 95 % interval over prompts; None for fewer than four. tokens_per_s: of this one on these prompts.
+    itself: compared with itself, without an interval.
     """
 
     speedup: float | None
     interval: Interval | None
     prompts: int
     tokens_per_s: float | None
-    itself: bool = False  # compared with itself: there is no interval
+    itself: bool = False
 
     @property
     def verdict(self) -> stats.Comparison:
-        """Say what the interval shows: faster, slower, not significant or too few; `reference` for itself."""
+        """Return the interval's verdict: faster, slower, not significant, insufficient data or reference."""
         return "reference" if self.itself else stats.compare(self.interval)
 
 
 class Measurements:
-    """A record of every sample so far."""
+    """All samples so far."""
 
     def __init__(self) -> None:
         self._prompts: list[int] = []  # of each block
         self._costs: dict[str, dict[int, Cost]] = {}  # label -> block -> cost
 
     def open_block(self, prompt: int) -> int:
-        """Begin a new block on this prompt and return the block's number."""
+        """Add a block on this prompt and return its index."""
         self._prompts.append(prompt)
         return len(self._prompts) - 1
 
     def add(self, label: str, block: int, cost: Cost) -> None:
-        """Record that a configuration has answered the block's prompt."""
+        """Add the cost of a configuration in a block."""
         self._costs.setdefault(label, {})[block] = cost
 
     def labels(self) -> list[str]:
-        """Return every configuration that has a sample, in order of its first one."""
+        """Return every configuration with a sample, in order of its first one."""
         return list(self._costs)
 
     def longest(self, label: str) -> float:
-        """Return the seconds of the longest answer, or 0 where there is none yet."""
+        """Return the seconds of the longest request, or 0."""
         return max((cost.seconds for cost in self._costs.get(label, {}).values()), default=0.0)
 
     def compare(self, own: str, over: str) -> Comparison:
-        """Compare `own` with `over`.
-
-        Blocks on the same prompt are added up, since they are not independent of each other.
-        """
-        mine, theirs = self._costs.get(own, {}), self._costs.get(over, {})
-        common = [block for block in mine if block in theirs]
+        """Compare `own` with `over`; dependent blocks on the same prompt are summed."""
+        costs_own, costs_over = self._costs.get(own, {}), self._costs.get(over, {})
+        common = [block for block in costs_own if block in costs_over]
         if not common:
             return Comparison(None, None, 0, None)
-        prompts, place = np.unique([self._prompts[block] for block in common], return_inverse=True)
+        prompts, index = np.unique([self._prompts[block] for block in common], return_inverse=True)
 
         def sums(costs: dict[int, Cost], name: str) -> Floats:
-            return np.bincount(place, [getattr(costs[b], name) for b in common], len(prompts)).astype(np.float64)
+            return np.bincount(index, [getattr(costs[b], name) for b in common], len(prompts)).astype(np.float64)
 
-        own_s, own_tokens = sums(mine, "seconds"), sums(mine, "tokens")
-        over_s, over_tokens = sums(theirs, "seconds"), sums(theirs, "tokens")
-        pace = float(own_s.sum() / own_tokens.sum())
-        speedup = float(over_s.sum() / over_tokens.sum()) / pace
+        own_s, own_tokens = sums(costs_own, "seconds"), sums(costs_own, "tokens")
+        over_s, over_tokens = sums(costs_over, "seconds"), sums(costs_over, "tokens")
+        seconds_per_token = float(own_s.sum() / own_tokens.sum())
+        speedup = float(over_s.sum() / over_tokens.sum()) / seconds_per_token
         itself = own == over
-        around = None if itself else stats.speedup_interval(over_s, over_tokens, own_s, own_tokens)
-        return Comparison(speedup, around, len(prompts), 1 / pace, itself)
+        interval = None if itself else stats.speedup_interval(over_s, over_tokens, own_s, own_tokens)
+        return Comparison(speedup, interval, len(prompts), 1 / seconds_per_token, itself)
 
     def always_slower(self, own: str, over: str, share: float) -> bool:
-        """Say whether `own` ran at less than this share of the speed of `over` in every block that both have."""
-        mine, theirs = self._costs.get(own, {}), self._costs.get(over, {})
-        paces = [(mine[b], theirs[b]) for b in mine if b in theirs]
-        return all(b.seconds / b.tokens < share * a.seconds / a.tokens for a, b in paces)
+        """Return True if `own` had less than this share of the speed of `over` in every common block."""
+        costs_own, costs_over = self._costs.get(own, {}), self._costs.get(over, {})
+        pairs = [(costs_own[b], costs_over[b]) for b in costs_own if b in costs_over]
+        return all(b.seconds / b.tokens < share * a.seconds / a.tokens for a, b in pairs)
 
 
 class Bench(Protocol):
-    """Configurations of one method, and the reference, ready to answer prompts, which are numbered from 0."""
+    """Configurations of one method, and the baseline, ready for prompts numbered from 0."""
 
     def options(self, at: MethodSpec) -> list[str]:
-        """Return the names of the options that may be changed here, those that matter most first."""
+        """Return the names of the options to tune, the most important first."""
 
     def around(self, at: MethodSpec, option: str) -> list[MethodSpec]:
         """Return the configurations with another value of the option, the simplest first.
 
-        Of values that lead to the same settings, only one is returned.
+        Only one of several values with the same settings is returned.
         """
 
     def warm_up(self, spec: MethodSpec, prompt: int) -> None:
-        """Answer a prompt without measuring. Raises whatever the method raises."""
+        """Answer a prompt without measuring. Raises the method's errors."""
 
     def measure(self, spec: MethodSpec, prompt: int) -> Cost:
-        """Answer a prompt and return what it cost. Raises whatever the method raises."""
+        """Answer a prompt and return its cost. Raises the method's errors."""
 
     def keep(self, labels: Collection[str]) -> None:
-        """Take note that configurations other than these will not be needed for now."""
+        """Free the resources of all configurations except these."""
 
 
 class Watch(Protocol):
-    """What tuning tells whoever watches it. Its methods must be quick, since they are called between samples."""
+    """Callbacks of tuning, called between samples; they must be fast."""
 
     def on_race(self, what: str, labels: Sequence[str]) -> None:
-        """Learn that these configurations run against each other from now on. what: the option whose values differ."""
+        """Report a race of these configurations. what: the option whose values differ."""
 
     def on_sample(self, label: str) -> None:
-        """Learn that a configuration has answered a prompt."""
+        """Report a sample of a configuration."""
 
     def on_warning(self, text: str) -> None:
-        """Learn something that the user should know. Tuning goes on."""
+        """Report a warning; tuning continues."""
 
 
 class BlockedRuns:
-    """Blocks over some prompts, which start again from the first prompt when all are used up.
+    """Blocks over prompts, cyclically.
 
-    needed: labels that must not fail; any other configuration that fails is left out. failed: {label: why it failed}.
+    needed: labels that must not fail; any other failing configuration is dropped. failed: {label: reason}.
     """
 
     def __init__(self, bench: Bench, prompts: Sequence[int], needed: Collection[str], seed: int, watch: Watch) -> None:
@@ -153,15 +149,15 @@ class BlockedRuns:
         self._next: Iterator[int] = cycle(self.prompts)
 
     def warm_up(self, specs: Sequence[MethodSpec]) -> list[MethodSpec]:
-        """Have each configuration give one unmeasured answer; return those that gave one."""
-        return [spec for spec in specs if self._done(spec, lambda s: self.bench.warm_up(s, self.prompts[0]))]
+        """Run each configuration once without measuring; return the successful ones."""
+        return [spec for spec in specs if self._succeeds(spec, lambda s: self.bench.warm_up(s, self.prompts[0]))]
 
     def rehearse(self, spec: MethodSpec) -> None:
-        """Give a whole answer that is not recorded."""
-        self._done(spec, lambda s: self.bench.measure(s, self.prompts[0]))
+        """Run one full request without recording it."""
+        self._succeeds(spec, lambda s: self.bench.measure(s, self.prompts[0]))
 
     def measure(self, specs: Sequence[MethodSpec]) -> list[MethodSpec]:
-        """Measure one block; return the configurations that have not failed, in the order given."""
+        """Measure one block; return the successful configurations in the given order."""
         prompt, by_label = next(self._next), {spec.label: spec for spec in specs}
         block = self.book.open_block(prompt)
 
@@ -170,32 +166,32 @@ class BlockedRuns:
             self.watch.on_sample(spec.label)
 
         order = method_order(list(by_label), block, self.seed)
-        good = {label for label in order if self._done(by_label[label], sample)}
+        good = {label for label in order if self._succeeds(by_label[label], sample)}
         return [spec for spec in specs if spec.label in good]
 
-    def _done(self, spec: MethodSpec, work: Callable[[MethodSpec], object]) -> bool:
+    def _succeeds(self, spec: MethodSpec, work: Callable[[MethodSpec], object]) -> bool:
         try:
             work(spec)
-        except Exception as error:  # one configuration, say out of memory: the others are worth having
+        except Exception as error:  # such as out of memory: continue with the others
             if spec.label in self.needed:
                 raise UserError(f"{spec.label} fails, so nothing can be compared: {error_text(error)}") from error
             self.failed[spec.label] = error_text(error)
-            self.watch.on_warning(f"{spec.label} is left out because it failed: {self.failed[spec.label]}")
+            self.watch.on_warning(f"{spec.label} failed and is left out: {self.failed[spec.label]}")
             return False
         return True
 
 
-FIRST_LOOK = 2  # blocks after which what is hopeless goes
-TIED = 0.98  # of the fastest challenger's speed: no reason to drop a simpler one
-HOPELESS = 0.75  # of the leader's speed, in every block
-CUTS = (4, 8, 16)  # blocks after which the slower half goes, and whatever is clearly slower; the last one ends a race
+FIRST_CHECK = 2  # blocks before the slowest configurations are dropped
+TIE_SHARE = 0.98  # of the fastest challenger's speed: a simpler one this fast stays
+DROP_SHARE = 0.75  # of the leader's speed, in every block
+CUTS = (4, 8, 16)  # blocks after which the slower half and clearly slower ones are dropped; the last one ends a race
 
 
 class Search:
-    """The search for a better configuration. best: the present leader, which is `default` at first.
+    """Search for a better configuration. best: the current leader, `default` at first.
 
-    Every race measures the default and the leader along with the challengers. ends: the time after which no race
-    begins. room(labels): whether there is time for one more answer of each of these.
+    Every race measures the default and the leader along with the challengers. ends: time after which no race begins.
+    room(labels): returns True if there is time for one more request of each.
     """
 
     def __init__(
@@ -210,7 +206,7 @@ class Search:
         self.default = self.best = default
         self.ends, self.clock, self.room = ends, clock, room
         self.specs = {default.label: default}
-        self.untried: dict[str, int] = {}  # option -> values that no race had time to decide on; 0: not counted
+        self.untried: dict[str, int] = {}  # option -> undecided values; 0: unknown
 
     def run(self) -> None:
         """Race one option after the other until none gives a better leader, or time is up."""
@@ -218,7 +214,7 @@ class Search:
         self.untried = dict.fromkeys(pending, 0)
         while pending and self.clock() < self.ends and self._has_room(()):
             option, before = pending.pop(0), self.best
-            # one share is left over for what a new leader brings
+            # one extra share of the time, for the options of a new leader
             self._race(option, self.clock() + (self.ends - self.clock()) / (len(pending) + 2))
             if self.best is not before:
                 pending += [name for name in self.bench.options(self.best) if name not in (option, *pending)]
@@ -227,7 +223,7 @@ class Search:
     def finalist(self) -> MethodSpec:
         """Return the configuration to compare with the default on other prompts.
 
-        It is the leader, or else the challenger that looked best, or the default itself where nothing looked better.
+        It is the leader, else the challenger with the best speedup, else the default.
         """
         if self.best is not self.default:
             return self.best
@@ -236,60 +232,61 @@ class Search:
         return self.specs[max(usable, key=lambda x: over[x].speedup or 0.0, default=self.default.label)]
 
     def _race(self, option: str, deadline: float) -> None:
-        out = {*self.blocks.failed, self.default.label, self.best.label}
-        field = [spec for spec in self.bench.around(self.best, option) if spec.label not in out]
-        self.specs |= {spec.label: spec for spec in field}
-        self.untried[option] = len(field)
-        if field and not self._has_room([*field, *field]):  # warm-up, and a block
+        excluded = {*self.blocks.failed, self.default.label, self.best.label}
+        candidates = [spec for spec in self.bench.around(self.best, option) if spec.label not in excluded]
+        self.specs |= {spec.label: spec for spec in candidates}
+        self.untried[option] = len(candidates)
+        if candidates and not self._has_room([*candidates, *candidates]):  # for a warm-up and a block
             return
-        self._announce(option, field)
-        field, measured = self.blocks.warm_up(field), 0
+        self._report_race(option, candidates)
+        candidates, measured = self.blocks.warm_up(candidates), 0
         for block in range(1, CUTS[-1] + 1):
-            # less than the first cut decides nothing, so a race that is begun gets that far while there is any time
-            if not field or self.clock() >= (deadline if block > CUTS[0] else self.ends) or not self._has_room(field):
+            # fewer blocks than the first cut are useless, so a race gets that far while there is any time
+            if (
+                not candidates
+                or self.clock() >= (deadline if block > CUTS[0] else self.ends)
+                or not self._has_room(candidates)
+            ):
                 break
-            alive = self.blocks.measure(self._with_leaders(field))
+            alive = self.blocks.measure(self._with_leaders(candidates))
             measured = block
-            field = self._stays([spec for spec in field if spec in alive], block)
+            candidates = self._survivors([spec for spec in candidates if spec in alive], block)
             if block in CUTS:
-                self._announce(option, field)
-                if len(field) == 1 and self._compare(field[0], self.best) == "faster":
+                self._report_race(option, candidates)
+                if len(candidates) == 1 and self._compare(candidates[0], self.best) == "faster":
                     break
-        if not field or measured >= CUTS[0]:
+        if not candidates or measured >= CUTS[0]:
             del self.untried[option]
-        self._crown(field)
+        self._update_leader(candidates)
 
-    def _with_leaders(self, field: Sequence[MethodSpec]) -> list[MethodSpec]:
+    def _with_leaders(self, candidates: Sequence[MethodSpec]) -> list[MethodSpec]:
         both = [self.default] if self.best is self.default else [self.default, self.best]
-        return [*both, *field]
+        return [*both, *candidates]
 
-    def _has_room(self, field: Sequence[MethodSpec]) -> bool:
-        return self.room([spec.label for spec in self._with_leaders(field)])
+    def _has_room(self, candidates: Sequence[MethodSpec]) -> bool:
+        return self.room([spec.label for spec in self._with_leaders(candidates)])
 
-    def _announce(self, option: str, field: Sequence[MethodSpec]) -> None:
-        labels = [spec.label for spec in self._with_leaders(field)]
+    def _report_race(self, option: str, candidates: Sequence[MethodSpec]) -> None:
+        labels = [spec.label for spec in self._with_leaders(candidates)]
         self.bench.keep(labels)
         self.blocks.watch.on_race(option, labels)
 
-    def _stays(self, field: list[MethodSpec], block: int) -> list[MethodSpec]:
-        """Return the configurations that go on after this many blocks, in the order given."""
+    def _survivors(self, candidates: list[MethodSpec], block: int) -> list[MethodSpec]:
+        """Return the configurations that remain after this many blocks, in the given order."""
         leader = self.best.label
-        if block == FIRST_LOOK:
-            return [spec for spec in field if not self.book.always_slower(spec.label, leader, HOPELESS)]
+        if block == FIRST_CHECK:
+            return [spec for spec in candidates if not self.book.always_slower(spec.label, leader, DROP_SHARE)]
         if block not in CUTS:
-            return field
-        over = {spec.label: self.book.compare(spec.label, leader) for spec in field}
-        field = [spec for spec in field if over[spec.label].verdict != "slower"]
-        speeds = sorted((over[spec.label].speedup or 0.0 for spec in field), reverse=True)
-        least = min(speeds[math.ceil(len(field) / 2) - 1], TIED * speeds[0]) if field else 0.0
-        return [spec for spec in field if (over[spec.label].speedup or 0.0) >= least]
+            return candidates
+        over = {spec.label: self.book.compare(spec.label, leader) for spec in candidates}
+        candidates = [spec for spec in candidates if over[spec.label].verdict != "slower"]
+        speeds = sorted((over[spec.label].speedup or 0.0 for spec in candidates), reverse=True)
+        least = min(speeds[math.ceil(len(candidates) / 2) - 1], TIE_SHARE * speeds[0]) if candidates else 0.0
+        return [spec for spec in candidates if (over[spec.label].speedup or 0.0) >= least]
 
-    def _crown(self, field: Sequence[MethodSpec]) -> None:
-        """Choose a new leader: of those that clearly beat the old one, the simplest that none of them beats.
-
-        The leader stays where none beats it.
-        """
-        better = [spec for spec in (self.default, *field) if self._compare(spec, self.best) == "faster"]
+    def _update_leader(self, candidates: Sequence[MethodSpec]) -> None:
+        """Choose a new leader: the simplest of those that beat the old one and are not beaten among themselves."""
+        better = [spec for spec in (self.default, *candidates) if self._compare(spec, self.best) == "faster"]
         for spec in better:
             if all(self._compare(other, spec) != "faster" for other in better):
                 self.best = spec

@@ -1,7 +1,7 @@
 """Tuning session: search on half of the prompts, comparison with the default on the rest, preset.
 
-The winner of many noisy comparisons looks better than it is; only prompts that it was not chosen on show by how much.
-So nothing is chosen that was not confirmed, and the search leaves time to confirm.
+The winner of many noisy comparisons looks better than it is; only other prompts give its speedup without bias. So only
+a confirmed configuration is chosen, and the search leaves time for the confirmation.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ from specbench_ss.suite import SuiteData
 from specbench_ss.tuning.search import CUTS, Bench, BlockedRuns, Comparison, Cost, Measurements, Search, Watch
 
 WARM_TOKENS = 32
-HEAVY_S = 0.05  # a variant that takes longer to load has weights of its own
+SLOW_LOAD_S = 0.05  # loading a variant takes longer only with its own weights
 
 
 class DecoderBench:
     """A `Bench` that decodes greedily.
 
-    default: the configuration that the user gave; the options given there are never changed. prompts: token ids of
-    each.
+    default: the user's configuration; its given options are never changed. prompts: token ids of each.
 
-    Decoders are made when they are first measured. Where making one loads weights again, only one such decoder is kept
-    besides the default's: it is loaded and warmed up again whenever its turn comes.
+    Decoders are created on first use. If that loads weights, only one decoder is kept in addition to the default's, and
+    it is loaded and warmed up again when needed.
     """
 
     def __init__(
@@ -48,32 +47,32 @@ class DecoderBench:
         self.default, self.prompts, self.limits = default, prompts, limits
         self._loaded = loaded
         self._kept = {default.label: loaded, REFERENCE: reference}
-        self._same = {_identity(loaded): default}  # what a configuration comes down to -> the first that did
-        self._heavy = False
+        self._by_identity = {_identity(loaded): default}  # resolved settings -> the first configuration with them
+        self._slow_load = False
 
     def options(self, at: MethodSpec) -> list[str]:
-        """Return the options that the method declares tunable, except those that the user has settled."""
+        """Return the method's tunable options, except those that the user gave."""
         return [name for name in self.decoder(at).search_space() if name not in self.default.options]
 
     def around(self, at: MethodSpec, option: str) -> list[MethodSpec]:
         """Return the configurations with another value of the option.
 
-        Values that the method cannot take here are left out, and so are those that lead to the same settings as `at`.
+        Without values that the method rejects here, or that lead to the same settings as `at`.
         """
-        given = {name: value for name, value in at.options.items() if name != option}
-        found: dict[str, MethodSpec] = {}
+        options = {name: value for name, value in at.options.items() if name != option}
+        specs: dict[str, MethodSpec] = {}
         for value in self.decoder(at).search_space().get(option, ()):
-            spec = self._first_alike(MethodSpec(at.name, {**given, option: value_text(value)}))
+            spec = self._first_equal(MethodSpec(at.name, {**options, option: value_text(value)}))
             if spec is not None and spec.label != at.label:
-                found[spec.label] = spec
-        return list(found.values())
+                specs[spec.label] = spec
+        return list(specs.values())
 
     def warm_up(self, spec: MethodSpec, prompt: int) -> None:
-        """Answer a prompt shortly, without measuring."""
+        """Answer a prompt briefly, without measuring."""
         self._answer(spec, prompt, replace(self.limits, max_new_tokens=min(WARM_TOKENS, self.limits.max_new_tokens)))
 
     def measure(self, spec: MethodSpec, prompt: int) -> Cost:
-        """Answer a prompt in full and return what it cost, once no pass is recorded meanwhile, to be replayed later."""
+        """Answer a prompt in full and return its cost, once no CUDA graph is captured meanwhile."""
         if spec.label not in self._kept:
             self.warm_up(spec, prompt)
         for _ in n_attempts(self.decoder(spec).target, self.decoder(spec).stateful):
@@ -81,34 +80,34 @@ class DecoderBench:
         return cost
 
     def keep(self, labels: Collection[str]) -> None:
-        """Forget the decoders of all other configurations, except the default's and the reference's."""
+        """Free the decoders of all other configurations, except the default's and the baseline's."""
         wanted = {*labels, self.default.label, REFERENCE}
         self._kept = {label: decoder for label, decoder in self._kept.items() if label in wanted}
 
     def decoder(self, spec: MethodSpec) -> Decoder:
-        """Return the decoder of a configuration. Raises UserError where the method cannot take it."""
+        """Return the decoder of a configuration. Raises UserError if the method rejects it."""
         if spec.label not in self._kept:
-            if self._heavy:
+            if self._slow_load:
                 self.keep(())
-            self._kept[spec.label] = self._made(spec)
+            self._kept[spec.label] = self._load(spec)
         return self._kept[spec.label]
 
-    def _made(self, spec: MethodSpec) -> Decoder:
+    def _load(self, spec: MethodSpec) -> Decoder:
         started = time.perf_counter()
-        made = self._loaded.with_options(registry.method_options(spec))
+        decoder = self._loaded.with_options(registry.method_options(spec))
         reloads = type(self._loaded).with_options is Decoder.with_options
-        self._heavy |= reloads and time.perf_counter() - started > HEAVY_S
-        return made
+        self._slow_load |= reloads and time.perf_counter() - started > SLOW_LOAD_S
+        return decoder
 
     def _answer(self, spec: MethodSpec, prompt: int, limits: StopParams) -> Cost:
         decoder = self.decoder(spec)
         with gc_disabled():
-            done = generate(decoder, self.prompts[prompt], limits, SamplingParams())
-        return Cost(done.wall_s, len(done.tokens))
+            generation = generate(decoder, self.prompts[prompt], limits, SamplingParams())
+        return Cost(generation.wall_s, len(generation.tokens))
 
-    def _first_alike(self, spec: MethodSpec) -> MethodSpec | None:
+    def _first_equal(self, spec: MethodSpec) -> MethodSpec | None:
         try:
-            return self._same.setdefault(_identity(self._kept.get(spec.label) or self._made(spec)), spec)
+            return self._by_identity.setdefault(_identity(self._kept.get(spec.label) or self._load(spec)), spec)
         except UserError:
             return None
 
@@ -117,22 +116,21 @@ def _identity(decoder: Decoder) -> str:
     return json.dumps(decoder.metadata(), sort_keys=True, default=str)
 
 
-SEARCH_SHARE = 0.6  # of the budget; the rest confirms
-PASSES = 3  # over the prompts of the confirmation, at most
-LEAST = FEWEST + 1  # prompts that time is kept back for: as many as make an interval, and the warm-up
+SEARCH_SHARE = 0.6  # of the budget; the rest is for the confirmation
+MAX_PASSES = 3  # of the confirmation over its prompts
+MIN_CONFIRMATION = FEWEST + 1  # prompts with reserved time: enough for an interval, and the warm-up
 
 Outcome = Literal["faster", "not significant", "slower", "not confirmed", "nothing better"]
 
 
 @dataclass(slots=True)
 class TuneResult:
-    """The outcome of a session.
+    """Result of a session.
 
-    finalist: the configuration that was compared with the default, which it may be itself. search, confirmation: all
-    samples; only the confirmation has those of the reference. failed: {label: why it failed}. interrupted: whether
-    Ctrl-C ended it; what was measured before counts. seconds: time of the whole session. to_confirm: estimated seconds
-    of the shortest confirmation. untried: {option: how many of its values were not tried, or not often
-    enough; 0: not counted}.
+    finalist: configuration that was compared with the default, or the default. leader: of the search. search,
+    confirmation: all samples; only the confirmation has the baseline's. failed: {label: reason}. interrupted: ended by
+    Ctrl-C; earlier samples count. seconds: time of the session. to_confirm: estimated seconds of the shortest
+    confirmation. untried: {option: number of undecided values; 0: unknown}.
     """
 
     default: MethodSpec
@@ -148,18 +146,18 @@ class TuneResult:
 
     @property
     def over_default(self) -> Comparison:
-        """Compare the finalist with the default, on prompts that it was not chosen on."""
+        """Compare the finalist with the default on the confirmation's prompts."""
         return self.confirmation.compare(self.finalist.label, self.default.label)
 
     @property
     def entrants(self) -> list[str]:
-        """Return the labels in the confirmation: the reference, the default and the finalist."""
+        """Return the labels in the confirmation: baseline, default and finalist."""
         order = dict.fromkeys((REFERENCE, self.default.label, self.finalist.label))
         return [label for label in order if label in self.confirmation.labels()]
 
     @property
     def outcome(self) -> Outcome:
-        """Say how the finalist compares with the default; `not confirmed` where it only led the search."""
+        """Return the comparison of the finalist with the default; `not confirmed` if it only led the search."""
         verdict = self.over_default.verdict
         if self.finalist.label in (self.default.label, *self.failed):
             return "nothing better"
@@ -169,7 +167,7 @@ class TuneResult:
 
     @property
     def chosen(self) -> MethodSpec:
-        """Return the finalist where it is faster beyond noise on the prompts of the confirmation, else the default."""
+        """Return the finalist if the confirmation shows it to be faster, else the default."""
         return self.finalist if self.outcome == "faster" else self.default
 
 
@@ -182,90 +180,86 @@ def tune(
     watch: Watch,
     clock: Callable[[], float] = time.monotonic,
 ) -> TuneResult:
-    """Spend `budget` seconds on the bench's prompts, whose categories are given. Ctrl-C ends the session early.
+    """Spend `budget` seconds on the bench's prompts of these categories. Ctrl-C ends the session early.
 
-    Raises UserError where nothing can be tuned, where there are too few prompts, where the default fails, or where the
-    budget is too short to try anything else.
+    Raises UserError if nothing can be tuned, if there are too few prompts, if the default fails, or if the budget is
+    too short to try anything else.
     """
     if len(categories) < 2 * FEWEST:
         raise UserError(f"tuning needs at least {2 * FEWEST} prompts that fit the model, there are {len(categories)}")
     if not bench.options(default):
-        raise UserError(f"nothing to tune: {default.label} has no option left whose value depends on the device")
+        raise UserError(f"nothing to tune: {default.label} has no tunable option left")
     reference, started = MethodSpec(REFERENCE), clock()
     needed = {default.label, reference.label}
     racing, confirming = (BlockedRuns(bench, half, needed, seed, watch) for half in halves(categories, seed))
-    done = TuneResult(default, default, default, racing.book, confirming.book, racing.failed)
-    pace = TimeEstimate(racing.book)
-    short = list[float]()  # budgets that would have had room for what was not tried
+    result = TuneResult(default, default, default, racing.book, confirming.book, racing.failed)
+    estimate = TimeEstimate(racing.book)
+    budgets = list[float]()  # sufficient budgets for untried configurations
 
     def room(labels: Sequence[str]) -> bool:
-        """Say whether these answers leave time to confirm the leader."""
-        # a leader yet to come is no slower than the present one
-        done.to_confirm = pace.confirmation([*needed, search.best.label])
-        needs = clock() - started + pace.answers(labels) + done.to_confirm
+        """Return True if these requests leave time to confirm the leader."""
+        # a later leader is no slower than the current one
+        result.to_confirm = estimate.confirmation([*needed, search.best.label])
+        needs = clock() - started + estimate.answers(labels) + result.to_confirm
         if needs > budget:
-            short.append(needs)
+            budgets.append(needs)
         return needs <= budget
 
     search = Search(racing, default, started + SEARCH_SHARE * budget, clock, room)
-    _tell_of_single_prompts(categories, watch)
+    _warn_single_prompts(categories, watch)
     try:
         racing.warm_up([reference, default] * 2)
-        pace.learn(racing, [reference, default], clock)
+        estimate.learn(racing, [reference, default], clock)
         ready = clock() - started
         search.run()
-        if not racing.book.labels() and (short or clock() >= search.ends):
-            least = max(ready / SEARCH_SHARE, ready + pace.least(reference, default), min(short, default=0))
+        if not racing.book.labels() and (budgets or clock() >= search.ends):
+            least = max(ready / SEARCH_SHARE, ready + estimate.least(reference, default), min(budgets, default=0))
             raise UserError(
-                f"--budget {budget:g} is too short to try anything but the default: a race of other values and its "
-                f"confirmation take at least {math.ceil(least)} s here"
+                f"--budget {budget:g} is too short for a race and its confirmation; use at least {math.ceil(least)}"
             )
-        done.finalist, done.leader = search.finalist(), search.best
-        _confirm(confirming, {s.label: s for s in (reference, default, done.finalist)}, started + budget, clock)
+        result.finalist, result.leader = search.finalist(), search.best
+        _confirm(confirming, {s.label: s for s in (reference, default, result.finalist)}, started + budget, clock)
     except KeyboardInterrupt:
-        done.interrupted = True
-        done.finalist, done.leader = search.finalist(), search.best
-    done.failed |= confirming.failed
-    done.untried = search.untried
-    done.seconds = clock() - started
-    return done
+        result.interrupted = True
+        result.finalist, result.leader = search.finalist(), search.best
+    result.failed |= confirming.failed
+    result.untried = search.untried
+    result.seconds = clock() - started
+    return result
 
 
 def _confirm(blocks: BlockedRuns, entrants: dict[str, MethodSpec], ends: float, clock: Callable[[], float]) -> None:
     blocks.bench.keep(entrants)
     blocks.watch.on_race("confirmation", list(entrants))
     alive = blocks.warm_up(list(entrants.values()))
-    for _ in range(PASSES * len(blocks.prompts)):
+    for _ in range(MAX_PASSES * len(blocks.prompts)):
         if clock() >= ends:
             return
         alive = blocks.measure(alive)
 
 
 class TimeEstimate:
-    """Estimates how many seconds an answer may take: as long as the longest so far."""
+    """Estimate of the seconds of a request: those of the longest so far."""
 
     def __init__(self, book: Measurements) -> None:
         self.book = book
         self._first: dict[str, float] = {}
 
     def learn(self, blocks: BlockedRuns, specs: Sequence[MethodSpec], clock: Callable[[], float]) -> None:
-        """Time one whole answer of each configuration, which is used for nothing else."""
+        """Time one full request of each configuration, without recording it."""
         for spec in specs:
             before = clock()
             blocks.rehearse(spec)
             self._first[spec.label] = clock() - before
 
     def answers(self, labels: Sequence[str]) -> float:
-        """Return the seconds of one answer of each of these.
-
-        One that never answered is taken to be as slow as the slowest.
-        """
+        """Return the seconds of one request of each; one without a sample counts as the slowest."""
         slowest = max(self._first.values(), default=0.0)
         return sum(max(self.book.longest(x), self._first.get(x, 0.0)) or slowest for x in labels)
 
     def confirmation(self, labels: Sequence[str]) -> float:
         """Return the seconds of the shortest confirmation of these."""
-        return LEAST * self.answers(labels)
+        return MIN_CONFIRMATION * self.answers(labels)
 
     def least(self, reference: MethodSpec, default: MethodSpec) -> float:
         """Return the seconds of the shortest session: a challenger's race up to the first cut, and its confirmation."""
@@ -274,10 +268,10 @@ class TimeEstimate:
 
 
 def halves(categories: Sequence[str], seed: int) -> tuple[list[int], list[int]]:
-    """Deal the prompts out into those to search on and those to confirm on, each in a shuffled order.
+    """Split the prompts into those to search and those to confirm on, each in a shuffled order.
 
-    The first half has at most one prompt more. The prompts of a category go to the halves in turn, so both halves have
-    every category that has two prompts; a category with a single prompt falls to either half.
+    The first half has at most one prompt more. The prompts of a category alternate between the halves, so that both
+    have every category with two prompts; a single prompt is in either half.
     """
     rng = random.Random(f"tune:{seed}")
     by_category: dict[str, list[int]] = {}
@@ -287,62 +281,61 @@ def halves(categories: Sequence[str], seed: int) -> tuple[list[int], list[int]]:
     rng.shuffle(groups)
     for group in groups:
         rng.shuffle(group)
-    dealt = [prompt for group in groups for prompt in group]
-    parts = dealt[::2], dealt[1::2]
+    shuffled = [prompt for group in groups for prompt in group]
+    parts = shuffled[::2], shuffled[1::2]
     for part in parts:
         rng.shuffle(part)
     return parts
 
 
-def _tell_of_single_prompts(categories: Sequence[str], watch: Watch) -> None:
+def _warn_single_prompts(categories: Sequence[str], watch: Watch) -> None:
     counts = Counter(categories)
     single = sum(n == 1 for n in counts.values())
     if single:
         watch.on_warning(
-            f"{single} of {len(counts)} categories have only one prompt, which is used either to choose or to "
-            "confirm: give more prompts of each, so that the choice holds for all"
+            f"{single} of {len(counts)} categories have only one prompt, for either the search or the confirmation; "
+            "add prompts to each"
         )
 
 
 def sentence(tuned: TuneResult) -> str:
-    """Say whether anything is better than the default, by how much, and what there was no time to try."""
+    """Return a sentence on the result: the speedup over the default, and the untried options."""
     if not tuned.untried:
-        return _found(tuned)
+        return _outcome_text(tuned)
     options = ", ".join(
         f"{name} ({n} {'value' if n == 1 else 'values'})" if n else name for name, n in tuned.untried.items()
     )
-    return f"{_found(tuned)}; not tried, or not on enough prompts, for lack of time: {options}: give a longer --budget"
+    return f"{_outcome_text(tuned)}; undecided for lack of time: {options}; use a longer --budget"
 
 
-def _found(tuned: TuneResult) -> str:
-    """Compare with the default on prompts that were not used for choosing."""
+def _outcome_text(tuned: TuneResult) -> str:
+    """Return the comparison with the default on the confirmation's prompts as text."""
     over, finalist = tuned.over_default, tuned.finalist.label
     measured = f"{format_speedup(over.speedup)}, interval {interval(over.interval)}, {over.prompts} prompts"
     if tuned.outcome == "faster":
         return f"{finalist} is faster than the default ({measured})"
     if tuned.outcome == "not confirmed":
-        had = f"{over.prompts} of at least {FEWEST}"
-        needs = f"tune again with a --budget that leaves {tuned.to_confirm:.0f} s more for that"
-        return (
-            f"the default is kept: {finalist} led the search, but was not confirmed on other prompts ({had}): {needs}"
-        )
+        progress = f"{over.prompts} of at least {FEWEST}"
+        hint = f"use a --budget that leaves {tuned.to_confirm:.0f} s more for that"
+        kept = f"the default is kept: {finalist} led the search, but was not confirmed on other prompts"
+        return f"{kept} ({progress}); {hint}"
     if tuned.outcome in ("slower", "not significant"):
-        return f"the default is best within noise ({finalist}, which looked best, over it: {measured})"
+        return f"the default is best within noise (over {finalist}, the best other one: {measured})"
     if not tuned.search.labels():
         return "the default is kept: nothing else was tried"
-    return "the default is best within noise: nothing that was tried looked better on enough prompts"
+    return "the default is best within noise: no other configuration was faster on enough prompts"
 
 
-def content(tuned: TuneResult, resolved: dict[str, Any], made_for: dict[str, Any], asked: SuiteData, **how: Any) -> Any:
+def content(tuned: TuneResult, resolved: dict[str, Any], made_for: dict[str, Any], data: SuiteData, **how: Any) -> Any:
     """Return the preset of the chosen configuration, for `preset.write_preset`.
 
-    resolved: the settings that its options lead to. made_for: the conditions from
-    `preflight.conditions`. asked: the calibration questions. how: further facts about the measurement.
+    resolved: the settings of its options. made_for: conditions from `preflight.conditions`. data: the calibration
+    questions. how: further facts about the measurement.
     """
     options = {name: int(x) if x.lstrip("-").isdecimal() else x for name, x in tuned.chosen.options.items()}
-    found = {
+    preset = {
         "method": tuned.chosen.name,
-        "options": options,  # whole numbers without quotes
+        "options": options,  # integers without quotes
         "verdict": sentence(tuned),
         **({"candidate": tuned.finalist.label} if tuned.outcome == "not confirmed" else {}),
         "made_for": {**made_for, "specbench_ss": __version__, "date": now()},
@@ -356,40 +349,40 @@ def content(tuned: TuneResult, resolved: dict[str, Any], made_for: dict[str, Any
             "search": _search(tuned),
         },
         "calibration": {
-            "suite": asked.name,
-            "edition": asked.edition,
-            "content_hash": asked.content_hash,
-            "notes": list(asked.notes),
-            "prompts": [question.mark for question in asked.questions],
+            "suite": data.name,
+            "edition": data.edition,
+            "content_hash": data.content_hash,
+            "notes": list(data.notes),
+            "prompts": [question.mark for question in data.questions],
         },
     }
-    return plain(found)
+    return plain(preset)
 
 
 def _confirmation(tuned: TuneResult) -> list[dict[str, Any]]:
-    """Return the reference, the default and the finalist as measured on the second half of the prompts."""
+    """Return baseline, default and finalist as measured on the second half of the prompts."""
     book, rows = tuned.confirmation, []
     for label in tuned.entrants:
         of_ar = book.compare(label, REFERENCE)
-        counts = {"prompts": of_ar.prompts, "tokens_per_s": _short(of_ar.tokens_per_s)}
+        counts = {"prompts": of_ar.prompts, "tokens_per_s": _rounded(of_ar.tokens_per_s)}
         of_default = _speedup(book.compare(label, tuned.default.label), "over_default")
         rows.append({"configuration": label, **counts, **_speedup(of_ar, "over_ar"), **of_default})
     return rows
 
 
 def _search(tuned: TuneResult) -> list[dict[str, Any]]:
-    """Return everything that was tried on the first half, compared with the default on the same prompts."""
+    """Return all configurations of the first half, compared with the default on the same prompts."""
     book, rows = tuned.search, list[dict[str, Any]]()
     for label in book.labels():
-        found = book.compare(label, tuned.default.label)
-        rows.append({"configuration": label, "prompts": found.prompts, **_speedup(found, "over_default")})
+        comparison = book.compare(label, tuned.default.label)
+        rows.append({"configuration": label, "prompts": comparison.prompts, **_speedup(comparison, "over_default")})
     return rows + [{"configuration": label, "failed": why} for label, why in tuned.failed.items()]
 
 
-def _speedup(found: Comparison, name: str) -> dict[str, Any]:
-    bounds = found.interval and [round(bound, 4) for bound in found.interval]
-    return {name: _short(found.speedup), f"{name}_interval": bounds}
+def _speedup(comparison: Comparison, name: str) -> dict[str, Any]:
+    bounds = comparison.interval and [round(bound, 4) for bound in comparison.interval]
+    return {name: _rounded(comparison.speedup), f"{name}_interval": bounds}
 
 
-def _short(value: float | None) -> float | None:
+def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)

@@ -56,10 +56,10 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 def test_every_name_is_there_and_has_its_place_in_the_page() -> None:
     for name in specbench_ss.__all__:
         assert getattr(specbench_ss, name) is not None and name in dir(specbench_ss)
-    assert set(specbench_ss._HOME_OF) == set(specbench_ss.__all__) - {"__version__"}
+    assert set(specbench_ss._MODULE_OF) == set(specbench_ss.__all__) - {"__version__"}
     headings = " ".join(re.findall(r"^#+ (.*)$", DOCS, re.M))
-    assert not [name for name in specbench_ss._HOME_OF if f"`{name}`" not in headings]
-    assert not [name for name in specbench_ss._HOME_OF if not re.search(rf"import .*\b{name}\b", DOCS)]
+    assert not [name for name in specbench_ss._MODULE_OF if f"`{name}`" not in headings]
+    assert not [name for name in specbench_ss._MODULE_OF if not re.search(rf"import .*\b{name}\b", DOCS)]
     with pytest.raises(AttributeError, match="no attribute 'Decodr'"):
         specbench_ss.Decodr  # noqa: B018
 

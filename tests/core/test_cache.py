@@ -43,7 +43,7 @@ def test_rows_of_joined_layers_are_moved_as_those_of_others(heads: int, rows: li
         written(cache, 4, 2, heads)  # beyond the capacity: it grows
         cache.commit(5)
     assert same(*caches) and caches[0].capacity == caches[1].capacity
-    assert caches[1].memory is not None and caches[1].apart == ({3} if heads == 3 else set())
+    assert caches[1].memory is not None and caches[1].separate == ({3} if heads == 3 else set())
     first = caches[1].memory_of(0)[0]
     assert first.data_ptr() == caches[1].memory.data_ptr(), "the layers' memory is a part of the whole"
 

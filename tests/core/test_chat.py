@@ -83,5 +83,5 @@ def test_loading_sets_the_template(tmp_path: Path) -> None:
 
 
 def test_a_template_that_leaves_the_question_out_is_refused() -> None:
-    with pytest.raises(UserError, match="leaves out what was asked: 'first question' is not in 'hello"):
+    with pytest.raises(UserError, match="omits user messages: 'first question' is not in 'hello"):
         check_template(tokenizer("hello"), "m")

@@ -121,7 +121,7 @@ def test_a_forked_process_writes_nothing(tmp_path: Path) -> None:
             said = [_refusal(act) for act in (
                 lambda: run.append(*sample(1)),
                 lambda: run.append_output_match(OutputMatch(*sample(1)[0].key, verdict="identical")),
-                lambda: run.append_beside("drafts.jsonl", {}),
+                lambda: run.append_optional("drafts.jsonl", {}),
                 lambda: run.update(status="complete"),
             )]  # fmt: skip
             os.write(writer, "\n".join(said).encode())

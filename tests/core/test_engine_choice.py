@@ -71,8 +71,8 @@ def manifest(engine: str, asked: str | None = None) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("begun", "here", "told"),
     [
-        (manifest("eager", "eager"), manifest("graph"), "give --engine eager"),
-        (manifest("graph"), manifest("eager"), "was begun with engine graph, and this session has engine eager"),
+        (manifest("eager", "eager"), manifest("graph"), "use --engine eager"),
+        (manifest("graph"), manifest("eager"), "has engine graph, this session eager"),
         (manifest("eager"), manifest("eager", "eager"), ""),
         (manifest("graph", "graph"), manifest("graph"), ""),
     ],
@@ -102,7 +102,7 @@ def test_a_model_by_name_goes_on_with_what_a_loaded_one_began(
     tmp_path: Path, replayed: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short_run(tmp_path, replayed)
-    with pytest.raises(UserError, match="was begun with engine graph, and this session has engine eager"):
+    with pytest.raises(UserError, match="has engine graph, this session eager"):
         short_run(tmp_path, resume=True)
     monkeypatch.setattr(measure, "load_target", lambda *_, **__: replayed)
     assert engine_of(short_run(tmp_path, resume=True)) == "graph"
@@ -162,20 +162,20 @@ def test_tuning_measures_no_answer_during_which_a_pass_was_recorded(
 def test_a_loaded_model_makes_the_whole_of_a_run_with_several_requests_by_eager_steps(
     replayed: Target, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    passes, computed = replayed.graphs, replayed.computed
+    passes, computed = replayed.graphs, replayed.kernel_summary
     found = short_run(tmp_path, replayed, batch_size=2)
     assert engine_of(found) == "eager" and found["config"]["engine"] == "auto"
-    assert found["model"]["computed"].startswith(computed) and "not in this run" in found["model"]["computed"]
+    assert found["model"]["computed"].startswith(computed) and "eagerly in this run" in found["model"]["computed"]
     warned = [*found.get("warnings", ()), *(str(warning.message) for warning in recwarn)]
     assert not [text for text in warned if "engine" in text or "eagerly" in text]
     assert passes is not None and passes.n_captures == 0, "one request at a time is eager too"
-    assert replayed.graphs is passes and replayed.computed == computed
+    assert replayed.graphs is passes and replayed.kernel_summary == computed
     assert engine_of(short_run(tmp_path / "alone", replayed)) == "graph"
 
 
 def test_a_model_is_as_before_where_such_a_run_fails(replayed: Target, tmp_path: Path) -> None:
     passes = replayed.graphs
-    with pytest.raises(UserError, match="it remembers earlier prompts"):
+    with pytest.raises(UserError, match="order of requests"):
         run("suffix[past=on]", model=replayed, limit=1, categories="qa,math", batch_size=2, out=tmp_path / "run")
     assert replayed.graphs is passes
 
@@ -186,12 +186,12 @@ def test_models_in_its_place_follow_it_into_such_a_run_and_out_of_it(tmp_path: P
     target.graphs = CudaGraphRunner(run_eagerly)
     during, replayed_before = None, fine_tuned(target)
     assert (before.engine, replayed_before.engine) == ("eager", "graph")
-    passes, computed = replayed_before.graphs, replayed_before.computed
+    passes, computed = replayed_before.graphs, replayed_before.kernel_summary
     with graphs_disabled(target):
         during = fine_tuned(target)
         assert {model.engine for model in (target, before, replayed_before, during)} == {"eager"}
     assert (target.engine, before.engine, during.engine) == ("graph", "eager", "graph")
-    assert replayed_before.graphs is passes and replayed_before.computed == computed
+    assert replayed_before.graphs is passes and replayed_before.kernel_summary == computed
     del before, replayed_before, during
     gc.collect()
     assert not target.derived, "nobody uses them any more"

@@ -92,7 +92,7 @@ def test_every_condition_of_a_timing_counts_against_every_earlier_session(change
 
 def test_a_busy_machine_is_told_with_its_load_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env, "_usable_cores", lambda: 2)
-    monkeypatch.setattr(env, "_others_at_work", lambda: 3.9)
+    monkeypatch.setattr(env, "_other_load", lambda: 3.9)
     for load, words in ((2.0, ""), (6.08, "the machine is busy (load 6.1 on 2 cores): times will be unstable")):
         monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
         assert env.busy() == words
@@ -110,15 +110,15 @@ def test_a_load_of_work_that_has_ended_is_not_told(
 ) -> None:
     monkeypatch.setattr(env, "_usable_cores", lambda: 2)
     monkeypatch.setattr("os.getloadavg", lambda: (2.1, 0.0, 0.0))
-    monkeypatch.setattr(env, "_others_at_work", lambda: others)
+    monkeypatch.setattr(env, "_other_load", lambda: others)
     assert bool(env.busy()) == told
 
 
 def test_work_of_others_is_told_from_this_process_s_own() -> None:
     """Whoever else works here: what is counted of this process is no part of it."""
-    assert env._others_at_work() >= -0.2
+    assert env._other_load() >= -0.2
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
         try:
-            assert env._others_at_work() > 0.2
+            assert env._other_load() > 0.2
         finally:
             other.kill()

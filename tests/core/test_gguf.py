@@ -131,7 +131,7 @@ def test_a_file_that_is_cut_short_is_refused(
     """In the counts, in the metadata, in the vocabulary, and in the weights."""
     file = tmp_path / "cut.gguf"
     file.write_bytes(written[0].read_bytes()[:kept])
-    assert f"{file} is cut short or damaged" in _said_of(file, capsys)
+    assert f"{file} is truncated or damaged" in _said_of(file, capsys)
 
 
 def test_weights_of_an_unknown_type_are_refused(
@@ -142,9 +142,9 @@ def test_weights_of_an_unknown_type_are_refused(
     place = content.index(name) + len(name) + 4 + 2 * 8  # behind the number of dimensions and two of them
     assert struct.unpack_from("<I", content, place) == (8,)  # Q8_0
     file = tmp_path / "strange.gguf"
-    for number, said in ((977, "of an unknown type, number 977"), (24, "of type I8, which cannot be made float")):
+    for number, said in ((977, "of an unknown type, number 977"), (24, "of type I8, which cannot be dequantized")):
         file.write_bytes(content[:place] + struct.pack("<I", number) + content[place + 4 :])
-        assert f"{file} holds weights {said}" in _said_of(file, capsys)
+        assert f"{file} has weights {said}" in _said_of(file, capsys)
 
 
 def test_other_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +153,7 @@ def test_other_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureF
     assert f"{part} is one of 3 parts of a model" in _said_of(part, capsys)
     bare = tmp_path / "bare.gguf"
     gguf_made.write(bare, template=False)
-    assert "has no chat template; give one with --chat-template" in _said_of(bare, capsys)
+    assert "has no chat template; use --chat-template" in _said_of(bare, capsys)
 
 
 def test_an_architecture_that_transformers_does_not_read(
@@ -182,5 +182,5 @@ def test_a_file_that_has_changed_is_looked_at_again(tmp_path: Path) -> None:
 
 
 def test_it_is_not_held_in_four_bits(written: tuple[Path, Any]) -> None:
-    with pytest.raises(UserError, match="is not loaded in 4 bits"):
+    with pytest.raises(UserError, match="cannot be loaded with nf4"):
         load.load_model(str(written[0]), torch.float32, "cpu", nf4=True)

@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 
 from specbench_ss.engine import attention
-from specbench_ss.engine.attention import IN_FLOAT32, KERNEL, MOST_ROWS, ONE, PRODUCTS, SEVERAL, Heads
+from specbench_ss.engine.attention import IN_FLOAT32, KERNEL, MAX_ROWS, ONE, PRODUCTS, SEVERAL, Heads
 
 HEADS = Heads("cpu", torch.bfloat16, 4, 2, 16)
 MODULE = cast("Any", SimpleNamespace(training=False, is_causal=False, num_key_value_groups=3))
 OFF = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 
-@pytest.mark.parametrize("way", attention.WAYS)
+@pytest.mark.parametrize("way", attention.BACKENDS)
 @pytest.mark.parametrize("kind", ["none", "additive", "bool", "of each"])
-@pytest.mark.parametrize("rows", [1, 5, MOST_ROWS + 1])
+@pytest.mark.parametrize("rows", [1, 5, MAX_ROWS + 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_few_rows_attend_as_torch_has_it(
     dtype: torch.dtype, rows: int, kind: str, way: str, monkeypatch: pytest.MonkeyPatch
@@ -52,7 +52,7 @@ def test_few_rows_attend_as_torch_has_it(
 def test_a_probe_takes_the_fastest_way(fast: str, case: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in HEADS.backends:
         seconds = 0 if name == fast else 0.02
-        monkeypatch.setitem(attention.WAYS, name, lambda *given, seconds=seconds: time.sleep(seconds))
+        monkeypatch.setitem(attention.BACKENDS, name, lambda *given, seconds=seconds: time.sleep(seconds))
     assert attention.fastest.__wrapped__(HEADS, case, count, 1) == fast
 
 

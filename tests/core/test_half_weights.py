@@ -36,7 +36,7 @@ def test_the_lean_pass_is_the_rounded_models_own() -> None:
     model, ids = tiny_model("llama"), list(range(3, 40))
     own = copy.deepcopy(model)
     target = Target(model, fp16_weights=True)
-    assert "weights in float16" in target.computed
+    assert "fp16 weights" in target.kernel_summary
     for p in own.parameters():
         if p.ndim > 1:
             p.data.copy_(p.data.half())
@@ -56,7 +56,7 @@ def test_a_number_that_float16_does_not_hold_is_named_before_anything_changes() 
     model = tiny_model("llama")
     model.lm_head.weight.data[0, 0] = 7e4
     before = model.model.embed_tokens.weight.clone()
-    with pytest.raises(UserError, match=r"lm_head\.weight has numbers beyond 65,504.*float32"):
+    with pytest.raises(UserError, match=r"lm_head\.weight exceeds 65,504.*float32"):
         Target(model, fp16_weights=True)
     assert torch.equal(before, model.model.embed_tokens.weight)
 
@@ -93,5 +93,5 @@ def test_a_drafter_is_rounded_whole_and_read_as_the_model_is() -> None:
     assert isinstance(drafter.blocks[0], FusedBlock) and all(p.half for p in drafter.blocks[0].joined.products())
     large = torch.nn.Linear(2, 2)
     torch.nn.init.constant_(large.weight, 1e5)
-    with pytest.raises(UserError, match="'eagle' has weights that float16 does not hold"):
+    with pytest.raises(UserError, match="'eagle' has weights outside float16"):
         target.to_target_dtype_device(large, "eagle")

@@ -23,7 +23,7 @@ PROMPT, TREE = torch.arange(1, 14)[None], [-1, 0, 0, 1, 3, 2]
 @pytest.fixture(autouse=True)
 def copies_of_tiny_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of these tests are so small that no copy of them would be made."""
-    monkeypatch.setattr(cpu_kernels, "TINY", 0)
+    monkeypatch.setattr(cpu_kernels, "MIN_WEIGHTS", 0)
 
 
 def is_lean(target: Target) -> bool:
@@ -42,7 +42,7 @@ def passes(target: Target) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("kind", LEAN)
 def test_lean_layers_give_what_the_modules_give(kind: str) -> None:
     target = Target(tiny_model(kind))
-    assert is_lean(target) and target.computed.startswith(f"{target.n_layers} of {target.n_layers} layers lean")
+    assert is_lean(target) and target.kernel_summary.startswith(f"{target.n_layers} of {target.n_layers} layers fused")
     lean = passes(target)
     target.family.blocks = family_of(target.model).blocks
     for mine, theirs in zip(lean, passes(target), strict=True):
@@ -106,7 +106,9 @@ def test_adapted_layers_are_left_as_they_are() -> None:
     model = tiny_model("llama")
     model.model.layers[0].self_attn.k_proj.__class__ = Adapted
     target = Target(model)
-    assert not isinstance(target.family.blocks[0], FusedBlock) and target.computed.startswith("3 of 4 layers lean")
+    assert not isinstance(target.family.blocks[0], FusedBlock) and target.kernel_summary.startswith(
+        "3 of 4 layers fused"
+    )
 
 
 def test_a_copy_of_a_model_has_weights_of_its_own() -> None:
@@ -118,17 +120,17 @@ def test_a_copy_of_a_model_has_weights_of_its_own() -> None:
 
 
 needs_packing = pytest.mark.skipif(
-    not cpu_kernels._works(torch.float32), reason="this build of torch has no packed products"
+    not cpu_kernels._onednn_works(torch.float32), reason="this build of torch has no packed products"
 )
 
 
 @needs_packing
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, MOST_ROWS, MOST_ROWS + 1])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dtype", cpu_kernels.PACKED)
+@pytest.mark.parametrize("dtype", cpu_kernels.PACKED_DTYPES)
 def test_a_packed_product_is_the_product(dtype: torch.dtype, rows: int, bias: bool) -> None:
     """Against float64, with sums as large as those of a layer."""
-    if not cpu_kernels._works(dtype):
+    if not cpu_kernels._onednn_works(dtype):
         pytest.skip(f"this build of torch has no packed products in {dtype}")
     torch.manual_seed(rows)
     x, weight = torch.randn(1, rows, 48, dtype=dtype), torch.randn(80, 48, dtype=dtype)
@@ -163,12 +165,12 @@ def test_only_weights_that_gain_and_fit_twice_are_packed(monkeypatch: pytest.Mon
     for gains in (False, True):
         monkeypatch.setattr(cpu_kernels, "bfloat16_gains", lambda gains=gains: gains)
         assert cpu_kernels.packing(weight.bfloat16(), 1000, False) == (
-            "whole" if gains and cpu_kernels._works(torch.bfloat16) else ""
+            "whole" if gains and cpu_kernels._onednn_works(torch.bfloat16) else ""
         )
     monkeypatch.setattr(cpu_kernels, "_memory", lambda: 3999)
     assert not cpu_kernels.packing(weight, 1000, False)
     monkeypatch.setattr(cpu_kernels, "_memory", lambda: 10**12)
-    monkeypatch.setattr(cpu_kernels, "_works", lambda dtype: False)
+    monkeypatch.setattr(cpu_kernels, "_onednn_works", lambda dtype: False)
     monkeypatch.setattr(cpu_kernels, "supports_fp16_gemm", lambda: True)
     assert cpu_kernels.packing(weight, 1000, True) == "half"
     monkeypatch.setattr(cpu_kernels, "supports_fp16_gemm", lambda: False)

@@ -45,7 +45,7 @@ def lines_of(run: Run) -> list[str]:
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_counted_flops_are_those_that_torch_counts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one pass over 5 nodes; torch counts none for attention on a CPU, and none for products of packed weights."""
-    monkeypatch.setattr(cpu_kernels, "_works", lambda dtype: False)
+    monkeypatch.setattr(cpu_kernels, "_onednn_works", lambda dtype: False)
     target = Target(tiny_model(kind))
     shape = model_shape(target)
     cache = target.new_cache(32)
@@ -255,7 +255,7 @@ def test_too_little_memory_to_calibrate_is_one_line(
         raise error
 
     monkeypatch.setattr(machine_limits, "read_bandwidth", lambda *_: 1.0)
-    monkeypatch.setattr(machine_limits, "_launch", lambda *_: 1.0)
+    monkeypatch.setattr(machine_limits, "_launch_time", lambda *_: 1.0)
     monkeypatch.setattr(machine_limits, name, full)
     assert main(["doctor", "--device", "cpu", "--calibrate"]) == 2
-    assert "too little free memory on cpu" in capsys.readouterr().err
+    assert "not enough free memory on cpu" in capsys.readouterr().err

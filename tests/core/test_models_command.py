@@ -178,4 +178,4 @@ def test_a_repository_that_is_not_there(hub: Path, capsys: pytest.CaptureFixture
     hub.mkdir()
     code, _, err = ssbench(capsys, "models", "check", "lab", "medusa[weights=someone/nothing]")
     assert code == 2
-    assert "the hub does not give 'someone/nothing'" in err
+    assert "the hub does not have 'someone/nothing'" in err

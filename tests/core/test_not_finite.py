@@ -151,7 +151,7 @@ def test_a_drafter_with_nan_in_its_file_is_not_loaded(method: str, lab: Target, 
     folder = tmp_path / "drafter"
     shutil.copytree(folder_of(method), folder)
     name = poison_file(next(folder.glob("*.safetensors")))
-    said = "sd: the draft: model .* cannot be used" if method == "sd" else rf"tensor {re.escape(name)} holds NaN"
+    said = "sd: the draft: model .* cannot be used" if method == "sd" else rf"tensor {re.escape(name)} has NaN"
     with pytest.raises(UserError, match=said):
         load_method(method, lab, weights=str(folder))
 
@@ -172,7 +172,7 @@ def test_a_drafter_that_gives_nan_is_named(method: str, temperature: float) -> N
         with torch.inference_mode():
             for p in module.parameters():
                 p.fill_(math.nan)
-    said = f"{method}: what it drafts from is not finite|the draft's probabilities are not finite"
+    said = f"{method}: the drafter's scores are not finite|the draft's probabilities are not finite"
     own_model = (
         "|the target's logits are not finite" if method in ("ss-shared", "space") else ""
     )  # streams that rows see
@@ -193,7 +193,7 @@ def test_a_drafter_that_gives_nan_is_named_where_it_is_replayed(method: str) -> 
             p.data = torch.full_like(p, math.nan)
     decoder.target.graphs.evict()
     for _ in range(2):
-        with pytest.raises(UserError, match=f"{method}: what it drafts from is not finite"):
+        with pytest.raises(UserError, match=f"{method}: the drafter's scores are not finite"):
             generate(decoder, prompt, max_new_tokens=12)
     assert decoder.target.graphs.n_captures
 

@@ -83,8 +83,8 @@ def test_a_run_with_it_is_resumed_with_the_same_content_only(
     sha256 = hashlib.sha256(plugin.read_bytes()).hexdigest()
     manifest = json.loads((tmp_path / "run" / MANIFEST).read_text())
     assert manifest["config"]["plugin"] == [{"file": str(plugin), "sha256": sha256, "methods": ["nothing"]}]
-    begun = f"--resume: the run in {tmp_path / 'run'} was begun with --plugin {plugin} ({sha256[:12]}), not with"
-    assert f"{begun} none: give the same again" in failing([*RUN, *out, "--resume"], capsys)
+    begun = f"--resume: the run in {tmp_path / 'run'} has --plugin {plugin} ({sha256[:12]}), not"
+    assert f"{begun} none; give the same again" in failing([*RUN, *out, "--resume"], capsys)
     moved = tmp_path / "moved.py"
     moved.write_bytes(plugin.read_bytes())
     assert main([*RUN, *out, "--resume", "--plugin", str(moved), "--dry-run"]) == 0

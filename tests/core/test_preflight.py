@@ -67,7 +67,7 @@ def test_a_model_that_is_none_is_told_before_questions_that_are_missing(
     model.mkdir()
     out = tmp_path / "run"
     arguments = [*RUN, "--model", str(model), "--out", str(out)]
-    assert f"{model} holds no model: it has no config.json" in failing(arguments, capsys)
+    assert f"{model} is not a model folder: it has no config.json" in failing(arguments, capsys)
     shutil.copytree(LAB / "base", model, dirs_exist_ok=True)
     assert "no Spec-Bench questions yet" in failing(arguments, capsys)
     weights = model / "model.safetensors"
@@ -118,10 +118,10 @@ def test_what_a_model_lacks_is_told_before_its_weights_are_loaded(
     assert f"the tokenizer of {model} has no chat template" in failing(arguments, capsys)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (model / file).unlink()
-        assert f"model '{model}' has no tokenizer: the folder holds no" in failing(arguments, capsys)
+        assert f"model '{model}' has no tokenizer: the folder has no" in failing(arguments, capsys)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
-    assert "model type 'mamba' cannot be used: it is recurrent" in failing([*arguments, "--dry-run"], capsys)
+    assert "model type 'mamba' cannot be used: it has recurrent layers" in failing([*arguments, "--dry-run"], capsys)
 
 
 @pytest.mark.parametrize("dry", [["--dry-run"], []])

@@ -17,7 +17,7 @@ import torch
 from specbench_ss.engine import cuda_graphs
 from specbench_ss.engine.cuda_graphs import SOMETHING_ELSE, CudaGraphRunner, Graphs, same
 from specbench_ss.engine.engines import allclose_rows
-from specbench_ss.time_limit import TimeIsOver, alarm_held_back, time_limit
+from specbench_ss.time_limit import TimeIsOver, defer_alarm, time_limit
 
 
 class FakeGraph:
@@ -128,7 +128,7 @@ def test_recordings_share_a_pool_until_the_last_is_gone(cuda: FakeCuda) -> None:
 def test_a_recording_is_not_broken_off_and_time_is_over_soon_after() -> None:
     seen = list[str]()
     with pytest.raises(TimeIsOver), time_limit(0.05):
-        with alarm_held_back():
+        with defer_alarm():
             time.sleep(0.2)
             seen.append("held back")
         for _ in range(300):
@@ -151,7 +151,7 @@ def fails_later(one: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("replay", "why"),
-    [(no_memory, "there is not enough memory"), (fails_later, "cannot be recorded .*an illegal memory access")],
+    [(no_memory, "not enough memory"), (fails_later, "cannot be captured .*an illegal memory access")],
 )
 @torch.inference_mode()
 def test_whatever_keeps_a_pass_from_being_replayed_is_told(replay: Any, why: str) -> None:
@@ -168,7 +168,7 @@ def test_a_pass_without_memory_for_a_recording_is_run_eagerly() -> None:
     assert (passes.n_captures, passes.n_capture_attempts) == (0, 1), (
         "it is not tried again, and the first answer took longer for it"
     )
-    assert passes.fallbacks == {"passes for whose recording there is not enough memory": 2}
+    assert passes.fallbacks == {"not enough memory to capture a pass": 2}
 
 
 def test_rows_that_are_off_are_not_hidden_by_a_large_number() -> None:

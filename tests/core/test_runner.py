@@ -54,7 +54,7 @@ class FakeTarget:
     number_format = "float32"
     device, dtype = torch.device("cpu"), torch.float32
     layer_devices: ClassVar[dict[torch.device, list[int]]] = {device: []}
-    device_names, divided = "cpu", False
+    device_names, is_multi_device = "cpu", False
     tokenizer = None
     eos_ids: frozenset[int] = frozenset({0})
     context_length, vocab_size, parameter_count = 1000, 256, 10

@@ -27,7 +27,7 @@ from specbench_ss.engine.cuda_graphs import (
     Replay,
     run_eagerly,
 )
-from specbench_ss.engine.decoder import Decoder, DecodeState, Generation, _held_by
+from specbench_ss.engine.decoder import Decoder, DecodeState, Generation, _members
 from specbench_ss.engine.engines import replay_draft, replay_steps, use_engine
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.kv_cache import Cache
@@ -65,14 +65,14 @@ class Seen:
 
     def __init__(self, decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
         self.drafted: list[list[int]] = []
-        self.computed: list[torch.Tensor] = []
+        self.kernel_summary: list[torch.Tensor] = []
         forward = decoder.forward
 
         def watched(state: DecodeState, tree: DraftTree) -> Output:
             output = forward(state, tree)
             self.drafted.append(tree.tokens.tolist())
             parts = (output.logits, *output.hidden_states.values(), *([] if output.extra is None else [output.extra]))
-            self.computed += [part.clone().float() for part in parts]
+            self.kernel_summary += [part.clone().float() for part in parts]
             return output
 
         with monkeypatch.context() as patch:
@@ -99,7 +99,7 @@ def test_every_method_drafts_and_answers_as_before(
         decoder.target.drop_cache()
         static = Seen(decoder, monkeypatch)
         assert static.answers == eager.answers and static.drafted == eager.drafted, label
-        for one, other in zip(static.computed, eager.computed, strict=True):
+        for one, other in zip(static.kernel_summary, eager.kernel_summary, strict=True):
             torch.testing.assert_close(one, other, atol=2e-4, rtol=2e-4)
         passes = decoder.target.graphs
         assert set(passes.fallbacks) == DECLINED.get((name, label), set()), label
@@ -157,7 +157,7 @@ def test_what_was_recorded_of_a_drafter_that_is_gone_goes_with_it() -> None:
         decoder = test_instances.get(shape, next(iter(test_instances.values())))()
         generate(decoder, PROMPTS[0], StopParams(12), SamplingParams())
         assert any(map(of_a_drafter, passes.kept)), name
-        caches = [weakref.ref(one) for one in _held_by(decoder) if isinstance(one, Cache)]
+        caches = [weakref.ref(one) for one in _members(decoder) if isinstance(one, Cache)]
         gone = weakref.ref(decoder)
         del decoder, test_instances
         gc.collect()
@@ -235,7 +235,7 @@ def test_the_stand_in_for_a_graph_freezes_what_the_host_decides_and_forbids_look
     }
     for name, look in looks.items():
         assert torch.equal(passes.call(name, look, torch.ones(1))[0], look(torch.ones(1))[0])
-    told = "passes that cannot be recorded (RuntimeError: operation not permitted when stream is capturing: a look"
+    told = "passes that cannot be captured (RuntimeError: operation not permitted when stream is capturing: a look"
     assert passes.fallbacks.total() == len(looks) and all(why.startswith(told) for why in passes.fallbacks)
 
 
@@ -255,7 +255,7 @@ def test_what_cannot_be_recorded_is_run_eagerly_and_not_tried_again() -> None:
     for _ in range(2):
         again = generate(decoder, PROMPTS[0], StopParams(12), SamplingParams())
         assert again.tokens == eager
-    assert set(target.graphs.fallbacks) == {"passes that cannot be recorded (RuntimeError: operation not supported)"}
+    assert set(target.graphs.fallbacks) == {"passes that cannot be captured (RuntimeError: operation not supported)"}
     assert len(tried) == len(target.graphs.failed_captures) + target.graphs.n_captures
 
 
@@ -406,10 +406,10 @@ def test_a_run_says_which_passes_were_run_eagerly(tmp_path: Path) -> None:
 
 def test_an_engine_that_gives_the_same_is_used_and_told() -> None:
     target = tiny_target("llama", words=61)
-    before = target.computed
+    before = target.kernel_summary
     replay_steps(target, run_eagerly, "calls")
     assert passes_of(target).n_captures
-    assert target.computed == f"{before}; steps replayed by calls"
+    assert target.kernel_summary == f"{before}; steps replayed by calls"
     assert target.with_model(target.model, "").graphs is not target.graphs
 
 
@@ -421,7 +421,7 @@ def test_a_model_in_place_of_the_target_is_replayed_only_if_its_layers_can_be() 
     replay_steps(target, run_eagerly, "calls")
     with pytest.warns(UserWarning, match="run eagerly: its layers have sliding windows"):
         other = target.with_model(windows.model, "")
-    assert other.engine == "eager" and "replayed" not in other.computed
+    assert other.engine == "eager" and "replayed" not in other.kernel_summary
     assert (
         generate(type(decoder)(other, decoder.options), PROMPTS[1], StopParams(30), SamplingParams()).tokens == expected
     )
@@ -465,17 +465,17 @@ def broken(one: Pass) -> Pass:
         (stale, "passes that give something else when they are replayed"),
         (not_finite, "passes that give something else when they are replayed"),
         (fails, r"passes that cannot be replayed \(RuntimeError: an illegal memory access\)"),
-        (full, "passes for whose recording there is not enough memory"),
-        (broken, r"passes that cannot be recorded \(RuntimeError: operation not permitted when stream"),
+        (full, "not enough memory to capture a pass"),
+        (broken, r"passes that cannot be captured \(RuntimeError: operation not permitted when stream"),
     ],
 )
 def test_an_engine_that_does_not_prove_itself_is_refused(replay: Replay, said: str) -> None:
     target = tiny_target("llama", words=61)
-    before = target.computed
+    before = target.kernel_summary
     with pytest.raises(UserError, match=said):
         replay_steps(target, replay, "calls")
     assert target.graphs is None
-    assert target.computed == before
+    assert target.kernel_summary == before
 
 
 def test_padding_that_changes_the_logits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -487,11 +487,11 @@ def test_padding_that_changes_the_logits_is_refused(monkeypatch: pytest.MonkeyPa
         self.mask[..., -1] = 0
 
     monkeypatch.setattr(Buffers, "fill", wrong)
-    with pytest.raises(UserError, match="other logits when rows and keys are added"):
+    with pytest.raises(UserError, match="other logits when passes are padded"):
         replay_steps(tiny_target("llama", words=61), run_eagerly, "calls")
 
 
-@pytest.mark.parametrize(("kind", "said"), [("mistral-window", "sliding windows"), ("gemma3_text", "are run whole")])
+@pytest.mark.parametrize(("kind", "said"), [("mistral-window", "sliding windows"), ("gemma3_text", "are called whole")])
 def test_layers_that_cannot_be_replayed_are_refused(kind: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         replay_steps(tiny_target(kind, words=61), run_eagerly, "calls")
@@ -536,7 +536,7 @@ def test_on_cuda_steps_are_replayed_unless_something_keeps_them_from_it(
     said = [str(warning.message) for warning in recwarn if "eagerly" in str(warning.message)]
     assert target.engine == ("eager" if why else "graph")
     assert len(said) == bool(why) and all(why in text for text in said)
-    assert f"; steps run eagerly: {said[0].partition(': ')[2]}" in target.computed if why else not said
+    assert f"; steps run eagerly: {said[0].partition(': ')[2]}" in target.kernel_summary if why else not said
     if why:
         with pytest.raises(UserError, match=why):
             use_engine(on_cuda(monkeypatch, kind, replay), "graph")
@@ -547,16 +547,16 @@ def test_on_cuda_steps_are_replayed_unless_something_keeps_them_from_it(
 
 def test_on_a_cpu_there_is_one_engine() -> None:
     target = tiny_target("llama", words=61)
-    before = target.computed
+    before = target.kernel_summary
     use_engine(target, "auto")
-    assert (target.engine, target.computed) == ("eager", before)
+    assert (target.engine, target.kernel_summary) == ("eager", before)
 
 
 def test_without_a_gpu_the_command_refuses_graphs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     told = failing(
         ["run", "--methods", "pld", "--engine", "graph", "--device", "cpu", "--out", str(tmp_path / "run")], capsys
     )
-    assert "engine graph replays CUDA graphs: it needs a CUDA device" in told
+    assert "engine graph needs a CUDA device" in told
     assert not (tmp_path / "run").exists()
 
 
@@ -607,7 +607,7 @@ def test_a_drafters_numbers_that_are_not_finite_stay_in_no_later_request(
     for label, make in shapes[:1] if broken_off else shapes:
         decoder = make()
         expected = Seen(decoder, monkeypatch).drafted
-        caches = [one for one in _held_by(decoder) if isinstance(one, Cache)]
+        caches = [one for one in _members(decoder) if isinstance(one, Cache)]
         cached += len(caches)
         for rows in (rows for cache in caches for rows in (*cache.keys, *cache.values) if rows is not None):
             rows.fill_(torch.nan)

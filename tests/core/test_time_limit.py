@@ -35,7 +35,7 @@ BODIES = {
 SAID = {
     "exits": "SystemExit: 3",
     "listing": "TypeError: propose returned a list, not a DraftTree",
-    "garbage": "TypeError: propose returned a DraftTree of 1 nodes whose tokens are a list",
+    "garbage": "TypeError: propose returned a DraftTree of 1 nodes with tokens a list",
     "uprooted": "ValueError: propose returned a tree under token",
 }
 

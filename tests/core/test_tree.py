@@ -36,11 +36,11 @@ def test_a_chain_of_a_list_is_that_of_a_tensor() -> None:
     ("tokens", "parents", "said"),
     [
         ([], [], "a tree has at least its root"),
-        ([3, 5], [-1], "a tree of 2 tokens, the root among them, has 1 parents"),
+        ([3, 5], [-1], "a tree of 2 tokens (with the root) has 1 parents"),
         ([3, 5], [0, 0], "node 0 must be the root, with parent -1"),
         ([3, 5], [-1, 1], "node 1 has parent 1: parents come before children"),
-        (torch.tensor([[3, 5]]), [-1, 0], "tokens of a tree are whole numbers [n], not torch.int64 [1, 2]"),
-        (torch.tensor([3.0]), [-1], "tokens of a tree are whole numbers [n], not torch.float32 [1]"),
+        (torch.tensor([[3, 5]]), [-1, 0], "tree tokens must be integers [n], not torch.int64 [1, 2]"),
+        (torch.tensor([3.0]), [-1], "tree tokens must be integers [n], not torch.float32 [1]"),
     ],
 )
 def test_a_tree_that_is_none_is_named(tokens: Any, parents: list[int], said: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from specbench_ss.options import MethodSpec
 from specbench_ss.stats import FEWEST
-from specbench_ss.tuning.search import CUTS, FIRST_LOOK, Cost, Measurements
+from specbench_ss.tuning.search import CUTS, FIRST_CHECK, Cost, Measurements
 from specbench_ss.tuning.session import TuneResult, halves, sentence, tune
 
 TimeEstimate = Callable[[dict[str, str], int], float]  # options, prompt -> seconds per token
@@ -183,7 +183,7 @@ def test_hopeless_ones_are_dropped_early_and_no_race_is_endless() -> None:
     bench = FakeBench(pace, noise=0.001, values={"size": GRID["size"]})
     bench.tune(budget=1e6)
     answers = Counter(label for label, prompt in bench.asked if prompt in bench.searched)
-    assert answers["m[size=32]"] == FIRST_LOOK
+    assert answers["m[size=32]"] == FIRST_CHECK
     assert answers["m[size=16]"] == CUTS[0]  # three quarters of the leader's speed: it may be noise
     assert answers["m"] <= CUTS[-1] + 1  # one to know the pace
 

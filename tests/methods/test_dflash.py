@@ -447,7 +447,7 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     ),
     "a tensor less": ({k: v for k, v in tensors().items() if k != "norm.weight"}, zlab(), "lacks tensors: norm.weight"),
     "a multiplier": (tensors(), zlab(output_multiplier=2.0), "output_multiplier, which is not supported"),
-    "NaN": (tensors() | {"norm.weight": torch.full((H,), math.nan)}, zlab(), "tensor norm.weight holds NaN"),
+    "NaN": (tensors() | {"norm.weight": torch.full((H,), math.nan)}, zlab(), "tensor norm.weight has NaN"),
 }  # fmt: skip
 SEEN_LATER = ("NaN",)  # in numbers, of which `check` reads the map's alone
 
@@ -473,7 +473,7 @@ def test_a_drafter_that_gives_nan_is_named(options: dict[str, Any]) -> None:
     with torch.inference_mode():
         for p in decoder.drafter.parameters():
             p.fill_(math.nan)
-    with pytest.raises(UserError, match="dflash: what it drafts from is not finite|draft's probabilities are not"):
+    with pytest.raises(UserError, match="dflash: the drafter's scores are not finite|draft's probabilities are not"):
         for seed in range(3):
             generate(decoder, PROMPTS[2], StopParams(9), SamplingParams(0.8, seed=seed))
 

@@ -69,7 +69,7 @@ def test_a_stage_run_again_and_cut_off_goes_on(ran: Toy, tmp_path: Path) -> None
 @pytest.mark.parametrize(("other", "said"), [({"seed": 1}, "seed 0, not 1"), ({"size": "m"}, "size s, not m")])
 def test_a_folder_is_for_one_training(other: dict[str, Any], said: str, ran: Toy, tmp_path: Path) -> None:
     train(tmp_path, stages=("one",), log=lambda _: None)
-    with pytest.raises(UserError, match=f"one was made with {said}: give another --out"):
+    with pytest.raises(UserError, match=f"one was made with {said}; use another --out"):
         train(tmp_path, log=lambda _: None, **other)
     assert ran == ["one begins"]
 

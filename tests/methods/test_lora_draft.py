@@ -130,7 +130,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config.json": (lambda lora: (lora / "config.json").unlink(), "no config.json"),
     "a model that is nowhere": (
         lambda lora: say(lora, base_model_name_or_path="/no/such/model"),
-        "is for the model '/no/such/model'.*: '/no/such/model' is neither a folder here nor the name of a model",
+        "is for the model '/no/such/model'.*: '/no/such/model' is neither a local folder nor a valid hub id",
     ),
     "a larger model": (
         lambda lora: say(lora, base_model_name_or_path=str(LAB / "base")),

@@ -16,7 +16,7 @@ import torch
 from specbench_ss import registry
 from specbench_ss.engine import cuda_graphs
 from specbench_ss.engine.cuda_graphs import CudaGraphRunner, Replay, TensorInputs, run_eagerly
-from specbench_ss.engine.decoder import Decoder, DecodeState, _held_by, models_of
+from specbench_ss.engine.decoder import Decoder, DecodeState, _members, models_of
 from specbench_ss.engine.generate import StopParams, gather_offsets, generate
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.sampling import SamplingParams
@@ -152,7 +152,7 @@ def places(passes: CudaGraphRunner) -> list[int]:
 
 def memory_of(decoder: Decoder) -> list[int]:
     """Where the caches of a method, its model and its draft lie."""
-    caches = [one for one in _held_by(decoder) if isinstance(one, Cache)]
+    caches = [one for one in _members(decoder) if isinstance(one, Cache)]
     caches += [model._cache for model in models_of([decoder]) if model._cache is not None]
     return sorted(rows.data_ptr() for cache in caches for rows in (*cache.keys, *cache.values) if rows is not None)
 

@@ -47,7 +47,7 @@ def test_counted_operations_are_those_that_torch_counts(
     method: type[Decoder], shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch counts none for attention on a CPU, and none for products of packed weights."""
-    monkeypatch.setattr(cpu_kernels, "_works", lambda dtype: False)
+    monkeypatch.setattr(cpu_kernels, "_onednn_works", lambda dtype: False)
     monkeypatch.setattr(SpeculativeStreaming, "most_fused", 0)  # a product with the streams of a draft is drafting too
     target = Target(tiny_model("llama"))
     test_instances = method.test_instances(target)

@@ -280,7 +280,7 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     ),
     "a layer more": (tensors(2), speculators(), "has unknown tensors: layers.1."),
     "a tensor less": (without("norm."), speculators(), "lacks tensors: norm.weight"),
-    "NaN": (tensors() | {"norm.weight": torch.full((H,), math.nan)}, speculators(), "tensor norm.weight holds NaN"),
+    "NaN": (tensors() | {"norm.weight": torch.full((H,), math.nan)}, speculators(), "tensor norm.weight has NaN"),
 }  # fmt: skip
 SEEN_LATER = ("NaN",)  # in numbers, of which `check` reads the map's alone
 

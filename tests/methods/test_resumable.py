@@ -117,7 +117,7 @@ def test_killed_in_the_middle_of_a_save_it_goes_on_from_the_one_before(
 
 def test_a_checkpoint_of_other_settings_is_refused_by_name(tmp_path: Path) -> None:
     Line(tmp_path, hidden=96, tokens=100).save()
-    with pytest.raises(UserError, match=r"made with tokens 100, not 200: give another --out"):
+    with pytest.raises(UserError, match=r"made with tokens 100, not 200; use another --out"):
         Line(tmp_path, hidden=96, tokens=200)
     with pytest.raises(UserError, match=r"made with tokens 100, not None"):
         Line(tmp_path, hidden=96)

@@ -188,7 +188,7 @@ def test_a_sample_is_committed_behind_its_side_lines_and_before_its_verdict(by: 
     run = by(None, "run")
     parcel = ShardResult([(run.rows[0], [])], [run.output_match[0]], [("drafts.jsonl", {})], ["a warning"])
     assert parcel.commit(RunStore()) == []  # type: ignore[arg-type]
-    assert calls == ["append_beside", "append", "append_output_match", "keep_warning"]
+    assert calls == ["append_optional", "append", "append_output_match", "keep_warning"]
 
 
 def test_all_repeats_of_a_question_are_made_by_one_worker(by: Callable[..., Run], tmp_path: Path) -> None:

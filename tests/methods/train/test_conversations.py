@@ -105,14 +105,14 @@ def asking(question: str, answer: str = "b") -> Conversation:
 
 def test_the_split_goes_by_what_is_asked() -> None:
     talks = [asking(f"question {i}") for i in range(2_000)]
-    small, large = ({i for i, t in enumerate(talks) if t.held_out(f)} for f in (0.05, 0.2))
+    small, large = ({i for i, t in enumerate(talks) if t.in_validation(f)} for f in (0.05, 0.2))
     assert 60 < len(small) < 140 and 320 < len(large) < 480
     assert small < large
-    assert not any(t.held_out(0.0) for t in talks)
+    assert not any(t.in_validation(0.0) for t in talks)
     for i in range(50):
         other = asking(f"question {i}", "another answer")
         alone = Conversation("g:2", talks[i].questions)
-        assert talks[i].held_out(0.2) == other.held_out(0.2) == alone.held_out(0.2)
+        assert talks[i].in_validation(0.2) == other.in_validation(0.2) == alone.in_validation(0.2)
 
 
 # -- where it lies ------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_what_is_no_data_is_told_without_asking_the_hub(tmp_path: Path, monkeypa
     for given in ("missing.jsonl", "folder/missing.json", "/data/x/y", "./own/data", "plain", [tmp_path / "a", "b/c"]):
         with pytest.raises(UserError, match="neither a file, a folder nor a hub id"):
             open_source(given)
-    with pytest.raises(UserError, match=r"holds no \.jsonl or \.json file"):
+    with pytest.raises(UserError, match=r"has no \.jsonl or \.json file"):
         open_source(tmp_path)
     with pytest.raises(UserError, match="no training data given"):
         open_source([])

@@ -105,9 +105,9 @@ def test_every_conversation_is_in_one_row_of_one_side(tmp_path: Path) -> None:
     given = simple(300)
     text = load(tmp_path, given, eval_fraction=0.1, said=said)
     renderer = Renderer(made_tokenizer("lab", ""))
-    for held_out, rows in ((False, text.train), (True, text.held_out)):
+    for held_out, rows in ((False, text.train), (True, text.validation)):
         talks = [read_conversation("", row) for row in given]
-        expected = [renderer.render(t.messages) for t in talks if t.held_out(0.1) is held_out]
+        expected = [renderer.render(t.messages) for t in talks if t.in_validation(0.1) is held_out]
         assert sorted(documents(rows)) == sorted((tuple(d.ids.tolist()), tuple(d.mask.tolist())) for d in expected)
         assert rows.counts.documents == rows.counts.conversations == len(expected) > 10
         assert rows.counts.tokens == sum(len(d.ids) for d in expected)
@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_cut_or_dropped_and_counted(tmp_path: Path) -> None
     [
         ([], "the training data is empty"),
         ([{"messages": [{"role": "user", "content": "a"}]}], "the training data has no completion"),
-        ([{"prompt": "word " * 200, "completion": "a"}], "no conversation is left to train on: .*1 dropped as too"),
+        ([{"prompt": "word " * 200, "completion": "a"}], "no conversation is left for training: .*1 dropped as too"),
         ([{"prompt": "a", "completion": "b"}, {"prompt": "a"}], "data.jsonl:2: no column 'completion'"),
     ],
 )
@@ -176,7 +176,7 @@ def test_rows_are_made_once_and_mapped(tmp_path: Path, monkeypatch: pytest.Monke
     again = load(tmp_path, simple(40), eval_fraction=0.0)
     assert isinstance(again.train.ids, np.memmap)
     assert np.array_equal(first.train.ids, again.train.ids) and first.train.counts == again.train.counts
-    assert again.held_out.ids.shape == (0, 96)
+    assert again.validation.ids.shape == (0, 96)
 
 
 def test_whatever_matters_makes_other_rows(tmp_path: Path) -> None:
@@ -212,13 +212,13 @@ def test_damaged_rows_are_one_line(tmp_path: Path) -> None:
     (file,) = (tmp_path / "cache").glob("*/train-ids.npy")
     for size in (file.stat().st_size // 2, 0):
         os.truncate(file, size)
-        with pytest.raises(UserError, match="the training rows in .* are damaged .*: remove that folder"):
+        with pytest.raises(UserError, match="the training rows in .* are damaged .*; remove that folder"):
             load(tmp_path, simple(40))
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(UserError, match="cannot keep training rows in"):
+    with pytest.raises(UserError, match="cannot store training rows in"):
         load(tmp_path, simple(4))
 
 
@@ -282,9 +282,9 @@ def test_gsm8k_by_its_own_column_names(tmp_path: Path) -> None:
     few = write(tmp_path / "few.jsonl", [json.loads(line) for line in path.read_text().split("\n")[:400]])
     tokenizer = made_tokenizer("gpt", "vicuna")
     text = load_rows(few, tokenizer, 2048, columns=columns, cache=tmp_path, eval_fraction=0.1, log=lambda _: None)
-    assert text.train.counts.documents + text.held_out.counts.documents == 400
+    assert text.train.counts.documents + text.validation.counts.documents == 400
     asked = {json.loads(line)["answer"] for line in few.read_text().splitlines()}
-    for rows in (text.train, text.held_out):
+    for rows in (text.train, text.validation):
         for ids, mask in documents(rows):
             said = tokenizer.decode([i for i, inside in zip(ids, mask, strict=True) if inside])
             assert said.removesuffix("</s>").removeprefix(" ") in asked
@@ -294,6 +294,6 @@ def test_dialogsum_and_mt_bench_as_they_are(tmp_path: Path) -> None:
     columns = {"prompt": "dialogue", "completion": "summary"}
     tokenizer, how = made_tokenizer("gpt", "chatml"), {"cache": tmp_path, "log": lambda _: None}
     text = load_rows(public("dialogsum/dialogsum.dev.jsonl"), tokenizer, 2048, columns=columns, **how)
-    assert text.train.counts.documents + text.held_out.counts.documents == 500
+    assert text.train.counts.documents + text.validation.counts.documents == 500
     with pytest.raises(UserError, match=r"question\.jsonl:1: 'turns' has no answers"):
         load_rows(public("mt_bench/question.jsonl"), tokenizer, 2048, **how)

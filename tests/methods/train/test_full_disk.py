@@ -18,7 +18,7 @@ from tests.methods.test_resumable import Line
 from tests.methods.train.test_train import _cache, arguments, chats, models
 
 __all__ = ["_cache", "chats", "models"]  # fixtures
-PLACES = {"rows": (data, "_keep"), "checkpoint": (DrafterLoop, "save"), "weights": (session, "_finish")}
+PLACES = {"rows": (data, "_store"), "checkpoint": (DrafterLoop, "save"), "weights": (session, "_finish")}
 
 
 @contextmanager
@@ -71,12 +71,12 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
         patch.setattr(owner, name, on_full_disk(getattr(owner, name), skipped))
         assert main(words) == 2
     told = capsys.readouterr().err
-    assert told.count("\n") == 1 and ("cannot write" in told or "cannot keep" in told)
+    assert told.count("\n") == 1 and ("cannot write" in told or "cannot store" in told)
     assert "file too large" in told or "part of a file" in told or "requested" in told
     steps = {"rows": 0, "checkpoint": skipped, "weights": 2}[place]
     assert (out / CHECKPOINT).exists() == bool(steps) and not list(out.glob("*.tmp"))
     assert main(words) == 0
-    assert (f"goes on from step {steps} of 2" if steps else "takes 2 steps") in capsys.readouterr().out
+    assert (f"resumes at step {steps} of 2" if steps else "takes 2 steps") in capsys.readouterr().out
 
 
 def test_the_earlier_checkpoint_stays(tmp_path: Path) -> None:

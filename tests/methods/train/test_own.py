@@ -89,7 +89,7 @@ def test_a_prompt_that_leaves_no_room_is_counted(tmp_path: Path) -> None:
         file, lab().tokenizer, 160, own=ResponseCache(lab(), 80), eval_fraction=0.0, cache=tmp_path, log=lambda _: None
     ).train
     assert (rows.counts.documents, rows.counts.too_long) == (1, 1)
-    with pytest.raises(UserError, match="answers of up to 160 tokens do not fit behind a prompt in a row of 160"):
+    with pytest.raises(UserError, match="answers of up to 160 tokens leave no room"):
         load(tmp_path, ResponseCache(lab(), 160))
 
 

@@ -94,7 +94,7 @@ def test_held_out_rows_count_by_their_tokens(tmp_path: Path) -> None:
     for rows in (1, 3, 4):  # however many are judged at a time
         torch.manual_seed(0)
         trainee, folder = TRAINERS["draft"](target), tmp_path / str(rows)
-        loop = DrafterLoop(target, [trainee], text, Budget(1, rows, 16, 3), folder, machine, held_out=text)
+        loop = DrafterLoop(target, [trainee], text, Budget(1, rows, 16, 3), folder, machine, validation=text)
         (outcome,) = loop.evaluate().values()
         found.append([outcome.loss, *outcome.right])
     assert found[0] == pytest.approx(found[2], rel=1e-5) == found[1]

@@ -132,18 +132,18 @@ def test_a_prompt_has_the_completions_before_it() -> None:
 
 
 def test_a_template_not_understood_is_one_line_with_the_place() -> None:
-    with pytest.raises(UserError, match="^data:3: the chat template does not let the assistant's words be found"):
+    with pytest.raises(UserError, match="^data:3: the chat template hides which tokens"):
         Renderer(made_tokenizer("gpt", "shouting")).render(TALK, "data:3")
     tokenizer = made_tokenizer("gpt", "chatml")
     tokenizer.chat_template = "{{ raise_exception('no system here') }}"
-    with pytest.raises(UserError, match="^data:3: the chat template refuses this conversation: no system here$"):
+    with pytest.raises(UserError, match="^data:3: the chat template rejects this conversation: no system here$"):
         Renderer(tokenizer).render(TALK, "data:3")
 
 
 def test_without_offsets_an_unstable_template_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = made_tokenizer("gpt", "two-ends")
     monkeypatch.setattr(type(tokenizer), "is_fast", False)
-    with pytest.raises(UserError, match="does not let the assistant's words be found"):
+    with pytest.raises(UserError, match="hides which tokens"):
         Renderer(tokenizer).render(TALK, "data:3")
 
 

@@ -54,7 +54,7 @@ def test_each_learns_what_it_would_alone(tmp_path: Path, given: list[str]) -> No
         log = [json.loads(line) for line in (tmp_path / "out" / folder / "training.jsonl").read_text().splitlines()]
         assert [line["step"] for line in log] == [1, 2, 3] and log[-1]["estimated_tau"] >= 1
         card = (tmp_path / "out" / folder / "README.md").read_text()
-        assert "held out" in card and ("| 0.02, 0 |" in card) == (folder == FOLDERS[1])  # the rate of each
+        assert "validation" in card and ("| 0.02, 0 |" in card) == (folder == FOLDERS[1])  # the rate of each
     assert "unembed" not in load_file(tmp_path / "out" / FOLDERS[0] / name)
 
 
@@ -146,9 +146,9 @@ def test_it_cannot_be_made_shorter_than_it_was_at_its_peak(
     for asked, words in (
         (
             cooled(tmp_path / "out", given, 2),
-            "it can be made longer, not shorter. Give more --steps, or another --out\n",
+            "use more --steps or another --out\n",
         ),
-        (together(tmp_path / "out", given, steps=4), "give another --out\n"),
+        (together(tmp_path / "out", given, steps=4), "use another --out\n"),
     ):
         capsys.readouterr()
         assert main(asked) == 2
@@ -167,7 +167,7 @@ def test_lengths_whose_cooldown_begins_at_the_same_step_are_told_apart(
     (tmp_path / "longer" / "checkpoint.pt.kept").unlink()
     capsys.readouterr()
     assert main(cooled(tmp_path / "longer", given, 6)) == 2
-    assert capsys.readouterr().err.endswith("it has no checkpoint.pt.kept. Give another --out\n")
+    assert capsys.readouterr().err.endswith("cannot be extended; use another --out\n")
 
 
 def test_a_folder_is_trained_by_one_process_at_a_time(

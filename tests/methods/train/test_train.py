@@ -168,7 +168,7 @@ def test_heads_have_a_tree_of_their_own_and_decode(models: dict[str, Path], chat
     assert main(arguments("medusa", models["qwen2"], chats, out, "--heads", "3", "--steps", "4")) == 0
     config = json.loads((out / "config.json").read_text())
     assert [len(row) for row in config["accuracies"]] == [10, 10, 10]
-    assert config["accuracies_of"] == "held-out text"
+    assert config["accuracies_of"] == "validation text"
     target = load_target(str(models["qwen2"]), device="cpu")
     assert answer(Medusa.load(target, MedusaOptions(weights=str(out)))) == answer(Autoregressive(target))
 
@@ -336,9 +336,9 @@ def test_another_training_in_the_folder_is_kept(
         (["--steps", "2", "--prune-rank", "4", "--seed", "1"], "seed 0, not 1 and prune_rank 8, not 4"),
     ):
         said = _said(arguments("ss", models["llama"], chats, out, *STREAMS, *more), capsys)
-        assert said.endswith(f"checkpoint.pt was made with {differs}: give another --out\n")
+        assert said.endswith(f"checkpoint.pt was made with {differs}; use another --out\n")
     said = _said(arguments("medusa", models["llama"], chats, out, "--steps", "2"), capsys)
-    assert "was made with trainer ss, not medusa:" in said
+    assert "was made with trainer ss, not medusa;" in said
     said = _said(arguments("ss", models["another"], chats, out, *STREAMS, "--steps", "2"), capsys)
     assert "made with base" in said
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
@@ -379,7 +379,7 @@ def test_weights_by_hub_id(
     monkeypatch.setattr("specbench_ss.models.checkpoint.check_reachable", lambda repo: None)
     push = ["--steps", "1", "--push-to-hub", "someone/streams"]
     command = arguments("ss", models["llama"], chats, tmp_path / "out", *STREAMS, *push)
-    assert "needs a token" in failing(command, capsys)
+    assert "needs a write token" in failing(command, capsys)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_x")
     assert main(command) == 0
     target: Target = load_target(str(models["llama"]), device="cpu")

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from specbench_ss.cli.main import main
 from specbench_ss.engine.target import Target
-from specbench_ss.training.distributed import PATIENCE, DistributedContext
+from specbench_ss.training.distributed import WAIT_TIMEOUT, DistributedContext
 from specbench_ss.training.loop import DrafterLoop
 
 
@@ -45,7 +45,7 @@ if __name__ == "__main__":
     for command in plain:
         assert main(command) == 0
     group = torch.distributed.distributed_c10d._get_default_group()
-    assert group._get_backend(torch.device("cpu")).options._timeout == PATIENCE
+    assert group._get_backend(torch.device("cpu")).options._timeout == WAIT_TIMEOUT
     DistributedContext.shards_base = property(lambda self: True)  # type: ignore[assignment, method-assign]
     bases: list[Target] = []
     shard = DistributedContext.shard
