@@ -220,7 +220,7 @@ def main() -> None:
                 taken.add(i, case, target, prompt, arguments.new)
     threads = torch.get_num_threads()
     print(f"device {target.device}, {threads} threads, {len(prompts)} prompts, {arguments.repeats} times")
-    print(f"ours: {target.number_format}, {target.computed}")
+    print(f"ours: {target.number_format}, {target.kernel_summary}")
     print("theirs/ours: seconds a token; same steps: prompts of which every step keeps as many tokens")
     print(f"{'':<28}{'theirs/ours':<23}{'tau':>6}  {'same steps':<10}{'ms/token':>10}{'draft %':>9}{'verify %':>9}")
     for case, taken, alike in zip(found, times, same, strict=True):

@@ -127,7 +127,7 @@ def drawn_tree(root: Tensor, probs: Tensor, k: int, n_draft: int, rng: torch.Gen
     places = (parents[:, None] == parents).tril(-1).sum(-1)  # among siblings
     tokens = torch.cat((root, drawn[(levels[1:] - 1) * k + places]))
     q = torch.cat((probs, torch.zeros_like(probs[:1])))[levels]
-    return DraftTree(tokens, tree.topology, q, tree.seen)
+    return DraftTree(tokens, tree.topology, q, tree.visibility_cache)
 
 
 def nodes_to_score(tree: DraftTree) -> tuple[Tensor, Tensor]:

@@ -56,7 +56,7 @@ class ShardResult:
 
         So a kill in between leaves no sample without them. Returns why lines could not be written.
         """
-        problems = [ledger.append_beside(name, line) for name, line in self.beside]
+        problems = [ledger.append_optional(name, line) for name, line in self.beside]
         for row, steps in self.samples:
             ledger.append(row, steps)
         for verdict in self.verdicts:
@@ -88,7 +88,7 @@ class MemoryStore(RunCallbacks):
         self.parcel.verdicts.append(verdict)
         self.compared_keys.add(verdict.key)
 
-    def append_beside(self, name: str, line: dict[str, Any]) -> str:
+    def append_optional(self, name: str, line: dict[str, Any]) -> str:
         """Keep a line of an optional file, which cannot fail."""
         self.parcel.beside.append((name, line))
         return ""

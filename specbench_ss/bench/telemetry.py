@@ -426,7 +426,7 @@ class MachineRecord:
             noise_reason=disturbed,
             columns=seen.as_columns(),
         )
-        if problem := self.run_dir.append_beside(TELEMETRY, line.as_dict()):
+        if problem := self.run_dir.append_optional(TELEMETRY, line.as_dict()):
             self._tell_once(f"telemetry is incomplete: {problem}")
 
     def _tell_once(self, text: str) -> None:

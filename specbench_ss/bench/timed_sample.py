@@ -157,7 +157,7 @@ def oom_message(error: BaseException, decoder: Decoder) -> str:
     _give_back(error, decoder)
     wanted = re.search(r"[Tt]ried to allocate (\d[\d.]* \w+)", str(error))
     more = f" ({wanted[1]} more were wanted)" if wanted else ""
-    full = re.search(r"GPU (\d+) has", str(error)) if decoder.target.divided else None  # which one of them
+    full = re.search(r"GPU (\d+) has", str(error)) if decoder.target.is_multi_device else None  # which one of them
     where = f"cuda:{full[1]}" if full else decoder.target.device_names
     return f"out of memory on {where}{more}: {LESS}"
 

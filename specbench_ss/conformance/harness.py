@@ -153,7 +153,7 @@ def forced_path(ids: Sequence[int], tree: DraftTree, output: Output) -> VerifyRe
 def watched_cache(decoder: Decoder, tokens: int) -> WatchedCache:
     """Return a cache for these tokens and the rows that the decoder states."""
     target, rows = decoder.target, decoder.max_tokens_per_step()
-    cache = WatchedCache(target.n_layers, tokens + (rows or 0) + SPARE, joined=not target.divided)
+    cache = WatchedCache(target.n_layers, tokens + (rows or 0) + SPARE, joined=not target.is_multi_device)
     cache.grows = rows is None
     return cache
 
