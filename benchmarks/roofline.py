@@ -74,7 +74,7 @@ class Chain(Decoder):
         self.drafted = torch.full((width - 1,), 5, device=target.device)
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """The chain."""
+        """Return the chain."""
         return DraftTree.chain(state.root, self.drafted)
 
 
@@ -133,7 +133,7 @@ def model_of(name: str, dtype: str, device: str, context: int) -> Target:
 
 
 def session(decoder: Decoder, prompt: list[int], rows: int) -> tuple[DecodeSession, DecodeState]:
-    """A request that has been prefilled, in a cache of its own."""
+    """Return a request that has been prefilled, in a cache of its own."""
     capacity = len(prompt) + rows
     target = decoder.target
     cache = target.new_cache(capacity if target.graphs is None else target.graphs.room(capacity))
@@ -143,7 +143,7 @@ def session(decoder: Decoder, prompt: list[int], rows: int) -> tuple[DecodeSessi
 
 @torch.inference_mode()
 def measured(decoder: Decoder, context: int, width: int, steps: int) -> dict[str, float]:
-    """Medians of steps of a method and of `ar`, in turn, ms."""
+    """Return medians of steps of a method and of `ar`, in turn, ms."""
     prompt = [5 + i % 40 for i in range(context)]
     rows = (steps + 3) * KEPT + 2 * max(width * (1 + STREAMS), 1 + DRAFTED)
     runs = [session(Forced(one), prompt, rows) for one in (decoder, Autoregressive(decoder.target))]
@@ -160,7 +160,7 @@ def measured(decoder: Decoder, context: int, width: int, steps: int) -> dict[str
 def least_ms(
     target: Target, decoder: Decoder | None, width: int, context: int, limits: MachineLimits | None
 ) -> float | None:
-    """The larger one of the times for bytes and for operations; None without limits, or where shapes do not tell."""
+    """Return the larger one of the times for bytes and for operations; None without limits, or where shapes do not tell."""
     shape = model_shape(target)
     peak = None if limits is None else limits.flops_per_s.get(str(target.dtype).removeprefix("torch."))
     if limits is None or peak is None or shape["weight_bytes"] is None:

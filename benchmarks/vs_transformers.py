@@ -54,7 +54,7 @@ class Case:
 
     @property
     def drafts(self) -> bool:
-        """Whether theirs verifies drafts, so that its steps can be compared with ours."""
+        """Return True if theirs verifies drafts, so that its steps can be compared with ours."""
         return bool({"assistant_model", "prompt_lookup_num_tokens"} & self.theirs.keys())
 
 
@@ -77,7 +77,7 @@ def counted() -> Iterator[list[int]]:
 
 
 def answer(target: Target, case: Case, prompt: Sequence[int], new: int) -> tuple[float, int]:
-    """Seconds and tokens of transformers' greedy generate."""
+    """Return seconds and tokens of transformers' greedy generate."""
     ids = torch.tensor([list(prompt)], device=target.device)
     if "assistant_model" in case.theirs:  # its schedule and threshold would go from prompt to prompt
         case.theirs["assistant_model"].generation_config.update(**case.assistant)
@@ -99,7 +99,7 @@ def answer(target: Target, case: Case, prompt: Sequence[int], new: int) -> tuple
 
 
 def same_steps(target: Target, case: Case, prompt: list[int], new: int) -> bool | None:
-    """Whether each step keeps as many tokens; None for `ar`, which has no such choice.
+    """Return True if each step keeps as many tokens; None for `ar`, which has no such choice.
 
     Theirs drafts before the prompt is read, ours after the token that reading gives: theirs is given that token too.
     """

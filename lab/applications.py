@@ -20,7 +20,7 @@ class Column:
 
     @property
     def words(self) -> str:
-        """The name as a question says it; what is counted is a number of things."""
+        """Return the name as a question says it; what is counted is a number of things."""
         counted = isinstance(self.kind, tuple) and (self.name.endswith("s") or self.name in ("staff", "crew"))
         return ("number of " if counted else "") + self.name.replace("_", " ")
 
@@ -38,7 +38,7 @@ class Table:
 
     @property
     def columns(self) -> Columns:
-        """All columns."""
+        """Return all columns."""
         return [Column(name, kind) for name, kind in self.kinds.items()]
 
 
@@ -80,7 +80,7 @@ def _number_columns(columns: Columns) -> Columns:
 
 
 def _condition(rng: random.Random, column: Column, prefix: str = "") -> tuple[str, str]:
-    """A condition in words and in SQL."""
+    """Return a condition in words and in SQL."""
     name = prefix + column.name
     if isinstance(column.kind, str):
         value = pick(rng, VALUES[column.kind])
@@ -166,7 +166,7 @@ _SHAPES = (_rows, _rows, _rows, _count, _count, _total, _total, _top, _sorted, _
 
 
 def _some_columns(rng: random.Random, table: Table) -> Columns:
-    """The row's name, at least one text and one number column, and maybe more."""
+    """Return the row's name, at least one text and one number column, and maybe more."""
     first, *rest = table.columns
     keep = (pick(rng, _text_columns(rest)), pick(rng, _number_columns(rest)))
     share = rng.random()
@@ -214,7 +214,7 @@ def _single(rng: random.Random) -> tuple[str, str, str]:
 
 
 def generate_sql(rng: random.Random) -> Example:
-    """A schema and a question; the answer is one query."""
+    """Return a schema and a question; the answer is one query."""
     schema, ask, sql = _join(rng) if rng.random() < 0.12 else _single(rng)
     question = punctuated(say(rng, ask, {}))
     prompt = say(rng, pick(rng, _SQL_FRAMES), {"schema": schema, "question": question})
@@ -247,14 +247,14 @@ _SENTENCES = load("meaning_representation.sentences", tuple[str, ...])
 
 
 def _template(rng: random.Random, domain: Domain, values: dict[str, str], shown: list[str]) -> str:
-    """One wording, with its slots still open: an opening, then one or two sentences of facts."""
+    """Return one wording, with its slots still open: an opening, then one or two sentences of facts."""
     opening = pick(rng, _OPENINGS).replace("{head}", domain.head).replace("{place}", domain.place)
     facts = [domain.facts.get(name) or domain.facts[f"{name}={values[name]}"] for name in shown]
     return f"{opening}. {_SENTENCES[len(facts) - 1].format(*facts)}"
 
 
 def generate_meaning_representation(rng: random.Random) -> Example:
-    """A list of attributes; the answer describes the thing in two or three sentences."""
+    """Return a list of attributes; the answer describes the thing in two or three sentences."""
     kind = pick(rng, tuple(DOMAINS))
     domain = DOMAINS[kind]
     drawn = {name: pick(rng, options) for name, options in domain.values.items()}
@@ -289,7 +289,7 @@ _DIALOGUE_FRAMES = load("dialogue_summary.frames", tuple[str, ...])
 
 
 def _names(rng: random.Random) -> dict[str, object]:
-    """Two speakers with their pronouns; speakers without names are `they`."""
+    """Return two speakers with their pronouns; speakers without names are `they`."""
     if rng.random() < 0.25:
         return {"A": "#Person1#", "B": "#Person2#", "hisA": "their", "himA": "them", "hisB": "their", "himB": "them"}
     first, second = people(rng, 2)
@@ -298,7 +298,7 @@ def _names(rng: random.Random) -> dict[str, object]:
 
 
 def _dialogue(rng: random.Random, scene: Scene, slots: dict[str, object]) -> str:
-    """The lines as spoken. Optional lines come and go together, so that no question loses its answer."""
+    """Return the lines as spoken. Optional lines come and go together, so that no question loses its answer."""
     full = rng.random() < 0.5
     spoken = [line.removeprefix("?") for line in scene.lines if full or not line.startswith("?")]
     text, last = "", ""
@@ -310,7 +310,7 @@ def _dialogue(rng: random.Random, scene: Scene, slots: dict[str, object]) -> str
 
 
 def generate_dialogue_summary(rng: random.Random) -> Example:
-    """A dialogue of four to eight lines; the answer sums it up."""
+    """Return a dialogue of four to eight lines; the answer sums it up."""
     scene = pick(rng, SCENES)
     facts = draw_slots(rng, scene.slots, _SCENE_KINDS)
     slots = {**facts, **_names(rng)}

@@ -57,7 +57,7 @@ DRAFT = "It learnt from 24 million tokens of the base's kind of text, ten times 
 def held_out_loss(
     model: Any, tokenizer: Any, special: Mapping[str, int], count: int, weights: Mapping[str, float] = WEIGHTS
 ) -> float:
-    """Mean cross-entropy, nats per answer token, on evaluation conversations, mixed by these weights."""
+    """Return mean cross-entropy, nats per answer token, on evaluation conversations, mixed by these weights."""
     total, tokens = 0.0, 0
     for ids in tokenize(tokenizer, [render(e) for e in islice(conversations("eval", 0, weights), count)]):
         mask = torch.from_numpy(completion_mask(ids, special))[1:]
@@ -68,7 +68,7 @@ def held_out_loss(
 
 
 def task_scores(target: Target, per_category: int, limit: int) -> dict[str, tuple[str, float, int]]:
-    """Mean score of greedy answers to evaluation questions, by category, all turns, history the model's own."""
+    """Return mean score of greedy answers to evaluation questions, by category, all turns, history the model's own."""
     scores: dict[str, tuple[str, float, int]] = {}
     for category in (*SPECBENCH_CATEGORIES, *APP_CATEGORIES):
         asked = questions([category], "eval", per_category)

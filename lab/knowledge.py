@@ -29,7 +29,7 @@ def _invented(rng: random.Random, count: int, firsts: str, seconds: str, joint: 
 
 @cache
 def world() -> dict[str, list[Entity]]:
-    """Every invented entity by kind."""
+    """Return every invented entity by kind."""
     rng = random.Random(_SEED)
     places = {**_PLACES, "river": _invented(rng, 40, "river_start", "river_end")}
 
@@ -79,7 +79,7 @@ _ASKED = (load("qa.phrase", Relations), load("qa.clause", Relations))
 
 @cache
 def facts() -> tuple[tuple[Relation, tuple[str, ...], Entity], ...]:
-    """Every fact: an attribute of an entity, and how to ask for it."""
+    """Return every fact: an attribute of an entity, and how to ask for it."""
     entities = {**{kind: records(f"facts.{kind}") for kind in _REAL}, **world()}
     return tuple(
         (relation, asked.questions, entity)
@@ -90,7 +90,7 @@ def facts() -> tuple[tuple[Relation, tuple[str, ...], Entity], ...]:
 
 
 def generate_qa(rng: random.Random) -> Example:
-    """A uniformly drawn fact in a uniformly drawn wording; an answer adds a related fact."""
+    """Return a uniformly drawn fact in a uniformly drawn wording; an answer adds a related fact."""
     relation, questions, entity = rng.choice(facts())
     wording = rng.randrange(len(questions))
     question = say(rng, questions[wording].replace("{asked}", relation.asked), entity)
@@ -117,7 +117,7 @@ _CITED = load("rag.cited", tuple[str, ...])
 
 
 def generate_rag(rng: random.Random) -> Example:
-    """Passages on different subjects; the key is their whole set of details with the question asked."""
+    """Return passages on different subjects; the key is their whole set of details with the question asked."""
     subjects = [(each, draw_slots(rng, each.slots)) for each in rng.sample(SUBJECTS, rng.choice((2, 3, 3)))]
     passages = " ".join(
         f"[{number}] {say(rng, rng.choice(each.passages), slots)}" for number, (each, slots) in enumerate(subjects, 1)

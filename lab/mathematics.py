@@ -18,7 +18,7 @@ LIMIT = 400  # products go no further
 
 
 def equation(rng: random.Random) -> tuple[str, str]:
-    """A calculation and its result, in the notation of the word problems."""
+    """Return a calculation and its result, in the notation of the word problems."""
     kind = rng.choice("++--***//")
     if kind == "+":
         a, b = rng.randint(1, 200), rng.randint(1, rng.choice((20, 100, 200)))
@@ -35,7 +35,7 @@ def equation(rng: random.Random) -> tuple[str, str]:
 
 
 def generate_drill(rng: random.Random) -> Example:
-    """A row of calculations, asked together and answered one by one."""
+    """Return a row of calculations, asked together and answered one by one."""
     sums = [equation(rng) for _ in range(rng.randint(6, 12))]
     asked = ", ".join(left for left, _ in sums)
     answer = " ".join(f"{left} = {right}." for left, right in sums)
@@ -82,7 +82,7 @@ class Story:
 
 
 def _calculated(calculation: str, numbers: Numbers) -> tuple[str, int]:
-    """The calculation with its numbers, and its result, from left to right; 0 where it is out of range."""
+    """Return the calculation with its numbers, and its result, from left to right; 0 where it is out of range."""
     terms = [str(numbers.get(term, term)) for term in calculation.split()]
     result = int(terms[0])
     for sign, value in zip(terms[1::2], terms[2::2], strict=True):
@@ -91,7 +91,7 @@ def _calculated(calculation: str, numbers: Numbers) -> tuple[str, int]:
 
 
 def _solve(story: Story, numbers: Numbers) -> list[str]:
-    """The worked calculations; adds derived numbers and results to `numbers`. Empty if one is out of range."""
+    """Return the worked calculations; adds derived numbers and results to `numbers`. Empty if one is out of range."""
     for name, calculation in story.derived.items():
         _, numbers[name] = _calculated(calculation, numbers)
         if not numbers[name]:
@@ -107,7 +107,7 @@ def _solve(story: Story, numbers: Numbers) -> list[str]:
 
 
 def _draw(rng: random.Random, story: Story) -> tuple[dict[str, object], list[str]]:
-    """Slots for which every step has a good result, and the calculations."""
+    """Return slots for which every step has a good result, and the calculations."""
     spec, worked = story.spec(), list[str]()
     while not worked:
         slots = draw_slots(rng, spec)
@@ -125,7 +125,7 @@ def _answer(rng: random.Random, sentences: list[str], slots: dict[str, object], 
 
 
 def tell(rng: random.Random, story: Story) -> tuple[list[str], list[tuple[str, ...]], str]:
-    """The questions of a story, the acceptable answers to each, and the key of the first question."""
+    """Return the questions of a story, the acceptable answers to each, and the key of the first question."""
     slots, worked = _draw(rng, story)
     questions: list[str] = []
     answers: list[tuple[str, ...]] = []
@@ -147,7 +147,7 @@ _PROBLEM_FRAMES = load("math_reasoning.frames", tuple[str, ...])
 
 
 def generate_math_reasoning(rng: random.Random) -> Example:
-    """A short story with a question; the answer works it out and ends with `The answer is N.`"""
+    """Return a short story with a question; the answer works it out and ends with `The answer is N.`"""
     (problem,), answers, key = tell(rng, pick(rng, _PROBLEMS))
     prompt = say(rng, pick(rng, _PROBLEM_FRAMES), {"problem": problem})
     return Example("math_reasoning", (prompt,), tuple(answers), key, "numeric")
@@ -158,7 +158,7 @@ _QUESTION_FRAMES = load("math.frames", tuple[str, ...])
 
 
 def generate_math(rng: random.Random) -> Example:
-    """A question of school mathematics and a follow-up on its result, answered in the same way."""
+    """Return a question of school mathematics and a follow-up on its result, answered in the same way."""
     (question, *follow_ups), answers, key = tell(rng, pick(rng, _QUESTIONS))
     # Who asks is no part of the key: the numbers of the evaluation text are new under any name.
     frame = pick(rng, _QUESTION_FRAMES)

@@ -31,12 +31,12 @@ _VERBS = load("humanities.verbs", dict[str, dict[str, str]])
 
 
 def _verbs(name: str) -> dict[str, str]:
-    """The verbs and pronoun that go with a topic."""
+    """Return the verbs and pronoun that go with a topic."""
     return _VERBS["past" if name in _PAST else "plural" if name in _PAIRS else "present"]
 
 
 def generate_humanities(rng: random.Random) -> Example:
-    """A topic told for an occasion; a comparison's key holds the second topic too."""
+    """Return a topic told for an occasion; a comparison's key holds the second topic too."""
     slots = two_of_a_field(rng, TOPICS, _verbs)
     slots |= {"form": rng.choice(_FORMATS), "town": drawn(rng, "{town}")}
     kind = rng.choice(("explain", "compare", "list"))
@@ -56,7 +56,7 @@ _SEVERAL = load("stem.plural", tuple[str, ...])
 
 
 def generate_stem(rng: random.Random) -> Example:
-    """A concept told to someone; the key is the concept, the listener and the question."""
+    """Return a concept told to someone; the key is the concept, the listener and the question."""
     slots = two_of_a_field(rng, CONCEPTS, lambda name: {"be": "are" if name in _SEVERAL else "is"})
     slots |= {"who": drawn(rng, "{full_name}"), "job": rng.choice(_JOBS)}
     kind = rng.choice(("explain", "explain", "why"))
@@ -89,7 +89,7 @@ _PROMPTS = load("summarization.prompts", tuple[str, ...])
 
 
 def generate_summarization(rng: random.Random) -> Example:
-    """The key is the event with all its details; a remark that matters little is not to be summed up."""
+    """Return the key is the event with all its details; a remark that matters little is not to be summed up."""
     event = rng.choice(_EVENTS)
     slots = draw_slots(rng, _DETAILS)
     slots |= {slot: rng.choice(values) for slot, values in event.lists.items()}
@@ -120,13 +120,13 @@ _LISTS = load("writing.details", dict[str, tuple[str, ...]])
 
 
 def _clock(rng: random.Random) -> str:
-    """A time of day when people meet, on the half hour."""
+    """Return a time of day when people meet, on the half hour."""
     hour = rng.randint(9, 20)
     return f"{(hour - 1) % 12 + 1}{rng.choice((':00', ':30'))} {'am' if hour < 12 else 'pm'}"
 
 
 def generate_writing(rng: random.Random) -> Example:
-    """One piece and one follow-up; the key is the piece with the details its first prompt gives."""
+    """Return one piece and one follow-up; the key is the piece with the details its first prompt gives."""
     piece = rng.choice(_PIECES)
     to, me = rng.sample(FIRST_NAMES, 2)
     slots = {"to": to, "me": me, **draw_slots(rng, {"town": "{town}", "day": "{weekday}"}), "time": _clock(rng)}
@@ -158,7 +158,7 @@ _TURNED = {"I": "you", "am": "are", "my": "your", "me": "you"}
 
 
 def generate_roleplay(rng: random.Random) -> Example:
-    """A role, its name and town, a visitor and a trouble make the key."""
+    """Return a role, its name and town, a visitor and a trouble make the key."""
     role = rng.choice(_ROLES)
     problem, advice = rng.choice(list(role.problems.items()))
     me, visitor = rng.sample(FIRST_NAMES, 2)

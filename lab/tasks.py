@@ -78,7 +78,7 @@ def _follow_up(rng: random.Random, family: Family, slots: Slots) -> tuple[str, t
 
 
 def generate_coding(rng: random.Random) -> Example:
-    """A function from its description, then a follow-up on it."""
+    """Return a function from its description, then a follow-up on it."""
     family = pick(rng, FAMILIES)
     slots = _coding_slots(rng, family)
     ask = punctuated(say(rng, pick(rng, _CODING["asks"]), slots))
@@ -115,7 +115,7 @@ _EXTRACTION_ASKS, _EXTRACTION_INTRO = load("extraction.asks", tuple[str, ...]), 
 
 
 def _extraction_slots(rng: random.Random, facts: Slots) -> dict[str, object]:
-    """The drawn facts and what follows from them."""
+    """Return the drawn facts and what follows from them."""
     slots = dict(facts)
     if "who" in slots:
         he, his, him = person_forms(str(slots["who"]).split()[0])
@@ -132,12 +132,12 @@ def _extraction_slots(rng: random.Random, facts: Slots) -> dict[str, object]:
 
 
 def _value(value: object) -> object:
-    """Numbers stay numbers in JSON, also those written with zeros."""
+    """Return numbers stay numbers in JSON, also those written with zeros."""
     return int(value) if isinstance(value, str) and value.isdigit() else value
 
 
 def generate_extraction(rng: random.Random) -> Example:
-    """A text with facts to extract, then a question on it."""
+    """Return a text with facts to extract, then a question on it."""
     kind = pick(rng, _FACTS)
     facts = draw_slots(rng, kind.slots, _FACT_KINDS)
     slots = _extraction_slots(rng, facts)
@@ -184,13 +184,13 @@ _STARTS, _ENDS = load("reasoning.starts", tuple[str, ...]), load("reasoning.ends
 
 
 def _facts(rng: random.Random, kind: str, slots: Slots) -> str:
-    """The facts of a puzzle in any order."""
+    """Return the facts of a puzzle in any order."""
     facts = PUZZLES[kind].facts
     return " ".join(rng.sample(facts, len(facts))).format_map(slots)
 
 
 def compare(rng: random.Random) -> Drawn:
-    """Three or four people in an order of size, age, speed, ..."""
+    """Return three or four people in an order of size, age, speed, ..."""
     order = people(rng, pick(rng, (3, 4, 4)))
     more, *ends = pick(rng, _SCALES)
     clues = [f"{first} is {more} than {second}." for first, second in zip(order, order[1:], strict=False)]
@@ -210,7 +210,7 @@ def compare(rng: random.Random) -> Drawn:
 
 
 def exclude(rng: random.Random) -> Drawn:
-    """Three people with one thing each; two clues say who has what."""
+    """Return three people with one thing each; two clues say who has what."""
     who = people(rng, 3)
     does, do, options = pick(rng, _SETS)
     things = rng.sample(options, 3)
@@ -246,7 +246,7 @@ def _negated(act: str) -> str:
 
 
 def rules(rng: random.Random) -> Drawn:
-    """Two rules, one leading to the other."""
+    """Return two rules, one leading to the other."""
     (event, no_event), (first, second) = pick(rng, _EVENTS), people(rng, 2)
     act, result = rng.sample(_ACTS, 2)
     slots = {
@@ -271,7 +271,7 @@ def days(rng: random.Random) -> Drawn:
 
 
 def places(rng: random.Random) -> Drawn:
-    """A thing that is moved from place to place."""
+    """Return a thing that is moved from place to place."""
     words = (*people(rng, 3), *rng.sample(_PLACES, 3), pick(rng, _THINGS))
     return dict(zip("abcxyzt", words, strict=True)), pick(rng, range(3)), words
 
@@ -287,7 +287,7 @@ _DRAW = (compare, compare, exclude, exclude, family, rules, days, places, classe
 
 
 def generate_reasoning(rng: random.Random) -> Example:
-    """A puzzle and a follow-up; each answer says how it is found."""
+    """Return a puzzle and a follow-up; each answer says how it is found."""
     draw = pick(rng, _DRAW)
     slots, then, key = draw(rng)
     puzzle = PUZZLES[draw.__name__]

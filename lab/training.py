@@ -43,7 +43,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    """A PreTrainedTokenizerFast of exactly vocab_size entries, special tokens first."""
+    """Return a PreTrainedTokenizerFast of exactly vocab_size entries, special tokens first."""
     from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
@@ -102,7 +102,7 @@ SIZES = {
 
 
 def new_model(size: BaseSize, special: dict[str, int], seed: int) -> Any:
-    """A freshly initialised Llama of this size."""
+    """Return a freshly initialised Llama of this size."""
     torch.manual_seed(seed)
     return new_llama(size.hidden, size.layers, size.heads, size.kv_heads, size.ffn, size.vocab, size.context, special)
 
@@ -183,12 +183,12 @@ class LabTraining:
     log: Log
 
     def scaled(self, count: int, least: int) -> int:
-        """A count of examples or steps under the budget."""
+        """Return a count of examples or steps under the budget."""
         return max(least, int(count * self.scale))
 
     @property
     def compile(self) -> bool:
-        """Whether compiling pays: not for a trial run, and on a CPU only with a C++ compiler at hand."""
+        """Return True if compiling pays: not for a trial run, and on a CPU only with a C++ compiler at hand."""
         return self.scale >= 0.1 and (self.device != "cpu" or any(map(shutil.which, ("g++", "clang++", "c++"))))
 
     @cached_property
@@ -198,7 +198,7 @@ class LabTraining:
         return DistributedContext(device, exact=device.type == "cpu" and not has_bfloat16())
 
     def folder(self, stage: str) -> Path:
-        """The work folder of a stage."""
+        """Return the work folder of a stage."""
         path = self.out / stage
         path.mkdir(parents=True, exist_ok=True)
         return path
@@ -211,18 +211,18 @@ class LabTraining:
         return place
 
     def base_size(self, name: str) -> BaseSize:
-        """The named size, with its budget scaled."""
+        """Return the named size, with its budget scaled."""
         size = SIZES[name]
         return replace(size, tokens=self.scaled(size.tokens, size.rows_per_step * size.row_length))
 
     def tokenizer(self) -> Any:
-        """The tokenizer that the first stage made."""
+        """Return the tokenizer that the first stage made."""
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.made("tokenizer/tokenizer.json", "tokenizer").parent)
 
     def base_target(self) -> Target:
-        """The base as it will be shipped: float16 weights, computed in float32 (bfloat16 on CUDA trains as well)."""
+        """Return the base as it will be shipped: float16 weights, computed in float32 (bfloat16 on CUDA trains as well)."""
         path = self.made("polish/model/model.safetensors", "polish").parent
         return load_target(str(path), dtype="float32", device=self.device)
 
@@ -271,7 +271,7 @@ def save_model(model: Any, tokenizer: Any, path: Path) -> None:
 
 
 def drafter_text(lab: LabTraining, split: str) -> DrafterText:
-    """Rows of the split 'train' or 'calibration'."""
+    """Return rows of the split 'train' or 'calibration'."""
     rows = np.load(lab.made(f"answers/{split}.npy", "answers"), mmap_mode="r")
     return answers_in(lab, rows, lab.seed + 3)
 
@@ -293,7 +293,7 @@ class LabTalk:
     going: bool = True
 
     def prompt(self) -> list[int] | None:
-        """The conversation up to the marker that opens the next answer."""
+        """Return the conversation up to the marker that opens the next answer."""
         if not self.going or self.turn == len(self.example.turns):
             return None
         text = f"<|user|>{self.example.turns[self.turn]}<|assistant|>"
@@ -310,7 +310,7 @@ class LabTalk:
 def own_conversations(
     target: Target, examples: Iterator[Example], count: int, batch: int = 128, limit: int = 192
 ) -> Iterator[list[LabTalk]]:
-    """Conversations in which the model gave every answer; one list a batch, `count` conversations in all."""
+    """Yield conversations in which the model gave every answer; one list a batch, `count` conversations in all."""
     pool = sorted(islice(examples, count), key=lambda e: (e.category, len(e.turns[0])))
     talks = [LabTalk(example, target.tokenizer.backend_tokenizer) for example in pool]
     for _, answered in regenerate_responses(

@@ -33,19 +33,19 @@ class Phrase:
 
 
 def _ending(gender: str, case: str, definite: bool) -> str:
-    """The ending of an adjective after der (weak) or ein (mixed)."""
+    """Return the ending of an adjective after der (weak) or ein (mixed)."""
     if case == "dat" or (case == "acc" and gender == "m"):
         return "en"
     return "e" if definite else _MIXED_NOMINATIVE[gender]
 
 
 def _inflected(stem: str, ending: str) -> str:
-    """The adjective with its ending; a stem in -e (müde) does not double the e."""
+    """Return the adjective with its ending; a stem in -e (müde) does not double the e."""
     return stem.removesuffix("e") + ending
 
 
 def singular(rng: random.Random, noun: Word, kind: str, definite: bool) -> Phrase:
-    """One of something, half the time with an adjective."""
+    """Return one of something, half the time with an adjective."""
     adjective = rng.choice(ADJECTIVES[kind]) if rng.random() < 0.5 else None
     forms = []
     for case, articles in _ARTICLES["definite" if definite else "indefinite"].items():
@@ -69,7 +69,7 @@ def subject(rng: random.Random) -> Phrase:
 
 
 def thing(rng: random.Random, kind: str) -> Phrase:
-    """The object of a verb."""
+    """Return the object of a verb."""
     noun = rng.choice(NOUNS[kind])
     if rng.random() < 0.2:
         return counted(rng, noun, kind)
@@ -94,7 +94,7 @@ def gift(rng: random.Random) -> dict[str, object]:
 
 
 def building(rng: random.Random) -> dict[str, object]:
-    """A place in which there is a building, or several."""
+    """Return a place in which there is a building, or several."""
     places = WORDS["place"]
     place, noun = rng.choice(places[1:2] + places[12:]), rng.choice(NOUNS["building"])
     several = rng.random() < 0.4
@@ -139,7 +139,7 @@ def _slots(rng: random.Random, draws: tuple[str, ...]) -> dict[str, Any]:
 
 
 def sentence(rng: random.Random, kind: str) -> tuple[str, str]:
-    """A German sentence, and its English as a template with choices."""
+    """Return a German sentence, and its English as a template with choices."""
     form = SENTENCES[kind]
     slots = _slots(rng, form.draws)
     if kind == "present" and slots["present"]["english"] in _OFTEN:
@@ -153,7 +153,7 @@ def sentence(rng: random.Random, kind: str) -> tuple[str, str]:
 
 
 def generate_translation(rng: random.Random) -> Example:
-    """One or two sentences; the text itself is the key, as it is all the content there is."""
+    """Return one or two sentences; the text itself is the key, as it is all the content there is."""
     pairs = [sentence(rng, rng.choice(_KINDS))]
     if rng.random() < 0.85:
         pairs.append(sentence(rng, rng.choice((*_KINDS, "feeling", "feeling"))))

@@ -34,12 +34,12 @@ def _article(match: re.Match[str]) -> str:
 
 
 def pick(rng: random.Random, options: Sequence[T]) -> T:
-    """One of the options. Faster than rng.choice and as even for short lists."""
+    """Return one of the options. Faster than rng.choice and as even for short lists."""
     return options[int(rng.random() * len(options))]
 
 
 def say(rng: random.Random, template: str, slots: Slots) -> str:
-    """One wording of the template, with a capital first letter."""
+    """Return one wording of the template, with a capital first letter."""
     text = "".join(part[0] if len(part) == 1 else pick(rng, part) for part in _parts(template))
     text = text.format_map(slots)
     if "(n)" in text:
@@ -65,7 +65,7 @@ def say_all(rng: random.Random, templates: Sequence[str], slots: Slots, limit: i
 
 
 def punctuated(text: str) -> str:
-    """The text with a question mark exactly if its last sentence asks."""
+    """Return the text with a question mark exactly if its last sentence asks."""
     start = max(text.rfind(mark) for mark in (". ", "? ", ": ")) + 1
     asks = text[start:].lstrip().startswith(("What", "How", "And", "Who", "Which", "Is ", "When", "Where"))
     return text.rstrip("?. ") + ("?" if asks else ".")
@@ -79,7 +79,7 @@ def listing(items: Sequence[str], word: str = "and") -> str:
 
 
 def key_of(*parts: object) -> str:
-    """A content key from its parts."""
+    """Return a content key from its parts."""
     return "|".join(str(part) for part in parts)
 
 
@@ -95,7 +95,7 @@ KINDS = load("words.kinds", dict[str, tuple[str, ...]])
 
 
 def person_forms(name: str) -> tuple[str, str, str]:
-    """The pronouns of a first name: subject, possessive, object."""
+    """Return the pronouns of a first name: subject, possessive, object."""
     return ("she", "her", "her") if name in _FEMALE else ("he", "his", "him")
 
 
@@ -115,7 +115,7 @@ def _spec(text: str) -> tuple[tuple[str, str, int, int], ...]:
 
 
 def draw_slots(rng: random.Random, spec: str, kinds: dict[str, tuple[str, ...]] = KINDS) -> dict[str, object]:
-    """A value for every slot of the specification."""
+    """Return a value for every slot of the specification."""
     slots: dict[str, object] = {}
     for name, kind, low, high in _spec(spec):
         if not kind:

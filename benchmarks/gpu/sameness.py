@@ -92,17 +92,17 @@ class Line:
 
     @property
     def conditions(self) -> tuple[Any, ...]:
-        """The same, by any engine."""
+        """Return the same, by any engine."""
         return (self.device, self.torch, self.transformers, self.dtype, self.method, tuple(self.asked), self.new)
 
     @property
     def bad(self) -> bool:
-        """Whether something differs that must not, or nothing was replayed of what should have been."""
+        """Return True if something differs that must not, or nothing was replayed of what should have been."""
         verdicts = Counter(self.verdicts) + Counter(self.other)
         return bool(set(verdicts) - HARMLESS) or (self.engine != EAGER and not self.replays)
 
     def __str__(self) -> str:
-        """A line for people."""
+        """Return a line for people."""
         said = [f"{self.dtype} {self.engine:<6} {self.method:<16} {_told(self.verdicts)}"]
         if self.largest_drop is not None:
             said.append(f"at most {self.largest_drop:.2g} below the best logit")
@@ -150,7 +150,7 @@ class Bench:
         self.references: dict[str, tuple[Decoder, list[SampleRecord]]] = {}
 
     def answers(self, decoder: Decoder) -> list[SampleRecord]:
-        """The greedy answers to all first turns."""
+        """Return the greedy answers to all first turns."""
         return [self._answer(decoder, q, p) for q, p in zip(self.asked, self.prompts, strict=True)]
 
     def _answer(self, decoder: Decoder, question: Question, prompt: list[int]) -> SampleRecord:
@@ -199,18 +199,18 @@ class Bench:
 
 
 def models_of(decoder: Decoder) -> dict[str, Target]:
-    """The model that a method decodes with, and the one that drafts for it, by name."""
+    """Return the model that a method decodes with, and the one that drafts for it, by name."""
     return dict(zip(("model", "draft"), held.models_of([decoder]), strict=False))
 
 
 def _passes(models: Sequence[Target]) -> list[CudaGraphRunner]:
-    """Those with counts of their own: a draft's are its target's."""
+    """Return those with counts of their own: a draft's are its target's."""
     there = [model.graphs for model in models if isinstance(model.graphs, CudaGraphRunner)]
     return list({id(passes.counts): passes for passes in there}.values())
 
 
 def read(file: Path | None) -> list[Line]:
-    """The lines that are there. One that was cut off is removed. Raises UserError for one of another form."""
+    """Return the lines that are there. One that was cut off is removed. Raises UserError for one of another form."""
     return [] if file is None else storage.cut(file, user_files.decoder(Line))
 
 
@@ -238,7 +238,7 @@ def arguments_of(given: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measured(arguments: argparse.Namespace, there: Sequence[Line], failed: list[str]) -> Iterator[Line]:
-    """Every line, those that are there already included. failed: gets a text for each method that ended otherwise."""
+    """Yield every line, those that are there already included. failed: gets a text for each method that ended otherwise."""
     methods = [text for text in arguments.methods.split(";") if text] or list(METHODS)
     asked = questions(SPECBENCH_CATEGORIES[: arguments.categories], "eval", arguments.prompts)
     device = torch.cuda.get_device_name(arguments.device) if arguments.device.startswith("cuda") else arguments.device

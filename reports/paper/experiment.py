@@ -133,7 +133,7 @@ def missing_for(text: str, request: Request) -> str:
     method = registry.method_class(spec.name)
     known = {f.name for f in fields(method.Options)}
     given = "weights" in spec.options or any(s.startswith(f"{spec.name}.weights=") for s in request.settings)
-    folder = getattr(method, "companion", "") or spec.name
+    folder = getattr(method, "bundled_folder", "") or spec.name
     if "weights" in known and not given and not comes_along(request.model, folder):
         return f"weights of method {spec.name} for {request.model} (--set {spec.name}.weights=PATH)"
     return ""

@@ -213,7 +213,7 @@ def states_with_gradient(target: Target, ids: Tensor, lo: int) -> BaseStates:
 def lossless_loss(target: Target, trainee: StreamsTrainer) -> Loss:
     """Return the loss of the streams' terms of eq. 6, with alpha_j = 1."""
     trainee.prune_weight = 0.0
-    return lambda batch: trainee.loss(states_with_gradient(target, batch.ids, trainee.lo), batch)[0]
+    return lambda batch: trainee.loss(states_with_gradient(target, batch.ids, trainee.first_msa_layer), batch)[0]
 
 
 def shared_loss(trainee: SharedTrainer) -> Loss:

@@ -115,7 +115,7 @@ def places(drafted: DraftTree, kept: DraftTree) -> list[int]:
 
 
 def _target_probs(kept: DraftTree, logits: Tensor, sampling: SamplingParams) -> list[float]:
-    """The target's probability of every node but the root, behind its parent; at T=0 that of T=1."""
+    """Return the target's probability of every node but the root, behind its parent; at T=0 that of T=1."""
     if len(kept) == 1:
         return []
     p = logits.float().softmax(-1) if sampling.greedy else sampling.probs(logits)

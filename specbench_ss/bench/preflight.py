@@ -83,7 +83,7 @@ def changed(then: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 
 
 def _settings(preset: Preset, config: RunConfig, decoders: Mapping[str, Decoder]) -> str:
-    """Names of what the preset's own options come down to here, and came to something else there."""
+    """Return names of what the preset's own options come down to here, and came to something else there."""
     for spec in config.methods:
         if spec.name == preset.method and spec.options == preset.options and preset.resolved:
             now = plain(decoders[spec.label].metadata())
@@ -113,14 +113,14 @@ def _counter(tokenizer: Any) -> Callable[[str], int]:
 
 
 def check_ids(data: SuiteData) -> None:
-    """Raises UserError for two questions with the same id."""
+    """Raise UserError for two questions with the same id."""
     for name, n in Counter(q.id for q in data.questions).items():
         if n > 1:
             raise UserError(f"suite {data.name!r} has {n} questions with the id {name!r}")
 
 
 def check_texts(data: SuiteData) -> None:
-    """Raises UserError for a question that holds what is no character: it could be neither asked nor written down."""
+    """Raise UserError for a question that holds what is no character: it could be neither asked nor written down."""
     for q in data.questions:
         said = (*q.turns, *(text for texts in q.references for text in texts), *(m.content for m in q.history))
         if not encodable("".join((q.id, q.category, *said))):
@@ -143,7 +143,7 @@ def check_history(target: ModelInfo, data: SuiteData) -> None:
 
 
 def check_room(target: ModelInfo, data: SuiteData) -> None:
-    """Raises UserError where a first turn leaves no room for an answer in the model's context.
+    """Raise UserError where a first turn leaves no room for an answer in the model's context.
 
     How long later turns are depends on the answers before them; one that is too long fails by itself.
     """
@@ -167,7 +167,7 @@ def limits(target: Target, max_new_tokens: int, stop: Sequence[str] = ()) -> Sto
 
 
 def stop_ids(tokenizer: Any, stop: Sequence[str]) -> dict[str, int]:
-    """Those of the stop texts that are exactly one special token, with its id.
+    """Return those of the stop texts that are exactly one special token, with its id.
 
     Raises UserError for a text that holds a special token among other characters: it would never be found.
     """
@@ -183,7 +183,7 @@ def stop_ids(tokenizer: Any, stop: Sequence[str]) -> dict[str, int]:
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Text -> id of every token that is left out of decoded text; empty without a tokenizer."""
+    """Return text -> id of every token that is left out of decoded text; empty without a tokenizer."""
     if tokenizer is None:
         return {}
     named = {token: tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens}
@@ -218,7 +218,7 @@ class Plan:
 def check(
     config: RunConfig, where: OutputOptions, loaded: Target | None = None, note: Callable[[str], None] = lambda _: None
 ) -> Plan:
-    """Raises UserError, the cheap checks first and the model's before the questions'. Leaves nothing behind.
+    """Raise UserError, the cheap checks first and the model's before the questions'. Leaves nothing behind.
 
     note: told at once what the user should know, also where a later check fails.
     """
@@ -319,7 +319,7 @@ def _naming_preset(spec: MethodSpec, config: RunConfig) -> Iterator[None]:
 
 
 def _outline(config: RunConfig, loaded: Target | None) -> ModelInfo:
-    """The model as far as it is known: loaded already, or by its files."""
+    """Return the model as far as it is known: loaded already, or by its files."""
     if loaded is not None:
         return loaded
     found = outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
@@ -330,7 +330,7 @@ def _outline(config: RunConfig, loaded: Target | None) -> ModelInfo:
 def _dtype(
     config: RunConfig, device: str, outline: ModelInfo, loaded: Target | None, begun: Mapping[str, Any] | None
 ) -> tuple[str, str]:
-    """The name of the dtype to compute in, and words where it was measured. begun: manifest of the run that goes on."""
+    """Return the name of the dtype to compute in, and words where it was measured. begun: manifest of the run that goes on."""
     if loaded is not None:
         return loaded.number_format, ""
     if begun is not None and config.dtype == "auto":

@@ -35,7 +35,7 @@ class Sample:
 
     @property
     def key(self) -> tuple[str, int, str, int]:
-        """The key of the row it becomes."""
+        """Return the key of the row it becomes."""
         return (self.question.id, self.turn, self.method, self.repeat)
 
 
@@ -56,7 +56,7 @@ def interleave_tasks(questions: Sequence[Question]) -> list[Question]:
 def plan(
     questions: Sequence[Question], methods: Sequence[str], repeats: int, seed: int, first: int = 0
 ) -> Iterator[Sample]:
-    """Every sample of a run, in order. first: how many of the repeats come before these, in rounds of their own."""
+    """Yield every sample of a run, in order. first: how many of the repeats come before these, in rounds of their own."""
     block = first * sum(len(question.turns) for question in questions)
     index = block * len(methods)
     for question in questions:
@@ -69,7 +69,7 @@ def plan(
 
 
 def method_order(methods: Sequence[str], block: int, seed: int) -> tuple[str, ...]:
-    """The order of the methods in this block (counted from 0)."""
+    """Return the order of the methods in this block (counted from 0)."""
     square = williams(len(methods))
     cycle, number = divmod(block, len(square))
     rng = random.Random(f"order:{seed}:{cycle}")
@@ -128,7 +128,7 @@ def _backwards(text: str) -> str:
 
 
 def _alike(one: str, other: str) -> bool:
-    """Whether one text is how the other one begins."""
+    """Return True if one text is how the other one begins."""
     return one.startswith(other) or other.startswith(one)
 
 

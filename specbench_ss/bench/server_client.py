@@ -418,7 +418,7 @@ class Server:
 
     @property
     def loopback(self) -> bool:
-        """Whether it is on this machine."""
+        """Return True if it is on this machine."""
         host = urlsplit(self.url).hostname or ""
         try:
             return host == "localhost" or ip_address(host).is_loopback
@@ -427,7 +427,7 @@ class Server:
 
     @property
     def root(self) -> str:
-        """The address below which the pages lie that are no part of the API, `/metrics` among them."""
+        """Return the address below which the pages lie that are no part of the API, `/metrics` among them."""
         return self.url.removesuffix("/v1")
 
     def close(self) -> None:
@@ -444,7 +444,7 @@ class Server:
                 response.close()
 
     def alive(self) -> bool:
-        """Whether it answers at all, or as it did at first: some servers cannot list their models."""
+        """Return True if it answers at all, or as it did at first: some servers cannot list their models."""
         try:
             return self.get(f"{self.url}/models").status_code in (self.listed, *range(500))
         except AnswerError:

@@ -344,7 +344,7 @@ class ServedSession(Session):
         warm_up(self.servers, prompts, self._warm_sample, self.warn_and_keep, failed)
 
     def _warm_sample(self, label: str, messages: list[dict[str, str]], max_new_tokens: int) -> float:
-        """Seconds per token of one unrecorded request."""
+        """Return seconds per token of one unrecorded request."""
         self.events.on_warm_up(label)
         asked = self.settings(self.config.seed)
         asked["max_tokens"] = min(max_new_tokens, asked["max_tokens"])

@@ -388,7 +388,7 @@ class Tries:
 
     @property
     def given_up(self) -> bool:
-        """Whether remaking has not helped for so long that it is not tried any more."""
+        """Return True if remaking has not helped for so long that it is not tried any more."""
         return self.most > 0 and self.in_vain >= GIVE_UP
 
 

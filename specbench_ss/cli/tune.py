@@ -150,7 +150,7 @@ class TuneOptions(CommandOptions):
 
     @property
     def spec(self) -> MethodSpec:
-        """The method, with the options that are kept fixed."""
+        """Return the method, with the options that are kept fixed."""
         return MethodSpec.parse(self.method)
 
 

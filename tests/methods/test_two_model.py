@@ -76,7 +76,7 @@ def test_the_drafts_cache_is_that_of_a_fresh_pass(target: Target, form: Any) -> 
 def test_levels_of_a_tree_are_passes_over_their_paths(target: Target) -> None:
     """Two children of the last token, each with a child; a prompt that is longer than a sliding window."""
     draft, prompt = Draft(target, target.vocab_size), PROMPTS[0]
-    draft.begin(40)
+    draft.reset(40)
     with torch.inference_mode():
         draft.feed(torch.tensor(prompt))
         eye = torch.eye(2, dtype=torch.bool)
@@ -177,7 +177,7 @@ def test_embeddings_of_another_width(width: int, llama: Target) -> None:
     """Padded to more, or to fewer than the target's, which then has ids that the draft does not know."""
     draft = Target(tiny_model("qwen2", seed=3, vocab=width))
     fed = Draft(draft, 61)
-    fed.begin(8)
+    fed.reset(8)
     with torch.inference_mode():
         logits = fed.feed(torch.tensor([3, 60]))
     assert logits.shape == (61,)
