@@ -69,7 +69,7 @@ def test_a_model_that_is_none_is_told_before_questions_that_are_missing(
     arguments = [*RUN, "--model", str(model), "--out", str(out)]
     assert f"{model} holds no model: it has no config.json" in failing(arguments, capsys)
     shutil.copytree(LAB / "base", model, dirs_exist_ok=True)
-    assert "no Spec-Bench questions yet" in failing(arguments, capsys)
+    assert "Spec-Bench questions are missing" in failing(arguments, capsys)
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
     assert f"cannot read weight file {weights}: " in failing(arguments, capsys)
