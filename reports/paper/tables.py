@@ -67,7 +67,7 @@ def value_of(row: SummaryRow | None, column: str) -> float | None:
         return None if row.quality is None else 100 * row.quality
     if column == "latency_ms":
         return None if not row.tokens or not row.tokens_per_s else 1000 * row.tokens / row.tokens_per_s
-    value: float | None = getattr(row, column)
+    value: float | None = row.mean_acceptance_length if column == "tau" else getattr(row, column)
     return value
 
 
@@ -187,7 +187,12 @@ class RunTable(RunExperiment):
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test the published order of methods on each task, and the pairs that the paper compares."""
         grids = {grid.name: grid for grid in result.grids}
-        made = [claim for name in ("speedup", "tau") if name in grids for claim in self._orders(grids[name])]
+        made = [
+            claim
+            for name in ("speedup", "tau")
+            if name in grids
+            for claim in self._orders(grids[name])
+        ]
         made += kept_claims(grids[KEPT]) if KEPT in grids else []
         return made + (draft_model_claims(grids[AGAINST]) if AGAINST in grids else [])
 

@@ -425,7 +425,7 @@ class ShardedRun(RunLoop):
             if changed:
                 names = ", ".join(changed)
                 self.warn_and_keep(
-                    f"earlier sessions of this run had other conditions: {names}; times are not comparable"
+                    f"earlier sessions of this run had other conditions: {names}; times do not compare"
                 )
 
 

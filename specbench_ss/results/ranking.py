@@ -300,7 +300,9 @@ def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange]) -> str
     counts = Counter(row.comparison for row in known)
     slower, same = counts["slower"], counts["not significant"]
     if same == len(known):
-        return f"{'No method is' if several else f'{best.method} is not'} distinguishable from {over} {nearest}."
+        return (
+            f"{'No method is' if several else f'{best.method} is not'} significantly different from {over} {nearest}."
+        )
     if slower == len(known):
         which = f"All {len(known)} methods are" if several else f"{best.method} is"
         return f"{which} slower than {over} {nearest}."
