@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from lab.example import Example, load
-from lab.wording import KINDS, draw_slots, key_of, people, person_forms, pick, punctuated, say, say_all, wordings
+from lab.wording import KINDS, draw_slots, key_of, people, person_forms, pick, punctuated, render, render_all, wordings
 
 # The tables, columns and values that the SQL questions are about.
 
@@ -20,7 +20,7 @@ class Column:
 
     @property
     def words(self) -> str:
-        """Return the name as a question says it; what is counted is a number of things."""
+        """Return the name as used in a question, with a number for counts."""
         counted = isinstance(self.kind, tuple) and (self.name.endswith("s") or self.name in ("staff", "crew"))
         return ("number of " if counted else "") + self.name.replace("_", " ")
 
@@ -80,7 +80,7 @@ def _number_columns(columns: Columns) -> Columns:
 
 
 def _condition(rng: random.Random, column: Column, prefix: str = "") -> tuple[str, str]:
-    """Return a condition in words and in SQL."""
+    """Return a condition as text and as SQL."""
     name = prefix + column.name
     if isinstance(column.kind, str):
         value = pick(rng, VALUES[column.kind])
@@ -95,7 +95,7 @@ def _condition(rng: random.Random, column: Column, prefix: str = "") -> tuple[st
 
 
 def _where(rng: random.Random, columns: Columns, counts: tuple[int, ...], *used: Column) -> tuple[str, str]:
-    """`whose ...` and `WHERE ...` with some conditions on columns that are not used otherwise; both empty for none."""
+    """Return `whose ...` and `WHERE ...` with conditions on otherwise unused columns; both empty for none."""
     count, free = pick(rng, counts), [column for column in columns[1:] if column not in used]
     if not count or not free:
         return "", ""
@@ -216,8 +216,8 @@ def _single(rng: random.Random) -> tuple[str, str, str]:
 def generate_sql(rng: random.Random) -> Example:
     """Return a schema and a question; the answer is one query."""
     schema, ask, sql = _join(rng) if rng.random() < 0.12 else _single(rng)
-    question = punctuated(say(rng, ask, {}))
-    prompt = say(rng, pick(rng, _SQL_FRAMES), {"schema": schema, "question": question})
+    question = punctuated(render(rng, ask, {}))
+    prompt = render(rng, pick(rng, _SQL_FRAMES), {"schema": schema, "question": question})
     return Example("sql", (prompt,), ((sql + ";",),), key_of(schema, sql), "exact_sql")
 
 
@@ -228,8 +228,8 @@ def generate_sql(rng: random.Random) -> Example:
 class Domain:
     """One kind of thing.
 
-    head: a noun phrase made of the first attributes. place: where it is, or empty. facts: for every
-    further attribute, how a sentence that begins with "it" says it.
+    head: a noun phrase of the first attributes. place: its location, or empty. facts: for every further attribute, the
+    rest of a sentence that begins with "it".
     """
 
     names: tuple[tuple[str, ...], tuple[str, ...]]
@@ -242,7 +242,7 @@ class Domain:
 DOMAINS = load("meaning_representation.domains", dict[str, Domain])
 _DATA_FRAMES = load("meaning_representation.frames", tuple[str, ...])
 _OPENINGS = load("meaning_representation.openings", tuple[str, ...])
-# The sentences that say one, two, three or four facts.
+# Sentences with one, two, three or four facts.
 _SENTENCES = load("meaning_representation.sentences", tuple[str, ...])
 
 
@@ -265,8 +265,8 @@ def generate_meaning_representation(rng: random.Random) -> Example:
     name = " ".join(pick(rng, part) for part in domain.names)
     data = ", ".join(f"{attribute}[{value}]" for attribute, value in {"name": name, **values}.items())
     slots = {"name": name, "data": data, "kind": kind, **values}
-    prompt = say(rng, pick(rng, _DATA_FRAMES), slots)
-    answers = wordings(lambda: say(rng, _template(rng, domain, values, shown), slots))
+    prompt = render(rng, pick(rng, _DATA_FRAMES), slots)
+    answers = wordings(lambda: render(rng, _template(rng, domain, values, shown), slots))
     return Example("meaning_representation", (prompt,), (answers,), key_of(kind, data), "rouge_l")
 
 
@@ -305,7 +305,7 @@ def _dialogue(rng: random.Random, scene: Scene, slots: dict[str, object]) -> str
     for line in spoken:
         # two lines of one speaker are one turn
         text += " " if line[0] == last else f"\n{slots[line[0]]}: "
-        text, last = text + say(rng, line[3:], slots), line[0]
+        text, last = text + render(rng, line[3:], slots), line[0]
     return text[1:]
 
 
@@ -314,6 +314,6 @@ def generate_dialogue_summary(rng: random.Random) -> Example:
     scene = pick(rng, SCENES)
     facts = draw_slots(rng, scene.slots, _SCENE_KINDS)
     slots = {**facts, **_names(rng)}
-    prompt = say(rng, pick(rng, _DIALOGUE_FRAMES), {"dialogue": _dialogue(rng, scene, slots)})
+    prompt = render(rng, pick(rng, _DIALOGUE_FRAMES), {"dialogue": _dialogue(rng, scene, slots)})
     key = key_of(scene.name, slots["A"], slots["B"], *facts.values())
-    return Example("dialogue_summary", (prompt,), (say_all(rng, scene.summaries, slots),), key, "rouge_l")
+    return Example("dialogue_summary", (prompt,), (render_all(rng, scene.summaries, slots),), key, "rouge_l")

@@ -1,7 +1,4 @@
-"""What a generator makes, and how training and evaluation text are kept apart.
-
-Knows nothing of models or of any category.
-"""
+"""Generated examples and their splits into training and evaluation text."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from lab.example import Example, load
-from lab.wording import KINDS, PEOPLE, draw_slots, key_of, people, person_forms, pick, punctuated, say, wordings
+from lab.wording import KINDS, PEOPLE, draw_slots, key_of, people, person_forms, pick, punctuated, render, wordings
 
 # Arithmetic drills: training text only, never asked in a suite. The word problems need sums that come out right.
 
@@ -60,7 +60,7 @@ _LEADS = "[||Let us work it out. |We go step by step. ]"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question of a story. steps: calculation -> the sentence that says it. `s1` is the result of the first step."""
+    """A question of a story. steps: calculation -> its sentence. `s1` is the result of the first step."""
 
     ask: str
     steps: dict[str, str]
@@ -68,7 +68,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A story: its slots, the numbers made of other numbers, and what is asked."""
+    """A story: its slots, derived numbers, and questions."""
 
     name: str
     slots: str
@@ -76,9 +76,9 @@ class Story:
     derived: dict[str, str] = field(default_factory=dict)
 
     def spec(self) -> str:
-        """What is drawn for it."""
-        given = {*self.derived, *(entry.partition("=")[0] for entry in self.slots.split())}
-        return " ".join([self.slots, *(entry for entry in _COMMON.split() if entry.partition("=")[0] not in given)])
+        """Return the specification of all slots of the story."""
+        own = {*self.derived, *(entry.partition("=")[0] for entry in self.slots.split())}
+        return " ".join([self.slots, *(entry for entry in _COMMON.split() if entry.partition("=")[0] not in own)])
 
 
 def _calculated(calculation: str, numbers: Numbers) -> tuple[str, int]:
@@ -120,11 +120,11 @@ def _draw(rng: random.Random, story: Story) -> tuple[dict[str, object], list[str
 
 
 def _answer(rng: random.Random, sentences: list[str], slots: dict[str, object], result: str) -> str:
-    said = [say(rng, sentence, slots) for sentence in sentences]
-    return say(rng, _LEADS, {}) + " ".join([*said, f"The answer is {result}."])
+    texts = [render(rng, sentence, slots) for sentence in sentences]
+    return render(rng, _LEADS, {}) + " ".join([*texts, f"The answer is {result}."])
 
 
-def tell(rng: random.Random, story: Story) -> tuple[list[str], list[tuple[str, ...]], str]:
+def render_story(rng: random.Random, story: Story) -> tuple[list[str], list[tuple[str, ...]], str]:
     """Return the questions of a story, the acceptable answers to each, and the key of the first question."""
     slots, worked = _draw(rng, story)
     questions: list[str] = []
@@ -133,7 +133,7 @@ def tell(rng: random.Random, story: Story) -> tuple[list[str], list[tuple[str, .
     for turn in story.turns:
         done = [next(calculations) for _ in turn.steps]
         sentences = [text.replace("{=}", shown) for text, shown in zip(turn.steps.values(), done, strict=True)]
-        questions.append(punctuated(say(rng, turn.ask, slots)))
+        questions.append(punctuated(render(rng, turn.ask, slots)))
         answers.append(wordings(partial(_answer, rng, sentences, slots, done[-1].rpartition(" ")[2]), 3))
     first = story.turns[0].ask
     used = [
@@ -148,8 +148,8 @@ _PROBLEM_FRAMES = load("math_reasoning.frames", tuple[str, ...])
 
 def generate_math_reasoning(rng: random.Random) -> Example:
     """Return a short story with a question; the answer works it out and ends with `The answer is N.`"""
-    (problem,), answers, key = tell(rng, pick(rng, _PROBLEMS))
-    prompt = say(rng, pick(rng, _PROBLEM_FRAMES), {"problem": problem})
+    (problem,), answers, key = render_story(rng, pick(rng, _PROBLEMS))
+    prompt = render(rng, pick(rng, _PROBLEM_FRAMES), {"problem": problem})
     return Example("math_reasoning", (prompt,), tuple(answers), key, "numeric")
 
 
@@ -159,8 +159,8 @@ _QUESTION_FRAMES = load("math.frames", tuple[str, ...])
 
 def generate_math(rng: random.Random) -> Example:
     """Return a question of school mathematics and a follow-up on its result, answered in the same way."""
-    (question, *follow_ups), answers, key = tell(rng, pick(rng, _QUESTIONS))
-    # Who asks is no part of the key: the numbers of the evaluation text are new under any name.
+    (question, *follow_ups), answers, key = render_story(rng, pick(rng, _QUESTIONS))
+    # The name of the asking person is no part of the key: the numbers of the evaluation text are new under any name.
     frame = pick(rng, _QUESTION_FRAMES)
-    question = say(rng, frame, {"question": question, "name": pick(rng, PEOPLE), "city": pick(rng, KINDS["city"])})
+    question = render(rng, frame, {"question": question, "name": pick(rng, PEOPLE), "city": pick(rng, KINDS["city"])})
     return Example("math", (question, *follow_ups), tuple(answers), key, "numeric")

@@ -39,7 +39,7 @@ def _article(match: re.Match[str]) -> str:
     return f"{letter}{'n' if vowel else ''} {word}"
 
 
-def say(rng: random.Random, template: str, slots: Slots) -> str:
+def render(rng: random.Random, template: str, slots: Slots) -> str:
     """Return one wording of a template."""
     text = template.format_map(slots)
     while "[" in text:
@@ -54,7 +54,7 @@ def say(rng: random.Random, template: str, slots: Slots) -> str:
 
 def variants(rng: random.Random, templates: Sequence[str], slots: Slots, count: int = REFERENCES) -> tuple[str, ...]:
     """Return distinct wordings of an answer; the first is a uniform draw, so it is the one to train on."""
-    return tuple(dict.fromkeys(say(rng, rng.choice(templates), slots) for _ in range(count)))
+    return tuple(dict.fromkeys(render(rng, rng.choice(templates), slots) for _ in range(count)))
 
 
 def conversation(
@@ -63,7 +63,7 @@ def conversation(
     """Return an example of one or more turns that all draw on the same slots."""
     return Example(
         category=category,
-        turns=tuple(say(rng, rng.choice(turn.prompts), slots) for turn in turns),
+        turns=tuple(render(rng, rng.choice(turn.prompts), slots) for turn in turns),
         answers=tuple(variants(rng, turn.answers, slots) for turn in turns),
         key=key,
         metric=metric,
@@ -71,7 +71,7 @@ def conversation(
 
 
 def key_of(*parts: str) -> str:
-    """Return a key from the details that tell one prompt's content from another's."""
+    """Return a key from the details that identify a prompt's content."""
     return "\x1f".join(parts)
 
 
@@ -111,12 +111,12 @@ def draw_slots(rng: random.Random, templates: Mapping[str, str], kinds: Kinds = 
     return slots
 
 
-def told(slots: Slots, template: str) -> list[str]:
-    """What the template tells: the values of the slots that it names."""
+def slot_values(slots: Slots, template: str) -> list[str]:
+    """Return the values of the slots that the template names."""
     return [value for slot, value in slots.items() if f"{{{slot}}}" in template]
 
 
-# A fact and another of its field beside it: what the explaining categories, stem and humanities, are told from.
+# A fact and another one of its field: the content of the explaining categories, stem and humanities.
 
 Fact = Mapping[str, str]
 

@@ -13,8 +13,8 @@ from lab.phrases import (
     draw_slots,
     drawn,
     key_of,
-    say,
-    told,
+    render,
+    slot_values,
     two_of_a_field,
     variants,
 )
@@ -25,7 +25,7 @@ TOPICS = records("facts.humanities")
 _FORMATS = load("humanities.formats", tuple[str, ...])
 _TOPIC_FIRST = load("humanities.first", dict[str, Turn])
 _TOPIC_FOLLOW_UPS = load("humanities.follow_ups", tuple[Turn, ...])
-# Topics that are over are told in the past tense.
+# Past topics are described in the past tense.
 _PAST, _PAIRS = load("humanities.past", tuple[str, ...]), load("humanities.plural", tuple[str, ...])
 _VERBS = load("humanities.verbs", dict[str, dict[str, str]])
 
@@ -36,7 +36,7 @@ def _verbs(name: str) -> dict[str, str]:
 
 
 def generate_humanities(rng: random.Random) -> Example:
-    """Return a topic told for an occasion; a comparison's key holds the second topic too."""
+    """Return a topic explained for an occasion; a comparison's key includes the second topic."""
     slots = two_of_a_field(rng, TOPICS, _verbs)
     slots |= {"form": rng.choice(_FORMATS), "town": drawn(rng, "{town}")}
     kind = rng.choice(("explain", "compare", "list"))
@@ -56,7 +56,7 @@ _SEVERAL = load("stem.plural", tuple[str, ...])
 
 
 def generate_stem(rng: random.Random) -> Example:
-    """Return a concept told to someone; the key is the concept, the listener and the question."""
+    """Return a concept explained to someone; the key is the concept, the listener and the question."""
     slots = two_of_a_field(rng, CONCEPTS, lambda name: {"be": "are" if name in _SEVERAL else "is"})
     slots |= {"who": drawn(rng, "{full_name}"), "job": rng.choice(_JOBS)}
     kind = rng.choice(("explain", "explain", "why"))
@@ -65,7 +65,7 @@ def generate_stem(rng: random.Random) -> Example:
     return conversation(rng, "stem", "rouge_l", key, slots, (_CONCEPT_FIRST[kind], follow_up))
 
 
-# Short reports to sum up: an event's details told over four to six sentences.
+# Short reports to summarize: an event's details in four to six sentences.
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +89,15 @@ _PROMPTS = load("summarization.prompts", tuple[str, ...])
 
 
 def generate_summarization(rng: random.Random) -> Example:
-    """Return the key is the event with all its details; a remark that matters little is not to be summed up."""
+    """Return a report to summarize; the key is the event with all its details, without minor remarks."""
     event = rng.choice(_EVENTS)
     slots = draw_slots(rng, _DETAILS)
     slots |= {slot: rng.choice(values) for slot, values in event.lists.items()}
     body = list(event.body)
     body.insert(rng.randint(1, len(body)), rng.choice(_FILLERS))
-    article = say(rng, " ".join((event.lead, *body)), slots)
-    # Only details the article always tells tell prompts apart.
-    key = key_of(event.name, *told(slots, event.lead + " ".join(event.body)))
+    article = render(rng, " ".join((event.lead, *body)), slots)
+    # Only details that the article always contains identify a prompt.
+    key = key_of(event.name, *slot_values(slots, event.lead + " ".join(event.body)))
     prompt = rng.choice(_PROMPTS).format(article=article)
     summaries = [f"{summary} {more}" for summary in event.summaries for more in event.more]
     return Example("summarization", (prompt,), (variants(rng, summaries, slots),), key, "rouge_l")
@@ -131,7 +131,7 @@ def generate_writing(rng: random.Random) -> Example:
     to, me = rng.sample(FIRST_NAMES, 2)
     slots = {"to": to, "me": me, **draw_slots(rng, {"town": "{town}", "day": "{weekday}"}), "time": _clock(rng)}
     slots |= {"n": drawn(rng, "{5-95}"), **{slot: rng.choice(values) for slot, values in _LISTS.items()}}
-    key = key_of(piece.name, *told(slots, piece.first.prompts[0]))
+    key = key_of(piece.name, *slot_values(slots, piece.first.prompts[0]))
     return conversation(rng, "writing", "rouge_l", key, slots, (piece.first, rng.choice(piece.follow_ups)))
 
 
@@ -158,7 +158,7 @@ _TURNED = {"I": "you", "am": "are", "my": "your", "me": "you"}
 
 
 def generate_roleplay(rng: random.Random) -> Example:
-    """Return a role, its name and town, a visitor and a trouble make the key."""
+    """Return a roleplay; the key is the role, its name and town, a visitor and a problem."""
     role = rng.choice(_ROLES)
     problem, advice = rng.choice(list(role.problems.items()))
     me, visitor = rng.sample(FIRST_NAMES, 2)

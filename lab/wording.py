@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from lab.example import load
 
-# How a template becomes text: alternatives, slots and articles.
+# Rendering of templates: alternatives, slots and articles.
 
 T = TypeVar("T")
 Slots = Mapping[str, object]
@@ -38,7 +38,7 @@ def pick(rng: random.Random, options: Sequence[T]) -> T:
     return options[int(rng.random() * len(options))]
 
 
-def say(rng: random.Random, template: str, slots: Slots) -> str:
+def render(rng: random.Random, template: str, slots: Slots) -> str:
     """Return one wording of the template, with a capital first letter."""
     text = "".join(part[0] if len(part) == 1 else pick(rng, part) for part in _parts(template))
     text = text.format_map(slots)
@@ -48,7 +48,7 @@ def say(rng: random.Random, template: str, slots: Slots) -> str:
 
 
 def wordings(make: Callable[[], str], limit: int = 6) -> tuple[str, ...]:
-    """Up to `limit` distinct wordings; the first is an even draw, so training sees every wording."""
+    """Return up to `limit` distinct wordings; the first is a uniform draw, so training has every wording."""
     found: dict[str, None] = {}
     for _ in range(limit + 2):
         found.setdefault(make())
@@ -57,11 +57,11 @@ def wordings(make: Callable[[], str], limit: int = 6) -> tuple[str, ...]:
     return tuple(found)
 
 
-def say_all(rng: random.Random, templates: Sequence[str], slots: Slots, limit: int = 6) -> tuple[str, ...]:
-    """Wordings of several templates in turn, from a random one on, so that each template is among them."""
+def render_all(rng: random.Random, templates: Sequence[str], slots: Slots, limit: int = 6) -> tuple[str, ...]:
+    """Return wordings of several templates in turn from a random one, so that each template is included."""
     start = int(rng.random() * len(templates))
     turn = iter(range(start, start + limit + 2))
-    return wordings(lambda: say(rng, templates[next(turn) % len(templates)], slots), limit)
+    return wordings(lambda: render(rng, templates[next(turn) % len(templates)], slots), limit)
 
 
 def punctuated(text: str) -> str:
@@ -72,7 +72,7 @@ def punctuated(text: str) -> str:
 
 
 def listing(items: Sequence[str], word: str = "and") -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Join items as in `a`, `a and b`, `a, b and c`."""
     if len(items) < 2:
         return "".join(items)
     return f"{', '.join(items[:-1])} {word} {items[-1]}"
@@ -100,7 +100,7 @@ def person_forms(name: str) -> tuple[str, str, str]:
 
 
 def people(rng: random.Random, count: int) -> list[str]:
-    """Different first names."""
+    """Return different first names."""
     return rng.sample(PEOPLE, count)
 
 
@@ -122,7 +122,7 @@ def draw_slots(rng: random.Random, spec: str, kinds: dict[str, tuple[str, ...]] 
             slots[name] = low + int(rng.random() * (high - low + 1))
             continue
         value = pick(rng, kinds[kind])
-        while value in slots.values():  # two cities of one text are two different cities
+        while value in slots.values():  # cities of one text are distinct
             value = pick(rng, kinds[kind])
         slots[name] = value
     return slots

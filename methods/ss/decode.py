@@ -23,7 +23,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.heads import MOST_FUSED
 from specbench_ss.methods.ss.config import Settings, SSOptions, StreamConfig, check_trained, full_size, resolve
 from specbench_ss.methods.ss.layers import Layout, StreamConditioning, Streams, stream_positions, stream_visibility
-from specbench_ss.methods.ss.tree import conditioned_tree, draft_tree, drawn_tree, nodes_to_score, prune
+from specbench_ss.methods.ss.tree import conditioned_tree, draft_tree, sampled_tree, nodes_to_score, prune
 from specbench_ss.models import checkpoint
 from specbench_ss.models.checkpoint import KEY, Advice
 from specbench_ss.models.load import hash_weights
@@ -316,7 +316,7 @@ class SpeculativeStreaming(Decoder):
         """Draft the tree that the last step's streams predict under the root."""
         logits, s = self._stream_logits(state.root[0]), self.settings  # [gamma, V]
         if s.sample and not state.sampling.greedy:
-            return drawn_tree(state.root, state.sampling.probs(logits), s.k, s.n_draft, state.rng)
+            return sampled_tree(state.root, state.sampling.probs(logits), s.k, s.n_draft, state.rng)
         if self.streams.config.parent_rank:
             return conditioned_tree(state.root, logits, self.conditioning.corrections, s.k, s.n_draft)
         return draft_tree(state.root, logits, s.k, s.n_draft)

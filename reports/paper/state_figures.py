@@ -48,7 +48,7 @@ CATEGORIES = ("sql", "dialogue_summary", "meaning_representation")
 LIMIT = 8
 SIMILARITY_NOTES = (
     "layer: what enters it; the last one is the state after the final norm. Medusa's heads have states only there",
-    "current: the main state before the draft, held against the state so many tokens ahead",
+    "current: the main state before the draft, compared with the state so many tokens ahead",
     "published: the paper draws its values and prints none",
 )
 
@@ -191,7 +191,7 @@ EARLY = 0.1  # of the largest gradient: an early layer's is called strong from h
 GRADIENT_NOTES = (
     "lossless losses are means over sampled anchors, shared ones over all answer positions: only compare shapes",
     "gradients on the base's MLP weights. Lossless mode freezes the base, so there it is the gradient it would get",
-    "lossless: the last layer gets no gradient, since streams pass beside its MLP and no later key uses its output",
+    "lossless: the last layer gets no gradient, since streams bypass its MLP and no later key uses its output",
     f"shared: LoRA of rank {SHARED.lora_rank}, main rows see no streams (2024 eq. 1), so that the losses separate; "
     f"{STEPS} steps, where the paper looks at step 5000",
     "published: the paper draws its values and prints none",
@@ -281,8 +281,8 @@ class Figure6(TrainingExperiment):
             f"least of the first half of the layers {early:.3g}, largest of all {most:.3g}; {EARLY:.0%} of the largest "
             "is called strong here"
         )
-        says = "At the start of shared training, early layers get strong gradients too"
-        return [Claim(says, early >= EARLY * most, found, sure=False)]
+        statement = "At the start of shared training, early layers get strong gradients too"
+        return [Claim(statement, early >= EARLY * most, found, sure=False)]
 
 
 def _states_of_training(bench: Bench, target: Target, text: DrafterText) -> Iterator[tuple[str, nn.Module, Loss]]:

@@ -92,7 +92,7 @@ class Companion:
     def note(self, row: str, request: Request) -> str:
         """Return the note on the table's row."""
         if given := self._given(request):
-            return f"{row} has the weights {given}, as --set says"
+            return f"{row} has the weights {given} of --set"
         absent = f"{self.absent}: --set {self.method}.weights=PATH gives others"
         return f"{row} {self.present if self.requested(request) else absent}"
 
@@ -187,12 +187,7 @@ class RunTable(RunExperiment):
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test the published order of methods on each task, and the pairs that the paper compares."""
         grids = {grid.name: grid for grid in result.grids}
-        made = [
-            claim
-            for name in ("speedup", "tau")
-            if name in grids
-            for claim in self._orders(grids[name])
-        ]
+        made = [claim for name in ("speedup", "tau") if name in grids for claim in self._orders(grids[name])]
         made += kept_claims(grids[KEPT]) if KEPT in grids else []
         return made + (draft_model_claims(grids[AGAINST]) if AGAINST in grids else [])
 
@@ -209,7 +204,7 @@ class RunTable(RunExperiment):
         theirs = "speedups are over `ar` of the frozen base; in the paper all of it is of fine-tuned models"
         if not self.tunes_baseline:
             return [f"{kept}; {theirs}"]
-        whose = f"{FINE_TUNE} ({tuned}), shown beside the frozen base" if tuned else "the frozen base"
+        whose = f"{FINE_TUNE} ({tuned}), shown next to the frozen base" if tuned else "the frozen base"
         return [f"the quality of {BASELINE} is that of {whose}; {kept}; {theirs}"]
 
     def _orders(self, grid: Grid) -> Iterator[Claim]:
@@ -379,12 +374,12 @@ def kept_claims(grid: Grid) -> list[Claim]:
     """Test that shared mode costs no quality (ACL table 3), as non-inferiority within a margin."""
     other, made = grid.columns[2].title, []
     for task, own, theirs, difference, around, count in grid.rows:
-        says = f"{task}: shared mode costs no quality against {other} (here: at most {-LOST:g} of 100)"
+        statement = f"{task}: shared mode costs no quality against {other} (here: at most {-LOST:g} of 100)"
         found = f"{own:.1f} and {theirs:.1f} of 100, difference {end(float(difference or 0), 1, 0)}"
         found += f" ({around})" if around else ""
         bounds = interval_of(around)
         verdict = non_inferiority(bounds and (bounds[0] / 100, bounds[1] / 100), MARGIN)
-        made.append(Claim(says, HOLDS[verdict], f"{found}, {pluralize(int(count or 0), 'question')}"))
+        made.append(Claim(statement, HOLDS[verdict], f"{found}, {pluralize(int(count or 0), 'question')}"))
     return made
 
 
@@ -392,11 +387,11 @@ def draft_model_claims(grid: Grid) -> list[Claim]:
     """Test that SS-Shared answers sooner though it calls the target more often (ACL table 5, 2024 table 2)."""
     made = []
     for row in grid.rows:
-        for says, hold, title in (
+        for statement, hold, title in (
             (f"{row[0]}: {SHARED} answers sooner than {DRAFT_MODEL}", at_most, TIME),
             (f"{row[0]}: {SHARED} calls the target more often than {DRAFT_MODEL}", at_least, CALLS),
         ):
-            claim = hold(f"{says} (here: its {title} over the other's)", point(grid, row, title), 1.0)
+            claim = hold(f"{statement} (here: its {title} over the other's)", point(grid, row, title), 1.0)
             made.append(replace(claim, found=f"{claim.found}, {pluralize(int(row[-1] or 0), 'question')}"))
     return made
 
@@ -468,8 +463,8 @@ class Table4(RunExperiment):
         rows = {level: row for level, row in rows.items() if row[ours] is not None}
         whole = next((level for level in rows if level.startswith(UNQUANTISED)), UNQUANTISED)
         levels = [level for level in ("INT4" if "INT4" in rows else "NF4", "INT8", whole) if level in rows]
-        says = "SS-Shared gains less the fewer bits the base has"
-        claim = rising(says, [(level, number_or_none(rows[level][ours])) for level in levels])
+        statement = "SS-Shared gains less the fewer bits the base has"
+        claim = rising(statement, [(level, number_or_none(rows[level][ours])) for level in levels])
         counts = ", ".join(dict.fromkeys(str(rows[level]["questions"]) for level in levels))
         return [replace(claim, found=f"{claim.found}; {counts} questions")]
 
@@ -486,7 +481,7 @@ class Table4(RunExperiment):
         over = "speedups are over autoregressive decoding of the frozen base of the same level"
         note = f"{BASELINE} is the frozen base of each level; in the paper it is {FINE_TUNE}; {over}"
         if tuned:  # ACL table 4 has table 3's exact match for FP16
-            note = f"{BASELINE} is `ar` of {FINE_TUNE} ({tuned}), held as the base of its level is; {over}"
+            note = f"{BASELINE} is `ar` of {FINE_TUNE} ({tuned}), with the quantization of its level; {over}"
         return Result((grid,), (figure,), notes=(note,))
 
 

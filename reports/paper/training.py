@@ -103,7 +103,7 @@ def seconds(work: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
 
 
 def peak_bytes(work: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """Measure what tensors hold at most, over what they held before."""
+    """Measure the peak tensor memory above its initial value."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
