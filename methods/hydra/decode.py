@@ -124,7 +124,7 @@ class Hydra(TreeHeads):
         return output
 
     def on_prefill(self, state: DecodeState) -> None:
-        """Without a prefix layer, take the base's last state as prefix state."""
+        """Take the base's last state as prefix state if there is no prefix layer."""
         if self.heads.prefix is None:
             self.prefix_state = state.hidden_states[self.layer][0]
 

@@ -23,7 +23,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.heads import MOST_FUSED
 from specbench_ss.methods.ss.config import Settings, SSOptions, StreamConfig, check_trained, full_size, resolve
 from specbench_ss.methods.ss.layers import Layout, StreamConditioning, Streams, stream_positions, stream_visibility
-from specbench_ss.methods.ss.tree import conditioned_tree, draft_tree, sampled_tree, nodes_to_score, prune
+from specbench_ss.methods.ss.tree import conditioned_tree, draft_tree, nodes_to_score, prune, sampled_tree
 from specbench_ss.models import checkpoint
 from specbench_ss.models.checkpoint import KEY, Advice
 from specbench_ss.models.load import hash_weights

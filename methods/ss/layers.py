@@ -167,8 +167,8 @@ def top_p_attention(
     """Compute ACL H.1: q [B, H, m + m*gamma, d], k, v [B, H_kv, past + m + m*gamma, d] -> [B, rows, H, d].
 
     mask additive [B or 1, 1, rows, keys]. A stream attends, per head, to the p main keys (cached ones and its
-    main row's ancestors) with the largest coefficients of its main row, and to its row's earlier streams. Main rows use the same
-    attention as without top-p.
+    main row's ancestors) with the largest coefficients of its main row, and to its row's earlier streams. Main rows use
+    the same attention as without top-p.
     """
     layout = _layout[-1]
     m, g = layout.mains, layout.gamma
@@ -261,8 +261,8 @@ class Streams(nn.Module):
         """Condition final, normed streams x [.., gamma, h] on the tokens after their main row, if configured.
 
         tokens int64 [.., n], n = 1..gamma: the root, which conditions all streams, and the tokens after it, each
-        of which conditions the stream of its successor; negative = unknown. It is an extension of the papers, whose streams are
-        computed before the root is known. Embeddings are RMS-normed. Raise ValueError if tokens are missing.
+        of which conditions the stream of its successor; negative = unknown. It is an extension of the papers, whose
+        streams are computed before the root. Embeddings are RMS-normed. Raise ValueError if tokens are missing.
         """
         c = self.config
         if not c.root_rank and not c.parent_rank:

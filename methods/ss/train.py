@@ -188,7 +188,7 @@ class StreamTrainer(DrafterTrainer):
 def start_embedding(module: Streams, low: Tensor) -> None:
     """Initialize P_j at random with half the scale of the residual stream low [B, T, h], so that they differ.
 
-    The scale is the median over positions: the first position is a hundred times larger in many models (attention sink).
+    The scale is the median over positions: the first position is 100 times larger in many models (attention sink).
     """
     if module.config.stream_init == "embedding":
         scale = 0.5 * low.float().pow(2).mean(-1).sqrt().median()

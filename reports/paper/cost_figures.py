@@ -112,7 +112,7 @@ class _Overheads(CountedExperiment):
         return self.show(all_overheads(BASE))
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """ACL sec. 1: fewer additional parameters and FLOPs than state-of-the-art methods, by each count."""
+        """Test ACL sec. 1: fewer additional parameters and FLOPs than state-of-the-art methods, by each count."""
         statement = "Streaming needs fewer parameters and FLOPs than other methods (here: {})"
         return [smallest(statement.format(title), OURS, _compared(result.grids[0], title)) for title in self.compared]
 

@@ -105,7 +105,7 @@ class Figure5(PaperExperiment):
         return {"answers": config_for(plain, [REFERENCE], suite="apps", categories=CATEGORIES, limit=LIMIT)}
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """Caption: states align with those of the true tokens from layer to layer, in contrast to Medusa's."""
+        """Test the caption: states align with those of the true tokens from layer to layer, in contrast to Medusa's."""
         rows = {
             (row[0], row[1]): [number_or_none(v) for v in row[2:] if v is not None] or [None]
             for row in result.grids[0].rows
@@ -274,7 +274,7 @@ class Figure6(TrainingExperiment):
         return Result((grid,), (figure,), notes=(about, *GRADIENT_NOTES))
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """Caption: at the start, strong gradients reach early and mid-level layers too."""
+        """Test the caption: at the start, strong gradients reach early and mid-level layers too."""
         norms = [float(row["shared, at the start"] or 0.0) for row in records(result.grids[0])]
         early, most = min(norms[: max(1, len(norms) // 2)]), max(norms)
         found = (

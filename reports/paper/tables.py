@@ -457,7 +457,7 @@ class Table4(RunExperiment):
         return [f"{name.upper()}: {finding}" for finding in health(run)]
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """App. E.5: a quantised base leaves less to gain; speedups of separate runs, without intervals."""
+        """Test app. E.5: a quantised base leaves less to gain; speedups of separate runs, without intervals."""
         rows = {str(row["level"]): row for row in records(result.grids[0]) if row["method"] == SHARED}
         ours = result.grids[0].columns[2].title
         rows = {level: row for level, row in rows.items() if row[ours] is not None}

@@ -97,7 +97,7 @@ class Figure16(TrainingExperiment):
         return Result((grid,), (*plots, pattern_plot(*pattern())), notes=(*notes, *SEGMENT_NOTES))
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """App. I and the caption. Peaks are counted from tensors' sizes, so single values decide."""
+        """Test app. I and the caption. Peaks are counted from tensors' sizes, so single values decide."""
         grid = result.grids[0]
         peak, differs = place_of(grid, "peak over naive"), place_of(grid, "loss differs by")
 
@@ -324,7 +324,7 @@ class AppendixJ(TrainingExperiment):
         return Result((grid, _flops_grid(bench)), (figure,), notes=(about, *COST_NOTES))
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """App. J: comparable with the time for Medusa's heads. Counted, it is open where the shares disagree."""
+        """Test app. J: comparable with the time for Medusa's heads. Counted, it is open where the shares disagree."""
         steps, counted = result.grids
         of = {row[0]: point(steps, row, "over Medusa's") for row in steps.rows}
         at = place_of(counted, "over Medusa's")

@@ -167,7 +167,7 @@ class Figure11(StreamsByLayers):
     )
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """App. E.2; of single trainings, so without intervals. The trade-off with FLOPs is not tested."""
+        """Test app. E.2; of single trainings, so without intervals. The trade-off with FLOPs is not tested."""
         by_layers = [(f"N_s = {row['MSA layers']}", number_or_none(row["tau"])) for row in records(result.grids[0])]
         return [rising("More MSA layers are better (here: tau in place of the task's score)", by_layers)]
 
@@ -188,7 +188,7 @@ class Figure12a(StreamsByLayers):
     )
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """App. E.4; of single trainings, so without intervals."""
+        """Test app. E.4; of single trainings, so without intervals."""
         rows = records(result.grids[0])
         tau = {(row["streams"], row["MSA layers"]): number_or_none(row["tau"]) for row in rows}
         shared = [n for series, n in tau if series == ROTATION and (EMBEDDINGS, n) in tau]
@@ -344,7 +344,7 @@ class Figure4(TrainingExperiment):
     rows = {f"gamma = {g}": "" for g in GAMMAS}
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """Caption: seeing true future tokens improves generation substantially."""
+        """Test the caption: seeing true future tokens improves generation substantially."""
         seen = [row for row in result.grids[0].rows if row[0] != "base"]
         shares = [(f"gamma = {row[1]}", number_or_none(row[2])) for row in (seen[0], seen[-1])]
         return [rising("Seeing true future tokens improves generation (here: right tokens)", shares, "{:.1%}")]

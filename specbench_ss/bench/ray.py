@@ -424,9 +424,7 @@ class ShardedRun(RunLoop):
             changed = changed_since(self._before, manifest["environment"])
             if changed:
                 names = ", ".join(changed)
-                self.warn_and_keep(
-                    f"earlier sessions of this run had other conditions: {names}; times do not compare"
-                )
+                self.warn_and_keep(f"earlier sessions of this run had other conditions: {names}; times do not compare")
 
 
 def _without_place(entry: Any) -> Any:

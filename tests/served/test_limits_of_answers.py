@@ -57,7 +57,10 @@ def test_an_endless_answer_fails_in_one_line(mode: str, said: str) -> None:
 
 
 def test_text_that_comes_slowly_is_ended_by_the_limit_of_the_answer() -> None:
-    with serving(Behaviour(mode="slow text")) as fake, pytest.raises(AnswerError, match="no complete answer within 0.4 s"):
+    with (
+        serving(Behaviour(mode="slow text")) as fake,
+        pytest.raises(AnswerError, match="no complete answer within 0.4 s"),
+    ):
         asked(fake, most_s=0.4, max_tokens=10_000)
 
 
