@@ -20,7 +20,7 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, AnyTopology, DeviceTopology, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
-from specbench_ss.errors import UserError, told_of
+from specbench_ss.errors import UserError, prefixed
 from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.methods._shared.tree_growth import Choose, best, draw, grow
 from specbench_ss.methods.sd.draft import Draft, check_adapter, checked_lora, is_bundled_lora, merged_lora, mismatch
@@ -216,6 +216,7 @@ class TwoModel(Decoder):
     summary = "two-model speculative decoding: a small model drafts a chain or a tree"
     paper = "Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318"
     Options = TwoModelOptions
+    node_options = ("gamma", "nodes")
     bundled_folder: ClassVar[str] = "draft"  # name of the folder bundled with a model
 
     def __init__(self, target: Target, options: TwoModelOptions, draft: Target) -> None:
@@ -232,6 +233,16 @@ class TwoModel(Decoder):
     def drafter_weights(self) -> Iterable[torch.Tensor]:
         """Return the draft model's weights, which each of its passes reads once."""
         return read_by_a_pass(self.draft.model.model)
+
+    @classmethod
+    def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
+        """Return the options with the length of a chain, or the nodes of a tree."""
+        tree = given.get("form") == "tree"
+        open_ended = {"candidates": "drawn"} if tree else {"schedule": "heuristic", "retokenise": "on"}
+        for name, value in open_ended.items():
+            if given.get(name) == value:
+                raise UserError(f"sd: {name}={value} sets no limit of nodes; leave out {name} or nodes")
+        return {**given, "nodes": str(nodes)} if tree else super().with_nodes(given, min(nodes, LONGEST))
 
     @classmethod
     def check(cls, options: Any, base: ModelInfo) -> None:
@@ -410,14 +421,14 @@ def draft_in(source: str, base: ModelInfo, load: Callable[[str], T], with_lora: 
 
     Raise UserError if it is missing or does not fit.
     """
-    with told_of("sd"):
+    with prefixed("sd"):
         only_lora = is_bundled_lora(Path(source))
         bundled = base.bundled_drafter(TwoModel.bundled_folder) if only_lora else None
         if only_lora and bundled is None:
             raise UserError(f"{source} has a LoRA that names no model, and {base.name!r} has no bundled draft")
         if not only_lora:
             check_adapter(Path(source))
-        with told_of("sd: the draft"):
+        with prefixed("sd: the draft"):
             draft = load(str(bundled or source))
         return with_lora(draft, Path(source)) if only_lora else draft
 

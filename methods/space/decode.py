@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
@@ -38,6 +39,7 @@ class SPACEOptions:
         "which is then the fine-tuned model. 0: none.",
     )
     k: int = option(0, "Drafted tokens per step. 0: the number of trained masks (published: 5).")
+    nodes: Annotated[int, Ge(0)] = option(0, "Maximum number of drafted tokens per step. 0: no limit.")
     accept: Literal["exact", "resample"] = option(
         "exact",
         "Acceptance rule. resample: after a rejection sample from the model's distribution, as published, "
@@ -60,6 +62,7 @@ class SPACE(FineTunedDecoder):
     summary = "SPACE: mask tokens behind every candidate draft the next ones; the model itself changes"
     paper = "Yi et al. 2024, arXiv:2402.11809"
     Options = SPACEOptions
+    node_options = ("nodes", "k")
     baseline_name = "space-ar"
     baseline_options = SPACEAROptions
 
@@ -97,7 +100,8 @@ class SPACE(FineTunedDecoder):
         """Return the number of drafted tokens per step. Raise UserError if it exceeds the trained number."""
         if not 0 <= options.k <= mask.masks:
             raise UserError(f"space: k must be 1 to {mask.masks}, or 0 for all, not {options.k}")
-        return options.k or mask.masks
+        k = options.k or mask.masks
+        return min(k, options.nodes or k)
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:

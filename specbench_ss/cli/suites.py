@@ -13,7 +13,7 @@ from specbench_ss import registry
 from specbench_ss.bench.build_config import listed, suite_and_data
 from specbench_ss.bench.preflight import suite_request
 from specbench_ss.cli.shared import MODEL, Categories
-from specbench_ss.conformance.suite_laws import suite_results
+from specbench_ss.conformance.suite_checks import suite_results
 from specbench_ss.models.load import outline_of
 from specbench_ss.models.resolve import check_model
 from specbench_ss.results.text import pluralize

@@ -15,7 +15,7 @@ import torch
 from specbench_ss import load_run
 from specbench_ss.bench import telemetry as disturbance
 from specbench_ss.bench import telemetry as telemetry_record
-from specbench_ss.bench.telemetry import GIVE_UP, Host, Nvml, Sampler, Seen, RerunPolicy, noise_of, sampler_for
+from specbench_ss.bench.telemetry import GIVE_UP, Host, Nvml, RerunPolicy, Sampler, Seen, noise_of, sampler_for
 from specbench_ss.runs.config import Recording
 from tests.core.nvml_replay import replay
 from tests.core.test_runner import Bench
