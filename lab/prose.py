@@ -41,7 +41,7 @@ def generate_humanities(rng: random.Random) -> Example:
     slots |= {"form": rng.choice(_FORMATS), "town": drawn(rng, "{town}")}
     kind = rng.choice(("explain", "compare", "list"))
     key = key_of(kind, slots["name"], slots["other"] if kind == "compare" else "", slots["form"], slots["town"])
-    # Who has just had a list is not asked for the same list again.
+    # A list is not requested twice in a row.
     follow_up = rng.choice(_TOPIC_FOLLOW_UPS[:-1] if kind == "list" else _TOPIC_FOLLOW_UPS)
     return conversation(rng, "humanities", "rouge_l", key, slots, (_TOPIC_FIRST[kind], follow_up))
 
@@ -108,7 +108,7 @@ def generate_summarization(rng: random.Random) -> Example:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A kind of piece: how it is asked for and written, and what may be asked next."""
+    """A kind of piece: its requests, texts and follow-up questions."""
 
     name: str
     first: Turn

@@ -188,7 +188,7 @@ class LabTraining:
 
     @property
     def compile(self) -> bool:
-        """Return True if compiling pays: not for a trial run, and on a CPU only with a C++ compiler at hand."""
+        """Return True if compiling is worthwhile: not for a trial run, and on a CPU only with a C++ compiler."""
         return self.scale >= 0.1 and (self.device != "cpu" or any(map(shutil.which, ("g++", "clang++", "c++"))))
 
     @cached_property

@@ -162,7 +162,7 @@ def _dialogue(place: str, number: int, row: Row) -> Question:
 
 
 def _json_list(path: Path) -> list[tuple[str, Any]]:
-    """Return the entries of a JSON list, each with its place."""
+    """Return the entries of a JSON list with their locations."""
     try:
         rows = json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError):

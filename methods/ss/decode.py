@@ -130,7 +130,7 @@ class SpeculativeStreaming(Decoder):
 
     @classmethod
     def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
-        """Return the options with so many drafted nodes, none of which is pruned unless `n_keep` is given."""
+        """Return the options with this number of drafted nodes, without pruning unless `n_keep` is given."""
         return {"n_keep": str(nodes + 1), **super().with_nodes(given, nodes)}
 
     @classmethod

@@ -54,7 +54,7 @@ class Watched(DecoderWrapper):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One verifying pass over a chain: its marked text, and how many drafts and tokens it added to the answer."""
+    """One verification pass over a chain: its marked text, and the number of accepted drafts and tokens."""
 
     spans: tuple[Span, ...]
     accepted: int

@@ -96,7 +96,7 @@ class Figure5(PaperExperiment):
     rows = {f"{method} on {{model}}": method for method in ("ss", "medusa")}
 
     def able(self, request: Request) -> bool:
-        """Return whether the streams can run; the heads may be missing."""
+        """Return True if the streams can run; the heads may be missing."""
         return not missing_for("ss", request)
 
     def configs(self, request: Request) -> dict[str, RunConfig]:

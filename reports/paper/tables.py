@@ -40,7 +40,7 @@ from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
 from specbench_ss.stats import FEWEST, Floats, ratio_interval
 
-BASELINE, FROZEN = "Baseline", "Frozen base"  # the second is a row of its own where the first has a fine-tune's quality
+BASELINE, FROZEN = "Baseline", "Frozen base"  # the latter is a separate row if Baseline is a fine-tune
 SHARED, DRAFT_MODEL = "SS-Shared", "2-Model SD"
 FINE_TUNE = "the base fine-tuned with a LoRA on next tokens alone"
 
@@ -73,7 +73,7 @@ def value_of(row: SummaryRow | None, column: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """Weights, trained as in the papers, that replace a method's default weights if the model came with them.
+    """Weights, trained as in the papers, that replace a method's default weights if they are bundled with the model.
 
     folder: name of their folder. present, absent: notes on the table's row with these weights and without them.
     """
@@ -144,7 +144,7 @@ class RunTable(RunExperiment):
     limit: ClassVar[int | None] = None  # questions of a task; None: the suite's usual number
     extra_rows: ClassVar[tuple[str, ...]] = ()  # rows that the paper lacks, so that ours has a counterpart
     companions: ClassVar[Mapping[str, Companion]] = {}  # weights of rows that are not the method's own
-    fine_tunes: ClassVar[bool] = False  # whether the paper's models are fine-tuned on the tasks, Baseline's too
+    fine_tunes: ClassVar[bool] = False  # the paper's models, including Baseline's, are fine-tuned on the tasks
     uses = tuple(f.name for f in fields(Request))
     published = A100
 

@@ -195,7 +195,7 @@ class Place(NamedTuple):
 
 
 def pattern(attends: bool = True) -> tuple[list[Place], list[list[Kind]]]:
-    """Return who sees whom in a row of PROMPT and COMPLETION tokens: places, and kinds[row][key] in their order.
+    """Return the attention mask of a row of PROMPT and COMPLETION tokens: positions, and kinds[row][key] in order.
 
     Main rows come first, then streams. attends: main rows see their streams (eq. 3).
     """
@@ -270,7 +270,7 @@ COST_NOTES = (
 )
 
 
-LEARNT = (0.5, 0.75, 1.0)  # shares of the positions that drafters learn at, for counting
+TRAINED = (0.5, 0.75, 1.0)  # fractions of positions with a training loss, for counting
 LABELS = 8  # of a position: more than any drafter reads
 
 
@@ -340,7 +340,7 @@ class AppendixJ(TrainingExperiment):
 
 
 def counted_step(trainee: DrafterTrainer, learnt: float, target: Target) -> tuple[int, int]:
-    """Count the FLOPs of a row's step where a share of its positions is learnt: the drafter's, and the base's pass.
+    """Count the FLOPs of a row's step with losses at a fraction of its positions: the drafter's, and the base's pass.
 
     The drafter and its loss are those that train; only weights and text are missing. FLOPs are those of forward and
     backward passes, with what segments compute a second time.
@@ -361,7 +361,7 @@ def _flops_grid(bench: Bench) -> Grid:
     with META:
         trainees = new_trainees({name: DRAFTERS[name] for name in COUNTED}, target, bench)
     rows: list[tuple[Value, ...]] = []
-    for learnt in LEARNT:
+    for learnt in TRAINED:
         medusa = 0
         for trainee in trainees:  # the first is Medusa's
             own, base = counted_step(trainee, learnt, target)

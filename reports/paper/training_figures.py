@@ -1,4 +1,4 @@
-"""Figures of variants that are trained here: MSA layers (11, 12 a), and a look at the true future (4)."""
+"""Figures of variants that are trained here: MSA layers (11, 12 a), and true future tokens (4)."""
 
 from __future__ import annotations
 
