@@ -188,8 +188,8 @@ def levels_of(tree: MedusaTree, device: torch.device) -> tuple[list[Level], Tens
         inner_nodes += previous
         visible = ancestors[previous][:, inner_nodes]
         ranks, inner_parents = [tree.ranks[i - 1] for i in level], [parents[n] for n in inner]
-        tensors = (indices(x, device) for x in (parents, ranks, siblings, inner, inner_parents))
-        levels.append(Level(*tensors, visible.to(device)))
+        tensors = [indices(x, device) for x in (parents, ranks, siblings, inner, inner_parents)]
+        levels.append(Level(*tensors, visible=visible.to(device)))
     return levels, indices([0, *inner_nodes], device)
 
 

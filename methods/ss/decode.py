@@ -251,7 +251,7 @@ class SpeculativeStreaming(Decoder):
     def with_options(self, options: Any) -> Self:
         options, _ = self.advice.settle(options, self.target.device_type, without=CONDITIONING)
         other = type(self)(self.target, options, self.streams, self.advice)
-        other.maps = self.conditioning
+        other.conditioning = self.conditioning
         return other
 
     # -- rows and masks -----------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ class StreamsOptions(Bounded):
     def check_together(self) -> None:
         """Raise UserError for options of the other mode."""
         if self.mode == "shared" and self.loss != "ce":
-            raise UserError("ss: loss=kl does not support --mode shared, which changes the base; use --loss ce")
+            raise UserError("ss: loss=kl requires --mode lossless; in shared mode the base changes")
         if self.mode == "lossless" and self.alpha_ramp:
             raise UserError("ss: alpha_ramp requires --mode shared")
         if self.mode == "lossless" and (self.main_attends_streams or self.lora_rank > 0):

@@ -19,7 +19,7 @@ from specbench_ss.reports.paper.experiment import (
     METHODS,
     MT_BENCH,
     RunExperiment,
-    comes_along,
+    is_bundled,
     config_for,
     health,
     interval_text,
@@ -87,7 +87,7 @@ class Companion:
         """Return the method as a run asks for it; '' without such weights. A user's --set wins."""
         if self._given(request):
             return self.method
-        return f"{self.method}[weights={self.folder}]" if comes_along(request.model, self.folder) else ""
+        return f"{self.method}[weights={self.folder}]" if is_bundled(request.model, self.folder) else ""
 
     def note(self, row: str, request: Request) -> str:
         """Return the note on the table's row."""

@@ -84,7 +84,7 @@ def accuracies(target: Target, trainees: Sequence[StreamsTrainer], text: Drafter
     The base runs once a batch.
     """
     layers = sorted({layer for t in trainees for layer in t.aux_hidden_state_layers})
-    lowest = min(t.lo for t in trainees)
+    lowest = min(t.first_msa_layer for t in trainees)
     right = torch.zeros(len(trainees), GAMMA)
     known = torch.zeros(GAMMA)
     for i in range(VALIDATION_BATCHES):

