@@ -106,7 +106,7 @@ def rewrite(lora: Path, change: Callable[[str, torch.Tensor], tuple[str, torch.T
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no configuration": (lambda lora: (lora / ADAPTER_CONFIG).unlink(), "without the adapter_config.json"),
+    "no configuration": (lambda lora: (lora / ADAPTER_CONFIG).unlink(), "without adapter_config.json"),
     "broken JSON": (lambda lora: (lora / ADAPTER_CONFIG).write_text("{r"), "cannot read .*adapter_config.json"),
     "no object": (lambda lora: (lora / ADAPTER_CONFIG).write_text("[]"), "adapter_config.json is not a JSON object"),
     "nothing said": (lambda lora: (lora / ADAPTER_CONFIG).write_text("{}"), "has another peft_type"),

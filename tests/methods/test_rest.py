@@ -235,7 +235,7 @@ def told_of_cut_files(file: Path, base: Target) -> None:
         said = f"rest: {file} is damaged: it is truncated, or not a .npy file; rebuild the datastore"
         assert told(file.parent, base).startswith(said)
     file.unlink()
-    assert f"{file} cannot be read: no such file or directory; make" in told(file.parent, base)
+    assert f"{file} cannot be read: no such file or directory; rebuild" in told(file.parent, base)
     file.write_bytes(whole)
 
 
@@ -360,7 +360,7 @@ def test_the_command_builds_from_text_and_chats(tmp_path: Path, capsys: pytest.C
     assert main(["datastore", "info", str(out), "--model", "lab"]) == 0
     assert "fits lab" in capsys.readouterr().out
     for bad, said in (
-        ([*command, "--out", str(out)], "holds files already"),
+        ([*command, "--out", str(out)], "is not empty"),
         (["datastore", "build", "--out", str(tmp_path / "x")], "no text given"),
         (["datastore", "build", "--data", str(tmp_path / "none.txt"), "--out", str(tmp_path / "x")], "cannot read"),
         (["datastore", "info", str(tmp_path / "x")], "no datastore"),
@@ -394,7 +394,7 @@ def test_the_command_keeps_the_models_own_answers(
     assert store.chunks[0].tokens[: len(first) + 1].tolist() == [*first.tolist(), SEPARATOR]
     capsys.readouterr()
     assert main([*command, "--lab", "3", "--out", str(tmp_path / "x")]) == 2
-    assert "--regenerate-responses answers the questions of --data" in capsys.readouterr().err
+    assert "--regenerate-responses requires --data" in capsys.readouterr().err
 
 
 def test_the_lab_brings_its_own() -> None:

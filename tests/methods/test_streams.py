@@ -143,7 +143,7 @@ def test_an_adapter_that_adds_nothing_leaves_the_mlp_alone() -> None:
 
 
 def test_keeping_the_mlp_wants_an_adapter() -> None:
-    with pytest.raises(UserError, match="keep_mlp wants an adapter_rank"):
+    with pytest.raises(UserError, match="keep_mlp requires an adapter_rank"):
         replace(WITH_MLP, adapter_rank=0)
 
 
@@ -267,13 +267,13 @@ def test_streams_that_learn_their_root_are_told_it() -> None:
     target = Target(tiny_model("llama"))
     trainee = StreamsTrainer(target, ROOT_CONDITIONED)
     states = base_states(target, torch.tensor([[5, 6, 7, 8]]), trainee.aux_hidden_state_layers, trainee.kv_from)
-    with pytest.raises(ValueError, match="learn the tokens"):
+    with pytest.raises(ValueError, match="conditioned on tokens"):
         trainee.stream_logits(states, torch.tensor([[2]]))
 
 
 @pytest.mark.parametrize(("config", "root"), [(TWO_LAYERS, "on"), (ROOT_CONDITIONED, "off")])
 def test_streams_are_used_as_they_were_trained(config: StreamConfig, root: str) -> None:
-    with pytest.raises(UserError, match=f"root={root} is not as these streams were trained"):
+    with pytest.raises(UserError, match=f"root={root} does not fit these streams"):
         streaming(Target(tiny_model("llama")), config, SSOptions(root=root))  # type: ignore[arg-type]
 
 

@@ -82,7 +82,7 @@ def test_a_draft_through_text_is_about_as_good_as_one_of_the_same_vocabulary(lab
 
 def test_the_draft_reads_what_reading_everything_anew_would_give(lab: Target, other: Path) -> None:
     through = TwoModel.load(lab, TwoModelOptions(weights=str(other), retokenise=True, gamma=3))
-    drafted, seen = through._drafted, 0
+    drafted, seen = through._draft_tree, 0
 
     def watching(state: Any, length: int) -> Any:
         nonlocal seen
@@ -94,7 +94,7 @@ def test_the_draft_reads_what_reading_everything_anew_would_give(lab: Target, ot
         torch.testing.assert_close(through.logits, fresh, atol=2e-3, rtol=2e-3)
         return drafted(state, length)
 
-    through._drafted = watching  # type: ignore[method-assign]
+    through._draft_tree = watching  # type: ignore[method-assign]
     answer(through, new=16)
     assert seen > 3
 
@@ -144,7 +144,7 @@ def test_vocabularies_are_compared_by_what_they_say(lab: Target, other: Path) ->
     assert mismatch(lab, outline_of(str(LAB / "draft"))) == ""
     usual = lab.vocab_size - len(lab.tokenizer.all_special_ids)
     said = mismatch(lab, outline_of(str(other)))
-    assert said.startswith(f"{usual // 2 * 2} ids stand for other tokens, id ")
+    assert said.startswith(f"{usual // 2 * 2} ids have other tokens, id ")
     wider = outline_of(str(LAB / "draft"))
     wider.vocab_size += 64
     assert mismatch(lab, wider) == ""
