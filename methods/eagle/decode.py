@@ -188,8 +188,10 @@ def levels_of(tree: MedusaTree, device: torch.device) -> tuple[list[Level], Tens
         inner_nodes += previous
         visible = ancestors[previous][:, inner_nodes]
         ranks, inner_parents = [tree.ranks[i - 1] for i in level], [parents[n] for n in inner]
-        tensors = [indices(x, device) for x in (parents, ranks, siblings, inner, inner_parents)]
-        levels.append(Level(*tensors, visible=visible.to(device)))
+        parent, rank, sibling, inner_idx, inner_parent = (
+            indices(x, device) for x in (parents, ranks, siblings, inner, inner_parents)
+        )
+        levels.append(Level(parent, rank, sibling, inner_idx, inner_parent, visible.to(device)))
     return levels, indices([0, *inner_nodes], device)
 
 

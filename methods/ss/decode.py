@@ -62,7 +62,7 @@ class SpeculativeStreaming(Decoder):
     mode: ClassVar[str] = "lossless"
     most_fused: ClassVar[int] = MOST_FUSED
     advisable: ClassVar[tuple[str, ...]] = ("k", "n_draft", "n_keep", "prune", "gamma", *CONDITIONING)
-    node_options = ("n_draft", "n_keep")
+    node_options: ClassVar[tuple[str, ...]] = ("n_draft", "n_keep")
     forms: ClassVar[Forms] = {  # trees, chains, early and late pruning, initializations and masks of streams
         "tree": (TWO_LAYERS, {"k": 2, "n_keep": 6}),
         "unpruned": (TWO_LAYERS, {"k": 2, "prune": "off"}),

@@ -329,7 +329,7 @@ def test_a_smaller_block_drafts_less(tmp_path: Path) -> None:
         DFlash(target, DFlashOptions(block_size=6), random_drafter(target))
     with pytest.raises(UserError, match="block_size must be 2 to 5"):
         DFlash(target, DFlashOptions(block_size=1), random_drafter(target))
-    with pytest.raises(UserError, match="it does not go with mode=tree"):
+    with pytest.raises(UserError, match="does not support mode=tree"):
         DFlashOptions(sample="on", mode="tree")
 
 
@@ -393,7 +393,7 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     ),
     "t2d is another": (
         tensors(WORDS) | {"t2d": torch.ones(V, dtype=torch.bool)}, speculators(draft_vocab_size=WORDS),
-        "d2t maps to other words than the 61 that t2d marks",
+        "d2t maps to other tokens than the 61 that t2d marks",
     ),
     "another type": (
         tensors(), speculators(speculators_model_type="eagle3"), "a speculator of the type 'eagle3', not 'dflash'"
@@ -413,7 +413,7 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "no heads": (tensors(), zlab(num_attention_heads=0), "num_attention_heads in config.json is 0, it must be a whole"),
     "fewer than no heads": (tensors(), speculators(layer={"num_attention_heads": -1}), "num_attention_heads in config"),
     "no heads of keys": (tensors(), zlab(num_key_value_heads=0), "num_key_value_heads in config.json is 0"),
-    "heads that do not divide": (tensors(), zlab(num_key_value_heads=3), "4 heads of queries and 3 of keys"),
+    "heads that do not divide": (tensors(), zlab(num_key_value_heads=3), "4 query heads and 3 key heads"),
     "heads of no size": (tensors(), speculators(layer={"head_dim": 0}), "head_dim in config.json is 0"),
     "heads of an odd size": (tensors(), zlab(head_dim=13), "RoPE requires an even rotary dimension"),
     "no inner size": (tensors(), speculators(layer={"intermediate_size": 0}), "intermediate_size in config.json is 0"),

@@ -236,7 +236,7 @@ def test_a_step_is_one_pass_and_leaves_true_slots_alone(mode: Any) -> None:
             assert {step.draft_depth for step in answer.steps} == {deep} and decoder.max_tokens_per_step() == deep + 1
     with pytest.raises(UserError, match="depths must be 1 to 5, as the drafter was trained, or 0, not 6"):
         PEagle(target, PEagleOptions(depths=6), random_drafter(target))
-    with pytest.raises(UserError, match="peagle: sample=on draws a chain: it does not go with mode=tree"):
+    with pytest.raises(UserError, match="peagle: sample=on does not support mode=tree"):
         PEagleOptions(sample="on", mode="tree")
 
 
@@ -270,7 +270,7 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
         tensors(), speculators(speculators_model_type="dflash"), "a speculator of the type 'dflash', not 'peagle'"
     ),
     "no layers": (tensors(), speculators(transformer_layer_config="llama"), "layer_config in config.json is not"),
-    "other layers": (tensors(), speculators(layer={"model_type": "mistral"}), "of the type 'mistral', not of llama or"),
+    "other layers": (tensors(), speculators(layer={"model_type": "mistral"}), "of the type 'mistral', not llama or"),
     "no heads": (tensors(), speculators(layer={"num_attention_heads": 0}), "num_attention_heads in config.json is 0"),
     "more layers": (tensors(first="midlayer"), flat(num_hidden_layers=2), "is 2, the drafter has tensors of 1"),
     "two norms": (tensors(), speculators(fc_norm=True, norm_before_fc=True), "norm_before_fc and fc_norm"),

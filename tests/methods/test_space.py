@@ -236,7 +236,7 @@ def test_bad_models_are_told(tmp_path: Path) -> None:
     assert "give them with --set space.weights" in told(target)
     assert "mask_id must be 1 to 60" in told(target, mask_id=61)
     whole_model(whole)
-    assert "say which token is its mask" in told(target, weights=str(whole))
+    assert "give its mask token" in told(target, weights=str(whole))
     assert "mask_id must be 1 to 63" in told(target, weights=str(whole), mask_id=64)
     whole_model(whole, vocab=50)
     assert "has 50 tokens" in told(target, weights=str(whole), mask_id=3)
