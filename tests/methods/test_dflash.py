@@ -402,7 +402,7 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
         tensors(), speculators(speculators_model_type="mtp"), "of the type 'mtp', not 'dflash': supported types are"
     ),
     "no drafter": (tensors(), LAYER, "config.json describes no DFlash drafter"),
-    "unknown layers": (tensors(), speculators(layer={"model_type": "nope"}), "layers of the type 'nope'"),
+    "unknown layers": (tensors(), speculators(layer={"model_type": "nope"}), "layers of the unknown type 'nope'"),
     "a strange rope": (
         tensors(), zlab(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "rope of type"
     ),

@@ -298,7 +298,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {  # co
     "unknown layers": ({"layer": {"model_type": "nope"}}, {}, "layers of the type 'nope', not llama or qwen3"),
     "two layers": ({"layer": {"num_hidden_layers": 2}}, {}, "num_hidden_layers in config.json is 2"),
     "no heads": ({"layer": {"num_attention_heads": 0}}, {}, "num_attention_heads in config.json is 0, it must be a"),
-    "a map that leads out": ({}, {"d2t": torch.full((WORDS,), V)}, f"leads to token {V + WORDS - 1}, the model has a"),
+    "a map that leads out": ({}, {"d2t": torch.full((WORDS,), V)}, f"maps to token {V + WORDS - 1}, the model has a"),
     "a window": (
         {"layer": {"model_type": "qwen3", "layer_types": ["sliding_attention"], "sliding_window": 4}}, {},
         "layer_types in config.json has 'sliding_attention'",

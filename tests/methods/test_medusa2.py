@@ -146,7 +146,7 @@ def test_what_is_wrong_with_a_model_is_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / name, {"format": "pt"})
     with pytest.raises(UserError, match=r"unknown tensor 'medusa_head\.0\.0\.strange'"):
         Medusa2.check(options, target)
-    assert Medusa2.outline_of(target, tmp_path).n_layers == 4
+    assert Medusa2.drafted_model_info(target, tmp_path).n_layers == 4
 
 
 # -- training -------------------------------------------------------------------------------------------------------
