@@ -264,7 +264,7 @@ def test_a_small_datastore_is_its_tokens_and_damage_to_them_is_told(base: Target
     told_of_cut_files(tokens, base)
     stored[5] += 1
     np.save(tokens, stored)
-    assert "damaged: its tokens are not those" in told(folder, base)
+    assert "damaged: its tokens do not match" in told(folder, base)
     for strange in (stored[:-1], stored.astype(np.int64)):
         np.save(tokens, strange)
         assert "not int32 or uint16" in told(folder, base)
