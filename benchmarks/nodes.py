@@ -1,9 +1,9 @@
-"""Mean acceptance length (tau) of every method on the lab by the number of drafted nodes; no times are taken.
+"""Mean acceptance length (tau) of every method on the lab by the number of drafted nodes, without times.
 
     python benchmarks/nodes.py OUT.jsonl [--only "medusa;ss"] [--prompts 3] [--table nodes.csv]
 
 Evaluation prompts of Spec-Bench's 13 categories, first turns, greedy, float32, 256 new tokens at most. One JSON line
-for each method, number of nodes and prompt; what is there with the same settings and weights is not done again. Each
+for each method, number of nodes and prompt; existing ones with the same settings and weights are not done again. Each
 answer is compared with autoregressive decoding. Rows of the table are named as in WAYS, with semicolons between.
 
 How each method gets to a number of nodes n:
@@ -16,10 +16,11 @@ How each method gets to a number of nodes n:
 - `medusa`, `medusa2`, `hydra` and `eagle` grow a static tree of n nodes from their stored accuracies;
 - `eagle2` and `eagle3` take the n best of the nodes that the published depth and width give (5 or 7 levels after the
   first, 10 wide); `sd` as a tree the n best of 8 levels, 4 wide;
-- `dflash` as a tree takes the n best nodes of its seven places by the product of their probabilities, 8 tokens a place;
-- `ss` and `ss-shared` take the n best of the whole tree of 4 candidates for each of 4 streams (340 nodes); streams that
-  know their parent grow it level by level; pruned, all 120 nodes of 3 candidates are drafted, and n go on above the
-  pruning layer.
+- `dflash` as a tree takes the n best nodes of its seven positions by the product of their probabilities, 8 tokens
+  a position;
+- `ss` and `ss-shared` take the n best of the whole tree of 4 candidates for each of 4 streams (340 nodes); streams
+  conditioned on the parent grow it level by level; pruned, all 120 nodes of 3 candidates are drafted, and n stay
+  after the pruning layer.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """Return what its lines have in common."""
+        """Return the common key of its lines."""
         return self.way, self.nodes, self.settings
 
 
@@ -118,7 +119,7 @@ def main() -> None:
 
 
 def cells(target: Target, ways: list[str]) -> Iterator[Cell]:
-    """Yield all that can be measured, method by method."""
+    """Yield all possible cells, method by method."""
     loaded: dict[str, Decoder] = {}
     plain: dict[str, tuple[Decoder, dict[tuple[int, ...], list[int]]]] = {}
     for way in ways:
@@ -164,7 +165,7 @@ def measured(target: Target, cell: Cell, question: Question) -> dict[str, Any]:
 
 
 def summed(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Pool prompts: tau, and nodes drafted and verified in a step."""
+    """Return pooled results of prompts: tau, and drafted and verified nodes per step."""
     frame = pd.DataFrame(lines)
     total = frame[["tokens", "drafted", "verified", "steps", "same"]].sum()
     each = {name: round(total[name] / total["steps"], 3) for name in ("tokens", "drafted", "verified")}

@@ -1,20 +1,20 @@
-"""What a step costs by its width and its context, beside an autoregressive step and the least that a device can take.
+"""Time of a step by its width and context, compared with an autoregressive step and a lower bound of the device.
 
     python benchmarks/roofline.py [--models lab smollm2 1b 7b 13b] [--methods verify medusa eagle ss ss-pruned]
         [--widths 1 2 4 8 16 32 64 128] [--contexts 512 2048] [--engine eager] [--dtype auto] [--steps 10]
         [--out roofline.jsonl]
 
 No trained weights are needed: drafters are random, and so are the models that are named by their size (Llama's shapes).
-Acceptance is forced: every step keeps two tokens where it drafts any, so contexts grow alike. Of each pair of steps one
+Acceptance is forced: every step keeps two tokens if it drafts any, so contexts grow equally. Of each pair of steps one
 is the method's and one is `ar`'s over the same context, in turn; a line has the medians and the median of the ratios.
-`verify` is a chain that nobody drafted: the cost of width alone. `ss` has four streams beside each verified row;
+`verify` is a chain without a drafter: the cost of width alone. `ss` has four streams at each verified row;
 `ss-pruned` drafts 120 nodes, as the papers do, and its width is what stays of them where the streams begin.
 
 The least time is the larger one of: bytes of all weights, the drafter's too, and of the context over the measured
 bandwidth; operations of verifying, without those of drafting and of streams, over the measured peak (`ssbench doctor
 --calibrate`). `eagle` drafts five levels of up to eight beams at every width, however few of them are verified. Lines
-are appended to OUT as they are measured; a line that is there is not measured again. What does not fit into memory is
-told, and left out.
+are appended to OUT as they are measured; existing lines are not measured again. Sizes that do not fit into memory are
+reported and left out.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ KEY = ("model", "dtype", "device", "engine", "method", "width", "context")  # wh
 
 
 class Chain(Decoder):
-    """Verifies a chain of the same token: width alone."""
+    """Decoder that verifies a chain of the same token, for the cost of width."""
 
     name, summary = "verify", "a chain that nobody drafted"
 
@@ -74,12 +74,12 @@ class Chain(Decoder):
         self.drafted = torch.full((width - 1,), 5, device=target.device)
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """The chain."""
+        """Return the chain."""
         return DraftTree.chain(state.root, self.drafted)
 
 
 class Forced(DecoderWrapper):
-    """Another decoder whose steps keep KEPT tokens, whatever is right."""
+    """Wrapper of a decoder whose steps keep KEPT tokens in any case."""
 
     name, summary = "forced", "another decoder with forced acceptance"
 
@@ -87,12 +87,12 @@ class Forced(DecoderWrapper):
         """Verify, so that its time is in the step; then keep the first child of the root, and what follows it."""
         honest = verify(output.logits[0], tree, state.sampling, state.rng)
         path = [0, *tree.topology.children()[0][: KEPT - 1]]
-        tokens = [honest.tokens[-1]] * len(path)  # which ones they are matters to nobody here
+        tokens = [honest.tokens[-1]] * len(path)  # their values are irrelevant
         return VerifyResult(path, tokens, honest.next_token, honest.root, honest.largest)
 
 
 def decoder_of(method: str, target: Target, width: int) -> Decoder | None:
-    """Return a method with random weights that verifies so many rows; None where it cannot."""
+    """Return a method with random weights that verifies `width` rows; None if it cannot."""
     torch.manual_seed(0)
     if method == "verify":
         return Chain(target, width)
@@ -133,7 +133,7 @@ def model_of(name: str, dtype: str, device: str, context: int) -> Target:
 
 
 def session(decoder: Decoder, prompt: list[int], rows: int) -> tuple[DecodeSession, DecodeState]:
-    """A request that has been prefilled, in a cache of its own."""
+    """Return a prefilled request with its own cache."""
     capacity = len(prompt) + rows
     target = decoder.target
     cache = target.new_cache(capacity if target.graphs is None else target.graphs.room(capacity))
@@ -143,7 +143,7 @@ def session(decoder: Decoder, prompt: list[int], rows: int) -> tuple[DecodeSessi
 
 @torch.inference_mode()
 def measured(decoder: Decoder, context: int, width: int, steps: int) -> dict[str, float]:
-    """Medians of steps of a method and of `ar`, in turn, ms."""
+    """Return medians of alternating steps of a method and of `ar`, ms."""
     prompt = [5 + i % 40 for i in range(context)]
     rows = (steps + 3) * KEPT + 2 * max(width * (1 + STREAMS), 1 + DRAFTED)
     runs = [session(Forced(one), prompt, rows) for one in (decoder, Autoregressive(decoder.target))]
@@ -160,7 +160,7 @@ def measured(decoder: Decoder, context: int, width: int, steps: int) -> dict[str
 def least_ms(
     target: Target, decoder: Decoder | None, width: int, context: int, limits: MachineLimits | None
 ) -> float | None:
-    """The larger one of the times for bytes and for operations; None without limits, or where shapes do not tell."""
+    """Return the larger of the times for bytes and for operations; None without limits or shapes."""
     shape = model_shape(target)
     peak = None if limits is None else limits.flops_per_s.get(str(target.dtype).removeprefix("torch."))
     if limits is None or peak is None or shape["weight_bytes"] is None:
@@ -173,9 +173,9 @@ def least_ms(
 
 
 def lines_of(
-    target: Target, name: str, arguments: argparse.Namespace, there: set[tuple[Any, ...]], say: Callable[[str], None]
+    target: Target, name: str, arguments: argparse.Namespace, there: set[tuple[Any, ...]], log: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """Measure what is not there yet. Width: verified rows, with the root; times in ms; least_ms None without limits."""
+    """Measure missing lines. Width: verified rows, with the root; times in ms; least_ms None without limits."""
     limits = known_limits(target.device)
     for context, method, width in product(arguments.contexts, arguments.methods, arguments.widths):
         engine, device = arguments.engine, device_name(target.device)
@@ -189,7 +189,7 @@ def lines_of(
             with memory_given_back(decoder):
                 found: dict[str, Any] = measured(decoder, context, width, arguments.steps)
         except OutOfMemory as error:
-            say(f"{method:8} {width:4} rows {context:6} tokens: left out, {str(error).partition(':')[0]}")
+            log(f"{method:8} {width:4} rows {context:6} tokens: left out, {str(error).partition(':')[0]}")
             continue
         if target.graphs is not None:
             target.graphs.evict()  # recordings hold the caches that they were made over
@@ -198,7 +198,7 @@ def lines_of(
         yield dict(zip(KEY, key, strict=True)) | found | {"torch": torch.__version__}
 
 
-def main(say: Callable[[str], None] = print) -> None:
+def main(log: Callable[[str], None] = print) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["lab"])
@@ -216,15 +216,15 @@ def main(say: Callable[[str], None] = print) -> None:
     for name in arguments.models:
         target = model_of(name, arguments.dtype, device, max(arguments.contexts))
         use_engine(target, arguments.engine)
-        say(f"{name}: {target.parameter_count / 1e6:,.0f} M parameters, {target.number_format}, {target.kernel_summary}")
+        log(f"{name}: {target.parameter_count / 1e6:,.0f} M parameters, {target.number_format}, {target.kernel_summary}")
         known = arguments.out.read_text().splitlines() if arguments.out.is_file() else []
         there = {tuple(line[part] for part in KEY) for line in map(json.loads, known)}
-        for line in lines_of(target, name, arguments, there, say):
+        for line in lines_of(target, name, arguments, there, log):
             with arguments.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             what = f"{line['method']:8} {line['width']:4} rows {line['context']:6} tokens"
             share = "" if line["least_ms"] is None else f"  {line['step_ms'] / line['least_ms']:5.2f} times the least"
-            say(f"{what} {line['step_ms']:9.2f} ms {line['ratio']:6.2f} steps{share}")
+            log(f"{what} {line['step_ms']:9.2f} ms {line['ratio']:6.2f} steps{share}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Our `ar`, `sd` and `pld` beside transformers' `generate` with the same algorithm, model, prompts and draft lengths.
+"""Our `ar`, `sd` and `pld` against transformers' `generate` with the same algorithm, model, prompts and draft lengths.
 
 Both answer prompt after prompt in one process, alternating; printed are the ratio of their times with its interval over
-the prompts, the tokens a step keeps, and whether every step kept the same. Of `ar` also the harness's own share of a
-step: what is not spent in the target's forward pass. `ar` meets one more rival: `generate` over a static cache with
-torch.compile, as transformers does by itself on a GPU. On a CPU that takes --compiled, since compiling takes minutes.
+the prompts, the tokens per step, and whether every step kept the same. For `ar` also the harness's own share of a
+step: time outside the target's forward pass. `ar` is also compared with `generate` over a static cache with
+torch.compile, transformers' default on a GPU. On a CPU that requires --compiled, since compiling takes minutes.
 
     python benchmarks/vs_transformers.py [--model lab] [--draft DIR|ID|none] [--prompts 13] [--new 96] [--lengths 2 4 8]
         [--device auto] [--dtype auto] [--engine eager|graph] [--compiled|--no-compiled]
@@ -39,13 +39,13 @@ from specbench_ss.stats import speedup_interval
 from specbench_ss.suite import SuiteRequest
 from specbench_ss.suites.chat_suites import SpecBench
 
-NAME = "update_candidate_strategy"  # what their generators hear after each step
+NAME = "update_candidate_strategy"  # the callback of their generators after each step
 GENERATORS = (theirs_module.AssistedCandidateGenerator, theirs_module.PromptLookupCandidateGenerator)
 
 
 @dataclass
 class Case:
-    """One algorithm: ours, and what `generate` is given for theirs."""
+    """One algorithm: our decoder, and the arguments of `generate` for theirs."""
 
     name: str
     ours: Decoder
@@ -54,21 +54,21 @@ class Case:
 
     @property
     def drafts(self) -> bool:
-        """Whether theirs verifies drafts, so that its steps can be compared with ours."""
+        """Return True if theirs verifies drafts, so that its steps can be compared with ours."""
         return bool({"assistant_model", "prompt_lookup_num_tokens"} & self.theirs.keys())
 
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """Collects the tokens that each of their steps keeps; `generate` itself does not tell."""
+    """Collect the tokens kept by each of their steps, which `generate` does not report."""
     kept: list[int] = []
 
     def counting(update: Any) -> Any:
-        def told(self: Any, ids: Any, scores: Any, matches: int) -> None:
+        def callback(self: Any, ids: Any, scores: Any, matches: int) -> None:
             kept.append(int(matches) + 1)
             update(self, ids, scores, matches)
 
-        return told
+        return callback
 
     with ExitStack() as stack:
         for kind in GENERATORS:
@@ -77,7 +77,7 @@ def counted() -> Iterator[list[int]]:
 
 
 def answer(target: Target, case: Case, prompt: Sequence[int], new: int) -> tuple[float, int]:
-    """Seconds and tokens of transformers' greedy generate."""
+    """Return seconds and tokens of transformers' greedy generate."""
     ids = torch.tensor([list(prompt)], device=target.device)
     if "assistant_model" in case.theirs:  # its schedule and threshold would go from prompt to prompt
         case.theirs["assistant_model"].generation_config.update(**case.assistant)
@@ -99,9 +99,9 @@ def answer(target: Target, case: Case, prompt: Sequence[int], new: int) -> tuple
 
 
 def same_steps(target: Target, case: Case, prompt: list[int], new: int) -> bool | None:
-    """Whether each step keeps as many tokens; None for `ar`, which has no such choice.
+    """Return True if each step keeps the same number of tokens; None for `ar`, which drafts none.
 
-    Theirs drafts before the prompt is read, ours after the token that reading gives: theirs is given that token too.
+    Theirs drafts before the prefill, ours after its first token, so theirs gets that token too.
     """
     ours = generate(case.ours, prompt, StopParams(new, target.eos_ids), SamplingParams())
     if not case.drafts or not ours.steps:
@@ -113,7 +113,7 @@ def same_steps(target: Target, case: Case, prompt: list[int], new: int) -> bool 
 
 @dataclass
 class Times:
-    """Of one case: seconds and tokens [prompts], sums over repeats, and our steps."""
+    """Measurements of one case: seconds and tokens [prompts], summed over repeats, and our steps."""
 
     ours_s: np.ndarray
     theirs_s: np.ndarray
@@ -152,7 +152,7 @@ class Times:
 
 
 def cases(target: Target, draft: str, lengths: Sequence[int]) -> list[Case]:
-    """`ar`, then chains of each length, then lookups. draft: none leaves the chains out."""
+    """Return `ar`, then chains of each length, then lookups. draft: "none" leaves the chains out."""
     found = [Case("ar", Autoregressive(target), {})]
     loaded = None if draft == "none" else TwoModel.load(target, TwoModelOptions(weights=draft))
     for n in lengths if loaded else ():
@@ -170,7 +170,7 @@ def cases(target: Target, draft: str, lengths: Sequence[int]) -> list[Case]:
 
 
 def compiled(target: Target) -> Case:
-    """`ar`, beside `generate` over a static cache, whose steps are compiled: on a CPU too, where it is asked for."""
+    """Return `ar` against `generate` over a static cache with compiled steps, on request on a CPU too."""
     config = CompileConfig() if target.device.type == "cuda" else CompileConfig(mode="default")
     config._compile_all_devices = True  # transformers' own flag: without it a CPU compiles nothing
     given = {"cache_implementation": "static", "compile_config": config}
@@ -178,7 +178,7 @@ def compiled(target: Target) -> Case:
 
 
 def compile_ahead(target: Target, case: Case, prompts: Sequence[Sequence[int]], new: int) -> None:
-    """Answer the longest prompt, twice: the cache then keeps its size, so that no later answer compiles again."""
+    """Answer the longest prompt twice, so that the cache keeps its size and no later answer compiles."""
     longest = max(prompts, key=len)
     for _ in range(2):
         started = time.perf_counter()
@@ -187,7 +187,7 @@ def compile_ahead(target: Target, case: Case, prompts: Sequence[Sequence[int]], 
 
 
 def read_arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="lab")
     parser.add_argument("--draft", default="")

@@ -30,8 +30,8 @@ Count = Annotated[int | None, typer.Option(min=0, help="Number of conversations;
 def train(
     out: Out, size: Size = "s", stages: Stages = "", device: str = "auto", seed: Seed = 0, budget_scale: Scale = 1.0
 ) -> None:
-    """Train the lab's base model and the weights of all methods for it; the same command goes on after a cut."""
-    from lab import pipeline  # loads torch, which the other commands do without
+    """Train the lab's base model and the weights of all methods for it; repeat the command to continue."""
+    from lab import pipeline  # loads torch, which the other commands do not need
     from specbench_ss.cli.shared import interrupted
 
     named = tuple(name.strip() for name in stages.split(",") if name.strip())
@@ -56,7 +56,7 @@ def text(
 
 @app.command()
 def freeze(out: Out = LAB_QUESTIONS) -> None:
-    """Write the questions that the suites ask of the lab's models into the package."""
+    """Write the suites' questions for the lab's models into the package."""
     for split in ("eval", "calibration"):
         lines = "".join(json.dumps(_row(question), ensure_ascii=False) + "\n" for question in frozen(split))
         (out / f"questions-{split}.jsonl.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from lab.example import Example, load
-from lab.wording import KINDS, draw_slots, key_of, people, person_forms, pick, punctuated, say, say_all, wordings
+from lab.wording import KINDS, draw_slots, key_of, people, person_forms, pick, punctuated, render, render_all, wordings
 
 # The tables, columns and values that the SQL questions are about.
 
@@ -20,7 +20,7 @@ class Column:
 
     @property
     def words(self) -> str:
-        """The name as a question says it; what is counted is a number of things."""
+        """Return the name as used in a question, with a number for counts."""
         counted = isinstance(self.kind, tuple) and (self.name.endswith("s") or self.name in ("staff", "crew"))
         return ("number of " if counted else "") + self.name.replace("_", " ")
 
@@ -38,7 +38,7 @@ class Table:
 
     @property
     def columns(self) -> Columns:
-        """All columns."""
+        """Return all columns."""
         return [Column(name, kind) for name, kind in self.kinds.items()]
 
 
@@ -80,7 +80,7 @@ def _number_columns(columns: Columns) -> Columns:
 
 
 def _condition(rng: random.Random, column: Column, prefix: str = "") -> tuple[str, str]:
-    """A condition in words and in SQL."""
+    """Return a condition as text and as SQL."""
     name = prefix + column.name
     if isinstance(column.kind, str):
         value = pick(rng, VALUES[column.kind])
@@ -95,7 +95,7 @@ def _condition(rng: random.Random, column: Column, prefix: str = "") -> tuple[st
 
 
 def _where(rng: random.Random, columns: Columns, counts: tuple[int, ...], *used: Column) -> tuple[str, str]:
-    """`whose ...` and `WHERE ...` with some conditions on columns that are not used otherwise; both empty for none."""
+    """Return `whose ...` and `WHERE ...` with conditions on otherwise unused columns; both empty for none."""
     count, free = pick(rng, counts), [column for column in columns[1:] if column not in used]
     if not count or not free:
         return "", ""
@@ -166,7 +166,7 @@ _SHAPES = (_rows, _rows, _rows, _count, _count, _total, _total, _top, _sorted, _
 
 
 def _some_columns(rng: random.Random, table: Table) -> Columns:
-    """The row's name, at least one text and one number column, and maybe more."""
+    """Return the row's name, at least one text and one number column, and maybe more."""
     first, *rest = table.columns
     keep = (pick(rng, _text_columns(rest)), pick(rng, _number_columns(rest)))
     share = rng.random()
@@ -214,10 +214,10 @@ def _single(rng: random.Random) -> tuple[str, str, str]:
 
 
 def generate_sql(rng: random.Random) -> Example:
-    """A schema and a question; the answer is one query."""
+    """Return a schema and a question; the answer is one query."""
     schema, ask, sql = _join(rng) if rng.random() < 0.12 else _single(rng)
-    question = punctuated(say(rng, ask, {}))
-    prompt = say(rng, pick(rng, _SQL_FRAMES), {"schema": schema, "question": question})
+    question = punctuated(render(rng, ask, {}))
+    prompt = render(rng, pick(rng, _SQL_FRAMES), {"schema": schema, "question": question})
     return Example("sql", (prompt,), ((sql + ";",),), key_of(schema, sql), "exact_sql")
 
 
@@ -228,8 +228,8 @@ def generate_sql(rng: random.Random) -> Example:
 class Domain:
     """One kind of thing.
 
-    head: a noun phrase made of the first attributes. place: where it is, or empty. facts: for every
-    further attribute, how a sentence that begins with "it" says it.
+    head: a noun phrase of the first attributes. place: its location, or empty. facts: for every further attribute, the
+    rest of a sentence that begins with "it".
     """
 
     names: tuple[tuple[str, ...], tuple[str, ...]]
@@ -242,19 +242,19 @@ class Domain:
 DOMAINS = load("meaning_representation.domains", dict[str, Domain])
 _DATA_FRAMES = load("meaning_representation.frames", tuple[str, ...])
 _OPENINGS = load("meaning_representation.openings", tuple[str, ...])
-# The sentences that say one, two, three or four facts.
+# Sentences with one, two, three or four facts.
 _SENTENCES = load("meaning_representation.sentences", tuple[str, ...])
 
 
 def _template(rng: random.Random, domain: Domain, values: dict[str, str], shown: list[str]) -> str:
-    """One wording, with its slots still open: an opening, then one or two sentences of facts."""
+    """Return one wording, with its slots still open: an opening, then one or two sentences of facts."""
     opening = pick(rng, _OPENINGS).replace("{head}", domain.head).replace("{place}", domain.place)
     facts = [domain.facts.get(name) or domain.facts[f"{name}={values[name]}"] for name in shown]
     return f"{opening}. {_SENTENCES[len(facts) - 1].format(*facts)}"
 
 
 def generate_meaning_representation(rng: random.Random) -> Example:
-    """A list of attributes; the answer describes the thing in two or three sentences."""
+    """Return a list of attributes; the answer describes the thing in two or three sentences."""
     kind = pick(rng, tuple(DOMAINS))
     domain = DOMAINS[kind]
     drawn = {name: pick(rng, options) for name, options in domain.values.items()}
@@ -265,8 +265,8 @@ def generate_meaning_representation(rng: random.Random) -> Example:
     name = " ".join(pick(rng, part) for part in domain.names)
     data = ", ".join(f"{attribute}[{value}]" for attribute, value in {"name": name, **values}.items())
     slots = {"name": name, "data": data, "kind": kind, **values}
-    prompt = say(rng, pick(rng, _DATA_FRAMES), slots)
-    answers = wordings(lambda: say(rng, _template(rng, domain, values, shown), slots))
+    prompt = render(rng, pick(rng, _DATA_FRAMES), slots)
+    answers = wordings(lambda: render(rng, _template(rng, domain, values, shown), slots))
     return Example("meaning_representation", (prompt,), (answers,), key_of(kind, data), "rouge_l")
 
 
@@ -289,7 +289,7 @@ _DIALOGUE_FRAMES = load("dialogue_summary.frames", tuple[str, ...])
 
 
 def _names(rng: random.Random) -> dict[str, object]:
-    """Two speakers with their pronouns; speakers without names are `they`."""
+    """Return two speakers with their pronouns; speakers without names are `they`."""
     if rng.random() < 0.25:
         return {"A": "#Person1#", "B": "#Person2#", "hisA": "their", "himA": "them", "hisB": "their", "himB": "them"}
     first, second = people(rng, 2)
@@ -298,22 +298,22 @@ def _names(rng: random.Random) -> dict[str, object]:
 
 
 def _dialogue(rng: random.Random, scene: Scene, slots: dict[str, object]) -> str:
-    """The lines as spoken. Optional lines come and go together, so that no question loses its answer."""
+    """Return the lines as spoken. Optional lines come and go together, so that no question loses its answer."""
     full = rng.random() < 0.5
     spoken = [line.removeprefix("?") for line in scene.lines if full or not line.startswith("?")]
     text, last = "", ""
     for line in spoken:
         # two lines of one speaker are one turn
         text += " " if line[0] == last else f"\n{slots[line[0]]}: "
-        text, last = text + say(rng, line[3:], slots), line[0]
+        text, last = text + render(rng, line[3:], slots), line[0]
     return text[1:]
 
 
 def generate_dialogue_summary(rng: random.Random) -> Example:
-    """A dialogue of four to eight lines; the answer sums it up."""
+    """Return a dialogue of four to eight lines; the answer sums it up."""
     scene = pick(rng, SCENES)
     facts = draw_slots(rng, scene.slots, _SCENE_KINDS)
     slots = {**facts, **_names(rng)}
-    prompt = say(rng, pick(rng, _DIALOGUE_FRAMES), {"dialogue": _dialogue(rng, scene, slots)})
+    prompt = render(rng, pick(rng, _DIALOGUE_FRAMES), {"dialogue": _dialogue(rng, scene, slots)})
     key = key_of(scene.name, slots["A"], slots["B"], *facts.values())
-    return Example("dialogue_summary", (prompt,), (say_all(rng, scene.summaries, slots),), key, "rouge_l")
+    return Example("dialogue_summary", (prompt,), (render_all(rng, scene.summaries, slots),), key, "rouge_l")

@@ -1,4 +1,4 @@
-"""Model cards of the lab family: held-out loss, task scores and tau, measured, with the command that repeats them."""
+"""Model cards of the lab family: validation loss, task scores and tau, with the command that measures them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from specbench_ss.training.self_distill import GenerationOptions, answer_batch
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """losses: by model, nats per answer token, held out. scores: category -> (metric, mean, n). taus: by method.
+    """losses: validation loss by model, nats per answer token. scores: category -> (metric, mean, n). taus: by method.
 
-    apps: of the drafts that are compared on the applications, by method, their loss and tau there.
+    apps: loss and tau on the applications, by method.
     """
 
     losses: Mapping[str, float]
@@ -55,10 +55,10 @@ DRAFT = "It learnt from 24 million tokens of the base's kind of text, ten times 
 
 
 @torch.inference_mode()
-def held_out_loss(
+def validation_loss(
     model: Any, tokenizer: Any, special: Mapping[str, int], count: int, weights: Mapping[str, float] = WEIGHTS
 ) -> float:
-    """Mean cross-entropy, nats per answer token, on evaluation conversations, mixed by these weights."""
+    """Return mean cross-entropy, nats per answer token, on evaluation conversations mixed by these weights."""
     total, tokens = 0.0, 0
     for ids in tokenize(tokenizer, [render(e) for e in islice(conversations("eval", 0, weights), count)]):
         mask = torch.from_numpy(completion_mask(ids, special))[1:]
@@ -69,7 +69,7 @@ def held_out_loss(
 
 
 def task_scores(target: Target, per_category: int, limit: int) -> dict[str, tuple[str, float, int]]:
-    """Mean score of greedy answers to evaluation questions, by category, all turns, history the model's own."""
+    """Return the mean score of greedy answers to evaluation questions by category, over all turns."""
     scores: dict[str, tuple[str, float, int]] = {}
     for category in (*SPECBENCH_CATEGORIES, *APP_CATEGORIES):
         asked = questions([category], "eval", per_category)
@@ -82,7 +82,7 @@ def task_scores(target: Target, per_category: int, limit: int) -> dict[str, tupl
 def _scores_of(target: Target, asked: Sequence[Question], limit: int) -> list[float]:
     talks: list[list[dict[str, str]]] = [[] for _ in asked]
     found: list[float] = []
-    for turn in range(len(asked[0].turns)):  # all of a category have as many
+    for turn in range(len(asked[0].turns)):  # equal within a category
         for q, talk in zip(asked, talks, strict=True):
             talk.append({"role": "user", "content": q.turns[turn]})
         answers = answer_batch(
@@ -98,21 +98,21 @@ def _scores_of(target: Target, asked: Sequence[Question], limit: int) -> list[fl
 
 
 def taus(target: Target, per_category: int, limit: int) -> dict[str, float]:
-    """Tau of every drafter over evaluation questions of the 13 categories, first turns, greedy, default settings."""
-    here = [name for name, folder in METHODS.items() if target.bundled_drafter(folder)]  # `peagle` does not ship
+    """Return tau of every drafter over first turns of the 13 categories' evaluation questions, greedy, by default."""
+    available = [name for name, folder in METHODS.items() if target.bundled_drafter(folder)]  # `peagle` does not ship
     prompts = _prompts(target, SPECBENCH_CATEGORIES, per_category)
-    return {name: _tau(load_method(MethodSpec.parse(name), target), prompts, limit) for name in ("ar", *here)}
+    return {name: _tau(load_method(MethodSpec.parse(name), target), prompts, limit) for name in ("ar", *available)}
 
 
 def on_the_applications(
     target: Target, special: Mapping[str, int], count: int, per_category: int, limit: int
 ) -> dict[str, tuple[float, float]]:
-    """Held-out loss and tau of the draft and of the tuned one on the applications."""
+    """Return validation loss and tau of the draft and of the tuned one on the applications."""
     found: dict[str, tuple[float, float]] = {}
     prompts = _prompts(target, APP_CATEGORIES, per_category)
     for name in ("sd", APP_DRAFT):
         decoder: Any = load_method(MethodSpec.parse(name), target)
-        loss = held_out_loss(decoder.draft.model.model, target.tokenizer, special, count, APP_WEIGHTS)
+        loss = validation_loss(decoder.draft.model.model, target.tokenizer, special, count, APP_WEIGHTS)
         found[name] = loss, _tau(decoder, prompts, limit)
     return found
 
@@ -133,21 +133,21 @@ def measure(lab: LabTraining, family: Path) -> None:
     models = {name: load_target(str(family / name), dtype="float32", device=lab.device) for name in MODELS}
     base, longest = models["base"], min(256, lab.scaled(256, 8))
     special, count = special_ids(base.tokenizer), lab.scaled(400, 8)
-    losses = {name: held_out_loss(t.model, t.tokenizer, special, count) for name, t in models.items()}
-    lab.log("cards: held-out loss " + ", ".join(f"of {name} {loss:.4f}" for name, loss in losses.items()))
+    losses = {name: validation_loss(t.model, t.tokenizer, special, count) for name, t in models.items()}
+    lab.log("cards: validation loss " + ", ".join(f"of {name} {loss:.4f}" for name, loss in losses.items()))
     scores = task_scores(base, lab.scaled(60, 1), longest)
     lab.log("cards: " + ", ".join(f"{c} {m} {v:.3f}" for c, (m, v, _) in scores.items()))
     found = taus(base, lab.scaled(3, 1), longest)
     lab.log("cards: " + ", ".join(f"{name} tau {value:.2f}" for name, value in found.items()))
     apps = on_the_applications(base, special, count, lab.scaled(20, 1), longest)
-    said = ", ".join(f"{name} loss {loss:.4f} tau {value:.2f}" for name, (loss, value) in apps.items())
-    lab.log(f"cards: on the applications {said}")
+    text = ", ".join(f"{name} loss {loss:.4f} tau {value:.2f}" for name, (loss, value) in apps.items())
+    lab.log(f"cards: on the applications {text}")
     sizes = {name: model.parameter_count for name, model in models.items()}
     write_cards(family, sizes, Measured(losses, scores, found, apps))
 
 
 def write_cards(out: Path, sizes: Mapping[str, int], measured: Measured) -> None:
-    """README.md in every folder, and all numbers in lab.json. sizes: parameters of the models."""
+    """Write README.md in every folder, and all numbers in lab.json. sizes: parameters of the models."""
     texts = load("cards.texts", dict[str, str])
     first = {folder: method for method, folder in reversed(METHODS.items())}  # eagle2 reads eagle's
     for folder in filter(Path.is_dir, (out / name for name in ("base", "draft", "rest", *RECIPES))):
@@ -167,5 +167,5 @@ def write_cards(out: Path, sizes: Mapping[str, int], measured: Measured) -> None
         )
         advice = advice_card(read_config(folder)) if (folder / "config.json").is_file() else ""
         (folder / "README.md").write_text("\n".join(filter(None, (card, advice, texts["again"]))))
-    known = json.loads((out / "lab.json").read_text())
-    (out / "lab.json").write_text(json.dumps({**known, "measured": asdict(measured)}, indent=1) + "\n")
+    stored = json.loads((out / "lab.json").read_text())
+    (out / "lab.json").write_text(json.dumps({**stored, "measured": asdict(measured)}, indent=1) + "\n")

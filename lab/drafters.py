@@ -1,8 +1,8 @@
-"""Recipes of the lab's drafters: what each learns from, with which trainer of `ssbench train`, and how fast.
+"""Recipes of the lab's drafters: training text, trainer of `ssbench train`, and learning rate.
 
-One more drafter is one more entry of RECIPES, which is a stage of the training by its name. Learning rates of `medusa`,
-`hydra`, `dflash`, `peagle` and `draft-2m` are the best of the three that docs/log.md has for each; those of the others
-are of earlier probes. So are the sizes of trees, for two CPU cores.
+A new drafter is a new entry of RECIPES, whose name is a training stage. Learning rates of `medusa`, `hydra`, `dflash`,
+`peagle` and `draft-2m` are the best of the three in docs/log.md; the others, and the sizes of trees for two CPU cores,
+are from earlier experiments.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from specbench_ss.training.trainer import DrafterTrainer
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Text and budget of drafters that are trained alike.
+    """Training text and budget shared by several drafters.
 
-    seed: of text and first weights, beside the lab's own. weights: of the categories whose generated text is learnt;
-    None takes the base's own answers. tokens: of that text.
+    seed: of text and initial weights, added to the lab's. weights: of the categories of generated text; None = the
+    base's own answers. tokens: of that text.
     """
 
     steps: int
@@ -44,7 +44,7 @@ class Course:
     tokens: int = 0
 
     def text(self, lab: LabTraining) -> DrafterText:
-        """What is learnt."""
+        """Return the training text."""
         if self.weights is None:
             return drafter_text(lab, "train")
         seed, two_steps = lab.seed + self.seed, 2 * self.rows * lab.base_size(lab.size).row_length
@@ -67,22 +67,22 @@ class AppsDraft(TunedDraft):
 
     @classmethod
     def build(cls, target: Target, options: Any, lr: float) -> AppsDraft:
-        """Return a LoRA that changes nothing yet."""
+        """Return the trainer with an initial LoRA, which changes nothing."""
         return cls(target, 32, lr)
 
     def save(self, folder: Path, about: dict[str, Any]) -> None:
-        """Write it as `sd` reads it."""
+        """Write the LoRA in the format of `sd`."""
         write_config(folder, about)
         save_lora(folder, self.tuned)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a drafter is trained.
+    """Recipe of a drafter's training.
 
-    trainer, options: those of `ssbench train`. beyond: attributes of the trainer that have no option there. large:
-    options of a larger base than the one that ships. about: what its config.json says besides shape and training.
-    what: for its card. methods: those that the card measures with it, the drafter's own first.
+    trainer, options: of `ssbench train`. beyond: trainer attributes without an option. large: options for a larger base
+    than the shipped one. about: additional fields of its config.json. what: text of its card. methods: methods of its
+    card, the drafter's own first.
     """
 
     trainer: str
@@ -96,7 +96,7 @@ class Recipe:
     methods: tuple[str, ...] = ()
 
     def built(self, target: Target) -> DrafterTrainer:
-        """Return the trainer, with first weights."""
+        """Return the trainer with initial weights."""
         kind: Any = AppsDraft if self.trainer == AppsDraft.name else trainer_class(self.trainer)
         larger = self.large if target.hidden_size > SIZES["s"].hidden else {}
         trainer = kind.build(target, make_options(kind.Options, self.options | larger, self.trainer), self.lr)
@@ -110,7 +110,7 @@ _STREAMS = {"adapter_rank": 128, "init_rank": 64, "embedding_lr": 0.1}
 _LARGE_STREAMS = {"adapter_rank": 32, "init_rank": 0}
 _STREAM_ADVICE = {"advice": {"k": 3, "n_draft": 4, "n_keep": 16}}
 _STREAM_LR = 1.5e-2
-# ACL sec. 3: LoRA for main and streams alike. The 2024 paper's main rows see main rows alone (eq. 1).
+# ACL sec. 3: LoRA for main and stream rows. The 2024 paper's main rows attend to main rows only (eq. 1).
 _SHARED = {"mode": "shared", "lora_rank": 32, "embedding_lr": 0.1}
 _EQ1 = {**_SHARED, "main_attends_streams": False}
 _TREE = {"total_tokens": 8, "depth": 3, "top_k": 2}
@@ -178,7 +178,7 @@ RECIPES = {
 
 
 def train_drafter(lab: LabTraining, name: str) -> None:
-    """Train one of them from its checkpoint on, if there is one, and write its folder."""
+    """Train a drafter, from its checkpoint if there is one, and write its folder."""
     recipe, course, folder = RECIPES[name], RECIPES[name].course, lab.folder(name)
     target, tokens = lab.base_target(), 0
     if course is APPS_TEXT:
@@ -187,8 +187,8 @@ def train_drafter(lab: LabTraining, name: str) -> None:
     torch.manual_seed(lab.seed + course.seed)
     trainer, machine = recipe.built(target), lab.machine
     budget = Budget(lab.scaled(course.steps, 2), course.rows, ahead=trainer.ahead, warmup=course.warmup)
-    given = {"options": {**recipe.options, **recipe.beyond}}  # a checkpoint of another recipe is refused
-    loop = DrafterLoop(target, [trainer], course.text(lab), budget, folder, machine, given)
+    settings = {"options": {**recipe.options, **recipe.beyond}}  # a checkpoint of another recipe is rejected
+    loop = DrafterLoop(target, [trainer], course.text(lab), budget, folder, machine, settings)
     loop.train(lab.log)
     tokens += loop.total * loop.tokens_per_step
     trained = {"steps": budget.steps, "lr": recipe.lr, "tokens": tokens}
@@ -197,6 +197,6 @@ def train_drafter(lab: LabTraining, name: str) -> None:
     about: dict[str, Any] = {**belongs_to(target), "trained": trained, **recipe.about}
     if trainer.ranked:
         batches = lab.scaled(CALIBRATION_BATCHES, 1)
-        held_out = drafter_text(lab, "calibration")
-        about["accuracies"] = mean_accuracies(target, trainer, held_out, budget, batches, machine)
+        calibration = drafter_text(lab, "calibration")
+        about["accuracies"] = mean_accuracies(target, trainer, calibration, budget, batches, machine)
     trainer.save(lab.folder(f"{name}/weights"), about)

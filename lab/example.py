@@ -1,7 +1,4 @@
-"""What a generator makes, and how training and evaluation text are kept apart.
-
-Knows nothing of models or of any category.
-"""
+"""Generated examples and their splits into training and evaluation text."""
 
 from __future__ import annotations
 
@@ -45,13 +42,13 @@ Generator = Callable[[random.Random], Example]
 
 
 def split_of(category: str, key: str) -> str:
-    """The split a key belongs to: 1/16 evaluation, 1/16 calibration, the rest training."""
+    """Return the split a key belongs to: 1/16 evaluation, 1/16 calibration, the rest training."""
     bucket = hashlib.sha256(f"{category}\x00{key}".encode()).digest()[0] % 16
     return {0: "eval", 1: "calibration"}.get(bucket, "train")
 
 
 def draw(generate: Generator, split: str, seed: int) -> Iterator[Example]:
-    """An endless stream of examples of one split; the same seed gives the same stream."""
+    """Yield an endless stream of examples of one split; the same seed gives the same stream."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}; one of {', '.join(SPLITS)}")
     rng = random.Random(f"{split}:{seed}")

@@ -1,4 +1,4 @@
-"""Questions about facts, asked from memory or with a text beside them."""
+"""Questions about facts, closed-book or with passages."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import cache
 from itertools import product
 
 from lab.example import Example, load, records
-from lab.phrases import KINDS, draw_slots, key_of, say, told, variants
+from lab.phrases import KINDS, draw_slots, key_of, render, slot_values, variants
 
 # Facts of the world and of an invented one: towns, firms, artists and rivers.
 
 Entity = dict[str, str]
 _REAL = ("country", "element", "planet", "animal", "work", "month")
 
-# Changing the seed changes every invented fact, and so what trained lab models know.
+# Changing the seed changes every invented fact, which trained lab models have memorized.
 _SEED = "gazetteer-1"
 _PLACES = {**KINDS, **load("gazetteer.kinds", dict[str, list[str]])}
 _ENTITIES = load("gazetteer.entities", dict[str, dict[str, str]])
@@ -23,13 +23,13 @@ _WORKS = load("gazetteer.works", list[tuple[str, str]])
 
 
 def _invented(rng: random.Random, count: int, firsts: str, seconds: str, joint: str = "") -> list[str]:
-    """Invented names, none twice, each of two kinds of parts."""
+    """Return distinct invented names, each of two parts."""
     return rng.sample([joint.join(parts) for parts in product(_PLACES[firsts], _PLACES[seconds])], count)
 
 
 @cache
 def world() -> dict[str, list[Entity]]:
-    """Every invented entity by kind."""
+    """Return every invented entity by kind."""
     rng = random.Random(_SEED)
     places = {**_PLACES, "river": _invented(rng, 40, "river_start", "river_end")}
 
@@ -57,7 +57,7 @@ def world() -> dict[str, list[Entity]]:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """An attribute of a kind of entity. asked: it in a question. facts: how it is stated. more: related facts."""
+    """An attribute of a kind of entity. asked: its form in a question. facts: statements of it. more: related facts."""
 
     kind: str
     attribute: str
@@ -68,7 +68,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Relations:
-    """Relations that the same questions fit: those told as a noun phrase, or those told as a clause."""
+    """Relations with the same questions: those in form of a noun phrase, or of a clause."""
 
     questions: tuple[str, ...]
     relations: tuple[Relation, ...]
@@ -79,7 +79,7 @@ _ASKED = (load("qa.phrase", Relations), load("qa.clause", Relations))
 
 @cache
 def facts() -> tuple[tuple[Relation, tuple[str, ...], Entity], ...]:
-    """Every fact: an attribute of an entity, and how to ask for it."""
+    """Return every fact: an attribute of an entity, and how to ask for it."""
     entities = {**{kind: records(f"facts.{kind}") for kind in _REAL}, **world()}
     return tuple(
         (relation, asked.questions, entity)
@@ -90,10 +90,10 @@ def facts() -> tuple[tuple[Relation, tuple[str, ...], Entity], ...]:
 
 
 def generate_qa(rng: random.Random) -> Example:
-    """A uniformly drawn fact in a uniformly drawn wording; an answer adds a related fact."""
+    """Return a uniformly drawn fact in a uniformly drawn wording; an answer adds a related fact."""
     relation, questions, entity = rng.choice(facts())
     wording = rng.randrange(len(questions))
-    question = say(rng, questions[wording].replace("{asked}", relation.asked), entity)
+    question = render(rng, questions[wording].replace("{asked}", relation.asked), entity)
     answers = variants(rng, [" ".join(parts) for parts in product(relation.facts, relation.more)], entity)
     key = key_of(relation.kind, relation.attribute, entity["name"], str(wording))
     return Example("qa", (question,), (answers,), key, "token_f1")
@@ -104,7 +104,7 @@ def generate_qa(rng: random.Random) -> Example:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A kind of thing that passages tell of. questions: question -> the answer as a clause."""
+    """A kind of thing that passages describe. questions: question -> the answer as a clause."""
 
     slots: dict[str, str]
     passages: tuple[str, ...]
@@ -117,23 +117,24 @@ _CITED = load("rag.cited", tuple[str, ...])
 
 
 def generate_rag(rng: random.Random) -> Example:
-    """Passages on different subjects; the key is their whole set of details with the question asked."""
+    """Return passages on different subjects; the key is their whole set of details with the question asked."""
     subjects = [(each, draw_slots(rng, each.slots)) for each in rng.sample(SUBJECTS, rng.choice((2, 3, 3)))]
     passages = " ".join(
-        f"[{number}] {say(rng, rng.choice(each.passages), slots)}" for number, (each, slots) in enumerate(subjects, 1)
+        f"[{number}] {render(rng, rng.choice(each.passages), slots)}"
+        for number, (each, slots) in enumerate(subjects, 1)
     )
     number = rng.randint(1, len(subjects))
     subject, slots = subjects[number - 1]
     index = rng.randrange(len(subject.questions))
     question, answer = list(subject.questions.items())[index]
-    # Passage numbers stand in square brackets, so the prompt is filled in plainly rather than by `say`.
-    prompt = rng.choice(_PROMPTS).format(passages=passages, question=say(rng, question, slots))
+    # Passage numbers are in square brackets, which `render` would expand.
+    prompt = rng.choice(_PROMPTS).format(passages=passages, question=render(rng, question, slots))
     others = [other for other in subject.questions.values() if other != answer]
     wordings = [
         cited.replace("{number}", str(number)).replace("{answer}", answer).replace("{more}", other)
         for cited in _CITED
         for other in others
     ]
-    details = [value for each, values in subjects for value in told(values, each.passages[0])]
+    details = [value for each, values in subjects for value in slot_values(values, each.passages[0])]
     key = key_of(*details, str(number), str(index))
     return Example("rag", (prompt,), (variants(rng, wordings, slots),), key, "token_f1")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from lab.example import Example, load
-from lab.wording import KINDS, PEOPLE, draw_slots, key_of, people, person_forms, pick, punctuated, say, wordings
+from lab.wording import KINDS, PEOPLE, draw_slots, key_of, people, person_forms, pick, punctuated, render, wordings
 
 # Arithmetic drills: training text only, never asked in a suite. The word problems need sums that come out right.
 
@@ -18,7 +18,7 @@ LIMIT = 400  # products go no further
 
 
 def equation(rng: random.Random) -> tuple[str, str]:
-    """A calculation and its result, in the notation of the word problems."""
+    """Return a calculation and its result, in the notation of the word problems."""
     kind = rng.choice("++--***//")
     if kind == "+":
         a, b = rng.randint(1, 200), rng.randint(1, rng.choice((20, 100, 200)))
@@ -35,7 +35,7 @@ def equation(rng: random.Random) -> tuple[str, str]:
 
 
 def generate_drill(rng: random.Random) -> Example:
-    """A row of calculations, asked together and answered one by one."""
+    """Return a row of calculations, asked together and answered one by one."""
     sums = [equation(rng) for _ in range(rng.randint(6, 12))]
     asked = ", ".join(left for left, _ in sums)
     answer = " ".join(f"{left} = {right}." for left, right in sums)
@@ -60,7 +60,7 @@ _LEADS = "[||Let us work it out. |We go step by step. ]"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question of a story. steps: calculation -> the sentence that says it. `s1` is the result of the first step."""
+    """A question of a story. steps: calculation -> its sentence. `s1` is the result of the first step."""
 
     ask: str
     steps: dict[str, str]
@@ -68,7 +68,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A story: its slots, the numbers made of other numbers, and what is asked."""
+    """A story: its slots, derived numbers, and questions."""
 
     name: str
     slots: str
@@ -76,13 +76,13 @@ class Story:
     derived: dict[str, str] = field(default_factory=dict)
 
     def spec(self) -> str:
-        """What is drawn for it."""
-        given = {*self.derived, *(entry.partition("=")[0] for entry in self.slots.split())}
-        return " ".join([self.slots, *(entry for entry in _COMMON.split() if entry.partition("=")[0] not in given)])
+        """Return the specification of all slots of the story."""
+        own = {*self.derived, *(entry.partition("=")[0] for entry in self.slots.split())}
+        return " ".join([self.slots, *(entry for entry in _COMMON.split() if entry.partition("=")[0] not in own)])
 
 
 def _calculated(calculation: str, numbers: Numbers) -> tuple[str, int]:
-    """The calculation with its numbers, and its result, from left to right; 0 where it is out of range."""
+    """Return the calculation with its numbers, and its result, from left to right; 0 where it is out of range."""
     terms = [str(numbers.get(term, term)) for term in calculation.split()]
     result = int(terms[0])
     for sign, value in zip(terms[1::2], terms[2::2], strict=True):
@@ -91,7 +91,7 @@ def _calculated(calculation: str, numbers: Numbers) -> tuple[str, int]:
 
 
 def _solve(story: Story, numbers: Numbers) -> list[str]:
-    """The worked calculations; adds derived numbers and results to `numbers`. Empty if one is out of range."""
+    """Return the worked calculations; adds derived numbers and results to `numbers`. Empty if one is out of range."""
     for name, calculation in story.derived.items():
         _, numbers[name] = _calculated(calculation, numbers)
         if not numbers[name]:
@@ -107,7 +107,7 @@ def _solve(story: Story, numbers: Numbers) -> list[str]:
 
 
 def _draw(rng: random.Random, story: Story) -> tuple[dict[str, object], list[str]]:
-    """Slots for which every step has a good result, and the calculations."""
+    """Return slots for which every step has a good result, and the calculations."""
     spec, worked = story.spec(), list[str]()
     while not worked:
         slots = draw_slots(rng, spec)
@@ -120,12 +120,12 @@ def _draw(rng: random.Random, story: Story) -> tuple[dict[str, object], list[str
 
 
 def _answer(rng: random.Random, sentences: list[str], slots: dict[str, object], result: str) -> str:
-    said = [say(rng, sentence, slots) for sentence in sentences]
-    return say(rng, _LEADS, {}) + " ".join([*said, f"The answer is {result}."])
+    texts = [render(rng, sentence, slots) for sentence in sentences]
+    return render(rng, _LEADS, {}) + " ".join([*texts, f"The answer is {result}."])
 
 
-def tell(rng: random.Random, story: Story) -> tuple[list[str], list[tuple[str, ...]], str]:
-    """The questions of a story, the acceptable answers to each, and the key of the first question."""
+def render_story(rng: random.Random, story: Story) -> tuple[list[str], list[tuple[str, ...]], str]:
+    """Return the questions of a story, the acceptable answers to each, and the key of the first question."""
     slots, worked = _draw(rng, story)
     questions: list[str] = []
     answers: list[tuple[str, ...]] = []
@@ -133,7 +133,7 @@ def tell(rng: random.Random, story: Story) -> tuple[list[str], list[tuple[str, .
     for turn in story.turns:
         done = [next(calculations) for _ in turn.steps]
         sentences = [text.replace("{=}", shown) for text, shown in zip(turn.steps.values(), done, strict=True)]
-        questions.append(punctuated(say(rng, turn.ask, slots)))
+        questions.append(punctuated(render(rng, turn.ask, slots)))
         answers.append(wordings(partial(_answer, rng, sentences, slots, done[-1].rpartition(" ")[2]), 3))
     first = story.turns[0].ask
     used = [
@@ -147,9 +147,9 @@ _PROBLEM_FRAMES = load("math_reasoning.frames", tuple[str, ...])
 
 
 def generate_math_reasoning(rng: random.Random) -> Example:
-    """A short story with a question; the answer works it out and ends with `The answer is N.`"""
-    (problem,), answers, key = tell(rng, pick(rng, _PROBLEMS))
-    prompt = say(rng, pick(rng, _PROBLEM_FRAMES), {"problem": problem})
+    """Return a short story with a question; the answer works it out and ends with `The answer is N.`"""
+    (problem,), answers, key = render_story(rng, pick(rng, _PROBLEMS))
+    prompt = render(rng, pick(rng, _PROBLEM_FRAMES), {"problem": problem})
     return Example("math_reasoning", (prompt,), tuple(answers), key, "numeric")
 
 
@@ -158,9 +158,9 @@ _QUESTION_FRAMES = load("math.frames", tuple[str, ...])
 
 
 def generate_math(rng: random.Random) -> Example:
-    """A question of school mathematics and a follow-up on its result, answered in the same way."""
-    (question, *follow_ups), answers, key = tell(rng, pick(rng, _QUESTIONS))
-    # Who asks is no part of the key: the numbers of the evaluation text are new under any name.
+    """Return a question of school mathematics and a follow-up on its result, answered in the same way."""
+    (question, *follow_ups), answers, key = render_story(rng, pick(rng, _QUESTIONS))
+    # The name of the asking person is no part of the key: the numbers of the evaluation text are new under any name.
     frame = pick(rng, _QUESTION_FRAMES)
-    question = say(rng, frame, {"question": question, "name": pick(rng, PEOPLE), "city": pick(rng, KINDS["city"])})
+    question = render(rng, frame, {"question": question, "name": pick(rng, PEOPLE), "city": pick(rng, KINDS["city"])})
     return Example("math", (question, *follow_ups), tuple(answers), key, "numeric")

@@ -39,8 +39,8 @@ def _article(match: re.Match[str]) -> str:
     return f"{letter}{'n' if vowel else ''} {word}"
 
 
-def say(rng: random.Random, template: str, slots: Slots) -> str:
-    """One wording of a template."""
+def render(rng: random.Random, template: str, slots: Slots) -> str:
+    """Return one wording of a template."""
     text = template.format_map(slots)
     while "[" in text:
         text, found = _CHOICE.subn(lambda m: rng.choice(m.group(1).split("|")), text)
@@ -53,17 +53,17 @@ def say(rng: random.Random, template: str, slots: Slots) -> str:
 
 
 def variants(rng: random.Random, templates: Sequence[str], slots: Slots, count: int = REFERENCES) -> tuple[str, ...]:
-    """Distinct wordings of an answer; the first is a uniform draw, so it is the one to train on."""
-    return tuple(dict.fromkeys(say(rng, rng.choice(templates), slots) for _ in range(count)))
+    """Return distinct wordings of an answer; the first is a uniform draw, so it is the one to train on."""
+    return tuple(dict.fromkeys(render(rng, rng.choice(templates), slots) for _ in range(count)))
 
 
 def conversation(
     rng: random.Random, category: str, metric: str, key: str, slots: Slots, turns: Sequence[Turn]
 ) -> Example:
-    """An example of one or more turns that all draw on the same slots."""
+    """Return an example of one or more turns that all draw on the same slots."""
     return Example(
         category=category,
-        turns=tuple(say(rng, rng.choice(turn.prompts), slots) for turn in turns),
+        turns=tuple(render(rng, rng.choice(turn.prompts), slots) for turn in turns),
         answers=tuple(variants(rng, turn.answers, slots) for turn in turns),
         key=key,
         metric=metric,
@@ -71,7 +71,7 @@ def conversation(
 
 
 def key_of(*parts: str) -> str:
-    """A key from the details that tell one prompt's content from another's."""
+    """Return a key from the details that identify a prompt's content."""
     return "\x1f".join(parts)
 
 
@@ -87,7 +87,7 @@ _SLOT = re.compile(r"\{([^{}]+)\}")
 
 
 def drawn(rng: random.Random, template: str, kinds: Kinds = KINDS) -> str:
-    """The template with a value for each {kind}, {one|of|these} or number: {20-900}, or {20-900/10} in tens."""
+    """Return the template with a value for each {kind}, {one|of|these} or number: {20-900}, or {20-900/10} in tens."""
 
     def value(match: re.Match[str]) -> str:
         name = str(match[1])
@@ -104,19 +104,19 @@ def drawn(rng: random.Random, template: str, kinds: Kinds = KINDS) -> str:
 
 
 def draw_slots(rng: random.Random, templates: Mapping[str, str], kinds: Kinds = KINDS) -> dict[str, str]:
-    """A value for every slot; a template may name the slots before it, too."""
+    """Return a value for every slot; a template may name the slots before it, too."""
     slots: dict[str, str] = {}
     for name, template in templates.items():
         slots[name] = drawn(rng, template, ChainMap(slots, kinds))  # type: ignore[arg-type]
     return slots
 
 
-def told(slots: Slots, template: str) -> list[str]:
-    """What the template tells: the values of the slots that it names."""
+def slot_values(slots: Slots, template: str) -> list[str]:
+    """Return the values of the slots that the template names."""
     return [value for slot, value in slots.items() if f"{{{slot}}}" in template]
 
 
-# A fact and another of its field beside it: what the explaining categories, stem and humanities, are told from.
+# A fact and another one of its field: the content of the explaining categories, stem and humanities.
 
 Fact = Mapping[str, str]
 
@@ -124,7 +124,7 @@ Fact = Mapping[str, str]
 def two_of_a_field(
     rng: random.Random, facts: Sequence[Fact], grammar: Callable[[str], dict[str, str]]
 ) -> dict[str, str]:
-    """Slots of a random fact, and those of another one behind `other_`; `other` is its name.
+    """Return slots of a random fact, and those of another one behind `other_`; `other` is its name.
 
     facts: each with a `name` and a `field`, two or more in every field. grammar: the words that agree with a name.
     """

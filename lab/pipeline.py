@@ -43,13 +43,13 @@ from specbench_ss.training.loop import CHECKPOINT, check_same
 POLISH_SHARE = 0.33
 ANSWERED = {"s": 10_000, "m": 200_000}  # training conversations whose answers the base gives itself
 CALIBRATION_TALKS = 768
-ANSWERED_SEED = 2  # beside the lab's own
+ANSWERED_SEED = 2  # added to the lab's seed
 DATASTORE_TALKS = 2_000  # 0.34 MB
-DATASTORE_DRAFT = 8  # what pays on two CPU cores: see docs/log.md
+DATASTORE_DRAFT = 8  # the best on two CPU cores: docs/log.md
 
 
 def tokenizer(lab: LabTraining) -> None:
-    """BPE from a sample of the training text: at least as many conversations as entries."""
+    """Train a BPE tokenizer on a sample of the training text with at least as many conversations as entries."""
     size = lab.base_size(lab.size)
     texts = []
     for example in islice(conversations("train", lab.seed), lab.scaled(24_000, size.vocab)):
@@ -57,10 +57,10 @@ def tokenizer(lab: LabTraining) -> None:
         for marker in SPECIAL:
             text = text.replace(marker, "")
         texts.append(text)
-    made = train_tokenizer(texts, size.vocab)
-    made.model_max_length = size.context
-    made.save_pretrained(lab.folder("tokenizer"))
-    lab.log(f"tokenizer: {len(made)} entries")
+    trained = train_tokenizer(texts, size.vocab)
+    trained.model_max_length = size.context
+    trained.save_pretrained(lab.folder("tokenizer"))
+    lab.log(f"tokenizer: {len(trained)} entries")
 
 
 def _train_base(lab: LabTraining, stage: str, size: BaseSize, rows: NDArray[np.int32], model: Any) -> None:
@@ -73,14 +73,14 @@ def _train_base(lab: LabTraining, stage: str, size: BaseSize, rows: NDArray[np.i
 
 
 def base(lab: LabTraining, stage: str, name: str) -> None:
-    """A model of the named size on all tasks alike: the base, or the small draft for two-model speculative decoding."""
+    """Train a model of the named size on all tasks: the base, or the small draft of two-model decoding."""
     size = lab.base_size(name)
     rows = training_rows(lab, size.tokens, size.rows_per_step, lab.seed + 1)
     _train_base(lab, stage, size, rows, new_model(size, special_ids(lab.tokenizer()), lab.seed))
 
 
 def polish(lab: LabTraining) -> None:
-    """The base's last part: more of what computes, with arithmetic drills, at a lower learning rate."""
+    """Train the base's last part: more computing tasks, with arithmetic drills, at a lower learning rate."""
     from transformers import AutoModelForCausalLM
 
     size = lab.base_size(lab.size)
@@ -92,34 +92,34 @@ def polish(lab: LabTraining) -> None:
 
 
 def answers(lab: LabTraining) -> None:
-    """The base's own answers to training and calibration prompts, packed like its training text.
+    """Generate the base's own answers to training and calibration prompts, packed like its training text.
 
-    Those to prompts of the applications are kept apart as well, for the datastore.
+    Answers to prompts of the applications are also stored separately, for the datastore.
     """
     target = lab.base_target()
-    if not lab.machine.exact:  # half the traffic; what it says is the same but for rare ties
+    if not lab.machine.exact:  # half the memory traffic; equal answers except for rare ties
         target = Target(target.model.to(torch.bfloat16), target.tokenizer)
     for split, count in (("train", ANSWERED[lab.size]), ("calibration", CALIBRATION_TALKS)):
         path = lab.folder("answers") / f"{split}.npy"
         if path.exists():
             continue
         docs: list[NDArray[np.int32]] = []
-        known: dict[str, list[NDArray[np.int32]]] = {name: [] for name in APP_CATEGORIES}
+        of_apps: dict[str, list[NDArray[np.int32]]] = {name: [] for name in APP_CATEGORIES}
         examples, longest = conversations(split, lab.seed + ANSWERED_SEED), min(192, lab.scaled(192, 8))
         for batch in own_conversations(target, examples, lab.scaled(count, 64), limit=longest):
             for talk in batch:
                 docs.append(np.asarray(talk.ids, np.int32))
-                known.get(talk.example.category, []).append(docs[-1])
+                of_apps.get(talk.example.category, []).append(docs[-1])
             lab.log(f"answers {split}: {len(docs)} conversations, {sum(map(len, docs))} tokens")
         if split == "train":
-            save_rows(path.with_name("apps.npy"), np.concatenate([doc for found in known.values() for doc in found]))
+            save_rows(path.with_name("apps.npy"), np.concatenate([doc for app in of_apps.values() for doc in app]))
         save_rows(path, pack(docs, lab.base_size(lab.size).row_length, special_ids(target.tokenizer)["pad"]))
 
 
 def datastore(lab: LabTraining) -> None:
-    """The base's own answers to questions of the applications, for `rest` to look up.
+    """Build the datastore of `rest` from the base's own answers to questions of the applications.
 
-    Not to questions of the categories that Spec-Bench has: of their generators' answers it would know most by heart.
+    Spec-Bench's categories are left out: the datastore would contain most of their generators' answers.
     """
     target = lab.base_target()
     ids: NDArray[np.int32] = np.load(lab.made("answers/apps.npy", "answers"))
@@ -133,12 +133,12 @@ def datastore(lab: LabTraining) -> None:
 
 
 def export(lab: LabTraining) -> None:
-    """Everything that is shipped, into one folder: base, draft and a folder a drafter."""
+    """Copy all shipped weights into one folder: base, draft and one folder per drafter."""
     out = lab.folder("export")
     for name in ("base", "draft", "rest", *RECIPES):
-        stage, made = {"base": ("polish", "model"), "draft": ("draft", "model")}.get(name, (name, "weights"))
-        shutil.rmtree(out / name, ignore_errors=True)  # with the cards of what was exported before
-        shutil.copytree(lab.made(f"{stage}/{made}", stage), out / name)
+        stage, source = {"base": ("polish", "model"), "draft": ("draft", "model")}.get(name, (name, "weights"))
+        shutil.rmtree(out / name, ignore_errors=True)  # with the cards of an earlier export
+        shutil.copytree(lab.made(f"{stage}/{source}", stage), out / name)
     (out / "lab.json").write_text(json.dumps({"size": lab.size, "seed": lab.seed}) + "\n")
     lab.log(f"export: {sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 1e6:.1f} MB in {out}")
 
@@ -149,9 +149,9 @@ def measure(lab: LabTraining) -> None:
 
 
 def measure_shipped(lab: LabTraining) -> None:
-    """The same for a copy of the package's own weights. Raises UserError where it brings none of that size."""
+    """Measure a copy of the package's own weights. Raise UserError if it has none of that size."""
     if json.loads((LAB / "lab.json").read_text())["size"] != lab.size:
-        raise UserError(f"no training run in {lab.out}, and the package brings no weights of size {lab.size}")
+        raise UserError(f"no training run in {lab.out}, and the package has no weights of size {lab.size}")
     out = lab.out / "shipped"
     shutil.copytree(LAB, out, dirs_exist_ok=True)
     lab.log(f"cards: no training run in {lab.out}, so the shipped weights are measured, a copy in {out}")
@@ -159,7 +159,7 @@ def measure_shipped(lab: LabTraining) -> None:
 
 
 DONE = "done.json"
-# what a stage goes on from when it was cut off
+# files from which an interrupted stage continues
 PARTIAL = (CHECKPOINT, "train.npy", "calibration.npy")
 STAGES: dict[str, Callable[[LabTraining], None]] = {
     "tokenizer": tokenizer,
@@ -183,11 +183,11 @@ def train(
     budget_scale: float = 1.0,
     log: Log = print,
 ) -> None:
-    """Run the stages in order: all that are not done, or the named ones, done before or not.
+    """Run the stages in order: all that are not done, or the named ones in any case.
 
     In a folder without a training run `cards` alone measures the shipped weights.
-    Raises UserError for an unknown stage, and for a folder that holds a run with other settings. The
-    KeyboardInterrupt of a Ctrl-C says how to go on.
+    Raise UserError for an unknown stage, and for a folder with a run of other settings. The
+    KeyboardInterrupt of a Ctrl-C has a message with the command that continues.
     """
     for name in stages:
         if name not in STAGES:
@@ -210,17 +210,17 @@ def train(
             raise KeyboardInterrupt(f"in stage {name}{saved}; to go on: the same command{left}") from None
 
 
-def _run(lab: LabTraining, name: str, asked: bool, settings: Mapping[str, Any]) -> None:
-    """One stage. asked: the user named it."""
+def _run(lab: LabTraining, name: str, requested: bool, settings: Mapping[str, Any]) -> None:
+    """Run one stage. requested: the user named it."""
     done = lab.out / name / DONE
     if done.exists():
-        if not asked:
+        if not requested:
             lab.log(f"{name}: done before")
             return
         lab.log(f"{name}: done before, run again; stages after it stay as they are unless they are named too")
         for file in PARTIAL:
             (done.parent / file).unlink(missing_ok=True)
-        done.unlink()  # last: cut off from here on, the stage goes on rather than begins again
+        done.unlink()  # last: if interrupted from here on, the stage continues
     STAGES[name](lab)
     lab.folder(name)
     write_json(done, settings)

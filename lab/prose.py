@@ -13,8 +13,8 @@ from lab.phrases import (
     draw_slots,
     drawn,
     key_of,
-    say,
-    told,
+    render,
+    slot_values,
     two_of_a_field,
     variants,
 )
@@ -25,23 +25,23 @@ TOPICS = records("facts.humanities")
 _FORMATS = load("humanities.formats", tuple[str, ...])
 _TOPIC_FIRST = load("humanities.first", dict[str, Turn])
 _TOPIC_FOLLOW_UPS = load("humanities.follow_ups", tuple[Turn, ...])
-# Topics that are over are told in the past tense.
+# Past topics are described in the past tense.
 _PAST, _PAIRS = load("humanities.past", tuple[str, ...]), load("humanities.plural", tuple[str, ...])
 _VERBS = load("humanities.verbs", dict[str, dict[str, str]])
 
 
 def _verbs(name: str) -> dict[str, str]:
-    """The verbs and pronoun that go with a topic."""
+    """Return the verbs and pronoun that go with a topic."""
     return _VERBS["past" if name in _PAST else "plural" if name in _PAIRS else "present"]
 
 
 def generate_humanities(rng: random.Random) -> Example:
-    """A topic told for an occasion; a comparison's key holds the second topic too."""
+    """Return a topic explained for an occasion; a comparison's key includes the second topic."""
     slots = two_of_a_field(rng, TOPICS, _verbs)
     slots |= {"form": rng.choice(_FORMATS), "town": drawn(rng, "{town}")}
     kind = rng.choice(("explain", "compare", "list"))
     key = key_of(kind, slots["name"], slots["other"] if kind == "compare" else "", slots["form"], slots["town"])
-    # Who has just had a list is not asked for the same list again.
+    # A list is not requested twice in a row.
     follow_up = rng.choice(_TOPIC_FOLLOW_UPS[:-1] if kind == "list" else _TOPIC_FOLLOW_UPS)
     return conversation(rng, "humanities", "rouge_l", key, slots, (_TOPIC_FIRST[kind], follow_up))
 
@@ -56,7 +56,7 @@ _SEVERAL = load("stem.plural", tuple[str, ...])
 
 
 def generate_stem(rng: random.Random) -> Example:
-    """A concept told to someone; the key is the concept, the listener and the question."""
+    """Return a concept explained to someone; the key is the concept, the listener and the question."""
     slots = two_of_a_field(rng, CONCEPTS, lambda name: {"be": "are" if name in _SEVERAL else "is"})
     slots |= {"who": drawn(rng, "{full_name}"), "job": rng.choice(_JOBS)}
     kind = rng.choice(("explain", "explain", "why"))
@@ -65,7 +65,7 @@ def generate_stem(rng: random.Random) -> Example:
     return conversation(rng, "stem", "rouge_l", key, slots, (_CONCEPT_FIRST[kind], follow_up))
 
 
-# Short reports to sum up: an event's details told over four to six sentences.
+# Short reports to summarize: an event's details in four to six sentences.
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +89,15 @@ _PROMPTS = load("summarization.prompts", tuple[str, ...])
 
 
 def generate_summarization(rng: random.Random) -> Example:
-    """The key is the event with all its details; a remark that matters little is not to be summed up."""
+    """Return a report to summarize; the key is the event with all its details, without minor remarks."""
     event = rng.choice(_EVENTS)
     slots = draw_slots(rng, _DETAILS)
     slots |= {slot: rng.choice(values) for slot, values in event.lists.items()}
     body = list(event.body)
     body.insert(rng.randint(1, len(body)), rng.choice(_FILLERS))
-    article = say(rng, " ".join((event.lead, *body)), slots)
-    # Only details the article always tells tell prompts apart.
-    key = key_of(event.name, *told(slots, event.lead + " ".join(event.body)))
+    article = render(rng, " ".join((event.lead, *body)), slots)
+    # Only details that the article always contains identify a prompt.
+    key = key_of(event.name, *slot_values(slots, event.lead + " ".join(event.body)))
     prompt = rng.choice(_PROMPTS).format(article=article)
     summaries = [f"{summary} {more}" for summary in event.summaries for more in event.more]
     return Example("summarization", (prompt,), (variants(rng, summaries, slots),), key, "rouge_l")
@@ -108,7 +108,7 @@ def generate_summarization(rng: random.Random) -> Example:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A kind of piece: how it is asked for and written, and what may be asked next."""
+    """A kind of piece: its requests, texts and follow-up questions."""
 
     name: str
     first: Turn
@@ -120,18 +120,18 @@ _LISTS = load("writing.details", dict[str, tuple[str, ...]])
 
 
 def _clock(rng: random.Random) -> str:
-    """A time of day when people meet, on the half hour."""
+    """Return a time of day when people meet, on the half hour."""
     hour = rng.randint(9, 20)
     return f"{(hour - 1) % 12 + 1}{rng.choice((':00', ':30'))} {'am' if hour < 12 else 'pm'}"
 
 
 def generate_writing(rng: random.Random) -> Example:
-    """One piece and one follow-up; the key is the piece with the details its first prompt gives."""
+    """Return one piece and one follow-up; the key is the piece with the details its first prompt gives."""
     piece = rng.choice(_PIECES)
     to, me = rng.sample(FIRST_NAMES, 2)
     slots = {"to": to, "me": me, **draw_slots(rng, {"town": "{town}", "day": "{weekday}"}), "time": _clock(rng)}
     slots |= {"n": drawn(rng, "{5-95}"), **{slot: rng.choice(values) for slot, values in _LISTS.items()}}
-    key = key_of(piece.name, *told(slots, piece.first.prompts[0]))
+    key = key_of(piece.name, *slot_values(slots, piece.first.prompts[0]))
     return conversation(rng, "writing", "rouge_l", key, slots, (piece.first, rng.choice(piece.follow_ups)))
 
 
@@ -158,7 +158,7 @@ _TURNED = {"I": "you", "am": "are", "my": "your", "me": "you"}
 
 
 def generate_roleplay(rng: random.Random) -> Example:
-    """A role, its name and town, a visitor and a trouble make the key."""
+    """Return a roleplay; the key is the role, its name and town, a visitor and a problem."""
     role = rng.choice(_ROLES)
     problem, advice = rng.choice(list(role.problems.items()))
     me, visitor = rng.sample(FIRST_NAMES, 2)

@@ -22,7 +22,7 @@ from lab.wording import (
     person_forms,
     pick,
     punctuated,
-    say,
+    render,
     wordings,
 )
 
@@ -70,20 +70,20 @@ def _follow_up(rng: random.Random, family: Family, slots: Slots) -> tuple[str, t
     kind = pick(rng, ("changed", "changed", "renamed", "documented", "explained"))
     name = f"{pick(rng, _CODING['prefixes'])}_{slots['f']}" if kind == "renamed" else slots["f"]
     words = {**slots, "name": name, "change": family.change.format_map(slots)}
-    asked = say(rng, _FOLLOW_UPS[kind]["ask"], words)
-    doc = say(rng, "{d}.", slots) if kind == "documented" else ""
+    asked = render(rng, _FOLLOW_UPS[kind]["ask"], words)
+    doc = render(rng, "{d}.", slots) if kind == "documented" else ""
     code = f"\n{_block(name, slots, family.changed if kind == 'changed' else family.code, doc)}"
-    told = _FOLLOW_UPS[kind]["tell"]
-    return asked, wordings(lambda: say(rng, told, words) + (code if kind != "explained" else ""), 4)
+    template = _FOLLOW_UPS[kind]["tell"]
+    return asked, wordings(lambda: render(rng, template, words) + (code if kind != "explained" else ""), 4)
 
 
 def generate_coding(rng: random.Random) -> Example:
-    """A function from its description, then a follow-up on it."""
+    """Return a function from its description, then a follow-up on it."""
     family = pick(rng, FAMILIES)
     slots = _coding_slots(rng, family)
-    ask = punctuated(say(rng, pick(rng, _CODING["asks"]), slots))
+    ask = punctuated(render(rng, pick(rng, _CODING["asks"]), slots))
     code = _block(slots["f"], slots, family.code)
-    first = wordings(lambda: f"{say(rng, pick(rng, _CODING['intros']), slots)}\n{code}", 4)
+    first = wordings(lambda: f"{render(rng, pick(rng, _CODING['intros']), slots)}\n{code}", 4)
     follow, second = _follow_up(rng, family, slots)
     return Example("coding", (ask, follow), (first, second), key_of(slots["f"], slots["p"], slots["d"]), "rouge_l")
 
@@ -115,7 +115,7 @@ _EXTRACTION_ASKS, _EXTRACTION_INTRO = load("extraction.asks", tuple[str, ...]), 
 
 
 def _extraction_slots(rng: random.Random, facts: Slots) -> dict[str, object]:
-    """The drawn facts and what follows from them."""
+    """Return the drawn facts and what follows from them."""
     slots = dict(facts)
     if "who" in slots:
         he, his, him = person_forms(str(slots["who"]).split()[0])
@@ -132,28 +132,30 @@ def _extraction_slots(rng: random.Random, facts: Slots) -> dict[str, object]:
 
 
 def _value(value: object) -> object:
-    """Numbers stay numbers in JSON, also those written with zeros."""
+    """Convert numeric texts to numbers for JSON, including those with leading zeros."""
     return int(value) if isinstance(value, str) and value.isdigit() else value
 
 
 def generate_extraction(rng: random.Random) -> Example:
-    """A text with facts to extract, then a question on it."""
+    """Return a text with facts to extract, then a question on it."""
     kind = pick(rng, _FACTS)
     facts = draw_slots(rng, kind.slots, _FACT_KINDS)
     slots = _extraction_slots(rng, facts)
     chosen = rng.sample(tuple(kind.fields), pick(rng, (3, 4, 5)))
     fields = {label: _value(slots[kind.fields[label]]) for label in chosen}
     as_json = rng.random() < 0.5
-    text = say(rng, pick(rng, kind.texts), slots)
+    text = render(rng, pick(rng, kind.texts), slots)
     shape = "JSON" if as_json else pick(rng, ("a list", "a short list", "a bullet list"))
     names = listing([f"the {label}" for label in fields])
-    ask = say(rng, pick(rng, _EXTRACTION_ASKS), {"text": text, "fields": names, "shape": shape})
+    ask = render(rng, pick(rng, _EXTRACTION_ASKS), {"text": text, "fields": names, "shape": shape})
     lines = "".join(f"\n- {label}: {value}" for label, value in fields.items())
-    first = (json.dumps(fields, indent=1),) if as_json else wordings(lambda: say(rng, _EXTRACTION_INTRO, {}) + lines, 3)
+    first = (
+        (json.dumps(fields, indent=1),) if as_json else wordings(lambda: render(rng, _EXTRACTION_INTRO, {}) + lines, 3)
+    )
     follow, answer = pick(rng, tuple(kind.follow_ups.items()))
-    second = wordings(lambda: say(rng, answer, slots), 4)
+    second = wordings(lambda: render(rng, answer, slots), 4)
     key = key_of(kind.name, *facts.values())
-    return Example("extraction", (ask, say(rng, follow, slots)), (first, second), key, "rouge_l")
+    return Example("extraction", (ask, render(rng, follow, slots)), (first, second), key, "rouge_l")
 
 
 # Puzzles with worked reasoning, each with a follow-up question: comparing, excluding, families, rules, days, ...
@@ -169,7 +171,7 @@ class Puzzle:
     facts: tuple[str, ...] = ()
 
 
-# What fills a puzzle's templates, which follow-up is asked, and what tells this puzzle from others of its kind.
+# Slots of a puzzle's templates, index of the follow-up, and the identity of the puzzle within its kind.
 Drawn = tuple[dict[str, object], int, tuple[object, ...]]
 
 PUZZLES = load("reasoning.puzzles", dict[str, Puzzle])
@@ -184,20 +186,20 @@ _STARTS, _ENDS = load("reasoning.starts", tuple[str, ...]), load("reasoning.ends
 
 
 def _facts(rng: random.Random, kind: str, slots: Slots) -> str:
-    """The facts of a puzzle in any order."""
+    """Return the facts of a puzzle in any order."""
     facts = PUZZLES[kind].facts
     return " ".join(rng.sample(facts, len(facts))).format_map(slots)
 
 
 def compare(rng: random.Random) -> Drawn:
-    """Three or four people in an order of size, age, speed, ..."""
+    """Return three or four people in an order of size, age, speed, ..."""
     order = people(rng, pick(rng, (3, 4, 4)))
     more, *ends = pick(rng, _SCALES)
     clues = [f"{first} is {more} than {second}." for first, second in zip(order, order[1:], strict=False)]
     asked, other = rng.sample((0, 1), 2)  # which end the first and the second question are about
-    told = " ".join(rng.sample(clues, len(clues)))
+    text = " ".join(rng.sample(clues, len(clues)))
     slots: dict[str, object] = {
-        "clues": told, "chain": listing([clue[:-1] for clue in clues]), "order": ", ".join(order), "most": ends[0],
+        "clues": text, "chain": listing([clue[:-1] for clue in clues]), "order": ", ".join(order), "most": ends[0],
         "end": ends[asked], "who": order[-asked],
     }  # fmt: skip
     by_rank = rng.random() >= 0.4
@@ -206,11 +208,11 @@ def compare(rng: random.Random) -> Drawn:
         slots.update(rank=("first", "second", "third")[place], other=order[place])
     else:
         slots.update(last=ends[other], other=order[-other])
-    return slots, int(by_rank), (more, told)
+    return slots, int(by_rank), (more, text)
 
 
 def exclude(rng: random.Random) -> Drawn:
-    """Three people with one thing each; two clues say who has what."""
+    """Return three people with one thing each; two clues determine who has what."""
     who = people(rng, 3)
     does, do, options = pick(rng, _SETS)
     things = rng.sample(options, 3)
@@ -222,7 +224,7 @@ def exclude(rng: random.Random) -> Drawn:
 
 
 def family(rng: random.Random) -> Drawn:
-    """Parents, children and grandchildren."""
+    """Return a puzzle on parents, children and grandchildren."""
     names: list[str] = []
     while len(names) < 4:
         name = pick(rng, PEOPLE)
@@ -246,7 +248,7 @@ def _negated(act: str) -> str:
 
 
 def rules(rng: random.Random) -> Drawn:
-    """Two rules, one leading to the other."""
+    """Return two rules, one leading to the other."""
     (event, no_event), (first, second) = pick(rng, _EVENTS), people(rng, 2)
     act, result = rng.sample(_ACTS, 2)
     slots = {
@@ -257,7 +259,7 @@ def rules(rng: random.Random) -> Drawn:
 
 
 def days(rng: random.Random) -> Drawn:
-    """Counting days of the week."""
+    """Return a puzzle on days of the week."""
     start, ahead, back = rng.randrange(7), rng.randint(2, 6), rng.randint(1, 3)
     who, act, city = pick(rng, PEOPLE), pick(rng, _DAY_ACTS), pick(rng, KINDS["city"])
     week = [KINDS["weekday"][(start + day) % 7] for day in range(ahead + 1)]
@@ -271,13 +273,13 @@ def days(rng: random.Random) -> Drawn:
 
 
 def places(rng: random.Random) -> Drawn:
-    """A thing that is moved from place to place."""
+    """Return a thing that is moved from place to place."""
     words = (*people(rng, 3), *rng.sample(_PLACES, 3), pick(rng, _THINGS))
     return dict(zip("abcxyzt", words, strict=True)), pick(rng, range(3)), words
 
 
 def classes(rng: random.Random) -> Drawn:
-    """Made-up kinds of things, one inside the other."""
+    """Return a puzzle on nested invented kinds of things."""
     kinds = [start + pick(rng, _ENDS) for start in rng.sample(_STARTS, 3)]
     slots = dict(zip("xyza", (*kinds, pick(rng, WOMEN + MEN)), strict=True))
     return {**slots, "facts": _facts(rng, "classes", slots)}, 0, tuple(slots.values())
@@ -287,12 +289,12 @@ _DRAW = (compare, compare, exclude, exclude, family, rules, days, places, classe
 
 
 def generate_reasoning(rng: random.Random) -> Example:
-    """A puzzle and a follow-up; each answer says how it is found."""
+    """Return a puzzle and a follow-up; each answer explains its solution."""
     draw = pick(rng, _DRAW)
     slots, then, key = draw(rng)
     puzzle = PUZZLES[draw.__name__]
     follow, answer = tuple(puzzle.then.items())[then]
-    question, follow = say(rng, puzzle.ask, slots), say(rng, follow, slots)
-    answers = tuple(wordings(partial(say, rng, template, slots), 5) for template in (puzzle.tell, answer))
-    prompt = say(rng, pick(rng, _FRAMES), {"question": question})
+    question, follow = render(rng, puzzle.ask, slots), render(rng, follow, slots)
+    answers = tuple(wordings(partial(render, rng, template, slots), 5) for template in (puzzle.tell, answer))
+    prompt = render(rng, pick(rng, _FRAMES), {"question": question})
     return Example("reasoning", (prompt, follow), answers, key_of(draw.__name__, *key), "rouge_l")

@@ -33,7 +33,7 @@ GENERATORS: dict[str, Generator] = {
 
 
 def questions(categories: Sequence[str], split: str, per_category: int, seed: int = 0) -> tuple[Question, ...]:
-    """Questions of each category in turn; for a smaller `per_category` the first ones of the same."""
+    """Return questions of each category in turn; for a smaller `per_category` the first ones of the same."""
     return tuple(question for name in categories for question in _of_category(name, split, per_category, seed))
 
 
@@ -60,7 +60,7 @@ APP_WEIGHTS = {name: float(name in APP_CATEGORIES) for name in GENERATORS}  # th
 
 
 def conversations(split: str, seed: int, weighting: Mapping[str, float] = WEIGHTS) -> Iterator[Example]:
-    """An endless mixture of all categories; drills only where they are given a weight."""
+    """Yield an endless mixture of all categories; drills only where they are given a weight."""
     makers = {**GENERATORS, "arithmetic": mathematics.generate_drill} if "arithmetic" in weighting else GENERATORS
     names = sorted(makers)
     streams = {name: draw(makers[name], split, seed) for name in names}

@@ -1,4 +1,4 @@
-"""Training of the lab's base model, and what all stages of the pipeline share."""
+"""Training of the lab's base model, and shared code of the pipeline's stages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    """A PreTrainedTokenizerFast of exactly vocab_size entries, special tokens first."""
+    """Return a PreTrainedTokenizerFast of exactly vocab_size entries, special tokens first."""
     from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
@@ -71,7 +71,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     return tokenizer
 
 
-# The lab's base model: configuration and training from nothing. Knows packed rows, not where they come from.
+# The lab's base model: configuration and training from random weights on packed rows.
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +102,13 @@ SIZES = {
 
 
 def new_model(size: BaseSize, special: dict[str, int], seed: int) -> Any:
-    """A freshly initialised Llama of this size."""
+    """Return a freshly initialised Llama of this size."""
     torch.manual_seed(seed)
     return new_llama(size.hidden, size.layers, size.heads, size.kv_heads, size.ffn, size.vocab, size.context, special)
 
 
 def optimizers(model: torch.nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for embeddings and norms."""
+    """Return optimizers: Muon for the matrices inside the layers, AdamW for embeddings and norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
     ids = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in ids]
@@ -119,7 +119,7 @@ def optimizers(model: torch.nn.Module, lr: float) -> list[torch.optim.Optimizer]
 
 
 def trapezoid(step: int, total: int, warmup: int = 50, decay_share: float = 0.35) -> float:
-    """Learning-rate factor: linear warm-up, flat, linear decay to zero over the last share of the steps."""
+    """Return the learning-rate factor: linear warm-up, constant, linear decay to zero at the end."""
     decay = max(1, int(total * decay_share))
     return min(1.0, (step + 1) / warmup, (total - step) / decay)
 
@@ -170,9 +170,9 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)  # no slots: `machine` is measured once
 class LabTraining:
-    """What the stages of one training of the lab's models share.
+    """Settings shared by the stages of one training of the lab's models.
 
-    out: the work folder, with a folder for each stage. size: "s" or "m". scale: multiplies every number of steps.
+    out: the work folder, with one folder per stage. size: "s" or "m". scale: multiplies every number of steps.
     """
 
     out: Path
@@ -183,46 +183,46 @@ class LabTraining:
     log: Log
 
     def scaled(self, count: int, least: int) -> int:
-        """A count of examples or steps under the budget."""
+        """Return a count of examples or steps under the budget."""
         return max(least, int(count * self.scale))
 
     @property
     def compile(self) -> bool:
-        """Whether compiling pays: not for a trial run, and on a CPU only with a C++ compiler at hand."""
+        """Return True if compiling is worthwhile: not for a trial run, and on a CPU only with a C++ compiler."""
         return self.scale >= 0.1 and (self.device != "cpu" or any(map(shutil.which, ("g++", "clang++", "c++"))))
 
     @cached_property
     def machine(self) -> DistributedContext:
-        """Where drafters are trained: in bfloat16 where that is the faster, else in float32."""
+        """Return the device context of drafter training: bfloat16 if that is faster, else float32."""
         device = torch.device(self.device)
         return DistributedContext(device, exact=device.type == "cpu" and not has_bfloat16())
 
     def folder(self, stage: str) -> Path:
-        """The work folder of a stage."""
+        """Return the work folder of a stage."""
         path = self.out / stage
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     def made(self, path: str, stage: str) -> Path:
-        """What an earlier stage left in the work folder. Raises UserError, naming the stage, where it is not there."""
-        place = self.out / path
-        if not place.exists():
+        """Return a file of an earlier stage in the work folder. Raise UserError naming the stage if it is missing."""
+        file = self.out / path
+        if not file.exists():
             raise UserError(f"no {path} in {self.out}: run stage {stage!r} first")
-        return place
+        return file
 
     def base_size(self, name: str) -> BaseSize:
-        """The named size, with its budget scaled."""
+        """Return the named size, with its budget scaled."""
         size = SIZES[name]
         return replace(size, tokens=self.scaled(size.tokens, size.rows_per_step * size.row_length))
 
     def tokenizer(self) -> Any:
-        """The tokenizer that the first stage made."""
+        """Return the tokenizer that the first stage made."""
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.made("tokenizer/tokenizer.json", "tokenizer").parent)
 
     def base_target(self) -> Target:
-        """The base as it will be shipped: float16 weights, computed in float32 (bfloat16 on CUDA trains as well)."""
+        """Return the base as shipped: float16 weights, float32 compute."""
         path = self.made("polish/model/model.safetensors", "polish").parent
         return load_target(str(path), dtype="float32", device=self.device)
 
@@ -230,9 +230,9 @@ class LabTraining:
 def training_rows(
     lab: LabTraining, least: int, step: int, seed: int, weights: Mapping[str, float] = WEIGHTS
 ) -> NDArray[np.int32]:
-    """Packed rows [R, length] of at least so many tokens, for steps of so many rows.
+    """Return packed rows [R, length] of at least `least` tokens, for steps of `step` rows.
 
-    Made once for a tokenizer, then read from disk.
+    They are generated once for a tokenizer, then read from disk.
     """
     length = lab.base_size(lab.size).row_length
     made_by = hashlib.sha256(lab.made("tokenizer/tokenizer.json", "tokenizer").read_bytes()).hexdigest()[:12]
@@ -255,13 +255,13 @@ def training_rows(
 
 
 def save_rows(path: Path, rows: NDArray[np.int32]) -> None:
-    """An .npy file that is there whole or not at all."""
+    """Write an .npy file atomically."""
     with replacing(path) as file:
         np.save(file, rows)
 
 
 def save_model(model: Any, tokenizer: Any, path: Path) -> None:
-    """A float16 safetensors checkpoint with its tokenizer, as any Hugging Face model has it."""
+    """Write a float16 safetensors checkpoint with its tokenizer in Hugging Face format."""
     import copy
 
     half = copy.deepcopy(model).to("cpu", torch.float16)
@@ -271,20 +271,20 @@ def save_model(model: Any, tokenizer: Any, path: Path) -> None:
 
 
 def drafter_text(lab: LabTraining, split: str) -> DrafterText:
-    """Rows of the split 'train' or 'calibration'."""
+    """Return rows of the split 'train' or 'calibration'."""
     rows = np.load(lab.made(f"answers/{split}.npy", "answers"), mmap_mode="r")
     return answers_in(lab, rows, lab.seed + 3)
 
 
 def answers_in(lab: LabTraining, rows: NDArray[np.int32], seed: int) -> DrafterText:
-    """Packed rows [R, T] whose answers are learnt, in the order that the seed gives."""
+    """Return packed rows [R, T] with losses on answers, in the order of the seed."""
     special = special_ids(lab.tokenizer())
     return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], seed)
 
 
 @dataclass(slots=True)
 class LabTalk:
-    """A generated example whose answers the model gives; one that did not end within the limit ends it."""
+    """A generated example with answers by the model; an answer beyond the limit ends it."""
 
     example: Example
     backend: Any
@@ -293,7 +293,7 @@ class LabTalk:
     going: bool = True
 
     def prompt(self) -> list[int] | None:
-        """The conversation up to the marker that opens the next answer."""
+        """Return the conversation up to the marker that opens the next answer."""
         if not self.going or self.turn == len(self.example.turns):
             return None
         text = f"<|user|>{self.example.turns[self.turn]}<|assistant|>"
@@ -310,7 +310,7 @@ class LabTalk:
 def own_conversations(
     target: Target, examples: Iterator[Example], count: int, batch: int = 128, limit: int = 192
 ) -> Iterator[list[LabTalk]]:
-    """Conversations in which the model gave every answer; one list a batch, `count` conversations in all."""
+    """Yield conversations with all answers by the model; one list per batch, `count` conversations in all."""
     pool = sorted(islice(examples, count), key=lambda e: (e.category, len(e.turns[0])))
     talks = [LabTalk(example, target.tokenizer.backend_tokenizer) for example in pool]
     for _, answered in regenerate_responses(

@@ -9,7 +9,7 @@ from typing import Any
 
 from lab import wording
 from lab.example import Example, load, tables
-from lab.phrases import REFERENCES, say
+from lab.phrases import REFERENCES, render
 
 # A word, as a table of the lexicon has it: column -> form. The stems of adjectives take plain endings (no dunkel).
 Word = Mapping[str, str]
@@ -33,19 +33,19 @@ class Phrase:
 
 
 def _ending(gender: str, case: str, definite: bool) -> str:
-    """The ending of an adjective after der (weak) or ein (mixed)."""
+    """Return the ending of an adjective after der (weak) or ein (mixed)."""
     if case == "dat" or (case == "acc" and gender == "m"):
         return "en"
     return "e" if definite else _MIXED_NOMINATIVE[gender]
 
 
 def _inflected(stem: str, ending: str) -> str:
-    """The adjective with its ending; a stem in -e (müde) does not double the e."""
+    """Return the adjective with its ending; a stem in -e (müde) does not double the e."""
     return stem.removesuffix("e") + ending
 
 
 def singular(rng: random.Random, noun: Word, kind: str, definite: bool) -> Phrase:
-    """One of something, half the time with an adjective."""
+    """Return one of something, half the time with an adjective."""
     adjective = rng.choice(ADJECTIVES[kind]) if rng.random() < 0.5 else None
     forms = []
     for case, articles in _ARTICLES["definite" if definite else "indefinite"].items():
@@ -57,19 +57,19 @@ def singular(rng: random.Random, noun: Word, kind: str, definite: bool) -> Phras
 
 
 def counted(rng: random.Random, noun: Word, kind: str) -> Phrase:
-    """Several of something: no article, strong plural endings; never used in the dative."""
+    """Return a plural phrase: no article, strong endings; never used in the dative."""
     number, adjective = rng.choice(WORDS["number"]), rng.choice(ADJECTIVES[kind])
     german = f"{number['german']} {_inflected(adjective['german'], 'e')} {noun['german_plural']}"
     return Phrase(german, german, german, f"{number['english']} {adjective['english']} {noun['english_plural']}")
 
 
 def subject(rng: random.Random) -> Phrase:
-    """Someone who does something, always one person."""
+    """Return a singular subject."""
     return singular(rng, rng.choice(NOUNS["person"]), "person", rng.random() < 0.85)
 
 
 def thing(rng: random.Random, kind: str) -> Phrase:
-    """The object of a verb."""
+    """Return the object of a verb."""
     noun = rng.choice(NOUNS[kind])
     if rng.random() < 0.2:
         return counted(rng, noun, kind)
@@ -77,7 +77,7 @@ def thing(rng: random.Random, kind: str) -> Phrase:
 
 
 def scene(rng: random.Random) -> dict[str, object]:
-    """Someone, a verb and its object."""
+    """Return a subject, a verb and its object."""
     verb, who = rng.choice(WORDS["verb"]), subject(rng)
     what = thing(rng, verb["objects"])
     # Nobody greets the same noun: "the friend greets the friend".
@@ -87,14 +87,14 @@ def scene(rng: random.Random) -> dict[str, object]:
 
 
 def gift(rng: random.Random) -> dict[str, object]:
-    """Someone, someone else and a thing."""
+    """Return a giver, a receiver and a thing."""
     (giver, taker), what = rng.sample(NOUNS["person"], 2), thing(rng, rng.choice(("thing", "food", "text")))
     who = singular(rng, giver, "person", True)
     return {"who": who, "whom": singular(rng, taker, "person", rng.random() < 0.85), "what": what}
 
 
 def building(rng: random.Random) -> dict[str, object]:
-    """A place in which there is a building, or several."""
+    """Return a place in which there is a building, or several."""
     places = WORDS["place"]
     place, noun = rng.choice(places[1:2] + places[12:]), rng.choice(NOUNS["building"])
     several = rng.random() < 0.4
@@ -139,25 +139,25 @@ def _slots(rng: random.Random, draws: tuple[str, ...]) -> dict[str, Any]:
 
 
 def sentence(rng: random.Random, kind: str) -> tuple[str, str]:
-    """A German sentence, and its English as a template with choices."""
+    """Return a German sentence, and its English as a template with choices."""
     form = SENTENCES[kind]
     slots = _slots(rng, form.draws)
     if kind == "present" and slots["present"]["english"] in _OFTEN:
         form = SENTENCES["present_often"]
     german = form.german[0]
     if len(form.german) > 1:
-        # which of the two draws an order decides is part of the text that the shipped weights learnt
+        # the order of the two draws is fixed by the text of the shipped weights
         german = wording.pick(rng, form.german) if kind == "because" else rng.choice(form.german)
     german = german.format_map(slots)
     return german[0].upper() + german[1:], form.english.format_map(slots)
 
 
 def generate_translation(rng: random.Random) -> Example:
-    """One or two sentences; the text itself is the key, as it is all the content there is."""
+    """Return one or two sentences; the text itself is the key, as it is all the content there is."""
     pairs = [sentence(rng, rng.choice(_KINDS))]
     if rng.random() < 0.85:
         pairs.append(sentence(rng, rng.choice((*_KINDS, "feeling", "feeling"))))
     german, english = (" ".join(parts) for parts in zip(*pairs, strict=True))
     prompt = rng.choice(PROMPTS).format(german=german)
-    answers = tuple(dict.fromkeys(say(rng, english, {}) for _ in range(REFERENCES)))
+    answers = tuple(dict.fromkeys(render(rng, english, {}) for _ in range(REFERENCES)))
     return Example("translation", (prompt,), (answers,), german, "bleu")

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from lab.example import load
 
-# How a template becomes text: alternatives, slots and articles.
+# Rendering of templates: alternatives, slots and articles.
 
 T = TypeVar("T")
 Slots = Mapping[str, object]
@@ -34,12 +34,12 @@ def _article(match: re.Match[str]) -> str:
 
 
 def pick(rng: random.Random, options: Sequence[T]) -> T:
-    """One of the options. Faster than rng.choice and as even for short lists."""
+    """Return one of the options. Faster than rng.choice and as even for short lists."""
     return options[int(rng.random() * len(options))]
 
 
-def say(rng: random.Random, template: str, slots: Slots) -> str:
-    """One wording of the template, with a capital first letter."""
+def render(rng: random.Random, template: str, slots: Slots) -> str:
+    """Return one wording of the template, with a capital first letter."""
     text = "".join(part[0] if len(part) == 1 else pick(rng, part) for part in _parts(template))
     text = text.format_map(slots)
     if "(n)" in text:
@@ -48,7 +48,7 @@ def say(rng: random.Random, template: str, slots: Slots) -> str:
 
 
 def wordings(make: Callable[[], str], limit: int = 6) -> tuple[str, ...]:
-    """Up to `limit` distinct wordings; the first is an even draw, so training sees every wording."""
+    """Return up to `limit` distinct wordings; the first is a uniform draw, so training has every wording."""
     found: dict[str, None] = {}
     for _ in range(limit + 2):
         found.setdefault(make())
@@ -57,29 +57,29 @@ def wordings(make: Callable[[], str], limit: int = 6) -> tuple[str, ...]:
     return tuple(found)
 
 
-def say_all(rng: random.Random, templates: Sequence[str], slots: Slots, limit: int = 6) -> tuple[str, ...]:
-    """Wordings of several templates in turn, from a random one on, so that each template is among them."""
+def render_all(rng: random.Random, templates: Sequence[str], slots: Slots, limit: int = 6) -> tuple[str, ...]:
+    """Return wordings of several templates in turn from a random one, so that each template is included."""
     start = int(rng.random() * len(templates))
     turn = iter(range(start, start + limit + 2))
-    return wordings(lambda: say(rng, templates[next(turn) % len(templates)], slots), limit)
+    return wordings(lambda: render(rng, templates[next(turn) % len(templates)], slots), limit)
 
 
 def punctuated(text: str) -> str:
-    """The text with a question mark exactly if its last sentence asks."""
+    """Return the text with a question mark exactly if its last sentence asks."""
     start = max(text.rfind(mark) for mark in (". ", "? ", ": ")) + 1
     asks = text[start:].lstrip().startswith(("What", "How", "And", "Who", "Which", "Is ", "When", "Where"))
     return text.rstrip("?. ") + ("?" if asks else ".")
 
 
 def listing(items: Sequence[str], word: str = "and") -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Join items as in `a`, `a and b`, `a, b and c`."""
     if len(items) < 2:
         return "".join(items)
     return f"{', '.join(items[:-1])} {word} {items[-1]}"
 
 
 def key_of(*parts: object) -> str:
-    """A content key from its parts."""
+    """Return a content key from its parts."""
     return "|".join(str(part) for part in parts)
 
 
@@ -95,12 +95,12 @@ KINDS = load("words.kinds", dict[str, tuple[str, ...]])
 
 
 def person_forms(name: str) -> tuple[str, str, str]:
-    """The pronouns of a first name: subject, possessive, object."""
+    """Return the pronouns of a first name: subject, possessive, object."""
     return ("she", "her", "her") if name in _FEMALE else ("he", "his", "him")
 
 
 def people(rng: random.Random, count: int) -> list[str]:
-    """Different first names."""
+    """Return different first names."""
     return rng.sample(PEOPLE, count)
 
 
@@ -115,14 +115,14 @@ def _spec(text: str) -> tuple[tuple[str, str, int, int], ...]:
 
 
 def draw_slots(rng: random.Random, spec: str, kinds: dict[str, tuple[str, ...]] = KINDS) -> dict[str, object]:
-    """A value for every slot of the specification."""
+    """Return a value for every slot of the specification."""
     slots: dict[str, object] = {}
     for name, kind, low, high in _spec(spec):
         if not kind:
             slots[name] = low + int(rng.random() * (high - low + 1))
             continue
         value = pick(rng, kinds[kind])
-        while value in slots.values():  # two cities of one text are two different cities
+        while value in slots.values():  # cities of one text are distinct
             value = pick(rng, kinds[kind])
         slots[name] = value
     return slots

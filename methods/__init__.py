@@ -1,1 +1,1 @@
-"""Decoding methods, one a file. They know the core; the core does not know them."""
+"""Decoding methods, one per file or folder."""

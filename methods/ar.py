@@ -1,4 +1,4 @@
-"""Autoregressive decoding: one token a step, the reference of every comparison."""
+"""Autoregressive decoding: one token per step, the baseline of every comparison."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from specbench_ss.engine.tree import DraftTree
 
 
 class Autoregressive(Decoder):
-    """No draft: every step is the root alone."""
+    """Draft nothing: every step verifies the root alone."""
 
     name = "ar"
     summary = "autoregressive decoding, the reference"

@@ -1,7 +1,7 @@
 """Lookahead decoding: a Jacobi window collects n-grams; those that begin with the root are verified. Lossless.
 
-Letters as in the paper: N = level, W = window, G = guesses. A column of the window is a row of guesses for tokens that
-follow each other: level 0 is the oldest; its first token is the root. docs/methods/lookahead.md.
+Letters as in the paper: N = level, W = window, G = guesses. Level 0 of the window is the oldest; its first token is the
+root. docs/methods/lookahead.md.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from specbench_ss.options import Bounded, option, parse_options
 class LookaheadOptions(Bounded):
     """Options of `lookahead`; defaults as published for models of 7B. Letters in brackets are the paper's.
 
-    Raises UserError for values beyond their bounds, and for those that make a step of too many rows.
+    Raise UserError if a step would have too many tokens.
     """
 
     owner: ClassVar[str] = "lookahead"
-    level: Annotated[int, Ge(2)] = option(5, "Tokens of an n-gram (N). All but the first are guessed.")
+    level: Annotated[int, Ge(2)] = option(5, "Length of the n-grams (N).")
     window: Annotated[int, Ge(1)] = option(7, "Columns of the Jacobi window (W).")
     guesses: Annotated[int, Ge(1)] = option(
-        7, "How many n-grams are kept for each first token and verified in a step (G)."
+        7, "Number of n-grams stored for each first token and verified in a step (G)."
     )
-    pool_from_prompt: bool = option(False, "Put the n-grams of the prompt into the pool as well.")
+    pool_from_prompt: bool = option(False, "Add the n-grams of the prompt to the pool.")
 
     def check_together(self) -> None:
-        if self.most_rows() > MOST_NODES:
+        if self.most_tokens() > MOST_NODES:
             raise UserError(
                 f"lookahead: level={self.level}, window={self.window}, guesses={self.guesses} make steps of "
-                f"{self.most_rows()} rows, more than {MOST_NODES}"
+                f"{self.most_tokens()} tokens, more than {MOST_NODES}"
             )
 
-    def most_rows(self) -> int:
-        """Rows of the largest step: the root, whole guesses that share nothing, the rest of the window."""
+    def most_tokens(self) -> int:
+        """Return the tokens of the largest step: root, guesses without common prefixes, rest of the window."""
         n, w = self.level, self.window
-        window = max(levels * (w + n - 1 - levels) for levels in range(1, n))  # it narrows while it fills
+        window = max(levels * (w + n - 1 - levels) for levels in range(1, n))  # the window narrows while it fills
         return window + self.guesses * (n - 1)
 
 
 class Lookahead(Decoder):
-    """Every step moves the window by one token and one level, whatever was accepted."""
+    """Lookahead decoder; every step moves the window by one token and one level."""
 
     name = "lookahead"
     summary = "lookahead decoding: Jacobi window and n-gram pool, no training"
@@ -92,16 +92,16 @@ class Lookahead(Decoder):
         }
 
     def max_tokens_per_step(self) -> int:
-        rows: int = self.options.most_rows()
-        return rows
+        tokens: int = self.options.most_tokens()
+        return tokens
 
     def extra_work(self) -> ExtraWork:
-        """The whole window without its root in every layer, and its newest level in the LM head."""
+        """Return the FLOPs of the window without its root, and of its newest level in the LM head."""
         o = self.options
         return ExtraWork(step=((o.level - 1) * o.window - 1) * of_layers(self.target) + o.window * of_head(self.target))
 
     def on_prefill(self, state: DecodeState) -> None:
-        """An empty pool; a window of one level, random tokens of the prompt, wide enough to fill N - 1 levels."""
+        """Reset the pool; start a window of one level with random prompt tokens, wide enough for N - 1 levels."""
         o, prompt = self.options, torch.tensor(state.ids[: state.prompt_tokens], device=self.target.device)
         columns = o.window + o.level - 2
         at = torch.randint(len(prompt), (1, columns), generator=state.rng, device=self.target.device)
@@ -111,20 +111,20 @@ class Lookahead(Decoder):
             self.pool.add(torch.tensor(state.ids).unfold(0, o.level, 1).tolist())
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """The n-grams that begin with the root, common beginnings merged."""
-        tokens, parents = merged(self.pool.following(state.ids[-1]))
+        """Return the tree of the n-grams that begin with the root."""
+        tokens, parents = prefix_tree(self.pool.following(state.ids[-1]))
         drafted = indices(tokens, self.target.device)
         return DraftTree.from_parents(torch.cat((state.root, drafted)), (-1, *parents))
 
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
-        """One pass over [tree | window without the root]; extra: the next level, int64 [columns]."""
+        """Run one pass over [tree | window without the root]; extra: the next level, int64 [columns]."""
         target, past, n = self.target, state.cache.get_seq_length(), len(tree)
         window = window_shape(*self.window.shape, target.device)
         tokens = torch.cat((tree.tokens, self.window.flatten()[1:]))
         visible, depths = tree.visibility()
-        # a step looks further than the context reaches: those rows are read by none that counts
-        positions = (past + torch.cat((depths, window.ahead))).clamp_max(target.context_length - 1)[None]
-        furthest = min(past + max(tree.topology.depth, window.furthest), target.context_length - 1)
+        # window positions beyond the context affect no verified token
+        positions = (past + torch.cat((depths, window.offsets))).clamp_max(target.context_length - 1)[None]
+        furthest = min(past + max(tree.topology.depth, window.max_offset), target.context_length - 1)
         mask = target.block_mask(window.joined(visible), past)
         x = target.embed(tokens[None], positions)
         x = target.run(x, 0, target.n_layers, state.cache, mask, target.rotary(positions, furthest))
@@ -134,81 +134,82 @@ class Lookahead(Decoder):
         return Output(logits[:, :n], tree, {FINAL: final[:, :n]}, extra=logits[0, n:].argmax(-1))
 
     def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
-        """Columns that are N long go into the pool and lose their oldest level; until then the window is filled."""
+        """Append the new level; add columns of length N to the pool and drop their oldest level."""
         assert output.extra is not None
-        grown = torch.cat((self.window, output.extra[None]))  # [levels + 1, columns]
-        if len(grown) == self.options.level:
-            self.pool.add(grown.T.tolist())
-            self._move(grown[1:], state.root)
+        extended = torch.cat((self.window, output.extra[None]))  # [levels + 1, columns]
+        if len(extended) == self.options.level:
+            self.pool.add(extended.T.tolist())
+            self._move(extended[1:], state.root)
         else:
-            self._move(grown[:, 1:], state.root)
+            self._move(extended[:, 1:], state.root)
 
     def _move(self, window: Tensor, root: Tensor) -> None:
-        """The window [levels, columns], its first token the root."""
+        """Set the window [levels, columns] with the root as its first token."""
         window[0, 0] = root[0]
         self.window = window
 
 
 @dataclass(frozen=True, slots=True)
 class WindowShape:
-    """Of the m = levels * columns - 1 rows after the root, level by level.
+    """Mask and positions of the m = levels * columns - 1 window tokens after the root, level by level."""
 
-    sees: bool [m, m], among themselves. ahead: int64 [m], places after the root; furthest: the greatest of them.
-    """
-
-    sees: Tensor
-    ahead: Tensor
-    furthest: int
+    visible: Tensor  # bool [m, m], within the window
+    offsets: Tensor  # int64 [m], positions relative to the root
+    max_offset: int
 
     def joined(self, tree: Tensor) -> Tensor:
-        """Visibility of the rows [tree | window], bool [n + m, n + m]: of the tree the window sees the root."""
-        n, m = len(tree), len(self.ahead)
+        """Return the mask of [tree | window], bool [n + m, n + m]; of the tree, the window attends to the root."""
+        n, m = len(tree), len(self.offsets)
         visible = tree.new_zeros(n + m, n + m)
-        visible[:n, :n], visible[n:, 0], visible[n:, n:] = tree, True, self.sees
+        visible[:n, :n], visible[n:, 0], visible[n:, n:] = tree, True, self.visible
         return visible
 
 
 @lru_cache(maxsize=256)
 def window_shape(levels: int, columns: int, device: torch.device) -> WindowShape:
-    """A token at level l of column j sees level 0 up to column j and levels 1 to l of column j; it is j + l ahead."""
-    level = torch.arange(levels).repeat_interleave(columns)  # of every row, root included
+    """Return the shape of a window.
+
+    The token at level l of column j attends to level 0 up to column j and to levels 1 to l of column j. Its position is
+    j + l after the root.
+    """
+    level = torch.arange(levels).repeat_interleave(columns)  # of every token, root included
     column = torch.arange(columns).repeat(levels)
     level_0 = (level == 0) & (column <= column[:, None])
     own = (column == column[:, None]) & (level <= level[:, None])
-    sees = (level_0 | own)[1:, 1:]
-    return WindowShape(sees.to(device), (level + column)[1:].to(device), levels + columns - 2)
+    visible = (level_0 | own)[1:, 1:]
+    return WindowShape(visible.to(device), (level + column)[1:].to(device), levels + columns - 2)
 
 
 class NGramPool:
-    """For each token the last `most` different n-grams that begin with it."""
+    """The last `most` different n-grams of each first token."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.known: dict[int, dict[tuple[int, ...], None]] = {}  # the oldest first
+        self.grams: dict[int, dict[tuple[int, ...], None]] = {}  # by first token, the oldest first
 
     def add(self, grams: Iterable[Sequence[int]]) -> None:
-        """These are now the newest, the last of them the most."""
+        """Add n-grams, the newest last."""
         for first, *rest in grams:
-            kept, gram = self.known.setdefault(first, {}), tuple(rest)
+            kept, gram = self.grams.setdefault(first, {}), tuple(rest)
             kept.pop(gram, None)
             kept[gram] = None
             if len(kept) > self.most:
                 del kept[next(iter(kept))]
 
     def following(self, token: int) -> list[tuple[int, ...]]:
-        """What followed the token, the newest first."""
-        return list(reversed(self.known.get(token, {})))
+        """Return the continuations of a token, the newest first."""
+        return list(reversed(self.grams.get(token, {})))
 
 
-def merged(chains: Iterable[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """Chains under a root as a tree: tokens and parents of the nodes 1.., the root being 0."""
+def prefix_tree(chains: Iterable[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """Merge chains under a root into a tree; return tokens and parents of the nodes 1.. (0 = root)."""
     tokens: list[int] = []
     parents: list[int] = []
-    known: dict[tuple[int, int], int] = {}
+    children: dict[tuple[int, int], int] = {}
     for chain in chains:
         node = 0
         for token in chain:
-            child = known.setdefault((node, token), len(tokens) + 1)
+            child = children.setdefault((node, token), len(tokens) + 1)
             if child > len(tokens):
                 tokens.append(token)
                 parents.append(node)

@@ -1,4 +1,4 @@
-"""Prompt lookup decoding: what followed an earlier occurrence of the newest tokens is the draft. Lossless.
+"""Prompt lookup decoding: the draft is the continuation of an earlier occurrence of the newest tokens. Lossless.
 
 Saxena 2023 (Prompt-Lookup-Decoding); transformers' `prompt_lookup_num_tokens` is the same search with other defaults:
 docs/methods/pld.md.
@@ -21,21 +21,21 @@ from specbench_ss.options import Bounded, option
 
 @dataclass(frozen=True, slots=True)
 class LookupOptions(Bounded):
-    """Options of `pld`. Raises UserError for values beyond their bounds."""
+    """Options of `pld`."""
 
     owner: ClassVar[str] = "pld"
     ngram: Annotated[int, Ge(1), Le(MOST_NODES)] = option(
-        3, "Length of the longest n-gram that is looked up. Shorter ones follow where it is new."
+        3, "Length of the longest n-gram that is looked up; shorter ones are tried if it does not occur."
     )
-    length: Annotated[int, Ge(1), Le(MOST_NODES - 1)] = option(10, "How many tokens are copied at most.")
-    match: Literal["first", "last"] = option("first", "Whether the first or the last earlier occurrence is copied.")
+    length: Annotated[int, Ge(1), Le(MOST_NODES - 1)] = option(10, "Maximum number of copied tokens.")
+    match: Literal["first", "last"] = option("first", "Copy from the first or the last earlier occurrence.")
     complete: bool = option(
-        False, "Copy only from occurrences that `length` tokens follow, as first published. Off: from any."
+        False, "Copy only from occurrences followed by `length` tokens, as first published. Off: from any."
     )
 
 
 class PromptLookup(Decoder):
-    """The request is held as a string, a character for each token: its search is one of the fastest there are."""
+    """Prompt lookup over a string with one character per token, since Python's string search is fast."""
 
     name = "pld"
     summary = "prompt lookup: copies what followed the newest n-gram before"
@@ -67,11 +67,11 @@ class PromptLookup(Decoder):
         return 1 + int(self.options.length)
 
     def on_prefill(self, state: DecodeState) -> None:
-        """The prompt and the first token."""
+        """Set the text to the prompt and the first token."""
         self.text = "".join(map(chr, state.ids))
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """The continuation of the longest n-gram that is found."""
+        """Return the continuation of the longest n-gram that occurs."""
         self.text += "".join(map(chr, state.ids[len(self.text) :]))
         copied = look_up(self.text, self.options)
         if not copied:
@@ -80,9 +80,9 @@ class PromptLookup(Decoder):
 
 
 def look_up(text: str, options: LookupOptions) -> str:
-    """At most `length` characters that followed the first (or last) occurrence of the newest n-gram, n descending.
+    """Return up to `length` characters after the first (or last) occurrence of the newest n-gram, n descending.
 
-    Only occurrences that at least one character follows, or `length` of them where `complete` is asked for.
+    An occurrence must be followed by at least one character, or by `length` characters with `complete`.
     """
     end = len(text)
     find = text.find if options.match == "first" else text.rfind

@@ -1,4 +1,4 @@
-"""Token Recycling: the best successors that the target last gave each token fill a static draft tree. Lossless.
+"""Token Recycling: a static draft tree filled from the target's last top-k of each token. Lossless.
 
 The matrix of successors is a tensor on the device; a level of the tree is one gather. docs/methods/recycling.md.
 """
@@ -37,37 +37,33 @@ PUBLISHED: tuple[Choice, ...] = from_branches({
     (0, 0, 0, 0, 0): 2, (0, 0, 0, 1, 0): 1,
 })  # fmt: skip
 WIDTH = 8
-FILL, UNSEEN = 0, -1  # where no successor is known: the token that the published code drafts; no token
+FILL, UNSEEN = 0, -1  # without a stored successor: the token that the published code drafts; no token
 
 
 @dataclass(frozen=True, slots=True)
 class RecyclingOptions(Bounded):
-    """Options of `recycling`; defaults as published, save that nothing is kept from prompt to prompt.
-
-    Raises UserError for values beyond their bounds.
-    """
+    """Options of `recycling`; defaults as published, except that prompts share no successors."""
 
     owner: ClassVar[str] = "recycling"
-    k: Annotated[int, Ge(1), Le(MOST_NODES)] = option(WIDTH, "How many successors are kept for each token.")
+    k: Annotated[int, Ge(1), Le(MOST_NODES)] = option(WIDTH, "Number of successors stored for each token.")
     nodes: Annotated[int, Ge(1), Le(len(PUBLISHED))] = option(
-        len(PUBLISHED), "How many nodes are drafted: the best ones of the published tree."
+        len(PUBLISHED), "Number of drafted nodes: the best ones of the published tree."
     )
     tree: str = option(
         "",
-        "JSON file with a draft tree of your own, a list of lists of ranks; `nodes` is then ignored. "
-        "Empty: the published tree.",
+        "JSON file with a draft tree, a list of lists of ranks; `nodes` is then ignored. Empty: the published tree.",
     )
-    prompt: bool = option(False, "Begin each answer with the successors that tokens have in the prompt.")
+    prompt: bool = option(False, "Initialize the successors from the bigrams of the prompt.")
     known_only: bool = option(
         False,
-        "Leave out nodes of which no token is known yet, instead of drafting token 0 there as published: "
-        "steps are cheaper, but fewer rows are learnt.",
+        "Omit nodes without a stored token instead of drafting token 0, as published. Steps are cheaper, "
+        "but fewer successors are updated.",
     )
-    keep: bool = option(False, "Keep the successors from one prompt to the next, as published.")
+    keep: bool = option(False, "Keep the successors across prompts, as published.")
 
 
 class Recycling(Decoder):
-    """successors[t]: the target's top-k after token t, when t was last verified, accepted or not."""
+    """successors[t]: the target's top-k after token t at its last verification, accepted or not."""
 
     name = "recycling"
     summary = "Token Recycling: a static tree from the top-k that each token had last, no training"
@@ -81,12 +77,12 @@ class Recycling(Decoder):
         self.tree = chosen_tree(self.options)
         self.levels = gathers(self.tree, target.device)
         self.width = min(self.options.k, target.vocab_size)
-        self.unknown = UNSEEN if self.options.known_only else FILL
-        rows = target.vocab_size + 1  # the last is that of an unseen token: index -1
-        self.successors = torch.full((rows, self.options.k), self.unknown, device=target.device)
+        self.missing = UNSEEN if self.options.known_only else FILL
+        rows = target.vocab_size + 1  # the last row is for unseen tokens (index -1)
+        self.successors = torch.full((rows, self.options.k), self.missing, device=target.device)
 
     def reset_history(self) -> None:
-        self.successors.fill_(self.unknown)
+        self.successors.fill_(self.missing)
 
     @classmethod
     def check(cls, options: Any, base: ModelInfo) -> None:
@@ -107,7 +103,7 @@ class Recycling(Decoder):
         return asdict(self.options) | self.tree.metadata()
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
-        """The size of the tree, and whether the prompt helps and nodes of no known token pay."""
+        """Return the tree's size and the switches `prompt` and `known_only`."""
         sizes = {} if self.options.tree else {"nodes": (3, 5, 8, 12, 18, 27, 40, 60, 80)}
         return {**sizes, "prompt": (False, True), "known_only": (False, True)}
 
@@ -115,15 +111,15 @@ class Recycling(Decoder):
         return len(self.tree.shape.parents)
 
     def on_prefill(self, state: DecodeState) -> None:
-        """No token has successors yet, but for those that it has in the prompt, where asked."""
+        """Reset the successors, then set those in the prompt if requested."""
         if not self.options.keep:
             self.reset_history()
         if self.options.prompt:
-            tokens, followed = bigrams(state.ids, self.options.k, self.unknown)
-            self.successors[torch.tensor(tokens, dtype=torch.long)] = torch.tensor(followed).to(self.successors)
+            tokens, successors = bigrams(state.ids, self.options.k, self.missing)
+            self.successors[torch.tensor(tokens, dtype=torch.long)] = torch.tensor(successors).to(self.successors)
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """The tree, level by level. With `known_only` less what has no token, which takes asking the device."""
+        """Fill the tree level by level. `known_only` removes nodes without a token, which waits for the device."""
         tokens = state.root
         for parents, ranks in self.levels:
             tokens = torch.cat((tokens, self.successors[tokens[parents], ranks]))
@@ -131,51 +127,51 @@ class Recycling(Decoder):
         if not self.options.known_only:
             return tree
         filled = (tokens != UNSEEN).tolist()
-        return tree if all(filled) else tree.subtree([i for i, yes in enumerate(filled) if yes])
+        return tree if all(filled) else tree.subtree([i for i, has_token in enumerate(filled) if has_token])
 
     def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
-        """Every node's top-k is its token's row now; of nodes with one token the last one's."""
+        """Set the successors of every node's token to its top-k; of nodes with the same token, the last one's."""
         assert output.tree is not None
         tokens = output.tree.tokens
         top = output.logits[0].topk(self.width).indices  # [n, width]
         order = torch.arange(len(tokens), device=tokens.device)
         last = order.expand(len(tokens), -1).masked_fill(tokens[:, None] != tokens, 0).amax(1)  # [n]
-        self.successors[tokens, : self.width] = top[last]  # equal indices write equal rows: no order among them
+        self.successors[tokens, : self.width] = top[last]  # equal indices write equal rows: order does not matter
 
 
 def chosen_tree(options: RecyclingOptions) -> MedusaTree:
-    """The tree that the options ask for. Raises UserError for a file that holds none, or a rank beyond k."""
+    """Return the tree that the options request. Raise UserError for a file without a tree, or a rank beyond k."""
     if not options.tree:
         return tree_of([c for c in template()[: options.nodes] if max(c) < options.k])
     tree = tree_of(read_tree(Path(options.tree), MOST_NODES, "recycling"), "recycling")
     if tree.width > options.k:
         raise UserError(
-            f"recycling: the tree {options.tree} wants {tree.width} successors of a token, k is {options.k}"
+            f"recycling: the tree {options.tree} needs {tree.width} successors of a token, but k is {options.k}"
         )
     return tree
 
 
 def template() -> list[Choice]:
-    """The published nodes, the best first: rank r counts 1 / (r + 1)."""
+    """Return the published nodes, the best first: rank r counts 1 / (r + 1)."""
     return by_likelihood(PUBLISHED)
 
 
 def gathers(tree: MedusaTree, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """For each level below the root: parents and ranks of its nodes, int64, on the device."""
+    """Return parents and ranks of the nodes of each level below the root, int64, on the device."""
     drafted = zip(tree.shape.depths[1:], tree.shape.parents[1:], tree.ranks, strict=True)
-    found = []
+    levels = []
     for _, nodes in groupby(drafted, key=lambda node: node[0]):
         _, parents, ranks = zip(*nodes, strict=True)
-        found.append((indices(parents, device), indices(ranks, device)))
-    return found
+        levels.append((indices(parents, device), indices(ranks, device)))
+    return levels
 
 
-def bigrams(ids: Sequence[int], k: int, unknown: int) -> tuple[list[int], list[list[int]]]:
-    """Tokens that have a successor, and their last k different ones [n][k], the newest first; `unknown` where fewer."""
-    known: dict[int, dict[int, None]] = {}
+def bigrams(ids: Sequence[int], k: int, missing: int) -> tuple[list[int], list[list[int]]]:
+    """Return tokens with successors, and their last k different ones [n][k], newest first, padded with `missing`."""
+    successors_of: dict[int, dict[int, None]] = {}
     for token, following in zip(ids, ids[1:], strict=False):
-        successors = known.setdefault(token, {})
+        successors = successors_of.setdefault(token, {})
         successors.pop(following, None)
         successors[following] = None
-    rows = [list(reversed(successors))[:k] for successors in known.values()]
-    return list(known), [row + [unknown] * (k - len(row)) for row in rows]
+    rows = [list(reversed(successors))[:k] for successors in successors_of.values()]
+    return list(successors_of), [row + [missing] * (k - len(row)) for row in rows]

@@ -1,1 +1,1 @@
-"""Tasks with their prompts, references and scorers. The suites know the core; the core does not know them."""
+"""Suites: tasks with their prompts, references and scorers."""

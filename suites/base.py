@@ -1,9 +1,9 @@
 """Base of the suites: questions from files or from the lab's frozen ones, limits, categories and editions.
 
-`hub:OWNER/NAME[:CONFIG[:SPLIT]][@REVISION]` names a data set of the hub; the split is `test` unless it is given. The
-hub is asked for what is named so, and for nothing else.
+`hub:OWNER/NAME[:CONFIG[:SPLIT]][@REVISION]` names a data set of the hub; the default split is `test`. Only such names
+cause requests to the hub.
 
-An object has `question_id`, `category` and `turns`. It may have `reference` (for each turn a text or a list of
+A row has `question_id`, `category` and `turns`. It may have `reference` (for each turn a text or a list of
 acceptable texts) and `metric`.
 """
 
@@ -32,12 +32,12 @@ _FORM = re.compile(r"hub:(?P<name>[^:@]+)(:(?P<config>[^:@]*))?(:(?P<split>[^:@]
 
 
 def is_hub(data: Path) -> bool:
-    """Say whether this names a data set of the hub, and not a file."""
+    """Return True if this names a data set of the hub, not a file."""
     return str(data).startswith(HUB)
 
 
 def read_data(data: Path) -> Iterator[tuple[str, Row]]:
-    """Yield every row with its place, of a JSONL file (which may be NAME.gz) or a hub data set. Raises UserError."""
+    """Yield every row of a JSONL file (also NAME.gz) or a hub data set with its location. Raise UserError."""
     if not is_hub(data):
         yield from read_rows(data)
         return
@@ -57,14 +57,14 @@ MT_BENCH_CATEGORIES = ("writing", "roleplay", "reasoning", "math", "coding", "ex
 SPECBENCH_CATEGORIES = (*MT_BENCH_CATEGORIES, "translation", "summarization", "qa", "math_reasoning", "rag")
 APP_CATEGORIES = ("sql", "meaning_representation", "dialogue_summary")
 
-LAB_QUESTIONS = Path(specbench_ss.__file__).parent / "lab"  # beside the weights
+LAB_QUESTIONS = Path(specbench_ss.__file__).parent / "lab"  # next to the weights
 LAB_SIZES = {name: 10 if name in MT_BENCH_CATEGORIES else 80 for name in (*SPECBENCH_CATEGORIES, *APP_CATEGORIES)}
 
-Reader = Callable[[str, int, Row], Question]  # place, number from 0, row
+Reader = Callable[[str, int, Row], Question]  # location, number from 0, row
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
-    """Return the questions of a file in the form of MT-Bench and Spec-Bench, in order."""
+    """Return the questions of a file in the format of MT-Bench and Spec-Bench, in order."""
     return questions_of(path, lambda place, _, row: question_of(place, row))
 
 
@@ -76,9 +76,9 @@ def lab_questions(split: str) -> dict[str, tuple[Question, ...]]:
 
 
 def questions_of(path: Path, read: Reader) -> tuple[Question, ...]:
-    """Return the questions that a function makes of the rows of a file or hub data set, in order.
+    """Return the questions that a function reads from the rows of a file or hub data set, in order.
 
-    Raises UserError for an id that occurs twice, and where there is no row.
+    Raise UserError for a duplicate id, and for an empty file.
     """
     questions: dict[str, Question] = {}
     for number, (place, row) in enumerate(read_data(path)):
@@ -87,12 +87,12 @@ def questions_of(path: Path, read: Reader) -> tuple[Question, ...]:
             raise UserError(f"{place}: question_id {question.id!r} occurs twice")
         questions[question.id] = question
     if not questions:
-        raise UserError(f"{path} holds no questions")
+        raise UserError(f"{path} has no questions")
     return tuple(questions.values())
 
 
 def text_of(place: str, row: Any, key: str) -> str:
-    """Return a field of a row. Raises UserError where it is missing, empty or no text."""
+    """Return a text field of a row. Raise UserError if it is missing, empty or no text."""
     value = row.get(key) if isinstance(row, dict) else None
     if not isinstance(value, str) or not value.strip():
         raise UserError(f"{place}: {key!r} must be a text")
@@ -100,9 +100,9 @@ def text_of(place: str, row: Any, key: str) -> str:
 
 
 def question_of(place: str, row: Row, metrics: Mapping[str, str] = MappingProxyType({})) -> Question:
-    """Return the question of a row in the form of MT-Bench and Spec-Bench. Raises UserError for another form.
+    """Return the question of a row in the format of MT-Bench and Spec-Bench. Raise UserError for another format.
 
-    metrics: the metric of each category, for rows that name none.
+    metrics: the default metric of each category.
     """
     category, turns = row.get("category"), row.get("turns")
     if not isinstance(row.get("question_id"), int | str):
@@ -135,30 +135,30 @@ def _acceptable(place: str, entry: object) -> tuple[str, ...]:
     entries = entry if isinstance(entry, list) else [entry]
     texts = [text for text in entries if isinstance(text, str)]
     if len(texts) < len(entries):
-        raise UserError(f"{place}: 'reference' must hold texts or lists of texts")
+        raise UserError(f"{place}: 'reference' must contain texts or lists of texts")
     return tuple(text for text in texts if text.strip())
 
 
 def select(questions: Sequence[Question], categories: Sequence[str], limit: int | None) -> tuple[Question, ...]:
-    """Return the first `limit` questions of each asked category, in order.
+    """Return the first `limit` questions of each requested category, in order.
 
     A limit of 0 or None takes all questions; an empty list of categories takes every category.
     """
     check_limit(limit)
     present = list(dict.fromkeys(question.category for question in questions))
     check_categories(categories, present, "the data")
-    taken: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     chosen = []
     for question in questions:
-        if question.category in (categories or present) and not (limit and taken[question.category] >= limit):
-            taken[question.category] += 1
+        if question.category in (categories or present) and not (limit and counts[question.category] >= limit):
+            counts[question.category] += 1
             chosen.append(question)
     return tuple(chosen)
 
 
-def check_categories(asked: Sequence[str], known: Sequence[str], owner: str) -> None:
+def check_categories(requested: Sequence[str], known: Sequence[str], owner: str) -> None:
     """Raise UserError for an unknown category. owner: whose categories they are, 'suite X' or 'the data'."""
-    for name in asked:
+    for name in requested:
         if name not in known:
             raise UserError(f"{owner} has no category {name!r}{known_words(name, known)}")
 
@@ -171,7 +171,7 @@ def check_limit(limit: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A published file whose content is known. url: at a fixed commit. saved_as: its name here, where it is another."""
+    """A published file with its hash. url: at a fixed commit. saved_as: its local name, if different."""
 
     url: str
     sha256: str
@@ -179,64 +179,57 @@ class Published:
 
     @property
     def name(self) -> str:
-        """Return the file's name here."""
+        """Return the file's local name."""
         return self.saved_as or self.url.rpartition("/")[2]
 
     def is_whole(self, path: Path) -> bool:
-        """Say whether this file is there, unchanged."""
+        """Return True if the file exists unchanged."""
         return path.is_file() and file_sha256(path) == self.sha256
 
 
 class FileSuite(Suite):
-    """A suite whose questions come from a file: a given one, or a published one that was fetched.
+    """A suite with questions from a given file, a fetched published file, or for lab models from the lab."""
 
-    Those for lab models are the lab's, in as many splits as are asked for.
-
-    title: its name in sentences. files: what `fetch` downloads; the first one holds the questions. needs: what --data
-    must be, where there is nothing to fetch. default_limit: questions of each category; 0 is all. lab_categories:
-    those of the questions for lab models, lab_limit each by default.
-    """
-
-    title: ClassVar[str]
-    files: ClassVar[tuple[Published, ...]] = ()
-    needs: ClassVar[str] = "a JSONL file"
-    default_limit: ClassVar[int] = 0
+    title: ClassVar[str]  # name in sentences
+    files: ClassVar[tuple[Published, ...]] = ()  # downloaded by `fetch`; the first has the questions
+    needs: ClassVar[str] = "a JSONL file"  # description of --data for suites without a download
+    default_limit: ClassVar[int] = 0  # questions per category; 0 = all
     max_new_tokens: ClassVar[int] = 1024
-    lab_categories: ClassVar[tuple[str, ...]] = ()
-    lab_limit: ClassVar[int] = 4
+    lab_categories: ClassVar[tuple[str, ...]] = ()  # categories for lab models
+    lab_limit: ClassVar[int] = 4  # default number of lab questions per category
 
     def read(self, data: Path) -> tuple[Question, ...]:
-        """Return the questions of a file, a folder or a hub data set. Raises UserError."""
+        """Return the questions of a file, a folder or a hub data set. Raise UserError."""
         return questions_of(self.question_file(data), self.question)
 
     def question(self, place: str, number: int, row: Row) -> Question:
-        """Return the question of a row of the file. Raises UserError for another form."""
+        """Return the question of a row of the file. Raise UserError for another format."""
         return question_of(place, row)
 
     def notes(self) -> tuple[str, ...]:
-        """Return what a reader of the results should know of questions from a file, a sentence each."""
+        """Return notes on questions from a file for readers of the results, one sentence each."""
         return ()
 
     def load(self, request: SuiteRequest) -> SuiteData:
-        """Return the questions that are evaluated. For lab models they are the lab's unless a file is given."""
+        """Return the evaluation questions: for lab models the lab's unless a file is given."""
         return self._questions("eval", request)
 
     def calibration(self, request: SuiteRequest) -> SuiteData:
-        """Return questions to choose options on. For lab models these are ones of the lab that no evaluation asks."""
-        of_lab = request.lab and request.data is None
-        return self._questions("calibration", request) if of_lab else super().calibration(request)
+        """Return questions for tuning; for lab models they are disjoint from the evaluation questions."""
+        from_lab = request.lab and request.data is None
+        return self._questions("calibration", request) if from_lab else super().calibration(request)
 
     def score(self, question: Question, turn: int, answer: str) -> float | None:
         """Score an answer with the question's metric, against the references of the turn."""
         return score_turn(question, turn, answer)
 
     def fetch(self, source: str | None = None) -> Path:
-        """Return the published questions, which are downloaded unless they are there.
+        """Return the published questions, downloaded if necessary.
 
-        source: another URL of the same file, or of the folder that holds the files where there are several.
+        source: another URL of the file, or of the folder of several files.
         """
         if not self.files:
-            raise UserError(f"suite {self.name!r} has no download: give --data, {self.needs}")
+            raise UserError(f"suite {self.name!r} has no download; use --data with {self.needs}")
         for file in self.files:
             path = self._cached(file)
             if source is not None or not file.is_whole(path):
@@ -244,16 +237,16 @@ class FileSuite(Suite):
         return self._cached(self.files[0])
 
     def _address(self, file: Published, source: str | None) -> str:
-        given = source or os.environ.get(f"SSBENCH_{self.name.upper()}_URL")
-        if given and len(self.files) > 1:
-            return f"{given.rstrip('/')}/{file.name}"
-        return given or file.url
+        url = source or os.environ.get(f"SSBENCH_{self.name.upper()}_URL")
+        if url and len(self.files) > 1:
+            return f"{url.rstrip('/')}/{file.name}"
+        return url or file.url
 
     def _cached(self, file: Published) -> Path:
         return cache_folder() / self.name / file.name
 
     def _questions(self, split: str, request: SuiteRequest) -> SuiteData:
-        """Return the questions of given data, else those of the lab for its models and the published ones for others.
+        """Return the questions of the given data, else the lab's for lab models, else the published ones.
 
         split: of the lab's questions, "eval" or "calibration".
         """
@@ -272,10 +265,10 @@ class FileSuite(Suite):
             path = self._cached(file)
             if not path.is_file():
                 raise UserError(
-                    f"no {self.title} questions yet: run `ssbench suites fetch {self.name}`, or give --data FILE"
+                    f"{self.title} questions are missing; run `ssbench suites fetch {self.name}` or use --data FILE"
                 )
             if not file.is_whole(path):
-                raise UserError(f"{path} is damaged (wrong sha256): run `ssbench suites fetch {self.name}` again")
+                raise UserError(f"{path} is damaged (wrong sha256); run `ssbench suites fetch {self.name}` again")
         return self._cached(self.files[0])
 
     def _from(self, data: Path, request: SuiteRequest) -> SuiteData:
@@ -285,7 +278,7 @@ class FileSuite(Suite):
         return SuiteData(self.name, edition, chosen, self.max_new_tokens, (*notes, *self.notes()))
 
     def edition(self, data: Path) -> tuple[str, tuple[str, ...]]:
-        """Return what the edition is called, and what there is to say of it."""
+        """Return the name of the edition and notes on it."""
         if is_hub(data):
             return "hub", (f"questions from {data}",)
         file = self.question_file(data)
@@ -294,14 +287,14 @@ class FileSuite(Suite):
         return "custom", (f"{file.name} differs from the official {self.title} file",) if self.files else ()
 
     def question_file(self, data: Path) -> Path:
-        """Return the file with the questions: the given one, or in a folder the one with the published name."""
+        """Return the file with the questions: the given one, or the one with the published name in a folder."""
         return data / self.files[0].name if self.files and data.is_dir() else data
 
     def _generated(self, request: SuiteRequest, split: str) -> SuiteData:
-        """Return the lab's questions. They are the same whatever the seed of the run, so that runs can be compared."""
+        """Return the lab's questions. They do not depend on the run's seed, so that runs can be compared."""
         limit = self.lab_limit if request.limit is None else request.limit
-        asked = (name for name in self.lab_categories if name in (request.categories or self.lab_categories))
-        questions = tuple(question for name in asked for question in lab_questions(split)[name][: limit or None])
+        categories = (name for name in self.lab_categories if name in (request.categories or self.lab_categories))
+        questions = tuple(question for name in categories for question in lab_questions(split)[name][: limit or None])
         return SuiteData(
             self.name,
             "generated",

@@ -46,18 +46,18 @@ class MTBench(FileSuite):
     lab_categories = MT_BENCH_CATEGORIES
 
     def read(self, data: Path) -> tuple[Question, ...]:
-        """Return the questions, with the reference answers of the file beside them where there is one."""
+        """Return the questions, with reference answers if their file is in the same folder."""
         questions = super().read(data)
-        beside = self.question_file(data).parent / REFERENCES.name
-        if is_hub(data) or not beside.is_file():
+        references = self.question_file(data).parent / REFERENCES.name
+        if is_hub(data) or not references.is_file():
             return questions
-        answers = dict(_answer(place, row) for place, row in read_rows(beside))
+        answers = dict(_answer(place, row) for place, row in read_rows(references))
         return tuple(replace(q, references=answers[q.id]) if q.id in answers else q for q in questions)
 
     def judge_prompts(self, data: Path | None) -> Path | None:
-        """Return MT-Bench's own prompts for a judge: beside the data, else those that were fetched."""
-        beside = None if data is None or is_hub(data) else self.question_file(data).with_name(PROMPTS.name)
-        return next((path for path in (beside, self._cached(PROMPTS)) if path is not None and path.is_file()), None)
+        """Return MT-Bench's judge prompts: next to the data, else the fetched ones."""
+        local = None if data is None or is_hub(data) else self.question_file(data).with_name(PROMPTS.name)
+        return next((path for path in (local, self._cached(PROMPTS)) if path is not None and path.is_file()), None)
 
 
 def _answer(place: str, row: Row) -> tuple[str, tuple[tuple[str, ...], ...]]:
@@ -73,7 +73,7 @@ SPECBENCH_COMMIT = "fd2c1cd7d2201ef71db4c5f4e455008f017967bf"
 URL = f"https://raw.githubusercontent.com/hemingkx/Spec-Bench/{SPECBENCH_COMMIT}/data/spec_bench/question.jsonl"
 SHA256 = "4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04"
 
-# MT-Bench's references are hints to a judge, not texts to be compared with.
+# MT-Bench's references are hints for a judge, not texts to compare with.
 METRICS = {
     "translation": "bleu",
     "summarization": "rouge_l",
@@ -99,8 +99,8 @@ class SpecBench(FileSuite):
         return question_of(place, row, METRICS)
 
 
-MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"  # stands where a source's licence forbids a copy
-KEPT = ("question_id", "category", "turns")  # its other fields say where a question comes from
+MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"  # placeholder where a source's licence forbids a copy
+KEPT = ("question_id", "category", "turns")  # the other fields describe the origin of a question
 
 
 class SpeedBench(FileSuite):
@@ -120,12 +120,12 @@ class SpeedBench(FileSuite):
         self.left_out = 0
 
     def read(self, data: Path) -> tuple[Question, ...]:
-        """Return the questions whose text is there. Raises UserError where none is."""
+        """Return the questions that are not masked. Raise UserError if there are none."""
         questions = super().read(data)
         whole = tuple(q for q in questions if not any(turn.startswith(MASKED) for turn in q.turns))
         self.left_out = len(questions) - len(whole)
         if not whole:
-            raise UserError(f"{data} holds only masked questions: prepare the data with NVIDIA's specdec_bench first")
+            raise UserError(f"{data} has only masked questions; prepare the data with NVIDIA's specdec_bench first")
         return whole
 
     def question(self, place: str, number: int, row: Row) -> Question:
@@ -133,18 +133,18 @@ class SpeedBench(FileSuite):
         return question_of(place, {key: row.get(key) for key in KEPT})
 
     def notes(self) -> tuple[str, ...]:
-        """Say how many questions are masked, since these are left out."""
+        """Return a note on the number of masked questions, which are left out."""
         masked = f"{self.left_out} masked questions are left out: NVIDIA's specdec_bench fetches their text"
         return (masked,) if self.left_out else ()
 
 
-CONTEXT = "context"  # the category of prompts that are as long as the model's context allows, where that is known
+CONTEXT = "context"  # the category of prompts with the longest length that the model's context allows
 LENGTHS = {"1k": 1024, "2k": 2048, "4k": 4096, "8k": 8192, "16k": 16384, "32k": 32768}  # tokens of a prompt
 ASK = "Summarize the main points of this text."
 MAX_NEW_TOKENS = 256
-TEMPLATE_TOKENS = 64  # what a chat template adds, at most, to all that is known of
+TEMPLATE_TOKENS = 64  # upper bound of the tokens that chat templates add
 LEAST = 64  # tokens of text: with less room there is nothing to summarize
-CHARS_PER_TOKEN = 4  # of English text, where no tokenizer is there to ask
+CHARS_PER_TOKEN = 4  # of English text, for runs without a tokenizer
 DEFAULT_LIMIT = 2
 SUFFIXES = (".txt", ".md", ".rst")
 
@@ -159,7 +159,7 @@ class LongContext(Suite):
     categories = (*LENGTHS, CONTEXT)
 
     def load(self, request: SuiteRequest) -> SuiteData:
-        """Return questions of every length that the context holds. Raises UserError where the text is too short.
+        """Return questions of every length that fits the context. Raise UserError if the text is too short.
 
         Without categories, the first length that it does not hold gives way to prompts as long as the context allows.
         """
@@ -178,34 +178,34 @@ class LongContext(Suite):
         questions, short = _questions(text, sizes, limit, count)
         notes += [f"{name}: the text of {request.data.name} is too short for one prompt" for name in short]
         if not questions:
-            raise UserError(f"{request.data} holds too little text: about {count(text):,} tokens")
+            raise UserError(f"{request.data} has too little text: about {count(text):,} tokens")
         return SuiteData(self.name, "files", tuple(questions), MAX_NEW_TOKENS, tuple(notes))
 
 
 def _fitting(asked: Sequence[str], context: int | None) -> tuple[dict[str, int], list[str]]:
-    """Return the lengths to ask, in tokens of a whole prompt, and what there is to say of the others."""
+    """Return the prompt lengths in tokens, and notes on omitted lengths."""
     sizes = {name: size for name, size in LENGTHS.items() if name in (asked or LENGTHS)}
     if context is None:
         if not sizes:
-            raise UserError(f"the model's context is not known, so there are no prompts of category {CONTEXT!r}")
+            raise UserError(f"the model's context length is unknown, so there are no prompts of category {CONTEXT!r}")
         return sizes, []
     room = context - MAX_NEW_TOKENS - TEMPLATE_TOKENS
     if room < LEAST:
         raise UserError(f"the model's context of {context} tokens leaves no room for a long prompt and its answer")
     beyond = [name for name, size in sizes.items() if size > room]
-    held = f"the model's context of {context:,} tokens holds no more than {room:,} beside an answer"
-    notes = [f"{', '.join(beyond)} left out: {held}"] if beyond else []
+    limit = f"the model's context of {context:,} tokens fits at most {room:,} in addition to an answer"
+    notes = [f"{', '.join(beyond)} left out: {limit}"] if beyond else []
     sizes = {name: size for name, size in sizes.items() if size <= room}
     if CONTEXT in asked or (beyond and not asked):
         sizes[CONTEXT] = room
-        notes.append(f"{CONTEXT}: prompts of {room:,} tokens, as {held}")
+        notes.append(f"{CONTEXT}: prompts of {room:,} tokens, as {limit}")
     if not sizes:
         raise UserError(f"{notes[0]}; category {CONTEXT!r} has prompts of that length")
     return sizes, notes
 
 
 def _questions(text: str, sizes: dict[str, int], limit: int, count: Count) -> tuple[list[Question], list[str]]:
-    """Return up to `limit` questions of each length, 0 for all, and the names of lengths that the text is short of."""
+    """Return up to `limit` questions of each length (0 = all), and the lengths with too little text."""
     questions: list[Question] = []
     short: list[str] = []
     for name, size in sizes.items():
@@ -219,14 +219,14 @@ def _questions(text: str, sizes: dict[str, int], limit: int, count: Count) -> tu
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A piece of the text, and where it ends there."""
+    """A piece of the text with its end offset."""
 
     text: str
     end: int
 
 
 def _piece(text: str, begin: int, tokens: int, count: Count) -> _Piece | None:
-    """Return the text from `begin` on, to the last whole word within so many tokens; None where there is less text."""
+    """Return the text from `begin` to the last whole word within `tokens`; None if there is less text."""
     low, high = begin, min(len(text), begin + 8 * tokens)
     while count(text[begin:high]) < tokens:
         if high == len(text):
@@ -245,7 +245,7 @@ def _documents(data: Path) -> Iterator[str]:
     if data.is_dir():
         files = sorted(path for path in data.rglob("*") if path.suffix in SUFFIXES and path.is_file())
         if not files:
-            raise UserError(f"{data} holds no {', '.join(SUFFIXES)} file")
+            raise UserError(f"{data} has no {', '.join(SUFFIXES)} file")
         for file in files:
             yield read_text(file)
     elif data.suffix in (".jsonl", ".gz"):
@@ -257,7 +257,7 @@ def _documents(data: Path) -> Iterator[str]:
         yield read_text(data)
 
 
-OWN_CATEGORY = "prompts"  # of rows that name none
+OWN_CATEGORY = "prompts"  # default category of rows
 OWN_COLUMNS = {SYSTEM, "id", "question_id", "category", "reference", "metric"}
 MOST_NAMED = 6  # keys that one note lists
 
@@ -281,7 +281,7 @@ class Prompts(FileSuite):
         return super().read(data)
 
     def notes(self) -> tuple[str, ...]:
-        """Name what the rows hold besides and the model is not given."""
+        """Return a note on fields of the rows that are not used."""
         return tuple(f"{kind} that are not read: {_listed(names)}" for kind, names in self.unread.items() if names)
 
     def question(self, place: str, number: int, row: Row) -> Question:
@@ -296,7 +296,7 @@ class Prompts(FileSuite):
 
 
 def _form(place: str, row: Row) -> str:
-    """Return the form of a row. Raises UserError for two forms, unless `prompt` repeats a message of the first."""
+    """Return the format of a row. Raise UserError for two formats, unless `prompt` repeats a message of the first."""
     forms = [key for key in COLUMNS if row.get(key) is not None]
     if not forms:
         raise UserError(f"{place}: none of the known columns: {FORMS}; there are {', '.join(row) or 'none'}")
@@ -311,7 +311,7 @@ def _repeats(entries: Any, prompt: object) -> bool:
 
 
 def _by_turns(place: str, row: Row, asked: Row) -> Question:
-    """Return the question whose turns the model answers one after the other."""
+    """Return the question of a row with `turns`."""
     messages = read_messages(place, row, prompts_only=True)
     history = messages[:1] if row.get(SYSTEM) else []
     turns = [message["content"] for message in messages[len(history) :]]
@@ -321,12 +321,12 @@ def _by_turns(place: str, row: Row, asked: Row) -> Question:
 
 
 def _by_messages(place: str, form: str, row: Row, asked: Row) -> Question:
-    """Return the question that the user's last message asks; an answer after it is its reference."""
+    """Return the question of the user's last message; an answer after it is its reference."""
     messages = read_messages(place, row, prompts_only=True)
     ending = ", ".join(message["role"] for message in messages[-2:])
     answer = messages.pop()["content"] if messages and messages[-1]["role"] == "assistant" else ""
     if not any(message["role"] == "user" for message in messages):
-        raise UserError(f"{place}: {form!r} holds no message of the user")
+        raise UserError(f"{place}: {form!r} has no user message")
     *history, last = messages
     if last["role"] != "user":
         raise UserError(f"{place}: {form!r} ends with {ending}; it must end with user, or with user, assistant")

@@ -1,4 +1,4 @@
-"""Download a file whose content is known by its sha256. This module knows no suite."""
+"""Download of files that are verified by sha256."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _TIMEOUT_S = 30.0
 
 
 def download(url: str, sha256: str, path: Path, *, pause: float = 1.0) -> Path:
-    """Download `url` to the file `path`. If anything goes wrong, `path` stays as it was. Raises UserError.
+    """Download `url` to the file `path`. On an error, `path` stays unchanged. Raise UserError.
 
-    sha256: what the content must have. pause: seconds before the first retry, doubled for each further one.
+    sha256: of the content. pause: seconds before the first retry, doubled for each further one.
     """
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
@@ -29,7 +29,7 @@ def download(url: str, sha256: str, path: Path, *, pause: float = 1.0) -> Path:
         _fetch(url, part, pause)
         actual = file_sha256(part)
         if actual != sha256:
-            raise UserError(f"{url} has sha256 {actual}, expected {sha256}: it was not kept")
+            raise UserError(f"{url} has sha256 {actual}, expected {sha256}; the download was discarded")
         part.replace(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {os_reason(error)}") from None
@@ -40,7 +40,7 @@ def download(url: str, sha256: str, path: Path, *, pause: float = 1.0) -> Path:
 
 
 def _fetch(url: str, part: Path, pause: float) -> None:
-    """Stream the body into `part`, up to `ATTEMPTS` times in all while errors may pass by themselves."""
+    """Stream the body into `part`, with up to `ATTEMPTS` attempts on transient errors."""
     import httpx
     import tenacity
 
@@ -60,7 +60,7 @@ def _fetch(url: str, part: Path, pause: float) -> None:
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise UserError(f"{url!r} is not a URL to download from: {error}") from None
     except httpx.RemoteProtocolError as error:
-        raise UserError(f"the download of {url} broke off: {error}") from None
+        raise UserError(f"the download of {url} was interrupted: {error}") from None
     except httpx.HTTPError as error:
         raise UserError(f"cannot reach {url}: {error or type(error).__name__}") from None
 
@@ -73,7 +73,7 @@ def _stream(client: httpx.Client, url: str, part: Path) -> None:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Say whether the same request may succeed a little later."""
+    """Return True for a transient error."""
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Metrics of short answers: numbers, and the normalised word comparisons of SQuAD. They need no library.
 
-# A minus belongs to the number unless it stands behind a word or a bracket, as in 10-5.
+# A minus belongs to the number unless it follows a word or a bracket, as in 10-5.
 _NUMBER = r"(?:(?<![\w)\]])-)?[$€£]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 _FINAL = re.compile(rf"####\s*[$€£]?\s*({_NUMBER})")
 _STATED_NUMBER = re.compile(rf"answer(?:\s+is|\s*[:=])[^\w\n.-]*({_NUMBER})", re.IGNORECASE)
@@ -90,8 +90,8 @@ _BOXED = re.compile(r"\\f?boxed\s*\{")
 _STATED_ANSWER = re.compile(r"answer(?:\s+is|\s*[:=])\s*(.+?)\s*(?:\.\s|\.?$)", re.IGNORECASE | re.MULTILINE)
 _FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}\s*\{([^{}]*)\}|(\d)\s*(\d))")
 _DROPPED = re.compile(r"\\(?:left|right|,|;|!|:|quad|displaystyle)(?![A-Za-z])|\\\$|\$|\\%|%|\^\{?\\circ\}?|\s")
-_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")  # of a whole answer: (1,234) is a pair
-_LATEX_NUMBER = re.compile(  # no number in it is so long, or has such an exponent, that it takes time to compare
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")  # whole answers only: (1,234) is a pair
+_LATEX_NUMBER = re.compile(  # limits digits and exponents, so that comparisons are fast
     r"[-+]?(?:(?:\d{1,99}(?:\.\d{0,99})?|\.\d{1,99})(?:e[-+]?\d{1,2})?|\d{1,99}/\d{1,99})", re.IGNORECASE | re.ASCII
 )
 
@@ -103,7 +103,7 @@ def boxed(answer: str, references: Sequence[str]) -> float:
 
 
 def final_answer(text: str) -> str:
-    """Return what a text ends on: its last `\\boxed{}`, else "the answer is X", else its last line."""
+    """Return the final answer: the last `\\boxed{}`, else "the answer is X", else the last line."""
     found = last_boxed(text)
     if found is not None:
         return found
@@ -113,7 +113,7 @@ def final_answer(text: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    """Return what stands between the braces of the last `\\boxed{}`; None where there is none, or it is not closed."""
+    """Return the content of the last `\\boxed{}`; None if there is none, or it is not closed."""
     begins = [match.end() for match in _BOXED.finditer(text)]
     for start in reversed(begins):
         depth = 1
@@ -125,7 +125,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def normal(text: str) -> Fraction | str:
-    """Return a number as a fraction, and any other answer as text without what depends only on how it is written."""
+    """Return a number as a fraction, and any other answer as normalized text."""
     plain = re.sub(r"\\(?:text|mathrm|textbf)\s*\{([^{}]*)\}", r"\1", text.strip()).replace("\u2212", "-")
     plain = _FRACTION.sub(lambda m: f"({m[1] or m[3]})/({m[2] or m[4]})", plain)
     plain = _DROPPED.sub("", plain).rstrip(".")
@@ -217,7 +217,7 @@ def normal_sql(text: str) -> str:
 
 
 def _parsed(query: str) -> str:
-    """Return the query as sqlglot writes it; '' if it cannot be read."""
+    """Return the query in sqlglot's format; '' if it cannot be parsed."""
     import sqlglot
     from sqlglot.errors import SqlglotError
     from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
@@ -232,12 +232,12 @@ def _parsed(query: str) -> str:
 
 
 def _make_plain(tree: exp.Expr) -> None:
-    """Remove from the tree, in place, what depends only on how the query is written."""
+    """Normalize notation in the tree, in place."""
     from sqlglot import exp
 
     for column in list(tree.find_all(exp.Column)):
         if isinstance(column.this, exp.Identifier) and column.this.quoted and not column.table:
-            # sqlite reads "x" as a value where no column is called so
+            # sqlite reads "x" as a value if there is no such column
             column.replace(exp.Literal.string(column.name))
     for ordered in tree.find_all(exp.Ordered):
         ordered.set("desc", bool(ordered.args.get("desc")))
@@ -268,7 +268,7 @@ METRICS: dict[str, Metric] = {
 
 
 def score(metric: str, answer: str, references: Sequence[str]) -> float:
-    """Return the best score of the answer over the references, or 0 where there are none."""
+    """Return the best score of the answer over the references, or 0 if there are none."""
     if metric not in METRICS:
         raise UserError(f"unknown metric {metric!r}{did_you_mean(metric, METRICS)}")
     if not references:
@@ -277,7 +277,7 @@ def score(metric: str, answer: str, references: Sequence[str]) -> float:
 
 
 def score_turn(question: Question, turn: int, answer: str) -> float | None:
-    """Return what `Suite.score` returns: None where the question has no metric or the turn has no reference."""
+    """Return the score of a turn's answer; None if the question has no metric or the turn no reference."""
     references = question.references[turn] if turn < len(question.references) else ()
     if question.metric is None or not references:
         return None

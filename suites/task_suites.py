@@ -78,7 +78,7 @@ def _category(row: Row) -> str:
 
 
 def _answer(place: str, row: Row) -> str:
-    """Return the final answer: `answer`, else what is boxed last in `solution`."""
+    """Return the final answer: `answer`, else the last boxed text in `solution`."""
     given = row.get("answer")
     if isinstance(given, str) and given.strip():
         return given
@@ -112,7 +112,7 @@ class HumanEval(FileSuite):
         return Question(name, "coding", (f"{HUMANEVAL_ASK}\n```python\n{prompt.rstrip()}\n```",), references)
 
     def notes(self) -> tuple[str, ...]:
-        """Say why there is no quality."""
+        """Return a note on the missing quality metric."""
         return ("no quality: scoring would execute the code that the model wrote",)
 
 
@@ -162,7 +162,7 @@ def _dialogue(place: str, number: int, row: Row) -> Question:
 
 
 def _json_list(path: Path) -> list[tuple[str, Any]]:
-    """Return the entries of a JSON list, each with its place."""
+    """Return the entries of a JSON list with their locations."""
     try:
         rows = json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError):
@@ -185,7 +185,7 @@ def _schema(entry: dict[str, Any]) -> str:
         raise UserError(f"tables.json: cannot read the schema of database {entry['db_id']!r}") from None
 
 
-# In a folder: the first file, by name, that fits the first pattern that any fits.
+# In a folder: the first file by name of the first pattern with a match.
 PATTERNS: dict[str, tuple[str, ...]] = {
     "sql": ("dev.json", "test.json", "train_spider.json"),
     "meaning_representation": ("devset.csv", "testset*.csv", "trainset.csv"),
@@ -200,7 +200,7 @@ SUFFIXES = {".json": "sql", ".csv": "meaning_representation", ".jsonl": "dialogu
 
 
 class Apps(FileSuite):
-    """The suite `apps`. Each data set has its own terms: none is fetched."""
+    """The suite `apps`. Its data sets have their own terms and are not fetched."""
 
     name = "apps"
     title = "Spider, E2E NLG and DialogSum"
@@ -216,21 +216,21 @@ class Apps(FileSuite):
         """Return the questions of a file, or of all files of a folder."""
         questions = tuple(question for name, path in _find(data).items() for question in _mixed(READERS[name](path)))
         if not questions:
-            raise UserError(f"{data} holds no questions")
+            raise UserError(f"{data} has no questions")
         return questions
 
     def edition(self, data: Path) -> tuple[str, tuple[str, ...]]:
-        """Return what the edition is called, and the files."""
+        """Return the name of the edition, and a note on its files."""
         return "files", tuple(f"{name}: {path.parent.name}/{path.name}" for name, path in _find(data).items())
 
 
 def _find(data: Path) -> dict[str, Path]:
-    """Return the file of each category that is there."""
+    """Return the file of each available category."""
     if data.is_dir():
         found = {name: path for name in PATTERNS if (path := _first(data, PATTERNS[name])) is not None}
         if not found:
             names = ", ".join(patterns[0] for patterns in PATTERNS.values())
-            raise UserError(f"{data} holds none of {names}, nor do the folders in it")
+            raise UserError(f"{data} and its folders have none of {names}")
         return found
     if data.suffix not in SUFFIXES:
         raise UserError(f"{data} is neither a folder nor a .json, .csv or .jsonl file")
@@ -246,7 +246,7 @@ def _first(folder: Path, patterns: tuple[str, ...]) -> Path | None:
 
 
 def _mixed(questions: tuple[Question, ...]) -> list[Question]:
-    """Shuffle the questions, always alike.
+    """Shuffle the questions deterministically.
 
     Neighbours in the files resemble each other, and a limit takes the first ones.
     """

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # All that needs a GPU, the most valuable first, in stages of under ten minutes. usage: all.sh OUT [STAGE...]
-# README.md beside this file says what each stage is and leaves. All is made in WORK (runs/gpu), each stage in
-# WORK/results/STAGE, and goes on from what is there. After every stage, cut off or not, OUT gets STAGE.tar.gz with what
-# was measured, and traces.tar. A stage begins from FROM/STAGE.tar.gz (runs/from), where WORK has nothing of it. One that
-# fails is named at the end, and the others are made all the same.
+# README.md in this folder describes each stage and its output. All output is in WORK (runs/gpu), of each stage in
+# WORK/results/STAGE, and is continued. After every stage, interrupted or not, OUT gets STAGE.tar.gz with the results, and
+# traces.tar. A stage starts from FROM/STAGE.tar.gz (runs/from) if WORK has nothing of it. Failed stages are listed at the
+# end; the others run anyway.
 # LIMIT: seconds of a stage. ENGINES: in this order. LAB_SCALE: share of the larger lab's budget, one WORK for one share.
 set -uo pipefail
 out=${1:?usage: all.sh OUT [STAGE...]}
 shift
-known=(sameness telemetry figure17 roofline generate train contexts batches lab larger)
+known=(output_match telemetry figure17 roofline generate train contexts batches lab larger)
 stages=("$@")
 [ ${#stages[@]} -gt 0 ] || stages=("${known[@]}")
 for stage in "${stages[@]}"; do
@@ -35,14 +35,14 @@ calibrated() { # the machine's limits, measured once, for all that counts agains
 }
 
 # shellcheck disable=SC2046 # words are to be split
-sameness() { # every lossless method against `ar`, float32 and bfloat16, replayed and operator by operator
+output_match() { # every lossless method against `ar`, float32 and bfloat16, with CUDA graphs and eager
     local by="graph eager"
     [ "$DEVICE" != cpu ] || by="called eager"
-    limited "$limit" python3 benchmarks/gpu/sameness.py --device "$DEVICE" --engines $by \
-        --out "$results/sameness/sameness.jsonl" $(small "" "--prompts 1 --categories 1 --new 8")
+    limited "$limit" python3 benchmarks/gpu/output_match.py --device "$DEVICE" --engines $by \
+        --out "$results/output_match/output_match.jsonl" $(small "" "--prompts 1 --categories 1 --new 8")
 }
 telemetry() { # all methods of the lab, with what the GPU did
-    calibrated || echo "the machine's limits are not known: shares of its bandwidth are left out" >&2
+    calibrated || echo "the machine's limits are not measured: shares of its bandwidth are left out" >&2
     both all_methods lab "$results/telemetry/lab"
 }
 # shellcheck disable=SC2046
@@ -53,7 +53,7 @@ all_methods() { # MODEL FOLDER ENGINE
 # shellcheck disable=SC2046
 figure17() { # how busy the device is over one answer of each method; 19 is its mean, from readings of NVML
     local code=0 number
-    calibrated || echo "the machine's limits are not known: counted bandwidth is left out" >&2
+    calibrated || echo "the machine's limits are not measured: counted bandwidth is left out" >&2
     for number in 17 19; do
         ssbench $((limit / 2)) paper "figure-$number" --device "$DEVICE" --dtype "$DTYPE" \
             --out "$results/figure17/figure-$number" --resume || code=1
@@ -77,11 +77,11 @@ costs() { # FILE OPTION... ENGINE
     limited $((half - 60)) python3 benchmarks/roofline.py "${@:2:$#-2}" --methods verify medusa ss ss-pruned eagle \
         --device "$DEVICE" --dtype "$DTYPE" --engine "$engine" --out "$file.jsonl"
 }
-generate() { # `ar`, `sd` and `pld` beside transformers' generate, and beside its compiled static cache
-    both beside_generate
+generate() { # `ar`, `sd` and `pld` against transformers' generate, and against its compiled static cache
+    both against_generate
 }
 # shellcheck disable=SC2046
-beside_generate() { # ENGINE
+against_generate() { # ENGINE
     local file=$results/generate/generate-$1.txt
     [ ! -f "$file" ] || return 0
     limited "$half" python3 benchmarks/vs_transformers.py --device "$DEVICE" --dtype "$DTYPE" --engine "$1" --lengths 4 \
@@ -97,7 +97,7 @@ train() { # every trainer in bfloat16, and what was trained decodes; weights sta
     return $code
 }
 # shellcheck disable=SC2046
-batches() { # several requests at a time, operator by operator
+batches() { # several requests at a time, eager
     ssbench "$limit" run --methods ss,medusa,eagle,hydra,sd --suite specbench --device "$DEVICE" --engine eager \
         --dtype "$DTYPE" $(small "--limit 2 --batch-size 2,4,8,16" "--limit 1 --max-new-tokens 4 --batch-size 2") \
         --out "$results/batches/lab" --resume

@@ -46,6 +46,6 @@ try() { # WHAT COMMAND...: a failure is noted, and the rest is still tried
     "$@" || code=$?
     [ "$code" -eq 0 ] || failed+=("$what: exit $code$([ "$code" -ne 124 ] || echo ', out of time: run again to go on')")
 }
-end() { # tell what failed
+end() { # list what failed
     [ ${#failed[@]} -eq 0 ] || { printf 'failed: %s\n' "${failed[@]}" >&2; exit 1; }
 }

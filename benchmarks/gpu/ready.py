@@ -1,10 +1,10 @@
-"""Makes this checkout known to Python without a network, and says in one line what is missing before anything is begun.
+"""Registration of this checkout with Python without a network, and a check for missing packages.
 
     python benchmarks/gpu/ready.py SITE DEVICE
 
-SITE, a folder of PYTHONPATH, gets what an installation would note of the package: its name, version and entry points,
-read from pyproject.toml. Nothing is built, so setuptools and pip are not needed. Exit code 2 where a required package,
-the methods of this checkout or the device is not there.
+SITE, a folder of PYTHONPATH, gets the package's metadata: name, version and entry points from pyproject.toml. Nothing
+is built, so setuptools and pip are not needed. Exit code 2 if a required package, the methods of this checkout or the
+device is missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-OPTIONAL = {  # packages without which the rest is measured all the same -> what is left out
+OPTIONAL = {  # optional packages -> what is left out without them
     "plotly": "charts on the pages of experiments",
     "pydivsufsort": "the method rest",
     "rouge-score": "quality of summaries",
@@ -46,24 +46,24 @@ def note(site: Path, project: dict[str, Any]) -> None:
 
 
 def packages(project: dict[str, Any]) -> tuple[list[str], list[str], list[str]]:
-    """Required packages that are missing, optional ones that are missing, and those older than is asked for."""
+    """Return missing required packages, missing optional ones, and those older than required."""
     missing, optional, old = list[str](), list[str](), list[str]()
     for text in project["dependencies"]:
         name, _, least = text.partition(">=")
         try:
-            there = version(name)
+            installed = version(name)
         except PackageNotFoundError:
             (optional if name in OPTIONAL else missing).append(name)
             continue
-        if _numbers(there) < _numbers(least):
-            old.append(f"{name} {there} (for {least})")
+        if _numbers(installed) < _numbers(least):
+            old.append(f"{name} {installed} (for {least})")
     return missing, optional, old
 
 
 def problem(device: str, missing: list[str]) -> str:
-    """Why nothing can be measured here, in one line; '' where it can."""
+    """Return the reason in one line why nothing can be measured here; '' for none."""
     if missing:
-        return f"required packages are missing: {', '.join(missing)}; benchmarks/gpu/wheels.sh brings them along"
+        return f"required packages are missing: {', '.join(missing)}; benchmarks/gpu/wheels.sh downloads them"
     try:
         torch = importlib.import_module("torch")
         importlib.import_module("transformers")
@@ -83,14 +83,14 @@ def problem(device: str, missing: list[str]) -> str:
 
 
 def main() -> int:
-    """Note, check, and print what is here."""
+    """Register, check, and print the versions."""
     site, device = Path(sys.argv[1]), sys.argv[2]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     note(site, project)
     importlib.invalidate_caches()
     missing, optional, old = packages(project)
-    if told := problem(device, missing):
-        print(f"ssbench: {told}", file=sys.stderr)
+    if reason := problem(device, missing):
+        print(f"ssbench: {reason}", file=sys.stderr)
         return 2
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device

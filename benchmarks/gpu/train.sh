@@ -15,7 +15,7 @@ train() { # NAME TRAINER OPTIONS...
     try "train $name" ssbench "$seconds" train "$trainer" --model "$model" --data "$data" --device "$DEVICE" \
         "${steps[@]}" --out "$out/$name" "$@"
 }
-run() { # NAME METHOD: greedy answers must be the base's, near-ties of bfloat16 apart
+run() { # NAME METHOD: greedy answers must be the base's, numerical ties of bfloat16 apart
     [ -f "$out/$1/config.json" ] || return 0
     try "run $1" ssbench "$seconds" run --model "$model" --methods "$2" --set "$2.weights=$out/$1" --suite specbench \
         "${few[@]}" --dtype "$DTYPE" --device "$DEVICE" --out "$out/run-$1" --resume

@@ -2,12 +2,12 @@
 # Fetch, on a machine with a network, the wheels of required packages that a machine with torch and transformers often
 # lacks, into one folder that git ignores; every script here installs from it. usage: wheels.sh [--all] [FOLDER]
 # --all: also plotly (9.2 MiB), rouge-score with nltk (1.7) and sqlglot (0.8), without which pages have no charts, and
-# summaries and SQL no score. PYTHON_TAG: 3.12 unless it says otherwise. Versions are those of constraints.txt.
+# summaries and SQL no score. PYTHON_TAG: 3.12 by default. Versions are those of constraints.txt.
 set -euo pipefail
 needed=(annotated-types greenlet msgspec platformdirs pydivsufsort tenacity typer==0.28.0)
 large=(plotly nltk defusedxml rouge_score sqlglot)
 # typer 0.28 is the last one that needs no pydantic, which is 2.7 MiB, and ssbench works with it; older ones fail where a
-# mistake is told. Taken to be there: torch transformers accelerate peft safetensors sentencepiece protobuf numpy scipy
+# mistake is reported. Taken to be there: torch transformers accelerate peft safetensors sentencepiece protobuf numpy scipy
 # pandas pyarrow rich jinja2 pyyaml httpx filelock psutil nvidia-ml-py sacrebleu
 all=${1:-}
 [ "$all" = --all ] && shift || all=

@@ -1,1 +1,1 @@
-"""What several families of methods use."""
+"""Building blocks shared by several families of methods."""

@@ -1,4 +1,4 @@
-"""Bases of decoders whose drafter comes from a folder, and passes of a drafter with layers of its own."""
+"""Base classes of decoders that load a drafter from a folder, and forward passes of drafters."""
 
 from __future__ import annotations
 
@@ -16,26 +16,22 @@ from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import indices
 from specbench_ss.engine.verify import VerifyResult
-from specbench_ss.methods._shared.draft_vocabulary import read_shapes_and_words
+from specbench_ss.methods._shared.draft_vocabulary import read_shapes_and_vocab_maps
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, Rotary
 from specbench_ss.models import checkpoint
 from specbench_ss.models.load import hash_tensors
 
-Read = Callable[..., dict[str, Tensor]]  # returns a file's tensors, with their values or as shapes alone
-SEE_DIFFERENTLY = "layers of the drafter that do not all see the same"
+Read = Callable[..., dict[str, Tensor]]  # returns the tensors of a file, with values or as shapes only
+DIFFERENT_MASKS = "the drafter's layers have different attention masks"
 
 
 class DrafterDecoder(Decoder):
-    """A decoder with a drafter and config.json from a folder. config: that of the weights, {} for random ones.
-
-    companion: folder of the weights beside a model, '' = the method's name. advisable: options that config.json may
-    advise; other_options: options of other methods that use the same folder.
-    """
+    """A decoder with a drafter and config.json from a folder. config: {} for random weights."""
 
     Options: ClassVar[Any]
-    companion: ClassVar[str] = ""
-    advisable: ClassVar[tuple[str, ...]] = ()
-    other_options: ClassVar[tuple[str, ...]] = ()
+    bundled_folder: ClassVar[str] = ""  # name of the drafter folder bundled with a model, "" = the method's name
+    advisable: ClassVar[tuple[str, ...]] = ()  # options that config.json may advise
+    other_options: ClassVar[tuple[str, ...]] = ()  # options of other methods that use the same folder
 
     def __init__(self, target: Target, options: Any, drafter: Any, config: dict[str, Any] | None = None) -> None:
         super().__init__(target, options)
@@ -46,39 +42,39 @@ class DrafterDecoder(Decoder):
     @classmethod
     @abstractmethod
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[Any, dict[str, Any]]:
-        """Return a folder's drafter and its config.json. Raise UserError where it does not fit the base."""
+        """Return the drafter of a folder and its config.json. Raise UserError if it does not fit the base."""
 
     @classmethod
     @abstractmethod
     def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> Any:
-        """Return what the options mean for this drafter. Raise UserError for what it cannot draft."""
+        """Resolve the options for this drafter. Raise UserError for what it cannot draft."""
 
     @classmethod
     def build(cls, target: Target, options: Any, drafter: Any, config: dict[str, Any], path: Path) -> Self:
-        """Return the decoder with a drafter that `read` gave."""
+        """Return the decoder with a drafter from `read`."""
         return cls(target, options, drafter, config)
 
     def apply_options(self, options: Any) -> Self:
-        """Return the decoder with the same drafter and settled options."""
+        """Return the decoder with the same drafter and resolved options."""
         return type(self)(self.target, options, self.drafter, self.config)
 
     @classmethod
-    def outline_of(cls, base: ModelInfo, path: Path) -> ModelInfo:
-        """Return the model that the folder's drafter is for, by its configuration."""
+    def drafted_model_info(cls, base: ModelInfo, path: Path) -> ModelInfo:
+        """Return the configuration of the model that the folder's drafter is for."""
         return base
 
     @classmethod
-    def model_of(cls, target: Target, path: Path) -> Target:
-        """Return that model."""
+    def drafted_model(cls, target: Target, path: Path) -> Target:
+        """Return the model that the folder's drafter is for."""
         return target
 
     @classmethod
     def advised_by(
         cls, options: Any, config: Mapping[str, Any], base: ModelInfo, path: Path
     ) -> tuple[Any, dict[str, Any]]:
-        """Return the options with the folder's advice in place of defaults, and what was taken.
+        """Replace default options by the folder's advice; return them and the advice that was used.
 
-        A tree that the user states is drafted as it is. Raises UserError for options that the folder may not advise.
+        A tree that the user states is drafted as it is. Raise UserError for options that the folder may not advise.
         """
         file = path / "config.json" if path.is_dir() else path
         advice = checkpoint.read_advice(
@@ -89,29 +85,29 @@ class DrafterDecoder(Decoder):
 
     @classmethod
     def check(cls, options: Any, base: ModelInfo) -> None:
-        """Check the drafter's configuration, file and shapes, and what the options ask of it."""
+        """Check the drafter's configuration, file and shapes, and the options."""
         base.require_hidden_eq_embedding(cls.name)
-        path = checkpoint.drafter_here(options.weights, cls.name, base, cls.companion)
+        path = checkpoint.drafter_here(options.weights, cls.name, base, cls.bundled_folder)
         if path is None:
             return
-        own = cls.outline_of(base, path)
+        drafted = cls.drafted_model_info(base, path)
         with torch.device("meta"):
-            drafter, config = cls.read(options, path, own, read_shapes_and_words)
-        options, _ = cls.advised_by(options, config, own, path)
-        cls.resolve_options(options, config, drafter, own)
+            drafter, config = cls.read(options, path, drafted, read_shapes_and_vocab_maps)
+        options, _ = cls.advised_by(options, config, drafted, path)
+        cls.resolve_options(options, config, drafter, drafted)
 
     @classmethod
     def load(cls, target: Target, options: Any) -> Self:
-        """Load the drafter that the user named, or the one that came with the model."""
+        """Load the drafter that the user named, or the one bundled with the model."""
         target.require_hidden_eq_embedding(cls.name)
-        path = checkpoint.drafter_folder(options.weights, cls.name, target, cls.companion)
-        own = cls.model_of(target, path)
-        drafter, config = cls.read(options, path, own, checkpoint.read_tensors)
+        path = checkpoint.drafter_folder(options.weights, cls.name, target, cls.bundled_folder)
+        model = cls.drafted_model(target, path)
+        drafter, config = cls.read(options, path, model, checkpoint.read_tensors)
         checkpoint.check_base(config, target, cls.name)
         options, advised = cls.advised_by(options, config, target, path)
-        found = cls.build(own, options, drafter, config, path)
-        found.advised = advised
-        return found
+        decoder = cls.build(model, options, drafter, config, path)
+        decoder.advised = advised
+        return decoder
 
     def with_options(self, options: Any) -> Self:
         """Return the same drafter with other options."""
@@ -119,7 +115,7 @@ class DrafterDecoder(Decoder):
 
 
 class FeatureDecoder(DrafterDecoder):
-    """A drafter with a KV cache of its own over hidden states of these target layers; FINAL = the normed last one."""
+    """A drafter with its own KV cache over hidden states of these target layers; FINAL = the normed last one."""
 
     def __init__(
         self,
@@ -135,19 +131,19 @@ class FeatureDecoder(DrafterDecoder):
         self.rotary = Rotary(drafter.config, target.device)
         self.drafter.finalize(self.rotary, target.prepack)
         self.cache = Cache(len(drafter.blocks), 0)
-        self._features: list[Tensor] = []  # [1, n, h] of each layer: the prompt's, between its prefill and `begin`
+        self._features: list[Tensor] = []  # [1, n, h] of each layer: the prompt's, until `on_prefill`
 
     def metadata(self) -> dict[str, Any]:
         return {"layers": list(self.layers), "drafter_hash": hash_tensors(self.drafter.state_dict())}
 
     def prefill(self, state: DecodeState, ids: Tensor) -> Output:
-        """Run the prompt, and keep the hidden states of all its positions."""
+        """Run the prompt and keep the hidden states of all its positions."""
         output = self.target.prefill(ids, state.cache, self.aux_hidden_state_layers, every=True)
         self._features = [output.hidden_states[layer] for layer in self.layers]
         return output
 
     def accepted(self, verdict: VerifyResult, output: Output) -> tuple[Tensor, list[Tensor]]:
-        """Return the n tokens that a step decided, the new root last, and the hidden states [1, n, h] before each."""
+        """Return the n tokens of a step, the new root last, and the hidden states [1, n, h] before each."""
         path = indices(verdict.path, self.target.device)
         assert output.tree is not None
         tokens = torch.cat((output.tree.tokens[path[1:]], verdict.next_token))
@@ -160,7 +156,7 @@ class FeatureDecoder(DrafterDecoder):
     def run_drafter(
         self, rows: Sequence[Tensor], masks: Sequence[Tensor | None], rotary: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Return the drafter's output [1, n, h] for rows [1, n, h] behind those in its cache."""
+        """Return the drafter's output [1, n, h] for inputs [1, n, h] that follow its cache."""
         return pass_drafter(self.target, self.drafter, self.drafter, rows, self.cache, masks, rotary)
 
 
@@ -173,17 +169,20 @@ def pass_drafter(
     masks: Sequence[Tensor | None],
     rotary: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Return what `run(*rows, cache, masks, rotary)` does of rows [1, n, ..] behind those in the cache: [1, n, h].
+    """Return `run(*rows, cache, masks, rotary)` [1, n, h] for inputs [1, n, ..] that follow the cache.
 
-    The pass is made as the target's are: replayed, or with rows of other requests. drafter: what `run` computes with,
-    and nothing else beside what it is given. masks: additive [1, 1, n, past + n], one a layer, None = nothing to hide,
-    or a prompt's rows in order. rotary: cos, sin [1, 1 or n, head_dim].
+    As for the target, CUDA graphs or batching are used if they are on.
+
+    Args:
+        drafter: the only weights that `run` uses.
+        masks: additive [1, 1, n, past + n], one per layer; None = causal for a prompt, else everything is visible.
+        rotary: cos, sin [1, 1 or n, head_dim].
     """
     if target.graphs is None:
         return run(*rows, cache, masks, rotary)
     mask, n, past = masks[0], rows[0].shape[1], cache.get_seq_length()
     if any(other is not mask for other in masks):
-        target.graphs.record_fallback(SEE_DIFFERENTLY, 0, cache)
+        target.graphs.record_fallback(DIFFERENT_MASKS, 0, cache)
         return run(*rows, cache, masks, rotary)
     if mask is None and n > 1 and past:
         mask = rows[0].new_zeros(1, 1, n, past + n)

@@ -1,7 +1,7 @@
-"""Fine-tuned targets: whole models, LoRA as peft writes it, and their own autoregressive decoding as baseline.
+"""Fine-tuned targets: whole models, peft LoRA, and their own autoregressive baseline.
 
-What these methods are held against is that model's own autoregressive decoding, NAME-ar, which a run includes:
-another model answers otherwise, and its speedup over the target's decoding would say nothing about the method.
+These methods are compared with autoregressive decoding of the fine-tuned model, NAME-ar, which a run includes. A
+fine-tuned model gives other answers, so its speedup over the target's decoding would not measure the method.
 """
 
 from __future__ import annotations
@@ -37,151 +37,144 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-_in_use: WeakValueDictionary[Hashable, Target] = WeakValueDictionary()
+_model_cache: WeakValueDictionary[Hashable, Target] = WeakValueDictionary()
 
 
-def cached_model(key: Hashable, make: Callable[[], Target]) -> Target:
-    """The model with this key, made where nobody uses it yet."""
-    own = _in_use.get(key)
-    if own is None:
-        own = _in_use[key] = make()
-    return own
+def cached_model(key: Hashable, build: Callable[[], Target]) -> Target:
+    """Return the model with this key; build it unless one is in use."""
+    model = _model_cache.get(key)
+    if model is None:
+        model = _model_cache[key] = build()
+    return model
 
 
 def copy_on_write(target: Target) -> Any:
-    """The target's model, in full precision, to be changed and given to `Target.with_model`.
+    """Return the target's model in full precision, to be changed and passed to `Target.with_model`.
 
-    Its weights are the target's own memory, all that the target holds in full precision: one that is to be changed is
-    replaced by a copy. Raises UserError where the target's are held in fewer bits and cannot be read again.
+    Weights that the target has in full precision share its memory: replace a weight by a copy before you change it.
+    Raise UserError if the target is quantized and its weights cannot be read again.
     """
     if target.quantization is None:
         return copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
     if target.quantization.reread is None:
         raise UserError(
-            f"no LoRA can be merged into {target.name!r}, whose weights are quantised ({target.quantised}) and cannot "
-            "be read again as they were: load it with load_model(quantize=...)"
+            f"cannot merge a LoRA into {target.name!r}, whose weights are quantised ({target.quantised}) and cannot "
+            "be read again; load it with load_model(quantize=...)"
         )
     model = target.quantization.reread()
-    _share(model, target.model)
+    _share_weights(model, target.model)
     return model
 
 
-def _share(model: Any, other: Any) -> None:
-    """Let a model's weights be the other's memory, where the other holds the same numbers under the same name."""
-    for name, module in other.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        for key, weight in own.items():
-            mine = model.get_submodule(name)
-            if holds_numbers(weight) and torch.equal(weight, getattr(mine, key)):
-                setattr(mine, key, weight)
+def _share_weights(model: Any, source: Any) -> None:
+    """Replace weights of a model by those of `source` that have the same name and values."""
+    for name, source_module in source.named_modules():
+        for key, weight in source_module.named_parameters(recurse=False):
+            module = model.get_submodule(name)
+            if holds_numbers(weight) and torch.equal(weight, getattr(module, key)):
+                setattr(module, key, weight)
 
 
 class FineTunedDecoder(Decoder):
-    """Mixed in before a method's other bases. `self.target` is the method's own model.
+    """Mixin, before a method's other bases, for methods that decode with a fine-tuned model, `self.target`."""
 
-    own_reference: the name of its autoregressive decoding. model_options: options of that, which name the model.
-    """
-
-    own_reference: ClassVar[str]
-    model_options: ClassVar[type[Any]]
+    baseline_name: ClassVar[str]  # the method name of its autoregressive baseline
+    baseline_options: ClassVar[type[Any]]  # options of the baseline, which name the model
 
     @classmethod
     def baseline_for(cls, options: Any) -> MethodSpec:
-        """The same model, one token a step."""
-        same = {f.name: getattr(options, f.name) for f in fields(cls.model_options)}
-        return MethodSpec(cls.own_reference, {name: str(value) for name, value in same.items() if value})
+        """Return autoregressive decoding of the same model."""
+        same = {f.name: getattr(options, f.name) for f in fields(cls.baseline_options)}
+        return MethodSpec(cls.baseline_name, {name: str(value) for name, value in same.items() if value})
 
     def metadata(self) -> dict[str, Any]:
-        """And the hash of the model that it changed the target into."""
+        """Return the metadata with the hash of the fine-tuned model."""
         return super().metadata() | {"model_hash": self.target.weights_hash}
 
 
 class FineTunedAutoregressive(Autoregressive):
-    """Autoregressive decoding of the model of a method: its reference, itself another model than the target.
-
-    of: the method, which loads its model by `own_model` and checks its files by `check_own_model`.
-    """
+    """Autoregressive decoding of a method's fine-tuned model: the baseline of that method."""
 
     lossless = False
-    of: ClassVar[Any]
+    method: ClassVar[Any]  # has `own_model`, which loads its model, and `check_own_model`, which checks its files
 
     @classmethod
     def check(cls, options: Any, base: ModelInfo) -> None:
         """Check the model's files."""
-        cls.of.check_own_model(options, base)
+        cls.method.check_own_model(options, base)
 
     @classmethod
     def load(cls, target: Target, options: Any) -> Decoder:
         """Load the model that the options name."""
-        return cls(cls.of.own_model(target, options), options)
+        return cls(cls.method.own_model(target, options), options)
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """On a changed copy of the target."""
+        """Return an instance on a changed copy of the target."""
         return {"default": lambda: cls(fine_tuned(target), cls.Options())}
 
     def clone(self) -> Decoder:
-        """On the same model."""
+        """Return another decoder of the same model."""
         return type(self)(self.target, self.options)
 
     def metadata(self) -> dict[str, Any]:
-        """Which model."""
+        """Return the model's hash."""
         return {"model_hash": self.target.weights_hash}
 
 
-def holds_model(folder: Path) -> bool:
-    """Whether a folder has the weight files of a whole model."""
+def has_model_files(folder: Path) -> bool:
+    """Return True if a folder has the weight files of a whole model."""
     return folder.is_dir() and (folder / "config.json").is_file() and bool(weight_files(folder))
 
 
-def outline_beside(folder: Path, base: ModelInfo) -> ModelInfo:
-    """The whole model in a folder, by its configuration, with the base's tokenizer. Raises UserError."""
+def read_model_info(folder: Path, base: ModelInfo) -> ModelInfo:
+    """Return the configuration of a folder's model, with the base's tokenizer. Raise UserError if it is unusable."""
     check_model(str(folder))
     return ModelInfo(config_of(str(folder)), base.tokenizer, base.name, base.folder)
 
 
-def target_beside(target: Target, folder: Path) -> Target:
-    """The whole model in a folder as a target, on the same device, with the same type and tokenizer.
+def load_target_like(target: Target, folder: Path) -> Target:
+    """Return the model in a folder as a target with the same device, dtype and tokenizer.
 
-    One, as long as it is in use.
+    It is loaded once as long as it is in use.
     """
     stamp = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(folder))
-    return cached_model((target, folder, stamp), lambda: _beside(target, folder))
+    return cached_model((target, folder, stamp), lambda: _load_target_like(target, folder))
 
 
-def _beside(target: Target, folder: Path) -> Target:
+def _load_target_like(target: Target, folder: Path) -> Target:
     model = load_model(str(folder), target.dtype, target.device_names)
-    own = target.with_model(model, hash_weights(model))
-    check_target(own)
-    return own
+    loaded = target.with_model(model, hash_weights(model))
+    check_target(loaded)
+    return loaded
 
 
 def fine_tuned(target: Target) -> Target:
-    """The target with a random low-rank change of every linear layer, as a LoRA makes it: for examples."""
+    """Return the target with a random low-rank change of every linear layer, as by a LoRA: for test instances."""
     model, generator = copy.deepcopy(copy_on_write(target)), torch.Generator().manual_seed(3)
     for module in model.model.modules() if hasattr(model, "model") else model.modules():
         if isinstance(module, torch.nn.Linear):
-            out, into = module.weight.shape
-            a, b = torch.randn(out, 2, generator=generator), torch.randn(2, into, generator=generator)
+            d_out, d_in = module.weight.shape
+            a, b = torch.randn(d_out, 2, generator=generator), torch.randn(2, d_in, generator=generator)
             module.weight.data += 0.03 * (a @ b).to(module.weight)
     return target.with_model(model, hash_weights(model))
 
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-BEYOND = ("use_dora", "alora_invocation_tokens")  # with which peft makes up what the file does not hold
-PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"  # peft's names around a module's own
+UNSUPPORTED = ("use_dora", "alora_invocation_tokens")  # peft variants beyond plain LoRA
+PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"  # added by peft to a module's name
 
 
 @contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Within: not a word of peft's asking transformers by a name that is going out of use."""
+    """Suppress peft's FutureWarning about a deprecated name in transformers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield
 
 
 def with_lora(target: Target, rank: int) -> Target:
-    """The target with untrained LoRA in every linear layer but the LM head; the base's weights are the same memory."""
+    """Return the target with untrained LoRA in every linear layer but the LM head; base weights are shared."""
     from peft import LoraConfig, get_peft_model
 
     model = copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
@@ -195,12 +188,12 @@ def with_lora(target: Target, rank: int) -> Target:
 
 
 def lora_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The LoRA matrices of a peft model, in a fixed order."""
+    """Return the LoRA matrices of a peft model in a fixed order."""
     return [p for name, p in model.named_parameters() if "lora_" in name]
 
 
 def save_lora(folder: Path, tuned: Target) -> None:
-    """adapter_model.safetensors (float16) and adapter_config.json of a target made by `with_lora`."""
+    """Write adapter_model.safetensors (float16) and adapter_config.json of a target from `with_lora`."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
@@ -209,47 +202,47 @@ def save_lora(folder: Path, tuned: Target) -> None:
     save_file(tensors, folder / ADAPTER)
     ordinary_mode(folder)
     config = model.peft_config["default"].to_dict()
-    config["base_model_name_or_path"] = ""  # a path of the machine that trained it says nothing elsewhere
+    config["base_model_name_or_path"] = ""  # a local path is useless on other machines
     config["inference_mode"] = True
-    plain = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
-    (folder / ADAPTER_CONFIG).write_text(json.dumps(plain, indent=1, default=str) + "\n")
+    serializable = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(serializable, indent=1, default=str) + "\n")
 
 
 def check_lora(folder: Path, method: str) -> None:
-    """Raises UserError where the folder's LoRA is missing, damaged or more than LoRA of linear layers."""
+    """Raise UserError if the folder's LoRA is missing, damaged or more than LoRA of linear layers."""
     config = read_json(folder / ADAPTER_CONFIG)
     if config.get("peft_type") != "LORA":
-        raise UserError(f"{method}: {folder / ADAPTER_CONFIG} is no LoRA's: its peft_type is not 'LORA'")
-    if beyond := [name for name in BEYOND if config.get(name)]:
-        raise UserError(f"{method}: {folder / ADAPTER_CONFIG} asks for {beyond[0]}, which is more than LoRA")
+        raise UserError(f"{method}: {folder / ADAPTER_CONFIG} has another peft_type than 'LORA'")
+    if unsupported := [name for name in UNSUPPORTED if config.get(name)]:
+        raise UserError(f"{method}: {folder / ADAPTER_CONFIG} asks for {unsupported[0]}, which is more than LoRA")
     adapted_modules(folder, method)
 
 
 def check_fits(folder: Path, model: nn.Module, method: str) -> None:
-    """Raises UserError where the LoRA is of a model of other modules or sizes. model: may be without weights."""
+    """Raise UserError if the LoRA is for a model of other modules or sizes. model: may be on the meta device."""
     modules = dict(model.named_modules())
     for name, shape in adapted_modules(folder, method).items():
         weight = getattr(modules.get(name), "weight", None)
         if weight is None:
             raise UserError(f"{method}: {folder / ADAPTER} adapts {name}, which the model does not have")
         if tuple(weight.shape) not in (shape, shape[::-1]):  # some models have their matrices transposed
-            own, other = ("x".join(map(str, size)) for size in (weight.shape, shape))
-            raise UserError(f"{method}: {folder / ADAPTER} adapts {name} of {other} weights; the model's is of {own}")
+            expected, given = ("x".join(map(str, size)) for size in (weight.shape, shape))
+            raise UserError(f"{method}: {folder / ADAPTER} adapts {name} of {given} weights; the model has {expected}")
 
 
 def is_plain_lora(folder: Path) -> bool:
-    """Whether an adapter is LoRA of linear layers and nothing else. Raises UserError where it cannot be read."""
+    """Return True if an adapter is only LoRA of linear layers. Raise UserError if it cannot be read."""
     config = read_json(folder / ADAPTER_CONFIG)
-    plain = config.get("peft_type") == "LORA" and config.get("bias", "none") == "none"
-    return plain and (folder / ADAPTER).is_file() and not _beside_lora(read_shapes(folder / ADAPTER))
+    is_lora = config.get("peft_type") == "LORA" and config.get("bias", "none") == "none"
+    return is_lora and (folder / ADAPTER).is_file() and not _non_lora_names(read_shapes(folder / ADAPTER))
 
 
-def _beside_lora(names: Iterable[str]) -> list[str]:
+def _non_lora_names(names: Iterable[str]) -> list[str]:
     return [name for name in names if not name.endswith((DOWN, UP))]
 
 
 def without_weights(config: Any) -> nn.Module:
-    """The causal language model of a configuration, on torch's meta device."""
+    """Return the causal language model of a configuration on torch's meta device."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
@@ -260,9 +253,9 @@ def without_weights(config: Any) -> nn.Module:
 
 
 def merged_target(target: Target, folder: Path, method: str) -> Target:
-    """The target with the folder's LoRA merged in; whatever the LoRA does not touch is the target's own memory.
+    """Return the target with the folder's LoRA merged in; weights without LoRA share the target's memory.
 
-    One for what the files hold, as long as it is in use. Raises UserError where they are no plain LoRA of this model.
+    It is merged once as long as it is in use. Raise UserError if the files are no plain LoRA of this model.
     """
     names = list(adapted_modules(folder, method))
     content = b"".join((folder / name).read_bytes() for name in (ADAPTER, ADAPTER_CONFIG))
@@ -273,7 +266,7 @@ def merged_target(target: Target, folder: Path, method: str) -> Target:
 def _merged(target: Target, folder: Path, names: Sequence[str], digest: str, method: str) -> Target:
     from peft import PeftModel
 
-    read_tensors(folder / ADAPTER)  # which must hold finite numbers; peft does not look
+    read_tensors(folder / ADAPTER)  # checks that all numbers are finite, which peft does not
     check_fits(folder, target.model, method)
     model = copy_on_write(target)
     modules = dict(model.named_modules())
@@ -284,34 +277,34 @@ def _merged(target: Target, folder: Path, names: Sequence[str], digest: str, met
         with quiet_peft():
             merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
     except (ValueError, RuntimeError, OSError, KeyError, TypeError) as error:
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(f"{method}: the LoRA in {folder} does not fit: {first}") from error
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"{method}: the LoRA in {folder} does not fit: {reason}") from error
     return target.with_model(merged, f"{target.weights_hash}+{digest}")
 
 
 def adapted_modules(folder: Path, method: str) -> dict[str, tuple[int, int]]:
-    """Names of the modules that a saved LoRA changes, with the rows and columns of their weights.
+    """Return the modules that a saved LoRA changes, with the rows and columns of their weights.
 
-    Raises UserError for anything but LoRA of linear layers: merged, it would change the base's own weights.
+    Raise UserError for anything but LoRA of linear layers: merging it would change the base's own weights.
     """
     saved, config = read_shapes(folder / ADAPTER), read_json(folder / ADAPTER_CONFIG)
-    strange = _beside_lora(saved)
+    others = _non_lora_names(saved)
     bias = config.get("bias", "none")
-    if strange or bias != "none":
-        what = f"{strange[0]}" if strange else f"bias {bias!r}"
-        raise UserError(f"{method}: {folder} holds more than LoRA of linear layers: {what}")
+    if others or bias != "none":
+        found = f"{others[0]}" if others else f"bias {bias!r}"
+        raise UserError(f"{method}: {folder} contains more than LoRA of linear layers: {found}")
     names = {key.removesuffix(DOWN).removesuffix(UP) for key in saved}
     ranks = None if config.get("rank_pattern") else config.get("r")
     return {name.removeprefix(PREFIX): _adapted(saved, name, ranks, folder, method) for name in sorted(names)}
 
 
 def _adapted(saved: Mapping[str, Tensor], name: str, rank: Any, folder: Path, method: str) -> tuple[int, int]:
-    """Rows and columns of what a pair of matrices adapts. rank: as configured, None where it is not one for all."""
+    """Return rows and columns of the weight that a pair of matrices adapts. rank: as configured, None if it varies."""
     down, up = saved.get(name + DOWN), saved.get(name + UP)
     if down is None or up is None:
         raise UserError(f"{method}: {folder / ADAPTER} is damaged: it lacks {name}{DOWN if down is None else UP}")
     if down.ndim != 2 or up.ndim != 2 or down.shape[0] != up.shape[1]:
-        raise UserError(f"{method}: {folder / ADAPTER} is damaged: the two matrices of {name} do not fit each other")
+        raise UserError(f"{method}: {folder / ADAPTER} is damaged: the matrices of {name} have mismatching shapes")
     if rank not in (None, down.shape[0]):
-        raise UserError(f"{method}: {name} has rank {down.shape[0]}, and {folder / ADAPTER_CONFIG} says r = {rank!r}")
+        raise UserError(f"{method}: {name} has rank {down.shape[0]}, but {folder / ADAPTER_CONFIG} has r = {rank!r}")
     return up.shape[0], down.shape[1]

@@ -1,6 +1,6 @@
 """Drafting heads on static trees (Medusa, Hydra): options, trees from accuracies, acceptance rules.
 
-A tree is a list of choices; choice (1, 0) is: the second-best token of head 0, then the best of head 1.
+A tree is a list of choices; choice (1, 0) is the second-best token of head 0, then the best of head 1.
 """
 
 from __future__ import annotations
@@ -36,30 +36,29 @@ from specbench_ss.user_files import check_ends
 
 @dataclass(frozen=True, slots=True)
 class HeadsOptions(Bounded):
-    """Which heads draft, on which tree, and which drafted tokens are accepted."""
+    """Options of methods with drafting heads on a static tree."""
 
-    weights: str = option("", "Folder or file with the heads. Empty: those that came with the model.")
+    weights: str = option("", "Folder or file with the heads. Empty: those bundled with the model.")
     tree: str = option(
         "auto",
-        "Draft tree. auto: built from the measured accuracies that came with the heads, else the "
-        "published one. published: that one. Else a JSON file with a tree, or with accuracies from "
+        "Draft tree. auto: built from the accuracies in the heads' config.json, else the published one. "
+        "published: the published one. Else a JSON file with a tree, or with accuracies from "
         "`ssbench train NAME --measure`.",
     )
     nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
         0, "Drafted nodes of an auto tree. 0: as the heads' folder advises."
     )
     heads: Annotated[int, Ge(-1)] = option(
-        -1, "How many of the heads are used, the first ones. 0: all. -1: as the heads' folder advises, else all."
+        -1, "Number of heads in use (the first ones). 0: all. -1: as the heads' folder advises, else all."
     )
     accept: Literal["exact", "typical", "nucleus"] = option(
         "exact",
-        "Rule by which drafted tokens are accepted where tokens are sampled. typical (Medusa sec. 2.3.1) "
-        "and nucleus (every path is judged by itself) are lossy.",
+        "Acceptance rule when sampling. typical (Medusa sec. 2.3.1) and nucleus (per-path acceptance) are lossy.",
     )
     epsilon: Annotated[float, Gt(0)] = option(
         0.09,
-        "With accept=typical: a drafted token of probability p is accepted where p is above the smaller of "
-        "epsilon and alpha * exp(-H), H the entropy of the model's distribution.",
+        "With accept=typical: a drafted token of probability p is accepted if p is above the smaller of "
+        "epsilon and alpha * exp(-H), with H the entropy of the model's distribution.",
     )
     alpha: Annotated[float, Gt(0)] = option(0.3, "With accept=typical: the factor before exp(-H); see epsilon.")
 
@@ -74,7 +73,7 @@ _PUBLISHED: dict[Choice, int] = {
 
 
 def from_branches(branches: dict[Choice, int]) -> tuple[Choice, ...]:
-    """The choices of a tree from how many best tokens follow each prefix."""
+    """Return the choices of a tree from the number of children of each prefix."""
     choices = ((*prefix, rank) for prefix, width in branches.items() for rank in range(width))
     return tuple(sorted(choices, key=lambda c: (len(c), c)))
 
@@ -85,7 +84,7 @@ DECAY = 0.7  # of each depth; with 1 / (rank + 1) the last nodes of the publishe
 
 @dataclass(frozen=True, slots=True)
 class MedusaTree:
-    """shape of the tree; for each drafted node its head and its rank in that head's top-k."""
+    """A static tree: its topology, and for each drafted node its head and its rank in that head's top-k."""
 
     shape: TreeTopology
     heads: tuple[int, ...]
@@ -93,30 +92,30 @@ class MedusaTree:
 
     @property
     def width(self) -> int:
-        """How many candidates are needed of every head."""
+        """Return the number of candidates needed of every head."""
         return max(self.ranks) + 1
 
     @property
     def depth(self) -> int:
-        """How many heads it needs."""
+        """Return the number of heads that the tree needs."""
         return max(self.heads) + 1
 
     def metadata(self) -> dict[str, Any]:
-        form = [list(pair) for pair in zip(self.shape.parents[1:], self.ranks, strict=True)]
-        digest = hashlib.sha256(json.dumps(form).encode()).hexdigest()[:16]
+        nodes = [list(pair) for pair in zip(self.shape.parents[1:], self.ranks, strict=True)]
+        digest = hashlib.sha256(json.dumps(nodes).encode()).hexdigest()[:16]
         return {"tree_nodes": len(self.ranks), "depth": self.depth, "tree_hash": digest}
 
 
 def check_tree(tree: MedusaTree, heads: int, vocab: int, method: str = "medusa") -> None:
-    """Raises UserError where the tree wants more heads or candidates than there are."""
+    """Raise UserError if the tree needs more heads or candidates than there are."""
     if tree.depth > heads:
         raise UserError(f"{method}: the tree is {tree.depth} deep, there are {heads} heads")
     if tree.width > vocab:
-        raise UserError(f"{method}: the tree wants {tree.width} candidates of a vocabulary of {vocab}")
+        raise UserError(f"{method}: the tree needs {tree.width} candidates, the vocabulary has {vocab}")
 
 
 def tree_of(choices: Sequence[Choice], method: str = "draft tree") -> MedusaTree:
-    """Choices -> tree. Raises UserError where a choice lacks its prefix, or there are none or too many."""
+    """Return the tree of choices. Raise UserError if a choice lacks its prefix, or there are none or too many."""
     ordered = sorted(set(choices), key=lambda c: (len(c), c))
     if not ordered:
         raise UserError(f"{method}: a tree needs at least one choice")
@@ -138,7 +137,7 @@ def by_likelihood(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> list[Choice]:
-    """The `nodes` choices with the greatest expected acceptance: accuracies[head][rank], heads independent."""
+    """Return the `nodes` choices with the greatest expected acceptance: accuracies[head][rank], heads independent."""
     best: list[Choice] = []
     heap: list[tuple[float, Choice]] = [(-p, (rank,)) for rank, p in enumerate(accuracies[0])]
     heapq.heapify(heap)
@@ -151,25 +150,25 @@ def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> list[Choice]
     return best
 
 
-class Measured(msgspec.Struct, frozen=True):
-    """What a drafter's config.json, or a file of measurements, says of its trees. accuracies: [head][rank]."""
+class MeasuredAccuracies(msgspec.Struct, frozen=True):
+    """Accuracies [head][rank] and advised tree size, from config.json or a file of measurements."""
 
     accuracies: list[Annotated[list[Annotated[float, Meta(ge=0, le=1)]], Meta(min_length=1)]] | None = None
     nodes: Annotated[int, Meta(ge=1, le=MOST_NODES)] | None = None
 
 
-def read_measured(tree: str, config: Mapping[str, Any], method: str) -> Measured:
-    """Return accuracies and nodes of the config (tree=auto) or of a JSON file; nothing where it holds a tree."""
+def read_measured(tree: str, config: Mapping[str, Any], method: str) -> MeasuredAccuracies:
+    """Return accuracies and nodes of the config (tree=auto) or of a JSON file; empty if the file has a tree."""
     content: Any = config if tree == "auto" else {} if tree == "published" else _read_json(Path(tree), method)
     if not isinstance(content, Mapping) or not content.get("accuracies"):
-        return Measured()
+        return MeasuredAccuracies()
     try:
-        return user_files.convert(dict(content), Measured)
+        return user_files.convert(dict(content), MeasuredAccuracies)
     except ValueError as problem:
         raise UserError(f"{method}: {'config.json' if tree == 'auto' else tree}: {problem}") from None
 
 
-def asked_tree(
+def requested_tree(
     tree: str,
     nodes: int,
     config: Mapping[str, Any],
@@ -178,10 +177,11 @@ def asked_tree(
     published: Sequence[Choice] = PUBLISHED,
     unit: str = "heads",
 ) -> list[Choice]:
-    """The tree that a method's options ask for, no deeper than `deepest`.
+    """Return the tree that the options request, at most `deepest` levels deep. Raise UserError naming the method.
 
-    tree: auto (off the drafter's config, else published), published, or a JSON file with a tree or with accuracies.
-    nodes: of one built from accuracies, 0 = as measured ones advise. Raises UserError that names the method.
+    Args:
+        tree: auto (from the drafter's config, else published), published, or a JSON file of a tree or accuracies.
+        nodes: size of a tree built from accuracies, 0 = as the accuracies' file advises.
     """
     measured = read_measured(tree, config, method)
     if measured.accuracies:
@@ -194,20 +194,20 @@ def asked_tree(
 
 def tunable_nodes(tree: str, config: Mapping[str, Any], method: str) -> bool:
     """Return True if the tree is built from accuracies, so that it can have any number of nodes."""
-    there = tree in ("auto", "published") or Path(tree).is_file()
-    return there and bool(read_measured(tree, config, method).accuracies)
+    exists = tree in ("auto", "published") or Path(tree).is_file()
+    return exists and bool(read_measured(tree, config, method).accuracies)
 
 
 def read_tree(path: Path, heads: int, method: str, unit: str = "heads") -> list[Choice]:
-    """Choices from a JSON file: a list of lists of ranks.
+    """Return choices from a JSON file: a list of lists of ranks.
 
-    Raises UserError where it is not that, and where a choice is deeper than there are heads to be used.
+    Raise UserError for another content, and for a choice with more levels than heads in use.
     """
     try:
         choices = user_files.convert(_read_json(path, method), list[Choice])
     except ValueError as problem:
-        form = "a list of choices, each a list of ranks from 0, as in [[0], [0, 0], [1]]"
-        raise UserError(f"{method}: cannot read tree {path}: {problem}; a tree is {form}") from None
+        expected = "a list of choices, each a list of ranks from 0, as in [[0], [0, 0], [1]]"
+        raise UserError(f"{method}: cannot read tree {path}: {problem}; a tree is {expected}") from None
     deepest = max(map(len, choices), default=0)
     if deepest > heads:
         raise UserError(f"{method}: the tree {path} is {deepest} deep, there are {heads} {unit} to draft with")
@@ -224,16 +224,16 @@ def _read_json(path: Path, method: str) -> Any:
 
 
 MOST_FUSED = 9
-"""Rows, verified and drafted, up to which one product with the LM head is cheaper than reading it twice.
+"""Most tokens, verified and drafted, for which one LM-head matmul is cheaper than two.
 
-Measured with SmolLM2 on two cores with AVX-512 (docs/log.md).
+MeasuredAccuracies with SmolLM2 on two cores with AVX-512 (docs/log.md).
 """
-ACCURACIES = [[0.5 / (rank + 1) for rank in range(6)] for _ in range(4)]  # of examples
-NODES = (4, 6, 8, 10, 15, 20, 31, 48, 63)  # of auto trees, worth trying; 63 is the published size
+ACCURACIES = [[0.5 / (rank + 1) for rank in range(6)] for _ in range(4)]  # of test instances
+NODES = (4, 6, 8, 10, 15, 20, 31, 48, 63)  # sizes of auto trees for tuning; 63 is the published one
 
 
 class TreeHeads(DrafterDecoder):
-    """Heads on a fixed tree, drafted from the last state. At T=0 every rule of acceptance is greedy."""
+    """Heads on a static tree, which read the last state. At T=0 every acceptance rule is greedy."""
 
     Options: ClassVar[type[Any]] = HeadsOptions
     advisable = ("nodes", "heads")
@@ -254,19 +254,19 @@ class TreeHeads(DrafterDecoder):
 
     @property
     def heads(self) -> Any:
-        """The heads' module."""
+        """Return the heads' module."""
         return self.drafter
 
     @classmethod
     def resolve_options(
         cls, options: HeadsOptions, config: Mapping[str, Any], drafter: Any, base: ModelInfo
     ) -> MedusaTree:
-        """Return the tree that the options ask for, no deeper than the heads, or those of them that are used."""
+        """Return the tree that the options request, no deeper than the number of heads in use."""
         count = drafter.count
         if options.heads > count:
             raise UserError(f"{cls.name}: heads must be 1 to {count}, or 0 for all, not {options.heads}")
         heads = options.heads if options.heads > 0 else count
-        tree = tree_of(asked_tree(options.tree, options.nodes, config, heads, cls.name), cls.name)
+        tree = tree_of(requested_tree(options.tree, options.nodes, config, heads, cls.name), cls.name)
         check_tree(tree, count, base.vocab_size, cls.name)
         return tree
 
@@ -281,29 +281,29 @@ class TreeHeads(DrafterDecoder):
 
     @classmethod
     def example(cls, target: Target, drafter: Any, config: Mapping[str, Any], options: Any) -> Self:
-        """Return random heads on the published tree, as deep as there are heads; with options on their tree."""
+        """Return random heads on the published tree, or on the tree of the options."""
         randomise(drafter, 1)
         if options is None:
-            few = [c for c in PUBLISHED if len(c) <= drafter.count and max(c) < target.vocab_size]
-            return cls(target, cls.Options(), drafter, tree_of(few), dict(config))
-        known = {**config, "accuracies": ACCURACIES[: drafter.count], "nodes": 5}
-        return cls.build(target, options, drafter, known, Path())
+            choices = [c for c in PUBLISHED if len(c) <= drafter.count and max(c) < target.vocab_size]
+            return cls(target, cls.Options(), drafter, tree_of(choices), dict(config))
+        measured = {**config, "accuracies": ACCURACIES[: drafter.count], "nodes": 5}
+        return cls.build(target, options, drafter, measured, Path())
 
-    # -- what the harness asks ----------------------------------------------------------------------------------
+    # -- options and metadata -----------------------------------------------------------------------------------
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
-        """The size of the tree, where accuracies to build it from are known, and its depth."""
+        """Return the tree's size, if it is built from accuracies, and its depth."""
         nodes = {"nodes": NODES} if tunable_nodes(self.options.tree, self.config, self.name) else {}
         heads = {"heads": range(1, self.heads.count + 1)}
         return {**nodes, **(heads if nodes or self.options.tree in ("auto", "published") else {})}
 
     @cached_property
     def heads_hash(self) -> str:
-        """Of the heads' weights; large heads take a while."""
+        """Return the hash of the heads' weights; it takes a while for large heads."""
         return hash_weights(self.heads)
 
     def metadata(self) -> dict[str, Any]:
-        """The tree as it is drafted, the heads, and the rule of acceptance where it is not the exact one."""
+        """Return the tree, the heads' hash, and the acceptance rule unless it is exact."""
         o = self.options
         rule = {} if o.accept == "exact" else {"accept": o.accept}
         return {

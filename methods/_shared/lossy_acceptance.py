@@ -1,7 +1,7 @@
-"""Published acceptance rules that change the distribution: options marked lossy, so that they can be compared.
+"""Published acceptance rules that change the output distribution (lossy).
 
-Each takes the target's probs [n, V] of a verified tree, T > 0; at T=0 all are greedy and change nothing. What they
-change is measured in tests/methods/test_scorecard.py. Exact verification is in `specbench_ss/engine/verify.py`.
+Each uses the target's probs [n, V] of a verified tree at T > 0; at T=0 all are greedy and lossless. The change is
+measured in tests/methods/test_scorecard.py. Exact verification is in `specbench_ss/engine/verify.py`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from specbench_ss.engine.verify import VerifyResult, verify_greedy
 def accept_typical(
     logits: Tensor, tree: DraftTree, sampling: SamplingParams, epsilon: float = 0.09, alpha: float = 0.3
 ) -> VerifyResult:
-    """Medusa's typical acceptance (sec. 2.3.1), fast form: nothing is drawn.
+    """Verify by Medusa's typical acceptance (sec. 2.3.1), fast form: no token is sampled.
 
-    A candidate is accepted where p(x) > min(epsilon, alpha exp(-H(p))); the longest path wins, of equally long ones
-    the likeliest; the next token is the argmax after it.
+    A candidate is accepted if p(x) > min(epsilon, alpha exp(-H(p))). The longest accepted path wins, the likeliest
+    among equally long ones. The next token is the argmax after it.
     """
     if sampling.greedy:
         return verify_greedy(logits, tree)
@@ -31,41 +31,41 @@ def accept_typical(
     threshold = (alpha * (-torch.special.entr(p).sum(-1)).exp()).clamp_max(epsilon)  # [n]
     parents, (visible, depths) = tree.parents(), tree.visibility()
     p_x = p[parents, tree.tokens]  # [n]
-    p_x[0] = 1  # the root is decided
-    refused = p_x <= threshold[parents]
-    refused[0] = False
-    reached = ~(visible & refused).any(-1)
-    depth = torch.where(reached, depths, -1)
+    p_x[0] = 1  # the root is accepted already
+    rejected = p_x <= threshold[parents]
+    rejected[0] = False
+    accepted = ~(visible & rejected).any(-1)
+    depth = torch.where(accepted, depths, -1)
     likelihood = (visible * p_x.log().clamp_min(-1e4)).sum(-1)
     node = torch.where(depth == depth.max(), likelihood, -torch.inf).argmax()
-    return _verdict(tree, p, node, p[node].argmax()[None])
+    return _verify_result(tree, p, node, p[node].argmax()[None])
 
 
 def accept_per_path(logits: Tensor, tree: DraftTree, sampling: SamplingParams, rng: torch.Generator) -> VerifyResult:
-    """The rule of Medusa's nucleus sampling and of REST: each path from root to leaf is a row, judged by itself.
+    """Verify each path from root to leaf on its own: the rule of Medusa's nucleus sampling and of REST.
 
-    At every position of every row a token is drawn and compared, so a node that n rows share has n chances,
-    1 - (1 - p)^n; the row with most matches wins, the first of equals; the next token is drawn from p after it.
+    A token is sampled at every position of every path and compared, so a node shared by n paths has n chances,
+    1 - (1 - p)^n. The first path with most matches wins; the next token is sampled from p after it.
     """
     if sampling.greedy:
         return verify_greedy(logits, tree)
     p = sampling.probs(logits)
-    rows, real = _rows(tree.topology, p.device)  # [L, D]
+    paths, real = _paths(tree.topology, p.device)  # [L, D]
     p_x = p[tree.parents(), tree.tokens]  # [n]
-    drawn = torch.rand(rows.shape, generator=rng, device=p.device) < p_x[rows]  # a drawn token is x with p(x)
-    matches = (drawn & real).int().cumprod(-1).sum(-1)  # [L]
-    row = matches.argmax()
-    path = torch.cat((rows.new_zeros(1), rows[row]))
-    node = path[matches[row]]
-    return _verdict(tree, p, node, sample_categorical(p[node], rng))
+    equal = torch.rand(paths.shape, generator=rng, device=p.device) < p_x[paths]  # the sampled token is x with p(x)
+    matches = (equal & real).int().cumprod(-1).sum(-1)  # [L]
+    best = matches.argmax()
+    path = torch.cat((paths.new_zeros(1), paths[best]))
+    node = path[matches[best]]
+    return _verify_result(tree, p, node, sample_categorical(p[node], rng))
 
 
 def accept_resampled(
     logits: Tensor, tree: DraftTree, q: Tensor, sampling: SamplingParams, rng: torch.Generator
 ) -> VerifyResult:
-    """SPACE's rule: a candidate x is accepted with min(1, p(x)/q(x)); the next token is drawn from p, not (p - q)+.
+    """Verify by SPACE's rule: accept x with min(1, p(x)/q(x)), then sample the next token from p, not (p - q)+.
 
-    q [n]: the probability that the drafter gave each node's token; the root's is not read. Children in order.
+    q [n]: the drafter's probability of each node's token; the root's is unused. Children are tried in order.
     """
     if sampling.greedy:
         return verify_greedy(logits, tree)
@@ -76,13 +76,13 @@ def accept_resampled(
     while (child := next((c for c in children[node] if accepted[c]), None)) is not None:
         node = child
     last = torch.tensor(node, device=p.device)
-    return _verdict(tree, p, last, sample_categorical(p[node], rng))
+    return _verify_result(tree, p, last, sample_categorical(p[node], rng))
 
 
-def _verdict(tree: DraftTree, p: Tensor, last: Tensor, following: Tensor) -> VerifyResult:
-    """The path to a node [] and the token after it [1], by one host synchronisation. p [n, V]: the target's."""
+def _verify_result(tree: DraftTree, p: Tensor, last: Tensor, following: Tensor) -> VerifyResult:
+    """Return the path to a node [] and the token after it [1], in one host synchronisation. p [n, V]: the target's."""
     *numbers, any_p = torch.cat((tree.tokens, last[None], following, p[last, :1].double())).tolist()
-    check_probs(any_p)  # of a row with NaN every probability is
+    check_probs(any_p)  # a row with a NaN has only NaN
     *drafted, node, token = map(int, numbers)
     path = [node]
     while path[-1]:
@@ -92,8 +92,8 @@ def _verdict(tree: DraftTree, p: Tensor, last: Tensor, following: Tensor) -> Ver
 
 
 @lru_cache(maxsize=256)
-def _rows(shape: TreeTopology, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Paths from under the root to every leaf: nodes int64 [L, D], and bool [L, D] which of them are; made once."""
+def _paths(shape: TreeTopology, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return paths from the root's children to every leaf: nodes int64 [L, D], and bool [L, D], False for padding."""
     inner = set(shape.parents)
     paths = []
     for leaf in (i for i in range(len(shape.parents)) if i not in inner):
@@ -101,9 +101,9 @@ def _rows(shape: TreeTopology, device: torch.device) -> tuple[Tensor, Tensor]:
         while path and shape.parents[path[0]] > 0:
             path.insert(0, shape.parents[path[0]])
         paths.append(path)
-    rows = torch.zeros(len(paths), shape.depth, dtype=torch.long)
-    real = torch.zeros(rows.shape, dtype=torch.bool)
+    nodes = torch.zeros(len(paths), shape.depth, dtype=torch.long)
+    real = torch.zeros(nodes.shape, dtype=torch.bool)
     for i, path in enumerate(paths):
-        rows[i, : len(path)] = torch.tensor(path, dtype=torch.long)
+        nodes[i, : len(path)] = torch.tensor(path, dtype=torch.long)
         real[i, : len(path)] = True
-    return rows.to(device), real.to(device)
+    return nodes.to(device), real.to(device)

@@ -1,4 +1,4 @@
-"""Small Llamas from nothing, and their loss: the lab's base and draft, and drafts for a user's model."""
+"""Small Llamas with random weights: the lab's base and draft model, and drafters for a user's model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specbench_ss.engine.architectures import ModelInfo
 def new_llama(
     hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int, context: int, special: dict[str, Any]
 ) -> Any:
-    """A freshly initialised Llama in float32, embeddings tied. special: ids of bos, eos and pad."""
+    """Return a Llama with random weights in float32 and tied embeddings. special: ids of bos, eos and pad."""
     config = LlamaConfig(
         hidden_size=hidden,
         num_hidden_layers=layers,
@@ -31,21 +31,21 @@ def new_llama(
 
 
 def llama_layer(base: ModelInfo, ffn: int = 0, kv_rows: int = 0) -> LlamaConfig:
-    """A Llama layer of the base's width and heads. ffn, kv_rows: 0 = as in the base.
+    """Return the configuration of a Llama layer of the base's width and heads. ffn, kv_rows: 0 = as in the base.
 
-    It has the base's rotary embedding, of whole heads, and its norms' epsilon, where the base has such.
+    It has the base's rotary embedding (without a partial factor) and norm epsilon, if the base has them.
     """
     config, hidden = base.config, base.hidden_size
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or hidden // heads
     kv_heads = kv_rows // head_dim if kv_rows else getattr(config, "num_key_value_heads", None) or heads
     ffn = ffn or getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", 0) or 4 * hidden
-    alike: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
     rope, eps = getattr(config, "rope_parameters", None) or {}, getattr(config, "rms_norm_eps", None)
     if "rope_type" in rope:  # the same in all layers
-        alike["rope_parameters"] = {k: v for k, v in rope.items() if k != "partial_rotary_factor"}
+        shared["rope_parameters"] = {k: v for k, v in rope.items() if k != "partial_rotary_factor"}
     if eps is not None:
-        alike["rms_norm_eps"] = eps
+        shared["rms_norm_eps"] = eps
     return LlamaConfig(
         hidden_size=hidden,
         intermediate_size=ffn,
@@ -54,5 +54,5 @@ def llama_layer(base: ModelInfo, ffn: int = 0, kv_rows: int = 0) -> LlamaConfig:
         num_key_value_heads=max(1, kv_heads),
         head_dim=head_dim,
         max_position_embeddings=base.context_length,
-        **alike,
+        **shared,
     )

@@ -1,4 +1,4 @@
-"""Drafter checkpoints: config.json of the package `speculators`, decoder-layer descriptions, reading of weights."""
+"""Drafter checkpoints: config.json of the package `speculators`, decoder-layer configurations, weights."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from transformers.activations import ACT2FN
 from specbench_ss import registry, user_files
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.errors import UserError, did_you_mean, first_line
-from specbench_ss.methods._shared.draft_vocabulary import check_words
+from specbench_ss.methods._shared.draft_vocabulary import check_draft_vocab
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, check_rope
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.models.checkpoint import load_into, weight_file
 
 TYPE = "speculators_model_type"
 LAYER = "transformer_layer_config"
-READERS = ("eagle3", "peagle", "dflash")  # types that are read, each by the method of that name
+READERS = ("eagle3", "peagle", "dflash")  # supported types, each read by the method of that name
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 IGNORED = "rotary_emb.inv_freq"  # a buffer of older transformers: frequencies follow from the configuration
@@ -34,7 +34,7 @@ SIZES = (
     "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "max_position_embeddings", "attention_bias",
     "rope_parameters",
 )  # fmt: skip
-MOST, MOST_LAYERS = 1 << 20, 1 << 10  # far more than a drafter has, and few enough for lists and tables of them
+MOST, MOST_LAYERS = 1 << 20, 1 << 10  # far more than a drafter has; larger values could exhaust memory
 COUNTS = {
     "hidden_size": MOST, "intermediate_size": MOST, "num_hidden_layers": MOST_LAYERS, "num_attention_heads": MOST,
     "num_key_value_heads": MOST, "head_dim": MOST,
@@ -52,7 +52,7 @@ class DrafterFields(msgspec.Struct, frozen=True):
 
 
 class FeatureFields(DrafterFields, frozen=True):
-    """Fields of EAGLE-3 and P-EAGLE; the layer ids count inputs of the target's layers."""
+    """Fields of EAGLE-3 and P-EAGLE; layer ids are inputs of the target's layers."""
 
     target_hidden_size: int | None = None
     norm_before_residual: bool = False
@@ -61,16 +61,16 @@ class FeatureFields(DrafterFields, frozen=True):
     eagle_aux_hidden_state_layer_ids: list[int] | None = None
 
     def check_norms(self) -> None:
-        """Raise UserError where two alternatives are asked for."""
+        """Raise UserError if both alternatives are set."""
         if self.norm_before_fc and self.fc_norm:
-            raise UserError("config.json asks for norm_before_fc and for fc_norm; a drafter has one of them")
+            raise UserError("config.json sets norm_before_fc and fc_norm, which exclude each other")
 
 
 Fields = TypeVar("Fields", bound=DrafterFields)
 
 
 def parse(config: Mapping[str, Any], kind: type[Fields]) -> Fields:
-    """Return the fields of config.json. Raise UserError where one is missing or of another type."""
+    """Return the fields of config.json. Raise UserError if one is missing or of another type."""
     try:
         return user_files.convert(dict(config), kind)
     except ValueError as problem:
@@ -83,12 +83,12 @@ def check_type(config: Mapping[str, Any], wanted: str) -> bool:
     if kind is None or kind == wanted:
         return kind is not None
     readers = [name for name in registry.names(registry.METHODS) if name in READERS]
-    advice = f"use the method {kind}" if kind in readers else f"types that can be read are {', '.join(readers)}"
+    advice = f"use the method {kind}" if kind in readers else f"supported types are {', '.join(readers)}"
     raise UserError(f"config.json describes a speculator of the type {kind!r}, not {wanted!r}: {advice}")
 
 
 def check_layer_ids(listed: Sequence[int], name: str, base: ModelInfo) -> None:
-    """Raise UserError where a list in config.json is empty or names a layer that the base lacks."""
+    """Raise UserError if a list in config.json is empty or names a layer that the base lacks."""
     if not listed:
         raise UserError(f"{name} in config.json names no layer")
     for layer in listed:
@@ -97,10 +97,10 @@ def check_layer_ids(listed: Sequence[int], name: str, base: ModelInfo) -> None:
 
 
 def check_sizes(pairs: Iterable[tuple[str, int, int]]) -> None:
-    """Raise UserError where the drafter is for a model of other sizes. pairs: (name, the drafter's, the model's)."""
-    for name, stated, own in pairs:
-        if stated != own:
-            raise UserError(f"the drafter is for a model with a {name} of {stated}, the model has {own}")
+    """Raise UserError if the drafter is for a model of other sizes. pairs: (name, the drafter's, the model's)."""
+    for name, stated, actual in pairs:
+        if stated != actual:
+            raise UserError(f"the drafter is for a model with a {name} of {stated}, the model has {actual}")
 
 
 # -- decoder layers ------------------------------------------------------------------------------------------------
@@ -109,52 +109,52 @@ def check_sizes(pairs: Iterable[tuple[str, int, int]]) -> None:
 def layer_config(
     config: Mapping[str, Any], family: str, kinds: Sequence[str] = (), drafted: Iterable[str] | None = None
 ) -> PretrainedConfig:
-    """Return the decoder layers' configuration, with its model type's defaults for what is not stated.
+    """Return the configuration of the decoder layers, with the model type's defaults for missing fields.
 
     Args:
         config: config.json, whose layer fields are nested in speculators' layout and flat in others.
         family: name of the layers for error messages.
-        kinds: model types that are supported, the default of a flat layout first; empty = all that transformers has.
-        drafted: names of the drafter's tensors, of which no more layers may be stated.
+        kinds: supported model types, the default of a flat layout first; empty = all of transformers.
+        drafted: names of the drafter's tensors; config.json may not state more layers than these have.
     """
     nested = bool(config.get(TYPE))
-    given = config.get(LAYER) if nested else config
-    if not isinstance(given, Mapping):
+    fields = config.get(LAYER) if nested else config
+    if not isinstance(fields, Mapping):
         raise UserError(f"{LAYER} in config.json is not an object")
-    kind = given.get("model_type") or (kinds[0] if kinds and not nested else "qwen3")
+    kind = fields.get("model_type") or (kinds[0] if kinds and not nested else "qwen3")
     if kinds and kind not in tuple(kinds):
-        raise UserError(f"config.json speaks of layers of the type {kind!r}, not of {' or '.join(kinds)}")
+        raise UserError(f"config.json has layers of the type {kind!r}, not {' or '.join(kinds)}")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        raise UserError(f"config.json speaks of layers of the type {kind!r}, which is not known")
-    known = {k: v for k, v in given.items() if k not in ("architectures", "auto_map", "model_type")}
+        raise UserError(f"config.json has layers of the unknown type {kind!r}")
+    stated = {k: v for k, v in fields.items() if k not in ("architectures", "auto_map", "model_type")}
     with describing(f"layers as {family} has them"):
-        _check_stated(known)  # before transformers makes lists of such lengths
+        _check_stated(stated)  # before transformers allocates lists of such lengths
         layers = len({name.split(".")[1] for name in drafted or () if name.startswith("layers.")})
-        stated = known.get("num_hidden_layers") or 0
-        if drafted is not None and stated > layers:  # making them could take for ever
-            raise UserError(f"num_hidden_layers in config.json is {stated}, the drafter has tensors of {layers}")
-        layer = AutoConfig.for_model(kind, **known)
+        count = stated.get("num_hidden_layers") or 0
+        if drafted is not None and count > layers:  # building that many could take very long
+            raise UserError(f"num_hidden_layers in config.json is {count}, the drafter has tensors of {layers}")
+        layer = AutoConfig.for_model(kind, **stated)
         check_layer(Qwen3Config(**sizes_of(layer)))
     return layer
 
 
 @contextmanager
 def describing(layers: str) -> Iterator[None]:
-    """Turn whatever goes wrong with a configuration, or with layers made from it, into a UserError of one line."""
+    """Turn any error of a configuration, or of layers built from it, into a UserError of one line."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # of many kinds: transformers checks some of it now, some when layers are made
+    except Exception as error:  # transformers raises many types, now or when layers are built
         raise UserError(f"config.json does not describe {layers}: {first_line(error)}") from None
 
 
 def check_layer(config: PretrainedConfig) -> None:
-    """Raise UserError or ValueError where no layer can be made or computed from a whole configuration."""
+    """Raise UserError or ValueError if no layer can be built or computed from a complete configuration."""
     _check_stated(sizes_of(config))
     if config.num_attention_heads % config.num_key_value_heads:
-        groups = f"{config.num_attention_heads} heads of queries and {config.num_key_value_heads} of keys"
-        raise UserError(f"config.json speaks of {groups}, which do not divide")
+        groups = f"{config.num_attention_heads} query heads and {config.num_key_value_heads} key heads"
+        raise UserError(f"config.json has {groups}, which do not divide")
     check_rope(config)
 
 
@@ -163,23 +163,23 @@ def _check_stated(stated: Mapping[str, Any]) -> None:
     for name, most in COUNTS.items():
         count = stated.get(name)
         if count is not None and (type(count) is not int or not 1 <= count <= most):
-            raise UserError(f"{name} in config.json is {count!r}, it can be a whole number from 1 to {most}")
+            raise UserError(f"{name} in config.json is {count!r}, it must be a whole number from 1 to {most}")
     slides = stated.get("use_sliding_window") or "sliding_attention" in (stated.get("layer_types") or ())
     window = stated.get("sliding_window") if slides else None
     if window is not None and (type(window) is not int or window < 1):
-        raise UserError(f"sliding_window in config.json is {window!r}, it can be a whole number from 1")
+        raise UserError(f"sliding_window in config.json is {window!r}, it must be a whole number from 1")
     rope = stated.get("rope_parameters")
     for name, number in {**(rope if isinstance(rope, dict) else {}), **stated}.items():
         positive = type(number) in (int, float) and 0 < number < math.inf
         if name in ("rms_norm_eps", "rope_theta") and number is not None and not positive:
-            raise UserError(f"{name} in config.json is {number!r}, it can be a finite number above 0")
+            raise UserError(f"{name} in config.json is {number!r}, it must be a finite number above 0")
     act = stated.get("hidden_act")
     if isinstance(act, str) and act not in ACT2FN:
-        raise UserError(f"hidden_act in config.json is {act!r}, which is not known{did_you_mean(act, ACT2FN)}")
+        raise UserError(f"hidden_act in config.json is {act!r}, which is not supported{did_you_mean(act, ACT2FN)}")
 
 
 def sizes_of(layer: PretrainedConfig) -> dict[str, Any]:
-    """Return a layer's sizes. Sliding windows are not among them: drafters make their own masks."""
+    """Return a layer's sizes. Sliding windows are left out: drafters build their own masks."""
     return {name: getattr(layer, name) for name in SIZES}
 
 
@@ -189,10 +189,10 @@ def new_sizes(target: ModelInfo, layers: int) -> dict[str, Any]:
 
 
 def sliding_layers(layer: PretrainedConfig) -> list[bool]:
-    """Return True for each layer with a sliding window. Raise UserError for other kinds, or not a kind for each."""
+    """Return True for each layer with a sliding window. Raise UserError for other or missing layer types."""
     kinds = getattr(layer, "layer_types", None) or ["full_attention"] * layer.num_hidden_layers
     if other := [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]:
-        raise UserError(f"config.json asks for {other[0]!r}, which is not supported")
+        raise UserError(f"config.json sets {other[0]!r}, which is not supported")
     if len(kinds) != layer.num_hidden_layers:
         raise UserError(f"config.json has {len(kinds)} layer_types for {layer.num_hidden_layers} layers")
     return [kind == "sliding_attention" for kind in kinds]
@@ -212,7 +212,7 @@ def read_network(
     problems: Callable[[Network], Iterable[str]] = lambda network: (),
     stored: Callable[[str], str] = lambda name: name,
 ) -> Network:
-    """Return the drafter of a folder or file. Raise UserError naming method and file where it does not fit the base.
+    """Return the drafter of a folder or file. Raise UserError naming method and file if it does not fit the base.
 
     Args:
         method: name for messages.
@@ -220,7 +220,7 @@ def read_network(
         base: the model that is drafted for.
         read: returns a file's tensors; EAGLE-3's `midlayer` is renamed to `layers.0`.
         build: returns the network for these tensors, without their values.
-        problems: returns how vLLM serves the network differently; each is warned of.
+        problems: returns deviations of vLLM with this network; each becomes a warning.
         stored: returns the checkpoint's name of a network's tensor.
     """
     file, _ = weight_file(path, WEIGHT_FILES, method)
@@ -232,11 +232,11 @@ def read_network(
         load_into(
             network, {n: t if n in ("d2t", "t2d") else t.float() for n, t in tensors.items()}, "the drafter", stored
         )
-        check_words(tensors, base.vocab_size)
+        check_draft_vocab(tensors, base.vocab_size)
     except UserError as error:
         raise UserError(f"{method}: {error} ({file})") from None
     for problem in problems(network):
-        warnings.warn(f"{method}: vLLM {problem} ({file})", stacklevel=1)  # this line: once for check and load
+        warnings.warn(f"{method}: vLLM {problem} ({file})", stacklevel=1)  # this line: one warning for check and load
     return network
 
 
@@ -246,11 +246,11 @@ def read_network(
 def written_config(kind: str, layer: Mapping[str, Any], tokens: int, base: ModelInfo, **fields: Any) -> dict[str, Any]:
     """Return config.json of a drafter of this type in speculators' layout. tokens: drafted in a step.
 
-    It names the base by its hub id; not the lab's models, nor folders and files of this machine.
+    It names the base by its hub id; lab models, local folders and files are not named.
     """
     names = {"eagle3": "Eagle3DraftModel", "peagle": "PEagleDraftModel", "dflash": "DFlashDraftModel"}
-    page, here = str(base.origin.get("page", "")), base.is_lab or base.folder is not None or "gguf" in base.origin
-    name = page.removeprefix(HUB) if page.startswith(HUB) else None if here else base.name
+    page, local = str(base.origin.get("page", "")), base.is_lab or base.folder is not None or "gguf" in base.origin
+    name = page.removeprefix(HUB) if page.startswith(HUB) else None if local else base.name
     proposals = {
         "algorithm": kind,
         "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],

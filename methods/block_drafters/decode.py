@@ -28,29 +28,30 @@ from specbench_ss.methods._shared.drafting import FeatureDecoder, Read
 from specbench_ss.methods._shared.heads import best_tree, tree_of
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.block_drafters import dflash, peagle
+from specbench_ss.methods.block_drafters.dflash import BlockAttention
 from specbench_ss.options import Bounded, option
 
-NODES = (7, 15, 23, 31, 48, 63)  # of trees, for tuning
-TREE_NODES = 31  # unless others are requested
-POSITIONS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # of a block, for tuning
+NODES = (7, 15, 23, 31, 48, 63)  # tree sizes for tuning
+TREE_NODES = 31  # default of a tree
+POSITIONS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # block sizes for tuning
 
 
 @dataclass(frozen=True, slots=True)
 class BlockDraftOptions(Bounded):
-    """Options of both methods. Raises UserError for values that do not go together."""
+    """Options of both methods. Raise UserError for incompatible values."""
 
-    weights: str = option("", "Folder, file or hub id of the drafter. Empty: the one that came with the model.")
+    weights: str = option("", "Folder, file or hub id of the drafter. Empty: the one bundled with the model.")
     mode: Literal["chain", "tree"] = option(
         "chain",
-        "Draft shape. chain: the top token of each position, as published. tree: the nodes with the "
-        "greatest product of the positions' probabilities, which is this project's addition.",
+        "Draft shape. chain: top-1 token at each position, as published. tree: the nodes with the "
+        "greatest product of the positions' probabilities (an extension, not in the papers).",
     )
     nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
-        0, f"Most drafted nodes of a step. 0: all of a chain, {TREE_NODES} of a tree."
+        0, f"Maximum number of drafted nodes per step. 0: all of a chain, {TREE_NODES} of a tree."
     )
-    k: Annotated[int, Ge(1), Le(64)] = option(8, "With mode=tree: most candidates of a position, the best ones.")
+    k: Annotated[int, Ge(1), Le(64)] = option(8, "With mode=tree: number of candidates at each position.")
     sample: Literal["on", "off"] = option(
-        "off", "With sampling and mode=chain: draw drafts from the positions' distributions."
+        "off", "When sampling with mode=chain: sample drafts from the positions' distributions."
     )
 
     @property
@@ -60,7 +61,7 @@ class BlockDraftOptions(Bounded):
 
     def check_together(self) -> None:
         if self.sample == "on" and self.mode == "tree":
-            raise UserError(f"{self.owner}: sample=on draws a chain: it does not go with mode=tree")
+            raise UserError(f"{self.owner}: sample=on does not support mode=tree; use mode=chain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class DFlashOptions(BlockDraftOptions):
 
     owner: ClassVar[str] = "dflash"
     block_size: Annotated[int, Ge(0), Le(dflash.MOST_BLOCK)] = option(
-        0, "Positions of a block, the root's included; at most as many as were trained. 0: as trained."
+        0, "Positions of a block, the root included; at most the trained number. 0: as trained."
     )
 
 
@@ -79,31 +80,27 @@ class PEagleOptions(BlockDraftOptions):
 
     owner: ClassVar[str] = "peagle"
     depths: Annotated[int, Ge(0), Le(peagle.MOST_DEPTHS)] = option(
-        0, "Tokens drafted a step; at most as many as were trained. 0: as trained."
+        0, "Tokens drafted per step; at most the trained number. 0: as trained."
     )
 
 
 class BlockDecoder(FeatureDecoder):
-    """Base of both methods: options, and a chain or a tree from the logits of the draft positions.
-
-    size_option: the option that shortens a drafter's block. For `examples`, few: arguments of `random` for a drafter of
-    few words; short: size of its block; own_forms: arguments of `random`, and options.
-    """
+    """Base of both methods: options, and a chain or a tree from the logits of the draft positions."""
 
     node_options = ("nodes",)
-    size_option: ClassVar[str]
-    few: ClassVar[dict[str, Any]]
-    short: ClassVar[int]
-    own_forms: ClassVar[dict[str, tuple[dict[str, Any], dict[str, Any]]]]
+    size_option: ClassVar[str]  # the option that shortens a drafter's block
+    reduced_args: ClassVar[dict[str, Any]]  # for `test_instances`: arguments of `random` with a reduced vocabulary
+    reduced_size: ClassVar[int]  # block size with a reduced vocabulary
+    more_instances: ClassVar[dict[str, tuple[dict[str, Any], dict[str, Any]]]]  # arguments of `random`, options
 
     random: ClassVar[Callable[..., Any]]  # returns a drafter with random weights
-    read_drafter: ClassVar[Callable[..., tuple[Any, dict[str, Any]]]]  # as `read`, without options
+    read_drafter: ClassVar[Callable[..., tuple[Any, dict[str, Any]]]]  # `read` without options
 
     def __init__(self, target: Target, options: Any, drafter: Any, config: dict[str, Any] | None = None) -> None:
         self.size = self.resolve_options(options, {}, drafter, target)
         self.drafts = self.size - drafter.shape.first
         super().__init__(target, options, drafter, config, drafter.shape.layers)
-        self.masked = indices([drafter.shape.mask_token] * (self.size - 1), target.device)
+        self.mask_tokens = indices([drafter.shape.mask_token] * (self.size - 1), target.device)
 
     @classmethod
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[Any, dict[str, Any]]:
@@ -111,35 +108,35 @@ class BlockDecoder(FeatureDecoder):
 
     @classmethod
     def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> int:
-        """Return the size of a block. Raise UserError for one that the drafter was not trained for."""
-        (least, most), asked = drafter.shape.sizes, int(getattr(options, cls.size_option))
-        if asked and not least <= asked <= most:
+        """Return the block size. Raise UserError if the drafter was not trained for it."""
+        (least, most), size = drafter.shape.sizes, int(getattr(options, cls.size_option))
+        if size and not least <= size <= most:
             allowed = f"{least} to {most}, as the drafter was trained, or 0"
-            raise UserError(f"{cls.name}: {cls.size_option} must be {allowed}, not {asked}")
-        size = asked or most
+            raise UserError(f"{cls.name}: {cls.size_option} must be {allowed}, not {size}")
+        size = size or most
         chain = options.mode == "chain" and options.nodes
         return min(size, drafter.shape.first + options.nodes) if chain else size
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        few, tree = cls.few | {"draft_vocab": max(2, target.vocab_size * 3 // 4)}, {"mode": "tree"}
-        forms: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        reduced, tree = cls.reduced_args | {"draft_vocab": max(2, target.vocab_size * 3 // 4)}, {"mode": "tree"}
+        instances: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "chain": ({}, {}),
             "tree": ({}, {**tree, "nodes": 9, "k": 4}),
             "sampled": ({}, {"sample": "on"}),
-            "reduced": (few, {**tree, "nodes": 6, "k": 3, cls.size_option: cls.short}),
-            "reduced and sampled": (few, {"sample": "on"}),
-            **cls.own_forms,
+            "reduced": (reduced, {**tree, "nodes": 6, "k": 3, cls.size_option: cls.reduced_size}),
+            "reduced and sampled": (reduced, {"sample": "on"}),
+            **cls.more_instances,
         }
 
-        def make(form: dict[str, Any], options: dict[str, Any]) -> Decoder:
-            return cls(target, cls.Options(**options), cls.random(target, **form))
+        def build(arguments: dict[str, Any], options: dict[str, Any]) -> Decoder:
+            return cls(target, cls.Options(**options), cls.random(target, **arguments))
 
-        return {label: partial(make, *given) for label, given in forms.items()}
+        return {label: partial(build, *given) for label, given in instances.items()}
 
     def metadata(self) -> dict[str, Any]:
-        o, words = self.options, self.drafter.draft_vocab or self.target.vocab_size
-        tree = {"nodes": o.tree_nodes, "k": min(o.k, words)} if o.mode == "tree" else {}
+        o, vocab = self.options, self.drafter.draft_vocab or self.target.vocab_size
+        tree = {"nodes": o.tree_nodes, "k": min(o.k, vocab)} if o.mode == "tree" else {}
         return {self.size_option: self.size, "mode": o.mode, **tree, "sample": o.sample, **super().metadata()}
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
@@ -155,7 +152,7 @@ class BlockDecoder(FeatureDecoder):
         """Return logits [drafts, draft vocabulary] of the tokens after the root, from one pass of the drafter."""
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """Draft in one pass: the top token of each position, a tree of them, or a token sampled at each."""
+        """Draft in one pass: the top-1 token of each position, a tree of them, or a token sampled at each."""
         logits = self.logits(state)
         if self.options.mode == "tree":
             return best_nodes(state.root, logits, self.options, self.drafter)
@@ -165,9 +162,9 @@ class BlockDecoder(FeatureDecoder):
 
 
 def best_nodes(root: Tensor, logits: Tensor, options: BlockDraftOptions, drafter: DrafterNetwork) -> DraftTree:
-    """Return the nodes of the greatest path probability, positions taken as independent.
+    """Return the tree of the greatest path probabilities, with positions treated as independent.
 
-    It is Medusa's tree, rebuilt in each step. One transfer to the host: the positions' best probabilities.
+    It is Medusa's tree, rebuilt in each step. The top probabilities of the positions are copied to the host once.
     """
     k = min(options.k, logits.shape[-1])
     top = logits.topk(k, dim=-1)  # [positions, k]
@@ -178,11 +175,11 @@ def best_nodes(root: Tensor, logits: Tensor, options: BlockDraftOptions, drafter
 
 
 def sampled_chain(state: DecodeState, logits: Tensor, drafter: DrafterNetwork, vocab: int) -> DraftTree:
-    """Return a chain sampled from q, the positions' distributions after the request's temperature and filters."""
-    q, words = state.sampling.probs(logits), drafter.words
+    """Return a chain sampled from q, the positions' distributions after temperature and filters."""
+    q, vocab_ids = state.sampling.probs(logits), drafter.vocab_ids
     drafted = drafter.token_ids(draw(q, state.rng)[:, 0])
     rows = q.new_zeros(len(q) + 1, vocab)  # the last node has no children
-    rows[:-1, slice(None) if words is None else words] = q
+    rows[:-1, slice(None) if vocab_ids is None else vocab_ids] = q
     return DraftTree.chain(state.root, drafted, rows)
 
 
@@ -190,7 +187,7 @@ def sampled_chain(state: DecodeState, logits: Tensor, drafter: DrafterNetwork, v
 
 
 class DFlash(BlockDecoder):
-    """DFlash: mask tokens behind the root, each of which sees all hidden states and the block, draft a token each."""
+    """DFlash: each mask token after the root attends to all hidden states and its block, and drafts a token."""
 
     name = "dflash"
     summary = "DFlash: a block in one pass of a small network over the target's features"
@@ -198,13 +195,13 @@ class DFlash(BlockDecoder):
     Options = DFlashOptions
     size_option = "block_size"
     random, read_drafter = staticmethod(dflash.random_drafter), staticmethod(dflash.read_drafter)
-    few, short = {"from_anchor": True}, 4
-    own_forms: ClassVar = {
-        "windows": ({"sights": (dflash.BlockAttention(6, causal=True), dflash.BlockAttention(6, from_root=True))}, {})
+    reduced_args, reduced_size = {"from_anchor": True}, 4
+    more_instances: ClassVar = {
+        "windows": ({"layer_masks": (BlockAttention(6, causal=True), BlockAttention(6, from_root=True))}, {})
     }
 
     def on_prefill(self, state: DecodeState) -> None:
-        """Take the prompt's hidden states as context; drop the last prompt's."""
+        """Set the context to the prompt's hidden states."""
         self.target.empty(self.cache, state.cache.capacity + self.size)
         self._extend(self._features)
         self._features = []
@@ -214,7 +211,7 @@ class DFlash(BlockDecoder):
         self._extend(self.accepted(verdict, output)[1])
 
     def _extend(self, features: Sequence[Tensor]) -> None:
-        """Cache keys and values of the next n positions, from hidden states [1, n, h]."""
+        """Cache keys and values of the next n positions from hidden states [1, n, h]."""
         past, n = self.cache.get_seq_length(), features[0].shape[1]
         context = self.drafter.fuse(features)
         keys, values = self.drafter.inject(context, self.rotary_at(past, n, context.dtype))
@@ -225,7 +222,7 @@ class DFlash(BlockDecoder):
     def logits(self, state: DecodeState) -> Tensor:
         """Return logits [drafts, draft vocabulary]; the block leaves nothing in the cache."""
         past, drafter = self.cache.get_seq_length(), self.drafter
-        embedded = drafter.embed(torch.cat((state.root, self.masked))[None], self.target)
+        embedded = drafter.embed(torch.cat((state.root, self.mask_tokens))[None], self.target)
         rotary = self.rotary_at(past, self.size, embedded.dtype)
         states = self.run_drafter((embedded,), self._masks(past), rotary)
         state.num_draft_forwards += 1
@@ -233,14 +230,14 @@ class DFlash(BlockDecoder):
         return logits
 
     def _masks(self, past: int) -> list[Tensor | None]:
-        """Return additive masks [1, 1, size, past + size], one a layer."""
-        sights, device = self.drafter.shape.sights, self.target.device
-        made: dict[Any, Tensor] = {}
-        for sight in {s for s in sights if not s.everything}:
+        """Return additive masks [1, 1, size, past + size], one per layer; None = no mask."""
+        layer_masks, device = self.drafter.shape.layer_masks, self.target.device
+        masks: dict[Any, Tensor] = {}
+        for layer_mask in {m for m in layer_masks if not m.no_mask}:
             root, keys = torch.full((), past, device=device), torch.arange(past, device=device)
-            visible = torch.cat((sight.context(root, self.size, keys), sight.block(self.size, device)), -1)
-            made[sight] = self.target.block_mask(visible, 0)
-        return [made.get(sight) for sight in sights]
+            context, block = layer_mask.context(root, self.size, keys), layer_mask.block(self.size, device)
+            masks[layer_mask] = self.target.block_mask(torch.cat((context, block), -1), 0)
+        return [masks.get(layer_mask) for layer_mask in layer_masks]
 
 
 # -- P-EAGLE -------------------------------------------------------------------------------------------------------
@@ -249,7 +246,7 @@ class DFlash(BlockDecoder):
 class PEagle(BlockDecoder):
     """P-EAGLE: newly accepted positions and all draft positions in one pass of EAGLE-3's layer.
 
-    The cache has a slot of true hidden state and token for every decided position before the root's.
+    The cache has a slot of hidden state and token for every accepted position before the root's.
     """
 
     name = "peagle"
@@ -258,15 +255,15 @@ class PEagle(BlockDecoder):
     Options = PEagleOptions
     size_option = "depths"
     random, read_drafter = staticmethod(peagle.random_drafter), staticmethod(peagle.read_drafter)
-    few, short = {"layers": 1}, 3
-    own_forms: ClassVar = {"one place": ({}, {"depths": 1}), "windows": ({"windows": (6, None)}, {})}
+    reduced_args, reduced_size = {"layers": 1}, 3
+    more_instances: ClassVar = {"one position": ({}, {"depths": 1}), "windows": ({"windows": (6, None)}, {})}
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._tokens = self.masked  # [n], of slots that are not in the cache yet, the root last; `_features` are theirs
+        self._tokens = self.mask_tokens  # [n] of slots not in the cache yet, the root last; as in `_features`
 
     def on_prefill(self, state: DecodeState) -> None:
-        """Fill slots of the prompt but its last, which the first step passes; drop the last prompt's."""
+        """Fill the prompt's slots except the last, which is part of the first step's pass."""
         self.target.empty(self.cache, state.cache.capacity + self.size)
         tokens = indices(state.ids[1:], self.target.device)
         if len(tokens) > 1:
@@ -275,25 +272,25 @@ class PEagle(BlockDecoder):
         self._tokens, self._features = tokens[-1:], [f[:, -1:] for f in self._features]
 
     def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
-        """Keep newly accepted positions for the next step's pass."""
+        """Store newly accepted positions for the next step's pass."""
         self._tokens, self._features = self.accepted(verdict, output)
 
     def logits(self, state: DecodeState) -> Tensor:
-        """Return logits [depths, draft vocabulary]; only slots of true hidden states stay in the cache."""
+        """Return logits [depths, draft vocabulary]; only slots with the target's hidden states stay in the cache."""
         fused, n = self.drafter.fuse(self._features), len(self._tokens)
-        unknown = self.drafter.unknown().expand(-1, self.size - 1, -1)
-        states = self._pass(state, torch.cat((self._tokens, self.masked)), torch.cat((fused, unknown), 1))
+        mask_state = self.drafter.mask_state().expand(-1, self.size - 1, -1)
+        states = self._pass(state, torch.cat((self._tokens, self.mask_tokens)), torch.cat((fused, mask_state), 1))
         self.cache.commit(n)
         logits: Tensor = self.drafter.logits(states[0, n - 1 :], self.target)
         return logits
 
     def _pass(self, state: DecodeState, tokens: Tensor, fused: Tensor) -> Tensor:
-        """Return normed states [1, n, h] of slots behind the cache: tokens [n], fused hidden states [1, n, h]."""
+        """Return normed states [1, n, h] of slots that follow the cache: tokens [n], fused hidden states [1, n, h]."""
         past, n = self.cache.get_seq_length(), len(tokens)
         mask = self.target.causal_mask(n, past) if past and n > 1 else None
         windows = self.drafter.shape.windows
-        made = {window: self.target.windowed(mask, window, n, self.cache, 0) for window in set(windows)}
+        masks = {window: self.target.windowed(mask, window, n, self.cache, 0) for window in set(windows)}
         state.num_draft_forwards += 1
         embedded = self.drafter.embed(tokens[None], self.target)
         rotary = self.rotary_at(past, n, fused.dtype)
-        return self.run_drafter((embedded, fused), [made[window] for window in windows], rotary)
+        return self.run_drafter((embedded, fused), [masks[window] for window in windows], rotary)

@@ -31,70 +31,62 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import speculators
 from specbench_ss.methods._shared.draft_vocabulary import (
     check_mask_token,
-    choose_words,
     mask_token,
-    randomised,
+    randomize_drafter,
+    set_draft_vocab,
     vocabulary_fields,
 )
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, Rotary, VocabularyShape, block_of
 from specbench_ss.models.checkpoint import read_config, weight_file
 
-MOST_BLOCK = 256  # positions of a block; 16 are the most that were published
-NOT_HERE = ("output_multiplier", "final_logit_softcapping")  # what z-lab's code does to logits of some models
-NON_CAUSAL = "sliding_window_non_causal"  # speculators: of sliding layers; vLLM 0.32: of all layers
+MOST_BLOCK = 256  # positions of a block; published drafters have at most 16
+UNSUPPORTED = ("output_multiplier", "final_logit_softcapping")  # logit transforms in z-lab's code
+NON_CAUSAL = "sliding_window_non_causal"  # speculators: for sliding layers; vLLM 0.32: for all layers
 
 
 @dataclass(frozen=True, slots=True)
 class BlockAttention:
-    """Attention mask of one layer of a DFlash block; by default all of the context and of the block is visible.
+    """Attention mask of one layer of a DFlash block: visibility over the context and within the block."""
 
-    window: how many positions back are visible, None = all. from_root: the window is counted from the block's root (as
-    in speculators), not from each position (as in z-lab's code). causal: later positions of the block are hidden.
-    """
-
-    window: int | None = None
-    from_root: bool = False
-    causal: bool = False
+    window: int | None = None  # number of positions visible backwards, None = all
+    from_root: bool = False  # window counted from the block's root (speculators), not from each position (z-lab)
+    causal: bool = False  # later positions of the block are hidden
 
     @property
-    def everything(self) -> bool:
+    def no_mask(self) -> bool:
         """Return True if no mask is needed."""
         return self.window is None and not self.causal
 
     def context(self, root: Tensor, size: int, keys: Tensor) -> Tensor:
         """Return bool [.., size, K]: context positions keys [K] visible to blocks whose roots are at root [..].
 
-        Keys at or behind the root are no context; they are hidden.
+        Keys at or after the root are hidden.
         """
-        places = torch.arange(size, device=keys.device)
+        positions = torch.arange(size, device=keys.device)
         before = (keys < root[..., None, None]).expand(*root.shape, size, len(keys))
         if self.window is None:
             return before
-        near = root[..., None] - self.window if self.from_root else root[..., None] + places - self.window + 1
+        near = root[..., None] - self.window if self.from_root else root[..., None] + positions - self.window + 1
         return before & (keys >= near[..., None])
 
     def block(self, size: int, device: torch.device) -> Tensor:
-        """Return bool [size, size]: positions of the block visible to each of its positions."""
-        places = torch.arange(size, device=device)
-        back = places[:, None] - places  # distance to the key
+        """Return bool [size, size]: visibility of block positions to each position of the block."""
+        positions = torch.arange(size, device=device)
+        back = positions[:, None] - positions  # distance to the key
         visible = back >= 0 if self.causal else torch.ones_like(back, dtype=torch.bool)
         return visible if self.window is None or self.from_root else visible & (back.abs() < self.window)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape(VocabularyShape):
-    """A drafter's form, besides the sizes of its layers.
+    """Shape of a drafter without the sizes of its layers."""
 
-    layers: target layers whose inputs are read; FINAL = the final, normed state. block: positions of a block, the
-    root's included. from_anchor: the root's position drafts too. scale: factor on embeddings.
-    """
-
-    layers: tuple[int, ...]
-    block: int
+    layers: tuple[int, ...]  # target layers whose inputs are read; FINAL = the final, normed state
+    block: int  # positions of a block, the root included
     mask_token: int
-    sights: tuple[BlockAttention, ...]
-    from_anchor: bool = False
-    scale: float = 1.0
+    layer_masks: tuple[BlockAttention, ...]
+    from_anchor: bool = False  # the root's position drafts too
+    scale: float = 1.0  # factor on embeddings
 
     @property
     def first(self) -> int:
@@ -103,26 +95,26 @@ class Shape(VocabularyShape):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Return the smallest block, which drafts one token, and the trained one."""
+        """Return the smallest block size, which drafts one token, and the trained one."""
         return 1 + self.first, self.block
 
 
 class Drafter(DrafterNetwork):
-    """fc over hidden states of several target layers, D layers over context and block, a norm.
+    """DFlash network: fc over hidden states of several target layers, D layers over context and block, a norm.
 
-    config: sizes of its layers. words: size of the target's vocabulary.
+    config: sizes of its layers. vocab_size: the target's.
     """
 
     config: Qwen3Config
 
-    def __init__(self, shape: Shape, config: Qwen3Config, words: int) -> None:
+    def __init__(self, shape: Shape, config: Qwen3Config, vocab_size: int) -> None:
         super().__init__(shape, config)
         h, eps = config.hidden_size, config.rms_norm_eps
         self.fc = nn.Linear(len(shape.layers) * h, h, bias=False)
         self.hidden_norm = Qwen3RMSNorm(h, eps)
         self.layers = nn.ModuleList([Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers)])
         self.norm = Qwen3RMSNorm(h, eps)
-        self.make_head(words)
+        self.make_head(vocab_size)
         self.blocks = [block_of(layer) for layer in self.layers]
         for block in self.blocks:
             block.attention.is_causal = False
@@ -134,27 +126,27 @@ class Drafter(DrafterNetwork):
         self.injection = self.injection or self._injection(pack)
 
     def embed(self, tokens: Tensor, target: Target) -> Tensor:
-        """Token ids [B, n] -> scaled embeddings [B, n, h]."""
+        """Return scaled embeddings [B, n, h] of token ids [B, n]."""
         embedded = super().embed(tokens, target)
         return embedded if self.shape.scale == 1 else embedded * self.shape.scale
 
     def fuse(self, features: Sequence[Tensor]) -> Tensor:
-        """Hidden states of each target layer [B, n, h] -> context [B, n, h]."""
+        """Return the context [B, n, h] from hidden states of each target layer [B, n, h]."""
         context: Tensor = self.hidden_norm(self.fc(torch.cat(tuple(features), -1)))
         return context
 
     def inject(self, context: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return keys and values [D, B, kv_heads, n, head_dim] of context [B, n, h] in all layers, rotated."""
-        product, norm = self.injection or self._injection()
+        """Return keys and values [D, B, kv_heads, n, head_dim] of context [B, n, h] in all layers, with RoPE."""
+        kv_proj, norm = self.injection or self._injection()
         c, (cos, sin) = self.config, (x[:, :, None, None] for x in rotary)
-        rows = product(context).unflatten(-1, (2, len(self.blocks), c.num_key_value_heads, c.head_dim))
+        rows = kv_proj(context).unflatten(-1, (2, len(self.blocks), c.num_key_value_heads, c.head_dim))
         keys, values = rows.unbind(2)  # [B, n, D, kv_heads, head_dim]
         keys = F.rms_norm(keys, (c.head_dim,), eps=c.rms_norm_eps) * norm
         keys = keys * cos + rotate_half(keys) * sin
         return keys.permute(2, 0, 3, 1, 4), values.permute(2, 0, 3, 1, 4)
 
     def _injection(self, pack: PrepackFormat = "") -> tuple[PrepackedLinear, Tensor]:
-        """Return k_proj and v_proj of all layers as one product, and the weights of their k_norm [D, 1, head_dim]."""
+        """Return k_proj and v_proj of all layers as one matmul, and the weights of their k_norm [D, 1, head_dim]."""
         attentions: list[Any] = [layer.self_attn for layer in self.layers]
         parts = [a.k_proj for a in attentions] + [a.v_proj for a in attentions]
         bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
@@ -165,9 +157,9 @@ class Drafter(DrafterNetwork):
     def forward(
         self, embedded: Tensor, cache: AnyCache, masks: Sequence[Tensor | None], rotary: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Embedded positions of blocks [B, n, h] -> their normed states [B, n, h].
+        """Return normed states [B, n, h] of embedded block positions [B, n, h].
 
-        cache: holds the context's keys and values. masks: additive, one a layer, None = everything is visible.
+        cache: has the context's keys and values. masks: additive, one per layer, None = everything is visible.
         """
         x = embedded
         for block, mask in zip(self.blocks, masks, strict=True):
@@ -180,9 +172,9 @@ class Drafter(DrafterNetwork):
 
 
 def published_layers(draft_layers: int, target_layers: int) -> tuple[int, ...]:
-    """Return the target layers whose outputs a new drafter reads, one for each of its own as far as there are so many.
+    """Return the target layers whose outputs a new drafter reads, one for each of its own layers if possible.
 
-    The last layer's output is left out: it is known only after the final norm.
+    The last layer's output is excluded: it is available only after the final norm.
     """
     if draft_layers == 1:
         return (min(target_layers // 2, max(0, target_layers - 2)),)
@@ -198,27 +190,27 @@ def new_drafter(
     draft_vocab: int = 0,
     mask: int | None = None,
     from_anchor: bool = False,
-    sights: Sequence[BlockAttention] | None = None,
+    layer_masks: Sequence[BlockAttention] | None = None,
 ) -> Drafter:
     """Return an untrained drafter. draft_vocab: 0 = the target's LM head; else its own, over the first tokens."""
     draft_vocab = 0 if draft_vocab >= target.vocab_size else draft_vocab
-    own, outputs = bool(draft_vocab), published_layers(draft_layers, target.n_layers)
+    reduced, outputs = bool(draft_vocab), published_layers(draft_layers, target.n_layers)
     inputs = tuple(-1 if i + 1 == target.n_layers else i + 1 for i in outputs)
     mask = mask_token(target, target.model.get_input_embeddings().weight) if mask is None else mask
-    every = tuple(sights) if sights is not None else (BlockAttention(),) * draft_layers
-    shape = Shape(inputs, block, mask, every, from_anchor, draft_vocab=draft_vocab, mapped=own, marked=own)
+    masks = tuple(layer_masks) if layer_masks is not None else (BlockAttention(),) * draft_layers
+    shape = Shape(inputs, block, mask, masks, from_anchor, draft_vocab=draft_vocab, mapped=reduced, marked=reduced)
     drafter = Drafter(shape, Qwen3Config(**speculators.new_sizes(target, draft_layers)), target.vocab_size)
     if draft_vocab:
-        choose_words(drafter, torch.arange(draft_vocab))
+        set_draft_vocab(drafter, torch.arange(draft_vocab))
     return drafter
 
 
 def random_drafter(
-    target: Target, draft_vocab: int = 0, from_anchor: bool = False, sights: Sequence[BlockAttention] | None = None
+    target: Target, draft_vocab: int = 0, from_anchor: bool = False, layer_masks: Sequence[BlockAttention] | None = None
 ) -> Drafter:
-    """Return random weights: two layers, blocks of five."""
-    drafter = new_drafter(target, 2, 5, draft_vocab, from_anchor=from_anchor, sights=sights)
-    return randomised(drafter, target.vocab_size)
+    """Return a drafter with random weights: two layers, blocks of five positions."""
+    drafter = new_drafter(target, 2, 5, draft_vocab, from_anchor=from_anchor, layer_masks=layer_masks)
+    return randomize_drafter(drafter, target.vocab_size)
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -227,8 +219,7 @@ def random_drafter(
 class DFlashFields(speculators.DrafterFields, frozen=True, kw_only=True):
     """Fields of a DFlash config.json in either layout.
 
-    Layer ids count outputs of the target's layers in z-lab's layout, inputs in speculators'. is_causal: z-lab's layers,
-    None = those with a sliding window.
+    Layer ids are outputs of the target's layers in z-lab's layout, inputs in speculators'.
     """
 
     block_size: int
@@ -238,18 +229,18 @@ class DFlashFields(speculators.DrafterFields, frozen=True, kw_only=True):
     num_target_layers: int | None = None
     sample_from_anchor: bool = False
     sliding_window_non_causal: bool = False
-    is_causal: bool | None = None
+    is_causal: bool | None = None  # z-lab's layout; None = layers with a sliding window
     input_embedding_scale: float = 1.0
 
 
 def read_fields(config: dict[str, Any]) -> DFlashFields:
-    """Return the fields of config.json. Raise UserError where it describes no DFlash drafter that can be computed."""
+    """Return the fields of config.json. Raise UserError if it describes no supported DFlash drafter."""
     nested = config.get("dflash_config")
     if not speculators.check_type(config, "dflash") and not isinstance(nested, dict):
         raise UserError("config.json describes no DFlash drafter: it has no dflash_config")
     flat = {**config, **nested} if isinstance(nested, dict) else config
-    if other := [name for name in NOT_HERE if flat.get(name) is not None]:
-        raise UserError(f"config.json asks for {other[0]}, which is not supported")
+    if other := [name for name in UNSUPPORTED if flat.get(name) is not None]:
+        raise UserError(f"config.json sets {other[0]}, which is not supported")
     fields = speculators.parse(flat, DFlashFields)
     if not math.isfinite(fields.input_embedding_scale):
         raise UserError(f"input_embedding_scale in config.json is {fields.input_embedding_scale}, not finite")
@@ -257,9 +248,9 @@ def read_fields(config: dict[str, Any]) -> DFlashFields:
 
 
 def read_drafter(path: Path, base: ModelInfo, read: Callable[..., dict[str, Tensor]]) -> tuple[Drafter, dict[str, Any]]:
-    """Return the drafter of a folder, and its config.json. Raise UserError where it does not fit the base.
+    """Return the drafter of a folder, and its config.json. Raise UserError if it does not fit the base.
 
-    Warn where vLLM serves the folder differently.
+    Warn if vLLM serves the folder differently.
     """
     config = read_config(weight_file(path, speculators.WEIGHT_FILES, "dflash")[0].parent)
     build, problems = partial(_network, config, base), partial(_problems_in_vllm, config)
@@ -274,7 +265,7 @@ def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]
         layers=_inputs(fields, base),
         block=fields.block_size,
         mask_token=fields.mask_token_id,
-        sights=_sights(fields, layer),
+        layer_masks=_layer_masks(fields, layer),
         from_anchor=fields.sample_from_anchor,
         scale=fields.input_embedding_scale,
         **vocabulary_fields(fields.draft_vocab_size, tensors, base, headless=True),
@@ -284,11 +275,11 @@ def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]
 
 
 def _problems_in_vllm(config: dict[str, Any], drafter: Drafter) -> list[str]:
-    """Return how vLLM 0.32 serves a drafter differently, each with its remedy."""
+    """Return deviations of vLLM 0.32 with this drafter, each with its remedy."""
     problems, shape = [], drafter.shape
     if shape.from_anchor:
         problems.append('does not serve "sample_from_anchor": true; train a drafter without it')
-    causal, served = {sight.causal for sight in shape.sights}, not config.get(NON_CAUSAL, True)
+    causal, served = {mask.causal for mask in shape.layer_masks}, not config.get(NON_CAUSAL, True)
     if config.get(speculators.TYPE) and causal != {served}:
         remedy = f'set "{NON_CAUSAL}" to {str(served).lower()} in config.json'
         if len(causal) > 1:
@@ -307,11 +298,11 @@ def _check_fits(fields: DFlashFields, layer: PretrainedConfig, base: ModelInfo) 
     check_mask_token(fields.mask_token_id, base, " in config.json")
     least, most = (1 if fields.sample_from_anchor else 2), min(MOST_BLOCK, base.context_length)
     if not least <= fields.block_size <= most:
-        raise UserError(f"block_size in config.json is {fields.block_size}, it can be {least} to {most}")
+        raise UserError(f"block_size in config.json is {fields.block_size}, it must be {least} to {most}")
 
 
 def _inputs(fields: DFlashFields, base: ModelInfo) -> tuple[int, ...]:
-    """Return the target layers whose inputs are read. Raise UserError for those that the base lacks."""
+    """Return the target layers whose inputs are read. Raise UserError for layers that the base lacks."""
     nested = fields.speculators_model_type
     listed = (fields.aux_hidden_state_layer_ids if nested else fields.target_layer_ids) or []
     speculators.check_layer_ids(listed, "aux_hidden_state_layer_ids" if nested else "target_layer_ids", base)
@@ -320,12 +311,12 @@ def _inputs(fields: DFlashFields, base: ModelInfo) -> tuple[int, ...]:
     return tuple(FINAL if layer == base.n_layers - 1 else layer + 1 for layer in listed)
 
 
-def _sights(fields: DFlashFields, layer: PretrainedConfig) -> tuple[BlockAttention, ...]:
+def _layer_masks(fields: DFlashFields, layer: PretrainedConfig) -> tuple[BlockAttention, ...]:
     """Return each layer's mask; the two layouts treat sliding windows differently."""
     width = getattr(layer, "sliding_window", None)
     if fields.speculators_model_type:
         full = sliding = BlockAttention()
-        if width is not None:  # without one, layers of the package see all of their block
+        if width is not None:  # without a window, speculators' layers attend to their whole block
             sliding = BlockAttention(width, from_root=True, causal=not fields.sliding_window_non_causal)
     else:
         causal = fields.is_causal
@@ -339,7 +330,7 @@ def _sights(fields: DFlashFields, layer: PretrainedConfig) -> tuple[BlockAttenti
 def config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     """Return config.json in z-lab's layout. Raise UserError for a drafter with sliding windows."""
     shape, layer = drafter.shape, drafter.config
-    if set(shape.sights) != {BlockAttention()}:
+    if set(shape.layer_masks) != {BlockAttention()}:
         raise UserError("sliding windows cannot be written in z-lab's layout")
     outputs = [base.n_layers - 1 if i == FINAL else i - 1 for i in shape.layers]
     return {
@@ -361,13 +352,13 @@ def config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
 def speculators_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     """Return config.json in speculators' layout.
 
-    Raise UserError for a drafter that reads the final state, as one of a target of a single layer does, and for layers
-    that the layout cannot describe.
+    Raise UserError for a drafter that reads the final state (target of one layer), and for masks that the layout
+    cannot describe.
     """
     shape = drafter.shape
     if FINAL in shape.layers:
         raise UserError(
-            "speculators' layout names inputs of layers, this drafter reads the final state: --format z-lab"
+            "speculators' layout names layer inputs, but this drafter reads the final state; use --format z-lab"
         )
     windows, non_causal = _windows(shape)
     layer = {"model_type": "qwen3", **speculators.sizes_of(drafter.config), "vocab_size": base.vocab_size, **windows}
@@ -388,15 +379,15 @@ def speculators_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
 def _windows(shape: Shape) -> tuple[dict[str, Any], bool]:
     """Return the fields of sliding windows in speculators' layout, and the value of `sliding_window_non_causal`.
 
-    The value is the same whether it holds for sliding layers, as in speculators, or for all layers, as in vLLM.
+    The value is valid for sliding layers, as in speculators, and for all layers, as in vLLM.
     """
-    others = set(shape.sights) - {BlockAttention()}
+    others = set(shape.layer_masks) - {BlockAttention()}
     if not others:
         return {}, True
-    sight = others.pop()
-    if others or sight.window is None or not sight.from_root:
-        raise UserError("speculators' layout has one sliding window, counted from the root; these layers have others")
-    if sight.causal and BlockAttention() in shape.sights:
-        raise UserError(f"{NON_CAUSAL} cannot be false beside full layers: vLLM would make them causal too")
-    kinds = ["full_attention" if s == BlockAttention() else "sliding_attention" for s in shape.sights]
-    return {"use_sliding_window": True, "sliding_window": sight.window, "layer_types": kinds}, not sight.causal
+    mask = others.pop()
+    if others or mask.window is None or not mask.from_root:
+        raise UserError("speculators' layout supports one sliding window, counted from the root; these layers differ")
+    if mask.causal and BlockAttention() in shape.layer_masks:
+        raise UserError(f"{NON_CAUSAL} cannot be false with full layers: vLLM would make them causal too")
+    kinds = ["full_attention" if s == BlockAttention() else "sliding_attention" for s in shape.layer_masks]
+    return {"use_sliding_window": True, "sliding_window": mask.window, "layer_types": kinds}, not mask.causal

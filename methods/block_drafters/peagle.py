@@ -1,7 +1,7 @@
 """P-EAGLE's drafter: network, new weights, and checkpoints in EAGLE-3's flat layout and in speculators'.
 
-EAGLE-3's layer over the target's hidden states, where a learnt state and a mask token replace what is not known yet:
-Hui et al. 2026, arXiv:2602.01469. Slot s reads the hidden state of position s and the token x_{s+1}, and predicts
+EAGLE-3's layer over the target's hidden states; a learnt state and a mask token replace future positions: Hui et al.
+2026, arXiv:2602.01469. Slot s reads the hidden state of position s and the token x_{s+1}, and predicts
 x_{s+2}. Modules are named as published tensors: EAGLE-3's, `mask_hidden`, and possibly further `layers.N.*`.
 """
 
@@ -26,9 +26,9 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import speculators
 from specbench_ss.methods._shared.draft_vocabulary import (
     check_mask_token,
-    choose_words,
     mask_token,
-    randomised,
+    randomize_drafter,
+    set_draft_vocab,
     vocabulary_fields,
 )
 from specbench_ss.methods._shared.drafter_network import FeatureFusion, VocabularyShape, block_of, input_levels
@@ -36,67 +36,63 @@ from specbench_ss.models.checkpoint import read_config, weight_file
 
 DEPTHS = 8  # draft positions of published drafters
 MOST_DEPTHS = 64
-LAYERS: dict[str, Any] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}  # by the type in a configuration
+LAYERS: dict[str, Any] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}  # by model_type
 CONFIGS: dict[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 MASKS = ("mask_token_id", "pard_token", "ptd_token_id")  # the mask token's names; the latter two are vLLM's
 
 
 @dataclass(frozen=True, slots=True)
 class Shape(VocabularyShape):
-    """A drafter's form, besides the sizes of its layers.
+    """Shape of a drafter without the sizes of its layers."""
 
-    layers: target layers whose inputs are read. depths: draft positions of a step. windows: sliding windows of its own
-    layers, None = everything is visible.
-    """
-
-    layers: tuple[int, ...]
-    depths: int
+    layers: tuple[int, ...]  # target layers whose inputs are read
+    depths: int  # draft positions of a step
     mask_token: int
-    windows: tuple[int | None, ...]
+    windows: tuple[int | None, ...]  # sliding windows of its own layers, None = no window
     fc_bias: bool = False
-    feature_norms: bool = False  # fc_norm.*, of each layer's features
+    feature_norms: bool = False  # fc_norm.*, one for each layer's features
     input_norm: bool = False  # one norm over the features of all layers
     residual_normed: bool = False  # norm_before_residual
     first: ClassVar[int] = 0  # the first position that drafts a token
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Return the fewest depths and the trained ones."""
+        """Return the smallest and the trained number of depths."""
         return 1, self.depths
 
 
 class Drafter(FeatureFusion):
-    """fc over hidden states of several target layers, D decoder layers of which the first reads tokens too, a norm.
+    """P-EAGLE network: fc over hidden states of several target layers, D decoder layers, a norm.
 
-    config: sizes of its layers, of a Llama or a Qwen3. words: size of the target's vocabulary.
+    The first layer also reads tokens. config: of its Llama or Qwen3 layers. vocab_size: the target's.
     """
 
-    def __init__(self, shape: Shape, config: PretrainedConfig, words: int) -> None:
+    def __init__(self, shape: Shape, config: PretrainedConfig, vocab_size: int) -> None:
         super().__init__(shape, config)
         h, eps, n = config.hidden_size, config.rms_norm_eps, len(shape.layers)
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, n * h))
         self.make_fusion(n, h, shape.fc_bias)
         kind = LAYERS[config.model_type]
         self.layers = nn.ModuleList([kind(config, i) for i in range(config.num_hidden_layers)])
-        first: Any = self.layers[0]  # its attention reads a normed token beside a normed hidden state
+        first: Any = self.layers[0]  # its attention reads a normed token and a normed hidden state
         for name in ("q_proj", "k_proj", "v_proj"):
             narrow = getattr(first.self_attn, name)
             setattr(first.self_attn, name, nn.Linear(2 * h, narrow.out_features, narrow.bias is not None))
         first.hidden_norm = LlamaRMSNorm(h, eps)
         self.norm = LlamaRMSNorm(h, eps)
-        self.make_head(words)
+        self.make_head(vocab_size)
         self.blocks = [block_of(layer, nn.Identity() if i == 0 else None) for i, layer in enumerate(self.layers)]
 
-    def unknown(self) -> Tensor:
-        """Return what a slot reads [1, 1, h] whose hidden state is not known yet."""
+    def mask_state(self) -> Tensor:
+        """Return the fused state [1, 1, h] of slots without a hidden state."""
         return self.fuse(self.mask_hidden.chunk(len(self.shape.layers), -1))
 
     def forward(
         self, tokens: Tensor, state: Tensor, cache: AnyCache, masks: Sequence[Tensor | None], rotary: Any
     ) -> Tensor:
-        """Embedded tokens and fused hidden states [B, n, h] of n slots -> their normed states [B, n, h].
+        """Return normed states [B, n, h] of n slots from embedded tokens and fused hidden states [B, n, h].
 
-        masks: one a layer, None = causal.
+        masks: one per layer, None = causal.
         """
         x = self.attend_wide(self.layers[0], tokens, state, cache, masks[0], rotary)
         for block, mask in zip(self.blocks[1:], masks[1:], strict=True):
@@ -117,9 +113,9 @@ def new_drafter(
     own_embedding: bool = False,
     windows: Sequence[int | None] = (),
 ) -> Drafter:
-    """Return an untrained drafter of Llama layers. draft_vocab: 0 = all tokens; else the first ones, until chosen.
+    """Return an untrained drafter of Llama layers. draft_vocab: 0 = all tokens; else the first ones, until set.
 
-    own_embedding: the drafter has an embedding, which begins as the target's.
+    own_embedding: the drafter has an embedding, initialized from the target's.
     """
     table = target.model.get_input_embeddings().weight
     draft_vocab = 0 if draft_vocab >= target.vocab_size else draft_vocab
@@ -136,23 +132,23 @@ def new_drafter(
         if drafter.embed_tokens is not None:
             drafter.embed_tokens.weight.copy_(table)
     if draft_vocab:
-        choose_words(drafter, torch.arange(draft_vocab))
+        set_draft_vocab(drafter, torch.arange(draft_vocab))
     return drafter
 
 
 def random_drafter(
     target: Target, layers: int = 2, draft_vocab: int = 0, windows: Sequence[int | None] = ()
 ) -> Drafter:
-    """Return random weights of five positions."""
+    """Return a drafter of five positions with random weights."""
     drafter = new_drafter(target, 5, layers, draft_vocab, own_embedding=layers > 1, windows=windows)
-    return randomised(drafter, target.vocab_size)
+    return randomize_drafter(drafter, target.vocab_size)
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------
 
 
 class Proposal(msgspec.Struct, frozen=True):
-    """One drafting method that a speculators configuration proposes."""
+    """Entry of `proposal_methods` in a speculators configuration."""
 
     speculative_tokens: int = DEPTHS
 
@@ -172,13 +168,13 @@ class PEagleFields(speculators.FeatureFields, frozen=True, kw_only=True):
 
     @property
     def depths(self) -> int:
-        """Return the draft positions of a step, as trained where that is stated."""
+        """Return the draft positions of a step: `num_depths` if stated, else the proposed number."""
         proposed = [proposal.speculative_tokens for proposal in self.speculators_config.proposal_methods]
         return self.num_depths if self.num_depths is not None else max(proposed, default=DEPTHS)
 
 
 def read_fields(config: dict[str, Any]) -> PEagleFields:
-    """Return the fields of config.json. Raise UserError where it describes no P-EAGLE drafter."""
+    """Return the fields of config.json. Raise UserError if it describes no P-EAGLE drafter."""
     stated = speculators.check_type(config, "peagle")
     mask = next((config[name] for name in MASKS if config.get(name) is not None), None)
     if mask is None and not stated:
@@ -189,7 +185,7 @@ def read_fields(config: dict[str, Any]) -> PEagleFields:
 
 
 def read_drafter(path: Path, base: ModelInfo, read: Callable[..., dict[str, Tensor]]) -> tuple[Drafter, dict[str, Any]]:
-    """Return the drafter of a folder, and its config.json. Raise UserError where it does not fit the base."""
+    """Return the drafter of a folder, and its config.json. Raise UserError if it does not fit the base."""
     config = read_config(weight_file(path, speculators.WEIGHT_FILES, "peagle")[0].parent)
     return speculators.read_network("peagle", path, base, read, partial(_network, config, base)), config
 
@@ -223,12 +219,12 @@ def _check_fits(fields: PEagleFields, layer: PretrainedConfig, base: ModelInfo) 
     check_mask_token(fields.mask_token_id, base, " in config.json")
     most = min(MOST_DEPTHS, base.context_length)
     if not 1 <= fields.depths <= most:
-        raise UserError(f"config.json speaks of {fields.depths} tokens drafted a step, it can be 1 to {most}")
+        raise UserError(f"config.json has {fields.depths} tokens drafted a step, it must be 1 to {most}")
     fields.check_norms()
 
 
 def _inputs(fields: PEagleFields, base: ModelInfo) -> tuple[int, ...]:
-    """Return the target layers whose inputs are read. Raise UserError for those that the base lacks."""
+    """Return the target layers whose inputs are read. Raise UserError for layers that the base lacks."""
     listed = fields.eagle_aux_hidden_state_layer_ids
     if listed is None:
         return input_levels(base.n_layers)
@@ -246,7 +242,7 @@ def _windows(fields: PEagleFields, layer: PretrainedConfig) -> tuple[int | None,
 
 
 def config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
-    """Return config.json in EAGLE-3's layout, with the mask token under the name that vLLM reads, too."""
+    """Return config.json in EAGLE-3's layout, with the mask token also under vLLM's name."""
     shape = drafter.shape
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -275,7 +271,7 @@ def speculators_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
 
 def _layers(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     """Return the fields of the drafter's layers."""
-    made = {
+    fields = {
         "model_type": drafter.config.model_type,
         **speculators.sizes_of(drafter.config),
         "vocab_size": base.vocab_size,
@@ -283,5 +279,5 @@ def _layers(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     windows = drafter.shape.windows
     if widths := {w for w in windows if w is not None}:
         kinds = ["full_attention" if w is None else "sliding_attention" for w in windows]
-        made |= {"sliding_window": max(widths), "use_sliding_window": True, "layer_types": kinds}
-    return made
+        fields |= {"sliding_window": max(widths), "use_sliding_window": True, "layer_types": kinds}
+    return fields

@@ -1,11 +1,11 @@
-"""Trainers of DFlash and P-EAGLE, whose drafters make all drafted positions in one pass.
+"""Trainers of DFlash and P-EAGLE, whose drafters compute all draft positions in one pass.
 
-DFlash (sec. 4.2) learns blocks at random anchors of the answers. The block of anchor t has its root at x_{t+1}; it sees
-the features up to position t, and all of its own positions. Position k behind the root predicts x_{t+1+k}.
+DFlash (sec. 4.2) trains on blocks at random anchors of the answers. The block of anchor t has its root at x_{t+1}; it
+attends to the features up to position t and to its own positions. Position k after the root predicts x_{t+1+k}.
 
-P-EAGLE (sec. 3) learns all depths in one pass. Slot t reads the feature of position t and the token x_{t+1}, and
-predicts x_{t+2}. Depth d of anchor t reads what stands in for both, and predicts x_{t+2+d}; it sees the true slots up
-to t and its own anchor's depths up to d.
+P-EAGLE (sec. 3) trains all depths in one pass. Slot t reads the feature of position t and the token x_{t+1}, and
+predicts x_{t+2}. Depth d of anchor t reads the mask state and mask token and predicts x_{t+2+d}; it attends to the true
+slots up to t and to its own anchor's depths up to d.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from specbench_ss.options import Bounded, option
 from specbench_ss.training.batch import BaseStates, Batch
 from specbench_ss.training.losses import LossKind, loss_option, mean_loss
 
-AT_ONCE = 32  # blocks of a row that pass together: each one's rows are keys that the others do not see
+BLOCKS_PER_PASS = 32  # of a row: their positions are keys of the same pass, hidden from the other blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,17 @@ class BlockTraining(Bounded):
     loss: LossKind = loss_option("kl")
     mask_token_id: Annotated[int, Ge(-1)] = option(
         -1,
-        "Token that stands at drafted places. -1: the tokenizer's mask token, or else the last token whose "
-        "embedding is not zero.",
+        "Mask token at draft positions. -1: the tokenizer's mask token, else the last token with a nonzero embedding.",
     )
 
 
 class BlockTrainer(FeatureTrainer):
-    """A drafter of either kind, whose LM head and embedding stay those of the target."""
+    """Trainer of either drafter; its LM head and embedding stay those of the target."""
 
     checkpoints: Any  # the module with `config_of` and `speculators_config_of`
 
     def mask_token(self, target: Target) -> int | None:
-        """Return the mask token that the user gave. Raises UserError for a target that has no such token."""
+        """Return the mask token of the options. Raise UserError if the target has no such token."""
         target.require_hidden_eq_embedding(self.name)
         mask: int = self.options.mask_token_id
         if mask < 0:
@@ -66,8 +65,9 @@ class BlockTrainer(FeatureTrainer):
 
     def save(self, folder: Path, about: dict[str, Any]) -> None:
         """Write the folder in one of the published layouts."""
-        theirs, ours = self.checkpoints.speculators_config_of, self.checkpoints.config_of
-        config = (theirs if self.options.format == "speculators" else ours)(self.module, self.target)
+        speculators = self.options.format == "speculators"
+        config_of = self.checkpoints.speculators_config_of if speculators else self.checkpoints.config_of
+        config = config_of(self.module, self.target)
         write_checkpoint(folder, self.module, {**config, **about})
 
 
@@ -78,22 +78,22 @@ class DFlashTraining(BlockTraining):
     owner: ClassVar[str] = "dflash"
     layers: Annotated[int, Ge(1)] = option(5, "Number of decoder layers of the drafter.")
     block_size: Annotated[int, Ge(2), Le(MOST_BLOCK)] = option(
-        8, "Places of a block: the root's, and one for each token that is drafted."
+        8, "Positions of a block: the root and one per drafted token."
     )
     decay: Annotated[float, Gt(0)] = option(4.0, "The k-th drafted token's loss has the weight exp(-(k - 1) / decay).")
     draft_vocab: Annotated[int, Ge(0)] = option(
-        0, "How many words it can draft: the most frequent ones of the text. 0: all."
+        0, "Size of the draft vocabulary (the most frequent tokens of the text). 0: all tokens."
     )
     sample_from_anchor: bool = option(
-        False, "Whether the root's place drafts a token, too. vLLM does not serve such a drafter."
+        False, "Let the root's position draft a token too. vLLM does not serve such a drafter."
     )
     format: Literal["z-lab", "speculators"] = option(
-        "z-lab", "Layout of the folder: as z-lab publishes drafters, or as speculators does, for vLLM."
+        "z-lab", "Layout of the folder: z-lab's, or speculators' (for vLLM)."
     )
 
 
 class DFlashTrainer(BlockTrainer):
-    """DFlash's drafter. The loss of the k-th drafted token has the weight exp(-(k - 1) / decay) (DFlash sec. 4.2)."""
+    """Trainer of DFlash's drafter; the k-th drafted token has the loss weight exp(-(k - 1) / decay) (sec. 4.2)."""
 
     name = "dflash"
     summary = "DFlash's drafter of whole blocks on the frozen base"
@@ -116,19 +116,19 @@ class DFlashTrainer(BlockTrainer):
 
     def blocks(self, states: BaseStates, batch: Batch) -> Tensor:
         """Return normed states [B, A, drafts, h] of the drafting positions of every anchor's block."""
-        drafter, places = self.module, batch.positions
+        drafter, positions = self.module, batch.positions
         context = drafter.fuse(self.features(states))
-        keys, values = drafter.inject(context, self.rotary(places, context.dtype))
-        given = dict(enumerate(zip(keys, values, strict=True)))
-        parts = batch.anchors.at.split(AT_ONCE, 1)
-        return torch.cat([self._some(batch, at, places.gather(1, at), PrefixCache(given)) for at in parts], 1)
+        keys, values = drafter.inject(context, self.rotary(positions, context.dtype))
+        kv = dict(enumerate(zip(keys, values, strict=True)))
+        parts = batch.anchors.at.split(BLOCKS_PER_PASS, 1)
+        return torch.cat([self._blocks_at(batch, at, positions.gather(1, at), PrefixCache(kv)) for at in parts], 1)
 
-    def _some(self, batch: Batch, at: Tensor, places: Tensor, cache: PrefixCache) -> Tensor:
-        """Return the same for anchors `at` [B, A] at these places of their texts; cache: all of the row's context."""
+    def _blocks_at(self, batch: Batch, at: Tensor, positions: Tensor, cache: PrefixCache) -> Tensor:
+        """Return the same for anchors `at` [B, A] at these positions of their texts; cache: the row's context."""
         drafter, (b, a), size = self.module, at.shape, self.module.shape.block
         tokens = torch.full((b, a, size), drafter.shape.mask_token, device=at.device)
         tokens[..., 0] = batch.ids.gather(1, (at + 1).clamp_max(batch.ids.shape[1] - 1))
-        ahead = places[..., None] + 1 + torch.arange(size, device=at.device)  # [B, A, size]
+        ahead = positions[..., None] + 1 + torch.arange(size, device=at.device)  # [B, A, size]
         embedded = drafter.embed(tokens.flatten(1), self.target)
         rotary = self.rotary(ahead.flatten(1), embedded.dtype)
         out = drafter(embedded, cache, self._masks(batch, at), rotary)
@@ -136,20 +136,20 @@ class DFlashTrainer(BlockTrainer):
         return blocks[:, :, drafter.shape.first :]
 
     def _masks(self, batch: Batch, at: Tensor) -> list[Tensor | None]:
-        """Return a mask [B, 1, A * size, T + A * size] a layer: context before the root, and the same block."""
+        """Return masks [B, 1, A * size, T + A * size], one per layer: context before the root, and the block."""
         shape, (b, t) = self.module.shape, batch.ids.shape
         keys, own = torch.arange(t, device=at.device), torch.eye(at.shape[1], dtype=torch.bool, device=at.device)
-        made = {}
-        for sight in set(shape.sights):
-            context = sight.context(at + 1, shape.block, keys)  # [B, A, size, T]
+        masks = {}
+        for layer_mask in set(shape.layer_masks):
+            context = layer_mask.context(at + 1, shape.block, keys)  # [B, A, size, T]
             if batch.documents is not None:
                 context = context & batch.documents.same(at, t)[:, :, None]
-            block = torch.kron(own, sight.block(shape.block, at.device))  # [A * size, A * size]
-            made[sight] = torch.cat((context.flatten(1, 2), block.expand(b, -1, -1)), -1)[:, None]
-        return [made[sight] for sight in shape.sights]
+            block = torch.kron(own, layer_mask.block(shape.block, at.device))  # [A * size, A * size]
+            masks[layer_mask] = torch.cat((context.flatten(1, 2), block.expand(b, -1, -1)), -1)[:, None]
+        return [masks[layer_mask] for layer_mask in shape.layer_masks]
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum of the drafts' losses, each a mean over the anchors with a token so far ahead."""
+        """Return the weighted sum of the positions' losses, each a mean over the anchors with a token there."""
         labels, out = self.labels(batch), self.blocks(states, batch)
         sums = [self.sums(states, batch, out[:, :, k], labels[..., k], k) for k in range(self.ahead)]
         total = torch.stack([a for a, _ in sums]), torch.stack([b for _, b in sums])
@@ -163,22 +163,22 @@ class PEagleTraining(BlockTraining):
 
     owner: ClassVar[str] = "peagle"
     layers: Annotated[int, Ge(1)] = option(1, "Number of decoder layers of the drafter.")
-    depths: Annotated[int, Ge(1), Le(MOST_DEPTHS)] = option(DEPTHS, "How many tokens it drafts in one pass.")
+    depths: Annotated[int, Ge(1), Le(MOST_DEPTHS)] = option(DEPTHS, "Number of tokens drafted in one pass.")
     keep: Annotated[float, Gt(0), Le(1)] = option(0.7, "Depth d is trained at max(keep^d, keep_least) of the anchors.")
-    keep_least: Annotated[float, Gt(0), Le(1)] = option(0.2, "The smallest share of the anchors that a depth keeps.")
+    keep_least: Annotated[float, Gt(0), Le(1)] = option(0.2, "Minimum fraction of anchors at which a depth is trained.")
     draft_vocab: Annotated[int, Ge(0)] = option(
-        32000, "How many words it can draft: the most frequent ones of the text. 0: all."
+        32000, "Size of the draft vocabulary (the most frequent tokens of the text). 0: all tokens."
     )
     embedding: Literal["own", "target"] = option(
-        "own", "own: an embedding that is trained and saved, as published. target: the base's, unchanged."
+        "own", "own: a trained embedding in the checkpoint, as published. target: the base's, unchanged."
     )
     format: Literal["eagle3", "speculators"] = option(
-        "eagle3", "Layout of the folder: as EAGLE-3's drafters have it, or as speculators does, for vLLM."
+        "eagle3", "Layout of the folder: EAGLE-3's, or speculators' (for vLLM)."
     )
 
 
 class PEagleTrainer(BlockTrainer):
-    """P-EAGLE's drafter. Depth d is trained at max(keep^d, keep_least) of the anchors."""
+    """Trainer of P-EAGLE's drafter; depth d is trained at max(keep^d, keep_least) of the anchors."""
 
     name = "peagle"
     summary = "P-EAGLE's drafter of all depths at once on the frozen base"
@@ -205,40 +205,40 @@ class PEagleTrainer(BlockTrainer):
         drafter, at, t = self.module, batch.anchors.at, batch.ids.shape[1]
         counts = [math.ceil(share * at.shape[1]) for share in self.shares]
         deep = torch.tensor(counts[1:], dtype=torch.long, device=at.device)
-        depth = torch.arange(1, len(counts), device=at.device).repeat_interleave(deep)  # [R], of rows behind true slots
+        depth = torch.arange(1, len(counts), device=at.device).repeat_interleave(deep)  # [R]
         anchor = torch.cat([at[:, :0], *(at[:, :n] for n in counts[1:])], 1)  # [B, R]
         fused = drafter.fuse(self.features(states))  # [B, T, h]
-        unknown = drafter.unknown().expand(len(at), len(depth), -1)
+        mask_states = drafter.mask_state().expand(len(at), len(depth), -1)
         following = torch.cat((batch.ids[:, 1:], batch.ids[:, -1:]), 1)
         tokens = torch.cat((following, torch.full_like(anchor, drafter.shape.mask_token)), 1)
-        places = torch.cat((batch.positions, batch.positions.gather(1, anchor) + depth), 1)
+        positions = torch.cat((batch.positions, batch.positions.gather(1, anchor) + depth), 1)
         masks = self._masks(batch, anchor, depth)
         embedded = drafter.embed(tokens, self.target)
-        out = drafter(embedded, torch.cat((fused, unknown), 1), None, masks, self.rotary(places, fused.dtype))
+        out = drafter(embedded, torch.cat((fused, mask_states), 1), None, masks, self.rotary(positions, fused.dtype))
         true, *others = out.split((t, *counts[1:]), 1)
         return [true.gather(1, at[..., None].expand(-1, -1, out.shape[-1])), *others]
 
     def _masks(self, batch: Batch, anchor: Tensor, depth: Tensor) -> list[Tensor]:
-        """Return a mask [B, 1, T + R, T + R] a layer: true slots up to a row's anchor, and its earlier depths."""
+        """Return masks [B, 1, T + R, T + R], one per layer: slots up to the anchor, and earlier depths."""
         b, t = batch.ids.shape
         at = torch.cat((torch.arange(t, device=anchor.device).expand(b, -1), anchor), 1)  # [B, T + R]
         deep = torch.cat((depth.new_zeros(t), depth))
         keys = torch.arange(t, device=anchor.device)
         own = (at[:, :, None] == anchor[:, None]) & (deep[:, None] >= depth)  # [B, T + R, R]
-        made: dict[int | None, Tensor] = {}
+        masks: dict[int | None, Tensor] = {}
         for window in set(self.module.shape.windows):
             true = keys <= at[..., None]  # [B, T + R, T]
             if window is not None:
                 true &= keys > (at + deep)[..., None] - window
             if batch.documents is not None:
                 true &= batch.documents.same(at, t)
-            made[window] = torch.cat((true, own), -1)[:, None]
-        return [made[window] for window in self.module.shape.windows]
+            masks[window] = torch.cat((true, own), -1)[:, None]
+        return [masks[window] for window in self.module.shape.windows]
 
     def labels(self, batch: Batch) -> Tensor:
-        """Return x_{t+2+d}, int64 [B, A, depths]; -100 where the answer has ended by then or the depth is dropped.
+        """Return x_{t+2+d}, int64 [B, A, depths]; -100 after the end of the answer and for dropped depths.
 
-        Anchors are in random order, those of no use last: the first ones are a random choice.
+        Anchors are in random order with unusable ones last, so the first ones are a random choice.
         """
         labels = super().labels(batch)
         good = (labels[..., :1] != -100).sum(1, keepdim=True)  # [B, 1, 1]
@@ -247,7 +247,7 @@ class PEagleTrainer(BlockTrainer):
         return labels.masked_fill(rank >= kept, -100)
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the mean over all positions that are kept, of whatever depth."""
+        """Return the mean over all trained positions of all depths."""
         labels, outs = self.labels(batch), self.states(states, batch)
         sums = [self.sums(states, batch, out, labels[:, : out.shape[1], d], d) for d, out in enumerate(outs)]
         count = (self.labels(batch.whole) != -100).sum((0, 1))  # [depths]

@@ -1,8 +1,8 @@
 """EAGLE checkpoints: the authors' layouts and speculators' for EAGLE-3.
 
 EAGLE-1/2: `fc.*`, `layers.0.*`. EAGLE-3: `fc.*`, `midlayer.*` (speculators and vLLM: `layers.0.*`), `norm`, `lm_head`,
-`d2t`, `t2d`; EAGLE-3.1 adds `fc_norm.*`. Either may bring `embed_tokens`. Sizes are read off tensors; of speculators'
-configurations, what cannot be computed as speculators 0.9 does (models/eagle3) is refused by the field's name.
+`d2t`, `t2d`; EAGLE-3.1 adds `fc_norm.*`. Either may have `embed_tokens`. Sizes are read from tensors. Fields of
+speculators' configurations that differ from speculators 0.9 (models/eagle3) are rejected by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class Eagle3Fields(speculators.FeatureFields, frozen=True, kw_only=True):
-    """Fields of an EAGLE-3 config.json in speculators' layout, the layer's beside the others."""
+    """Fields of an EAGLE-3 config.json in speculators' layout, including those of the layer."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -66,7 +66,7 @@ def read_drafter(
 
 
 def _problems_in_vllm(about: dict[str, Any], shape: Shape, levels: int) -> list[str]:
-    """Return how vLLM 0.32 misreads the drafter's biases, with the remedy."""
+    """Return the problems of vLLM 0.32 with the drafter's biases, with the remedy."""
     attention = not levels and bool(about.get("bias")) and not shape.biases.issuperset(BIASED)
     mistaken = 'takes "bias": true in config.json for attention biases'
     if "fc" in shape.biases:
@@ -75,7 +75,7 @@ def _problems_in_vllm(about: dict[str, Any], shape: Shape, levels: int) -> list[
 
 
 def drafter_config(path: Path, method: str = "eagle3") -> dict[str, Any]:
-    """Return config.json beside the weights, with the fields of a nested `transformer_layer_config` beside the others.
+    """Return config.json next to the weights, with the fields of a nested `transformer_layer_config` at top level.
 
     Raise UserError, naming the method, for a config.json of another method, or of layers that are not supported.
     """
@@ -87,7 +87,7 @@ def drafter_config(path: Path, method: str = "eagle3") -> dict[str, Any]:
         layer = speculators.layer_config(about, "Llama", KINDS)
         rope = layer.rope_parameters or {}
         if rope.get("partial_rotary_factor") not in (None, 1):
-            raise UserError("config.json asks for partial_rotary_factor, which is not supported")
+            raise UserError("config.json sets partial_rotary_factor, which is not supported")
     except UserError as error:
         raise UserError(f"{method}: {error} ({path})") from None
     names = (*speculators.SIZES, "mlp_bias", "layer_types", "model_type")
@@ -95,7 +95,7 @@ def drafter_config(path: Path, method: str = "eagle3") -> dict[str, Any]:
 
 
 def _network(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int) -> Drafter:
-    """Return a drafter of the tensors' sizes, without their values. Raise UserError where it does not fit the base."""
+    """Return a drafter of the tensors' sizes without their values. Raise UserError if it does not fit the base."""
     third = TYPE in about or any(n.endswith("hidden_norm.weight") for n in tensors)
     if third != bool(levels):
         raise UserError("these are weights of EAGLE-3: use eagle3" if third else "these are no weights of EAGLE-3")
@@ -108,11 +108,11 @@ def _network(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: i
 
 
 def _check_supported(fields: Eagle3Fields, base: ModelInfo) -> None:
-    """Raise UserError for a variant that is not computed here, and for a drafter of another model."""
+    """Raise UserError for an unsupported variant, and for a drafter of another model."""
     if fields.num_hidden_layers != 1:
-        raise UserError(f"num_hidden_layers in config.json is {fields.num_hidden_layers}, a drafter of 1 can be read")
+        raise UserError(f"num_hidden_layers in config.json is {fields.num_hidden_layers}, only 1 is supported")
     if other := [kind for kind in (fields.layer_types or ())[:1] if kind != "full_attention"]:
-        raise UserError(f"layer_types in config.json asks for {other[0]!r}, which is not supported")
+        raise UserError(f"layer_types in config.json has {other[0]!r}, which is not supported")
     fields.check_norms()
     speculators.check_sizes((
         ("hidden size", fields.target_hidden_size or fields.hidden_size, base.hidden_size),
@@ -121,7 +121,7 @@ def _check_supported(fields: Eagle3Fields, base: ModelInfo) -> None:
 
 
 def _size(tensors: Tensors, name: str) -> tuple[int, int]:
-    """Return rows and columns of a matrix; 0 for what a vector or a number does not have."""
+    """Return rows and columns of a matrix; 0 for missing dimensions."""
     if name not in tensors:
         raise UserError(f"the drafter lacks tensors: {name}")
     rows, columns = (*tensors[name].shape, 0, 0)[:2]
@@ -159,11 +159,11 @@ def _shape(tensors: Tensors, about: dict[str, Any], base: ModelInfo, levels: int
 
 
 def _heads(about: dict[str, Any], rows: int) -> tuple[int, int]:
-    """Return the number of heads and their width: the one thing that tensors alone do not tell."""
+    """Return the number of heads and their width, which tensor shapes alone do not determine."""
     heads = about.get("num_attention_heads")
     if type(heads) is not int or heads < 1:
-        given = "" if heads is None else f", a count: it is {heads!r}"
-        raise UserError(f"config.json lacks num_attention_heads{given}")
+        found = "" if heads is None else f", a count: it is {heads!r}"
+        raise UserError(f"config.json lacks num_attention_heads{found}")
     head_dim = about.get("head_dim") or rows // heads
     if type(head_dim) is not int or head_dim * heads != rows or not head_dim or head_dim % 2:
         raise UserError(f"the drafter's queries have {rows} rows, its config.json states {heads} heads of {head_dim}")
@@ -171,25 +171,25 @@ def _heads(about: dict[str, Any], rows: int) -> tuple[int, int]:
 
 
 def _check_hidden(hidden: int, fc_width: int, base: ModelInfo, levels: int, own_embedding: bool) -> None:
-    """Raise UserError where the drafter's width is for another model."""
+    """Raise UserError if the drafter's width is for another model."""
     if levels and fc_width != levels * base.hidden_size:
         raise UserError(f"fc.weight reads {fc_width} numbers, not {levels} hidden states of {base.hidden_size}")
     if not levels and hidden != base.hidden_size:
         raise UserError(f"the drafter is for hidden size {hidden}, the model has {base.hidden_size}")
     embedded = getattr(base.config, "word_embed_proj_dim", base.hidden_size)
     if not own_embedding and hidden != embedded:
-        wide = f"the model's embedding is {embedded} wide, not {hidden}"
-        raise UserError(f"the drafter has no embed_tokens.weight, and {wide}")
+        problem = f"the model's embedding is {embedded} wide, not {hidden}"
+        raise UserError(f"the drafter has no embed_tokens.weight, and {problem}")
 
 
 # -- target layers that are read -----------------------------------------------------------------------------------
 
 QUESTION = "Explain in a few sentences why the sky is blue, and name two other things with the same cause."
-TOKENS = 48  # of the target's own answer, on which candidates are compared
+TOKENS = 48  # length of the target's answer on which candidates are compared
 
 
 def layers_of(config: dict[str, Any], base: ModelInfo) -> Sequence[tuple[int, ...]]:
-    """Return the layers whose inputs EAGLE-3 reads by config.json; several candidates where it can be read two ways.
+    """Return the layers whose inputs EAGLE-3 reads by config.json; several candidates where it must be read two ways.
 
     `eagle_aux_hidden_state_layer_ids` names inputs of layers in some projects and their outputs in others.
     """
@@ -207,9 +207,9 @@ def layers_of(config: dict[str, Any], base: ModelInfo) -> Sequence[tuple[int, ..
 
 
 def _stated_layers(config: Mapping[str, Any], base: ModelInfo) -> tuple[int, ...]:
-    """Return the layers by speculators' layout, counted as vLLM does: id i is the input of layer i.
+    """Return the layers by speculators' layout, with id i as the input of layer i, as in vLLM.
 
-    Not stated: 2, N/2, N - 3.
+    Default: 2, N/2, N - 3.
     """
     n = base.n_layers
     try:
@@ -226,23 +226,23 @@ def _stated_layers(config: Mapping[str, Any], base: ModelInfo) -> tuple[int, ...
     return tuple(ids)
 
 
-def checked_layers(layers: Any, base: ModelInfo, what: str) -> tuple[int, ...]:
-    """Return a list of layers, FINAL allowed. Raise UserError for those that the model does not have."""
+def checked_layers(layers: Any, base: ModelInfo, name: str) -> tuple[int, ...]:
+    """Return a list of layers, FINAL allowed. Raise UserError for layers that the model does not have."""
     try:
-        named = user_files.convert(layers, list[int])
+        indices = user_files.convert(layers, list[int])
     except ValueError:
-        named = []
-    if not named:
-        raise UserError(f"eagle3: {what} must be a list of layers, not {layers!r}")
-    for layer in named:
+        indices = []
+    if not indices:
+        raise UserError(f"eagle3: {name} must be a list of layers, not {layers!r}")
+    for layer in indices:
         if not FINAL <= layer < base.n_layers:
-            raise UserError(f"eagle3: {what} names layer {layer}, the model has layers 0 to {base.n_layers - 1}")
-    return tuple(named)
+            raise UserError(f"eagle3: {name} names layer {layer}, the model has layers 0 to {base.n_layers - 1}")
+    return tuple(indices)
 
 
 @torch.inference_mode()
 def best_layers(target: Target, drafter: Drafter, candidates: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the candidate with which the drafter predicts most of the target's own greedy answer; ties: the first."""
+    """Return the candidate with most correct predictions of the target's greedy answer; ties: the first."""
     if len(candidates) == 1:
         return candidates[0]
     prompt = _prompt(target)
@@ -253,27 +253,27 @@ def best_layers(target: Target, drafter: Drafter, candidates: Sequence[tuple[int
     states = target.prefill(ids[:, :-1], target.new_cache(ids.shape[1]), layers, every=True).hidden_states
     drafter = drafter.to(target.device, target.dtype).eval()
     rotary = Rotary(drafter.config, target.device)
-    right = [_hits(target, drafter, rotary, ids, [states[i] for i in layers], len(prompt)) for layers in candidates]
-    return candidates[right.index(max(right))]
+    hits = [_hits(target, drafter, rotary, ids, [states[i] for i in layers], len(prompt)) for layers in candidates]
+    return candidates[hits.index(max(hits))]
 
 
 def _hits(target: Target, drafter: Drafter, rotary: Rotary, ids: Tensor, features: Sequence[Tensor], start: int) -> int:
-    """Return how many tokens of the answer from ids[start + 1] on are predicted from the true hidden states."""
+    """Return the number of correctly predicted tokens from ids[start + 1] on, given the true hidden states."""
     positions = torch.arange(ids.shape[1] - 1, device=ids.device)[None]
     fused = drafter.fuse(features)
     out = drafter(drafter.embed(ids[:, 1:], target), fused, None, None, rotary(positions, fused.dtype))
-    guesses = drafter.token_ids(drafter.logits(out[:, :-1], target).argmax(-1))  # slot s predicts x_{s+2}
-    return int((guesses == ids[:, 2:])[:, start - 1 :].sum())
+    predictions = drafter.token_ids(drafter.logits(out[:, :-1], target).argmax(-1))  # slot s predicts x_{s+2}
+    return int((predictions == ids[:, 2:])[:, start - 1 :].sum())
 
 
 def _prompt(target: Target) -> list[int]:
-    """Return a question where there is a chat template, else the token that texts begin with."""
+    """Return a question if there is a chat template, else the BOS token."""
     if target.tokenizer is not None and target.tokenizer.chat_template is not None:
         ids = target.encode_chat([{"role": "user", "content": QUESTION}])
         if len(ids) < target.context_length:
             return ids
-    on_prefill = target.config.bos_token_id
-    return [on_prefill if isinstance(on_prefill, int) else 0]
+    bos = target.config.bos_token_id
+    return [bos if isinstance(bos, int) else 0]
 
 
 # -- writing in speculators' layout --------------------------------------------------------------------------------
@@ -297,14 +297,14 @@ def config_of(
         base: the model that is drafted for.
     """
     shape = drafter.shape
-    made = shape.llama(dict(about))
+    llama = shape.llama(dict(about))
     layer = {
-        **speculators.sizes_of(made),
+        **speculators.sizes_of(llama),
         "model_type": "qwen3" if shape.head_norms else "llama",
         "vocab_size": base.vocab_size,
         "attention_bias": bool(shape.biases),
-        "mlp_bias": made.mlp_bias,
-        "rope_theta": (made.rope_parameters or {}).get("rope_theta"),  # for older versions of transformers
+        "mlp_bias": llama.mlp_bias,
+        "rope_theta": (llama.rope_parameters or {}).get("rope_theta"),  # for older versions of transformers
     }
     fields = speculators.written_features(shape, layers, base)
     return speculators.written_config(

@@ -1,8 +1,8 @@
 """EAGLE (static tree), EAGLE-2 and EAGLE-3 (dynamic trees).
 
 EAGLE: Li et al. 2024 (ICML), sec. 4. EAGLE-2: Li et al. 2024 (EMNLP), sec. 4. EAGLE-3: Li et al. 2025 (NeurIPS). The
-drafter's KV cache has a slot for every position before the root's, made from the target's hidden state; slots of
-drafted nodes lie behind them for a step and are dropped.
+drafter's KV cache has a slot for every position before the root's, computed from the target's hidden state; slots of
+drafted nodes follow for one step and are dropped.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from specbench_ss.methods._shared.drafting import FeatureDecoder, Read, pass_dra
 from specbench_ss.methods._shared.heads import (
     Choice,
     MedusaTree,
-    asked_tree,
     check_tree,
     from_branches,
+    requested_tree,
     tree_of,
     tunable_nodes,
 )
@@ -44,9 +44,9 @@ from specbench_ss.methods.eagle.checkpoint import (
 from specbench_ss.methods.eagle.drafter import Drafter, random_eagle, random_eagle3
 from specbench_ss.options import Bounded, option
 
-MOST_DEPTH = 64  # levels of a draft tree, a pass of the drafter each
-NODES = (4, 6, 8, 10, 15, 20, 25, 31, 48)  # of auto trees, for tuning; 25 is the published size
-TOTALS = (4, 6, 8, 12, 16, 24, 32, 48, 60)  # of dynamic trees, for tuning
+MOST_DEPTH = 64  # levels of a draft tree; each is one pass of the drafter
+NODES = (4, 6, 8, 10, 15, 20, 25, 31, 48)  # sizes of auto trees for tuning; 25 is the published one
+TOTALS = (4, 6, 8, 12, 16, 24, 32, 48, 60)  # sizes of dynamic trees for tuning
 BEAMS = (1, 2, 3, 4, 6, 10)
 DEPTHS = (0, 1, 2, 3, 4, 5, 7)
 
@@ -56,31 +56,31 @@ PUBLISHED: tuple[Choice, ...] = from_branches({
     (0, 0, 0, 0): 2,
 })  # fmt: skip
 
-WEIGHTS_HELP = "Folder or file with the drafter. Empty: the one that came with the model."
+WEIGHTS_HELP = "Folder or file with the drafter. Empty: the one bundled with the model."
 
 
 class EagleDecoder(FeatureDecoder):
     """Base of the three methods: slots of true hidden states, and drafter passes over nodes."""
 
-    other_options = ("nodes", "total_tokens", "depth", "top_k")  # of all that use a folder
-    third: ClassVar[bool] = False  # whether the drafter is one of EAGLE-3
+    other_options = ("nodes", "total_tokens", "depth", "top_k")  # of all methods that share a folder
+    is_eagle3: ClassVar[bool] = False
 
     def __init__(
         self, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], layers: Sequence[int] = (FINAL,)
     ) -> None:
         super().__init__(target, options, drafter, config, layers)
-        self.newest = torch.empty(0)  # [1, 1, h], output of the last slot, from which the root's children are drafted
+        self.newest = torch.empty(0)  # [1, 1, h], output of the last slot, which gives the root's children
 
     @classmethod
     def layers_of(cls, options: Any, config: dict[str, Any], base: ModelInfo, path: Path) -> Sequence[tuple[int, ...]]:
-        """Return the target layers whose inputs are read; several candidates where config.json is ambiguous."""
+        """Return the target layers whose inputs are read; several candidates if config.json is ambiguous."""
         return ((FINAL,),)
 
     @classmethod
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[Drafter, dict[str, Any]]:
         config = drafter_config(path, cls.name)
         layers = cls.layers_of(options, config, base, path)[0]
-        return read_drafter(path, base, cls.name, len(layers) if cls.third else 0, read), config
+        return read_drafter(path, base, cls.name, len(layers) if cls.is_eagle3 else 0, read), config
 
     @classmethod
     def build(cls, target: Target, options: Any, drafter: Drafter, config: dict[str, Any], path: Path) -> Self:
@@ -95,10 +95,10 @@ class EagleDecoder(FeatureDecoder):
     @property
     @abstractmethod
     def drafted_rows(self) -> int:
-        """Return the most rows of a step in the drafter's cache behind those of true hidden states."""
+        """Return the maximum number of drafted slots per step in the drafter's cache."""
 
     def on_prefill(self, state: DecodeState) -> None:
-        """Fill a slot for every position of the prompt; drop the last prompt's."""
+        """Fill a slot for every position of the prompt."""
         self.target.empty(self.cache, state.cache.capacity + self.drafted_rows)
         self._extend(state, indices(state.ids[1:], self.target.device), self._features)
         self._features = []
@@ -108,7 +108,7 @@ class EagleDecoder(FeatureDecoder):
         self._extend(state, *self.accepted(verdict, output))
 
     def _extend(self, state: DecodeState, tokens: Tensor, features: Sequence[Tensor]) -> None:
-        """Add slots that stay: tokens [n], each the one after its hidden states [1, n, h_t]."""
+        """Add permanent slots: tokens [n], each the one after its hidden states [1, n, h_t]."""
         past, n = self.cache.get_seq_length(), len(tokens)
         mask = self.target.causal_mask(n, past) if past and n > 1 else None
         fused = self.drafter.fuse(features)
@@ -121,7 +121,7 @@ class EagleDecoder(FeatureDecoder):
     # -- slots of drafted nodes ---------------------------------------------------------------------------------
 
     def rotary_ahead(self, state: DecodeState, levels: int) -> tuple[Tensor, Tensor]:
-        """Return cos, sin [1, levels, head_dim] of drafted nodes: a level has one position."""
+        """Return cos, sin [1, levels, head_dim] of drafted nodes; all nodes of a level have the same position."""
         return self.rotary_at(state.position, levels, self.newest.dtype)
 
     def descend(
@@ -133,9 +133,9 @@ class EagleDecoder(FeatureDecoder):
         rotary: tuple[Tensor, Tensor],
         level: int,
     ) -> Tensor:
-        """k nodes of one level, tokens [k] with their parents' states [1, k, h] -> their own states [1, k, h].
+        """Return the states [1, k, h] of one level's nodes from their tokens [k] and parents' states [1, k, h].
 
-        visible: bool [k, drafted rows so far + k]. level: 0 for the root's children.
+        visible: bool [k, drafted slots so far + k]. level: 0 for the root's children.
         """
         mask = self.target.block_mask(visible, state.position)
         cos, sin = (x[:, level : level + 1] for x in rotary)
@@ -148,7 +148,7 @@ class EagleDecoder(FeatureDecoder):
     def run_drafter(
         self, rows: Sequence[Tensor], masks: Sequence[Tensor | None], rotary: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Run the drafter, whose one layer takes one mask."""
+        """Run the drafter, which has one layer and one mask."""
 
         def one_layer(tokens: Tensor, states: Tensor, cache: Any, masks: Sequence[Any], rotary: Any) -> Tensor:
             out: Tensor = self.drafter(tokens, states, cache, masks[0], rotary)
@@ -162,70 +162,63 @@ class EagleDecoder(FeatureDecoder):
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level of a static tree: m nodes, of which the k with children pass through the drafter.
+    """One level of a static tree: m nodes, of which the k with children pass through the drafter."""
 
-    Attributes:
-        parent: int64 [m], the row of the pass before that a node hangs on.
-        rank: int64 [m], its rank among the candidates of that row.
-        place: int64 [m], its number among its siblings.
-        inner: int64 [k], the nodes that are passed on.
-        carry: int64 [k], their parents' rows.
-        visible: bool [k, rows so far], their ancestors and themselves among all rows passed.
-    """
-
-    parent: Tensor
-    rank: Tensor
-    place: Tensor
-    inner: Tensor
-    carry: Tensor
-    visible: Tensor
+    parent: Tensor  # int64 [m], row of the parent in the pass before
+    rank: Tensor  # int64 [m], rank among the candidates of that row
+    sibling: Tensor  # int64 [m], index among the siblings
+    inner: Tensor  # int64 [k], nodes with children
+    inner_parent: Tensor  # int64 [k], rows of their parents
+    visible: Tensor  # bool [k, rows so far], their ancestors and themselves among all rows
 
 
-def passes_of(tree: MedusaTree, device: torch.device) -> tuple[list[Level], Tensor]:
-    """Return the levels of a static tree, and int64 [passed], the node of each row that gives logits, root first."""
+def levels_of(tree: MedusaTree, device: torch.device) -> tuple[list[Level], Tensor]:
+    """Return the levels of a static tree, and int64 [inner nodes], the node of each row of logits, root first."""
     shape, children = tree.shape, tree.shape.children()
     ancestors = shape.ancestors()
-    passed: list[int] = []  # of all levels, in order
-    above, levels = [0], []
+    inner_nodes: list[int] = []  # of all levels, in order
+    previous, levels = [0], []
     for depth in range(1, shape.depth + 1):
         level = [i for i, d in enumerate(shape.depths) if d == depth]
-        row = {node: i for i, node in enumerate(above)}
+        row = {node: i for i, node in enumerate(previous)}
         parents = [row[shape.parents[i]] for i in level]
-        places = [children[shape.parents[i]].index(i) for i in level]
+        siblings = [children[shape.parents[i]].index(i) for i in level]
         inner = [n for n, i in enumerate(level) if children[i]]
-        above = [level[n] for n in inner]
-        passed += above
-        visible = ancestors[above][:, passed] if above else torch.zeros(0, len(passed), dtype=torch.bool)
-        ranks, carry = [tree.ranks[i - 1] for i in level], [parents[n] for n in inner]
-        parent, rank, place, passed_on, carried = (indices(x, device) for x in (parents, ranks, places, inner, carry))
-        levels.append(Level(parent, rank, place, passed_on, carried, visible.to(device)))
-    return levels, indices([0, *passed], device)
+        previous = [level[n] for n in inner]
+        inner_nodes += previous
+        visible = ancestors[previous][:, inner_nodes]
+        ranks, inner_parents = [tree.ranks[i - 1] for i in level], [parents[n] for n in inner]
+        parent, rank, sibling, inner_idx, inner_parent = (
+            indices(x, device) for x in (parents, ranks, siblings, inner, inner_parents)
+        )
+        levels.append(Level(parent, rank, sibling, inner_idx, inner_parent, visible.to(device)))
+    return levels, indices([0, *inner_nodes], device)
 
 
 @dataclass(frozen=True, slots=True)
 class EagleOptions(Bounded):
-    """Options of `eagle`. Raises UserError for values beyond their bounds."""
+    """Options of `eagle`."""
 
     owner: ClassVar[str] = "eagle"
     weights: str = option("", WEIGHTS_HELP)
     tree: str = option(
         "auto",
-        "Draft tree. auto: built from the measured accuracies that came with the drafter, else the "
-        "published one. published: that one. Else a JSON file with a tree or with measured accuracies.",
+        "Draft tree. auto: built from the accuracies in the drafter's config.json, else the published one. "
+        "published: the published one. Else a JSON file with a tree or with measured accuracies.",
     )
     nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
         0, "Drafted nodes of an auto tree. 0: as the drafter's folder advises."
     )
     depth: Annotated[int, Ge(0), Le(MOST_DEPTH)] = option(
-        0, "How many levels are drafted at most. 0: as many as the tree has."
+        0, "Maximum number of drafted levels. 0: all levels of the tree."
     )
     sample: Literal["on", "off"] = option(
-        "off", "With sampling: draw candidates from the draft's distribution, as published."
+        "off", "When sampling: sample candidates from the drafter's distribution, as published."
     )
 
 
 class Eagle(EagleDecoder):
-    """EAGLE: every level of a static tree is one pass of the drafter."""
+    """EAGLE: static tree, with one drafter pass per level."""
 
     name = "eagle"
     summary = "EAGLE: one layer drafts features, static tree"
@@ -237,41 +230,42 @@ class Eagle(EagleDecoder):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.tree = self.resolve_options(self.options, self.config, self.drafter, self.target)
-        self.passes, self.passed = passes_of(self.tree, self.target.device)
-        self.siblings = max(map(len, self.tree.shape.children()))  # the most of a node
+        self.levels, self.inner_nodes = levels_of(self.tree, self.target.device)
+        self.siblings = max(map(len, self.tree.shape.children()))  # largest number of children of a node
 
     @classmethod
     def resolve_options(
         cls, options: EagleOptions, config: Mapping[str, Any], drafter: Any, base: ModelInfo
     ) -> MedusaTree:
         depth = options.depth or MOST_DEPTH
-        tree = tree_of(asked_tree(options.tree, options.nodes, config, depth, cls.name, PUBLISHED, "levels"), cls.name)
+        choices = requested_tree(options.tree, options.nodes, config, depth, cls.name, PUBLISHED, "levels")
+        tree = tree_of(choices, cls.name)
         check_tree(tree, depth, drafter.draft_vocab or base.vocab_size, cls.name)
         return tree
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Return random weights on the published tree and on a deep one, and with sampled candidates."""
+        """Return random drafters on the published tree and on a deep one, and with sampled candidates."""
 
-        def make(accuracies: list[list[float]], **options: Any) -> Callable[[], Decoder]:
+        def build(accuracies: list[list[float]], **options: Any) -> Callable[[], Decoder]:
             return lambda: cls(
                 target, EagleOptions(**options), random_eagle(target), {"accuracies": accuracies, "nodes": 9}
             )
 
-        fair = [[0.4 / (r + 1) for r in range(min(4, target.vocab_size))] for _ in range(5)]
+        uniform = [[0.4 / (r + 1) for r in range(min(4, target.vocab_size))] for _ in range(5)]
         chain = [[0.9]] * 7
         return {
-            "published": make(fair, tree="published"),
-            "auto": make(fair),
-            "chain": make(chain, nodes=7),
-            "sampled": make(fair, tree="published", sample="on"),
+            "published": build(uniform, tree="published"),
+            "auto": build(uniform),
+            "chain": build(chain, nodes=7),
+            "sampled": build(uniform, tree="published", sample="on"),
         }
 
     def metadata(self) -> dict[str, Any]:
         return super().metadata() | self.tree.metadata() | {"sample": self.options.sample}
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
-        """Return sizes of the tree, where accuracies to build it from are known, and depths."""
+        """Return sizes of the tree, if it is built from accuracies, and depths."""
         nodes = {"nodes": NODES} if tunable_nodes(self.options.tree, self.config, self.name) else {}
         if self.options.tree not in ("auto", "published"):
             return nodes
@@ -283,32 +277,32 @@ class Eagle(EagleDecoder):
 
     @property
     def drafted_rows(self) -> int:
-        return len(self.passed) - 1
+        return len(self.inner_nodes) - 1
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """Draft each level from the states of the level above, on the static tree."""
+        """Draft each level of the static tree from the states of the level above."""
         sampled = self.options.sample == "on" and not state.sampling.greedy
-        rotary = self.rotary_ahead(state, len(self.passes))
+        rotary = self.rotary_ahead(state, len(self.levels))
         states, tokens, qs = self.newest, [state.root], []
-        for depth, level in enumerate(self.passes):
+        for depth, level in enumerate(self.levels):
             logits = self.drafter.logits(states, self.target)[0]  # [rows, V]
             if sampled:
                 qs.append(state.sampling.probs(logits))
-                candidates, at = draw(qs[-1], state.rng, self.siblings), level.place
+                candidates, at = draw(qs[-1], state.rng, self.siblings), level.sibling
             else:
                 candidates, at = logits.topk(self.tree.width).indices, level.rank
             tokens.append(candidates[level.parent, at])
             if len(level.inner):
                 states = self.descend(
-                    state, tokens[-1][level.inner], states[:, level.carry], level.visible, rotary, depth
+                    state, tokens[-1][level.inner], states[:, level.inner_parent], level.visible, rotary, depth
                 )
-        self.cache.compact(state.position, ())  # slots of true hidden states
+        self.cache.compact(state.position, ())  # drop the drafted slots
         return DraftTree(torch.cat(tokens), self.tree.shape, self._probs(qs) if sampled else None)
 
     def _probs(self, qs: list[Tensor]) -> Tensor:
         """Return q [n, V] at the nodes with children; rows of leaves are zero."""
         q = torch.cat(qs)
-        return q.new_zeros(len(self.tree.shape.parents), q.shape[-1]).index_copy_(0, self.passed, q)
+        return q.new_zeros(len(self.tree.shape.parents), q.shape[-1]).index_copy_(0, self.inner_nodes, q)
 
 
 # -- EAGLE-2 and EAGLE-3: dynamic trees ----------------------------------------------------------------------------
@@ -316,23 +310,23 @@ class Eagle(EagleDecoder):
 
 @dataclass(frozen=True, slots=True)
 class DynamicOptions(Bounded):
-    """Options of `eagle2`. Raises UserError for impossible values."""
+    """Options of `eagle2`."""
 
     owner: ClassVar[str] = "eagle2"
     weights: str = option("", WEIGHTS_HELP)
     total_tokens: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
-        0, "How many nodes are verified, the root included. 0: as the folder advises, else 60."
+        0, "Number of verified nodes, the root included. 0: as the folder advises, else 60."
     )
     depth: Annotated[int, Ge(-1), Le(MOST_DEPTH)] = option(
-        -1, "How many levels are drafted after the first. -1: as the folder advises, else as published."
+        -1, "Number of drafted levels after the first. -1: as the folder advises, else as published."
     )
     top_k: Annotated[int, Ge(0), Le(64)] = option(
-        0, "Beams of a level, and candidates of each. 0: as the folder advises, else 10."
+        0, "Expanded nodes per level, and candidates of each. 0: as the folder advises, else 10."
     )
 
     def check_together(self) -> None:
         if self.total_tokens == 1:
-            raise UserError(f"{self.owner}: total_tokens counts the root: it must be at least 2")
+            raise UserError(f"{self.owner}: total_tokens must be at least 2, since it counts the root")
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,8 +336,8 @@ class Eagle3Options(DynamicOptions):
     owner: ClassVar[str] = "eagle3"
     layers: str = option(
         "auto",
-        "Layers of the target whose inputs the drafter reads, as in 2:16:29; -1 is the final state. "
-        "auto: as the checkpoint's configuration says.",
+        "Target layers whose inputs the drafter reads, as in 2:16:29; -1 is the final state. "
+        "auto: as in the checkpoint's configuration.",
     )
 
 
@@ -357,10 +351,10 @@ class Size:
 
 
 class Eagle2(EagleDecoder):
-    """EAGLE-2: each level keeps the top_k beams of the greatest path probability, the tree the best nodes."""
+    """EAGLE-2: dynamic tree; each level expands the top_k nodes of the greatest path probability."""
 
     name = "eagle2"
-    companion = "eagle"
+    bundled_folder = "eagle"
     summary = "EAGLE-2: EAGLE's drafter, dynamic tree"
     paper = "Li et al. 2024, arXiv:2406.16858"
     Options = DynamicOptions
@@ -383,7 +377,7 @@ class Eagle2(EagleDecoder):
 
     @classmethod
     def size_of(cls, options: DynamicOptions, vocab: int) -> Size:
-        """Return the tree's size in a vocabulary of so many words."""
+        """Return the tree's size for a vocabulary of this size."""
         depth = cls.published_depth if options.depth < 0 else options.depth
         k = min(options.top_k or 10, vocab)
         total = options.total_tokens or 60
@@ -423,24 +417,24 @@ class Eagle2(EagleDecoder):
         return self.size.depth * self.size.top_k
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """Draft beams by path probability, level by level (EAGLE-2 sec. 4.1); keep the best nodes (sec. 4.2)."""
+        """Expand nodes by path probability, level by level (EAGLE-2 sec. 4.1); keep the best nodes (sec. 4.2)."""
         size, first = self.size, self.newest
         rotary = self.rotary_ahead(state, max(1, size.depth))
-        states = first  # [1, rows, h] of the last level's beams, before any the root's
+        states = first  # [1, rows, h] of the last level's expanded nodes, at first the root's
 
-        def expand(tokens: Tensor, visible: Tensor, above: Tensor, level: int) -> Tensor:
+        def expand(tokens: Tensor, visible: Tensor, parent_rows: Tensor, level: int) -> Tensor:
             nonlocal states
-            states = self.descend(state, tokens, states[:, above], visible, rotary, level - 1)
+            states = self.descend(state, tokens, states[:, parent_rows], visible, rotary, level - 1)
             logits: Tensor = self.drafter.logits(states, self.target)[0]
             return logits
 
         root_logits = self.drafter.logits(first, self.target)[0, 0]
         tree = grow(state.root, root_logits, self._choose, expand, size.depth + 1, size.drafted)
-        self.cache.compact(state.position, ())  # slots of true hidden states
+        self.cache.compact(state.position, ())  # drop the drafted slots
         return tree
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Return the best tokens of each row, by the target's ids."""
+        """Return the best tokens of each row as target ids."""
         drafted, log_p, _ = best(self.size.top_k)(logits)
         return self.drafter.token_ids(drafted), log_p, None
 
@@ -449,8 +443,8 @@ class Eagle3(Eagle2):
     """EAGLE-3: EAGLE-2's tree; the drafter reads several target layers and has its own LM head."""
 
     name = "eagle3"
-    companion = "eagle3"
-    third = True
+    bundled_folder = "eagle3"
+    is_eagle3 = True
     summary = "EAGLE-3: features of three levels, training-time test, dynamic tree"
     paper = "Li et al. 2025, arXiv:2503.01840"
     Options = Eagle3Options
@@ -458,13 +452,13 @@ class Eagle3(Eagle2):
 
     @classmethod
     def layers_of(cls, options: Any, config: dict[str, Any], base: ModelInfo, path: Path) -> Sequence[tuple[int, ...]]:
-        """Return the layers by the option of that name, else by config.json, errors of which name the weights."""
+        """Return the layers of the option `layers`, else of config.json."""
         if options.layers != "auto":
             try:
                 numbers = [int(part) for part in options.layers.split(":")]
             except ValueError:
-                wanted = "numbers as in 2:16:29, or auto"
-                raise UserError(f"eagle3: layers must be {wanted}, not {options.layers!r}") from None
+                allowed = "numbers as in 2:16:29, or auto"
+                raise UserError(f"eagle3: layers must be {allowed}, not {options.layers!r}") from None
             return (checked_layers(numbers, base, "layers"),)
         try:
             return layers_of(config, base)

@@ -1,7 +1,7 @@
 """EAGLE drafters: one Llama layer over the target's hidden states.
 
-Slot s reads the hidden state f_s of position s and the token x_{s+1}, and predicts what follows: EAGLE sec. 4.1,
-EAGLE-3 sec. 3.1. Modules are named as the published tensors are.
+Slot s reads the hidden state f_s of position s and the token x_{s+1}, and predicts x_{s+2}: EAGLE sec. 4.1,
+EAGLE-3 sec. 3.1. Modules are named as published tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from specbench_ss.engine.target import AnyCache, Target
-from specbench_ss.methods._shared.draft_vocabulary import choose_words, randomised
+from specbench_ss.methods._shared.draft_vocabulary import randomize_drafter, set_draft_vocab
 from specbench_ss.methods._shared.drafter_network import (
     DrafterNetwork,
     FeatureFusion,
@@ -32,29 +32,26 @@ from specbench_ss.methods._shared.speculators import check_layer
 
 @dataclass(frozen=True, slots=True)
 class Shape(VocabularyShape):
-    """Sizes and switches of a drafter, sizes as in its tensors.
-
-    levels: target layers that EAGLE-3 reads, each `feature` wide. biases: linear layers that have one, by name.
-    """
+    """Sizes and switches of a drafter, as in its tensors."""
 
     hidden: int
     ffn: int
     heads: int
     kv_heads: int
     head_dim: int
-    biases: frozenset[str] = frozenset()
-    feature: int = 0
-    levels: int = 1
+    biases: frozenset[str] = frozenset()  # names of the linear layers with a bias
+    feature: int = 0  # width of a target layer
+    levels: int = 1  # number of target layers that are read
     feature_norms: bool = False  # fc_norm.*, EAGLE-3.1
     input_norm: bool = False  # one norm over all features
     residual_normed: bool = False  # norm_before_residual in speculators' layout
-    output_normed: bool = False  # norm_output, EAGLE-3.1: the state that is fed back is the normed one
+    output_normed: bool = False  # norm_output, EAGLE-3.1: the normed state is fed back
     head_norms: bool = False  # queries and keys are normed head by head, as in Qwen3
 
     def llama(self, about: dict[str, Any]) -> LlamaConfig:
-        """Return the layer's configuration; rope, eps and activation come from config.json, `about`.
+        """Return the layer's configuration; RoPE, eps and activation come from config.json, `about`.
 
-        Raises UserError or ValueError for values that no layer can be computed with.
+        Raise UserError or ValueError for unusable values.
         """
         names = ("rms_norm_eps", "hidden_act", "mlp_bias", "rope_parameters", "rope_scaling", "rope_theta")
         kept = {name: about[name] for name in names if about.get(name) is not None}
@@ -75,7 +72,7 @@ class Shape(VocabularyShape):
 
 
 class Layer(nn.Module):
-    """A Llama layer without an input norm, whose attention reads `width` numbers a row."""
+    """A Llama layer without an input norm, whose attention input has this width."""
 
     def __init__(self, config: LlamaConfig, shape: Shape, width: int) -> None:
         super().__init__()
@@ -91,7 +88,7 @@ class Layer(nn.Module):
 
 
 class WideLayer(Layer):
-    """EAGLE-3's layer, whose attention reads a normed token beside a normed state."""
+    """EAGLE-3's layer, whose attention reads a normed token and a normed state."""
 
     def __init__(self, config: LlamaConfig, shape: Shape) -> None:
         super().__init__(config, shape, 2 * shape.hidden)
@@ -106,13 +103,13 @@ class Drafter(DrafterNetwork, ABC):
 
     @abstractmethod
     def fuse(self, features: Sequence[Tensor]) -> Tensor:
-        """Hidden states of each target layer [B, n, h_t] -> what a slot reads of them [B, n, h]."""
+        """Return the slots' input [B, n, h] from the hidden states of each target layer [B, n, h_t]."""
 
     @abstractmethod
     def forward(self, tokens: Tensor, state: Tensor, cache: AnyCache, mask: Tensor | None, rotary: Any) -> Tensor:
-        """Embedded tokens and states [B, n, h] of n slots -> their output states [B, n, h].
+        """Return output states [B, n, h] of n slots from embedded tokens and states [B, n, h].
 
-        A slot's output replaces the next slot's fused features where those are not known.
+        A slot's output replaces the next slot's fused features for drafted positions.
         """
 
 
@@ -132,7 +129,7 @@ class Eagle1Drafter(Drafter):
         return feature
 
     def forward(self, tokens: Tensor, state: Tensor, cache: AnyCache, mask: Tensor | None, rotary: Any) -> Tensor:
-        """fc(token, state), then the layer, which has no norm before its attention."""
+        """Run fc(token, state), then the layer, which has no norm before its attention."""
         x = self.fc(torch.cat((tokens, state), -1))
         (block,) = self.blocks
         x = x + block.attend(x, cache, mask, rotary)
@@ -141,23 +138,23 @@ class Eagle1Drafter(Drafter):
 
 
 class Eagle3Drafter(FeatureFusion, Drafter):
-    """EAGLE-3: hidden states of several layers, and a norm and LM head of its own. words: target's vocabulary."""
+    """EAGLE-3: hidden states of several layers, and its own norm and LM head. vocab_size: the target's."""
 
-    def __init__(self, shape: Shape, config: LlamaConfig, words: int) -> None:
+    def __init__(self, shape: Shape, config: LlamaConfig, vocab_size: int) -> None:
         super().__init__(shape, config)
         self.make_fusion(shape.levels, shape.feature, "fc" in shape.biases)
         self.midlayer = WideLayer(config, shape)
         self.norm = LlamaRMSNorm(shape.hidden, config.rms_norm_eps)
-        self.make_head(words)
+        self.make_head(vocab_size)
         self.blocks = [block_of(self.midlayer, nn.Identity())]
 
     def forward(self, tokens: Tensor, state: Tensor, cache: AnyCache, mask: Tensor | None, rotary: Any) -> Tensor:
-        """Run the wide layer, and the norm where its output is fed back normed."""
+        """Run the wide layer, and the norm if its output is fed back normed."""
         out = self.attend_wide(self.midlayer, tokens, state, cache, mask, rotary)
         return self.norm(out) if self.shape.output_normed else out
 
     def logits(self, state: Tensor, target: Target) -> Tensor:
-        """Output states [.., h] -> [.., draft vocabulary]."""
+        """Return logits [.., draft vocabulary] of output states [.., h]."""
         return super().logits(state if self.shape.output_normed else self.norm(state), target)
 
 
@@ -197,7 +194,7 @@ def config_for(target: Target, shape: Shape) -> dict[str, Any]:
 def new_eagle(target: Target) -> tuple[Eagle1Drafter, dict[str, Any]]:
     """Return an untrained EAGLE drafter and its config.
 
-    `fc` has no bias, which vLLM would drop. `bias` is stated: the authors' code takes a missing one for true.
+    `fc` has no bias, which vLLM would drop. `bias` is stated: in the authors' code a missing one means true.
     """
     shape = shape_for(target)
     config = config_for(target, shape) | {"bias": False}
@@ -207,7 +204,7 @@ def new_eagle(target: Target) -> tuple[Eagle1Drafter, dict[str, Any]]:
 def new_eagle3(
     target: Target, draft_vocab: int, layers: tuple[int, ...] = ()
 ) -> tuple[Eagle3Drafter, dict[str, Any], tuple[int, ...]]:
-    """Return an untrained EAGLE-3 drafter, its config and the layers it reads; empty = the published ones.
+    """Return an untrained EAGLE-3 drafter, its config and the layers it reads. layers: empty = as published.
 
     Its draft vocabulary is the target's first tokens.
     """
@@ -218,17 +215,17 @@ def new_eagle3(
         "draft_vocab_size": draft_vocab, "target_hidden_size": target.hidden_size, "feature_layers": list(layers)
     }  # fmt: skip
     drafter = Eagle3Drafter(shape, shape.llama(config), target.vocab_size)
-    choose_words(drafter, torch.arange(draft_vocab))
+    set_draft_vocab(drafter, torch.arange(draft_vocab))
     return drafter, config, layers
 
 
 def random_eagle(target: Target) -> Eagle1Drafter:
     """Return an EAGLE drafter with random weights."""
-    return randomised(new_eagle(target)[0], target.vocab_size)
+    return randomize_drafter(new_eagle(target)[0], target.vocab_size)
 
 
 def random_eagle3(target: Target, reduced: bool = True) -> tuple[Eagle3Drafter, dict[str, Any], tuple[int, ...]]:
-    """Return `new_eagle3` with random weights; reduced: its draft vocabulary lacks some first tokens."""
-    words = target.vocab_size * 3 // 4 if reduced else target.vocab_size
-    drafter, config, layers = new_eagle3(target, words)
-    return randomised(drafter, target.vocab_size), config, layers
+    """Return `new_eagle3` with random weights. reduced: with a draft vocabulary that lacks some first tokens."""
+    draft_vocab = target.vocab_size * 3 // 4 if reduced else target.vocab_size
+    drafter, config, layers = new_eagle3(target, draft_vocab)
+    return randomize_drafter(drafter, target.vocab_size), config, layers

@@ -1,8 +1,7 @@
 """`ssbench train eagle` and `eagle3`: one decoder layer over the base's features (EAGLE sec. 4.2, EAGLE-3 sec. 3.2).
 
-Slot t reads the feature of position t and the token x_{t+1}, and says what x_{t+2} is; level 1 reads that output and
-x_{t+2} in its place, and says what x_{t+3} is; and so on. Losses are at the anchors, as those of heads and streams
-are.
+Slot t reads the feature of position t and the token x_{t+1}, and predicts x_{t+2}; level 1 reads that output and
+x_{t+2} instead, and predicts x_{t+3}; and so on. Losses are at the anchors, as for heads and streams.
 """
 
 from __future__ import annotations
@@ -30,53 +29,55 @@ from specbench_ss.options import Bounded, option
 from specbench_ss.training.batch import BaseStates, Batch
 from specbench_ss.training.losses import TOP, LossKind, head_sums, loss_option, mean_loss
 
-NOISE_LENGTH = 512  # the published noise is for rows of this length, and less in longer ones
+NOISE_LENGTH = 512  # the published noise is for rows of this length; longer rows get less
 PUBLISHED_DEPTH = 5  # of the static tree: levels for which accuracies are measured
 
 
 class UnrolledTrainer(FeatureTrainer):
-    """A drafter of one layer, unrolled over whole rows."""
+    """Trainer of a one-layer drafter that is unrolled over whole rows."""
 
     def unrolled(self, features: list[Tensor], batch: Batch, levels: int) -> Iterator[Tensor]:
-        """Yield output states [B, A, h] at the anchors, level after level; level j of anchor t says what x_{t+2+j} is.
+        """Yield output states [B, A, h] at the anchors, level after level; level j of anchor t predicts x_{t+2+j}.
 
-        As in decoding, level j of an anchor sees the true features up to its own, and its own levels 1 to j.
+        As in decoding, level j of an anchor attends to the true features up to its own, and to its own levels 1 to j.
         """
         at, t = batch.anchors.at, batch.ids.shape[1]
-        every = torch.arange(t, device=at.device).expand(len(at), -1)
-        places = every if batch.documents is None else batch.documents.places
+        slots = torch.arange(t, device=at.device).expand(len(at), -1)
+        positions = slots if batch.documents is None else batch.documents.places
         cache = PrefixCache({0: None}, mains=t)
-        out = self._pass(batch, every, places, self.module.fuse(features), cache, 0)
+        out = self._pass(batch, slots, positions, self.module.fuse(features), cache, 0)
         state = out.gather(1, at[..., None].expand(-1, -1, out.shape[-1]))
         yield state
-        places = places.gather(1, at)
+        positions = positions.gather(1, at)
         for j in range(1, levels):
             cache = PrefixCache(cache.kept, mains=at.shape[1])
-            state = self._pass(batch, at, places, state, cache, j)
+            state = self._pass(batch, at, positions, state, cache, j)
             yield state
 
-    def _pass(self, batch: Batch, at: Tensor, places: Tensor, state: Tensor, cache: PrefixCache, level: int) -> Tensor:
-        """Return the outputs of rows at [B, r] with their states [B, r, h], `level` tokens further on."""
-        ahead = (at + 1 + level).clamp_max(batch.ids.shape[1] - 1)
-        tokens = self.module.embed(batch.ids.gather(1, ahead), self.target)
+    def _pass(
+        self, batch: Batch, at: Tensor, positions: Tensor, state: Tensor, cache: PrefixCache, level: int
+    ) -> Tensor:
+        """Return the outputs of slots at [B, r] with their states [B, r, h], shifted by `level` tokens."""
+        following = (at + 1 + level).clamp_max(batch.ids.shape[1] - 1)
+        tokens = self.module.embed(batch.ids.gather(1, following), self.target)
         out: Tensor = self.module(
-            tokens, state, cache, _visible(batch, at, level), self.rotary(places + level, state.dtype)
+            tokens, state, cache, _visible(batch, at, level), self.rotary(positions + level, state.dtype)
         )
         return out
 
     @torch.no_grad()
     def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return how often the r-th guess of level j is right: (hits [ahead, top], positions [ahead])."""
+        """Return top-k accuracy counts of each level: (hits [ahead, top], positions [ahead])."""
         top, labels = min(TOP, self.module.draft_vocab or self.target.vocab_size), self.labels(batch)
         hits = []
         for j, state in enumerate(self.unrolled(self.features(states), batch, self.ahead)):
-            guesses = self.module.token_ids(self.module.logits(state, self.target).topk(top).indices)
-            hits.append((guesses == labels[..., j, None]).sum((0, 1)))
+            predictions = self.module.token_ids(self.module.logits(state, self.target).topk(top).indices)
+            hits.append((predictions == labels[..., j, None]).sum((0, 1)))
         return torch.stack(hits), (labels != -100).sum((0, 1))
 
 
 def _visible(batch: Batch, at: Tensor, level: int) -> Tensor | None:
-    """Return the slots that rows at [B, r] see, bool [B, 1, r, T + level * r]; None: causal, for rows of one text."""
+    """Return the mask of slots at [B, r], bool [B, 1, r, T + level * r]; None: causal, for rows of one text."""
     t, r = batch.ids.shape[1], at.shape[1]
     if batch.documents is None and not level:
         return None
@@ -98,15 +99,15 @@ class EagleTrainOptions(Bounded):
     loss: LossKind = loss_option("kl")
 
     def check_together(self) -> None:
-        """Raise UserError where there is nothing to learn."""
+        """Raise UserError if all loss weights are 0."""
         if not self.feature_weight + self.token_weight:
-            raise UserError("eagle: with feature_weight and token_weight 0 there is nothing to learn")
+            raise UserError("eagle: feature_weight and token_weight are both 0; set one above 0")
 
 
 class EagleTrainer(UnrolledTrainer):
-    """EAGLE's drafter: smooth L1 between features, and cross-entropy of the token (EAGLE sec. 4.2).
+    """Trainer of EAGLE's drafter: smooth L1 between features, and cross-entropy of the token (EAGLE sec. 4.2).
 
-    What is learnt is the next feature alone; levels: for so many accuracies are measured, of which `eagle` builds its
+    Only the next feature is trained. levels: number of levels with measured accuracies, from which `eagle` builds its
     tree.
     """
 
@@ -125,33 +126,33 @@ class EagleTrainer(UnrolledTrainer):
         self.use(drafter, (FINAL,), drafter.shape.llama(self.config), levels)
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the loss of the next feature and of the token read off it; without gradients, shares of all levels."""
+        """Return the loss of the next feature and its token, and accuracies (of all levels without gradients)."""
         o, at, labels = self.options, batch.anchors.at, self.labels(batch)[..., :1]
-        known = labels[..., 0] != -100
+        labelled = labels[..., 0] != -100
         count = (self.labels(batch.whole)[..., 0] != -100).sum().clamp_min(1)
         (out,) = self.unrolled([self._noisy(states.final, batch)], batch, 1)
-        drafted, true = out[known], states.final[known.nonzero()[:, 0], (at + 1)[known]]  # [n, h]
+        drafted, true = out[labelled], states.final[labelled.nonzero()[:, 0], (at + 1)[labelled]]  # [n, h]
         feature = F.smooth_l1_loss(drafted.float(), true.float(), reduction="none").mean(-1).sum() / count
         with torch.no_grad():
             teacher = self.target.logits(true)[:, None] if o.loss == "kl" else None
-        summed, right = head_sums(self.module.logits(drafted, self.target)[:, None], labels[known], teacher)
+        summed, correct = head_sums(self.module.logits(drafted, self.target)[:, None], labels[labelled], teacher)
         token = summed[0] / count
         if torch.is_grad_enabled():
-            shares = right / count
+            accuracy = correct / count
         else:
             hits, _ = self.accuracies(states, batch)
-            shares = hits[:, 0] / (self.labels(batch.whole) != -100).sum((0, 1)).clamp_min(1)
-        return o.feature_weight * feature + o.token_weight * token, shares
+            accuracy = hits[:, 0] / (self.labels(batch.whole) != -100).sum((0, 1)).clamp_min(1)
+        return o.feature_weight * feature + o.token_weight * token, accuracy
 
     def _noisy(self, final: Tensor, batch: Batch) -> Tensor:
-        """Return features with noise, as the drafter's own outputs will have errors.
+        """Return features with noise, which imitates errors of the drafter's outputs.
 
-        The noise of a row is a function of its tokens and anchors, which are drawn anew whenever the row comes again.
+        The noise of a row is a function of its tokens and anchors; the anchors are sampled again in every epoch.
         """
         if not self.options.noise or not torch.is_grad_enabled():
             return final
         rows = torch.cat((batch.ids, batch.anchors.at), 1).cpu().numpy()
-        seeds = [crc32(row.tobytes()) for row in rows]  # of 32 bits: a generator on a CPU looks at no more
+        seeds = [crc32(row.tobytes()) for row in rows]  # 32 bits: a CPU generator uses no more
         rngs = (torch.Generator(final.device).manual_seed(seed) for seed in seeds)
         noise = torch.stack([torch.rand(final.shape[1:], generator=rng, device=final.device) for rng in rngs])
         width: float = self.options.noise * NOISE_LENGTH / final.shape[1]
@@ -163,23 +164,23 @@ class Eagle3TrainOptions(Bounded):
     """Options of `ssbench train eagle3`."""
 
     owner: ClassVar[str] = "eagle3"
-    levels: Annotated[int, Ge(1)] = option(7, "Number of passes in which the drafter learns from its own outputs.")
+    levels: Annotated[int, Ge(1)] = option(
+        7, "Number of training-time-test passes, in which the drafter reads its own outputs."
+    )
     draft_vocab: Annotated[int, Ge(1)] = option(
-        32000, "How many words it can draft: the most frequent ones of the text."
+        32000, "Size of the draft vocabulary (the most frequent tokens of the text)."
     )
-    decay: Annotated[float, Gt(0)] = option(
-        0.8, "Weight of a level's loss as a multiple of the weight of the one before it."
-    )
+    decay: Annotated[float, Gt(0)] = option(0.8, "Weight of a level's loss relative to the level before it.")
     loss: LossKind = loss_option("kl")
     format: Literal["published", "speculators"] = option(
-        "published", "Layout of the folder: as EAGLE-3 was published, or as speculators writes it, for vLLM."
+        "published", "Layout of the folder: as EAGLE-3 was published, or speculators' (for vLLM)."
     )
 
 
 class Eagle3Trainer(UnrolledTrainer):
-    """EAGLE-3's drafter, by training-time test: the loss of level j has the weight decay^j (EAGLE-3 sec. 3.2).
+    """Trainer of EAGLE-3's drafter by training-time test: level j has the loss weight decay^j (EAGLE-3 sec. 3.2).
 
-    The draft vocabulary is the words that answers of the text have most. The LM head starts as the target's rows.
+    The draft vocabulary is the most frequent tokens of answers. The LM head is initialized from the target's.
     """
 
     name = "eagle3"
@@ -195,7 +196,7 @@ class Eagle3Trainer(UnrolledTrainer):
         self.use(drafter, layers, drafter.shape.llama(self.config), self.options.levels)
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the sum of the levels' losses, each a mean over the anchors that have a token so far ahead."""
+        """Return the weighted sum of the levels' losses, each a mean over the anchors with a token at that level."""
         labels, unrolled = self.labels(batch), self.unrolled(self.features(states), batch, self.ahead)
         sums = [self.sums(states, batch, out, labels[..., j], j) for j, out in enumerate(unrolled)]
         total = torch.stack([a for a, _ in sums]), torch.stack([b for _, b in sums])

@@ -1,4 +1,4 @@
-"""Hydra: heads that also read the tokens drafted before them."""
+"""Hydra: sequentially dependent draft heads."""
 
 from __future__ import annotations
 
@@ -31,27 +31,23 @@ class HydraOptions(HeadsOptions):
     owner: ClassVar[str] = "hydra"
     accept: Literal["exact", "typical"] = option(
         "exact",
-        "Rule by which drafted tokens are accepted where tokens are sampled. typical (Medusa sec. 2.3.1) is lossy.",
+        "Acceptance rule when sampling. typical (Medusa sec. 2.3.1) is lossy.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What one head drafts: the children of all nodes of one depth.
+    """Nodes that one head drafts: the children of all nodes of one depth."""
 
-    paths int64 [m, depth + 1]: from the root to each node with children; width: candidates wanted of each; pick int64
-    [c]: which of the m * width candidates are the children, in the tree's order.
-    """
-
-    paths: Tensor
-    width: int
-    pick: Tensor
+    paths: Tensor  # int64 [m, depth + 1]: from the root to each node with children
+    width: int  # number of candidates of each such node
+    pick: Tensor  # int64 [c]: indices of the children among the m * width candidates, in the tree's order
 
 
 class Hydra(TreeHeads):
-    """Head i predicts the token i + 1 places after the root from the prefix state and all tokens since.
+    """Head i predicts the token i + 1 positions after the root from the prefix state and all tokens after it.
 
-    The prefix state is the base's own (hydra) or what one more layer makes of all the base's states so far (Hydra++).
+    The prefix state is the base's last state (Hydra) or the output of an extra layer over all base states (Hydra++).
     """
 
     name = "hydra"
@@ -69,9 +65,9 @@ class Hydra(TreeHeads):
     ) -> None:
         super().__init__(target, options, heads, tree, config)
         if heads.prefix is not None:
-            heads.prefix.settle()
-        self.tap = state_tap(self.config, target.n_layers)
-        self.aux_hidden_state_layers = () if self.tap == FINAL else (self.tap,)
+            heads.prefix.finalize()
+        self.layer = input_layer(self.config, target.n_layers)  # whose input the heads read
+        self.aux_hidden_state_layers = () if self.layer == FINAL else (self.layer,)
         self.levels = levels_of(tree, target.device)
         self.embedding: Tensor = target.model.get_input_embeddings().weight
         self.cache = Cache(1, 0)  # of the prefix layer
@@ -80,24 +76,24 @@ class Hydra(TreeHeads):
     @classmethod
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[HydraHeads, dict[str, Any]]:
         heads, config = read_heads(path, base, read)
-        state_tap(config, base.n_layers)
+        input_layer(config, base.n_layers)
         return heads, config
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Return random heads: both prefixes and LM heads, an earlier state, and a rule that is lossy."""
+        """Return random heads: with both prefix states and LM heads, an earlier layer, and a lossy rule."""
 
-        def make(heads: int = 3, options: HydraOptions | None = None, **form: Any) -> Callable[[], Decoder]:
-            return lambda: cls.random(target, heads, options, **form)
+        def build(heads: int = 3, options: HydraOptions | None = None, **arguments: Any) -> Callable[[], Decoder]:
+            return lambda: cls.random(target, heads, options, **arguments)
 
         return {
-            "hydra++": make(4, layers=2),
-            "hydra": make(4, prefix=False),
-            "auto": make(options=HydraOptions()),
-            "one-head": make(1),
-            "earlier-state": make(2, prefix=False, offset=1),
-            "shared-head": make(own_unembed=False, offset=1),
-            "typical": make(options=HydraOptions(accept="typical")),
+            "hydra++": build(4, layers=2),
+            "hydra": build(4, prefix=False),
+            "auto": build(options=HydraOptions()),
+            "one-head": build(1),
+            "earlier-state": build(2, prefix=False, offset=1),
+            "shared-head": build(own_unembed=False, offset=1),
+            "typical": build(options=HydraOptions(accept="typical")),
         }
 
     @classmethod
@@ -111,34 +107,34 @@ class Hydra(TreeHeads):
         own_unembed: bool = True,
         offset: int = 0,
     ) -> Self:
-        """Return random heads, as `example` has them. offset: `hidden_state_offset` of their config."""
+        """Return random heads by `example`. offset: `hidden_state_offset` of their config."""
         layer = llama_layer(target) if prefix else None
         module = HydraHeads(heads, layers, target.hidden_size, target.vocab_size, layer, own_unembed)
         return cls.example(target, module, {"hidden_state_offset": offset}, options)
 
-    # -- the loop's calls ---------------------------------------------------------------------------------------
+    # -- decoding -----------------------------------------------------------------------------------------------
 
     def prefill(self, state: DecodeState, ids: Tensor) -> Output:
-        """The prefix layer reads every position of the prompt."""
+        """Run the prompt; the prefix layer reads all its positions."""
         if self.heads.prefix is None:
             return super().prefill(state, ids)
         output = self.target.prefill(ids, state.cache, self.aux_hidden_state_layers, every=True)
         self.target.empty(self.cache, state.cache.capacity)
-        self._extend(output.hidden_states[self.tap])
+        self._extend(output.hidden_states[self.layer])
         return output
 
     def on_prefill(self, state: DecodeState) -> None:
-        """Without a prefix layer the base's last state is the prefix state."""
+        """Take the base's last state as prefix state if there is no prefix layer."""
         if self.heads.prefix is None:
-            self.prefix_state = state.hidden_states[self.tap][0]
+            self.prefix_state = state.hidden_states[self.layer][0]
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """Head by head: each sees the tokens that the one before it drafted, on every path that goes on."""
-        (tokens,) = self.target.run_graphed(self, self._drafted, state.root, self.prefix_state)
+        """Draft head by head; each reads the tokens drafted before it on every path."""
+        (tokens,) = self.target.run_graphed(self, self._draft, state.root, self.prefix_state)
         return DraftTree(tokens, self.tree.shape)
 
-    def _drafted(self, tokens: Tensor, prefix: Tensor) -> tuple[Tensor]:
-        """The root [1] and the prefix state [1, h] -> the tree's tokens [n]."""
+    def _draft(self, tokens: Tensor, prefix: Tensor) -> tuple[Tensor]:
+        """Return the tree's tokens [n] for the root [1] and the prefix state [1, h]."""
         for head, level in enumerate(self.levels):
             path = torch.nn.functional.embedding(tokens[level.paths], self.embedding)  # [m, head + 1, h]
             logits = self.heads.logits(head, prefix, path, self.target.logits)  # [m, V]
@@ -147,25 +143,25 @@ class Hydra(TreeHeads):
         return (tokens,)
 
     def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
-        """The prefix layer reads the states of all that was accepted."""
+        """Update the prefix state with the states of the accepted path."""
         if self.heads.prefix is None:
-            self.prefix_state = state.hidden_states[self.tap][0]
+            self.prefix_state = state.hidden_states[self.layer][0]
         else:
-            self._extend(output.hidden_states[self.tap][:, indices(verdict.path, self.target.device)])
+            self._extend(output.hidden_states[self.layer][:, indices(verdict.path, self.target.device)])
 
     def _extend(self, states: Tensor) -> None:
-        """The base's states [1, q, h] of the next q positions through the prefix layer."""
+        """Run the base's states [1, q, h] of the next q positions through the prefix layer."""
         past, q = self.cache.get_seq_length(), states.shape[1]
-        places = torch.arange(past, past + q, device=states.device)[None]
+        positions = torch.arange(past, past + q, device=states.device)[None]
         mask = self.target.causal_mask(q, past) if past and q > 1 else None
         prefix = self.heads.prefix
-        rotary = prefix.rotary(places, past + q, states.dtype)
+        rotary = prefix.rotary(positions, past + q, states.dtype)
         self.prefix_state = pass_drafter(self.target, prefix, prefix, (states,), self.cache, [mask], rotary)[0, -1:]
         self.cache.commit(q)
 
 
-def state_tap(config: dict[str, Any], layers: int) -> int:
-    """Which of the base's states the heads read: hidden_state_offset counts from the last. Raises UserError."""
+def input_layer(config: dict[str, Any], layers: int) -> int:
+    """Return the layer whose input the heads read; `hidden_state_offset` counts from the last. Raise UserError."""
     offset = config.get("hidden_state_offset", 0)
     if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= layers:
         raise UserError(f"hydra: 'hidden_state_offset' in config.json must be 0 to {layers}, not {offset!r}")
@@ -173,7 +169,7 @@ def state_tap(config: dict[str, Any], layers: int) -> int:
 
 
 def levels_of(tree: MedusaTree, device: torch.device) -> list[Level]:
-    """The tree by depths: its nodes come in that order."""
+    """Return the levels of the tree, whose nodes are in order of depth."""
     parents, children = tree.shape.parents, tree.shape.children()
     paths: list[list[int]] = [[0]]
     for node, parent in enumerate(parents[1:], start=1):

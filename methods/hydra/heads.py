@@ -1,4 +1,4 @@
-"""Hydra heads, and the checkpoint layouts they come in.
+"""Hydra heads and their checkpoint layouts.
 
 Head i reads the prefix state and the embeddings of the root and of i drafted tokens, (i + 2) h values: Ankner et al.
 2024, sec. 3.1; the prefix layer is of sec. 4.
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from specbench_ss.engine import attention as attention_ways
-from specbench_ss.engine import attention as grouped_attention
+from specbench_ss.engine import attention
 from specbench_ss.engine.architectures import ModelInfo, rotary_table
 from specbench_ss.engine.attention import Heads
 from specbench_ss.engine.target import AnyCache, Target
@@ -29,56 +28,56 @@ from specbench_ss.models.checkpoint import load_into, weight_file
 
 
 class ResBlock(nn.Module):
-    """R x + SiLU(W x + b), where R is the identity, or a linear map where the width changes."""
+    """Residual block R x + SiLU(W x + b); R is the identity, or linear if the width changes."""
 
-    def __init__(self, wide: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(wide, hidden)
+        self.linear = nn.Linear(width, hidden)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
         self.res_connection: nn.Module = nn.Identity()
-        if wide != hidden:
-            self.res_connection = nn.Linear(wide, hidden)
+        if width != hidden:
+            self.res_connection = nn.Linear(width, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [m, wide] -> [m, h]."""
+        """Map x [m, width] to [m, h]."""
         out: Tensor = self.res_connection(x) + F.silu(self.linear(x))
         return out
 
 
 class Prefix(nn.Module):
-    """One Llama layer over the base's states of the whole sequence, with its own keys and values, and its own norm."""
+    """Prefix layer: one Llama layer with its own KV cache and norm over the base's states."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        config._attn_implementation = grouped_attention.NAME
+        config._attn_implementation = attention.NAME
         self.config = config
         self.layer = LlamaDecoderLayer(config, 0)
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self._table: tuple[Tensor, Tensor] | None = None  # cos, sin [length, head_dim]: of as many as were asked for
+        self._table: tuple[Tensor, Tensor] | None = None  # cos, sin [length, head_dim]
 
-    def settle(self) -> None:
-        """Prepare for inference: which way of attention is fastest is measured now, and in no step."""
+    def finalize(self) -> None:
+        """Prepare for inference: measure the attention backends now instead of in a step."""
         weight, c = self.norm.weight, self.config
         assert c.num_key_value_heads and c.head_dim
         heads = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        attention_ways.describe(Heads(str(weight.device), weight.dtype, *heads))
+        attention.describe(Heads(str(weight.device), weight.dtype, *heads))
 
     def forward(self, x: Tensor, cache: AnyCache, masks: Sequence[Tensor | None], rotary: Any) -> Tensor:
-        """States x [B, q, h] with their cos and sin -> [B, q, h]. masks: its one layer's, additive, None = causal."""
+        """Map states x [B, q, h] to [B, q, h]. masks: one, additive, None = causal. rotary: cos, sin."""
         (mask,) = masks
         out: Tensor = self.norm(self.layer(x, attention_mask=mask, past_key_values=cache, position_embeddings=rotary))
         return out
 
-    def rotary(self, places: Tensor, until: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos, sin [1 or B, q, head_dim] at places [1 or B, q], all below `until`."""
-        cos, sin = (table[places].to(dtype) for table in self._tables(until, places.device))
+    def rotary(self, positions: Tensor, until: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return cos, sin [1 or B, q, head_dim] at positions [1 or B, q], all below `until`."""
+        cos, sin = (table[positions].to(dtype) for table in self._tables(until, positions.device))
         return cos, sin
 
     def _tables(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """For positions 0..length-1 and more, in float32, whatever the layer was cast to.
+        """Return cos, sin of positions 0..length-1 and more, in float32 for any dtype of the layer.
 
-        Never for more than the base has: kinds of rope that change with the length do so beyond that.
+        Never beyond the base's maximum length, where some RoPE types change.
         """
         table = self._table
         if table is None or len(table[0]) < length or table[0].device != device:
@@ -89,11 +88,12 @@ class Prefix(nn.Module):
 
 
 class HydraHeads(nn.Module):
-    """Heads of `layers` blocks each; prefix: Hydra++.
+    """Heads of `layers` residual blocks each. Modules are named as published tensors without wrappers.
 
-    own_unembed: LM heads of their own, with a bias; else the base's serves. tied: a head's blocks after the first are
-    one block, applied again, as published. Modules are named as the published tensors, but for wrappers:
-    hydra_mlp.{i}.{j}, hydra_lm_head.{i}.
+    Args:
+        prefix: configuration of the prefix layer (Hydra++).
+        own_unembed: give each head its own LM head with a bias; else the base's is used.
+        tied: a head's blocks after the first are one shared block, as published.
     """
 
     def __init__(
@@ -109,25 +109,25 @@ class HydraHeads(nn.Module):
         super().__init__()
         self.layers = layers
 
-        def plain() -> list[ResBlock]:
-            more = layers - 1
-            return [ResBlock(hidden, hidden)] * more if tied else [ResBlock(hidden, hidden) for _ in range(more)]
+        def inner_blocks() -> list[ResBlock]:
+            n = layers - 1
+            return [ResBlock(hidden, hidden)] * n if tied else [ResBlock(hidden, hidden) for _ in range(n)]
 
         self.hydra_mlp = nn.ModuleList(
-            nn.Sequential(ResBlock((i + 2) * hidden, hidden), *plain()) for i in range(heads)
+            nn.Sequential(ResBlock((i + 2) * hidden, hidden), *inner_blocks()) for i in range(heads)
         )
         self.hydra_lm_head = nn.ModuleList(nn.Linear(hidden, vocab) for _ in range(heads)) if own_unembed else None
         self.prefix = None if prefix is None else Prefix(prefix)
 
     @property
     def count(self) -> int:
-        """Number of heads."""
+        """Return the number of heads."""
         return len(self.hydra_mlp)
 
     def logits(self, head: int, x: Tensor, path: Tensor, shared: Callable[[Tensor], Tensor]) -> Tensor:
-        """Prefix states x [1 or m, h], embedded tokens from the root on, path [m, head + 1, h] -> logits [m, V].
+        """Return logits [m, V] of a head from prefix states x [1 or m, h] and embedded tokens.
 
-        shared: the base's LM head, [.., h] -> [.., V].
+        path: [m, head + 1, h], from the root on. shared: the base's LM head, [.., h] -> [.., V].
         """
         states: Tensor = self.hydra_mlp[head](torch.cat((x.expand(len(path), -1), path.flatten(1)), 1))
         if self.hydra_lm_head is None:
@@ -137,16 +137,16 @@ class HydraHeads(nn.Module):
 
 
 @torch.no_grad()
-def start(heads: HydraHeads, unembed: Tensor) -> None:
-    """LM heads begin as the base's, the prefix layer as the identity; what reads state and tokens begins random.
+def initialize(heads: HydraHeads, unembed: Tensor) -> None:
+    """Initialize LM heads from the base's and the prefix layer as the identity; other weights stay random.
 
-    Begun as the identity on the state, heads would first have to forget what it says of the next token: measured on the
-    lab, they learn more slowly (docs/methods/hydra.md).
+    Heads that start as the identity on the state train more slowly on the lab model (docs/methods/hydra.md): they first
+    predict the next token again.
     """
-    for head in heads.hydra_lm_head or ():
-        own: Any = head
-        own.weight.copy_(unembed)
-        own.bias.zero_()
+    for module in heads.hydra_lm_head or ():
+        head: Any = module
+        head.weight.copy_(unembed)
+        head.bias.zero_()
     if heads.prefix is not None:
         layer: Any = heads.prefix.layer
         nn.init.zeros_(layer.self_attn.o_proj.weight)
@@ -157,22 +157,21 @@ HEADS_FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
 ARCHITECTURES = ("mlp", "prefix-mlp")
 EMBEDDING = "input_embed_fn.weight"
 PUBLISHED_PREFIX = "prefix_embeding_layer."
-# what is in a published file and not needed: the prefix layer reads states, not tokens; frequencies are computed
+# unused tensors of published files: the prefix layer reads states, not tokens; frequencies are computed
 UNUSED = (f"{PUBLISHED_PREFIX}embed_tokens.weight", f"{PUBLISHED_PREFIX}layers.0.self_attn.rotary_emb.inv_freq")
 _BLOCK = re.compile(r"^hydra_mlp\.(\d+)\.(\d+)\.")
 
 
 def read_heads(path: Path, base: ModelInfo, read: Read) -> tuple[HydraHeads, dict[str, Any]]:
-    """Heads of a file or folder, and their config. Raises UserError, naming the file, where they do not fit the base.
+    """Return the heads of a file or folder, and their config. Raise UserError if they do not fit the base.
 
-    Counts are read from the tensors. Of the config only what they cannot say counts: the architecture, and which of
-    the base's states the heads read.
+    Counts are read from the tensors; the config gives only the architecture and the layer that the heads read.
     """
     file, config = weight_file(path, HEADS_FILES, "hydra")
     architecture = config.get("hydra_head_arch", "mlp")
     if architecture not in ARCHITECTURES:
-        known = " and ".join(ARCHITECTURES)
-        raise UserError(f"hydra: heads of architecture {architecture!r} are not supported, only {known} ({file})")
+        supported = " and ".join(ARCHITECTURES)
+        raise UserError(f"hydra: heads of architecture {architecture!r} are not supported, only {supported} ({file})")
     if config.get("grounded_heads") is False:
         raise UserError(f"hydra: heads that do not read the drafted tokens (grounded_heads) are not supported ({file})")
     tensors = {k: v.float() for k, v in read(file).items() if k not in UNUSED}
@@ -180,33 +179,32 @@ def read_heads(path: Path, base: ModelInfo, read: Read) -> tuple[HydraHeads, dic
     return heads_from_tensors(tensors, base, f"hydra: {file}"), config
 
 
-def heads_from_tensors(tensors: dict[str, Tensor], base: ModelInfo, what: str) -> HydraHeads:
-    """Raises UserError that names unknown, missing or misshapen tensors."""
-
-    places: dict[int, set[int]] = {}
+def heads_from_tensors(tensors: dict[str, Tensor], base: ModelInfo, source: str) -> HydraHeads:
+    """Return the heads. Raise UserError that names unknown, missing or misshapen tensors of `source`."""
+    block_ids: dict[int, set[int]] = {}  # of each head
     for name in tensors:
         if match := _BLOCK.match(name):
-            places.setdefault(int(match[1]), set()).add(int(match[2]))
-    if not places:
-        raise UserError(f"{what} holds no Hydra heads: no tensor hydra_mlp.0.0.linear.weight or .0.1.linear.weight")
-    last = max(map(max, places.values()))
-    if max(last // 2, *places) > len(tensors):
-        raise UserError(f"{what} has too few tensors for heads up to hydra_mlp.{max(places)} and blocks up to .{last}")
-    wrapped = 0 not in set().union(*places.values())  # Dropout takes the first place
+            block_ids.setdefault(int(match[1]), set()).add(int(match[2]))
+    if not block_ids:
+        raise UserError(f"{source} has no Hydra heads: no tensor hydra_mlp.0.0.linear.weight or .0.1.linear.weight")
+    last = max(map(max, block_ids.values()))
+    if max(last // 2, *block_ids) > len(tensors):
+        raise UserError(f"{source} lacks tensors of heads up to hydra_mlp.{max(block_ids)} and blocks up to .{last}")
+    wrapped = 0 not in set().union(*block_ids.values())  # Dropout is the first module
     layers = (last + 1) // 2 if wrapped else last + 1
     published = wrapped or any(name.startswith(PUBLISHED_PREFIX) for name in tensors)
     prefix = (
         prefix_of(tensors, base) if any(name.startswith(("prefix.", PUBLISHED_PREFIX)) for name in tensors) else None
     )
-    own = any(name.startswith("hydra_lm_head.") for name in tensors)
+    own_unembed = any(name.startswith("hydra_lm_head.") for name in tensors)
     tied = layers > 2 and _repeats(tensors, wrapped)
-    heads = HydraHeads(1 + max(places), layers, base.hidden_size, base.vocab_size, prefix, own, tied)
-    load_into(heads, tensors, what, lambda name: _called(name, wrapped, published))
+    heads = HydraHeads(1 + max(block_ids), layers, base.hidden_size, base.vocab_size, prefix, own_unembed, tied)
+    load_into(heads, tensors, source, lambda name: _published_name(name, wrapped, published))
     return heads
 
 
 def _repeats(tensors: dict[str, Tensor], wrapped: bool) -> bool:
-    """Whether every block after a head's first is one block again; that takes numbers to tell."""
+    """Return True if all blocks after a head's first are equal; False for tensors without values."""
     first: dict[tuple[str, str], Tensor] = {}
     for name, tensor in sorted(tensors.items()):
         match = _BLOCK.match(name)
@@ -218,8 +216,8 @@ def _repeats(tensors: dict[str, Tensor], wrapped: bool) -> bool:
     return True
 
 
-def _called(name: str, wrapped: bool, published: bool) -> str:
-    """How a file calls our tensor."""
+def _published_name(name: str, wrapped: bool, published: bool) -> str:
+    """Return the name of our tensor in a file."""
     if wrapped:
         name = _BLOCK.sub(lambda m: f"hydra_mlp.{m[1]}.{2 * int(m[2]) + 1}.", name)
         name = re.sub(r"^hydra_lm_head\.(\d+)\.", r"hydra_lm_head.\1.1.", name)
@@ -230,22 +228,22 @@ def _called(name: str, wrapped: bool, published: bool) -> str:
 
 
 def prefix_of(tensors: dict[str, Tensor], base: ModelInfo) -> LlamaConfig:
-    """The prefix layer's shape: off its tensors, but for the heads, which are as many as the base's."""
+    """Return the prefix layer's configuration: sizes from its tensors, the number of heads from the base."""
     matrices = {name: t for name, t in tensors.items() if t.ndim == 2}
     rows = {name.rpartition("self_attn.k_proj")[1]: t.shape[0] for name, t in matrices.items() if "prefix" in name}
-    wide = [t.shape[0] for name, t in matrices.items() if name.endswith("mlp.gate_proj.weight")]
+    width = [t.shape[0] for name, t in matrices.items() if name.endswith("mlp.gate_proj.weight")]
     kv_rows = rows.get("self_attn.k_proj", base.hidden_size)
-    return llama_layer(base, ffn=wide[0] if wide else 0, kv_rows=kv_rows)
+    return llama_layer(base, ffn=width[0] if width else 0, kv_rows=kv_rows)
 
 
 def check_embedding(saved: Tensor | None, base: ModelInfo, file: Path) -> None:
-    """Raises UserError where the base's embedding, saved with the heads, is another one than this base's."""
+    """Raise UserError if the embedding saved with the heads differs from the base's."""
     if saved is None:
         return
     if saved.shape != (base.vocab_size, base.hidden_size):
-        here = (base.vocab_size, base.hidden_size)
-        raise UserError(f"hydra: {file} is for embeddings of shape {tuple(saved.shape)}, the model has {here}")
+        expected = (base.vocab_size, base.hidden_size)
+        raise UserError(f"hydra: {file} is for embeddings of shape {tuple(saved.shape)}, the model has {expected}")
     if isinstance(base, Target) and saved.device.type != "meta":
-        own = base.model.get_input_embeddings().weight.detach().to("cpu", torch.float32)
-        if (own - saved).norm() > 0.05 * own.norm():  # more than rounding
+        embedding = base.model.get_input_embeddings().weight.detach().to("cpu", torch.float32)
+        if (embedding - saved).norm() > 0.05 * embedding.norm():  # more than rounding
             raise UserError(f"hydra: {file} was trained for another base: its {EMBEDDING} is not this model's")

@@ -1,6 +1,6 @@
 """`ssbench train hydra`: sequential heads with a teacher loss (Hydra sec. 4).
 
-Grounded: a head reads the text's own tokens where decoding gives it drafted ones, which in training all are right.
+In training a head reads the tokens of the text in place of drafted tokens (teacher forcing).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.small_llama import llama_layer
-from specbench_ss.methods.hydra.heads import HydraHeads, start
+from specbench_ss.methods.hydra.heads import HydraHeads, initialize
 from specbench_ss.methods.medusa.train import MeasurableHeads
 from specbench_ss.options import option
 from specbench_ss.training.batch import Anchors, BaseStates, Batch
@@ -26,18 +26,18 @@ from specbench_ss.training.trainer import DrafterTrainer
 
 @dataclass(frozen=True, slots=True)
 class HydraTraining(MeasurableHeads):
-    """Options of `ssbench train hydra`; defaults make Hydra++ as published."""
+    """Options of `ssbench train hydra`; the defaults are Hydra++ as published."""
 
     owner: ClassVar[str] = "hydra"
     layers: Annotated[int, Ge(1)] = option(4, "Number of residual blocks of a head.")
-    prefix: bool = option(True, "Put one more decoder layer before the heads (Hydra++).")
+    prefix: bool = option(True, "Add one decoder layer before the heads (Hydra++).")
     loss: LossKind = loss_option("kl")
 
 
 class HydraTrainer(DrafterTrainer):
-    """Heads, for Hydra++ the prefix layer, and accuracies, of which `hydra` builds its tree.
+    """Trainer of the heads and Hydra++'s prefix layer; its accuracies give `hydra`'s tree.
 
-    heads, tap: existing heads, and the layer whose input they read.
+    heads, layer: existing heads, and the layer whose input they read.
     """
 
     name = "hydra"
@@ -54,43 +54,43 @@ class HydraTrainer(DrafterTrainer):
         options: Any = None,
         lr: float | None = None,
         heads: HydraHeads | None = None,
-        tap: int = FINAL,
+        layer: int = FINAL,
     ) -> None:
         super().__init__(target, options, lr)
         self.embedding: Tensor = target.model.get_input_embeddings().weight
         if self.embedding.shape[1] != target.hidden_size:
             raise UserError(
-                f"hydra: the model embeds tokens in {self.embedding.shape[1]} numbers, its states have "
-                f"{target.hidden_size}: such models are not supported"
+                f"hydra: the embedding size {self.embedding.shape[1]} differs from the hidden size "
+                f"{target.hidden_size}, which is not supported"
             )
         if heads is None:
-            o, layer = self.options, llama_layer(target) if self.options.prefix else None
-            heads = HydraHeads(o.heads, o.layers, target.hidden_size, target.vocab_size, layer, o.own_unembed)
-            start(heads, target.unembed)
-        self.module, self.ahead, self.tap = heads, heads.count, tap
-        self.config = {  # as published configs have it
+            o, prefix = self.options, llama_layer(target) if self.options.prefix else None
+            heads = HydraHeads(o.heads, o.layers, target.hidden_size, target.vocab_size, prefix, o.own_unembed)
+            initialize(heads, target.unembed)
+        self.module, self.ahead, self.layer = heads, heads.count, layer
+        self.config = {  # keys of published configs
             "hydra_num_heads": heads.count,
             "hydra_num_layers": heads.layers,
             "hydra_head_arch": "mlp" if heads.prefix is None else "prefix-mlp",
         }
-        self.aux_hidden_state_layers = () if tap == FINAL else (tap,)
+        self.aux_hidden_state_layers = () if layer == FINAL else (layer,)
 
     @classmethod
     def loaded(cls, target: Target, weights: str) -> Self:
-        """Return a trainer of existing heads, as `hydra` loads them."""
+        """Return a trainer of existing heads, loaded as by `hydra`."""
         from specbench_ss.methods.hydra.decode import Hydra
 
         decoder = Hydra.load(target, Hydra.Options(weights=weights, tree="published"))
-        return cls(target, heads=decoder.heads, tap=decoder.tap)
+        return cls(target, heads=decoder.heads, layer=decoder.layer)
 
     @torch.no_grad()
     def prepare(self, states: BaseStates, batch: Batch) -> None:
-        """The prefix layer starts at the scale of the states it reads, which the LM heads know."""
+        """Start the prefix layer's norm at the scale of the states it reads, which the LM heads expect."""
         if self.module.prefix is not None:
             self.module.prefix.norm.weight.fill_(self._read(states).float().pow(2).mean().sqrt())
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Sum over heads of the mean cross-entropy from the base's distribution of the token, or from the text's."""
+        """Return the sum over heads of the mean cross-entropy with the base's distribution or the text's token."""
         anchors, n = batch.anchors, self.module.count
         labels, whole = (b.anchors.labels[..., 1 : n + 1].flatten(0, 1) for b in (batch, batch.whole))  # [B*A, n]
         final = states.ahead(anchors.at, n).flatten(0, 1)  # [B*A, n, h]
@@ -103,17 +103,17 @@ class HydraTrainer(DrafterTrainer):
 
     @torch.no_grad()
     def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Given that all tokens before are the text's, of which a path's probability is the product."""
+        """Return accuracies given that all earlier tokens are correct; a path's probability is their product."""
         top = min(TOP, self.target.vocab_size)
-        guesses = [logits.topk(top).indices for logits in self._logits(states, batch.anchors)]
-        return topk_predictions(torch.stack(guesses), batch.anchors)
+        predictions = [logits.topk(top).indices for logits in self._logits(states, batch.anchors)]
+        return topk_predictions(torch.stack(predictions), batch.anchors)
 
     def _read(self, states: BaseStates) -> Tensor:
-        """The base's states that the heads or the prefix layer read, [B, T, h]."""
-        return states.final if self.tap == FINAL else states.hidden_states[self.tap]
+        """Return the base's states that the heads or the prefix layer read, [B, T, h]."""
+        return states.final if self.layer == FINAL else states.hidden_states[self.layer]
 
     def _logits(self, states: BaseStates, anchors: Anchors) -> list[Tensor]:
-        """Of every head, [B*A, V]."""
+        """Return the logits [B*A, V] of every head."""
         x = states.at(self._prefixed(states), anchors).flatten(0, 1)  # [B*A, h]
         tokens = anchors.labels[..., : self.module.count].clamp_min(0).flatten(0, 1)  # x_{t+1}.. [B*A, n]
         path = F.embedding(tokens, self.embedding)
@@ -121,11 +121,11 @@ class HydraTrainer(DrafterTrainer):
         return [self.module.logits(i, x, path[:, : i + 1], shared) for i in range(self.module.count)]
 
     def _prefixed(self, states: BaseStates) -> Tensor:
-        x, layer, documents = self._read(states), self.module.prefix, states.documents
-        if layer is None:
+        x, prefix, documents = self._read(states), self.module.prefix, states.documents
+        if prefix is None:
             return x
         t = x.shape[1]
-        places = torch.arange(t, device=x.device)[None] if documents is None else documents.places
+        positions = torch.arange(t, device=x.device)[None] if documents is None else documents.places
         mask = None if documents is None else documents.masks((None,), x.dtype)[None]
-        out: Tensor = layer(x, None, [mask], layer.rotary(places, t, x.dtype))
+        out: Tensor = prefix(x, None, [mask], prefix.rotary(positions, t, x.dtype))
         return out

@@ -1,4 +1,4 @@
-"""Medusa-1 and Medusa-2: extra heads on the last hidden state draft a fixed sparse tree."""
+"""Medusa-1 and Medusa-2: extra heads on the last hidden state, with a static sparse tree."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MedusaOptions(HeadsOptions):
 
 
 class Medusa(TreeHeads):
-    """Head i reads the state that chose the root and predicts the token i + 1 places after the root."""
+    """Head i predicts the token i + 1 positions after the root from the last hidden state before the root."""
 
     name = "medusa"
     summary = "Medusa-1 heads on the frozen base, sparse tree"
@@ -50,86 +50,84 @@ class Medusa(TreeHeads):
         super().__init__(target, options, heads, tree, config)
         flat = [h * tree.width + r for h, r in zip(tree.heads, tree.ranks, strict=True)]
         self.gather = torch.tensor(flat, device=target.device)
-        self._ahead: Tensor | None = None  # [heads, V], what the last pass made for this draft; None = nothing
+        self._next_logits: Tensor | None = None  # [heads, V], computed in the last pass for this draft
 
     @classmethod
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[MedusaHeads, dict[str, Any]]:
-        """In any published layout. Those inside or beside another backbone are for that: it must be the base."""
+        """Read any published layout. Raise UserError for heads whose folder has a backbone other than the base."""
         heads, config, whole = read_heads(path, base, read, cls.name)
-        if (whole or (path / ADAPTER).is_file() or fine_tuned.holds_model(path)) and not cls.accepts_whole(path, base):
-            raise UserError(
-                f"{cls.name}: {path} has a backbone of its own: decode with medusa2, or with it as the --model"
-            )
+        if (whole or (path / ADAPTER).is_file() or fine_tuned.has_model_files(path)) and not cls.accepts(path, base):
+            raise UserError(f"{cls.name}: {path} has its own backbone; use medusa2, or pass it as --model")
         return heads, config
 
     @classmethod
-    def accepts_whole(cls, path: Path, base: ModelInfo) -> bool:
-        """Whether heads that came inside a whole model are for this base."""
-        downloaded = f"models--{base.name.replace('/', '--')}"  # how the hub's cache calls its folder
+    def accepts(cls, path: Path, base: ModelInfo) -> bool:
+        """Return True if heads inside a whole model are for this base."""
+        downloaded = f"models--{base.name.replace('/', '--')}"  # folder name in the hub's cache
         return downloaded in path.parts if base.folder is None else base.folder.resolve() == path.resolve()
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Return random heads on trees by accuracy and as published, every rule, the base's LM head and their own."""
+        """Return random heads on auto and published trees, with every rule, and with a shared or own LM head."""
 
-        def make(heads: int = 3, own: bool = True, layers: int = 1, **options: Any) -> Callable[[], Decoder]:
-            return lambda: cls.random(target, heads, own, cls.Options(**options) if options else None, layers)
+        def build(heads: int = 3, own_unembed: bool = True, layers: int = 1, **options: Any) -> Callable[[], Decoder]:
+            return lambda: cls.random(target, heads, own_unembed, cls.Options(**options) if options else None, layers)
 
         return {
-            "auto": make(tree="auto"),
-            "published": make(),
-            "shared-head": make(4, own=False, layers=2),
-            "few-nodes": make(2, own=False, nodes=2),
-            "one-head": make(1),
-            "typical": make(accept="typical"),
-            "nucleus": make(accept="nucleus"),
+            "auto": build(tree="auto"),
+            "published": build(),
+            "shared-head": build(4, own_unembed=False, layers=2),
+            "few-nodes": build(2, own_unembed=False, nodes=2),
+            "one-head": build(1),
+            "typical": build(accept="typical"),
+            "nucleus": build(accept="nucleus"),
         }
 
     @classmethod
     def random(
         cls, target: Target, heads: int = 3, own_unembed: bool = True, options: Any = None, layers: int = 1
     ) -> Self:
-        """Return random heads, as `example` has them."""
+        """Return random heads by `example`."""
         module = MedusaHeads(heads, layers, target.hidden_size, target.vocab_size, own_unembed)
         return cls.example(target, module, {}, options)
 
     def on_prefill(self, state: DecodeState) -> None:
-        """Nothing was drafted yet."""
-        self._ahead = None
+        """Drop logits of the last request."""
+        self._next_logits = None
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """Top tokens of every head, placed on the tree."""
-        if self._ahead is None:
-            (tokens,) = self.target.run_graphed(self, self._drafted, state.root, state.hidden_states[FINAL][0])
+        """Fill the tree with the top tokens of every head."""
+        if self._next_logits is None:
+            (tokens,) = self.target.run_graphed(self, self._draft, state.root, state.hidden_states[FINAL][0])
         else:
-            tokens = self._chosen(state.root, self._ahead)
+            tokens = self._fill_tree(state.root, self._next_logits)
         return DraftTree(tokens, self.tree.shape)
 
-    def _drafted(self, root: Tensor, final: Tensor) -> tuple[Tensor]:
-        """The root [1] and the state that chose it [1, h] -> the tree's tokens [n]."""
-        return (self._chosen(root, self.heads(final, self.target.logits, self.depth)[:, 0]),)
+    def _draft(self, root: Tensor, final: Tensor) -> tuple[Tensor]:
+        """Return the tree's tokens [n] for the root [1] and the state before it [1, h]."""
+        return (self._fill_tree(root, self.heads(final, self.target.logits, self.depth)[:, 0]),)
 
-    def _chosen(self, root: Tensor, logits: Tensor) -> Tensor:
-        """The root [1] and logits [heads, V] -> the tree's tokens [n]."""
+    def _fill_tree(self, root: Tensor, logits: Tensor) -> Tensor:
+        """Return the tree's tokens [n] for the root [1] and logits [heads, V]."""
         candidates = logits.topk(self.tree.width).indices.flatten()  # [heads * width]
         return torch.cat((root, candidates[self.gather]))
 
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
-        """Verify; heads that share the LM head draft for every node in the same product, where rows are few."""
+        """Verify; for few tokens, heads that share the LM head compute their logits in the same matmul."""
         if self.heads.unembed is not None or len(tree) * (1 + self.depth) > MOST_FUSED:
             return super().forward(state, tree)
-        return self.target.forward_tree(tree, state.cache, self.aux_hidden_state_layers, self._drafting)
+        return self.target.forward_tree(tree, state.cache, self.aux_hidden_state_layers, self._head_states)
 
-    def _drafting(self, final: Tensor) -> Tensor:
-        """What the heads make of final states [n, h]: rows for the LM head, [heads * n, h]."""
+    def _head_states(self, final: Tensor) -> Tensor:
+        """Return the heads' inputs to the LM head [heads * n, h] for final states [n, h]."""
         states: Tensor = self.heads.states(final, self.depth)
         return states.flatten(0, 1)
 
     def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
-        """Keep the draft's logits at the last accepted node, where the pass made them."""
+        """Keep the heads' logits at the last accepted node if the pass computed them."""
         super().update(state, verdict, output)
-        made = output.extra
-        self._ahead = None if made is None else made.unflatten(0, (self.depth, -1))[:, verdict.path[-1]]
+        logits = output.extra
+        self._next_logits = None if logits is None else logits.unflatten(0, (self.depth, -1))[:, verdict.path[-1]]
 
 
 NAME = "medusa2"
@@ -137,57 +135,57 @@ NAME = "medusa2"
 
 @dataclass(frozen=True, slots=True)
 class Medusa2AROptions:
-    """Options of `medusa2-ar`: which model it is."""
+    """Options of `medusa2-ar`."""
 
-    weights: str = option("", "Folder as for `medusa2`. Empty: the one that came with the model.")
+    weights: str = option("", "Folder as for `medusa2`. Empty: the one bundled with the model.")
 
 
 class Medusa2(fine_tuned.FineTunedDecoder, Medusa):
-    """Medusa in the backbone that was trained with the heads."""
+    """Medusa-2: heads with the backbone that was trained with them."""
 
     name = NAME
     summary = "Medusa-2: heads and backbone trained together; the model itself changes"
-    own_reference = "medusa2-ar"
-    model_options = Medusa2AROptions
+    baseline_name = "medusa2-ar"
+    baseline_options = Medusa2AROptions
 
     @classmethod
-    def accepts_whole(cls, path: Path, base: ModelInfo) -> bool:
-        """It decodes with that model."""
+    def accepts(cls, path: Path, base: ModelInfo) -> bool:
+        """Return True: the method decodes with that model."""
         return True
 
     @classmethod
-    def outline_of(cls, base: ModelInfo, path: Path) -> ModelInfo:
-        """The backbone by its configuration. Raises UserError where a folder holds none, or one of other words."""
+    def drafted_model_info(cls, base: ModelInfo, path: Path) -> ModelInfo:
+        """Return the configuration of the backbone. Raise UserError if there is none or its vocabulary differs."""
         if (path / ADAPTER).is_file():
             fine_tuned.check_lora(path, NAME)
             return base
-        if not fine_tuned.holds_model(path):
-            raise UserError(f"{NAME}: {path} holds no backbone: neither {ADAPTER} nor the weights of a whole model")
-        own = fine_tuned.outline_beside(path, base)
-        if own.vocab_size != base.vocab_size:
-            sizes = f"{own.vocab_size} words, {base.name!r} has {base.vocab_size}"
+        if not fine_tuned.has_model_files(path):
+            raise UserError(f"{NAME}: {path} has no backbone: neither {ADAPTER} nor the weights of a whole model")
+        backbone = fine_tuned.read_model_info(path, base)
+        if backbone.vocab_size != base.vocab_size:
+            sizes = f"{backbone.vocab_size} words, {base.name!r} has {base.vocab_size}"
             raise UserError(f"{NAME}: the model in {path} has {sizes}")
-        return own
+        return backbone
 
     @classmethod
-    def model_of(cls, target: Target, path: Path) -> Target:
-        """The backbone; what does not fit raises UserError as in `outline_of`."""
-        cls.outline_of(target, path)
+    def drafted_model(cls, target: Target, path: Path) -> Target:
+        """Return the backbone. Raise UserError as `drafted_model_info` does."""
+        cls.drafted_model_info(target, path)
         return (
             fine_tuned.merged_target(target, path, NAME)
             if (path / ADAPTER).is_file()
-            else fine_tuned.target_beside(target, path)
+            else fine_tuned.load_target_like(target, path)
         )
 
     @classmethod
     def check_own_model(cls, options: Any, base: ModelInfo) -> None:
         path = drafter_here(options.weights, NAME, base)
         if path is not None:
-            cls.outline_of(base, path)
+            cls.drafted_model_info(base, path)
 
     @classmethod
     def own_model(cls, target: Target, options: Any) -> Target:
-        return cls.model_of(target, drafter_folder(options.weights, NAME, target))
+        return cls.drafted_model(target, drafter_folder(options.weights, NAME, target))
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
@@ -195,9 +193,9 @@ class Medusa2(fine_tuned.FineTunedDecoder, Medusa):
 
 
 class Medusa2Autoregressive(fine_tuned.FineTunedAutoregressive):
-    """The backbone of a Medusa-2 checkpoint, one token a step."""
+    """Autoregressive decoding with the backbone of a Medusa-2 checkpoint."""
 
     name = "medusa2-ar"
     summary = "autoregressive decoding of the backbone of medusa2: its reference"
     Options = Medusa2AROptions
-    of = Medusa2
+    method = Medusa2

@@ -1,4 +1,4 @@
-"""Medusa heads: residual blocks and a vocabulary projection each, and the checkpoint layouts they come in."""
+"""Medusa heads (residual blocks and a vocabulary projection each) and their checkpoint layouts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from specbench_ss.models.resolve import weight_files
 
 
 class MedusaHeads(nn.Module):
-    """n heads of L residual blocks, kept stacked so that all heads are one product.
+    """n heads of L residual blocks, stacked so that all heads are computed in one matmul.
 
-    weight [n, L, h, h], bias [n, L, h]; unembed [n, V, h], or None where the heads share the base's LM head.
+    weight [n, L, h, h], bias [n, L, h]; unembed [n, V, h], or None if the heads share the base's LM head.
     """
 
     def __init__(self, heads: int, layers: int, hidden: int, vocab: int, own_unembed: bool = True) -> None:
@@ -32,11 +32,11 @@ class MedusaHeads(nn.Module):
 
     @property
     def count(self) -> int:
-        """Number of heads."""
+        """Return the number of heads."""
         return self.weight.shape[0]
 
     def states(self, x: Tensor, heads: int | None = None) -> Tensor:
-        """x [m, h], the final normed states -> what each head reads its logits off, [heads, m, h]."""
+        """Return each head's input to the LM head [heads, m, h] for final normed states x [m, h]."""
         n = self.count if heads is None else heads
         x = x.expand(n, *x.shape)  # [n, m, h]
         for layer in range(self.weight.shape[1]):
@@ -44,7 +44,7 @@ class MedusaHeads(nn.Module):
         return x
 
     def forward(self, x: Tensor, shared: Callable[[Tensor], Tensor], heads: int | None = None) -> Tensor:
-        """x [m, h], the final normed states -> logits [heads, m, V]. shared: the base's LM head, [.., h] -> [.., V]."""
+        """Return logits [heads, m, V] of final normed states x [m, h]. shared: the base's LM head."""
         x = self.states(x, heads)
         if self.unembed is None:
             return shared(x)
@@ -57,11 +57,11 @@ _UNEMBED = re.compile(r"^(?:(?:medusa_head\.)?(\d+)\.(\d+)|lm_heads\.(\d+))\.wei
 
 
 def heads_from_tensors(tensors: dict[str, Tensor], hidden: int, vocab: int) -> MedusaHeads:
-    """Heads from the published layouts; counts are read from the tensors, never from a config.
+    """Return heads from the published layouts; counts are read from the tensors, not from a config.
 
-    v0.1: `{i}.{j}.linear.{weight,bias}` and `{i}.{L}.weight`; v2: without the latter (the base's LM head serves);
-    inside a Medusa-2 model: the same behind `medusa_head.`; vLLM: `blocks.{i}.layers.{j}.{weight,bias}`, where all
-    biases may be missing, and `lm_heads.{i}.weight`; ours: `weight`, `bias`, `unembed`. Raises UserError for unknown,
+    v0.1: `{i}.{j}.linear.{weight,bias}` and `{i}.{L}.weight`; v2: without the latter (the base's LM head is used);
+    inside a Medusa-2 model: the same after `medusa_head.`; vLLM: `blocks.{i}.layers.{j}.{weight,bias}`, where all
+    biases may be missing, and `lm_heads.{i}.weight`; ours: `weight`, `bias`, `unembed`. Raise UserError for unknown,
     missing or misshapen tensors.
     """
     if set(tensors) <= {"weight", "bias", "unembed"} and {"weight", "bias"} <= set(tensors):
@@ -78,16 +78,16 @@ def heads_from_tensors(tensors: dict[str, Tensor], hidden: int, vocab: int) -> M
             raise UserError(f"Medusa heads: unknown tensor {name!r}")
     if not blocks:
         raise UserError("Medusa heads: no residual block found")
-    above = {int(m[2]) for name in tensors if (m := _UNEMBED.match(name)) and m[2]}  # it stands behind the last block
-    n, layers = 1 + max(k[0] for k in blocks), max(1 + max(k[1] for k in blocks), *above, 1)
-    if above and min(above) < layers:
-        raise UserError(f"Medusa heads: a vocabulary projection stands at {min(above)}, before block {layers - 1}")
+    last = {int(m[2]) for name in tensors if (m := _UNEMBED.match(name)) and m[2]}  # index after the last block
+    n, layers = 1 + max(k[0] for k in blocks), max(1 + max(k[1] for k in blocks), *last, 1)
+    if last and min(last) < layers:
+        raise UserError(f"Medusa heads: a vocabulary projection is at {min(last)}, before block {layers - 1}")
     weights = _grid(blocks, n, layers, "weight")
-    packed = all(name.startswith(("blocks.", "lm_heads.")) for name in tensors)
-    plain = packed and not any(part == "bias" for _, _, part in blocks)
+    vllm_layout = all(name.startswith(("blocks.", "lm_heads.")) for name in tensors)
+    no_bias = vllm_layout and not any(part == "bias" for _, _, part in blocks)
     stacked = {
         "weight": weights,
-        "bias": torch.zeros_like(weights[..., 0]) if plain else _grid(blocks, n, layers, "bias"),
+        "bias": torch.zeros_like(weights[..., 0]) if no_bias else _grid(blocks, n, layers, "bias"),
     }
     if unembeds:
         missing = [i for i in range(n) if i not in unembeds]
@@ -123,13 +123,13 @@ def _stacked(tensors: dict[str, Tensor], hidden: int, vocab: int) -> MedusaHeads
 
 
 HEADS_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-INSIDE = "medusa_head."  # what the names of heads begin with in a whole model
+INSIDE = "medusa_head."  # prefix of the heads' tensor names in a whole model
 
 
 def read_heads(path: Path, base: ModelInfo, read: Read, method: str) -> tuple[MedusaHeads, dict[str, Any], bool]:
-    """(heads, their config, whether they came inside a whole model).
+    """Return the heads, their config, and True if they are inside a whole model.
 
-    Raises UserError, naming the file, where there are none or they do not fit the base.
+    Raise UserError, naming the file, if there are none or they do not fit the base.
     """
     files = heads_files(path, method)
     config = read_config(path) if path.is_dir() else {}
@@ -146,11 +146,11 @@ def read_heads(path: Path, base: ModelInfo, read: Read, method: str) -> tuple[Me
 
 
 def heads_files(path: Path, method: str) -> list[Path]:
-    """A file stands for itself; of a folder the heads' own file, or else its model's weight files."""
+    """Return the weight files with heads: the file itself, or a folder's heads file, else its model's files."""
     if not path.is_dir():
         return [path]
     file = next((path / name for name in HEADS_FILES if (path / name).is_file()), None)
-    found = weight_files(path) if file is None else [file]
-    if not found:
+    files = weight_files(path) if file is None else [file]
+    if not files:
         raise UserError(f"{method}: no weights in {path}; looked for {', '.join(HEADS_FILES)} and a model's weights")
-    return found
+    return files

@@ -1,6 +1,7 @@
 """`ssbench train medusa` and `medusa2`: heads alone, or heads and backbone together (Medusa sec. 2.2).
 
-At first the heads' loss is large and would distort the backbone: lambda rises from nothing, and heads learn faster.
+At first the heads' loss is large and would distort the backbone, so lambda is warmed up from 0 and the heads have a
+higher learning rate.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ DECAY = 0.8
 
 
 def new_heads(target: Target, heads: int, own_unembed: bool = True) -> MedusaHeads:
-    """Return heads that start as the base's LM head behind an identity block."""
-    made = MedusaHeads(heads, 1, target.hidden_size, target.vocab_size, own_unembed)
-    if made.unembed is not None:
-        made.unembed.data.copy_(target.unembed.expand_as(made.unembed))
-    return made
+    """Return heads that start as an identity block and the base's LM head."""
+    new = MedusaHeads(heads, 1, target.hidden_size, target.vocab_size, own_unembed)
+    if new.unembed is not None:
+        new.unembed.data.copy_(target.unembed.expand_as(new.unembed))
+    return new
 
 
 def config_of(heads: MedusaHeads) -> dict[str, Any]:
-    """Return the heads' shape as published configs have it."""
+    """Return the heads' shape with the keys of published configs."""
     return {"medusa_num_heads": heads.count, "medusa_num_layers": heads.weight.shape[1]}
 
 
@@ -52,7 +53,7 @@ def heads_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return eq. 1-2 of Medusa on states x [B, A, h] at the anchors. shared: the LM head of the model itself.
 
-    teacher: logits [B*A, n, V] of the base, whose distributions are learnt instead of the text.
+    teacher: logits [B*A, n, V] of the base, for the loss kl.
     """
     logits = heads(x.flatten(0, 1), shared).transpose(0, 1)  # [B*A, n, V]
     n = heads.count
@@ -63,27 +64,27 @@ def heads_loss(
 def heads_accuracies(
     heads: MedusaHeads, states: BaseStates, batch: Batch, shared: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return how often the r-th guess of head i is right: (hits [n, top], positions [n])."""
+    """Return top-k accuracy counts of each head: (hits [n, top], positions [n])."""
     logits: Tensor = heads(states.at(states.final, batch.anchors).flatten(0, 1), shared)  # [n, B*A, V]
     return topk_predictions(logits.topk(min(TOP, logits.shape[-1])).indices, batch.anchors)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadsTraining(Bounded):
-    """Options of every trainer of heads."""
+    """Options of all trainers of heads."""
 
-    heads: Annotated[int, Ge(1)] = option(4, "Number of heads: how many tokens are drafted after the next one.")
-    own_unembed: bool = option(True, "Give every head an LM head of its own, or let all use the model's.")
+    heads: Annotated[int, Ge(1)] = option(4, "Number of heads: tokens drafted after the next one.")
+    own_unembed: bool = option(True, "Give every head its own LM head instead of the model's.")
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurableHeads(HeadsTraining):
-    """Options of trainers that leave the base unchanged. Existing heads can be measured with them, too."""
+    """Options of trainers that leave the base unchanged and can also measure existing heads."""
 
     measure: str = option(
         "",
-        "Folder or file with heads. Nothing is trained then: how often these heads guess the text is "
-        "measured, and a draft tree can be built from that.",
+        "Folder or file with heads. Measure their accuracies on the text, from which a draft tree can be "
+        "built, instead of training.",
     )
 
 
@@ -96,7 +97,7 @@ class MedusaTraining(MeasurableHeads):
 
 
 class MedusaTrainer(DrafterTrainer):
-    """Heads on the frozen base (Medusa-1), and their accuracies, of which `medusa` builds its tree."""
+    """Trainer of heads on the frozen base (Medusa-1); their accuracies give `medusa`'s tree."""
 
     name = "medusa"
     summary = "Medusa-1 heads on the frozen base"
@@ -116,13 +117,13 @@ class MedusaTrainer(DrafterTrainer):
 
     @classmethod
     def loaded(cls, target: Target, weights: str) -> Self:
-        """Return a trainer of existing heads, as `medusa` loads them."""
+        """Return a trainer of existing heads, loaded as by `medusa`."""
         from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 
         return cls(target, heads=Medusa.load(target, MedusaOptions(weights, tree="published")).heads)
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return eq. 1 over all heads, from the base's distributions where the option `targets` asks for them."""
+        """Return eq. 1 over all heads, with the base's distributions for loss=kl."""
         teacher = None
         if self.options.loss == "kl":
             with torch.no_grad():
@@ -140,20 +141,16 @@ class JointTraining(HeadsTraining):
     """Options of `ssbench train medusa2`."""
 
     owner: ClassVar[str] = "medusa2"
-    lora_rank: Annotated[int, Ge(0)] = option(
-        32, "Rank of the backbone's LoRA. 0: all weights of the backbone are trained."
-    )
-    coefficient: Annotated[float, Gt(0)] = option(
-        0.2, "Weight of the heads' loss, where the loss of the next token has 1."
-    )
-    ramp: Annotated[int, Ge(0)] = option(100, "Number of steps in which that weight rises from 0.")
-    head_lr: Annotated[float, Gt(0)] = option(4.0, "Learning rate of the heads, as a multiple of the backbone's.")
+    lora_rank: Annotated[int, Ge(0)] = option(32, "Rank of the backbone's LoRA. 0: train all weights of the backbone.")
+    coefficient: Annotated[float, Gt(0)] = option(0.2, "Weight of the heads' loss relative to the next token's loss.")
+    ramp: Annotated[int, Ge(0)] = option(100, "Number of warm-up steps of that weight from 0.")
+    head_lr: Annotated[float, Gt(0)] = option(4.0, "Learning rate of the heads relative to the backbone's.")
 
 
 class Medusa2Trainer(DrafterTrainer):
-    """Heads, and LoRA in every linear layer of the backbone, or (lora_rank 0) the whole of it.
+    """Trainer of heads with LoRA in every linear layer of the backbone, or with the whole backbone (lora_rank 0).
 
-    It runs its own copy of the base, so it reads no state of the frozen one.
+    It runs its own copy of the base and reads no states of the frozen one.
     """
 
     name = "medusa2"
@@ -176,34 +173,34 @@ class Medusa2Trainer(DrafterTrainer):
         self.module = nn.ModuleList([self.heads, nn.ParameterList(self.backbone), self.ramp])
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the backbone and the heads."""
+        """Return the parameter groups of the backbone and the heads."""
         heads = {"params": list(self.heads.parameters()), "lr": self.lr * self.options.head_lr}
         return [{"params": self.backbone, "lr": self.lr}, heads]
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return L_LM over all tokens of answers plus lambda times the heads' loss at the anchors (sec. 2.2.2)."""
         target, documents = self.tuned, batch.documents
-        if documents is None and any(target.windows):  # masks of windows come with documents
+        if documents is None and any(target.windows):  # documents build the masks of sliding windows
             documents = Documents(torch.zeros_like(batch.ids), torch.arange(batch.ids.shape[1]).expand_as(batch.ids))
             documents = documents.to(batch.ids.device)
         x = run_rows(target, batch.ids, target.n_layers, None, documents, (), {})
         final = target.family.norm(x)  # [B, T, h]
         following = batch.labels[..., 0]
-        answered = following != -100
-        logits = target.logits(final[answered]).float()
-        known = (batch.whole.labels[..., 0] != -100).sum()
-        language = F.cross_entropy(logits, following[answered], reduction="sum") / known.clamp_min(1)
-        drafted, right = heads_loss(self.heads, states.at(final, batch.anchors), target.logits, batch)
-        return language + self.options.coefficient * self.ramp() * drafted, right
+        labelled = following != -100
+        logits = target.logits(final[labelled]).float()
+        count = (batch.whole.labels[..., 0] != -100).sum()
+        language = F.cross_entropy(logits, following[labelled], reduction="sum") / count.clamp_min(1)
+        heads, accuracy = heads_loss(self.heads, states.at(final, batch.anchors), target.logits, batch)
+        return language + self.options.coefficient * self.ramp() * heads, accuracy
 
     @torch.no_grad()
     def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return (hits [n, top], positions [n]) on states of the backbone as it is now."""
-        own = base_states(self.tuned, batch.ids, (), self.tuned.n_layers, batch.documents)
-        return heads_accuracies(self.heads, own, batch, self.tuned.logits)
+        """Return (hits [n, top], positions [n]) on states of the current backbone."""
+        current = base_states(self.tuned, batch.ids, (), self.tuned.n_layers, batch.documents)
+        return heads_accuracies(self.heads, current, batch, self.tuned.logits)
 
     def save(self, folder: Path, about: dict[str, Any]) -> None:
-        """Write the heads and, beside them, the backbone's LoRA, or the whole backbone with its own config."""
+        """Write the heads with the backbone's LoRA, or with the whole backbone and its config."""
         config = {**about, **self.config}
         if not self.options.lora_rank:
             copy.deepcopy(self.tuned.model).to("cpu", self.target.dtype).save_pretrained(folder)
@@ -214,9 +211,9 @@ class Medusa2Trainer(DrafterTrainer):
 
 
 def trainable_copy(target: Target) -> Target:
-    """Return the target again in float32, all of which learns. Raises UserError for a quantised one."""
+    """Return a trainable float32 copy of the target. Raise UserError for a quantised one."""
     if any(not p.is_floating_point() for p in target.model.parameters()):
-        raise UserError("medusa2: a base in 4 bits cannot be trained as a whole: give --lora-rank")
-    own = Target(copy.deepcopy(target.model).float(), target.tokenizer, target.name, target.folder)
-    own.model.requires_grad_(True)
-    return own
+        raise UserError("medusa2: a base in 4 bits cannot be trained as a whole; use --lora-rank")
+    trainable = Target(copy.deepcopy(target.model).float(), target.tokenizer, target.name, target.folder)
+    trainable.model.requires_grad_(True)
+    return trainable

@@ -1,4 +1,4 @@
-"""`ssbench datastore`: text that the method `rest` looks up drafts in."""
+"""`ssbench datastore`: datastores for the method `rest`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from specbench_ss.engine.architectures import ModelInfo
 
 app = typer.Typer(
-    help="Build or inspect a datastore: text in which the method rest looks drafts up.", no_args_is_help=True
+    help="Build or inspect a datastore, from which the method rest retrieves drafts.", no_args_is_help=True
 )
 
 
@@ -33,37 +33,35 @@ def build(
         typer.Option(
             "--data",
             metavar="FILE|DIR|ID",
-            help="Plain text (.txt), or conversations in the formats of `ssbench train`. May be given several times.",
+            help="Plain text (.txt), or conversations in the formats of `ssbench train`. Repeatable.",
         ),
     ] = None,
     lab: Annotated[
         int,
         typer.Option(
-            "--lab", min=0, metavar="N", help="Add this many training conversations that the lab's generators write."
+            "--lab", min=0, metavar="N", help="Add this many training conversations from the lab's generators."
         ),
     ] = 0,
     regenerate_responses: Annotated[
         bool,
         typer.Option(
             "--regenerate-responses",
-            help="Let the model answer the questions of --data itself, greedily, and keep these answers alone. "
-            "They are made once, as for `ssbench train --regenerate-responses`, and kept in the cache.",
+            help="Use only the model's own greedy answers to the questions of --data. They are generated once and "
+            "cached, as for `ssbench train --regenerate-responses`.",
         ),
     ] = False,
     answer_limit: Annotated[
-        int, typer.Option("--answer-limit", min=1, help="With --regenerate-responses: the longest answer, in tokens.")
+        int, typer.Option("--answer-limit", min=1, help="With --regenerate-responses: maximum answer length in tokens.")
     ] = 256,
     length: Annotated[
         int,
         typer.Option(
-            "--length", min=2, help="With --regenerate-responses: the most tokens of a question and its answer."
+            "--length", min=2, help="With --regenerate-responses: maximum tokens of a question and its answer."
         ),
     ] = 512,
     draft: Annotated[
         int,
-        typer.Option(
-            "--draft", min=0, help="Number of draft nodes that the datastore recommends to rest; 0 recommends none."
-        ),
+        typer.Option("--draft", min=0, help="Number of draft nodes that the datastore advises to rest. 0: no advice."),
     ] = 0,
     chat_template: Annotated[
         str | None,
@@ -77,11 +75,11 @@ def build(
         bool,
         typer.Option(
             "--trust-remote-code",
-            help="Allow Python code that comes with the model to run. Only for models whose authors you trust.",
+            help="Run Python code bundled with the model. Only for models whose authors you trust.",
         ),
     ] = False,
 ) -> None:
-    """Tokenize text and sort its suffixes. The same text always gives the same files, byte for byte."""
+    """Tokenize text and sort its suffixes. The same text gives the same files, byte for byte."""
     from itertools import chain
 
     from specbench_ss.methods.rest import text
@@ -91,18 +89,16 @@ def build(
     from specbench_ss.runs.run_dir import check_place
 
     if not data and not lab:
-        raise UserError("datastore: give text with --data FILE, or --lab N")
+        raise UserError("datastore: no text given; use --data FILE or --lab N")
     if regenerate_responses and (lab or not data):
-        raise UserError(
-            "datastore: --regenerate-responses answers the questions of --data, and is not given with --lab"
-        )
+        raise UserError("datastore: --regenerate-responses requires --data and does not support --lab")
     if out.exists() and any(out.iterdir()):
-        raise UserError(f"datastore: --out {out} holds files already: give another folder")
+        raise UserError(f"datastore: --out {out} is not empty; give another folder")
     check_place(out)
     names = [*(Path(name).name for name in data or ()), *([f"{lab} conversations of the lab"] if lab else [])]
     base: ModelInfo
     if regenerate_responses:
-        dtype = str(resolve_dtype("auto", resolve_device("auto"))).removeprefix("torch.")  # as `ssbench train` has it
+        dtype = str(resolve_dtype("auto", resolve_device("auto"))).removeprefix("torch.")  # as in `ssbench train`
         base = load_target(model, dtype=dtype, trust_remote_code=trust_remote_code, chat_template=chat_template)
         documents = text.regenerate_responses(base, data or (), answer_limit, length)
         names = [f"own answers to {', '.join(names)}"]
@@ -119,11 +115,11 @@ def build(
 @app.command()
 def info(
     datastore: Annotated[
-        Path, typer.Argument(help="Folder of a datastore, or an .idx file as the authors of REST publish them.")
+        Path, typer.Argument(help="Folder of a datastore, or an .idx file as published by the authors of REST.")
     ],
     model: Annotated[str | None, typer.Option("--model", help="Also check that the datastore fits this model.")] = None,
 ) -> None:
-    """Show what a datastore holds."""
+    """Show the contents of a datastore."""
     from specbench_ss.methods.rest.datastore import open_datastore
     from specbench_ss.models.load import outline_of
 

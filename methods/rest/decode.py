@@ -1,4 +1,4 @@
-"""REST: drafts are what followed the newest tokens in a datastore."""
+"""REST: drafts retrieved from a datastore by the newest tokens."""
 
 from __future__ import annotations
 
@@ -32,36 +32,32 @@ PUBLISHED_DRAFT = 64
 
 @dataclass(frozen=True, slots=True)
 class RESTOptions(Bounded):
-    """Options of `rest`; defaults as published. Raises UserError for values beyond their bounds."""
+    """Options of `rest`; defaults as published."""
 
     owner: ClassVar[str] = "rest"
     datastore: str = option(
         "",
-        "Folder that `ssbench datastore build` wrote, or an .idx file of REST itself. "
-        "Empty: the datastore that came with the model.",
+        "Folder of `ssbench datastore build`, or an .idx file of REST. Empty: the datastore bundled with the model.",
     )
     draft: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
-        0, "How many nodes are drafted at most. 0: as the datastore advises, else 64."
+        0, "Maximum number of drafted nodes. 0: as the datastore advises, else 64."
     )
     span: Annotated[int, Ge(1)] = option(16, "Longest suffix of the text, in tokens, that is looked up.")
     shortest: Annotated[int, Ge(1)] = option(2, "Shortest suffix of the text, in tokens, that is looked up.")
-    occurrences: Annotated[int, Ge(1)] = option(
-        5000, "How many occurrences are read at most in each chunk of the datastore."
-    )
-    length: Annotated[int, Ge(1)] = option(10, "How many tokens are read behind each occurrence.")
+    occurrences: Annotated[int, Ge(1)] = option(5000, "Maximum number of occurrences read per chunk of the datastore.")
+    length: Annotated[int, Ge(1)] = option(10, "Number of tokens read after each occurrence.")
     accept: Literal["exact", "per-path"] = option(
         "exact",
-        "Rule by which drafted tokens are accepted. per-path: each path on its own, as published, "
-        "which is lossy where tokens are sampled.",
+        "Acceptance rule. per-path: verify each path on its own, as published, which is lossy when sampling.",
     )
 
     def check_together(self) -> None:
         if self.shortest > self.span:
-            raise UserError(f"rest: shortest {self.shortest} is above span {self.span}")
+            raise UserError(f"rest: shortest must be at most span ({self.span}), not {self.shortest}")
 
 
 class REST(Decoder):
-    """The continuations of the longest suffix that occurs in the datastore, as a tree of their commonest beginnings."""
+    """REST decoder: a tree of the most frequent continuations of the longest suffix in the datastore."""
 
     name = "rest"
     summary = "retrieval: what followed the newest tokens in a datastore of text, as a tree"
@@ -77,39 +73,39 @@ class REST(Decoder):
 
     @classmethod
     def check(cls, options: Any, base: ModelInfo) -> None:
-        cls.with_advice(options, base, cls.opened(options, base))
+        cls.with_advice(options, base, cls.open_store(options, base))
 
     @classmethod
     def load(cls, target: Target, options: Any) -> REST:
-        """The datastore that the user named, or the one that came with the model; its memory is the files'."""
-        store = cls.opened(options, target)
+        """Load the datastore that the user named, or the one bundled with the model, memory-mapped."""
+        store = cls.open_store(options, target)
         options, advised = cls.with_advice(options, target, store)
-        found = cls(target, options, store)
-        found.training_info, found.advised = {"searched": found.store.about}, advised
-        return found
+        decoder = cls(target, options, store)
+        decoder.training_info, decoder.advised = {"searched": store.about}, advised
+        return decoder
 
     @classmethod
     def with_advice(cls, options: Any, base: ModelInfo, store: Datastore) -> tuple[Any, dict[str, Any]]:
-        """Return the options with the datastore's advice in place of defaults, and what was taken."""
-        advice = read_advice(store.advice, cls.Options, ("draft",), cls.name, store.place)
+        """Replace default options by the datastore's advice; return them and the advice that was used."""
+        advice = read_advice(store.advice, cls.Options, ("draft",), cls.name, store.file)
         return advice.settle(options, base.device_type)
 
     @classmethod
-    def opened(cls, options: RESTOptions, base: ModelInfo) -> Datastore:
-        """The datastore, mapped. Raises UserError where it is missing, damaged or of another tokenizer."""
-        place = Path(options.datastore) if options.datastore else base.bundled_drafter(cls.name)
-        if place is None:
+    def open_store(cls, options: RESTOptions, base: ModelInfo) -> Datastore:
+        """Open the datastore. Raise UserError if it is missing, damaged or of another tokenizer."""
+        path = Path(options.datastore) if options.datastore else base.bundled_drafter(cls.name)
+        if path is None:
             raise UserError(
-                f"rest: no datastore for model {base.name!r}: make one with `ssbench datastore build` and give it with "
-                "--set rest.datastore=PATH"
+                f"rest: no datastore for model {base.name!r}; build one with `ssbench datastore build`, pass "
+                "it with --set rest.datastore=PATH"
             )
-        store = open_datastore(place)
-        store.check_fits(base, place)
+        store = open_datastore(path)
+        store.check_fits(base, path)
         return store
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """A datastore of random documents in which every pair of tokens occurs, and one of a few words only."""
+        """Return decoders on a datastore with every pair of tokens, and on one with few tokens."""
         from specbench_ss.methods.rest.datastore import in_memory
 
         rng, v = np.random.default_rng(0), target.vocab_size
@@ -139,30 +135,30 @@ class REST(Decoder):
         return self.draft + 1
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """The most frequent beginnings of what followed in the datastore; no hit = no draft."""
+        """Draft the most frequent continuations in the datastore; nothing if no suffix occurs."""
         o = self.options
-        found = retrieve(self.store, state.ids[-o.span :], o.span, o.shortest, o.occurrences, o.length)
-        if found is None:
+        retrieved = retrieve(self.store, state.ids[-o.span :], o.span, o.shortest, o.occurrences, o.length)
+        if retrieved is None:
             return DraftTree.root_only(state.root)
-        return draft_tree(state.root, best_prefixes(found.rows, self.draft))
+        return draft_tree(state.root, best_prefixes(retrieved.rows, self.draft))
 
     def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
-        """Exactly the target's distribution, but by the published rule where that was asked for."""
+        """Verify exactly, or by the published rule if requested."""
         if self.lossless:
             return super().accept(state, tree, output)
         return accept_per_path(output.logits[0], tree, state.sampling, state.rng)
 
 
 def draft_tree(root: Tensor, prefixes: Prefixes) -> DraftTree:
-    """The prefixes under the root [1]. Who sees whom is known already."""
+    """Return the tree of the prefixes under the root [1], with its mask from the host."""
     n, device = len(prefixes.tokens) + 1, root.device
     visible = np.ones((n, n), bool)
     visible[0, 1:] = False
     visible[1:, 1:] = prefixes.visible
-    seen = _sent(visible, device), _sent(np.append(0, prefixes.depths), device)
-    tokens = torch.cat((root, _sent(prefixes.tokens.astype(np.int64), device)))
-    return DraftTree(tokens, topology_of((-1, *prefixes.parents.tolist())), None, seen)
+    mask_depths = _to_device(visible, device), _to_device(np.append(0, prefixes.depths), device)
+    tokens = torch.cat((root, _to_device(prefixes.tokens.astype(np.int64), device)))
+    return DraftTree(tokens, topology_of((-1, *prefixes.parents.tolist())), None, mask_depths)
 
 
-def _sent(array: NDArray[Any], device: torch.device) -> Tensor:
+def _to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     return to_device_async(torch.from_numpy(array), device)

@@ -1,4 +1,4 @@
-"""Documents for a datastore: text files, chats in the model's chat form, its own answers, the lab's conversations."""
+"""Documents for a datastore: text files, chats in the model's template, its own answers, lab conversations."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from specbench_ss.training.data import load_rows, open_source
 from specbench_ss.training.self_distill import ResponseCache
 from specbench_ss.user_files import read_text
 
-TOGETHER = 256  # texts that are tokenized in one call
-LAB_SEED = 2  # the seed, beside the lab's own, of the conversations that its base answered for the drafters
+BATCH = 256  # texts tokenized in one call
+LAB_SEED = 2  # seed of the conversations that the lab's base answered for the drafters
 
 
 def documents(tokenizer: Any, texts: Iterator[str]) -> Iterator[NDArray[np.int32]]:
-    """The ids of each text, int32 [n]; empty ones are left out."""
-    while batch := list(islice(texts, TOGETHER)):
+    """Yield the ids of each nonempty text, int32 [n]."""
+    while batch := list(islice(texts, BATCH)):
         for ids in tokenizer(batch, add_special_tokens=False)["input_ids"]:
             if ids:
                 yield np.asarray(ids, np.int32)
 
 
 def file_texts(tokenizer: Any, names: Sequence[str | Path]) -> Iterator[str]:
-    """Text files (.txt, one document each), and chat files, folders or a hub data set as `ssbench train` reads them.
+    """Yield text files (.txt, one document each), and chat files, folders or hub data sets as in `ssbench train`.
 
-    A row with nothing but a 'text' is a document too. Raises UserError for what cannot be read.
+    A row with only a 'text' is a document too. Raise UserError for unreadable data.
     """
     for name in names:
         if Path(name).suffix == ".txt":
@@ -50,30 +50,30 @@ def file_texts(tokenizer: Any, names: Sequence[str | Path]) -> Iterator[str]:
 
 
 def lab_texts(tokenizer: Any, count: int, seed: int = LAB_SEED) -> Iterator[str]:
-    """Generated training conversations, in the model's chat form."""
+    """Yield generated training conversations in the model's chat template."""
     from specbench_ss.training.data import conversations
 
     for number, example in enumerate(islice(conversations("train", seed), count)):
         turns = zip(example.turns, example.answers, strict=True)
-        said = [({"role": "user", "content": asked}, {"role": "assistant", "content": a[0]}) for asked, a in turns]
-        yield apply(_with_template(tokenizer), [m for pair in said for m in pair], f"conversation {number}", False)
+        pairs = [({"role": "user", "content": q}, {"role": "assistant", "content": a[0]}) for q, a in turns]
+        yield apply(_with_template(tokenizer), [m for pair in pairs for m in pair], f"conversation {number}", False)
 
 
 def regenerate_responses(target: Target, data: Sequence[str], limit: int, length: int) -> Iterator[NDArray[np.int32]]:
-    """The target's own greedy answers to the data's questions, int32 [n] each, with their ends.
+    """Yield the target's own greedy answers to the data's questions, int32 [n] each, with their EOS.
 
-    They are those that `ssbench train --regenerate-responses` learns from: made once, and kept in the user's cache
-    folder. length: of prompt and answer. Raises UserError for data that cannot be read.
+    They are the answers of `ssbench train --regenerate-responses`: generated once and cached.
+    length: of prompt and answer. Raise UserError for unreadable data.
     """
     check_template(target.tokenizer, target.name)
     text = load_rows(list(data), target.tokenizer, length, own=ResponseCache(target, limit))
     for ids, mask in zip(text.train.ids, text.train.mask, strict=True):
         edges = np.flatnonzero(np.diff(np.pad(mask.astype(np.int8), 1)))  # begin, end, begin, end ..
-        for on_prefill, end in edges.reshape(-1, 2):
-            yield np.asarray(ids[on_prefill:end], np.int32)
+        for begin, end in edges.reshape(-1, 2):
+            yield np.asarray(ids[begin:end], np.int32)
 
 
 def _with_template(tokenizer: Any) -> Any:
     if tokenizer.chat_template is None:
-        raise UserError("conversations need a chat template, and the tokenizer has none: give one with --chat-template")
+        raise UserError("conversations need a chat template, but the tokenizer has none; use --chat-template")
     return tokenizer

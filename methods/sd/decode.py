@@ -23,7 +23,7 @@ from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError, prefixed
 from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.methods._shared.tree_growth import Choose, best, draw, grow
-from specbench_ss.methods.sd.draft import Draft, check_named, checked_lora, holds_lora, merged_lora, mismatch
+from specbench_ss.methods.sd.draft import Draft, check_adapter, checked_lora, is_bundled_lora, merged_lora, mismatch
 from specbench_ss.models.checkpoint import drafter_here, read_config, read_training_info
 from specbench_ss.models.load import hash_weights, load_target, outline_of
 from specbench_ss.options import Bounded, option
@@ -33,98 +33,92 @@ LONGEST = 64  # tokens of a chain whose length is not fixed: more has never paid
 
 @dataclass(frozen=True, slots=True)
 class TwoModelOptions(Bounded):
-    """Options of `sd`. Raises UserError for what cannot be drafted."""
+    """Options of `sd`. Raise UserError for incompatible values."""
 
     owner: ClassVar[str] = "sd"
     weights: str = option(
         "",
-        "The draft model: folder or hub id, or as `draft-2m` the name of another one that came with the "
-        "model. A folder with a LoRA that names no model changes the one that came with the model. Empty: that one.",
+        "Draft model: folder, hub id, or name of a bundled one (as `draft-2m`). A folder with a LoRA that "
+        "names no model adapts the bundled draft model. Empty: the one bundled with the model.",
     )
-    form: Literal["chain", "tree"] = option("chain", "Form of the draft.")
-    gamma: Annotated[int, Ge(1)] = option(
-        4, "Length of a chain, at first where a schedule changes it; or depth of a tree."
-    )
+    form: Literal["chain", "tree"] = option("chain", "Draft shape.")
+    gamma: Annotated[int, Ge(1)] = option(4, "Length of a chain (initial length with a schedule), or depth of a tree.")
     threshold: Annotated[float, Ge(0), Lt(1)] = option(
         0.0,
-        "Chains only: end the chain with a token that is less probable to the draft model than this. "
-        "0: chains of a fixed length.",
+        "Chains only: end the chain after a token with a draft probability below this. 0: chains of a fixed length.",
     )
     schedule: Literal["constant", "heuristic"] = option(
         "constant",
-        "Chains only: how the length changes. heuristic: 2 longer after a chain that was accepted whole, "
-        "else 1 shorter.",
+        "Chains only: schedule of the length. heuristic: 2 longer after a fully accepted chain, else 1 shorter.",
     )
-    k: Annotated[int, Ge(1)] = option(
-        3, "Trees only: candidates of a node, and how many nodes of a level are given candidates."
-    )
+    k: Annotated[int, Ge(1)] = option(3, "Trees only: candidates per node, and expanded nodes per level.")
     nodes: Annotated[int, Ge(0)] = option(
-        12, "Trees only: how many nodes are drafted, the best by joint probability. 0: all of them."
+        12, "Trees only: number of drafted nodes, the best by joint probability. 0: all."
     )
     candidates: Literal["auto", "top", "drawn"] = option(
         "auto",
-        "Where tokens are sampled: whether candidates are drawn from the draft model's distribution or are "
-        "its likeliest tokens (top). auto: drawn for chains, top for trees.",
+        "When sampling: drawn samples candidates from the draft model's distribution, top takes its "
+        "likeliest tokens. auto: drawn for chains, top for trees.",
     )
     retokenise: bool = option(
         False,
-        "Accept a draft model of another vocabulary: its likeliest tokens are turned into text, and that "
-        "into the target's tokens, which are the draft (a chain).",
+        "Support a draft model with another vocabulary: its likeliest tokens are decoded to text and "
+        "encoded into the target's tokens (a chain).",
     )
     lookbehind: Annotated[int, Ge(1)] = option(
-        10, "With `retokenise`: how many earlier tokens new text is tokenised together with."
+        10, "With `retokenise`: number of earlier tokens that are tokenised together with new text."
     )
 
     def check_together(self) -> None:
         if self.form == "tree" and (self.threshold or self.schedule != "constant"):
-            raise UserError("sd: threshold and schedule are for chains, not for form=tree")
+            raise UserError("sd: threshold and schedule do not support form=tree; use form=chain")
         if self.form == "tree" and self.retokenise:
-            raise UserError("sd: what is drafted through text is a chain: no retokenise=on with form=tree")
+            raise UserError("sd: retokenise=on does not support form=tree; use form=chain")
         if self.form == "chain" and self.gamma > LONGEST:
             raise UserError(f"sd: gamma must be at most {LONGEST}, not {self.gamma}")
-        if self.form == "tree" and self.whole_tree() >= MOST_NODES:
+        if self.form == "tree" and self.full_tree_size() >= MOST_NODES:
             raise UserError(f"sd: k={self.k} with gamma={self.gamma} makes a tree of more than {MOST_NODES} nodes")
 
-    def whole_tree(self) -> int:
-        """Nodes that a tree has before the best are chosen, root excluded."""
+    def full_tree_size(self) -> int:
+        """Return the number of nodes of a tree before the best are chosen, root excluded."""
         return self.k + (self.gamma - 1) * self.k**2
 
-    def drawn(self, greedy: bool) -> bool:
-        """Whether candidates are drawn from the draft's distribution."""
-        drawn = self.form == "chain" if self.candidates == "auto" else self.candidates == "drawn"
-        return drawn and not greedy
+    def samples(self, greedy: bool) -> bool:
+        """Return True if candidates are sampled from the draft's distribution."""
+        sampled = self.form == "chain" if self.candidates == "auto" else self.candidates == "drawn"
+        return sampled and not greedy
 
 
 def draft_chain(
-    draft: Draft, logits: Tensor, length: int, threshold: float, drawn: SamplingParams | None, state: DecodeState
+    draft: Draft, logits: Tensor, length: int, threshold: float, sampling: SamplingParams | None, state: DecodeState
 ) -> tuple[Tensor, Tensor | None]:
-    """At most `length` tokens int64 [n] after what has been fed, given its logits [V]: the best, or as `drawn` samples.
+    """Draft at most `length` tokens int64 [n] after the draft's input, given its logits [V]: the best, or sampled.
 
-    Also what each was drawn from [n + 1, V] (the last row is of no token), None = the best. A token less probable than
-    the threshold ends the chain: whether another follows depends on what is verified alone, and what was drawn is never
-    dropped, so that verification stays exact. Without threshold the device is never waited for.
+    Also return the distribution of each [n + 1, V] (the last row is unused), None for the best. A token less probable
+    than the threshold ends the chain. Verification stays exact, since the end depends only on verified tokens and no
+    sampled token is dropped. Without a threshold there is no device synchronization.
     """
     tokens: list[Tensor] = []
     probs: list[Tensor] = []
     while True:
-        if drawn is None:
+        if sampling is None:
             token = logits.argmax(-1, keepdim=True)
         else:
-            probs.append(drawn.probs(logits))
+            probs.append(sampling.probs(logits))
             token = draw(probs[-1], state.rng)
         tokens.append(token)
         if len(tokens) == length:
             break
         if threshold:
-            p = logits.softmax(-1, dtype=torch.float32) if drawn is None else probs[-1]
+            p = logits.softmax(-1, dtype=torch.float32) if sampling is None else probs[-1]
             if float(p[token]) < threshold:
                 break
         logits = draft.feed(token)
     return torch.cat(tokens), torch.stack([*probs, probs[-1]]) if probs else None
 
 
-def drawing(k: int, sampling: SamplingParams, rng: torch.Generator) -> Choose:
-    """k tokens of each row, drawn without replacement."""
+def sample_k(k: int, sampling: SamplingParams, rng: torch.Generator) -> Choose:
+    """Return a rule that samples k tokens of each row without replacement."""
 
     def choose(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q = sampling.probs(logits)
@@ -137,108 +131,107 @@ def drawing(k: int, sampling: SamplingParams, rng: torch.Generator) -> Choose:
 PARTIAL = "\ufffd"  # the text of a token that ends within a character
 
 
-class Bridge:
-    """What the draft has been told of the target's text, in the draft's tokens.
+class Retokenizer:
+    """The target's text in the draft's tokens."""
 
-    ids: these tokens; the last `tell` left the first `settled` of them as they were. told: of the target's tokens.
-    """
+    ids: list[int]  # the draft's tokens
+    consumed: int  # number of the target's tokens in them
+    unchanged: int  # number of leading `ids` that the last `append` did not change
 
-    ids: list[int]
-    told: int
-    settled: int
+    def __init__(self, target: Any, draft: Any, lookbehind: int) -> None:
+        self.target, self.draft, self.lookbehind = target, draft, lookbehind
+        self.reset()
 
-    def __init__(self, ours: Any, theirs: Any, lookbehind: int) -> None:
-        self.ours, self.theirs, self.lookbehind = ours, theirs, lookbehind
-        self.on_prefill()
+    def reset(self) -> None:
+        """Start with a new prompt."""
+        self.ids, self.consumed, self.unchanged = [], 0, 0
 
-    def on_prefill(self) -> None:
-        """A new prompt."""
-        self.ids, self.told, self.settled = [], 0, 0
-
-    def tell(self, ids: list[int]) -> bool:
-        """Take in the target's tokens. False where they end within a character: the draft has to wait."""
-        if self.told == len(ids):
-            self.settled = len(self.ids)
+    def append(self, ids: list[int]) -> bool:
+        """Add the target's new tokens. Return False if they end within a character."""
+        if self.consumed == len(ids):
+            self.unchanged = len(self.ids)
             return True
-        text = added(self.ours, ids[max(0, self.told - self.lookbehind) : self.told], ids[self.told :])
+        text = added_text(
+            self.target, ids[max(0, self.consumed - self.lookbehind) : self.consumed], ids[self.consumed :]
+        )
         if text.endswith(PARTIAL):
             return False
-        if self.told:
-            self.settled = max(0, len(self.ids) - self.lookbehind)
-            self.ids = extended(self.theirs, self.ids, text, self.lookbehind)
+        if self.consumed:
+            self.unchanged = max(0, len(self.ids) - self.lookbehind)
+            self.ids = append_text(self.draft, self.ids, text, self.lookbehind)
         else:
-            self.ids = list(self.theirs(text)["input_ids"])  # with what the draft begins a text with
-        self.told = len(ids)
+            self.ids = list(self.draft(text)["input_ids"])  # with the draft's special tokens
+        self.consumed = len(ids)
         return bool(self.ids)
 
     def candidates(self, ids: list[int], drafted: list[int]) -> list[int]:
-        """The draft's tokens as those of the target that follow `ids`."""
-        text = added(self.theirs, self.ids[-self.lookbehind :], drafted).rstrip(PARTIAL)
-        return following(self.ours, ids[-self.lookbehind :], text)
+        """Convert drafted tokens to the target's tokens that follow `ids`."""
+        text = added_text(self.draft, self.ids[-self.lookbehind :], drafted).rstrip(PARTIAL)
+        return encode_after(self.target, ids[-self.lookbehind :], text)
 
 
-def decoded(tokenizer: Any, ids: list[int]) -> str:
-    """Text, special tokens left out."""
+def decode(tokenizer: Any, ids: list[int]) -> str:
+    """Return the text of ids without special tokens."""
     return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def encoded(tokenizer: Any, text: str) -> list[int]:
-    """Tokens of a part of a text."""
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a piece of text, without special tokens."""
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def added(tokenizer: Any, before: list[int], new: list[int]) -> str:
-    """What `new` adds to the text of `before`."""
-    known, whole = decoded(tokenizer, before), decoded(tokenizer, before + new)
-    return whole[len(known) :] if whole.startswith(known) else decoded(tokenizer, new)
+def added_text(tokenizer: Any, before: list[int], new: list[int]) -> str:
+    """Return the text that `new` adds to the text of `before`."""
+    prefix, whole = decode(tokenizer, before), decode(tokenizer, before + new)
+    return whole[len(prefix) :] if whole.startswith(prefix) else decode(tokenizer, new)
 
 
-def following(tokenizer: Any, before: list[int], text: str) -> list[int]:
-    """Tokens of the text behind `before`, which stay as they are."""
-    known = decoded(tokenizer, before)
-    apart, together = encoded(tokenizer, known), encoded(tokenizer, known + text)
-    return together[len(apart) :] if together[: len(apart)] == apart else encoded(tokenizer, text)
+def encode_after(tokenizer: Any, before: list[int], text: str) -> list[int]:
+    """Return the tokens of a text that follows `before`."""
+    prefix = decode(tokenizer, before)
+    alone, whole = encode(tokenizer, prefix), encode(tokenizer, prefix + text)
+    return whole[len(alone) :] if whole[: len(alone)] == alone else encode(tokenizer, text)
 
 
-def extended(tokenizer: Any, ids: list[int], text: str, lookbehind: int) -> list[int]:
-    """ids continued by the text; the last `lookbehind` of them may change, so that words are cut as they should be."""
+def append_text(tokenizer: Any, ids: list[int], text: str, lookbehind: int) -> list[int]:
+    """Return ids with the text appended; the last `lookbehind` ids may change, as tokenization requires."""
     cut = max(0, len(ids) - lookbehind)
     tail = ids[cut:]
-    again = encoded(tokenizer, decoded(tokenizer, tail) + text)
-    if tail and again[:1] != tail[:1]:  # the window begins within a word: nothing before the new text is touched
-        return ids + following(tokenizer, tail, text)
-    return ids[:cut] + again
+    new_tail = encode(tokenizer, decode(tokenizer, tail) + text)
+    if tail and new_tail[:1] != tail[:1]:  # the window begins within a word: keep all earlier tokens
+        return ids + encode_after(tokenizer, tail, text)
+    return ids[:cut] + new_tail
 
 
 T = TypeVar("T", bound=ModelInfo)
 
-FINER = 4  # tokens of the draft for one of the target that there is room for, where they have different vocabularies
+DRAFT_TOKENS_PER_TOKEN = 4  # cache capacity of the draft per token of the target, with different vocabularies
 NODES = (4, 6, 8, 12, 16, 24, 32, 48)
 
 
 class TwoModel(Decoder):
-    """The draft has a cache of its own, which holds what is accepted but for the newest token (or two)."""
+    """Decoder with a draft model, whose own cache has the accepted tokens except the newest one or two."""
 
     name = "sd"
     summary = "two-model speculative decoding: a small model drafts a chain or a tree"
     paper = "Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318"
     Options = TwoModelOptions
     node_options = ("gamma", "nodes")
-    companion: ClassVar[str] = "draft"  # the folder beside a model that has the weights
+    bundled_folder: ClassVar[str] = "draft"  # name of the folder bundled with a model
 
     def __init__(self, target: Target, options: TwoModelOptions, draft: Target) -> None:
         super().__init__(target, options)
         self.draft = Draft(draft, target.vocab_size)
         self.gamma = options.gamma  # length of the next chain
-        self.bridge: Bridge | None = None
+        self.retokenizer: Retokenizer | None = None
         if check_pair(options, target, draft):
-            self.bridge = Bridge(target.tokenizer, draft.tokenizer, options.lookbehind)
-        self.logits = torch.empty(0)  # [V] after all that the draft has been fed
-        self.fed: list[int] = []  # where it drafts through text: its tokens in its cache
-        self.shape: AnyTopology | None = None  # of the last tree that was grown, with rows of the draft's cache noted
+            self.retokenizer = Retokenizer(target.tokenizer, draft.tokenizer, options.lookbehind)
+        self.logits = torch.empty(0)  # [V] after the draft's input
+        self.fed: list[int] = []  # with a retokenizer: the draft's tokens in its cache
+        self.shape: AnyTopology | None = None  # of the last tree; node tags are rows of the draft's cache
 
     def drafter_weights(self) -> Iterable[torch.Tensor]:
-        """The draft model's; each of its calls reads them once."""
+        """Return the draft model's weights, which each of its passes reads once."""
         return read_by_a_pass(self.draft.model.model)
 
     @classmethod
@@ -253,24 +246,25 @@ class TwoModel(Decoder):
 
     @classmethod
     def check(cls, options: Any, base: ModelInfo) -> None:
-        path = drafter_here(options.weights, cls.name, base, cls.companion)
+        path = drafter_here(options.weights, cls.name, base, cls.bundled_folder)
         if path is not None:
             check_pair(options, base, draft_in(str(path), base, outline_of, checked_lora))
 
     @classmethod
     def load(cls, target: Target, options: Any) -> TwoModel:
-        """The draft that the user named, or the one that came with the model, in the target's dtype beside it."""
-        path = drafter_here(options.weights, cls.name, target, cls.companion)
-        beside = partial(load_target, dtype=target.number_format, device=str(target.device))
-        place = str(path or options.weights)
-        found = cls(target, options, draft_in(place, target, beside, merged_lora))
-        own = getattr(found.draft.model.model.config, "ssbench", {})
-        found.training_info = read_training_info(read_config(Path(place)) if holds_lora(Path(place)) else own)
-        return found
+        """Load the draft that the user named, or the bundled one, in the target's dtype and on its device."""
+        path = drafter_here(options.weights, cls.name, target, cls.bundled_folder)
+        load = partial(load_target, dtype=target.number_format, device=str(target.device))
+        source = str(path or options.weights)
+        decoder = cls(target, options, draft_in(source, target, load, merged_lora))
+        stored = getattr(decoder.draft.model.model.config, "ssbench", {})
+        config = read_config(Path(source)) if is_bundled_lora(Path(source)) else stored
+        decoder.training_info = read_training_info(config)
+        return decoder
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
-        """Chains and trees of a random draft; the target as its own draft; a draft whose context ends early."""
+        """Return chains and trees of a random draft; the target as its own draft; a draft with a short context."""
         random, short = random_draft(target, target.context_length), random_draft(target, 24)
         o = TwoModelOptions
         shapes = {
@@ -296,18 +290,18 @@ class TwoModel(Decoder):
         if self.options.form == "tree":
             return {"gamma": (1, 2, 3, 4, 5, 6), "k": (1, 2, 3, 4, 6), "nodes": NODES, "form": ("chain", "tree")}
         chain = {"gamma": (1, 2, 3, 4, 5, 6, 8, 10), "threshold": (0.0, 0.2, 0.4, 0.6, 0.8)}
-        return chain if self.bridge else {**chain, "form": ("chain", "tree")}
+        return chain if self.retokenizer else {**chain, "form": ("chain", "tree")}
 
     def metadata(self) -> dict[str, Any]:
         used = ("gamma", "k", "nodes") if self.options.form == "tree" else ("gamma", "threshold", "schedule")
-        through = {"lookbehind": self.options.lookbehind} if self.bridge else {}
+        lookbehind = {"lookbehind": self.options.lookbehind} if self.retokenizer else {}
         model = self.draft.model
         return {
             "form": self.options.form,
             **{name: getattr(self.options, name) for name in used},
-            "drawn": self._drawn(greedy=False),
-            "retokenised": self.bridge is not None,
-            **through,
+            "drawn": self._samples(greedy=False),
+            "retokenised": self.retokenizer is not None,
+            **lookbehind,
             "draft_parameters": model.parameter_count,
             "draft_context": model.context_length,
             "draft_hash": model.weights_hash or hash_weights(model.model),
@@ -317,133 +311,130 @@ class TwoModel(Decoder):
         o = self.options
         if o.form == "chain":
             return 1 + (LONGEST if o.retokenise or o.schedule == "heuristic" else int(o.gamma))
-        whole = int(o.whole_tree())
-        return 1 + (whole if o.candidates == "drawn" else min(o.nodes, whole) or whole)  # what was drawn is not dropped
+        full = int(o.full_tree_size())
+        return 1 + (full if o.candidates == "drawn" else min(o.nodes, full) or full)  # sampled nodes are not dropped
 
-    # -- the loop's calls ---------------------------------------------------------------------------------------
+    # -- decoding -----------------------------------------------------------------------------------------------
 
     def on_prefill(self, state: DecodeState) -> None:
-        """The draft reads the prompt and the first token."""
+        """Feed the prompt and the first token to the draft."""
         from specbench_ss.engine.engines import replay_draft
 
         o = self.options
-        own = o.gamma * o.k if o.form == "tree" else 0  # rows of a tree that no accepted token gets
-        capacity = state.cache.capacity * (FINER if self.bridge else 1)
+        extra = o.gamma * o.k if o.form == "tree" else 0  # cache rows of rejected tree nodes
+        capacity = state.cache.capacity * (DRAFT_TOKENS_PER_TOKEN if self.retokenizer else 1)
         replay_draft(self.draft.model, self.target)
-        self.draft.begin(min(capacity, self.draft.model.context_length) + own)
+        self.draft.reset(min(capacity, self.draft.model.context_length) + extra)
         self.gamma = o.gamma
         self.fed = []
-        if self.bridge:
-            self.bridge.on_prefill()
+        if self.retokenizer:
+            self.retokenizer.reset()
         self._catch_up(state)
         state.num_draft_forwards = self.draft.calls
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """A draft, as far as both models have positions; where the draft's context ends, none."""
+        """Draft as far as both models have positions; draft nothing beyond the draft's context."""
         self.shape = None
-        here = self.target.context_length - 1 - state.position
-        if here < 1 or not self._catch_up(state):
+        room = self.target.context_length - 1 - state.position
+        if room < 1 or not self._catch_up(state):
             return DraftTree.root_only(state.root)
-        tree = self._drafted(state, min(self.gamma, here, self.draft.room + 1))  # the last token is not fed
+        tree = self._draft_tree(state, min(self.gamma, room, self.draft.room + 1))  # the last token is not fed
         state.num_draft_forwards = self.draft.calls
         return tree
 
     def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
-        """The draft's cache forgets what was not accepted."""
+        """Drop rejected tokens from the draft's cache."""
         assert output.tree is not None
         drafted = len(output.tree) - 1
         if self.options.schedule == "heuristic" and drafted:  # as in transformers
-            whole = verdict.accepted == drafted
-            self.gamma = min(LONGEST, self.gamma + 2) if whole else max(1, self.gamma - 1)
+            all_accepted = verdict.accepted == drafted
+            self.gamma = min(LONGEST, self.gamma + 2) if all_accepted else max(1, self.gamma - 1)
         rows = self.shape.node_tags if isinstance(self.shape, DeviceTopology) else []
         if max(rows, default=-1) >= 0:
-            self.draft.keep(state.position - verdict.accepted, [rows[i] for i in verdict.path if rows[i] >= 0])
-        elif self.bridge is None:
+            self.draft.compact(state.position - verdict.accepted, [rows[i] for i in verdict.path if rows[i] >= 0])
+        elif self.retokenizer is None:
             self.draft.rewind(state.position)
 
-    def _drafted(self, state: DecodeState, length: int) -> DraftTree:
-        o, drawn = self.options, state.sampling if self._drawn(state.sampling.greedy) else None
+    def _draft_tree(self, state: DecodeState, length: int) -> DraftTree:
+        o, sampling = self.options, state.sampling if self._samples(state.sampling.greedy) else None
         if o.form == "tree":
-            choose = best(o.k) if drawn is None else drawing(o.k, drawn, state.rng)
-            nodes = o.nodes if drawn is None else 0  # drawn candidates stay: only what is verified may choose
+            choose = best(o.k) if sampling is None else sample_k(o.k, sampling, state.rng)
+            nodes = o.nodes if sampling is None else 0  # a selection among sampled ones is not exact
 
-            def expand(tokens: Tensor, visible: Tensor, above: Tensor, level: int) -> Tensor:
+            def expand(tokens: Tensor, visible: Tensor, parent_rows: Tensor, level: int) -> Tensor:
                 return self.draft.feed_level(tokens, visible, level)
 
             tree = grow(state.root, self.logits, choose, expand, length, nodes)
             self.shape = tree.topology
             return tree
-        tokens, probs = draft_chain(self.draft, self.logits, length, o.threshold, drawn, state)
-        if self.bridge is None:
+        tokens, probs = draft_chain(self.draft, self.logits, length, o.threshold, sampling, state)
+        if self.retokenizer is None:
             return DraftTree.chain(state.root, tokens, probs)
-        return self._through_text(state, tokens.tolist())
+        return self._retokenized(state, tokens.tolist())
 
-    def _drawn(self, greedy: bool) -> bool:
-        return self.bridge is None and bool(self.options.drawn(greedy))
+    def _samples(self, greedy: bool) -> bool:
+        return self.retokenizer is None and bool(self.options.samples(greedy))
 
     def _catch_up(self, state: DecodeState) -> bool:
-        """Feed the draft what it has not seen. False where it has no room, or the text ends within a character."""
-        known = state.ids
-        if self.bridge:
-            if not self.bridge.tell(state.ids):
+        """Feed new tokens to the draft. Return False if it has no room, or the text ends within a character."""
+        ids = state.ids
+        if self.retokenizer:
+            if not self.retokenizer.append(state.ids):
                 return False
-            known, settled = self.bridge.ids, self.bridge.settled
-            alike = takewhile(lambda pair: pair[0] == pair[1], zip(self.fed[settled:], known[settled:-1], strict=False))
-            self.draft.rewind(settled + sum(1 for _ in alike))
-            self.fed = known
-        unseen = known[self.draft.fed :]
-        if len(unseen) > self.draft.room:
+            ids, start = self.retokenizer.ids, self.retokenizer.unchanged
+            equal = takewhile(lambda pair: pair[0] == pair[1], zip(self.fed[start:], ids[start:-1], strict=False))
+            self.draft.rewind(start + sum(1 for _ in equal))
+            self.fed = ids
+        new = ids[self.draft.fed :]
+        if len(new) > self.draft.room:
             return False
-        if unseen:
-            one = len(unseen) == 1 and self.bridge is None  # the root, which is on the device
-            self.logits = self.draft.feed(state.root if one else indices(unseen, state.root.device))
+        if new:
+            root_only = len(new) == 1 and self.retokenizer is None  # the root is on the device already
+            self.logits = self.draft.feed(state.root if root_only else indices(new, state.root.device))
         return True
 
-    def _through_text(self, state: DecodeState, drafted: list[int]) -> DraftTree:
-        """What the draft's tokens say, in the target's."""
-        assert self.bridge is not None
-        self.fed = self.bridge.ids + drafted[:-1]
+    def _retokenized(self, state: DecodeState, drafted: list[int]) -> DraftTree:
+        """Return a chain of the drafted text in the target's tokens."""
+        assert self.retokenizer is not None
+        self.fed = self.retokenizer.ids + drafted[:-1]
         ends = self.draft.model.eos_ids
-        said = list(takewhile(lambda token: token not in ends, drafted))
-        ids = self.bridge.candidates(state.ids, said) if said else []
+        text_tokens = list(takewhile(lambda token: token not in ends, drafted))
+        ids = self.retokenizer.candidates(state.ids, text_tokens) if text_tokens else []
         ids = list(takewhile(lambda token: token < self.target.vocab_size, ids[:LONGEST]))
         return DraftTree.chain(state.root, indices(ids, state.root.device)) if ids else DraftTree.root_only(state.root)
 
 
 def check_pair(options: TwoModelOptions, base: ModelInfo, draft: ModelInfo) -> bool:
-    """Whether they have different vocabularies. Raises UserError where the options do not allow that."""
+    """Return True if the vocabularies differ. Raise UserError if the options do not allow that."""
     if options.form == "tree" and options.k > base.vocab_size:
         raise UserError(f"sd: k must be at most {base.vocab_size}, the size of the vocabulary, not {options.k}")
     problem = mismatch(base, draft)
     if problem and not options.retokenise:
-        raise UserError(
-            f"sd: the draft {draft.name!r} has another vocabulary: {problem}; "
-            "--set sd.retokenise=on lets it draft through text"
-        )
+        raise UserError(f"sd: the draft {draft.name!r} has another vocabulary: {problem}; use --set sd.retokenise=on")
     if problem and (base.tokenizer is None or draft.tokenizer is None):
-        raise UserError("sd: retokenise=on needs the tokenizers of both models")
+        raise UserError("sd: retokenise=on requires the tokenizers of both models")
     return bool(problem)
 
 
-def draft_in(place: str, base: ModelInfo, load: Callable[[str], T], with_lora: Callable[[T, Path], T]) -> T:
-    """The draft in a folder or at the hub; where there is only a LoRA, the draft that came with the base has it.
+def draft_in(source: str, base: ModelInfo, load: Callable[[str], T], with_lora: Callable[[T, Path], T]) -> T:
+    """Return the draft in a folder or at the hub, or the bundled draft with the LoRA in the folder.
 
-    Raises UserError.
+    Raise UserError if it is missing or does not fit.
     """
     with prefixed("sd"):
-        only_lora = holds_lora(Path(place))
-        own = base.bundled_drafter(TwoModel.companion) if only_lora else None
-        if only_lora and own is None:
-            raise UserError(f"{place} holds a LoRA that names no model, and no draft came with {base.name!r}")
+        only_lora = is_bundled_lora(Path(source))
+        bundled = base.bundled_drafter(TwoModel.bundled_folder) if only_lora else None
+        if only_lora and bundled is None:
+            raise UserError(f"{source} has a LoRA that names no model, and {base.name!r} has no bundled draft")
         if not only_lora:
-            check_named(Path(place))
+            check_adapter(Path(source))
         with prefixed("sd: the draft"):
-            draft = load(str(own or place))
-        return with_lora(draft, Path(place)) if only_lora else draft
+            draft = load(str(bundled or source))
+        return with_lora(draft, Path(source)) if only_lora else draft
 
 
 def random_draft(target: Target, context: int) -> Target:
-    """A tiny Llama of the target's vocabulary, always the same one, with opinions."""
+    """Return a tiny Llama with the target's vocabulary and fixed random weights that prefer some tokens."""
     special = {"bos": None, "eos": None, "pad": None}
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(1)

@@ -1,7 +1,7 @@
-"""`ssbench train draft`: a small model of the target's tokenizer.
+"""`ssbench train draft`: a small model with the target's tokenizer.
 
-From text alone, or distilled: Kullback-Leibler divergence from the target's next-token distribution where the target
-is to answer (Hinton et al. 2015; DistillSpec, Zhou et al. 2024, with forward KL).
+It is trained on text, or distilled by KL divergence from the target's next-token distribution at answer tokens (Hinton
+et al. 2015; DistillSpec, Zhou et al. 2024, with forward KL).
 """
 
 from __future__ import annotations
@@ -34,43 +34,43 @@ class DraftOptions(Bounded):
     owner: ClassVar[str] = "draft"
     layers: Annotated[int, Ge(1)] = option(2, "Number of decoder layers.")
     hidden: Annotated[int, Ge(1)] = option(256, "Hidden size.")
-    n_heads: Annotated[int, Ge(0)] = option(0, "Number of attention heads. 0: as many as have 64 dimensions each.")
+    n_heads: Annotated[int, Ge(0)] = option(0, "Number of attention heads. 0: heads of 64 dimensions.")
     ffn: Annotated[int, Ge(0)] = option(0, "Width of the MLP. 0: 8/3 of the hidden size.")
-    gamma: Annotated[int, Ge(1)] = option(4, "Length of a draft for which tau is estimated while training.")
+    gamma: Annotated[int, Ge(1)] = option(4, "Draft length of the estimated mean acceptance length.")
     distill: bool = field(
         default=False,
         metadata={
-            "help": "Learn the target's distributions beside the text, or the text alone.",
+            "help": "Train on the target's distributions and the text, or on the text alone.",
             "flag": "--distill/--from-scratch",
         },
     )
     distill_share: Annotated[float, Gt(0), Le(1)] = option(
-        0.9, "With --distill: share of the loss that the target's distributions have."
+        0.9, "With --distill: fraction of the distillation loss in the total."
     )
     prompt_weight: Annotated[float, Ge(0), Le(1)] = option(
-        0.2, "Weight of a prompt's tokens in the loss, where an answer's tokens have 1."
+        0.2, "Loss weight of prompt tokens relative to answer tokens."
     )
     gradient_checkpointing: bool = field(
         default=False,
         metadata={
-            "help": "Save memory by computing activations a second time in the backward pass.",
+            "help": "Save memory by recomputing activations in the backward pass.",
             "flag": "--gradient-checkpointing",
         },
     )
 
     def check_together(self) -> None:
-        """Raise UserError where the heads do not divide the hidden size."""
+        """Raise UserError if the heads do not divide the hidden size."""
         if self.hidden % self.attention_heads or (self.hidden // self.attention_heads) % 2:
             raise UserError(f"draft: hidden {self.hidden} cannot be divided into {self.attention_heads} even heads")
 
     @property
     def attention_heads(self) -> int:
-        """Number of heads."""
+        """Return the number of heads."""
         return self.n_heads or max(1, self.hidden // 64)
 
 
 def new_draft(target: Target, options: DraftOptions) -> Any:
-    """Return a fresh Llama over the target's vocabulary, in float32, with the target's special ids."""
+    """Return an untrained float32 Llama with the target's vocabulary and special ids."""
     c, heads = target.config, options.attention_heads
     special = {"bos": c.bos_token_id, "eos": c.eos_token_id, "pad": c.pad_token_id}
     width = options.ffn or -(-options.hidden * 8 // 3 // 32) * 32
@@ -84,9 +84,9 @@ def new_draft(target: Target, options: DraftOptions) -> Any:
 
 
 class DraftTrainer(DrafterTrainer):
-    """A small Llama, trained from text alone or beside that from the target's distributions.
+    """Trainer of a small Llama on text, optionally with distillation from the target.
 
-    The shares of right guesses are all the same one: a draft's j-th guess is a next token as its first is.
+    All positions report the same accuracy, since each of a draft model's predictions is of a next token.
     """
 
     name = "draft"
@@ -102,7 +102,7 @@ class DraftTrainer(DrafterTrainer):
         self.module = new_draft(target, self.options)
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return weighted cross-entropy over each text's next tokens, and KL from the target where it answers."""
+        """Return weighted cross-entropy over next tokens plus the KL divergence from the target at answer tokens."""
         logits = self._logits(batch)[:, :-1]  # [B, T - 1, V]
         answer, answers = _answered(batch), _answered(batch.whole).sum().clamp_min(1)
         text = weighted_loss(logits, batch.ids[:, 1:], self._weights(batch), self._weights(batch.whole))
@@ -124,7 +124,7 @@ class DraftTrainer(DrafterTrainer):
         return logits
 
     def _weights(self, batch: Batch) -> Tensor:
-        """Return the weight of the token that follows each, [B, T - 1]."""
+        """Return the loss weights of next tokens, [B, T - 1]."""
         weights = torch.where(_answered(batch), 1.0, self.options.prompt_weight)
         if batch.documents is not None:
             numbers = batch.documents.numbers
@@ -139,7 +139,7 @@ class DraftTrainer(DrafterTrainer):
         return F.kl_div(student, teacher, log_target=True, reduction="sum")
 
     def save(self, folder: Path, about: dict[str, Any]) -> None:
-        """Write model and tokenizer, as any model has them; facts of the training are in the model's config."""
+        """Write model and tokenizer in transformers' format; training info is in the model's config."""
         model: Any = copy.deepcopy(self.module).to("cpu", torch.float16)
         model.config.ssbench = about
         model.save_pretrained(folder)
@@ -148,7 +148,7 @@ class DraftTrainer(DrafterTrainer):
 
 
 class TunedDraft(DraftTrainer):
-    """A LoRA in an existing draft, which learns next tokens of the answers alone. draft: its weights do not change."""
+    """Trainer of a LoRA in an existing draft, whose weights stay unchanged, on answer tokens only."""
 
     name = "draft-apps"
 
@@ -159,10 +159,10 @@ class TunedDraft(DraftTrainer):
         self.module = self.tuned.model
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the LoRA's matrices."""
+        """Return the parameter group of the LoRA."""
         return [{"params": lora_parameters(self.module), "lr": self.lr}]
 
 
 def _answered(batch: Batch) -> Tensor:
-    """Return whether the next token is of an answer, bool [B, T - 1]."""
+    """Return a mask of answer tokens among next tokens, bool [B, T - 1]."""
     return batch.labels[:, :-1, 0] != -100

@@ -1,4 +1,4 @@
-"""Models of SPACE: the mask token, rows of a step, and the folders they come from."""
+"""Models of SPACE: mask token, token layout of a step, and checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MASKS = 5  # as published
 
 @lru_cache(maxsize=64)
 def rows_of(nodes: int, masks: int) -> TreeTopology:
-    """A chain of `nodes` tokens, then the group of each: node 0's masks, node 1's, ..."""
+    """Return the topology of a step: a chain of `nodes` tokens, then the masks of node 0, of node 1, ..."""
     chain = range(-1, nodes - 1)
     first = (nodes + g * masks for g in range(nodes))
     groups = ((g, *range(start, start + masks - 1)) for g, start in enumerate(first))
@@ -34,7 +34,7 @@ def rows_of(nodes: int, masks: int) -> TreeTopology:
 class MaskToken(nn.Module):
     """The learnt embedding of the mask, as an offset [h] from that of the token `mask_id`.
 
-    A model with a mask of its own in its vocabulary has no offset: zero.
+    The offset is zero for a model with a mask in its vocabulary.
     """
 
     def __init__(self, hidden: int, masks: int = MASKS, mask_id: int = 0) -> None:
@@ -45,7 +45,7 @@ class MaskToken(nn.Module):
         self.masks, self.mask_id = masks, mask_id
 
     def embed(self, target: Target, ids: Tensor, positions: Tensor, masks: int) -> Tensor:
-        """Rows ids [B, q] and behind them `masks` mask rows, at positions [B, q + masks] -> [B, q + masks, h]."""
+        """Return embeddings [B, q + masks, h] of ids [B, q] and then `masks` masks, at positions [B, q + masks]."""
         tokens = torch.cat((ids, ids.new_full((ids.shape[0], masks), self.mask_id)), 1)
         x = target.embed(tokens, positions)
         return torch.cat((x[:, : ids.shape[1]], x[:, ids.shape[1] :] + self.offset.to(x.dtype)), 1)
@@ -60,7 +60,7 @@ class _Mask(msgspec.Struct):
 
 
 class _Config(msgspec.Struct):
-    """What config.json says of the mask."""
+    """Fields of config.json about the mask."""
 
     space: _Mask
 
@@ -71,9 +71,9 @@ def is_target(options: Any) -> bool:
 
 
 def check_model(options: Any, base: ModelInfo) -> MaskToken | None:
-    """The mask without its numbers; None for a hub id. Raises UserError for what is missing or does not fit.
+    """Return the mask without values; None for a hub id. Raise UserError for missing or unfit files.
 
-    options: `weights` names the folder, `mask_id` the mask in a whole model's vocabulary, 0 = none was given.
+    options: `weights` names the folder, `mask_id` the mask in a whole model's vocabulary, 0 = none.
     """
     if is_target(options):
         return _of_whole(options, base)
@@ -81,56 +81,55 @@ def check_model(options: Any, base: ModelInfo) -> MaskToken | None:
     if folder is None:
         return None
     if _is_whole(folder, options):
-        return _of_whole(options, fine_tuned.outline_beside(folder, base), base)
+        return _of_whole(options, fine_tuned.read_model_info(folder, base), base)
     fine_tuned.check_lora(folder, "space")
     with torch.device("meta"):
         return _read(folder, base, checkpoint.read_shapes)[0]
 
 
 def load_model(options: Any, target: Target) -> tuple[Target, MaskToken, dict[str, Any]]:
-    """The fine-tuned model, its mask, and what is known of their training; of the target itself nothing."""
+    """Return the fine-tuned model, its mask, and their training info (empty for the target itself)."""
     if is_target(options):
         return target, _of_whole(options, target), {}
     folder = checkpoint.drafter_folder(options.weights, "space", target)
-    trained = checkpoint.read_training_info(checkpoint.read_config(folder))
+    training_info = checkpoint.read_training_info(checkpoint.read_config(folder))
     if _is_whole(folder, options):
-        own = fine_tuned.target_beside(target, folder)
-        return own, _of_whole(options, own, target), trained
+        model = fine_tuned.load_target_like(target, folder)
+        return model, _of_whole(options, model, target), training_info
     mask, config = _read(folder, target, checkpoint.read_tensors)
     checkpoint.check_base(config, target, "space")
-    return fine_tuned.merged_target(target, folder, "space"), mask, trained
+    return fine_tuned.merged_target(target, folder, "space"), mask, training_info
 
 
 def save(folder: Path, mask: MaskToken, tuned: Target, about: dict[str, Any]) -> None:
-    """model.safetensors and config.json (mask), and the LoRA of `tuned` as peft saves it."""
+    """Write model.safetensors and config.json (mask), and the LoRA of `tuned` in peft's format."""
     checkpoint.write_checkpoint(folder, mask, {**about, "space": {"masks": mask.masks, "mask_id": mask.mask_id}})
     fine_tuned.save_lora(folder, tuned)
 
 
 def _is_whole(folder: Path, options: Any) -> bool:
-    """Whether the folder holds a model rather than what is put into one."""
-    whole = fine_tuned.holds_model(folder) and "model_type" in checkpoint.read_config(folder)
+    """Return True if the folder has a whole model rather than a LoRA and a mask. Raise UserError by `mask_id`."""
+    whole = fine_tuned.has_model_files(folder) and "model_type" in checkpoint.read_config(folder)
     if whole and not options.mask_id:
-        raise UserError(f"space: {folder} is a whole model: say which token is its mask with space.mask_id")
+        raise UserError(f"space: {folder} is a whole model; give its mask token with space.mask_id")
     if options.mask_id and not whole:
-        raise UserError(f"space: mask_id is for a whole model, and {folder} holds none")
+        raise UserError(f"space: mask_id is for a whole model, and {folder} has none")
     return whole
 
 
-def _of_whole(options: Any, own: ModelInfo, base: ModelInfo | None = None) -> MaskToken:
-    """The mask of a whole model. Raises UserError where its vocabulary has no such token, or not all of the base's."""
-
-    if not 0 < options.mask_id < own.vocab_size:
-        raise UserError(f"space: mask_id must be 1 to {own.vocab_size - 1}, not {options.mask_id}")
-    if base is not None and own.vocab_size < base.vocab_size:
+def _of_whole(options: Any, model: ModelInfo, base: ModelInfo | None = None) -> MaskToken:
+    """Return the mask of a whole model. Raise UserError if its vocabulary lacks it, or is smaller than the base's."""
+    if not 0 < options.mask_id < model.vocab_size:
+        raise UserError(f"space: mask_id must be 1 to {model.vocab_size - 1}, not {options.mask_id}")
+    if base is not None and model.vocab_size < base.vocab_size:
         raise UserError(
-            f"space: the model in {options.weights} has {own.vocab_size} tokens, {base.name!r} has {base.vocab_size}"
+            f"space: the model in {options.weights} has {model.vocab_size} tokens, {base.name!r} has {base.vocab_size}"
         )
-    return MaskToken(own.hidden_size, MASKS, options.mask_id)
+    return MaskToken(model.hidden_size, MASKS, options.mask_id)
 
 
 def _read(folder: Path, base: ModelInfo, read: Callable[[Path], dict[str, Tensor]]) -> tuple[MaskToken, dict[str, Any]]:
-    """The mask of a folder, and its config."""
+    """Return the mask of a folder and its config."""
     config, file = checkpoint.read_config(folder), folder / WEIGHTS
     try:
         metadata = user_files.convert(config, _Config).space

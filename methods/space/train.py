@@ -1,8 +1,8 @@
 """`ssbench train space`: semi-autoregressive fine-tuning by LoRA with a mask embedding (SPACE sec. 3.1).
 
-Published: half of the examples have their answer cut at a random place and k + 1 masks put there; all learn their
-next tokens. Here both losses are taken of every row: groups of masks stand behind many places of it at once, each as
-if it were alone, since none sees another, and no token sees a mask.
+As published, half of the examples are cut at a random position of the answer, followed by k + 1 masks; all predict next
+tokens. Here every row has both losses: groups of masks follow many positions at once. Groups are hidden from each other
+and from all tokens.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class MaskOptions(Bounded):
     """Options of `ssbench train space`."""
 
     owner: ClassVar[str] = "space"
-    masks: Annotated[int, Ge(1)] = option(5, "Number of masks: how many tokens are drafted after the next one.")
+    masks: Annotated[int, Ge(1)] = option(5, "Number of masks: tokens drafted after the next one.")
     lora_rank: Annotated[int, Ge(1)] = option(32, "Rank of the LoRA in every linear layer but the LM head.")
     mask_share: Annotated[float, Gt(0), Lt(1)] = option(
-        0.5, "Share of the loss that the masks have; next tokens have the rest."
+        0.5, "Fraction of the masks' loss in the total; next tokens have the rest."
     )
     mask_lr: Annotated[float, Gt(0)] = option(5e-3, "Peak learning rate of the mask's embedding.")
 
 
 class SPACETrainer(DrafterTrainer):
-    """LoRA in every layer, and the mask's embedding, which starts as the padding token's.
+    """Trainer of LoRA in every layer and the mask's embedding, which starts as the padding token's.
 
-    It runs its own copy of the base, so it reads no state of the frozen one.
+    It runs its own copy of the base and reads no states of the frozen one.
     """
 
     name = "space"
-    summary = "LoRA and a mask token that predicts how the text goes on; the model itself changes"
+    summary = "LoRA and a mask token that predicts the next tokens; the model itself changes"
     method = "space"
     Options = MaskOptions
     needs_base = False
@@ -64,33 +64,36 @@ class SPACETrainer(DrafterTrainer):
         self.module = nn.ModuleList([self.mask, nn.ParameterList(self.lora)])
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the LoRA and the mask."""
+        """Return the parameter groups of the LoRA and the mask."""
         return [{"params": self.lora, "lr": self.lr}, {"params": [self.mask.offset], "lr": self.options.mask_lr}]
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the loss of next tokens of all answers and of the masks behind the anchors (SPACE sec. 3.1)."""
         k, share = self.ahead, self.options.mask_share
-        main, masked = self.states(batch.ids, batch.anchors.at, batch.documents)
+        main, mask_states = self.states(batch.ids, batch.anchors.at, batch.documents)
         answer = batch.labels[..., 0] != -100
         following = self.tuned.logits(main[answer])[:, None]  # [n, 1, V]
-        own, _ = head_loss(following, batch.labels[answer][:, :1], [1.0], batch.whole.labels[..., :1])
+        next_token, _ = head_loss(following, batch.labels[answer][:, :1], [1.0], batch.whole.labels[..., :1])
         labels, whole = (b.anchors.labels[..., 1 : k + 1] for b in (batch, batch.whole))
-        ahead, right = head_loss(self.tuned.logits(masked), labels, [1 / k] * k, whole)
-        return (1 - share) * own + share * ahead, right
+        masks, accuracy = head_loss(self.tuned.logits(mask_states), labels, [1 / k] * k, whole)
+        return (1 - share) * next_token + share * masks, accuracy
 
     def states(self, ids: Tensor, at: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:
-        """Return final states of rows ids [B, T], [B, T, h], and of the masks behind each `at` [B, A], [B, A, k, h]."""
+        """Return final states [B, T, h] of ids [B, T], and [B, A, k, h] of the masks after each `at` [B, A]."""
         target, k, t = self.tuned, self.mask.masks, ids.shape[1]
-        places = torch.arange(t, device=ids.device).expand_as(ids) if documents is None else documents.places
-        positions = torch.cat((places, stream_positions(target, places.gather(1, at), k)), 1)
+        text_positions = torch.arange(t, device=ids.device).expand_as(ids) if documents is None else documents.places
+        positions = torch.cat((text_positions, stream_positions(target, text_positions.gather(1, at), k)), 1)
         x = self.mask.embed(target, ids, positions, at.shape[1] * k)
-        mask = additive(self._visible(places.shape[1], at, documents), x.dtype)
+        mask = additive(self._visible(t, at, documents), x.dtype)
         cache = PrefixCache(dict.fromkeys(range(target.n_layers)))
         x = target.family.norm(target.run(x, 0, target.n_layers, cache, mask, target.rotary(positions)))
         return x[:, :t], x[:, t:].unflatten(1, (-1, k))
 
     def _visible(self, t: int, at: Tensor, documents: Documents | None) -> Tensor:
-        """Return the mask, bool [B, T + A*k, T + A*k]: a mask sees what its token sees, and its group up to itself."""
+        """Return the attention mask, bool [B, T + A*k, T + A*k].
+
+        A mask attends to what its token attends to, and to its group up to itself.
+        """
         b, a = at.shape
         keys = torch.arange(t, device=at.device)
         main = (keys <= keys[:, None]).expand(b, -1, -1)
@@ -101,5 +104,5 @@ class SPACETrainer(DrafterTrainer):
         return torch.cat((F.pad(main, (0, own.shape[1])), torch.cat((prefix, own), 2)), 1)
 
     def save(self, folder: Path, about: dict[str, Any]) -> None:
-        """Write the mask and the LoRA as `space` reads them."""
+        """Write the mask and the LoRA in the format of `space`."""
         save(folder, self.mask, self.tuned, about)

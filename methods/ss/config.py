@@ -1,4 +1,4 @@
-"""Configuration of speculative streams: their trained shape, and a method's options."""
+"""Configuration of speculative streams: trained shape and options of the methods."""
 
 from __future__ import annotations
 
@@ -18,99 +18,89 @@ StreamPosition = Literal["ahead", "same"]
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig(Bounded):
-    """Letters of the papers: gamma streams, N_s MSA layers, adapter_rank R_s, init_rank eta, prune_rank theta.
+    """Trained shape of the streams. Letters of the papers: N_s = n_msa_layers, R_s = adapter_rank, eta = init_rank.
 
-    adapter_rank: of the stream adapter that stands in place of the MLP; 0 = streams pass the layer's own MLP. keep_mlp:
-    the adapter stands beside the MLP, which is not in the papers.
-    init_rank: of f_eta (eq. 4), 0 = identity. prune_layer -1 = N - N_s. stream_init: what tells streams apart,
-    embeddings P_j (eq. 4) or values turned by rotation_step * j radians (eq. 8; 0 = the largest, pi / 2 N_max).
-    mode shared: LoRA of lora_rank in every layer, used by main and stream alike; main_attends_streams: eq. 3 of the
-    ACL text (False = eq. 1 of 2024). root_rank: of the map by which finished streams learn the token that the main
-    stream has decided meanwhile; 0 = they do not, as in the papers. parent_rank: of the map by which the guesses of a
-    node's children learn the node's token; 0 = all nodes of a level have the same children, as in the papers.
-    stream_position, which the papers leave open: stream j of a row at position i stands at i + j (ahead) or i (same).
+    root_rank, parent_rank, keep_mlp and stream_position are not in the papers.
     """
 
     owner: ClassVar[str] = "ss"
-    gamma: Annotated[int, Ge(1)] = 4
+    gamma: Annotated[int, Ge(1)] = 4  # number of streams
     n_msa_layers: Annotated[int, Ge(1)] = 4
-    adapter_rank: Annotated[int, Ge(0)] = 8
-    init_rank: Annotated[int, Ge(0)] = 0
-    prune_rank: Annotated[int, Ge(1)] = 8
-    prune_layer: int = -1
-    stream_init: Literal["embedding", "rotation"] = "embedding"
-    rotation_step: Annotated[float, Ge(0), Le(math.pi / 2)] = 0.0
-    mode: Literal["lossless", "shared"] = "lossless"
-    main_attends_streams: bool = False
+    adapter_rank: Annotated[int, Ge(0)] = 8  # of the stream adapter, used in place of the MLP; 0 = the layer's MLP
+    init_rank: Annotated[int, Ge(0)] = 0  # of f_eta (eq. 4); 0 = identity
+    prune_rank: Annotated[int, Ge(1)] = 8  # of the pruning map o_theta
+    prune_layer: int = -1  # -1 = N - N_s
+    stream_init: Literal["embedding", "rotation"] = "embedding"  # embeddings P_j (eq. 4) or rotated values (eq. 8)
+    rotation_step: Annotated[float, Ge(0), Le(math.pi / 2)] = 0.0  # radians per stream; 0 = the largest, pi / 2 N_max
+    mode: Literal["lossless", "shared"] = "lossless"  # shared: LoRA in every layer for main and stream rows
+    main_attends_streams: bool = False  # eq. 3 of the ACL text; False = eq. 1 of 2024
     lora_rank: Annotated[int, Ge(0)] = 0
-    keep_mlp: bool = False
-    root_rank: Annotated[int, Ge(0)] = 0
-    parent_rank: Annotated[int, Ge(0)] = 0
-    stream_position: StreamPosition = "ahead"
+    keep_mlp: bool = False  # use the MLP and the adapter
+    root_rank: Annotated[int, Ge(0)] = 0  # of the map that conditions streams on the root; 0 = unconditioned
+    parent_rank: Annotated[int, Ge(0)] = 0  # of the map that conditions children on their parent; 0 = unconditioned
+    stream_position: StreamPosition = "ahead"  # stream j of a row at position i is at i + j (ahead) or i (same)
 
     def check_together(self) -> None:
         if self.mode == "lossless" and (self.main_attends_streams or self.lora_rank):
-            raise UserError(
-                "ss: main_attends_streams and lora_rank belong to mode shared; lossless leaves the base alone"
-            )
+            raise UserError("ss: mode lossless does not support main_attends_streams and lora_rank; use mode shared")
         if self.keep_mlp and not self.adapter_rank:
-            raise UserError("ss: without a stream adapter streams pass the MLP anyway: keep_mlp wants an adapter_rank")
+            raise UserError("ss: keep_mlp requires an adapter_rank of at least 1")
         if self.mode == "shared" and not self.lora_rank:
-            raise UserError("ss: mode shared trains LoRA adapters: lora_rank must be at least 1")
+            raise UserError("ss: mode shared requires a lora_rank of at least 1")
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return the fields as a JSON-ready dict."""
         return asdict(self)
 
     def angle(self, context: int) -> float:
-        """epsilon of eq. 8: at most pi / 2 N_max, where N_max counts the longest sequence and the streams."""
+        """Return epsilon of eq. 8: at most pi / 2 N_max, with N_max = longest sequence + streams."""
         return self.rotation_step or math.pi / (2 * (context + self.gamma))
 
     def check_layers(self, layers: int, name: str = "ss") -> int:
-        """N - N_s for a model of N layers. Raises UserError, naming the method, where streams or pruning do not fit."""
-        lo = layers - self.n_msa_layers
-        if lo < 0:
+        """Return N - N_s for a model of N layers. Raise UserError if streams or pruning do not fit."""
+        first_msa_layer = layers - self.n_msa_layers
+        if first_msa_layer < 0:
             raise UserError(f"{name}: {self.n_msa_layers} MSA layers, the model has {layers} layers")
-        if self.prune_layer > lo:
-            raise UserError(f"{name}: the pruning layer {self.prune_layer} is above layer {lo}, where streams begin")
-        return lo
+        if self.prune_layer > first_msa_layer:
+            raise UserError(
+                f"{name}: the pruning layer {self.prune_layer} is above layer {first_msa_layer}, where streams begin"
+            )
+        return first_msa_layer
 
 
 @dataclass(frozen=True, slots=True)
 class SSOptions(Bounded):
-    """Options of `ss` and `ss-shared`. Raises UserError for values beyond their bounds.
+    """Options of `ss` and `ss-shared`.
 
-    0, -1 or auto mean: as the streams' folder advises, else as they were trained.
+    0, -1 or auto mean: as the streams' folder advises, else as trained.
     """
 
-    weights: str = option("", "Folder with the streams. Empty: those that came with the model.")
+    weights: str = option("", "Folder with the streams. Empty: those bundled with the model.")
     gamma: Annotated[int, Ge(0)] = option(
-        0, "How many streams a step uses, at most as many as were trained. 0: as the folder advises, else all."
+        0, "Number of streams in use, at most the trained number. 0: as the folder advises, else all."
     )
-    k: Annotated[int, Ge(0)] = option(0, "Candidates of a stream; 1 drafts a chain. 0: as the folder advises, else 3.")
+    k: Annotated[int, Ge(0)] = option(0, "Candidates per stream; 1 drafts a chain. 0: as the folder advises, else 3.")
     n_draft: Annotated[int, Ge(-1)] = option(
-        -1, "How many nodes are drafted, the best by joint probability. 0: all. -1: as the folder advises, else all."
+        -1, "Number of drafted nodes, the best by joint probability. 0: all. -1: as the folder advises, else all."
     )
     n_keep: Annotated[int, Ge(0)] = option(
-        0, "How many nodes stay after pruning, the root included. 0: as the folder advises, else 32."
+        0, "Number of nodes after pruning, the root included. 0: as the folder advises, else 32."
     )
     prune: Literal["auto", "on", "off"] = option(
-        "auto", "Whether the tree is pruned at the pruning layer. auto: as the folder advises, else on."
+        "auto", "Prune the tree at the pruning layer. auto: as the folder advises, else on."
     )
     prune_layer: Annotated[int, Ge(-1)] = option(-1, "Layer before which the tree is pruned. -1: as trained.")
     prune_threshold: Annotated[float, Ge(0), Lt(1)] = option(
-        0.0, "Prune nodes whose transition probability is below this."
+        0.0, "Prune nodes with a transition probability below this."
     )
-    mode: Literal["tree", "chain"] = option(
-        "tree", "Form of the draft: a tree, or as a chain the single best path (k=1)."
-    )
+    mode: Literal["tree", "chain"] = option("tree", "Draft shape: a tree, or a chain with the single best path (k=1).")
     stream_attention_top_p: Annotated[int, Ge(0)] = option(
-        0, "Streams see only so many tokens, those that their main row attends to most. 0: all."
+        0, "Restrict stream attention to the top-p keys of the main stream. 0: all keys."
     )
     sample: Literal["on", "off"] = option(
         "off",
-        "Where tokens are sampled: draw candidates from the streams' distributions (eq. 9), instead of the "
-        "best ones. Such a tree is not pruned: a choice by what was drawn would not be exact.",
+        "When sampling: sample candidates from the streams' distributions (eq. 9) instead of taking the "
+        "best ones. Such a tree is not pruned, since pruning sampled nodes would not be exact.",
     )
     n_msa_layers: int = option(
         -1, "Number of top layers that streams pass. Only as trained, else an error. -1: as trained."
@@ -119,44 +109,44 @@ class SSOptions(Bounded):
     lora_rank: int = option(-1, "Rank of the LoRA of shared mode. Only as trained, else an error. -1: as trained.")
     main_attends_streams: Literal["auto", "on", "off"] = option(
         "auto",
-        "Whether the main stream sees its streams (shared mode, eq. 3). Only as trained, else an error. "
+        "Let the main stream attend to its streams (shared mode, eq. 3). Only as trained, else an error. "
         "auto: as trained.",
     )
     stream_init: Literal["auto", "embedding", "rotation"] = option(
-        "auto", "What tells streams apart. Only as trained, else an error. auto: as trained."
+        "auto", "How streams are distinguished. Only as trained, else an error. auto: as trained."
     )
     root: Literal["auto", "on", "off"] = option(
         "auto",
-        "Whether streams learn the token that the main stream has decided, which is not in the papers. on: "
-        "the weights of that kind that came with the model. Only as trained, else an error. auto: as the folder "
-        "advises that came with the model, else as trained.",
+        "Condition streams on the newly accepted token (an extension, not in the papers). on: the bundled "
+        "weights of that kind. Only as trained, else an error. auto: as the bundled folder advises, else as "
+        "trained.",
     )
     parent: Literal["auto", "on", "off"] = option(
         "auto",
-        "Whether a node's children learn the node's token, which is not in the papers. on: the weights of "
-        "that kind that came with the model. Only as trained, else an error. auto: as of root.",
+        "Condition the children of a node on its token (an extension, not in the papers). on: the bundled "
+        "weights of that kind. Only as trained, else an error. auto: as for root.",
     )
 
 
 def check_trained(options: SSOptions, config: StreamConfig, name: str) -> None:
-    """Raise UserError where the user asks for what these streams were not trained with."""
+    """Raise UserError for options that differ from the training of these streams."""
     fixed = ("n_msa_layers", "adapter_rank", "lora_rank", "main_attends_streams", "stream_init")
     trained = {key: getattr(config, key) for key in fixed}
     trained |= {"root": config.root_rank > 0, "parent": config.parent_rank > 0}
-    for key, have in trained.items():
-        asked = getattr(options, key)
-        if asked not in (-1, "auto", value_text(have), have):
-            raise UserError(f"{name}: {key}={asked} is not as these streams were trained, {value_text(have)} is")
+    for key, value in trained.items():
+        requested = getattr(options, key)
+        if requested not in (-1, "auto", value_text(value), value):
+            raise UserError(f"{name}: {key}={requested} does not fit these streams, trained with {value_text(value)}")
 
 
 def full_size(gamma: int, k: int) -> int:
-    """Return the number of drafted nodes of the whole tree: sum of k^g over its levels."""
+    """Return the number of drafted nodes of the full tree: sum of k^g over its levels."""
     return sum(k**g for g in range(1, gamma + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Options and checkpoint made one: what a step does."""
+    """Settings of a step, resolved from options and checkpoint."""
 
     gamma: int
     k: int
@@ -168,8 +158,8 @@ class Settings:
     top_p: int
     sample: bool = False
 
-    def most_rows(self) -> int:
-        """Rows of a step: the whole tree below the pruning layer, kept nodes with their streams above it."""
+    def most_tokens(self) -> int:
+        """Return the query tokens of a step: the full tree below pruning, kept nodes with streams above it."""
         nodes = 1 + full_size(self.gamma, self.k)
         nodes = min(nodes, 1 + self.n_draft) if self.n_draft else nodes
         kept = min(nodes, self.n_keep) if self.prune and not self.sample else nodes
@@ -177,21 +167,21 @@ class Settings:
 
 
 def resolve(options: SSOptions, config: StreamConfig, base: ModelInfo, name: str) -> Settings:
-    """Return what a step does. Raises UserError, naming the method, for gamma or k too large, or pruning too high up.
+    """Return the settings of a step. Raise UserError if gamma, k or the pruning layer is too large.
 
-    options: with the folder's advice taken.
+    options: with the folder's advice.
     """
-    lo = config.check_layers(base.n_layers, name)
+    first_msa_layer = config.check_layers(base.n_layers, name)
     if options.gamma > config.gamma:
         raise UserError(f"{name}: gamma must be 1 to {config.gamma} (as trained), not {options.gamma}")
     gamma = options.gamma or config.gamma
     k = 1 if options.mode == "chain" else options.k or 3
-    trained_at = lo if config.prune_layer < 0 else config.prune_layer
+    trained_at = first_msa_layer if config.prune_layer < 0 else config.prune_layer
     layer = trained_at if options.prune_layer < 0 else options.prune_layer
     if k > base.vocab_size or k**gamma > MOST_NODES:
         raise UserError(f"{name}: k={k} with gamma={gamma} makes a tree of more than {MOST_NODES} nodes")
-    if layer > lo:
-        raise UserError(f"{name}: the pruning layer {layer} is above layer {lo}, where streams begin")
+    if layer > first_msa_layer:
+        raise UserError(f"{name}: the pruning layer {layer} is above layer {first_msa_layer}, where streams begin")
     return Settings(
         gamma, k, max(options.n_draft, 0), options.n_keep or 32, options.prune != "off", layer, options.prune_threshold,
         options.stream_attention_top_p, options.sample == "on",
@@ -200,16 +190,14 @@ def resolve(options: SSOptions, config: StreamConfig, base: ModelInfo, name: str
 
 @dataclass(frozen=True, slots=True)
 class SharedAROptions(Bounded):
-    """Options of `ss-shared-ar`: which model it is. They are what the output of `ss-shared` depends on."""
+    """Options of `ss-shared-ar`, on which the output of `ss-shared` depends."""
 
-    weights: str = option("", "Folder as for `ss-shared`. Empty: the one that came with the model.")
-    gamma: Annotated[int, Ge(0)] = option(
-        0, "How many streams run along, where the main stream sees them (eq. 3). 0: all of them."
-    )
+    weights: str = option("", "Folder as for `ss-shared`. Empty: the one bundled with the model.")
+    gamma: Annotated[int, Ge(0)] = option(0, "Number of streams, if the main stream attends to them (eq. 3). 0: all.")
     stream_attention_top_p: Annotated[int, Ge(0)] = option(
-        0, "Streams see only so many tokens, those that their main row attends to most. 0: all."
+        0, "Restrict stream attention to the top-p keys of the main stream. 0: all keys."
     )
 
     def step(self) -> SSOptions:
-        """One candidate a stream, nothing pruned."""
+        """Return options of a step with one candidate per stream and without pruning."""
         return SSOptions(gamma=self.gamma, k=1, prune="off", stream_attention_top_p=self.stream_attention_top_p)

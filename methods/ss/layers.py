@@ -1,4 +1,4 @@
-"""Multi-stream attention: the trained streams, their rows, and how these pass a layer.
+"""Multi-stream attention: trained streams, their rows, masks and layers.
 
 Equations of the ACL paper; M main states, S stream states, gamma streams, N_s MSA layers on top, h hidden size.
 """
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The rows of an MSA layer: `mains` main rows, then gamma streams of each row that carries them.
+    """Row layout of an MSA layer: `mains` main rows, then gamma streams of each carrier row.
 
-    stream_top_p: streams see only so many main keys (ACL H.1), 0 = all; then every main row carries streams.
+    stream_top_p: number of main keys that streams attend to (ACL H.1), 0 = all; if set, every main row is a carrier.
     """
 
     mains: int
@@ -41,9 +41,9 @@ class Layout:
 
 
 def steps_ahead(gamma: int, position: StreamPosition, device: torch.device) -> Tensor:
-    """How many positions each of gamma streams stands ahead of its main row, int64 [gamma].
+    """Return the position offset of each of gamma streams from its main row, int64 [gamma].
 
-    The papers do not say where streams stand. ahead: 1..gamma, so that stream j has the position of the token whose
+    The papers do not define stream positions. ahead: 1..gamma, so stream j has the position of the token whose
     successor it predicts. same: 0, the main row's own position.
     """
     steps = torch.arange(1, gamma + 1, device=device)
@@ -51,27 +51,27 @@ def steps_ahead(gamma: int, position: StreamPosition, device: torch.device) -> T
 
 
 def stream_positions(target: Target, at: Tensor, gamma: int, position: StreamPosition = "ahead") -> Tensor:
-    """Positions of the streams of rows at positions int64 [.., m]: [.., m * gamma], none beyond the model's context."""
-    places = at[..., None] + steps_ahead(gamma, position, at.device)
-    return places.clamp_max(target.context_length - 1).flatten(-2)
+    """Return stream positions [.., m * gamma] of rows at positions int64 [.., m], clamped to the model's context."""
+    positions = at[..., None] + steps_ahead(gamma, position, at.device)
+    return positions.clamp_max(target.context_length - 1).flatten(-2)
 
 
 def own_streams(rows: int, gamma: int, device: torch.device) -> Tensor:
-    """Bool [rows * gamma, rows * gamma]: stream j of a row sees streams 1..j of that row and no other's."""
+    """Return the mask bool [rows * gamma, rows * gamma]: stream j of a row attends to streams 1..j of that row."""
     own = torch.ones(gamma, gamma, dtype=torch.bool, device=device).tril()
     same = torch.eye(rows, dtype=torch.bool, device=device)
     return (same[:, None, :, None] & own[:, None]).reshape(rows * gamma, rows * gamma)
 
 
-own_streams_of_step = lru_cache(maxsize=256)(own_streams)  # trees are of few and small sizes, unlike training's rows
+own_streams_of_step = lru_cache(maxsize=256)(own_streams)  # trees have few and small sizes, unlike training rows
 
 
 def stream_visibility(visible: Tensor, gamma: int, carriers: Tensor | None = None, attends: bool = False) -> Tensor:
-    """Who sees whom among m main rows and the streams of c of them, bool [m + c*gamma, m + c*gamma].
+    """Return the mask of m main rows and the streams of c of them, bool [m + c*gamma, m + c*gamma].
 
-    visible [m, m]: main rows. carriers int64 [c]: rows that carry streams, None = all. Stream j of row i sees what
-    row i sees, and streams 1..j of row i, no other's. A main row sees its own streams where it attends to them
-    (eq. 3), and no stream otherwise.
+    visible [m, m]: of main rows. carriers int64 [c]: rows with streams, None = all. Stream j of row i attends to the
+    main rows visible to row i, and to streams 1..j of row i. A main row attends to its own streams only with `attends`
+    (eq. 3).
     """
     m = visible.shape[0]
     carriers = torch.arange(m, device=visible.device) if carriers is None else carriers
@@ -92,34 +92,34 @@ def segment_visibility(
     attends: bool,
     documents: Documents | None = None,
 ) -> Tensor:
-    """As `stream_visibility` for a segment of `length` main rows at `start` in training, over the keys before it too.
+    """Return the mask of a training segment of `length` main rows at `start`, including the keys before it.
 
-    carriers int64 [B, c]: places in the segment of the rows that carry streams; real bool [B, c]: which are no padding.
-    Returns bool [B, length + c*gamma, start + length + c*gamma] (ACL appendix I).
+    carriers int64 [B, c]: indices of carrier rows in the segment; real bool [B, c]: False for padding. The mask is as
+    in `stream_visibility`, bool [B, length + c*gamma, start + length + c*gamma] (ACL appendix I).
     """
     b, c = carriers.shape
     keys = torch.arange(start + length, device=carriers.device)
-    here = torch.arange(length, device=carriers.device)
-    main = (keys <= start + here[:, None]).expand(b, -1, -1)  # [B, L, start + L]
+    segment = torch.arange(length, device=carriers.device)
+    main = (keys <= start + segment[:, None]).expand(b, -1, -1)  # [B, L, start + L]
     if documents is not None:
-        main = main & documents.same((start + here).expand(b, -1), len(keys))
-    sees = (here[:, None] == carriers[:, None]) & real[:, None] & attends  # [B, L, c]
-    upper = torch.cat((main, sees.repeat_interleave(gamma, 2)), 2)
-    prefix = main.gather(1, carriers[..., None].expand(-1, -1, len(keys)))  # what the carrier's main row sees
+        main = main & documents.same((start + segment).expand(b, -1), len(keys))
+    attended = (segment[:, None] == carriers[:, None]) & real[:, None] & attends  # [B, L, c]
+    upper = torch.cat((main, attended.repeat_interleave(gamma, 2)), 2)
+    prefix = main.gather(1, carriers[..., None].expand(-1, -1, len(keys)))  # the mask of the carrier's main row
     prefix = prefix.repeat_interleave(gamma, 1)  # [B, c*gamma, start + L]
     own = own_streams(c, gamma, carriers.device).expand(b, -1, -1)
     return torch.cat((upper, torch.cat((prefix, own), 2)), 1)
 
 
 NAME = "ssbench_top_p"
-FEW = 8  # main rows: fewer take kernels of their own, which round otherwise than with the stream rows beside them
+FEW = 8  # main rows: with fewer, main rows alone use kernels that round differently than with stream rows
 
 
-class TurnedValues:
-    """A cache in which the values of stream rows are turned: V_tn = V_t exp(i epsilon n), n = 1..gamma (eq. 8).
+class RotatedValues:
+    """A cache that rotates the values of stream rows: V_tn = V_t exp(i epsilon n), n = 1..gamma (eq. 8).
 
-    Rows are [mains, streams of main 0, streams of main 1, ...]; halves of the head dimension are the complex parts.
-    Turned in single precision at least: in half precision small angles would be rounded twice.
+    Rows are [mains, streams of main 0, streams of main 1, ...]; halves of the head dimension are real and imaginary
+    parts. Rotation uses at least single precision: in half precision small angles would be rounded twice.
     """
 
     is_compileable = False
@@ -128,19 +128,19 @@ class TurnedValues:
         self.cache, self.mains, self.gamma, self.angle = cache, mains, gamma, angle
 
     def get_seq_length(self, layer: int = 0) -> int:
-        """As the cache beneath."""
+        """Return the length of the wrapped cache."""
         return int(self.cache.get_seq_length(layer))
 
     def update(self, k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """k, v [B, kv_heads, rows, head_dim], the stream rows of v turned, into the cache beneath."""
+        """Update the wrapped cache with k, v [B, kv_heads, rows, head_dim], stream rows of v rotated."""
         streams = v[:, :, self.mains :]
         n = torch.arange(1, self.gamma + 1, device=v.device).repeat(streams.shape[2] // self.gamma)  # [streams]
-        turn = (n * self.angle)[:, None].to(torch.promote_types(v.dtype, torch.float32))
+        angle = (n * self.angle)[:, None].to(torch.promote_types(v.dtype, torch.float32))
         half = v.shape[-1] // 2
-        real, imaginary = (x.to(turn.dtype) for x in (streams[..., :half], streams[..., half : 2 * half]))
-        cos, sin = turn.cos(), turn.sin()
-        turned = torch.cat((real * cos - imaginary * sin, real * sin + imaginary * cos), -1).to(v.dtype)
-        values = torch.cat((v[:, :, : self.mains], torch.cat((turned, streams[..., 2 * half :]), -1)), 2)
+        real, imaginary = (x.to(angle.dtype) for x in (streams[..., :half], streams[..., half : 2 * half]))
+        cos, sin = angle.cos(), angle.sin()
+        rotated = torch.cat((real * cos - imaginary * sin, real * sin + imaginary * cos), -1).to(v.dtype)
+        values = torch.cat((v[:, :, : self.mains], torch.cat((rotated, streams[..., 2 * half :]), -1)), 2)
         kept: tuple[Tensor, Tensor] = self.cache.update(k, values, layer)
         return kept
 
@@ -150,7 +150,7 @@ _layout: list[Layout] = []  # innermost `top_p` last
 
 @contextmanager
 def top_p(target: Target, layout: Layout) -> Iterator[None]:
-    """Within: attention modules of the target compute top-p stream attention for rows of this layout."""
+    """Use top-p stream attention in the target's attention modules for rows of this layout."""
     before = target.config._attn_implementation
     _layout.append(layout)
     target.config._attn_implementation = NAME
@@ -164,11 +164,11 @@ def top_p(target: Target, layout: Layout) -> Iterator[None]:
 def top_p_attention(
     module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float | None = None, **more: Any
 ) -> tuple[Tensor, None]:
-    """ACL H.1. q [B, H, m + m*gamma, d], k, v [B, H_kv, past + m + m*gamma, d] -> [B, rows, H, d].
+    """Compute ACL H.1: q [B, H, m + m*gamma, d], k, v [B, H_kv, past + m + m*gamma, d] -> [B, rows, H, d].
 
-    mask additive [B or 1, 1, rows, keys]. A stream sees the p main keys (cached ones and those of its main row's
-    ancestors) with the largest coefficients of its main row, head by head, and its own streams before it. Main rows
-    pass the attention that they pass without top-p.
+    mask additive [B or 1, 1, rows, keys]. A stream attends, per head, to the p main keys (cached ones and its
+    main row's ancestors) with the largest coefficients of its main row, and to its row's earlier streams. Main rows use
+    the same attention as without top-p.
     """
     layout = _layout[-1]
     m, g = layout.mains, layout.gamma
@@ -182,8 +182,8 @@ def top_p_attention(
     scores = q[..., :m, :].flatten(2, 3) @ k[:, :, :keys].transpose(2, 3) * scale  # [B, H_kv, r * m, keys]
     scores = scores.unflatten(2, (r, m)) + mask[:, :, None, :m, :keys]
     top = scores.topk(min(layout.stream_top_p, keys), -1)  # [B, H_kv, r, m, p]
-    chosen = top.indices.flatten(2)[..., None].expand(-1, -1, -1, v.shape[-1])
-    seen_k, seen_v = (x.gather(2, chosen).unflatten(2, (r, m, -1)) for x in (k, v))  # [B, H_kv, r, m, p, d]
+    index = top.indices.flatten(2)[..., None].expand(-1, -1, -1, v.shape[-1])
+    top_k, top_v = (x.gather(2, index).unflatten(2, (r, m, -1)) for x in (k, v))  # [B, H_kv, r, m, p, d]
     own_k, own_v = (  # [B, H_kv, r, m, gamma, d]
         x[:, :, None, keys:].unflatten(3, (m, g)).expand(-1, -1, r, -1, -1, -1) for x in (k, v)
     )
@@ -191,22 +191,22 @@ def top_p_attention(
     hidden = torch.where(top.values > least / 2, 0.0, least)[..., None, :].to(q.dtype)  # fewer than p visible
     earlier = torch.ones(g, g, dtype=torch.bool, device=q.device).tril()
     own = (queries @ own_k.transpose(-1, -2)).masked_fill(~earlier, least)
-    joint = torch.cat((queries @ seen_k.transpose(-1, -2) + hidden, own), -1)  # [B, H_kv, r, m, gamma, p + gamma]
-    streams = joint.float().softmax(-1).to(v.dtype) @ torch.cat((seen_v, own_v), 4)
+    joint = torch.cat((queries @ top_k.transpose(-1, -2) + hidden, own), -1)  # [B, H_kv, r, m, gamma, p + gamma]
+    streams = joint.float().softmax(-1).to(v.dtype) @ torch.cat((top_v, own_v), 4)
     return torch.cat((main[:, :m], streams.flatten(1, 2).flatten(2, 3).transpose(1, 2)), 1), None
 
 
 AttentionInterface.register(NAME, top_p_attention)
 
 
-FEW_KEYS = "streams that see few tokens (stream_attention_top_p)"
+TOP_P_FALLBACK = "stream_attention_top_p"
 
 
 class Streams(nn.Module):
-    """P_j, f_eta, the stream adapters and o_theta.
+    """Trained parameters: P_j, f_eta, the stream adapters and o_theta.
 
-    gamma*h (P_j) + 2*R_s*h*N_s (adapters) + 2*eta*h (f_eta) + 2*theta*h (pruning) parameters, and 2*rank*h
-    (root, and parent, which are not in the papers); each where configured.
+    gamma*h (P_j) + 2*R_s*h*N_s (adapters) + 2*eta*h (f_eta) + 2*theta*h (pruning) parameters, and 2*rank*h each for
+    root and parent conditioning (not in the papers); each if configured.
     """
 
     def __init__(self, config: StreamConfig, hidden: int) -> None:
@@ -231,76 +231,75 @@ class Streams(nn.Module):
         self.prune_up = nn.Parameter(torch.zeros(hidden, c.prune_rank))
 
     def insert(self, main: Tensor, gamma: int) -> Tensor:
-        """Eq. 4: main [B, m, h] at layer N - N_s -> streams [B, m * gamma, h], the streams of a row side by side."""
+        """Return the initial streams [B, m * gamma, h] of main rows [B, m, h] at layer N - N_s (eq. 4)."""
         if self.config.init_rank:
             main = main + F.linear(F.linear(main, self.init_down), self.init_up)
         rows = main[:, :, None].expand(-1, -1, gamma, -1)
         return (rows + self.embedding[:gamma] if self.config.stream_init == "embedding" else rows).flatten(1, 2)
 
     def adapt(self, layer: int, x: Tensor) -> Tensor:
-        """The stream adapter of the layer-th MSA layer: [B, r, h] -> [B, r, h]."""
+        """Apply the stream adapter of the layer-th MSA layer: [B, r, h] -> [B, r, h]."""
         down, up = self._adapter(layer, x.device)
         return F.linear(F.silu(F.linear(x, down)), up)
 
     def _adapter(self, layer: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """A layer's adapter on the device of its rows: where that is another one, it is moved there once and stays."""
-        own = self.down[layer], self.up[layer]
-        if own[0].device == device:
-            return own
-        if not torch.is_inference_mode_enabled():  # weights that learn are moved as they are now
-            return to_device(own[0], device), to_device(own[1], device)
+        """Return a layer's adapter on the device of its rows; it is copied there once."""
+        down, up = self.down[layer], self.up[layer]
+        if down.device == device:
+            return down, up
+        if not torch.is_inference_mode_enabled():  # trained weights change: copy their current values
+            return to_device(down, device), to_device(up, device)
         if layer not in self.moved:
-            self.moved[layer] = to_device(own[0], device), to_device(own[1], device)
+            self.moved[layer] = to_device(down, device), to_device(up, device)
         return self.moved[layer]
 
     def early_exit(self, x: Tensor) -> Tensor:
-        """o_theta (sec. 2.3): the main state at the pruning layer, mapped to what the LM head can read."""
+        """Apply o_theta (sec. 2.3), which maps main states at the pruning layer to inputs of the LM head."""
         return x + F.linear(F.linear(x, self.prune_down), self.prune_up)
 
     def condition_on_tokens(self, target: Target, x: Tensor, tokens: Tensor | None) -> Tensor:
-        """Final, normed streams x [.., gamma, h] with what the tokens after their main row say, where that is learnt.
+        """Condition final, normed streams x [.., gamma, h] on the tokens after their main row, if configured.
 
-        tokens int64 [.., n], n of 1 to gamma: the root, which all streams learn, and the tokens after it; the token
-        before the one that a stream guesses is its parent. Not in the papers: there streams guess without knowing what
-        was decided meanwhile, as EAGLE's and Hydra's drafts do. Of embeddings only the direction counts. A token below
-        0 is none. Raises ValueError where tokens are missing.
+        tokens int64 [.., n], n = 1..gamma: the root, which conditions all streams, and the tokens after it, each
+        of which conditions the stream of its successor; negative = unknown. It is an extension of the papers, whose
+        streams are computed before the root. Embeddings are RMS-normed. Raise ValueError if tokens are missing.
         """
         c = self.config
         if not c.root_rank and not c.parent_rank:
             return x
         if tokens is None:
-            raise ValueError("these streams learn the tokens before their own: give them")
+            raise ValueError("these streams are conditioned on tokens; pass them")
         if c.root_rank:
-            x = x + F.linear(self.root_rows(target, tokens[..., 0]), self.root_up)[..., None, :]
+            x = x + F.linear(self.root_features(target, tokens[..., 0]), self.root_up)[..., None, :]
         if c.parent_rank:
-            said = F.linear(self.parent_rows(target, tokens), self.parent_up) * (tokens >= 0)[..., None]
-            x = x + F.pad(said, (0, 0, 0, x.shape[-2] - tokens.shape[-1]))
+            features = F.linear(self.parent_features(target, tokens), self.parent_up) * (tokens >= 0)[..., None]
+            x = x + F.pad(features, (0, 0, 0, x.shape[-2] - tokens.shape[-1]))
         return x
 
-    def kept_conditioning(self, tokens: Tensor, at: Tensor) -> Tensor:
-        """Tokens [.., gamma] after the rows at places int64 [..] of a text, as far as `told` may have them.
+    def mask_parents(self, tokens: Tensor, at: Tensor) -> Tensor:
+        """Return conditioning tokens [.., gamma] of rows at positions int64 [..]; mask half of the parents in training.
 
-        Where gradients are made, half of the parents are kept back, since candidates are first looked for without
-        them: which ones depends on place and stream alone, so that a training that is resumed sees the same.
+        They are masked since candidates are first selected without parents. The choice depends only on position and
+        stream, so that a resumed training repeats it.
         """
         if not self.config.parent_rank or not torch.is_grad_enabled():
             return tokens
         stream = torch.arange(tokens.shape[-1], device=at.device)
-        mixed = (at[..., None] * 40503 + stream * 30011) % 65537  # no pattern that places or streams follow
-        return tokens.masked_fill((mixed % 2 == 1) & (stream > 0), -1)  # the root is always known
+        mixed = (at[..., None] * 40503 + stream * 30011) % 65537  # pseudo-random in position and stream
+        return tokens.masked_fill((mixed % 2 == 1) & (stream > 0), -1)  # the root is never masked
 
-    def root_rows(self, target: Target, roots: Tensor) -> Tensor:
-        """Return what roots, int64 [..], say, before it is mapped to states: [.., root_rank]."""
-        return _said(target, roots, self.root_down)
+    def root_features(self, target: Target, roots: Tensor) -> Tensor:
+        """Return the token features [.., root_rank] of roots int64 [..]."""
+        return token_features(target, roots, self.root_down)
 
-    def parent_rows(self, target: Target, tokens: Tensor) -> Tensor:
-        """Return what tokens, int64 [..], say to guesses of their children, before it is mapped: [.., parent_rank]."""
-        return _said(target, tokens, self.parent_down)
+    def parent_features(self, target: Target, tokens: Tensor) -> Tensor:
+        """Return the token features [.., parent_rank] of parents int64 [..]."""
+        return token_features(target, tokens, self.parent_down)
 
     def pass_layer(self, layer: int, block: Block, x: Tensor, mains: int, attended: Tensor) -> Tensor:
-        """After attention: the first `mains` rows through the layer's MLP, the stream rows through the adapter.
+        """Run the first `mains` rows through the layer's MLP, and stream rows through the adapter (or MLP, or both).
 
-        x [B, r, h] before attention, attended [B, r, h] its contribution. As configured, streams pass the MLP as well.
+        x [B, r, h] before attention, attended [B, r, h]: the output of attention.
         """
         c, total = self.config, x + attended
         source = x if block.parallel else total
@@ -313,7 +312,7 @@ class Streams(nn.Module):
         return total + torch.cat((*fed, adapted), 1)
 
     def run(self, target: Target, x: Tensor, layout: Layout, cache: Any, mask: Tensor, rotary: Any) -> Tensor:
-        """Rows x [B, mains + streams, h] through the top N_s layers, eq. 2 or 3 as the mask says."""
+        """Run rows x [B, mains + streams, h] through the top N_s layers; the mask selects eq. 2 or 3."""
         lo = target.n_layers - self.config.n_msa_layers
         same = self.config.stream_position == "same"
         windowed = partial(windowed_as_main_rows, target, layout.mains) if same else target.windowed
@@ -323,23 +322,23 @@ class Streams(nn.Module):
             masks = [windowed(mask, block.window, x.shape[1], cache, i) for i, block in upper]
             return (run_masked(target, self, x, layout, cache, masks, rotary),)
 
-        made = None
+        outputs = None
         if target.graphs is not None and layout.mains:
-            if layout.stream_top_p:  # the last keys are taken for the streams' own: padded keys would stand there
-                target.graphs.record_fallback(FEW_KEYS, lo, cache)
+            if layout.stream_top_p:  # top-p attention takes the last keys as the streams', which padding would shift
+                target.graphs.record_fallback(TOP_P_FALLBACK, lo, cache)
             else:
-                made = target.graphs.run((self, layout), layers, x, lo, cache, mask, rotary, pad=False)
-        return (made or layers(x, cache, mask, rotary))[0]
+                outputs = target.graphs.run((self, layout), layers, x, lo, cache, mask, rotary, pad=False)
+        return (outputs or layers(x, cache, mask, rotary))[0]
 
 
 def windowed_as_main_rows(
     target: Target, mains: int, mask: Tensor | None, window: int | None, q: int, cache: Any, layer: int
 ) -> Tensor | None:
-    """`Target.windowed` for streams at the position of their main row: they see as far back as it does.
+    """Apply `Target.windowed` to streams at the position of their main row, with the same window as the row.
 
-    mask additive [1, 1, q, past + q], of `mains` main rows and then streams. `Target.windowed` counts the new rows that
-    a row sees to know its place, so that streams are shown to it as if they saw no stream. Those that they see stand at
-    their own position, and no window hides them.
+    mask additive [1, 1, q, past + q], of `mains` main rows and then streams. `Target.windowed` derives a row's position
+    from the number of new rows visible to it, so streams are hidden from each other in the mask passed to it. Visible
+    streams have the same position, so no window hides them.
     """
     if window is None or mask is None:
         return mask
@@ -354,9 +353,10 @@ def windowed_as_main_rows(
     return torch.cat((folded[..., :end], mask[..., end:]), -1)
 
 
-def _said(target: Target, tokens: Tensor, down: Tensor) -> Tensor:
-    known = target.model.get_input_embeddings()(tokens.clamp_min(0)).to(down.dtype)
-    return F.linear(F.rms_norm(known, known.shape[-1:]), down)
+def token_features(target: Target, tokens: Tensor, down: Tensor) -> Tensor:
+    """Return features [.., rank] of tokens int64 [..]: RMS-normed embeddings, mapped by down [rank, h]."""
+    embedded = target.model.get_input_embeddings()(tokens.clamp_min(0)).to(down.dtype)
+    return F.linear(F.rms_norm(embedded, embedded.shape[-1:]), down)
 
 
 def run_masked(
@@ -368,10 +368,10 @@ def run_masked(
     masks: Sequence[Tensor | None],
     rotary: Any,
 ) -> Tensor:
-    """`Streams.run` with a mask for each of the top N_s layers. layout.mains may be 0: the cache gives keys."""
+    """Run `Streams.run` with one mask per layer. layout.mains may be 0: then the main keys are in the cache."""
     c = streams.config
     if c.stream_init == "rotation":
-        cache = TurnedValues(cache, layout.mains, layout.gamma, c.angle(target.context_length))
+        cache = RotatedValues(cache, layout.mains, layout.gamma, c.angle(target.context_length))
     with top_p(target, layout) if layout.stream_top_p else nullcontext():
         for layer, (block, mask) in enumerate(zip(target.family.blocks[-c.n_msa_layers :], masks, strict=True)):
             x = target.to_layer_device(x, layer - c.n_msa_layers)
@@ -379,68 +379,68 @@ def run_masked(
     return target.to_layer_device(x)
 
 
-CHUNK = 4096  # tokens whose embeddings are normed at a time
+CHUNK = 4096  # tokens embedded at a time
 
 
 class TokenConditioning:
-    """One map of `Streams.told` as two tables, made when they are needed: what each token says, and what that changes.
+    """Token-conditioned logit corrections by two lazily built tables: token features and their LM-head projection.
 
-    up [h, rank]: to states. rows: what tokens say, before it is mapped.
+    up [h, rank]: from features to states. features: returns the features of tokens.
     """
 
-    def __init__(self, target: Target, up: Tensor, rows: Callable[[Target, Tensor], Tensor]) -> None:
-        self.target, self.up, self.rows = target, up, rows
+    def __init__(self, target: Target, up: Tensor, features: Callable[[Target, Tensor], Tensor]) -> None:
+        self.target, self.up, self.features = target, up, features
 
     @cached_property
-    def said(self) -> Tensor:
-        """What each token says, [V, rank]."""
+    def table(self) -> Tensor:
+        """Return the features of every token, [V, rank]."""
         count = len(self.target.model.get_input_embeddings().weight)
         every = torch.arange(count, device=self.target.device)
         with torch.no_grad():
-            return torch.cat([self.rows(self.target, tokens) for tokens in every.split(CHUNK)])
+            return torch.cat([self.features(self.target, tokens) for tokens in every.split(CHUNK)])
 
     @cached_property
-    def product(self) -> PrepackedLinear:
-        """By W times the map, [V, rank]: what it changes in the logits of each token."""
+    def head(self) -> PrepackedLinear:
+        """Return W times the map, [V, rank], which projects features to logits."""
         target = self.target
         with torch.no_grad():
             weight = target.unembed @ self.up
             return PrepackedLinear(weight.half().float() if target.fp16_weights else weight, None, target.prepack)
 
     def of(self, token: Tensor) -> Tensor:
-        """What a token int64 [] changes in all logits, [1, V]. To index by it would wait for the device."""
-        return self.product(self.said.index_select(0, token[None]))
+        """Return the logit correction [1, V] by a token int64 []. `index_select` avoids a device synchronization."""
+        return self.head(self.table.index_select(0, token[None]))
 
 
 class StreamConditioning:
-    """What roots and parents change in logits, made once for all decoders that share these. None: not learnt."""
+    """Token conditioning by roots and parents, built once for all decoders that share it. None: not configured."""
 
     def __init__(self, target: Target, streams: Streams) -> None:
         c = streams.config
-        self.root = TokenConditioning(target, streams.root_up, streams.root_rows) if c.root_rank else None
-        self.parent = TokenConditioning(target, streams.parent_up, streams.parent_rows) if c.parent_rank else None
+        self.root = TokenConditioning(target, streams.root_up, streams.root_features) if c.root_rank else None
+        self.parent = TokenConditioning(target, streams.parent_up, streams.parent_features) if c.parent_rank else None
 
-    def known(self, logits: Tensor, root: Tensor) -> Tensor:
-        """Logits [gamma, V] of streams that know no token yet, with what their root int64 [] says; [gamma, V]."""
+    def corrected(self, logits: Tensor, root: Tensor) -> Tensor:
+        """Add the root's corrections, int64 [], to logits [gamma, V] of unconditioned streams."""
         if self.root is not None:
             logits = logits + self.root.of(root)
-        if self.parent is not None:  # of the first level the root is the parent
+        if self.parent is not None:  # the root is the parent of the first level
             logits = torch.cat((logits[:1] + self.parent.of(root), logits[1:]))
         return logits
 
-    def changes(self, parents: Tensor, tokens: Tensor) -> Tensor:
-        """What parents [.., m] change in the logits of tokens [.., s] as their children: [.., m, s]."""
+    def corrections(self, parents: Tensor, tokens: Tensor) -> Tensor:
+        """Return the logit corrections [.., m, s] by parents [.., m] to their children's tokens [.., s]."""
         assert self.parent is not None
-        return self.parent.said[parents] @ self.parent.product.weight[tokens].mT
+        return self.parent.table[parents] @ self.parent.head.weight[tokens].mT
 
     def prepare(self) -> None:
-        """Make all tables now, so that no step has to."""
-        for one in self._learnt():
-            one.said, one.product  # noqa: B018 - made by being asked for
+        """Build all tables before the first step."""
+        for conditioning in self._configured():
+            conditioning.table, conditioning.head  # noqa: B018 - builds the cached properties
 
-    def multiplied(self) -> list[Tensor]:
-        """Matrices that `known` multiplies by."""
-        return [one.product.weight for one in self._learnt()]
+    def matrices(self) -> list[Tensor]:
+        """Return the matrices that `corrected` multiplies by."""
+        return [conditioning.head.weight for conditioning in self._configured()]
 
-    def _learnt(self) -> list[TokenConditioning]:
-        return [one for one in (self.root, self.parent) if one is not None]
+    def _configured(self) -> list[TokenConditioning]:
+        return [conditioning for conditioning in (self.root, self.parent) if conditioning is not None]

@@ -24,20 +24,20 @@ from specbench_ss.methods.ss.layers import Streams
 from specbench_ss.models.checkpoint import Advice, drafter_here
 from specbench_ss.options import MethodSpec
 
-MOST_ROWS = 256  # of an answer that one pass with streams has
+MOST_TOKENS = 256  # of an answer in one pass with streams
 SHARED = StreamConfig(gamma=3, n_msa_layers=2, adapter_rank=0, mode="shared", lora_rank=4)
 ATTENDING = replace(SHARED, main_attends_streams=True)
 
 
 class SharedStreaming(FineTunedDecoder, SpeculativeStreaming):
-    """In the fine-tuned model whose LoRA main and streams share. Under eq. 3 what streams see is part of that model."""
+    """Streaming in the fine-tuned model; main rows and streams share its LoRA. Under eq. 3 streams affect the model."""
 
     name = "ss-shared"
     summary = "Speculative Streaming, shared: LoRA and streams trained together; the model itself changes"
-    companion = "ss-shared"
+    bundled_folder = "ss-shared"
     mode = "shared"
-    own_reference = "ss-shared-ar"
-    model_options = SharedAROptions
+    baseline_name = "ss-shared-ar"
+    baseline_options = SharedAROptions
     advisable: ClassVar[tuple[str, ...]] = ("k", "n_draft", "n_keep", "prune")  # under eq. 3 gamma is part of the model
     forms: ClassVar[Forms] = {
         "eq-3": (ATTENDING, {"k": 2, "n_keep": 6}),
@@ -47,38 +47,38 @@ class SharedStreaming(FineTunedDecoder, SpeculativeStreaming):
     }
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
-        """As of `ss`, but under eq. 3 the number of streams is part of the model: it stays."""
-        found = dict(super().search_space())
+        """Return the search space of `ss`, without gamma under eq. 3, where it is part of the model."""
+        space = dict(super().search_space())
         if self.streams.config.main_attends_streams:
-            found.pop("gamma", None)
-        return found
+            space.pop("gamma", None)
+        return space
 
     def next_logits(self, prompt: Sequence[int], answer: Sequence[int], cache: Cache | None = None) -> Tensor:
-        """As the model decodes: answer rows with their streams, prompt rows without, but for the last."""
+        """Return the next logits as in decoding: streams at answer rows and at the last prompt row only."""
         if not self.streams.config.main_attends_streams:
             return super().next_logits(prompt, answer, cache)
         return self._fresh(prompt, answer, cache)[-1].float()
 
     def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the same at successive tokens of an answer, of a long one at its first ones."""
+        """Yield the logits at successive tokens of an answer; of a long answer at its first tokens."""
         if not self.streams.config.main_attends_streams:
             yield from self.target.answer_logits(prompt, answer)
             return
-        most = max(1, min(MOST_ROWS, MOST_LOGITS // self.target.vocab_size))
+        most = max(1, min(MOST_TOKENS, MOST_LOGITS // self.target.vocab_size))
         yield self._fresh(prompt, answer[: min(most, len(answer)) - 1]).float()
 
     def _fresh(self, prompt: Sequence[int], answer: Sequence[int], cache: Cache | None = None) -> Tensor:
         """Return logits [len(answer) + 1, V] after the prompt and after each token of the answer."""
         s, device = self.settings, self.target.device
         options = SSOptions(gamma=s.gamma, k=1, prune="off", stream_attention_top_p=s.top_p)
-        whole = SharedStreaming(self.target, options, self.streams, self.advice)
+        unpruned = SharedStreaming(self.target, options, self.streams, self.advice)
         cache = cache or self.target.new_cache(len(prompt) + (len(answer) + 1) * (1 + s.gamma))
         state = DecodeState([*prompt, *answer], len(prompt), torch.empty(0), cache, SamplingParams())
-        first = whole.prefill(state, torch.tensor([list(prompt)], device=device)).logits[0, -1:]
+        first = unpruned.prefill(state, torch.tensor([list(prompt)], device=device)).logits[0, -1:]
         if not answer:
             return first
         tokens = torch.tensor(list(answer), device=device)
-        return torch.cat((first, whole.forward(state, DraftTree.chain(tokens[:1], tokens[1:])).logits[0]))
+        return torch.cat((first, unpruned.forward(state, DraftTree.chain(tokens[:1], tokens[1:])).logits[0]))
 
     @classmethod
     def example_model(cls, target: Target) -> Target:
@@ -88,22 +88,20 @@ class SharedStreaming(FineTunedDecoder, SpeculativeStreaming):
     @classmethod
     def check(cls, options: Any, base: ModelInfo) -> None:
         super().check(options, base)
-        folder = drafter_here(options.weights, cls.name, base, cls.companion)
+        folder = drafter_here(options.weights, cls.name, base, cls.bundled_folder)
         if folder is not None:
             check_lora(folder, "ss-shared")
 
     @classmethod
-    def model_of(cls, target: Target, folder: Path) -> Target:
+    def decoded_model(cls, target: Target, folder: Path) -> Target:
         return merged_target(target, folder, "ss-shared")
 
 
 class SharedAutoregressive(SharedStreaming):
-    """One token a step. Where the main stream sees its streams (eq. 3) they run along, unread."""
+    """Autoregressive decoding with the model of `ss-shared`; under eq. 3 its streams run too, but draft nothing."""
 
     name = "ss-shared-ar"
-    summary = (
-        "autoregressive decoding of the model of ss-shared, with its streams where rows see them (eq. 3): its reference"
-    )
+    summary = "autoregressive decoding of the model of ss-shared, with its streams under eq. 3: its reference"
     autoregressive = True
     lossless = False
     Options = SharedAROptions
@@ -122,7 +120,7 @@ class SharedAutoregressive(SharedStreaming):
 
     @classmethod
     def baseline_for(cls, options: Any) -> MethodSpec:
-        """It changes the model: nothing to equal."""
+        """Return the default baseline: the method is itself the baseline of `ss-shared`."""
         return Decoder.baseline_for(options)
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
@@ -132,7 +130,7 @@ class SharedAutoregressive(SharedStreaming):
         return 1 + (self.gamma if self.attending else 0)
 
     def extra_work(self) -> ExtraWork:
-        """The streams, where they run along."""
+        """Return the FLOPs of the streams under eq. 3."""
         return ExtraWork(node=self.stream_work() if self.attending else 0)
 
     def prefill(self, state: DecodeState, ids: Tensor) -> Output:
@@ -145,4 +143,4 @@ class SharedAutoregressive(SharedStreaming):
         return super().forward(state, tree) if self.attending else Decoder.forward(self, state, tree)
 
     def update(self, state: DecodeState, verdict: Any, output: Output) -> None:
-        """Nothing to keep."""
+        """Keep no state."""

@@ -1,1 +1,1 @@
-"""Tables and figures of the two papers, made again beside the published numbers."""
+"""Tables and figures of the two papers, measured again next to the published numbers."""

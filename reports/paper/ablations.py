@@ -58,14 +58,14 @@ class Variant:
 
     @property
     def drafter(self) -> str:
-        """Return it as `ssbench train together --drafters` takes it."""
+        """Return the drafter for `ssbench train together --drafters`."""
         own = self.options.split(",") if self.options else []
         if self.method == "ss" and not any(option.startswith("adapter_rank=") for option in own):
             own.append("adapter_rank=32")
         return f"{self.method}[{','.join([*own, f'lr={LR}'])}]"
 
     def decoded(self, folder: Path) -> MethodSpec:
-        """Return the method that decodes with its weights, with as many nodes as all."""
+        """Return the method with the drafter's weights and the common number of nodes."""
         own = {"n_draft": str(NODES), "prune": "off"} if self.method == "ss" else {"nodes": str(NODES)}
         return MethodSpec(self.method, {"weights": str(folder), **own})
 
@@ -100,8 +100,8 @@ VARIANTS = (
 class Ablations(TrainingExperiment):
     """The value of each part of the streams, one changed at a time, with several seeds.
 
-    The papers sweep the number of MSA layers alone (figure 11). Here every variant, and Medusa's heads, learn the same
-    conversations in the same batches, and decode the same prompts with as many nodes a step.
+    The papers sweep only the number of MSA layers (figure 11). Here all variants, and Medusa's heads, are trained on
+    the same conversations in the same batches, and decode the same prompts with the same number of nodes per step.
     """
 
     name, source = "ablations", "Beyond the papers"
@@ -113,7 +113,7 @@ class Ablations(TrainingExperiment):
     rows = {v.name: "" for v in VARIANTS}
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
-        """Return the run. The drafters' folders are known only once they are trained."""
+        """Return the run, with a placeholder for the drafters' folders, which exist only after training."""
         return {"run": self._config(request, [v.decoded(Path("FOLDER")) for v in self.variants[:1]])}
 
     def _config(self, request: Request, specs: Sequence[MethodSpec]) -> RunConfig:
@@ -135,14 +135,14 @@ class Ablations(TrainingExperiment):
             f"{SEEDS} seeds decide text, order and initial weights",
             f"peak learning rate {LR}: the best of three in an earlier sweep for streams and heads with the "
             "base's LM head, not tried for heads with their own",
-            f"the centre is {CENTRE}, f_eta the identity, no MLPs, a root that is not known, P_j's rate 0.05",
+            f"the centre is {CENTRE}, f_eta the identity, no MLPs, no root conditioning, P_j's rate 0.05",
             f"drafts of {NODES} nodes: streams choose theirs in every step, Medusa's tree is fixed by accuracies on "
-            "held-out text; nothing is pruned",
+            "validation text; nothing is pruned",
         )
         return Result(grids, (_frontier(grids[0]),), notes=(*about, *health(run)))
 
     def _trained(self, bench: Bench, seed: int) -> Iterator[tuple[tuple[Variant, int], Path]]:
-        """Train the variants of one seed, those with as many steps side by side, and yield their folders."""
+        """Train the variants of one seed, those with equal steps together, and yield their folders."""
         data = bench.folder / f"conversations-{seed}.jsonl"
         write_conversations(data, TALKS, seed)
         for longer in sorted({v.longer for v in self.variants}):
@@ -166,7 +166,7 @@ class Ablations(TrainingExperiment):
             yield from (((v, seed), job.folder) for v, job in zip(same, jobs_of(drafters, config), strict=True))
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """ACL abstract: acceptance with few parameters. App. N.1: f_eta may as well be the identity. Few seeds each."""
+        """Test ACL abstract: acceptance with few parameters; app. N.1: f_eta may be the identity. Few seeds each."""
         summary, seeds = (records(grid) for grid in result.grids[:2])
         return [*_few_parameters(summary), *_identity(summary, seeds)]
 
@@ -184,40 +184,40 @@ def _few_parameters(summary: Rows) -> list[Claim]:
         return []
     (small, few), (medusa, many) = of[SMALL], max(rivals, key=lambda rival: rival[0])
     found = f"tau {small:.2f} with {few:,} parameters against {medusa:.2f} with {many:,}"
-    says = "Streams of rank 8 keep as many tokens a pass as Medusa's heads after the same training"
-    return [Claim(says, small >= medusa, found, sure=False)]
+    statement = "Streams of rank 8 keep as many tokens a pass as Medusa's heads after the same training"
+    return [Claim(statement, small >= medusa, found, sure=False)]
 
 
 def _identity(summary: Rows, seeds: Rows) -> list[Claim]:
     """Test the identity against learnt maps (ACL app. N.1: similar performance, with far fewer parameters).
 
-    They are called equal if neither keeps more tokens a pass with every seed: a seed's text and order are the same.
+    They are equal if neither accepts more tokens per pass with every seed; text and order of a seed are the same.
     """
     of = {(row["drafter"], row["seed"]): number_or_none(row["tau"]) for row in seeds}
     parameters = {row["drafter"]: row["parameters"] for row in summary}
-    made = []
+    claims = []
     for name in MAPS:
         pairs = [(of.get((CENTRE, seed)), value) for (variant, seed), value in of.items() if variant == name]
-        gains = [training_info / own for own, training_info in pairs if own and training_info]
+        gains = [trained / identity for identity, trained in pairs if identity and trained]
         if len(gains) > 1:
-            says = f"The identity keeps about as many tokens a pass as a learnt {name}"
+            statement = f"The identity keeps about as many tokens a pass as a learnt {name}"
             by_seed = f"the map's tau over the identity's, by seed: {', '.join(f'{gain:.2f}' for gain in gains)}"
             found = f"{by_seed}; {parameters[name]:,} parameters against {parameters[CENTRE]:,}"
-            made.append(Claim(says, min(gains) <= 1 <= max(gains), found, sure=False))
-    return made
+            claims.append(Claim(statement, min(gains) <= 1 <= max(gains), found, sure=False))
+    return claims
 
 
 def _measured(name: str, seed: int, folder: Path, row: SummaryRow) -> tuple[Value, ...]:
-    """Return a training's row: parameters, right first guesses by stream on held-out text, what decoding gains."""
+    """Return a training's row: parameters, top-1 accuracy of each stream on validation text, results of decoding."""
     trained = json.loads((folder / "config.json").read_text())["trained"]
     log = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
     last = [line for line in log if line["step"] == trained["steps"] and "held_out_right" in line]
-    right = last[-1]["held_out_right"][:GAMMA] if last else (None,) * GAMMA  # none: nothing was held out at the end
+    right = last[-1]["held_out_right"][:GAMMA] if last else (None,) * GAMMA  # None: no validation at the end
     return (name, seed, trained["parameters"], *right, *measured(row))
 
 
 def _summary(frame: pd.DataFrame) -> Grid:
-    """Return a row a variant: means over the seeds, tau's range, and tau's gain on the centre of the same seed."""
+    """Return a row per variant: means over the seeds, tau's range, and tau relative to the centre."""
     centre = frame[frame["drafter"] == CENTRE].set_index("seed")["tau"]
     gains = frame.assign(gain=frame["tau"] / frame["seed"].map(centre)).groupby("drafter", sort=False)
     tau, means = gains["tau"], gains[["tau", "gain", STEP_TIME, "speedup"]].mean()
@@ -233,12 +233,12 @@ def _summary(frame: pd.DataFrame) -> Grid:
 def _each(frame: pd.DataFrame) -> Grid:
     titles = ["drafter", "seed", *GUESSES, "tau", STEP_TIME, "speedup", "95 % interval", "prompts"]
     known = {"drafter": "text", "seed": "count", **dict.fromkeys(GUESSES, "percent 1"), **MEASURED}
-    caption = "Every training: right guesses on held-out text, and what decoding gains"
+    caption = "Every training: top-1 accuracies on validation text, and results of decoding"
     return table("seeds", {title: known[title] for title in titles}, rows_of(frame[titles]), caption)
 
 
 def _frontier(grid: Grid) -> Plot:
-    """Plot tau against the time of a step, a point a variant, with lines of equal speedup."""
+    """Plot tau against the time of a step, one point per variant, with lines of equal speedup."""
     known = {
         str(row["drafter"]): [(cost, tau)]
         for row in records(grid)

@@ -33,17 +33,17 @@ FLOP_NOTES = (
     "kept nodes less verification of the same nodes, plus the draft's logits and the early exit at the 40 nodes "
     "with children; gamma = 4, k = 3, streams attending to 64 tokens (H.1) or to all.",
     "2-Model SD: a chain of 4 from Llama-68M. Medusa and Hydra: the published 63-node tree. Eagle: its 25-node tree.",
-    "One node: the streams beside a single node and the draft's logits; nothing is pruned, so there is no early exit. "
+    "One node: the streams of a single node and the draft's logits; nothing is pruned, so there is no early exit. "
     "The others draft a chain, one node on each level, which for Medusa and 2-Model SD costs what their draft costs. "
     "Seeing 64 tokens saves nothing there: with fewer than eight nodes the code computes the whole attention too.",
     "Every kept node carries streams, since which one will be accepted is not known: that is most of the count "
-    "of SS-Lossless per draft. The paper draws its values, prints none, and does not say per how many nodes they are.",
+    "of SS-Lossless per draft. The paper plots its values, prints none, and does not state the number of nodes.",
 )
 WHOLE, ONE_NODE = "GFLOPs per draft", "GFLOPs of one node"  # columns of figure 9
 FLOP_COUNTS = (  # and the columns that they hold against each other: the streams' and the other drafters'
     ("Per draft", WHOLE, WHOLE),
     ("Of one node each", ONE_NODE, ONE_NODE),
-    ("Of one node, beside the whole drafts of the others", ONE_NODE, WHOLE),
+    ("Of one node, next to the whole drafts of the others", ONE_NODE, WHOLE),
 )
 
 
@@ -58,7 +58,7 @@ PRINTED = tuple(
 
 
 def as_printed(count: int, text: str) -> str:
-    """Say how the count becomes the printed text: 'rounded', 'truncated', or '' where it is another number."""
+    """Return the relation of the count to the printed text: 'rounded', 'truncated', or '' for another number."""
     mantissa, _, exponent = text.partition("E")
     digits = len(mantissa.partition(".")[2])
     if scientific(count, digits) == text:
@@ -112,9 +112,9 @@ class _Overheads(CountedExperiment):
         return self.show(all_overheads(BASE))
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """ACL sec. 1: fewer additional parameters and FLOPs than state-of-the-art methods, by each count."""
-        says = "Streaming needs fewer parameters and FLOPs than other methods (here: {})"
-        return [smallest(says.format(title), OURS, _compared(result.grids[0], title)) for title in self.compared]
+        """Test ACL sec. 1: fewer additional parameters and FLOPs than state-of-the-art methods, by each count."""
+        statement = "Streaming needs fewer parameters and FLOPs than other methods (here: {})"
+        return [smallest(statement.format(title), OURS, _compared(result.grids[0], title)) for title in self.compared]
 
     @abstractmethod
     def show(self, found: dict[str, Overhead]) -> Result:
@@ -164,7 +164,7 @@ class Figure9(_Overheads):
 
 
 def _orders(grid: Grid) -> list[str]:
-    """Say by each count which drafters need fewer FLOPs than the streams, and which more (ACL figure 9, app. H)."""
+    """Return for each count the drafters with fewer and with more FLOPs than the streams (ACL figure 9, app. H)."""
     found = []
     for count, ours, theirs in FLOP_COUNTS:
         own, others = _compared(grid, ours)[OURS], _compared(grid, theirs)
@@ -253,9 +253,9 @@ class AppendixC(CountedExperiment):
         ]
 
 
-def _printed(says: str, number: float, values: Sequence[float], found: str) -> Claim:
+def _printed(statement: str, number: float, values: Sequence[float], found: str) -> Claim:
     """Test a number with one digit after the point: one of the values has to be rounded to it."""
-    return Claim(says, number in [round(value, 1) for value in values], found)
+    return Claim(statement, number in [round(value, 1) for value in values], found)
 
 
 # -- equation 10 ----------------------------------------------------------------------------------------------------

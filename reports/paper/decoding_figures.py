@@ -54,7 +54,7 @@ class Watched(DecoderWrapper):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One verifying pass over a chain: its marked text, and how many drafts and tokens it added to the answer."""
+    """One verification pass over a chain: its marked text, and the number of accepted drafts and tokens."""
 
     spans: tuple[Span, ...]
     accepted: int
@@ -141,12 +141,12 @@ class Figure23(_Replay):
 
 NAMES = {REFERENCE: "autoregressive", "sd": "draft and target", "ss": "speculative streaming", "medusa": "Medusa"}
 ON_CPU = (
-    "There is no GPU here: what is shown is the share of the time in which an operator ran on the processor. It tells "
-    "how much of the time goes into starting operators, and nothing of how well a kernel uses a device."
+    "Without a GPU the chart shows the fraction of time in which an operator ran on the CPU. It measures the "
+    "overhead of starting operators, not the efficiency of kernels."
 )
 COUNTED = (
-    "Memory is the share of this machine's measured bandwidth that the counted bytes make up. It is missing where "
-    "`ssbench doctor --calibrate` was not run before, and above 100 % where caches hold the weights."
+    "Memory is the share of this machine's measured bandwidth that the counted bytes make up. It is missing "
+    "without an earlier `ssbench doctor --calibrate`, and above 100 % if the weights fit in caches."
 )
 
 
@@ -154,7 +154,7 @@ class _Utilisation(RunExperiment):
     """One run of some methods, with telemetry and traces.
 
     On a GPU both figures are of kernels and of NVML's readings. Without one they are of operators on the processor and
-    of the memory bandwidth counted from shapes, and say so.
+    of the memory bandwidth counted from shapes, with a note.
     """
 
     recording = Recording(telemetry=0.1, trace=True)

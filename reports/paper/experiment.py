@@ -1,4 +1,4 @@
-"""Base classes of the papers' experiments, what a row lacks, runs of methods, tables and printed numbers."""
+"""Base classes of the papers' experiments: missing requirements, runs, tables and published numbers."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ MEASURED = {"speedup": "times", "95 % interval": "text", "tau": "number", STEP_T
 
 
 class PaperExperiment(Experiment):
-    """A table or figure that checks its rows before it is made."""
+    """A table or figure that checks the requirements of its rows first."""
 
-    rows: ClassVar[Mapping[str, str]]  # names of its rows, and the method that each needs; '' for none
+    rows: ClassVar[Mapping[str, str]]  # row name -> required method; '' for none
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """Return the rows; a name may hold {model}."""
+        """Return the rows; a name may contain {model}."""
         rows = {name.format(model=request.model): method for name, method in self.rows.items()}
         return [Part(name, missing_for(method, request) if method else "") for name, method in rows.items()]
 
     def able(self, request: Request) -> bool:
-        """Return whether enough rows can run; without another rule, all of them have to."""
+        """Return True if enough rows can run; by default all of them."""
         return not any(part.missing for part in self.parts(request))
 
     def run(self, bench: Bench) -> Result:
@@ -78,7 +78,7 @@ class PaperExperiment(Experiment):
 
     @abstractmethod
     def make(self, bench: Bench) -> Result:
-        """Make the table or figure with the rows that can run."""
+        """Compute the table or figure with the rows that can run."""
 
 
 class CountedExperiment(PaperExperiment):
@@ -93,15 +93,15 @@ class TrainingExperiment(PaperExperiment):
     uses: ClassVar[tuple[str, ...]] = ("model", "device", "dtype", "seed")
 
     def parts(self, request: Request) -> Sequence[Part]:
-        """Return the rows; those of another model than the lab lack text in its chat form."""
-        missing = "" if is_lab(request.model) else f"training text for {request.model}: only the lab brings its own"
+        """Return the rows; models other than the lab lack training text."""
+        missing = "" if is_lab(request.model) else f"training text for {request.model}; only the lab has its own"
         return [replace(part, missing=missing or part.missing) for part in super().parts(request)]
 
 
 class RunExperiment(PaperExperiment):
-    """A table or figure of runs of the methods that are at hand."""
+    """A table or figure of runs of the available methods."""
 
-    published: ClassVar[str] = "the paper draws its values and prints none"
+    published: ClassVar[str] = "the paper plots its values and prints none"
 
     def able(self, request: Request) -> bool:
         return any(spec.name != REFERENCE for config in self.configs(request).values() for spec in config.methods)
@@ -117,36 +117,36 @@ class RunExperiment(PaperExperiment):
 
     @abstractmethod
     def show(self, runs: Mapping[str, Results], request: Request) -> Result:
-        """Return tables, figures and notes of the runs, which have the names that `configs` gives them."""
+        """Return tables, figures and notes of the runs, named as in `configs`."""
 
     def findings(self, name: str, run: Results) -> list[str]:
-        """Return what makes the numbers of one of the runs hard to believe."""
+        """Return findings against the validity of one of the runs."""
         return health(run)
 
 
-# -- what a row lacks ---------------------------------------------------------------------------------------------
+# -- missing requirements -----------------------------------------------------------------------------------------
 
 
 def missing_for(text: str, request: Request) -> str:
-    """Return what NAME[option=value] lacks on the request's model: weights, or '' for nothing."""
+    """Return the missing weights of NAME[option=value] on the request's model, or ''."""
     spec = MethodSpec.parse(text)
     method = registry.method_class(spec.name)
-    known = {f.name for f in fields(method.Options)}
+    options = {f.name for f in fields(method.Options)}
     given = "weights" in spec.options or any(s.startswith(f"{spec.name}.weights=") for s in request.settings)
-    folder = getattr(method, "companion", "") or spec.name
-    if "weights" in known and not given and not comes_along(request.model, folder):
+    folder = getattr(method, "bundled_folder", "") or spec.name
+    if "weights" in options and not given and not is_bundled(request.model, folder):
         return f"weights of method {spec.name} for {request.model} (--set {spec.name}.weights=PATH)"
     return ""
 
 
-def comes_along(model: str, name: str) -> bool:
-    """Return whether the model came with a folder of this name, where methods look for their weights too."""
+def is_bundled(model: str, name: str) -> bool:
+    """Return True if a weights folder of this name is bundled with the model."""
     folder = bundled_drafters(model)
     return folder is not None and (folder / name).is_dir()
 
 
 def model_parts(names: Iterable[str], request: Request) -> list[Part]:
-    """Return the rows on published models. Each lacks something, since the user has to name such a model."""
+    """Return the rows on published models, each with a missing requirement: the user has to name the model."""
 
     def missing(hub: str) -> str:
         if not at_hand(hub):
@@ -160,35 +160,35 @@ def model_parts(names: Iterable[str], request: Request) -> list[Part]:
 
 
 def config_for(request: Request, methods: Sequence[str], **settings: Any) -> RunConfig:
-    """Return a run of these methods, the reference first. The user's settings win over the papers' trees.
+    """Return a run of these methods, the reference first. The user's settings override the papers' trees.
 
-    Raises UserError for a bad --set.
+    Raise UserError for an invalid --set.
     """
-    asked = ",".join([REFERENCE, *dict.fromkeys(m for m in methods if m != REFERENCE)])
+    labels = ",".join([REFERENCE, *dict.fromkeys(m for m in methods if m != REFERENCE)])
     names = {MethodSpec.parse(text).name for text in methods}
     trees = [text for text in TREES if request.published and text.partition(".")[0] in names]
-    specs = method_specs(asked, (*trees, *_paper_streams(request, names), *request.settings))
+    specs = method_specs(labels, (*trees, *_paper_streams(request, names), *request.settings))
     given = {name: getattr(request, name) for name in ("model", "device", "dtype", "seed", "data", "chat_template")}
     limit = settings.pop("limit", None)
     return RunConfig(methods=specs, limit=limit if request.limit is None else request.limit, **given, **settings)
 
 
 def _paper_streams(request: Request, names: Collection[str]) -> tuple[str, ...]:
-    """Return the setting that gives `ss` the papers' streams, where a model's folder may advise others.
+    """Return the setting that gives `ss` the papers' streams if a model's folder may advise others.
 
-    The lab's advises none, and what the user gives with --set comes first.
+    The lab's folder advises none, and --set of the user takes precedence.
     """
     given = any(text.startswith(("ss.parent=", "ss.root=", "ss.weights=")) for text in request.settings)
-    if "ss" not in names or given or is_lab(request.model) or not comes_along(request.model, "ss"):
+    if "ss" not in names or given or is_lab(request.model) or not is_bundled(request.model, "ss"):
         return ()
     return ("ss.parent=off",)
 
 
 def questions(request: Request, suite: str, category: str, limit: int) -> tuple[Question, ...]:
-    """Return the first questions of a category. Raises UserError where the suite has none for this model."""
+    """Return the first questions of a category. Raise UserError if the suite has none for this model."""
     data = None if request.data is None else Path(request.data)
-    asked = SuiteRequest((category,), limit, data, is_lab(request.model))
-    return registry.load_suite(suite).load(asked).questions
+    suite_request = SuiteRequest((category,), limit, data, is_lab(request.model))
+    return registry.load_suite(suite).load(suite_request).questions
 
 
 def overall(run: Results) -> dict[str, SummaryRow]:
@@ -217,7 +217,7 @@ def machine(run: Results) -> str:
 
 
 def health(run: Results) -> list[str]:
-    """Return what makes the numbers of a run hard to believe: of single methods, then of the whole run."""
+    """Return findings against the validity of a run: of single methods, then of the whole run."""
     of_methods = [f"{row.method}: {finding}" for row in run.overall for finding in row.health]
     return [*of_methods, *(check.sentence for check in worst_first(run.checks) if check.name in OF_THE_RUN)]
 
@@ -226,7 +226,7 @@ def health(run: Results) -> list[str]:
 
 
 def table(name: str, forms: Mapping[str, str], rows: Iterable[Sequence[Value]], caption: str) -> Grid:
-    """Return a grid. forms: {title: form of the column}, with digits after the point, if not two, as in 'number 4'."""
+    """Return a grid. forms: {title: form of the column}, with the number of decimals (default 2), as in 'number 4'."""
     columns = []
     for title, text in forms.items():
         form, _, digits = text.partition(" ")
@@ -235,9 +235,9 @@ def table(name: str, forms: Mapping[str, str], rows: Iterable[Sequence[Value]], 
 
 
 def rows_of(frame: pd.DataFrame) -> list[tuple[Value, ...]]:
-    """Return the rows of a frame for a grid, with None for what is missing."""
-    known = frame.astype(object).where(frame.notna(), None)
-    return [tuple(row) for row in known.itertuples(index=False)]
+    """Return the rows of a frame for a grid, with None for missing values."""
+    values = frame.astype(object).where(frame.notna(), None)
+    return [tuple(row) for row in values.itertuples(index=False)]
 
 
 def records(grid: Grid) -> list[dict[str, Value]]:
@@ -260,6 +260,6 @@ def published(name: str) -> tuple[dict[str, str], ...]:
 
 
 def printed_number(text: str) -> float | None:
-    """Return a printed number, of 'ROUGE-1/ROUGE-LSum' the first; None where nothing is printed."""
+    """Return a printed number, the first of 'ROUGE-1/ROUGE-LSum'; None for an empty cell."""
     first = text.partition("/")[0]
     return float(first) if first else None

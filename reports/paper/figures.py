@@ -20,23 +20,23 @@ LOG: Mapping[str, Any] = {"yaxis_type": "log"}
 
 
 def plot(name: str, title: str, grid: Grid, drawn: Figure, note: str = "", **layout: Any) -> Plot:
-    """Return a figure with its table. layout: more of Plotly's layout."""
-    made = drawn.update_layout(**layout).to_plotly_json()
-    kept = {name: value for name, value in made["layout"].items() if name != "template"}
-    names = ", ".join(trace["name"] for trace in made["data"] if trace.get("showlegend", True) and "name" in trace)
+    """Return a figure with its table. layout: additional Plotly layout."""
+    figure = drawn.update_layout(**layout).to_plotly_json()
+    kept = {name: value for name, value in figure["layout"].items() if name != "template"}
+    names = ", ".join(trace["name"] for trace in figure["data"] if trace.get("showlegend", True) and "name" in trace)
     label = f"Chart: {title}{', for ' if names else ''}{names}."
-    return Plot(name, title, label, list(made["data"]), kept, grid, note)
+    return Plot(name, title, label, list(figure["data"]), kept, grid, note)
 
 
 def lines(
     name: str, title: str, grid: Grid, x: str, columns: Columns, y: str, by: str = "", x_title: str = "", **layout: Any
 ) -> Plot:
-    """Return a line for each column over the column x; by: a column that splits the rows into lines of their own."""
+    """Return a line for each column over the column x; by: a column that splits the rows into lines."""
     return plot(name, title, grid, charts.lines(series_of(grid, x, columns, by), x_title or x, y), **layout)
 
 
 def bars(name: str, title: str, grid: Grid, x: str, columns: Columns, y: str, by: str = "", **layout: Any) -> Plot:
-    """Return a group of bars for each row, as `lines` does. x may be a text with titles in braces, too."""
+    """Return a group of bars for each row, as in `lines`. x may be a text with column titles in braces."""
     return plot(name, title, grid, charts.bars(series_of(grid, x, columns, by), y=y), **layout)
 
 

@@ -97,7 +97,7 @@ def meta_target(name: str) -> Target:
 
 
 def at_hand(hub: str) -> bool:
-    """Return whether published weights are in the hub's cache on this machine. Makes no network request."""
+    """Return True if published weights are in the local hub cache, without a network request."""
     from huggingface_hub import try_to_load_from_cache
 
     return isinstance(try_to_load_from_cache(hub, "config.json"), str)
@@ -186,7 +186,7 @@ def streaming(target: Target, top_p: int = 0) -> Overhead:
     logits = torch.empty(GAMMA, target.vocab_size, device=META)
     full = draft_tree(torch.empty(1, dtype=torch.long, device=META), logits, K, 0)
     drafting = flops(lambda: target.logits(torch.empty(GAMMA, target.hidden_size, device=META)))
-    # any ancestor-closed choice of so many nodes has these shapes
+    # any ancestor-closed choice of this number of nodes has these shapes
     kept, one = (drafting + _streams_flops(target, decoder, full.subtree(range(nodes))) for nodes in (KEPT, 1))
     inner = torch.empty(len(set(full.topology.parents[1:])), target.hidden_size, device=META)  # nodes with children
     early_exit = flops(lambda: target.logits(target.family.norm(streams.early_exit(inner))))  # sec. 2.3

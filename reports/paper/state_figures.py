@@ -48,7 +48,7 @@ CATEGORIES = ("sql", "dialogue_summary", "meaning_representation")
 LIMIT = 8
 SIMILARITY_NOTES = (
     "layer: what enters it; the last one is the state after the final norm. Medusa's heads have states only there",
-    "current: the main state before the draft, held against the state so many tokens ahead",
+    "current: the main state before the draft, compared with the state so many tokens ahead",
     "published: the paper draws its values and prints none",
 )
 
@@ -96,7 +96,7 @@ class Figure5(PaperExperiment):
     rows = {f"{method} on {{model}}": method for method in ("ss", "medusa")}
 
     def able(self, request: Request) -> bool:
-        """Return whether the streams can run; the heads may be missing."""
+        """Return True if the streams can run; the heads may be missing."""
         return not missing_for("ss", request)
 
     def configs(self, request: Request) -> dict[str, RunConfig]:
@@ -105,7 +105,7 @@ class Figure5(PaperExperiment):
         return {"answers": config_for(plain, [REFERENCE], suite="apps", categories=CATEGORIES, limit=LIMIT)}
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """Caption: states align with those of the true tokens from layer to layer, in contrast to Medusa's."""
+        """Test the caption: states align with those of the true tokens from layer to layer, in contrast to Medusa's."""
         rows = {
             (row[0], row[1]): [number_or_none(v) for v in row[2:] if v is not None] or [None]
             for row in result.grids[0].rows
@@ -191,7 +191,7 @@ EARLY = 0.1  # of the largest gradient: an early layer's is called strong from h
 GRADIENT_NOTES = (
     "lossless losses are means over sampled anchors, shared ones over all answer positions: only compare shapes",
     "gradients on the base's MLP weights. Lossless mode freezes the base, so there it is the gradient it would get",
-    "lossless: the last layer gets no gradient, since streams pass beside its MLP and no later key uses its output",
+    "lossless: the last layer gets no gradient, since streams bypass its MLP and no later key uses its output",
     f"shared: LoRA of rank {SHARED.lora_rank}, main rows see no streams (2024 eq. 1), so that the losses separate; "
     f"{STEPS} steps, where the paper looks at step 5000",
     "published: the paper draws its values and prints none",
@@ -213,7 +213,7 @@ def states_with_gradient(target: Target, ids: Tensor, lo: int) -> BaseStates:
 def lossless_loss(target: Target, trainee: StreamsTrainer) -> Loss:
     """Return the loss of the streams' terms of eq. 6, with alpha_j = 1."""
     trainee.prune_weight = 0.0
-    return lambda batch: trainee.loss(states_with_gradient(target, batch.ids, trainee.lo), batch)[0]
+    return lambda batch: trainee.loss(states_with_gradient(target, batch.ids, trainee.first_msa_layer), batch)[0]
 
 
 def shared_loss(trainee: SharedTrainer) -> Loss:
@@ -274,15 +274,15 @@ class Figure6(TrainingExperiment):
         return Result((grid,), (figure,), notes=(about, *GRADIENT_NOTES))
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """Caption: at the start, strong gradients reach early and mid-level layers too."""
+        """Test the caption: at the start, strong gradients reach early and mid-level layers too."""
         norms = [float(row["shared, at the start"] or 0.0) for row in records(result.grids[0])]
         early, most = min(norms[: max(1, len(norms) // 2)]), max(norms)
         found = (
             f"least of the first half of the layers {early:.3g}, largest of all {most:.3g}; {EARLY:.0%} of the largest "
             "is called strong here"
         )
-        says = "At the start of shared training, early layers get strong gradients too"
-        return [Claim(says, early >= EARLY * most, found, sure=False)]
+        statement = "At the start of shared training, early layers get strong gradients too"
+        return [Claim(statement, early >= EARLY * most, found, sure=False)]
 
 
 def _states_of_training(bench: Bench, target: Target, text: DrafterText) -> Iterator[tuple[str, nn.Module, Loss]]:

@@ -1,4 +1,4 @@
-"""Figures that are a sweep: the same questions for many variants, in one run or one for each value of a setting."""
+"""Figures of sweeps: the same questions for many variants, in one run or one run per value of a setting."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ X = float | str
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One variant: its series and place on the axis, the method, and its run with the run's settings."""
+    """One variant: its series and x value, the method, and its run with the run's settings."""
 
     series: str
     x: X
@@ -44,13 +44,13 @@ class Point:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def label(self, request: Request) -> str:
-        """Return the method's label in its run, with the settings that the user gave for it."""
+        """Return the method's label in its run, with the user's settings."""
         config = config_for(request, [self.method])
         return next((s.label for s in config.methods if s.label != REFERENCE), REFERENCE)
 
 
 class Sweep(RunExperiment):
-    """Speedup and tau of each point. settings: those of every run; its `limit` holds where the user gives none."""
+    """Speedup and tau of each point. settings: of every run; its `limit` is the default."""
 
     x_title: ClassVar[str]
     y_title: ClassVar[str] = "speedup over ar"
@@ -94,7 +94,7 @@ def _tree(k: int, prune: str) -> str:
 
 
 def _points(result: Result) -> Mapping[tuple[Value, Value], Ratio]:
-    """Return speedups with intervals by series and place; NOWHERE for a point that was not measured."""
+    """Return speedups with intervals by series and x value; NOWHERE for a point that was not measured."""
     grid = result.grids[0]
     return defaultdict(lambda: NOWHERE, {(row[0], row[1]): point(grid, row, "speedup") for row in grid.rows})
 
@@ -112,14 +112,14 @@ class Figure10(Sweep):
     )
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """Caption: speedup rises and falls with k; pruning offers more."""
+        """Test the caption: speedup rises and falls with k; pruning offers more."""
         found = _points(result)
         inner = [k for k in (2, 3, 4, 5) if found["with pruning", k][0] is not None]
         best = max(inner, key=lambda k: found["with pruning", k][0] or 0.0, default=3)
         top = found["with pruning", best]
         return [
             all_of(
-                f"With pruning, speedup rises with k and falls again (k = {best} held against 1 and 6)",
+                f"With pruning, speedup rises with k and falls again (k = {best} compared with 1 and 6)",
                 [ahead("", top, found["with pruning", k]) for k in (1, 6)],
             ),
             all_of(
@@ -143,7 +143,7 @@ class Figure12b(Sweep):
     )
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """App. E.3: larger k lowers speedups, and SS keeps its lead."""
+        """Test app. E.3: larger k lowers speedups, and SS keeps its lead."""
         found = _points(result)
         return [
             all_of(
@@ -168,7 +168,7 @@ class Figure13(Sweep):
     )
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """App. E.6: the mechanisms compound."""
+        """Test app. E.6: the mechanisms compound."""
         found = _points(result)
         chain, tree, pruned = (found["ss", name] for name in ("chain", "tree", "tree, pruned"))
         return [
@@ -188,7 +188,9 @@ class Figure18(Sweep):
     title = "throughput against batch size, chains without pruning"
     x_title, y_title = "batch size", "throughput over ar's in batches of the same size"
     settings = {**Sweep.settings, "concurrency": BATCHES[1:]}
-    published = "above 2x at every batch size on an A100-80G, Vicuna-7B (appendix L); the values are drawn, not printed"
+    published = (
+        "above 2x at every batch size on an A100-80G, Vicuna-7B (appendix L); the values are plotted, not printed"
+    )
     points = tuple(
         Point(series, size, method)
         for series, method in (
@@ -200,7 +202,7 @@ class Figure18(Sweep):
     )
 
     def grid(self, points: Sequence[Point], runs: Mapping[str, Results], request: Request) -> Grid:
-        """Return a row for each point whose batch size was measured; one that ran out of memory has none."""
+        """Return a row for each point with a measured batch size; one that ran out of memory has none."""
         found = {(row.method, row.concurrency): row for run in runs.values() for row in concurrency_rows(run.run)}
         placed = [(p.series, p.x, found.get((p.label(request), int(p.x)))) for p in points]
         rows = [
@@ -215,14 +217,14 @@ class Figure18(Sweep):
         return table("throughput", forms, rows, f"{self.source}: {self.title}")
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """Appendix L: faster than `ar` at every batch size. One ratio each, so without an interval."""
+        """Test appendix L: faster than `ar` at every batch size. Single ratios without intervals."""
         ratios = {row[1]: number_or_none(row[2]) for row in result.grids[0].rows if row[0] == CHAIN}
         known = {size: ratio for size, ratio in ratios.items() if ratio is not None}
         if len(known) < len(BATCHES):
             return []
         found = ", ".join(f"{ratio:.2f} at {size}" for size, ratio in known.items())
-        says = "Speculative Streaming is ahead of autoregressive decoding at every batch size"
-        return [Claim(says, min(known.values()) > 1, found, sure=False)]
+        statement = "Speculative Streaming is ahead of autoregressive decoding at every batch size"
+        return [Claim(statement, min(known.values()) > 1, found, sure=False)]
 
 
 class Figure21(Sweep):
@@ -239,7 +241,7 @@ class Figure21(Sweep):
     points = tuple(Point("SS-Lossless", k, _tree(k, "on")) for k in (1, 2, 3, 4))
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """App. O: long prompts are sped up too."""
+        """Test app. O: long prompts are sped up too."""
         found = _points(result)["SS-Lossless", 4]
         return [ahead("Long prompts are sped up at k = 4", found, (1.0, (1.0, 1.0)))]
 
@@ -247,10 +249,10 @@ class Figure21(Sweep):
 # -- beyond the papers: the length of drafts in batches -------------------------------------------------------------
 
 STREAMS, DRAFT_MODEL = "SS", "a draft model"
-BEST, LEVEL = "best", "not told from it"
+BEST, LEVEL = "best", "not significantly different"
 LONGEST = 8  # tokens of a draft
-SERIES, SIZE, LENGTH, RATIO, PLACE = 0, 1, 2, 3, 8  # columns of the table
-APART = 1.04  # factor between the places of two series, so that marks do not hide each other
+SERIES, SIZE, LENGTH, RATIO, RANK = 0, 1, 2, 3, 8  # columns of the table
+APART = 1.04  # factor between the x values of two series, so that marks do not hide each other
 
 
 class DraftLength(Sweep):
@@ -260,7 +262,7 @@ class DraftLength(Sweep):
     title = "the best length of a draft against batch size"
     x_title = "length of the draft"
     settings = {**Sweep.settings, "repeats": 2, "concurrency": BATCHES[1:]}
-    published = "nothing: the papers draw one length (figure 18)"
+    published = "nothing: the papers have one length (figure 18)"
     points = (
         *(Point(STREAMS, g, f"ss[gamma={g},mode=chain,n_draft=0,prune=off]") for g in (1, 2, 3, 4)),
         *(Point(DRAFT_MODEL, g, f"sd[gamma={g}]") for g in (1, 2, 4, LONGEST)),
@@ -280,16 +282,16 @@ class DraftLength(Sweep):
         return table("lengths", forms, rows, f"{self.source}: chains by length, 0: autoregressive decoding")
 
     def plot(self, grid: Grid) -> Plot:
-        """Plot the best length of each series over the batch size, and those that do not differ from it."""
+        """Plot the best length of each series over the batch size, and lengths that do not differ from it."""
         best = _best(grid)
         series = {
-            f"{name}: {place}": [
+            f"{name}: {rank}": [
                 (float(row[SIZE] or 0) * APART**i, number_or_none(row[LENGTH]))
                 for row in grid.rows
-                if (row[SERIES], row[PLACE]) == (name, place)
+                if (row[SERIES], row[RANK]) == (name, rank)
             ]
             for i, name in enumerate(dict.fromkeys(row[SERIES] for row in best.rows))
-            for place in (BEST, LEVEL)
+            for rank in (BEST, LEVEL)
         }
         drawn = charts.lines(series, "requests decoded at a time", "tokens of the best draft")
         for line, level in zip(drawn.data[::2], drawn.data[1::2], strict=True):
@@ -301,14 +303,14 @@ class DraftLength(Sweep):
 
 
 def _rows(series: str, labels: Mapping[int, str], run: Run) -> Iterator[tuple[Value, ...]]:
-    """Yield a row for each batch size and length of a series, autoregressive decoding among them."""
+    """Yield a row for each batch size and length of a series, including autoregressive decoding."""
     levels = {(row.method, row.concurrency): row for row in concurrency_rows(run)}
     for size in BATCHES:
-        there = {
+        measured_rows = {
             n: row for n, label in labels.items() if (row := levels.get((label, size))) and row.requests > row.failed
         }
-        places = _places(run, {n: labels[n] for n in there}, size)
-        for n, row in there.items():
+        ranks = _ranks(run, {n: labels[n] for n in measured_rows}, size)
+        for n, row in measured_rows.items():
             around = interval(row.speedup_interval) or None
             done = row.requests - row.failed
             yield (
@@ -320,15 +322,15 @@ def _rows(series: str, labels: Mapping[int, str], run: Run) -> Iterator[tuple[Va
                 around,
                 row.mean_acceptance_length,
                 done,
-                places.get(n),
+                ranks.get(n),
             )
 
 
-def _places(run: Run, labels: Mapping[int, str], size: int) -> dict[int, str]:
-    """Name the fastest length per token, and all not significantly different from it; none of few questions.
+def _ranks(run: Run, labels: Mapping[int, str], size: int) -> dict[int, str]:
+    """Return the fastest length per token, and all not significantly different from it; none for few questions.
 
-    All requests of a repeat share what disturbs it, which no resampling of questions sees: a length is told from the
-    best only where it is slower in every repeat, and of one repeat, or a short one, nothing is told.
+    Requests of a repeat share its noise, which resampling of questions does not cover. So a length differs from the
+    best only if it is slower in every repeat; with one repeat, or few questions, no length differs.
     """
     samples = [requests_of(run, label, size) for label in labels.values()]
     seconds, tokens = by_question(samples)
@@ -338,21 +340,21 @@ def _places(run: Run, labels: Mapping[int, str], size: int) -> dict[int, str]:
     best = paces.index(min(paces))
     repeats = {row.repeat for row in samples[best]}
     parts = [by_question([[row for row in own if row.repeat == repeat] for own in samples]) for repeat in repeats]
-    told = len(parts) > 1 and all(seconds.shape[1] >= FEWEST for seconds, _ in parts)
-    bounds = [pairwise(*part)[best] for part in parts] if told else []
-    slower = [told and all(own[i][0] > 1 for own in bounds) for i in range(len(labels))]
+    decidable = len(parts) > 1 and all(seconds.shape[1] >= FEWEST for seconds, _ in parts)
+    bounds = [pairwise(*part)[best] for part in parts] if decidable else []
+    slower = [decidable and all(bound[i][0] > 1 for bound in bounds) for i in range(len(labels))]
     level = {n: LEVEL for n, behind in zip(labels, slower, strict=True) if not behind}
     return level | {list(labels)[best]: BEST}
 
 
 def _best(grid: Grid) -> Grid:
-    """Return a row for each series and batch size: the best length, those that do not differ, and its throughput."""
+    """Return a row per series and batch size: the best length, lengths that do not differ, and its throughput."""
     rows = []
-    for best in (row for row in grid.rows if row[PLACE] == BEST):
-        level = [str(row[LENGTH]) for row in grid.rows if row[:LENGTH] == best[:LENGTH] and row[PLACE] == LEVEL]
+    for best in (row for row in grid.rows if row[RANK] == BEST):
+        level = [str(row[LENGTH]) for row in grid.rows if row[:LENGTH] == best[:LENGTH] and row[RANK] == LEVEL]
         rows.append((*best[: LENGTH + 1], ", ".join(level) or None, best[RATIO]))
     forms = {
-        "drafted by": "text", "batch size": "count", "best length": "count", "not told from it": "text",
+        "drafted by": "text", "batch size": "count", "best length": "count", LEVEL: "text",
         "throughput over ar's": "times",
     }  # fmt: skip
     return table("best", forms, rows, "The best length of a draft at each batch size")

@@ -19,10 +19,10 @@ from specbench_ss.reports.paper.experiment import (
     METHODS,
     MT_BENCH,
     RunExperiment,
-    comes_along,
     config_for,
     health,
     interval_text,
+    is_bundled,
     missing_for,
     model_parts,
     printed_number,
@@ -40,7 +40,7 @@ from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
 from specbench_ss.stats import FEWEST, Floats, ratio_interval
 
-BASELINE, FROZEN = "Baseline", "Frozen base"  # the second is a row of its own where the first has a fine-tune's quality
+BASELINE, FROZEN = "Baseline", "Frozen base"  # the latter is a separate row if Baseline is a fine-tune
 SHARED, DRAFT_MODEL = "SS-Shared", "2-Model SD"
 FINE_TUNE = "the base fine-tuned with a LoRA on next tokens alone"
 
@@ -73,7 +73,7 @@ def value_of(row: SummaryRow | None, column: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """Weights, trained as in the papers, that replace a method's default weights if the model came with them.
+    """Weights, trained as in the papers, that replace a method's default weights if they are bundled with the model.
 
     folder: name of their folder. present, absent: notes on the table's row with these weights and without them.
     """
@@ -87,12 +87,12 @@ class Companion:
         """Return the method as a run asks for it; '' without such weights. A user's --set wins."""
         if self._given(request):
             return self.method
-        return f"{self.method}[weights={self.folder}]" if comes_along(request.model, self.folder) else ""
+        return f"{self.method}[weights={self.folder}]" if is_bundled(request.model, self.folder) else ""
 
     def note(self, row: str, request: Request) -> str:
         """Return the note on the table's row."""
         if given := self._given(request):
-            return f"{row} has the weights {given}, as --set says"
+            return f"{row} has the weights {given} of --set"
         absent = f"{self.absent}: --set {self.method}.weights=PATH gives others"
         return f"{row} {self.present if self.requested(request) else absent}"
 
@@ -144,7 +144,7 @@ class RunTable(RunExperiment):
     limit: ClassVar[int | None] = None  # questions of a task; None: the suite's usual number
     extra_rows: ClassVar[tuple[str, ...]] = ()  # rows that the paper lacks, so that ours has a counterpart
     companions: ClassVar[Mapping[str, Companion]] = {}  # weights of rows that are not the method's own
-    fine_tunes: ClassVar[bool] = False  # whether the paper's models are fine-tuned on the tasks, Baseline's too
+    fine_tunes: ClassVar[bool] = False  # the paper's models, including Baseline's, are fine-tuned on the tasks
     uses = tuple(f.name for f in fields(Request))
     published = A100
 
@@ -204,7 +204,7 @@ class RunTable(RunExperiment):
         theirs = "speedups are over `ar` of the frozen base; in the paper all of it is of fine-tuned models"
         if not self.tunes_baseline:
             return [f"{kept}; {theirs}"]
-        whose = f"{FINE_TUNE} ({tuned}), shown beside the frozen base" if tuned else "the frozen base"
+        whose = f"{FINE_TUNE} ({tuned}), shown next to the frozen base" if tuned else "the frozen base"
         return [f"the quality of {BASELINE} is that of {whose}; {kept}; {theirs}"]
 
     def _orders(self, grid: Grid) -> Iterator[Claim]:
@@ -374,12 +374,12 @@ def kept_claims(grid: Grid) -> list[Claim]:
     """Test that shared mode costs no quality (ACL table 3), as non-inferiority within a margin."""
     other, made = grid.columns[2].title, []
     for task, own, theirs, difference, around, count in grid.rows:
-        says = f"{task}: shared mode costs no quality against {other} (here: at most {-LOST:g} of 100)"
+        statement = f"{task}: shared mode costs no quality against {other} (here: at most {-LOST:g} of 100)"
         found = f"{own:.1f} and {theirs:.1f} of 100, difference {end(float(difference or 0), 1, 0)}"
         found += f" ({around})" if around else ""
         bounds = interval_of(around)
         verdict = non_inferiority(bounds and (bounds[0] / 100, bounds[1] / 100), MARGIN)
-        made.append(Claim(says, HOLDS[verdict], f"{found}, {pluralize(int(count or 0), 'question')}"))
+        made.append(Claim(statement, HOLDS[verdict], f"{found}, {pluralize(int(count or 0), 'question')}"))
     return made
 
 
@@ -387,11 +387,11 @@ def draft_model_claims(grid: Grid) -> list[Claim]:
     """Test that SS-Shared answers sooner though it calls the target more often (ACL table 5, 2024 table 2)."""
     made = []
     for row in grid.rows:
-        for says, hold, title in (
+        for statement, hold, title in (
             (f"{row[0]}: {SHARED} answers sooner than {DRAFT_MODEL}", at_most, TIME),
             (f"{row[0]}: {SHARED} calls the target more often than {DRAFT_MODEL}", at_least, CALLS),
         ):
-            claim = hold(f"{says} (here: its {title} over the other's)", point(grid, row, title), 1.0)
+            claim = hold(f"{statement} (here: its {title} over the other's)", point(grid, row, title), 1.0)
             made.append(replace(claim, found=f"{claim.found}, {pluralize(int(row[-1] or 0), 'question')}"))
     return made
 
@@ -457,14 +457,14 @@ class Table4(RunExperiment):
         return [f"{name.upper()}: {finding}" for finding in health(run)]
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """App. E.5: a quantised base leaves less to gain; speedups of separate runs, without intervals."""
+        """Test app. E.5: a quantised base leaves less to gain; speedups of separate runs, without intervals."""
         rows = {str(row["level"]): row for row in records(result.grids[0]) if row["method"] == SHARED}
         ours = result.grids[0].columns[2].title
         rows = {level: row for level, row in rows.items() if row[ours] is not None}
         whole = next((level for level in rows if level.startswith(UNQUANTISED)), UNQUANTISED)
         levels = [level for level in ("INT4" if "INT4" in rows else "NF4", "INT8", whole) if level in rows]
-        says = "SS-Shared gains less the fewer bits the base has"
-        claim = rising(says, [(level, number_or_none(rows[level][ours])) for level in levels])
+        statement = "SS-Shared gains less the fewer bits the base has"
+        claim = rising(statement, [(level, number_or_none(rows[level][ours])) for level in levels])
         counts = ", ".join(dict.fromkeys(str(rows[level]["questions"]) for level in levels))
         return [replace(claim, found=f"{claim.found}; {counts} questions")]
 
@@ -481,7 +481,7 @@ class Table4(RunExperiment):
         over = "speedups are over autoregressive decoding of the frozen base of the same level"
         note = f"{BASELINE} is the frozen base of each level; in the paper it is {FINE_TUNE}; {over}"
         if tuned:  # ACL table 4 has table 3's exact match for FP16
-            note = f"{BASELINE} is `ar` of {FINE_TUNE} ({tuned}), held as the base of its level is; {over}"
+            note = f"{BASELINE} is `ar` of {FINE_TUNE} ({tuned}), with the quantization of its level; {over}"
         return Result((grid,), (figure,), notes=(note,))
 
 

@@ -26,7 +26,7 @@ from specbench_ss.training.loop import Budget, DrafterLoop, DrafterText, Outcome
 from specbench_ss.training.session import jobs_of
 from specbench_ss.training.trainer import DrafterTrainer, TrainConfig
 
-ROW = 256  # tokens a packed row, unless another length is asked for
+ROW = 256  # default length of a packed row in tokens
 
 
 def lab_text(target: Target, split: str, talks: int, seed: int = 0, length: int = ROW) -> DrafterText:
@@ -103,7 +103,7 @@ def seconds(work: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
 
 
 def peak_bytes(work: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """Measure what tensors hold at most, over what they held before."""
+    """Measure the peak tensor memory above its initial value."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)

@@ -59,7 +59,7 @@ FORMS = {
 SEGMENT_NOTES = (
     "naive: streams at every position of the row, all alive at once; completion at once: at those that predict a token "
     "of a completion; segments: of these, those of a segment at a time, computed a second time in the backward pass",
-    "peak: what tensors hold at most in a step, over what they held before it, the optimizer's step included",
+    "peak: peak tensor memory of a step above its initial value, including the optimizer's step",
     "loss differs by: the largest difference from the completion's at once on the same batch, as a share of it, each "
     "form after updates of its own. The naive form has another loss, since it learns the prompts too",
     "published: the figure is a picture of the pattern; appendix I gives no numbers",
@@ -97,13 +97,13 @@ class Figure16(TrainingExperiment):
         return Result((grid,), (*plots, pattern_plot(*pattern())), notes=(*notes, *SEGMENT_NOTES))
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """App. I and the caption. Peaks are counted from tensors' sizes, so single values decide."""
+        """Test app. I and the caption. Peaks are counted from tensors' sizes, so single values decide."""
         grid = result.grids[0]
         peak, differs = place_of(grid, "peak over naive"), place_of(grid, "loss differs by")
 
-        def each(says: str, rows: Sequence[Cells], test: Callable[[Cells], Claim]) -> Claim:
-            held = [(row, test(row)) for row in rows]
-            return all_of(says, [replace(c, found=f"{row[0]} tokens, {row[1]}: {c.found}") for row, c in held])
+        def each(statement: str, rows: Sequence[Cells], test: Callable[[Cells], Claim]) -> Claim:
+            tested = [(row, test(row)) for row in rows]
+            return all_of(statement, [replace(c, found=f"{row[0]} tokens, {row[1]}: {c.found}") for row, c in tested])
 
         def below(bounds: Mapping[Value, float]) -> Callable[[Cells], Claim]:
             return lambda row: Claim("", float(row[peak] or 0) < bounds[row[0]], f"{row[peak]:.2f}×")
@@ -123,7 +123,7 @@ class Figure16(TrainingExperiment):
             each("Segments reduce peak memory further (here: over naive)", cut, below(least)),
             each("Segment attention improves throughput (here: time over naive)", cut, faster("time over naive")),
             each(alone, cut, faster("time over the completion's")),
-            same if all(row[differs] is not None for row in cut) else Claim(equal, None, "held in float32 alone"),
+            same if all(row[differs] is not None for row in cut) else Claim(equal, None, "tested in float32 only"),
         ]  # fmt: skip
 
 
@@ -195,7 +195,7 @@ class Place(NamedTuple):
 
 
 def pattern(attends: bool = True) -> tuple[list[Place], list[list[Kind]]]:
-    """Return who sees whom in a row of PROMPT and COMPLETION tokens: places, and kinds[row][key] in their order.
+    """Return the attention mask of a row of PROMPT and COMPLETION tokens: positions, and kinds[row][key] in order.
 
     Main rows come first, then streams. attends: main rows see their streams (eq. 3).
     """
@@ -254,7 +254,7 @@ PAPERS = "Vicuna-7B"  # the base of the published hours
 COUNTED = (MEDUSA, "Hydra++", LOSSLESS, LOSSLESS_NAIVE)  # the FLOPs of the others depend on the text
 LENGTH, ROWS, STEPS = 512, 2, 8
 MOST = 4 / 3  # of Medusa's time: the paper calls 4 hours comparable with 3 to 4
-SAYS = f"Training streams takes about as long as training Medusa's heads (here: at most {MOST:.2f} times, %s)"
+STATEMENT = f"Training streams takes about as long as training Medusa's heads (here: at most {MOST:.2f} times, %s)"
 COST_NOTES = (
     "with the base: the step and the base's pass over the rows, which all but SS-Shared need; SS-Shared runs a base of "
     "its own. Over Medusa's: these seconds over those of a step of Medusa's heads",
@@ -262,7 +262,7 @@ COST_NOTES = (
     "once",
     "every drafter learns at every answer position of the rows, with the losses and shapes that `ssbench train` has by "
     "default; a step is loss, gradients and optimizer",
-    "peak: what tensors hold at most in the drafter's part of a step, over what they held before it",
+    "peak: peak tensor memory of the drafter's part of a step above its initial value",
     "FLOPs: of a row, by torch's counter on the meta device. The more positions learn, the less the base's pass "
     "weighs. Not counted: Eagle and SS-Shared, whose steps depend on the text and not on the number of positions alone",
     f"published: {PAPERS} on ShareGPT, about 4 hours with segments, 3 to 4 hours for Medusa's heads, comparable: "
@@ -270,7 +270,7 @@ COST_NOTES = (
 )
 
 
-LEARNT = (0.5, 0.75, 1.0)  # shares of the positions that drafters learn at, for counting
+TRAINED = (0.5, 0.75, 1.0)  # fractions of positions with a training loss, for counting
 LABELS = 8  # of a position: more than any drafter reads
 
 
@@ -324,7 +324,7 @@ class AppendixJ(TrainingExperiment):
         return Result((grid, _flops_grid(bench)), (figure,), notes=(about, *COST_NOTES))
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """App. J: comparable with the time for Medusa's heads. Counted, it is open where the shares disagree."""
+        """Test app. J: comparable with the time for Medusa's heads. Counted, it is open where the shares disagree."""
         steps, counted = result.grids
         of = {row[0]: point(steps, row, "over Medusa's") for row in steps.rows}
         at = place_of(counted, "over Medusa's")
@@ -334,13 +334,13 @@ class AppendixJ(TrainingExperiment):
             f"{format_speedup(value)} where {learnt:.0%} of the positions learn" for learnt, value in ratios
         )
         return [
-            at_most(SAYS % "a step on this model", of.get(LOSSLESS, NOWHERE), MOST),
-            Claim(SAYS % f"FLOPs of a step at {PAPERS}", within.pop() if len(within) == 1 else None, found),
+            at_most(STATEMENT % "a step on this model", of.get(LOSSLESS, NOWHERE), MOST),
+            Claim(STATEMENT % f"FLOPs of a step at {PAPERS}", within.pop() if len(within) == 1 else None, found),
         ]
 
 
 def counted_step(trainee: DrafterTrainer, learnt: float, target: Target) -> tuple[int, int]:
-    """Count the FLOPs of a row's step where a share of its positions is learnt: the drafter's, and the base's pass.
+    """Count the FLOPs of a row's step with losses at a fraction of its positions: the drafter's, and the base's pass.
 
     The drafter and its loss are those that train; only weights and text are missing. FLOPs are those of forward and
     backward passes, with what segments compute a second time.
@@ -361,7 +361,7 @@ def _flops_grid(bench: Bench) -> Grid:
     with META:
         trainees = new_trainees({name: DRAFTERS[name] for name in COUNTED}, target, bench)
     rows: list[tuple[Value, ...]] = []
-    for learnt in LEARNT:
+    for learnt in TRAINED:
         medusa = 0
         for trainee in trainees:  # the first is Medusa's
             own, base = counted_step(trainee, learnt, target)

@@ -1,4 +1,4 @@
-"""Figures of variants that are trained here: MSA layers (11, 12 a), and a look at the true future (4)."""
+"""Figures of variants that are trained here: MSA layers (11, 12 a), and true future tokens (4)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from specbench_ss.training.trainer import DrafterTrainer
 
 GAMMA, ADAPTER_RANK, LR, EMBEDDING_LR = 4, 128, 1.5e-2, 0.1  # the lab's: docs/log.md
 LAYERS_BUDGET = Budget(steps=240, rows_per_step=4, anchors_per_row=64, ahead=GAMMA, warmup=20)
-TALKS, HELD_OUT_TALKS, HELD_OUT_BATCHES = 3000, 200, 12
+TALKS, VALIDATION_TALKS, VALIDATION_BATCHES = 3000, 200, 12
 ADVICE = {"k": 3, "n_draft": 8, "n_keep": 16}
 EMBEDDINGS, ROTATION = "stream embeddings", "value rotation"
 
@@ -79,15 +79,15 @@ class Shape:
 
 @torch.inference_mode()
 def accuracies(target: Target, trainees: Sequence[StreamsTrainer], text: DrafterText) -> list[list[float]]:
-    """Return the share of right top-1 guesses on held-out text, teacher-forced, [trainees][gamma].
+    """Return the top-1 accuracy on validation text, teacher-forced, [trainees][gamma].
 
     The base runs once a batch.
     """
     layers = sorted({layer for t in trainees for layer in t.aux_hidden_state_layers})
-    lowest = min(t.lo for t in trainees)
+    lowest = min(t.first_msa_layer for t in trainees)
     right = torch.zeros(len(trainees), GAMMA)
     known = torch.zeros(GAMMA)
-    for i in range(HELD_OUT_BATCHES):
+    for i in range(VALIDATION_BATCHES):
         batch = text.batch(i, LAYERS_BUDGET, target.device)
         labels = batch.anchors.labels[..., 1 : GAMMA + 1]
         known += (labels != -100).sum((0, 1)).cpu()
@@ -120,12 +120,12 @@ class StreamsByLayers(TrainingExperiment):
         return replace(config, methods=(MethodSpec(REFERENCE),)), given
 
     def make(self, bench: Bench) -> Result:
-        """Train all side by side, measure accuracy on held-out text, then decode."""
+        """Train all together, measure accuracy on validation text, then decode."""
         target, seed = bench.target(), bench.request.seed
         variants = [v for v in self.variants if v.layers <= target.n_layers]
         trainees = new_trainees({v.name: v.drafter for v in variants}, target, bench)
         train_variants(bench, target, trainees, lab_text(target, "train", TALKS, seed), LAYERS_BUDGET, "streams")
-        shares = accuracies(target, trainees, lab_text(target, "eval", HELD_OUT_TALKS, seed))
+        shares = accuracies(target, trainees, lab_text(target, "eval", VALIDATION_TALKS, seed))
         config, given = self._config(bench.request)
         specs = []
         for variant, trainee in zip(variants, trainees, strict=True):
@@ -146,7 +146,7 @@ class StreamsByLayers(TrainingExperiment):
         figures = (
             lines("tau", f"tokens per pass against {x}", grid, x, {"": "tau"}, "tau", **named),
             lines("accuracy", f"right guesses of each stream against {x}", grid, x, streams,
-                  "share right, held-out text", **named, **PERCENT),
+                  "top-1 accuracy, validation text", **named, **PERCENT),
         )  # fmt: skip
         about_run = f"ours: {machine(run)}; streams of {LAYERS_BUDGET.steps} steps on the same batches"
         return Result((grid,), figures, notes=(about_run, *health(run), *self.notes))
@@ -167,7 +167,7 @@ class Figure11(StreamsByLayers):
     )
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """App. E.2; of single trainings, so without intervals. The trade-off with FLOPs is not held."""
+        """Test app. E.2; of single trainings, so without intervals. The trade-off with FLOPs is not tested."""
         by_layers = [(f"N_s = {row['MSA layers']}", number_or_none(row["tau"])) for row in records(result.grids[0])]
         return [rising("More MSA layers are better (here: tau in place of the task's score)", by_layers)]
 
@@ -188,7 +188,7 @@ class Figure12a(StreamsByLayers):
     )
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """App. E.4; of single trainings, so without intervals."""
+        """Test app. E.4; of single trainings, so without intervals."""
         rows = records(result.grids[0])
         tau = {(row["streams"], row["MSA layers"]): number_or_none(row["tau"]) for row in rows}
         shared = [n for series, n in tau if series == ROTATION and (EMBEDDINGS, n) in tau]
@@ -213,9 +213,9 @@ PEEKING_NOTES = (
     "each token is predicted from the true text before it (teacher forcing); an answer is right if all its tokens are",
     "training uses the tokens of which the base is least sure, since it is sure of most; all tokens are scored",
     "the future tokens are known here, in training and in scoring; in decoding they are not",
-    "the paper says that the attention mask was changed, but not how. A mask that only shows positions i+2.. to "
+    "the paper states that the attention mask was changed, but not how. A mask that only shows positions i+2.. to "
     "position i would show it x_{i+1} too, one layer up, in their states; here a prediction sees no state that "
-    "knows its token. Where no future token is left to see, the end token is next, so a look ahead reveals it",
+    "depends on its token. After the last future token the end token follows, so a look ahead reveals it",
     "published: Phi-3's generation metrics; the paper draws its values and prints none",
 )
 
@@ -279,10 +279,10 @@ def least_sure(logits: Tensor, labels: Tensor, count: int) -> Anchors:
 
 
 def visible(t: int, at: Tensor, known: Tensor) -> Tensor:
-    """Return which rows the 1 + gamma rows of each position see, bool [B, a(1+gamma), T + a(1+gamma)].
+    """Return the mask of the 1 + gamma rows of each position, bool [B, a(1+gamma), T + a(1+gamma)].
 
-    The base's rows come first, then these. at: int64 [B, a]. known: bool [B, a, gamma], True for peeks that are there;
-    one that is not is seen by itself alone.
+    The base's rows come first, then these. at: int64 [B, a]. known: bool [B, a, gamma], False for missing peeks, which
+    only see themselves.
     """
     a, size = at.shape[1], 1 + known.shape[2]
     keys = torch.arange(t, device=at.device)
@@ -300,7 +300,7 @@ def visible(t: int, at: Tensor, known: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Results on held-out text: nats per token, share of right tokens, share of answers with every token right."""
+    """Results on validation text: nats per token, accuracy of tokens, share of answers with every token correct."""
 
     loss: float
     right: float
@@ -309,7 +309,7 @@ class Found:
 
 
 @torch.inference_mode()
-def held_out(target: Target, trainees: Sequence[PeekingTrainee], text: DrafterText) -> list[Found]:
+def validation_results(target: Target, trainees: Sequence[PeekingTrainee], text: DrafterText) -> list[Found]:
     """Score every answer token of every row, one row at a time. The base runs once a row."""
     scores: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in trainees]  # losses, hits, whole answers of a row
     for row in text.rows:
@@ -344,20 +344,20 @@ class Figure4(TrainingExperiment):
     rows = {f"gamma = {g}": "" for g in GAMMAS}
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """Caption: seeing true future tokens improves generation substantially."""
+        """Test the caption: seeing true future tokens improves generation substantially."""
         seen = [row for row in result.grids[0].rows if row[0] != "base"]
         shares = [(f"gamma = {row[1]}", number_or_none(row[2])) for row in (seen[0], seen[-1])]
         return [rising("Seeing true future tokens improves generation (here: right tokens)", shares, "{:.1%}")]
 
     def make(self, bench: Bench) -> Result:
-        """Train all side by side on the same batches, then score held-out text."""
+        """Train all together on the same batches, then score validation text."""
         target, seed = bench.target(), bench.request.seed
         text, other = lab_text(target, "train", TALKS, seed), lab_text(target, "eval", SCORED_TALKS, seed)
         torch.manual_seed(seed)
         trainees = [PeekingTrainee(target, gamma) for gamma in GAMMAS]
-        base = held_out(target, [PeekingTrainee(target, 0)], other)  # LoRA starts as nothing
+        base = validation_results(target, [PeekingTrainee(target, 0)], other)  # LoRA starts as nothing
         train_variants(bench, target, trainees, text, PEEKING_BUDGET, "peeking")
-        found = held_out(target, trainees, other)
+        found = validation_results(target, trainees, other)
         names = ["base", *[f"{PEEKING_BUDGET.steps} steps"] * len(GAMMAS)]
         rows = [
             (name, gamma, f.right, f.answers, f.loss, f.tokens)
@@ -372,7 +372,7 @@ class Figure4(TrainingExperiment):
         drawn = charts.lines(series, "true future tokens seen, gamma", "share right")
         about = (
             f"ours: {bench.request.model}; LoRA of rank {LORA_RANK} in every layer, {PEEKING_BUDGET.steps} steps, "
-            "held-out text"
+            "validation text"
         )
         figure = plot("figure", self.title, grid, drawn, **PERCENT)
         return Result((grid,), (figure,), notes=(about, *PEEKING_NOTES))

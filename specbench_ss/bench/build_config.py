@@ -1,4 +1,4 @@
-"""RunConfig and RunTarget from the options of a run; messages name an option as the command line has it."""
+"""RunConfig and OutputOptions from the options of a run; messages use the names of the command line."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ from specbench_ss.runs.run_options import MOST_REPEATS, RAY, SERVER, TIMEOUT_S, 
 
 
 def asked_run(options: RunOptions) -> tuple[RunConfig, OutputOptions, Access | None]:
-    """Return what is measured, where results are written, and how servers are reached, if any are.
+    """Return the run's configuration, its output options, and the access to servers, if any.
 
-    The methods of --plugin files, and of no others, are known from now on. Raises UserError for options that do not go
-    together.
+    The methods of --plugin files become available. Raise UserError for incompatible options.
     """
     options.check_modes()
     if options.resume and options.out is None:
-        raise UserError("--resume needs --out, the directory of the unfinished run")
+        raise UserError("--resume requires --out, the directory of the unfinished run")
     config = run_config(options)
     where = OutputOptions(
         default_out(config, datetime.now()) if options.out is None else expanded(options.out),
@@ -46,12 +45,12 @@ def asked_run(options: RunOptions) -> tuple[RunConfig, OutputOptions, Access | N
     return config, where, access_of(options) if options.mode == SERVER else None
 
 
-MODEL = "served"  # in the configuration of a run, in place of a model's name
+MODEL = "served"  # model name in configurations of server runs
 OWN = {f.name for f in fields(RunConfig)} & {f.name for f in fields(RunOptions)}
 
 
 def run_config(options: RunOptions) -> RunConfig:
-    """Return what is measured; the reference method comes first, asked for or not."""
+    """Return the run's configuration; the reference method is always included and first."""
     _check_values(options)
     values: dict[str, Any] = {name: getattr(options, name) for name in OWN}
     values["suite"], values["data"] = suite_and_data(options.suite, options.data)
@@ -64,10 +63,10 @@ def run_config(options: RunOptions) -> RunConfig:
         return RunConfig(**values)
 
     if options.methods is None:
-        raise UserError("give --methods NAME,NAME, or --endpoint URL, the address of a server")
+        raise UserError("no methods given; use --methods NAME,NAME, or --endpoint URL for a server")
     values["concurrency"] = in_flight(options.batch_size, "--batch-size")
     if values["concurrency"] and options.engine == "graph":
-        raise UserError("--batch-size runs passes eagerly: leave out --engine graph")
+        raise UserError("--batch-size does not support --engine graph; use --engine eager")
     values["presets"] = tuple(read_preset(Path(part)) for part in listed(options.preset))
     _check_plugins(values["presets"])
     values["methods"] = method_specs(options.methods, options.set or (), values["presets"], options.nodes)
@@ -75,13 +74,13 @@ def run_config(options: RunOptions) -> RunConfig:
 
 
 def _check_values(options: RunOptions) -> None:
-    """Raise UserError for a value that the option's type does not tell to be wrong."""
+    """Raise UserError for invalid values that the option's type allows."""
     device_names(options.device)
     if options.chat_template is not None:
         template_text(options.chat_template)
     if 0 < options.temperature < MIN_TEMPERATURE:
         raise UserError(
-            f"--temperature must be 0, which is greedy, or at least {MIN_TEMPERATURE:g}, not {options.temperature:g}"
+            f"--temperature must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, not {options.temperature:g}"
         )
     for text in options.stop or ():
         if not text or not encodable(text):
@@ -89,32 +88,32 @@ def _check_values(options: RunOptions) -> None:
 
 
 def listed(text: str | None) -> tuple[str, ...]:
-    """'a, b' -> ('a', 'b')."""
+    """Split a list: 'a, b' -> ('a', 'b')."""
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def suite_and_data(suite: str, data: str | Path | None) -> tuple[str, str | None]:
-    """'NAME:FILE' -> the suite's name, and the data that it reads. Raises UserError where --data names other data."""
-    name, colon, carried = suite.partition(":")
-    if colon and (not carried or data is not None):
-        what = "names no file behind the colon" if not carried else "carries its data already: leave --data out"
-        raise UserError(f"--suite {suite} {what}")
-    given = carried or data
-    return name, None if given is None else str(expanded(given))
+    """Split 'NAME:FILE' into the suite's name and its data. Raise UserError if --data names other data."""
+    name, colon, file = suite.partition(":")
+    if colon and (not file or data is not None):
+        problem = "names no file after the colon" if not file else "has its data already; omit --data"
+        raise UserError(f"--suite {suite} {problem}")
+    source = file or data
+    return name, None if source is None else str(expanded(source))
 
 
 def default_out(config: RunConfig, now: datetime) -> Path:
-    """runs/<timestamp>-<model>-<suite>, with only plain characters."""
+    """Return runs/<timestamp>-<model>-<suite>, with only plain characters."""
     model = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.model).name or config.model).strip("-.") or "model"
     return Path("runs") / f"{now:%Y%m%d-%H%M%S}-{model}-{config.suite}"
 
 
 def _check_plugins(presets: Sequence[Preset]) -> None:
-    """Raise UserError where a preset is of a method in a file that was not given."""
+    """Raise UserError for a preset of a plugin method without its --plugin."""
     for preset in presets:
         if preset.plugin and preset.method not in registry.names(registry.METHODS):
             file = preset.plugin["file"]
-            raise UserError(f"--preset {preset.file} is for method {preset.method!r} of {file}: give --plugin {file}")
+            raise UserError(f"--preset {preset.file} is for method {preset.method!r} of {file}; use --plugin {file}")
 
 
 def method_specs(
@@ -122,13 +121,13 @@ def method_specs(
 ) -> tuple[MethodSpec, ...]:
     """Return the methods with their options, the reference first.
 
-    Options in METHOD[...] have priority over `settings`, which apply to every variant of a method, then `nodes`, the
-    node budget, then presets.
+    Options in METHOD[...] override `settings`, which apply to every variant of a method, then `nodes`, the node budget,
+    then presets.
     """
     shared, texts = read_settings(settings), split_methods(methods)
-    specs = [spec for text in texts for spec in _meant(text, texts)]
+    specs = [spec for text in texts for spec in _parse(text, texts)]
     if not specs:
-        raise UserError("no method given: --methods NAME,NAME[option=value],...")
+        raise UserError("no method given; use --methods NAME,NAME[option=value],...")
     names = [spec.name for spec in specs]
     chosen = _by_method(presets, names)
     for name in shared:
@@ -144,7 +143,7 @@ def method_specs(
     labels = [spec.label for spec in specs]
     for label in labels:
         if labels.count(label) > 1:
-            raise UserError(f"method {label!r} is asked for twice")
+            raise UserError(f"method {label!r} is given twice")
     return tuple(sorted(specs, key=lambda s: s.label != REFERENCE))  # stable: the others keep their order
 
 
@@ -165,8 +164,8 @@ def _options(name: str, given: dict[str, str], preset: dict[str, str], nodes: in
     return kept | given
 
 
-def _meant(text: str, texts: Sequence[str]) -> list[MethodSpec]:
-    """Return the method of a text; of 'all' every registered one that is not named beside it."""
+def _parse(text: str, texts: Sequence[str]) -> list[MethodSpec]:
+    """Return the method of a text; for 'all' every registered one that is not named separately."""
     if text != registry.ALL:
         return [MethodSpec.parse(text)]
     named = [MethodSpec.parse(other).name for other in texts]
@@ -174,30 +173,30 @@ def _meant(text: str, texts: Sequence[str]) -> list[MethodSpec]:
 
 
 def _numbered(specs: Sequence[MethodSpec]) -> list[MethodSpec]:
-    """Give every further copy of the reference a number: 'ar,ar' compares it with itself, as `ar` and `ar#2`."""
-    made: list[MethodSpec] = []
+    """Number further copies of the reference: 'ar,ar' compares it with itself, as `ar` and `ar#2`."""
+    numbered: list[MethodSpec] = []
     for spec in specs:
-        copies = sum(s.name == REFERENCE for s in made) if spec.label == REFERENCE else 0
-        made.append(MethodSpec(spec.name, spec.options, copies + 1) if copies else spec)
-    return made
+        copies = sum(s.name == REFERENCE for s in numbered) if spec.label == REFERENCE else 0
+        numbered.append(MethodSpec(spec.name, spec.options, copies + 1) if copies else spec)
+    return numbered
 
 
 def optional_methods(methods: str, specs: Sequence[MethodSpec]) -> frozenset[str]:
-    """Return the labels of the methods that only 'all' asks for."""
+    """Return the labels of the methods that only 'all' selects."""
     texts = split_methods(methods)
     named = {MethodSpec.parse(text).name for text in texts} | {REFERENCE}
     return frozenset(s.label for s in specs if s.name not in named) if registry.ALL in texts else frozenset()
 
 
 def read_settings(settings: Sequence[str]) -> dict[str, dict[str, str]]:
-    """METHOD.OPTION=VALUE -> the options of each method, as text."""
-    found: dict[str, dict[str, str]] = {}
+    """Parse METHOD.OPTION=VALUE settings into the options of each method, as text."""
+    parsed: dict[str, dict[str, str]] = {}
     for text in settings:
         match = re.fullmatch(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)=(.*)", text.strip())
         if match is None:
             raise UserError(f"cannot read --set {text!r}: expected method.option=value")
-        found.setdefault(registered_name(match[1]), {})[match[2]] = match[3].strip()
-    return found
+        parsed.setdefault(registered_name(match[1]), {})[match[2]] = match[3].strip()
+    return parsed
 
 
 def _by_method(presets: Sequence[Preset], names: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -213,25 +212,25 @@ def _by_method(presets: Sequence[Preset], names: Sequence[str]) -> dict[str, dic
 
 
 def recording_of(options: RunOptions) -> Recording:
-    """Return what is recorded besides the samples."""
+    """Return the settings of telemetry, draft records and traces."""
     if options.rerun_noisy and not options.telemetry:
-        raise UserError("--rerun-noisy needs --telemetry: without readings nothing is known to be disturbed")
+        raise UserError("--rerun-noisy requires --telemetry, which detects noisy samples")
     share = options.record_drafts
     try:
-        known = share == "first" or 0 <= float(share) <= 1
+        valid = share == "first" or 0 <= float(share) <= 1
     except ValueError:
-        known = False
-    if not known:
-        raise UserError(f"--record-drafts is first, or a share of the questions from 0 to 1, not {share!r}")
+        valid = False
+    if not valid:
+        raise UserError(f"--record-drafts must be first, or a share of the questions from 0 to 1, not {share!r}")
     return Recording(options.telemetry, options.rerun_noisy, share, options.trace)
 
 
 def stopping_rule_of(options: RunOptions) -> StoppingRule | None:
-    """Return how narrow intervals must be for the run to make no more repeats; None is as many as were asked for."""
+    """Return the rule that ends the repeats; None for a fixed number."""
     if options.target_ci is None:
         for name, value in (("--max-repeats", options.max_repeats), ("--budget", options.budget)):
             if value is not None:
-                raise UserError(f"{name} needs --target-ci: without it, --repeats says how often prompts are answered")
+                raise UserError(f"{name} requires --target-ci; without it, --repeats sets the number of repeats")
         return None
     most = MOST_REPEATS if options.max_repeats is None else options.max_repeats
     if most < options.repeats:
@@ -240,12 +239,12 @@ def stopping_rule_of(options: RunOptions) -> StoppingRule | None:
 
 
 def workers_of(options: RunOptions) -> Workers | None:
-    """Return who makes the samples, None where this process does."""
+    """Return the Ray workers of the run, None for a local run."""
     if options.mode != RAY:
         return None
     check_one_device(options.device, "--executor ray")
     if find_spec("ray") is None:
-        raise UserError("--executor ray needs Ray: pip install -e '.[ray]'")
+        raise UserError("--executor ray requires Ray: pip install -e '.[ray]'")
     return Workers(options.workers, options.ray_address)
 
 
@@ -253,11 +252,11 @@ MOST_IN_FLIGHT = 1024
 
 
 def in_flight(given: str | None, option: str) -> tuple[int, ...]:
-    """'1,2,4' -> (2, 4): numbers of requests at a time besides 1, which is measured in any case."""
+    """Parse '1,2,4' -> (2, 4): concurrency levels above 1, which is always measured."""
     try:
         numbers = [int(part) for part in listed(given)]
     except ValueError:
-        raise UserError(f"{option} is a list of whole numbers, as in 1,2,4, not {given!r}") from None
+        raise UserError(f"{option} must be a list of whole numbers, as in 1,2,4, not {given!r}") from None
     for number in numbers:
         if not 1 <= number <= MOST_IN_FLIGHT:
             raise UserError(f"{option} must be from 1 to {MOST_IN_FLIGHT}, not {number}")
@@ -266,10 +265,10 @@ def in_flight(given: str | None, option: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How the servers are reached. This is no part of what a run measures, and is never written down.
+    """Access to the servers, which is not stored with the run.
 
-    urls: with user and password, where they have some. keys: of each, or None. timeout_s: the longest wait for the next
-    sign of an answer.
+    urls: possibly with user and password. keys: of each, or None. timeout_s: maximum wait for the next sign of an
+    answer.
     """
 
     urls: tuple[str, ...]
@@ -280,14 +279,14 @@ class Access:
         """Return a command line without users, passwords and keys."""
         secrets = [key for key in self.keys if key]
         secrets += [urlsplit(url).netloc.rpartition("@")[0] + "@" for url in self.urls if "@" in urlsplit(url).netloc]
-        found = list(words)
+        masked = list(words)
         for secret in secrets:
-            found = [word.replace(secret, "***@" if secret.endswith("@") else "***") for word in found]
-        return found
+            masked = [word.replace(secret, "***@" if secret.endswith("@") else "***") for word in masked]
+        return masked
 
 
 def access_of(options: RunOptions) -> Access:
-    """Return how the servers are reached. Raises UserError for a key that is not there or cannot be sent."""
+    """Return the access to the servers. Raise UserError for a missing key or one that cannot be sent."""
     urls = options.endpoint or []
     names = _each("--api-key-env", options.api_key_env, len(urls))
     keys = [None if name is None else os.environ.get(name, "") for name in names]
@@ -295,16 +294,16 @@ def access_of(options: RunOptions) -> Access:
         if key is None:
             continue
         if not key:
-            raise UserError(f"--api-key-env {name}: there is no such variable in the environment, or it is empty")
+            raise UserError(f"--api-key-env {name}: the variable is not set or empty")
         if not (key.isascii() and key.isprintable()):
-            raise UserError(f"--api-key-env {name}: the key has characters that no header holds; use printable ASCII")
+            raise UserError(f"--api-key-env {name}: the key must be printable ASCII")
         if "@" in urlsplit(url).netloc:
-            raise UserError(f"--endpoint {_shown(url)} has a user, and --api-key-env a key: a request has room for one")
+            raise UserError("give either credentials in the --endpoint URL or --api-key-env, not both")
     return Access(tuple(url.strip() for url in urls), tuple(keys), options.endpoint_timeout or TIMEOUT_S)
 
 
 def endpoints_of(options: RunOptions) -> tuple[Endpoint, ...]:
-    """Return the servers in their order. Raises UserError for what is none, and for labels that do not fit."""
+    """Return the servers in order. Raise UserError for invalid addresses or labels."""
     urls = options.endpoint or []
     labels = options.label or [f"endpoint-{i + 1}" for i in range(len(urls))]
     if len(labels) != len(urls):
@@ -318,15 +317,15 @@ def endpoints_of(options: RunOptions) -> tuple[Endpoint, ...]:
 
 
 def _each(name: str, given: list[str] | None, servers: int) -> list[str | None]:
-    """Return a value for each server: none, one for all, or one for each."""
+    """Return a value for each server from none, one for all, or one for each."""
     values: list[str | None] = list(given) if given else [None]
     if len(values) not in (1, servers):
-        raise UserError(f"{name} is given {len(values)} times for {servers} servers: give it once, or once for each")
+        raise UserError(f"{name} is given {len(values)} times for {servers} servers; give it once, or once for each")
     return values * servers if len(values) == 1 else values
 
 
 def address(url: str) -> str:
-    """Return an address as it may be written down. Raises UserError for what is no address of an API."""
+    """Return an address without credentials. Raise UserError for an invalid API address."""
     try:
         parts = urlsplit(url.strip())
         host, _ = parts.hostname, parts.port
@@ -335,14 +334,14 @@ def address(url: str) -> str:
     if any(c.isspace() or not c.isprintable() for c in url.strip()):
         raise UserError(f"--endpoint {_shown(url)}: an address has no spaces and no control characters")
     if parts.scheme not in ("http", "https") or not host:
-        raise UserError(f"--endpoint {_shown(url)}: an address begins with http:// or https:// and names a host")
+        raise UserError(f"--endpoint {_shown(url)}: an address must start with http:// or https:// and have a host")
     if parts.query or parts.fragment:
-        raise UserError(f"--endpoint {_shown(url)}: an address has no ? and no #; keys are given with --api-key-env")
+        raise UserError(f"--endpoint {_shown(url)}: an address must not have ? or #; use --api-key-env for keys")
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
 
 
 def _shown(url: str) -> str:
-    """Return what was given, without what may be secret."""
+    """Return the address for messages, without possible secrets."""
     return ascii(url.partition("?")[0].rpartition("@")[2])
 
 
@@ -352,4 +351,4 @@ def _check_label(label: str, labels: Sequence[str]) -> None:
     if "," in label:
         raise UserError(f"--label {label!r}: a label has no comma, which separates methods elsewhere")
     if labels.count(label) > 1:
-        raise UserError(f"--label {label!r} is given twice: results could not be told apart")
+        raise UserError(f"--label {label!r} is given twice: labels must differ")

@@ -1,9 +1,9 @@
 """Untimed second passes: drafts of every step recorded, or one request profiled.
 
-Greedy answers, and sampled ones with their seed, come out the same again. Methods that remember prompts are left out.
+Greedy answers, and sampled ones with their seed, are reproduced. Methods with cross-request state are left out.
 
-On a GPU it is of kernels, copies and fills; on a processor of operators that no other operator called. The profiler
-takes time itself, so times in a trace are no measurement of a method's speed.
+A profile covers kernels, copies and fills on a GPU, and top-level operators on a CPU. The profiler adds time, so times
+in a trace do not measure a method's speed.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from specbench_ss.errors import error_text
 from specbench_ss.runs.config import Recording, RunConfig
 from specbench_ss.runs.run_dir import DRAFTS, TRACES, Drafts, DraftStep, RunStore, read_drafts
 
-MOST_STEPS = 256  # recorded of an answer, so that a record stays small
-REMEMBERS = "the method remembers prompts: a second pass would be answered from memory"
+MOST_STEPS = 256  # recorded steps of an answer
+STATEFUL = "the method has cross-request state, so a second pass would differ"
 DIGITS = 5  # of a probability
 
 
 def samples_to_record(samples: Sequence[Sample], which: str, seed: int) -> list[Sample]:
     """Return the samples whose drafts are recorded: first turns and first repeats of some questions, every method.
 
-    which: `first`, the first question of each task, or a share of all questions, drawn by the seed.
+    which: `first`, the first question of each task, or a share of all questions, sampled by the seed.
     """
-    own = [s for s in samples if s.turn == 0 and s.repeat == 0]
-    questions = list({s.question.id: s.question for s in own}.values())
+    eligible = [s for s in samples if s.turn == 0 and s.repeat == 0]
+    questions = list({s.question.id: s.question for s in eligible}.values())
     if which == "first":
         kept = {q.category: q.id for q in reversed(questions)}.values()
-        return [s for s in own if s.question.id in set(kept)]
+        return [s for s in eligible if s.question.id in set(kept)]
     many = round(float(which) * len(questions))
-    drawn = {q.id for q in random.Random(f"drafts:{seed}").sample(questions, many)}
-    return [s for s in own if s.question.id in drawn]
+    chosen = {q.id for q in random.Random(f"drafts:{seed}").sample(questions, many)}
+    return [s for s in eligible if s.question.id in chosen]
 
 
 class Recorder(DecoderWrapper):
-    """Wraps another decoder, and keeps the draft of each of its first steps."""
+    """Wrapper that records the draft of each of a decoder's first steps."""
 
     name, summary = "recorder", "another decoder, whose drafts are kept"
 
@@ -62,12 +62,12 @@ class Recorder(DecoderWrapper):
         self._drafted: DraftTree | None = None
 
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
-        """Delegates to the wrapped decoder, and keeps the draft as it was verified against."""
+        """Delegate to the wrapped decoder and keep the draft."""
         self._drafted = tree
         return self.inner.forward(state, tree)
 
     def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
-        """Delegates to the wrapped decoder, and keeps what was accepted."""
+        """Delegate to the wrapped decoder and record the accepted tokens."""
         verdict = self.inner.accept(state, tree, output)
         if len(self.steps) < MOST_STEPS and self._drafted is not None:
             self.steps.append(draft_step(self.target, self._drafted, tree, output.logits[0], verdict, state.sampling))
@@ -77,45 +77,45 @@ class Recorder(DecoderWrapper):
 def draft_step(
     target: Any, drafted: DraftTree, kept: DraftTree, logits: Tensor, verdict: VerifyResult, sampling: SamplingParams
 ) -> DraftStep:
-    """Return the record of a step. logits [n, V]: of the n nodes of `kept`, what is left of `drafted`."""
+    """Return the record of a step. logits [n, V]: of the n nodes of `kept`, the pruned tree of `drafted`."""
     tokens, parents = drafted.tokens.tolist(), list(drafted.topology.parents)
-    place = places(drafted, kept)
+    index = places(drafted, kept)
     p: list[float | None] = [None] * len(tokens)
     for node, value in enumerate(_target_probs(kept, logits, sampling), start=1):
-        p[place[node]] = value
+        p[index[node]] = value
     return DraftStep(
         tokens,
         parents,
         [_text(target, token) for token in tokens],
-        path=[place[node] for node in verdict.path],
+        path=[index[node] for node in verdict.path],
         next=int(verdict.next_token),
         next_text=_text(target, int(verdict.next_token)),
-        pruned=sorted(set(range(len(tokens))) - set(place)),
+        pruned=sorted(set(range(len(tokens))) - set(index)),
         p=p,
         q=_draft_probs(drafted),
     )
 
 
 def places(drafted: DraftTree, kept: DraftTree) -> list[int]:
-    """Return for each kept node its number in the drafted tree: the kept ones are in the same order there.
+    """Return the index of each kept node in the drafted tree, which has them in the same order.
 
-    Raises ValueError where `kept` is no part of `drafted`.
+    Raise ValueError if `kept` is no part of `drafted`.
     """
     tokens, wanted = drafted.tokens.tolist(), kept.tokens.tolist()
-    found = [0]
+    index = [0]
     for node in range(1, len(kept)):
-        parent = found[kept.topology.parents[node]]
-        rest = range(found[-1] + 1, len(drafted))
-        here = (i for i in rest if tokens[i] == wanted[node] and drafted.topology.parents[i] == parent)
-        number = next(here, None)
+        parent = index[kept.topology.parents[node]]
+        rest = range(index[-1] + 1, len(drafted))
+        matches = (i for i in rest if tokens[i] == wanted[node] and drafted.topology.parents[i] == parent)
+        number = next(matches, None)
         if number is None:
             raise ValueError("the verified tree is no part of the drafted one")
-        found.append(number)
-    return found
+        index.append(number)
+    return index
 
 
 def _target_probs(kept: DraftTree, logits: Tensor, sampling: SamplingParams) -> list[float]:
-    """The target's probability of every node but the root, behind its parent; at T=0 that of T=1."""
+    """Return the target's probability of every node but the root, given its parent; at T=0 that of T=1."""
     if len(kept) == 1:
         return []
     p = logits.float().softmax(-1) if sampling.greedy else sampling.probs(logits)
@@ -123,7 +123,7 @@ def _target_probs(kept: DraftTree, logits: Tensor, sampling: SamplingParams) -> 
 
 
 def _draft_probs(drafted: DraftTree) -> list[float] | None:
-    """With which probability each node was drawn; that of the root is 1."""
+    """Return the draft probability of each node; 1 for the root."""
     if drafted.draft_probs is None:
         return None
     q = drafted.draft_probs[drafted.parents(), drafted.tokens].tolist()
@@ -137,9 +137,9 @@ def _text(target: Any, token: int) -> str:
 
 
 def recorded(sample: Sample, recorder: Recorder, again: Generation, timed: Sequence[int]) -> Drafts:
-    """Return the record of an answer. again: the second pass. timed: the tokens of the first one.
+    """Return the draft record of an answer. again: the second pass. timed: the tokens of the first one.
 
-    Raises RuntimeError where other steps were recorded than those of the answer.
+    Raise RuntimeError if the recorded steps are not those of the answer.
     """
     if len(recorder.steps) != min(len(again.steps), MOST_STEPS):
         raise RuntimeError(f"{len(recorder.steps)} steps were recorded of an answer of {len(again.steps)}")
@@ -151,13 +151,13 @@ def recorded(sample: Sample, recorder: Recorder, again: Generation, timed: Seque
 
 Span = tuple[float, float]  # start and end, microseconds
 BINS = 120  # of the timeline in the summary
-MOST_TOKENS = 64  # of a traced answer: a trace of hundreds is too large to look at
-NO_CHATTER = ("KINETO_LOG_LEVEL", "6")  # the profiler's library else says on stderr when it starts and stops: "USDT:"
+MOST_TOKENS = 64  # of a traced answer: longer traces are too large for a viewer
+NO_CHATTER = ("KINETO_LOG_LEVEL", "6")  # suppresses messages of the profiler's library on stderr ("USDT:")
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "hipLaunchKernel")
 
 
 def traced(request: Callable[[], int], device: torch.device, file: Path) -> dict[str, Any]:
-    """Profile a request, write its trace, and return its summary. request: answers, and returns how many tokens."""
+    """Profile a request, write its trace, and return its summary. request: returns the number of tokens."""
     os.environ.setdefault(*NO_CHATTER)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities) as watched:
@@ -168,18 +168,18 @@ def traced(request: Callable[[], int], device: torch.device, file: Path) -> dict
 
 
 def trace_file(label: str, taken: Sequence[str] = ()) -> str:
-    """Return a file name of plain characters for a method's label; another one than those taken."""
+    """Return an unused file name of plain characters for a method's label."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", label).strip("-.") or "method"
     names = [f"{stem}{'' if not i else f'-{i}'}.json.gz" for i in range(len(taken) + 1)]
     return next(name for name in names if name not in taken)
 
 
 def summary(events: Sequence[Any], tokens: int) -> dict[str, Any]:
-    """Return what a profile adds up to, as JSON-ready data; times in seconds.
+    """Return the summary of a profile, JSON-ready; times in seconds.
 
-    what: `kernels` or `operators`. busy_share: share of the time from the first one to the last one in which any ran.
-    launches_per_token: kernels that the host started, or operators. gaps: their number, mean and longest. timeline: the
-    busy share of each of equally long spans of `span_s`.
+    what: `kernels` or `operators`. busy_share: fraction of the time from the first to the last one with any running.
+    launches_per_token: kernels launched by the host, or operators. gaps: their number, mean and longest. timeline: the
+    busy share of equally long spans of `span_s`.
     """
     on_device = [e for e in events if e.device_type.name != "CPU"]
     chosen = on_device or [e for e in events if e.cpu_parent is None]
@@ -206,18 +206,18 @@ def summary(events: Sequence[Any], tokens: int) -> dict[str, Any]:
 
 
 def merged(spans: Sequence[Span]) -> list[Span]:
-    """Return the union of spans, as spans that do not touch, in order."""
-    found: list[Span] = []
+    """Return the union of spans as disjoint spans, in order."""
+    union: list[Span] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
         else:
-            found.append((start, end))
-    return found
+            union.append((start, end))
+    return union
 
 
 def timeline(spans: Sequence[Span], bins: int) -> list[float]:
-    """Return the share of each bin, from the first span to the last one, that spans which do not touch cover."""
+    """Return the share of each bin, from the first to the last span, that disjoint spans cover."""
     edges = np.linspace(spans[0][0], spans[-1][1], bins + 1)
     busy = np.cumsum([part for start, end in spans for part in (0.0, end - start)])  # until each start and end
     covered, width = np.diff(np.interp(edges, np.ravel(spans), busy)), np.diff(edges)
@@ -225,7 +225,7 @@ def timeline(spans: Sequence[Span], bins: int) -> list[float]:
 
 
 class Session(Protocol):
-    """As much of a session as second passes need."""
+    """Interface of a session for second passes."""
 
     config: RunConfig
     recording: Recording
@@ -244,15 +244,15 @@ class PostRunPasses:
         self.decoders, self.answer, self.warn = session.decoders, session.answer_again, session.warn_and_keep
 
     def make(self, samples: Sequence[Sample]) -> None:
-        """Record what was asked for and is not there yet. A failure is told, and ends no run."""
+        """Record requested drafts and traces that are missing. A failure only gives a warning."""
         chosen = samples_to_record(samples, self.recording.record_drafts, self.session.config.seed)
-        there = {one.key for one in read_drafts(self.run_dir.path)} if chosen else set()
-        self.record_drafts([sample for sample in chosen if sample.key not in there])
+        existing = {record.key for record in read_drafts(self.run_dir.path)} if chosen else set()
+        self.record_drafts([sample for sample in chosen if sample.key not in existing])
         if self.recording.trace:
             self._trace(samples)
 
     def record_drafts(self, chosen: Sequence[Sample]) -> None:
-        """Record the drafts of these answers, as far as they are good."""
+        """Record the drafts of these answers, except failed ones."""
         for sample in chosen:
             row = self.run_dir.rows.get(sample.key)
             if row is not None and row.ok:
@@ -264,11 +264,11 @@ class PostRunPasses:
     def _drafts_of(self, sample: Sample, timed: Sequence[int]) -> Drafts:
         decoder = self.decoders[sample.method]
         if decoder.stateful:
-            return Drafts(*sample.key, reason=REMEMBERS)
+            return Drafts(*sample.key, reason=STATEFUL)
         recorder = Recorder(decoder)
         try:
             return recorded(sample, recorder, self.answer(recorder, sample, None), timed)
-        except Exception as error:  # the samples are there: nothing of them is lost
+        except Exception as error:  # the samples are stored already
             self.warn(f"no drafts of {sample.method} on {sample.question.id}: {error_text(error)}")
             return Drafts(*sample.key, reason=error_text(error))
 
@@ -285,10 +285,10 @@ class PostRunPasses:
             try:
                 request()
                 file = self.run_dir.path / TRACES / name
-                found = traced(request, decoder.target.device, file)
-                traces[label] = found | {"question_id": sample.question.id}
+                trace = traced(request, decoder.target.device, file)
+                traces[label] = trace | {"question_id": sample.question.id}
                 self.run_dir.update(traces=traces)
-            except Exception as error:  # the samples are there: nothing of them is lost
+            except Exception as error:  # the samples are stored already
                 self.warn(f"no trace of {label}: {error_text(error)}")
             decoder.reset_history()
 

@@ -1,7 +1,7 @@
 """Ratings of a run's answers by a judge model.
 
-The prompts are MT-Bench's, from its own file, where there is one; else the project's own short ones. Both ask for a
-rating from 1 to 10 in double brackets.
+The prompts are MT-Bench's if their file exists, else short ones of this project. Both request a rating from 1 to 10 in
+double brackets.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from specbench_ss.runs.run_dir import judging
 from specbench_ss.suite import Question
 from specbench_ss.user_files import read_bytes, read_rows
 
-WITH_REFERENCE = ("math", "reasoning", "coding")  # MT-Bench's categories whose answers are held against a reference
+WITH_REFERENCE = ("math", "reasoning", "coding")  # MT-Bench's categories that are judged with a reference
 KINDS = ("single-v1", "single-math-v1", "single-v1-multi-turn", "single-math-v1-multi-turn")  # names in its file
 Message = dict[str, str]
 
 _RATING = re.compile(r"\[\[\s*(\d+(?:\.\d+)?)\s*\]\]")
 _OWN_TASK = (
-    "You rate the last answer of an assistant. Say first, in a few sentences, whether it is correct, complete, clear "
+    "You rate the last answer of an assistant. First state in a few sentences whether it is correct, complete, clear "
     "and to the point; its length and its place count for nothing. Then give a whole number from 1 (useless) to 10 "
     "(excellent) in double brackets, as in [[7]]."
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One answer with all that was said before it. references: of each turn up to this one, or none at all.
+class Conversation:
+    """One answer with the conversation before it. references: of each turn up to this one, or none at all.
 
     history: messages before the first turn, each with its role and content.
     """
@@ -50,22 +50,22 @@ class Asked:
 
 
 class Prompts:
-    """The project's own prompts. label: what they are called in verdicts."""
+    """Judge prompts of this project. label: their name in verdicts."""
 
-    label = "own-1"
+    label = "own-2"
 
-    def messages(self, asked: Asked) -> list[Message] | None:
-        """Return what the judge is sent; None for an answer that these prompts are not made for."""
-        parts = [f"<{role}>\n{content}\n</{role}>" for role, content in asked.history]
-        for i, (turn, answer) in enumerate(zip(asked.turns, asked.answers, strict=True)):
+    def messages(self, conversation: Conversation) -> list[Message] | None:
+        """Return the messages for the judge; None for an unsupported conversation."""
+        parts = [f"<{role}>\n{content}\n</{role}>" for role, content in conversation.history]
+        for i, (turn, answer) in enumerate(zip(conversation.turns, conversation.answers, strict=True)):
             parts.append(f"<user>\n{turn}\n</user>")
-            parts += [f"<reference>\n{asked.references[i]}\n</reference>"] if asked.references else []
+            parts += [f"<reference>\n{conversation.references[i]}\n</reference>"] if conversation.references else []
             parts.append(f"<assistant>\n{answer}\n</assistant>")
         return [{"role": "system", "content": _OWN_TASK}, {"role": "user", "content": "\n\n".join(parts)}]
 
 
 class FilePrompts(Prompts):
-    """Prompts of a file in the form of MT-Bench's judge_prompts.jsonl, for one or two turns without history."""
+    """Prompts of a file in the format of MT-Bench's judge_prompts.jsonl, for one or two turns without history."""
 
     def __init__(self, path: Path) -> None:
         self.label = f"{path.stem}-{hashlib.sha256(read_bytes(path)).hexdigest()[:12]}"
@@ -74,15 +74,15 @@ class FilePrompts(Prompts):
         if missing:
             raise UserError(f"{path} has no prompt {missing[0]!r}")
 
-    def messages(self, asked: Asked) -> list[Message] | None:
-        """Return what the judge is sent; None for a third turn, and where messages stand before the first one."""
-        if len(asked.turns) > 2 or asked.history:
+    def messages(self, conversation: Conversation) -> list[Message] | None:
+        """Return the messages for the judge; None for a third turn, and for a history before the first one."""
+        if len(conversation.turns) > 2 or conversation.history:
             return None
-        place, row = self._templates[KINDS[bool(asked.references) + 2 * (len(asked.turns) - 1)]]
-        values: dict[str, Any] = {"question": asked.turns[0], "answer": asked.answers[0]}
-        for number, (turn, answer) in enumerate(zip(asked.turns, asked.answers, strict=True), start=1):
+        place, row = self._templates[KINDS[bool(conversation.references) + 2 * (len(conversation.turns) - 1)]]
+        values: dict[str, Any] = {"question": conversation.turns[0], "answer": conversation.answers[0]}
+        for number, (turn, answer) in enumerate(zip(conversation.turns, conversation.answers, strict=True), start=1):
             values |= {f"question_{number}": turn, f"answer_{number}": answer}
-        values |= {f"ref_answer_{number}": text for number, text in enumerate(asked.references, start=1)}
+        values |= {f"ref_answer_{number}": text for number, text in enumerate(conversation.references, start=1)}
         try:
             user = str(row["prompt_template"]).format(**values)
             return [{"role": "system", "content": str(row["system_prompt"])}, {"role": "user", "content": user}]
@@ -91,18 +91,18 @@ class FilePrompts(Prompts):
 
 
 def rating(text: str) -> float | None:
-    """Return the last rating in double brackets, over ten; None where there is none from 1 to 10."""
+    """Return the last rating in double brackets divided by ten; None if there is none from 1 to 10."""
     found: Sequence[str] = _RATING.findall(text)
     value = float(found[-1]) if found else 0.0
     return value / 10 if 1 <= value <= 10 else None
 
 
-CHARS_PER_TOKEN = 4  # of English text: what an estimate goes by
+CHARS_PER_TOKEN = 4  # of English text, for estimates
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A judging model. host: where it is asked, without a key. max_tokens: the longest answer that it may give."""
+    """A judge model. host: of its endpoint, without a key. max_tokens: maximum length of its answers."""
 
     name: str
     host: str = ""
@@ -110,7 +110,7 @@ class Judge:
 
     @classmethod
     def at(cls, name: str, base_url: str, max_tokens: int) -> Judge:
-        """Return the judge behind an endpoint. Raises UserError for what is no address."""
+        """Return the judge at an endpoint. Raise UserError for an invalid address."""
         try:
             parts = urlsplit(base_url)
             port = f":{parts.port}" if parts.port else ""
@@ -121,74 +121,69 @@ class Judge:
 
 @dataclass(slots=True)
 class Plan:
-    """What there is to judge.
-
-    answers: of how many samples. messages: what is to be sent, by digest. keys: the samples of each digest that have no
-    verdict yet. texts: of each sample, what is rated. known: digests with a verdict already. left_out: answers that the
-    prompts are not made for. damaged: answers whose question, or an answer before them, is lost.
-    """
+    """Answers to judge."""
 
     judge: Judge
     prompts: str
-    answers: int = 0
-    messages: dict[str, list[Message]] = field(default_factory=dict)
-    keys: dict[str, list[Key]] = field(default_factory=dict)
-    known: dict[str, JudgeVerdict] = field(default_factory=dict)
-    left_out: int = 0
-    damaged: int = 0
-    texts: dict[Key, str] = field(default_factory=dict)
+    answers: int = 0  # number of samples
+    messages: dict[str, list[Message]] = field(default_factory=dict)  # requests, by digest
+    keys: dict[str, list[Key]] = field(default_factory=dict)  # samples of each digest without a verdict
+    judged: dict[str, JudgeVerdict] = field(default_factory=dict)  # digests with a verdict
+    left_out: int = 0  # answers that the prompts do not support
+    damaged: int = 0  # answers whose question or an earlier answer is lost
+    texts: dict[Key, str] = field(default_factory=dict)  # the rated text of each sample
 
     @property
     def to_send(self) -> list[str]:
         """Return the digests without a verdict, in order."""
-        return [digest for digest in self.keys if digest not in self.known]
+        return [digest for digest in self.keys if digest not in self.judged]
 
     @property
     def input_tokens(self) -> int:
-        """Return about how many tokens would be sent."""
+        """Return an estimate of the tokens to send."""
         texts = [message["content"] for digest in self.to_send for message in self.messages[digest]]
         return sum(map(len, texts)) // CHARS_PER_TOKEN
 
 
 def plan(run: Run, judge: Judge, prompts: Prompts, methods: Sequence[str] = ()) -> Plan:
-    """Return what is to be judged. methods: labels; none means all. Raises UserError for one that is not there."""
+    """Return the answers to judge. methods: labels; none means all. Raise UserError for an unknown one."""
     for label in methods:
         if label not in run.labels:
             raise UserError(f"{run.path} has no method {label!r}{known_words(label, run.labels)}")
     questions = {question.id: question for question in run.questions}
     rows = {row.key: row for row in run.rows}
     own = run.manifest["config"].get("history") == "own"
-    found = Plan(judge, prompts.label)
+    planned = Plan(judge, prompts.label)
     by = (judge.name, prompts.label, judge.host, judge.max_tokens)
-    same = [v for v in run.judge_verdicts if v.by == by and v.score is not None]
-    found.known = {verdict.digest: verdict for verdict in same}
-    have = {(verdict.key, verdict.digest) for verdict in same}
+    existing = [v for v in run.judge_verdicts if v.by == by and v.score is not None]
+    planned.judged = {verdict.digest: verdict for verdict in existing}
+    have = {(verdict.key, verdict.digest) for verdict in existing}
     for row in run.rows:
         if row.text is None or (methods and row.method not in methods):
             continue
         source = (row.method, row.repeat) if own else (run.baseline, 0)
-        asked = _asked(row, questions.get(row.question_id), rows, source)
-        if asked is None:
-            found.damaged += 1
+        conversation = _conversation_of(row, questions.get(row.question_id), rows, source)
+        if conversation is None:
+            planned.damaged += 1
             continue
-        messages = prompts.messages(asked)
+        messages = prompts.messages(conversation)
         if messages is None:
-            found.left_out += 1
+            planned.left_out += 1
             continue
-        found.answers += 1
+        planned.answers += 1
         digest = hashlib.sha256(json.dumps([*by, messages]).encode()).hexdigest()
-        found.messages[digest], found.texts[row.key] = messages, row.text
+        planned.messages[digest], planned.texts[row.key] = messages, row.text
         if (row.key, digest) not in have:
-            found.keys.setdefault(digest, []).append(row.key)
-    return found
+            planned.keys.setdefault(digest, []).append(row.key)
+    return planned
 
 
-def _asked(
+def _conversation_of(
     row: SampleRecord, question: Question | None, rows: Mapping[Key, SampleRecord], source: tuple[str, int]
-) -> Asked | None:
-    """Return the conversation as the method saw it. source: method and repeat that the earlier answers are of.
+) -> Conversation | None:
+    """Return the conversation of a sample; None if a part of it is lost.
 
-    None where a part of it is lost.
+    source: method and repeat of the earlier answers.
     """
     if question is None or row.turn >= len(question.turns):
         return None
@@ -197,10 +192,10 @@ def _asked(
         return None
     upto = question.references[: row.turn + 1] if question.category in WITH_REFERENCE else ()
     references = tuple(texts[0] for texts in upto if texts)
-    whole = len(references) == row.turn + 1
-    turns, before = question.turns[: row.turn + 1], [one.text or "" for one in earlier if one]
+    complete = len(references) == row.turn + 1
+    turns, before = question.turns[: row.turn + 1], [answer.text or "" for answer in earlier if answer]
     history = tuple((message.role, message.content) for message in question.history)
-    return Asked(question.category, turns, (*before, row.text or ""), references if whole else (), history)
+    return Conversation(question.category, turns, (*before, row.text or ""), references if complete else (), history)
 
 
 KEY = "OPENAI_API_KEY"
@@ -208,7 +203,7 @@ KEY = "OPENAI_API_KEY"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the judge said. input_tokens, output_tokens: as the endpoint counts them, where it does."""
+    """Reply of the judge. input_tokens, output_tokens: the endpoint's counts, if any."""
 
     text: str
     input_tokens: int | None
@@ -216,82 +211,82 @@ class Reply:
 
 
 class Endpoint:
-    """One judging model. Requests that may pass by themselves are tried again by the package, with growing pauses.
+    """Endpoint of a judge model. The package retries transient errors with growing pauses.
 
-    Raises UserError where the package is missing.
+    Raise UserError if the package is missing.
     """
 
     def __init__(self, model: str, base_url: str, retries: int, max_tokens: int, timeout: float = 120.0) -> None:
         try:
             import openai
         except ImportError:
-            raise UserError("a judge needs the package openai: pip install -e '.[judge]'") from None
+            raise UserError("a judge requires the package openai: pip install -e '.[judge]'") from None
         self.model, self.base_url, self.max_tokens = model, base_url, max_tokens
-        key = os.environ.get(KEY) or "none"  # a server of one's own asks for no key
+        key = os.environ.get(KEY) or "none"  # local servers need no key
         self._client = openai.OpenAI(api_key=key, base_url=base_url, max_retries=retries, timeout=timeout)
         self._failure: type[Exception] = openai.OpenAIError
 
     def ask(self, messages: list[Message]) -> Reply:
-        """Return the judge's answer. Raises UserError where the endpoint refuses, or cannot be reached."""
+        """Return the judge's reply. Raise UserError if the endpoint refuses or is unreachable."""
         request: dict[str, Any] = {"model": self.model, "messages": messages, "max_tokens": self.max_tokens}
         try:
-            done = self._client.chat.completions.create(**request, temperature=0)
+            completion = self._client.chat.completions.create(**request, temperature=0)
         except self._failure as error:
             raise UserError(f"the judge at {self.base_url} failed: {first_line(error)}") from None
-        if not getattr(done, "choices", None):  # a page of HTML comes as text
-            raise UserError(f"the judge at {self.base_url} gave no answer of the kind that OpenAI endpoints give")
-        usage = done.usage
+        if not getattr(completion, "choices", None):  # an HTML page is returned as text
+            raise UserError(f"the judge at {self.base_url} gave no OpenAI-compatible answer")
+        usage = completion.usage
         counted = (usage.prompt_tokens, usage.completion_tokens) if usage else (None, None)
-        return Reply(done.choices[0].message.content or "", *counted)
+        return Reply(completion.choices[0].message.content or "", *counted)
 
 
 Ask = Callable[[list[Message]], Reply]
 Commit = Callable[[JudgeVerdict], None]
 
 
-def judge(path: Path, plan: Plan, ask: Ask, workers: int, told: Callable[[int, int], None]) -> int:
-    """Commit a verdict for every answer of the plan; return how many replies had no rating.
+def judge(path: Path, plan: Plan, ask: Ask, workers: int, progress: Callable[[int, int], None]) -> int:
+    """Store a verdict for every answer of the plan; return the number of replies without a rating.
 
-    told: is given how many replies there are, and of how many. Raises UserError as `ask` does, once the requests that
-    were under way have ended; every verdict that came is kept.
+    progress: called with the number of replies and the total. Raise UserError as `ask` does, after the end of running
+    requests; all received verdicts are stored.
     """
     unrated = done = 0
     calls = len(plan.to_send)
     with judging(path) as commit:
-        for digest in (digest for digest in plan.keys if digest in plan.known):
-            known = plan.known[digest]
-            _commit(plan, digest, known.score, Reply(known.text, None, None), commit)
+        for digest in (digest for digest in plan.keys if digest in plan.judged):
+            verdict = plan.judged[digest]
+            _commit(plan, digest, verdict.score, Reply(verdict.text, None, None), commit)
         try:
             for digest, reply in _replies(plan, ask, workers):
                 score, done = rating(reply.text), done + 1
                 unrated += score is None
                 _commit(plan, digest, score, reply, commit)
-                told(done, calls)
+                progress(done, calls)
         except UserError as error:
-            raise UserError(f"{error}; {done} of {calls} verdicts are kept: the same command goes on") from None
+            raise UserError(f"{error}; {done} of {calls} verdicts are stored; repeat the command to continue") from None
     return unrated
 
 
 def _replies(plan: Plan, ask: Ask, workers: int) -> Iterator[tuple[str, Reply]]:
-    """Yield digests with their replies as these come. After the first error nothing more is sent."""
+    """Yield digests with their replies in order of arrival. After the first error no more requests are sent."""
     with ThreadPoolExecutor(workers) as pool:
-        asked = {pool.submit(ask, plan.messages[digest]): digest for digest in plan.to_send}
+        conversation = {pool.submit(ask, plan.messages[digest]): digest for digest in plan.to_send}
         seen = set()
         try:
-            for future in as_completed(asked):
+            for future in as_completed(conversation):
                 seen.add(future)
                 if error := future.exception():
-                    pool.shutdown(cancel_futures=True)  # waits for what is under way: it is paid for
-                    rest = [f for f in asked if f not in seen and not f.cancelled() and not f.exception()]
-                    yield from ((asked[other], other.result()) for other in rest)
+                    pool.shutdown(cancel_futures=True)  # waits for running requests, which are paid for
+                    rest = [f for f in conversation if f not in seen and not f.cancelled() and not f.exception()]
+                    yield from ((conversation[other], other.result()) for other in rest)
                     raise error
-                yield asked[future], future.result()
+                yield conversation[future], future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _commit(plan: Plan, digest: str, score: float | None, reply: Reply, commit: Commit) -> None:
-    """Commit one reply for every sample with this answer. Its tokens stand with the first of them."""
+    """Store one reply for every sample with this answer; its tokens are counted at the first of them."""
     for i, key in enumerate(plan.keys[digest]):
         tokens = (None, None) if i else (reply.input_tokens, reply.output_tokens)
         verdict = JudgeVerdict(*key, plan.judge.name, plan.prompts, digest, score, reply.text, *tokens)

@@ -31,11 +31,11 @@ from specbench_ss.runs.preset import Preset
 from specbench_ss.runs.run_dir import check_out, read_run
 from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
 
-GREEDY = decoding({"temperature": 0})  # how presets are measured
+GREEDY = decoding({"temperature": 0})  # of presets
 
 
 def conditions(target: Target, decoded: str = GREEDY) -> dict[str, Any]:
-    """What a measured choice depends on, JSON-ready. decoded: how tokens are chosen, as `config.decoding` says it."""
+    """Return the conditions of a measurement, JSON-ready. decoded: the decoding, as from `config.decoding`."""
     here, on_gpu = environment(), target.device.type == "cuda"
     gpus = ", ".join(map(torch.cuda.get_device_name, target.layer_devices)) if on_gpu else ""
     return {
@@ -52,38 +52,38 @@ def conditions(target: Target, decoded: str = GREEDY) -> dict[str, Any]:
 
 
 def preset_notes(config: RunConfig, target: Target, data: SuiteData, decoders: Mapping[str, Decoder]) -> Iterator[str]:
-    """What the user should know of the run's presets: at most one sentence each on conditions, weights, questions."""
+    """Yield notes on the run's presets: at most one each on conditions, weights and questions."""
     here = conditions(target, decoding(config.as_dict() | {"stop": ()})) if config.presets else {}
     marks = {question.mark for question in data.questions}
     for preset in config.presets:
         name = f"preset {preset.file}"
-        given = [file.sha256 for file in config.plugin if preset.method in file.methods]
-        if preset.plugin and given and given != [preset.plugin["sha256"]]:
-            yield f"{name} was made with another content of {preset.plugin['file']}"
-        found = changed(preset.made_for, here)
-        if found:
-            yield f"{name} was made for other conditions: {found}"
-        settings = "" if found else _settings(preset, config, decoders)
+        hashes = [file.sha256 for file in config.plugin if preset.method in file.methods]
+        if preset.plugin and hashes and hashes != [preset.plugin["sha256"]]:
+            yield f"{name} was measured with another content of {preset.plugin['file']}"
+        differences = changed(preset.made_for, here)
+        if differences:
+            yield f"{name} was made for other conditions: {differences}"
+        settings = "" if differences else _settings(preset, config, decoders)
         if settings:
             yield f"{name} was made for other weights or settings of {preset.method}: {settings} differ"
         shared = len(marks.intersection(preset.prompts))
         if shared:
-            yield f"{name} was chosen on {shared} of these {len(marks)} questions, which flatters it"
+            yield f"{name} was chosen on {shared} of these {len(marks)} questions, which favours it"
 
 
 def changed(then: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Return what differs between two `conditions`, as 'device cuda, here cpu; dtype ...'; '' for nothing."""
+    """Return the differences between two `conditions`, as 'device cuda, here cpu; dtype ...'; '' for none."""
     names = ["device", "device_name", "dtype", "engine"]
-    # the hash depends on the dtype, and one model may lie in two folders
+    # the hash depends on the dtype, and one model may be in two folders
     names.append("weights_hash" if then.get("dtype") == here["dtype"] else "model")
     names += ["threads"] if here["device"] == "cpu" else []
     names += ["torch", "decoding"]
-    found = [(name, then[name], here[name]) for name in names if name in then and then[name] != here[name]]
-    return "; ".join(f"{name.replace('_', ' ')} {old}, here {new}" for name, old, new in found)
+    differences = [(name, then[name], here[name]) for name in names if name in then and then[name] != here[name]]
+    return "; ".join(f"{name.replace('_', ' ')} {old}, here {new}" for name, old, new in differences)
 
 
 def _settings(preset: Preset, config: RunConfig, decoders: Mapping[str, Decoder]) -> str:
-    """Names of what the preset's own options come down to here, and came to something else there."""
+    """Return the names of resolved settings of the preset's method that differ from the preset's."""
     for spec in config.methods:
         if spec.name == preset.method and spec.options == preset.options and preset.resolved:
             now = plain(decoders[spec.label].metadata())
@@ -92,12 +92,12 @@ def _settings(preset: Preset, config: RunConfig, decoders: Mapping[str, Decoder]
 
 
 def prompt_ids(target: ModelInfo, question: Question, answers: Sequence[str] = ()) -> list[int]:
-    """Return the prompt ids of the turn after these answers, with all that was said before it."""
+    """Return the prompt ids of the turn after these answers, with the conversation before it."""
     return target.encode_chat(question.messages(answers))
 
 
 def suite_request(categories: Sequence[str], limit: int | None, data: str | None, target: ModelInfo) -> SuiteRequest:
-    """What is asked of a suite for this model."""
+    """Return the request to a suite for this model."""
     return SuiteRequest(
         tuple(categories),
         limit,
@@ -113,22 +113,22 @@ def _counter(tokenizer: Any) -> Callable[[str], int]:
 
 
 def check_ids(data: SuiteData) -> None:
-    """Raises UserError for two questions with the same id."""
+    """Raise UserError for two questions with the same id."""
     for name, n in Counter(q.id for q in data.questions).items():
         if n > 1:
             raise UserError(f"suite {data.name!r} has {n} questions with the id {name!r}")
 
 
 def check_texts(data: SuiteData) -> None:
-    """Raises UserError for a question that holds what is no character: it could be neither asked nor written down."""
+    """Raise UserError for a question with lone surrogates, which cannot be encoded."""
     for q in data.questions:
-        said = (*q.turns, *(text for texts in q.references for text in texts), *(m.content for m in q.history))
-        if not encodable("".join((q.id, q.category, *said))):
-            raise UserError(f"question {ascii(q.id)} of suite {data.name!r} holds half of a surrogate pair")
+        texts = (*q.turns, *(text for texts in q.references for text in texts), *(m.content for m in q.history))
+        if not encodable("".join((q.id, q.category, *texts))):
+            raise UserError(f"question {ascii(q.id)} of suite {data.name!r} has half of a surrogate pair")
 
 
 def check_history(target: ModelInfo, data: SuiteData) -> None:
-    """Raise UserError where the chat template refuses or leaves out messages that stand before a question."""
+    """Raise UserError if the chat template rejects or omits messages before a question."""
     for q in (q for q in data.questions if q.history):
         try:
             text = target.chat_text(q.messages())
@@ -137,15 +137,15 @@ def check_history(target: ModelInfo, data: SuiteData) -> None:
         lost = next((m for m in q.messages() if m["role"] != "assistant" and m["content"].strip() not in text), None)
         if lost is not None:
             raise UserError(
-                f"question {q.id!r}: the chat template of {target.name!r} leaves out its {lost['role']} message; "
-                "remove the message, or give another --chat-template"
+                f"question {q.id!r}: the chat template of {target.name!r} omits its {lost['role']} message; "
+                "remove the message, or use another --chat-template"
             )
 
 
 def check_room(target: ModelInfo, data: SuiteData) -> None:
-    """Raises UserError where a first turn leaves no room for an answer in the model's context.
+    """Raise UserError if a first turn leaves no room for an answer in the model's context.
 
-    How long later turns are depends on the answers before them; one that is too long fails by itself.
+    The length of later turns depends on earlier answers; a sample that is too long fails.
     """
     room = target.context_length
     long = [(q, n) for q in data.questions if (n := len(prompt_ids(target, q))) >= room]
@@ -154,12 +154,12 @@ def check_room(target: ModelInfo, data: SuiteData) -> None:
         others = f" ({len(long)} of {len(data.questions)} questions are too long)" if len(long) > 1 else ""
         raise UserError(
             f"the prompt of question {question.id!r} ({question.category}) has {tokens} tokens and leaves no room in "
-            f"the context of {target.name!r}, {room}{others}: choose others with --categories, --limit or --data FILE"
+            f"the context of {target.name!r}, {room}{others}; choose others with --categories, --limit or --data FILE"
         )
 
 
 def limits(target: Target, max_new_tokens: int, stop: Sequence[str] = ()) -> StopParams:
-    """Where answers of this target end: its end tokens, the stop texts, `max_new_tokens`. Raises as `stop_ids` does."""
+    """Return the stop parameters: EOS tokens, stop texts, `max_new_tokens`. Raise UserError as `stop_ids` does."""
     special = stop_ids(target.tokenizer, stop)
     return StopParams(
         max_new_tokens, target.eos_ids.union(special.values()), tuple(x for x in stop if x not in special)
@@ -167,23 +167,23 @@ def limits(target: Target, max_new_tokens: int, stop: Sequence[str] = ()) -> Sto
 
 
 def stop_ids(tokenizer: Any, stop: Sequence[str]) -> dict[str, int]:
-    """Those of the stop texts that are exactly one special token, with its id.
+    """Return the stop texts that are exactly one special token, with its id.
 
-    Raises UserError for a text that holds a special token among other characters: it would never be found.
+    Raise UserError for a text with a special token among other characters, which would never match.
     """
     special = special_tokens(tokenizer) if stop else {}
     for text in stop:
         inside = [token for token in special if token in text]
         if inside and text not in special:
             raise UserError(
-                f"--stop {text!r} holds the special token {max(inside, key=len)!r} among other characters; answers are "
-                "searched without special tokens: give the token alone, or the text without it"
+                f"--stop {text!r} contains the special token {max(inside, key=len)!r}, which answers do not show; give "
+                "the token alone, or the text without it"
             )
     return {text: special[text] for text in stop if text in special}
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Text -> id of every token that is left out of decoded text; empty without a tokenizer."""
+    """Return text -> id of every token omitted from decoded text; empty without a tokenizer."""
     if tokenizer is None:
         return {}
     named = {token: tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens}
@@ -191,38 +191,33 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
     return {token: i for token, i in {**added, **named}.items() if token and i is not None}
 
 
-MOST_SAMPLES = 10_000_000  # the schedule is held in memory
+MOST_SAMPLES = 10_000_000  # the schedule is in memory
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run will do.
+    """A checked run."""
 
-    config: with the references that its methods need. device, dtype: as resolved, 'cpu', 'float32'. options: of each
-    method, by label. samples: of the whole run. notes: what the user should know of it, a sentence each. loaded: the
-    model, where it was given as one and not as a name. dtype_choice: why this dtype, in words, where it was measured.
-    """
-
-    config: RunConfig
+    config: RunConfig  # with the baselines of its methods
     suite: Suite
     data: SuiteData
-    options: dict[str, Any]
-    device: str
-    dtype: str
-    samples: int
-    notes: tuple[str, ...] = ()
-    loaded: Target | None = None
-    dtype_choice: str = ""
+    options: dict[str, Any]  # of each method, by label
+    device: str  # resolved, as 'cpu'
+    dtype: str  # resolved, as 'float32'
+    samples: int  # of the whole run
+    notes: tuple[str, ...] = ()  # for the user, one sentence each
+    loaded: Target | None = None  # the model, if it was given as an object
+    dtype_choice: str = ""  # reason of the dtype, if it was measured
 
 
 def check(
     config: RunConfig, where: OutputOptions, loaded: Target | None = None, note: Callable[[str], None] = lambda _: None
 ) -> Plan:
-    """Raises UserError, the cheap checks first and the model's before the questions'. Leaves nothing behind.
+    """Check a run without writing files: cheap checks first, the model before the questions. Raise UserError.
 
-    note: told at once what the user should know, also where a later check fails.
+    note: called at once with notes for the user, also if a later check fails.
     """
-    if where.resume and (where.out / MANIFEST).is_file():  # before methods are missed that only a file defines
+    if where.resume and (where.out / MANIFEST).is_file():  # before missing methods of plugin files are reported
         check_same_plugins(where.out, read_manifest(where.out)["config"], config.as_dict())
     if loaded is None:
         check_divided(config.model, config.device, config.engine, config.quantize)
@@ -241,48 +236,48 @@ def check(
         begun = read_run(where.out).manifest
         check_same_config(where.out, begun["config"], config.as_dict())
     elif where.resume:
-        note(f"nothing to resume in {where.out}: the run begins")
+        note(f"nothing to resume in {where.out}; starting the run")
     if loaded is None:
         check_model(config.model)
-    outline = check_methods(config, loaded)
-    dtype, choice = _dtype(config, device, outline, loaded, begun)
-    check_template(outline.tokenizer, outline.name)
-    stop_ids(outline.tokenizer, config.stop)
-    data = suite.load(suite_request(config.categories, config.limit, config.data, outline))
+    info = check_methods(config, loaded)
+    dtype, choice = _dtype(config, device, info, loaded, begun)
+    check_template(info.tokenizer, info.name)
+    stop_ids(info.tokenizer, config.stop)
+    data = suite.load(suite_request(config.categories, config.limit, config.data, info))
     check_ids(data)
     check_texts(data)
-    check_history(outline, data)
-    check_room(outline, data)
+    check_history(info, data)
+    check_room(info, data)
     prompts = sum(len(q.turns) for q in data.questions)
     if config.concurrency and max(config.concurrency) > prompts:
-        raise UserError(f"--batch-size {max(config.concurrency)}: only {prompts} prompts are asked")
+        raise UserError(f"--batch-size {max(config.concurrency)}: the suite has only {prompts} prompts")
     samples = prompts * config.repeats * len(options)
     if samples > MOST_SAMPLES:
-        raise UserError(f"the run would have {samples:,} samples; at most {MOST_SAMPLES:,} are made: fewer --repeats")
+        raise UserError(f"the run would have {samples:,} samples, more than {MOST_SAMPLES:,}; use fewer --repeats")
     return Plan(config, suite, data, options, device, dtype, samples, notes, loaded, choice)
 
 
 def check_methods(config: RunConfig, loaded: Target | None = None) -> ModelInfo:
-    """What can be known of the model without its weights, once every method says that it could decode with it."""
-    outline = _outline(config, loaded)
+    """Check every method with the model's info, without weights, and return the info."""
+    info = _model_info(config, loaded)
     for spec in config.methods:
         with _naming_preset(spec, config):
-            registry.method_class(spec.name).check(registry.method_options(spec), outline)
-    return outline
+            registry.method_class(spec.name).check(registry.method_options(spec), info)
+    return info
 
 
 def drop_unsupported(
     config: RunConfig, optional: Collection[str], loaded: Target | None = None
 ) -> tuple[RunConfig, tuple[str, ...]]:
-    """Without the optional methods that cannot decode with the model, and a sentence on each of these."""
+    """Drop optional methods that do not support the model; return the configuration and a note on each."""
     if not optional:
         return config, ()
-    outline = _outline(config, loaded)
+    info = _model_info(config, loaded)
     kept, notes = [], []
     for spec in config.methods:
         try:
             if spec.label in optional:
-                registry.method_class(spec.name).check(_options(spec, config), outline)
+                registry.method_class(spec.name).check(_options(spec, config), info)
             kept.append(spec)
         except UserError as error:
             notes.append(f"{spec.label} is left out: {error}")
@@ -292,7 +287,7 @@ def drop_unsupported(
 def with_references(config: RunConfig) -> RunConfig:
     """Add the reference of every method to the configuration.
 
-    Raises UserError for a reference that is not autoregressive.
+    Raise UserError for a reference that is not autoregressive.
     """
     specs = {spec.label: spec for spec in config.methods}
     for spec in config.methods:
@@ -310,7 +305,7 @@ def _options(spec: MethodSpec, config: RunConfig) -> Any:
 
 @contextmanager
 def _naming_preset(spec: MethodSpec, config: RunConfig) -> Iterator[None]:
-    """What is wrong with a method's options may stand in a preset, which is then named."""
+    """Name the preset of a method in errors of its options."""
     try:
         yield
     except UserError as error:
@@ -318,21 +313,21 @@ def _naming_preset(spec: MethodSpec, config: RunConfig) -> Iterator[None]:
         raise UserError(f"{error}{files}") from error
 
 
-def _outline(config: RunConfig, loaded: Target | None) -> ModelInfo:
-    """The model as far as it is known: loaded already, or by its files."""
+def _model_info(config: RunConfig, loaded: Target | None) -> ModelInfo:
+    """Return the loaded model, or the info from its files."""
     if loaded is not None:
         return loaded
-    found = outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
-    found.device_type = device_class(resolve_device(config.device))
-    return found
+    info = outline_of(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+    info.device_type = device_class(resolve_device(config.device))
+    return info
 
 
 def _dtype(
-    config: RunConfig, device: str, outline: ModelInfo, loaded: Target | None, begun: Mapping[str, Any] | None
+    config: RunConfig, device: str, info: ModelInfo, loaded: Target | None, begun: Mapping[str, Any] | None
 ) -> tuple[str, str]:
-    """The name of the dtype to compute in, and words where it was measured. begun: manifest of the run that goes on."""
+    """Return the compute dtype's name, and the reason if it was measured. begun: manifest of a resumed run."""
     if loaded is not None:
         return loaded.number_format, ""
     if begun is not None and config.dtype == "auto":
         return str(begun["model"]["dtype"]), ""
-    return chosen_dtype(config.dtype, device, config.model, lambda: outline.config, config.quantize != "none")
+    return chosen_dtype(config.dtype, device, config.model, lambda: info.config, config.quantize != "none")

@@ -1,7 +1,7 @@
 """Statistics of one sampled answer under the target's distribution.
 
-Each token x of an answer is a draw from p, the model's distribution behind the tokens before it. The functions here
-compare x with p; `results/quality.py` pools what they return. docs/design/sampled-output.md has the reasons.
+Each token x of an answer is a sample from p, the model's distribution after the earlier tokens. The functions here
+compare x with p; `results/quality.py` pools their results. docs/design/sampled-output.md has the reasons.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from specbench_ss.results.quality import acceptance
 from specbench_ss.runs.output_match import not_compared
 from specbench_ss.runs.records import OUTSIDE, PIT_BINS, TILTS, OutputMatch, SampledTokens, SampleRecord
 
-UNDERFLOW = 100.0  # nats below the most probable token, where a probability is 0 in float32
-SUMMED = 1e-5  # what float32 may lose in the cumulative sum of a row of probabilities, many times over
+UNDERFLOW = 100.0  # nats below the most probable token at which a probability is 0 in float32
+SUMMED = 1e-5  # generous bound of float32 errors in the cumulative sum of probabilities
 
 
 def judge_sampled(
     decoder: Decoder, prompt: Sequence[int], row: SampleRecord, sampling: SamplingParams, offers: Sequence[Offer] = ()
 ) -> OutputMatch:
-    """Return the verdict on a sampled answer: its tokens compared with what the model of `decoder` gives them.
+    """Return the verdict on a sampled answer: its tokens compared with the distributions of the decoder's model.
 
     decoder: of the method whose distribution the answer should follow, for a fresh pass of its model.
-    offers: what was drafted for each token; none where that is not known.
+    offers: draft candidates of each token; empty if unknown.
     """
     answer, seed = list(row.token_ids or ()), _seed(row)
     at: Sequence[int] = range(len(answer))
@@ -42,24 +42,24 @@ def judge_sampled(
     tokens, drafted = [answer[i] for i in at], [offers[i] for i in at if i < len(offers)]
     try:
         with torch.inference_mode():
-            found = compare(
+            statistics = compare(
                 _logits(decoder, prompt, answer, at), tokens, drafted, sampling, str(decoder.target.dtype), seed
             )
-    except Exception as e:  # the sample stands: it was not compared
+    except Exception as e:  # the sample is valid but not compared
         return not_compared(row, f"no logits to test it: {oom_message(e, decoder)}")
-    return OutputMatch(*row.key, verdict="sampled", sampled=found)
+    return OutputMatch(*row.key, verdict="sampled", sampled=statistics)
 
 
 def positions(n: int, seed: int) -> list[int]:
-    """Return some positions of an answer of n tokens, spaced at random by up to their own index: about 18 of 1,000.
+    """Return positions of an answer of n tokens, randomly spaced by up to their own index: about 18 of 1,000.
 
-    They do not depend on n, which depends on the tokens: positions chosen among n would make end tokens too frequent.
+    They do not depend on n, which depends on the tokens; otherwise EOS tokens would be too frequent.
     """
-    rng, at, found = random.Random(seed), 0, list[int]()
+    rng, at, chosen = random.Random(seed), 0, list[int]()
     while at < n:
-        found.append(at)
+        chosen.append(at)
         at += 1 + rng.randint(0, at)
-    return found
+    return chosen
 
 
 def _logits(decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], at: Sequence[int]) -> Iterable[Tensor]:
@@ -70,7 +70,7 @@ def _logits(decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], at: 
 
 
 def _seed(row: SampleRecord) -> int:
-    """Return a seed that only this sample has, other than that of its sampling."""
+    """Return a seed unique to this sample, different from its sampling seed."""
     return int.from_bytes(hashlib.sha256(repr((row.seed, row.key)).encode()).digest()[:8], "big") >> 1
 
 
@@ -82,12 +82,12 @@ def compare(
     dtype: str,
     seed: int,
 ) -> SampledTokens:
-    """Compare the tokens of an answer with the distributions that they should be drawn from.
+    """Compare the tokens of an answer with the distributions that they should be sampled from.
 
-    logits: float32 [n, V] each, at successive tokens of the answer; they may end before the answer does.
-    offers: what was drafted for each token; none where that is not known.
-    dtype: of the model, for what rounding may change.
-    seed: of the uniform numbers that make the PIT values continuous, other than the sample's own.
+    logits: float32 [n, V] each, at successive tokens of the answer; they may end before the answer.
+    offers: draft candidates of each token; empty if unknown.
+    dtype: of the model, for tolerances.
+    seed: of the uniform numbers that make the PIT values continuous.
     """
     rng, at = torch.Generator().manual_seed(seed), 0
     total = SampledTokens()
@@ -108,21 +108,21 @@ def _compare(
 ) -> SampledTokens:
     """Compare tokens [n] with logits and their distributions [n, V]. uniform: [n], in [0, 1)."""
     p_x = p.gather(1, tokens[:, None])
-    places = torch.arange(p.shape[1], device=p.device)
-    before = (p > p_x) | ((p == p_x) & (places < tokens[:, None]))  # the more probable first; of those alike the first
+    ids = torch.arange(p.shape[1], device=p.device)
+    before = (p > p_x) | ((p == p_x) & (ids < tokens[:, None]))  # by probability, ties by id
     above = (p * before).sum(1).double().cpu()
-    drawn = p_x[:, 0].double().cpu()
-    bins = ((above + uniform * drawn) * PIT_BINS).long().clamp(0, PIT_BINS - 1)
+    probability = p_x[:, 0].double().cpu()
+    bins = ((above + uniform * probability) * PIT_BINS).long().clamp(0, PIT_BINS - 1)
     log_p_x = p_x[:, 0].log()
-    for i in (drawn == 0).nonzero()[:, 0].tolist():
+    for i in (probability == 0).nonzero()[:, 0].tolist():
         outside = _clearly_outside(logits[i], int(tokens[i]), sampling, dtype)
         bins[i] = OUTSIDE if outside else PIT_BINS - 1
-        if not outside and int((p[i] > 0).sum()) == sampling.top_k:  # the last kept token was left out for this one
+        if not outside and int((p[i] > 0).sum()) == sampling.top_k:  # this token replaced the last kept one
             last = p[i][p[i] > 0].min()
             bins[i] = min(PIT_BINS - 1, int((1 - float(uniform[i] * last)) * PIT_BINS))
             log_p_x[i] = last.log()
         elif not outside:
-            log_p_x[i] = _as_though_kept(logits[i], p[i], int(tokens[i]), sampling)
+            log_p_x[i] = _log_p_if_kept(logits[i], p[i], int(tokens[i]), sampling)
     inside = bins != OUTSIDE
     log_p_x = log_p_x.double().cpu()[inside]
     norms = [norm.double().cpu()[inside].sum() for norm in _norms(p)]
@@ -139,34 +139,34 @@ def _compare(
 
 
 def _acceptance(p: Tensor, tokens: Sequence[int], offers: Sequence[Offer]) -> SampledTokens:
-    """Compare how often drafted tokens became tokens of the answer with p [n, V].
+    """Compare the frequency of accepted draft tokens with p [n, V].
 
-    One of chosen candidates becomes the token with their probability under p. The first of drawn ones does with
-    min(1, p / q), whatever the others are: where it is refused, nothing is left of its probability.
+    Deterministic candidates are accepted with their total probability under p. The first of sampled ones is accepted
+    with min(1, p / q), independent of the others.
     """
-    places = [(i, x) for i, offer in enumerate(offers) for x in dict.fromkeys(offer.tokens)]
-    if not places:
+    candidates = [(i, x) for i, offer in enumerate(offers) for x in dict.fromkeys(offer.tokens)]
+    if not candidates:
         return SampledTokens()
-    rows, columns = (torch.tensor(part, device=p.device) for part in zip(*places, strict=True))
-    chances = dict(zip(places, p[rows, columns].tolist(), strict=True))
-    found = SampledTokens()
+    rows, columns = (torch.tensor(part, device=p.device) for part in zip(*candidates, strict=True))
+    chances = dict(zip(candidates, p[rows, columns].tolist(), strict=True))
+    statistics = SampledTokens()
     for i, (token, offer) in enumerate(zip(tokens, offers, strict=False)):
         if offer.tokens:
             own = offer.tokens if offer.q is None else offer.tokens[:1]
             total = sum(chances[i, x] for x in dict.fromkeys(own))
-            found += acceptance(_chance(total, offer.q), token in own)
-    return found
+            statistics += acceptance(_chance(total, offer.q), token in own)
+    return statistics
 
 
 def _chance(p: float, q: float | None) -> float:
-    """Return the probability of acceptance: p of chosen candidates (q is None), min(1, p / q) of a drawn one."""
+    """Return the acceptance probability: p of deterministic candidates (q is None), min(1, p / q) of a sampled one."""
     if not q:
         return min(1.0, p) if q is None else float(p > 0)
     return min(1.0, p / q)
 
 
 def _norms(p: Tensor) -> list[Tensor]:
-    """Return log sum p^(1 + tilt) of each row, for each of `TILTS`, by square roots: powers of a row cost more."""
+    """Return log sum p^(1 + tilt) of each row, for each of `TILTS`, by square roots, which are faster than powers."""
     half = p.sqrt()
     quarter = half.sqrt()
     eighth = quarter.sqrt()
@@ -175,7 +175,7 @@ def _norms(p: Tensor) -> list[Tensor]:
     return [power.sum(1).log() for power in powers]
 
 
-def _as_though_kept(logits: Tensor, p: Tensor, token: int, sampling: SamplingParams) -> float:
+def _log_p_if_kept(logits: Tensor, p: Tensor, token: int, sampling: SamplingParams) -> float:
     """Return log p(token) with the token added to the kept set."""
     whole = (logits / sampling.temperature).log_softmax(-1)
     return float(whole[token] - whole[p > 0].logsumexp(-1))

@@ -1,12 +1,10 @@
 """Order of samples: question by question, all methods interleaved; warm-up prompts.
 
-The order of the methods is random and balanced: blocks (one prompt, one repeat) are taken in cycles, each a Williams
-Latin square with shuffled methods and rows, so that over a cycle every method stands at every position, and follows
-every other method, equally often. It depends on the seed and the block's number alone, never on what has already been
-done: a resumed run keeps its order.
+The order of the methods is random and balanced: blocks (one prompt, one repeat) form cycles, each a Williams Latin
+square with shuffled methods and rows, so that over a cycle every method has every position, and follows every other
+method, equally often. It depends only on the seed and the block's number, so a resumed run keeps its order.
 
-A method that keeps its answers would otherwise know some of the run's questions before the first of them is measured,
-and all repeats of a prompt would be equally fast.
+Warm-up prompts are not questions of the run: methods with cross-request state would otherwise have seen them.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from specbench_ss.suite import Question
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request to be made. index counts from 0 over the run, position over the methods of a block."""
+    """One request. index counts from 0 over the run, position over the methods of a block."""
 
     question: Question
     turn: int
@@ -35,28 +33,28 @@ class Sample:
 
     @property
     def key(self) -> tuple[str, int, str, int]:
-        """The key of the row it becomes."""
+        """Return the key of its record."""
         return (self.question.id, self.turn, self.method, self.repeat)
 
 
 def interleave_tasks(questions: Sequence[Question]) -> list[Question]:
-    """Return the first question of each task, then the others so that each task is as far as the others by its share.
+    """Interleave the tasks: the first question of each, then the others, with equal progress of all tasks.
 
     Questions of one task stay in their order.
     """
     many = Counter(question.category for question in questions)
-    made: Counter[str] = Counter()
-    place = []
+    counts: Counter[str] = Counter()
+    progress = []
     for question in questions:
-        place.append(made[question.category] / many[question.category])
-        made[question.category] += 1
-    return [question for _, question in sorted(zip(place, questions, strict=True), key=lambda pair: pair[0])]
+        progress.append(counts[question.category] / many[question.category])
+        counts[question.category] += 1
+    return [question for _, question in sorted(zip(progress, questions, strict=True), key=lambda pair: pair[0])]
 
 
 def plan(
     questions: Sequence[Question], methods: Sequence[str], repeats: int, seed: int, first: int = 0
 ) -> Iterator[Sample]:
-    """Every sample of a run, in order. first: how many of the repeats come before these, in rounds of their own."""
+    """Yield every sample of a run, in order. first: number of repeats in earlier rounds."""
     block = first * sum(len(question.turns) for question in questions)
     index = block * len(methods)
     for question in questions:
@@ -69,7 +67,7 @@ def plan(
 
 
 def method_order(methods: Sequence[str], block: int, seed: int) -> tuple[str, ...]:
-    """The order of the methods in this block (counted from 0)."""
+    """Return the order of the methods in this block (counted from 0)."""
     square = williams(len(methods))
     cycle, number = divmod(block, len(square))
     rng = random.Random(f"order:{seed}:{cycle}")
@@ -80,46 +78,46 @@ def method_order(methods: Sequence[str], block: int, seed: int) -> tuple[str, ..
 
 
 def williams(n: int) -> list[list[int]]:
-    """Orders of 0..n-1 balanced for position and for what precedes: n of them for even n, 2n for odd n > 1."""
+    """Return orders of 0..n-1 balanced for position and predecessor: n of them for even n, 2n for odd n > 1."""
     first = [i // 2 if i % 2 == 0 else n - 1 - i // 2 for i in range(n)]
     rows = [[(x + shift) % n for x in first] for shift in range(n)]
     return rows + [row[::-1] for row in rows] if n % 2 and n > 1 else rows
 
 
 def sample_seed(seed: int, question_id: str, turn: int, repeat: int) -> int:
-    """Seed of the sampling stream for one prompt and repeat, the same for every method; in [0, 2**63)."""
+    """Return the sampling seed for one prompt and repeat, the same for every method; in [0, 2**63)."""
     digest = hashlib.sha256(f"{seed}\0{question_id}\0{turn}\0{repeat}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def warmup_prompts(target: Target, questions: Sequence[Question], many: int) -> list[list[int]]:
-    """Return prompt ids for the first `many` questions: each first prompt with its words in reverse order."""
+    """Return warm-up prompt ids for the first `many` questions: first prompts with words in reverse order."""
     ids = [target.encode_chat(messages) for messages in warmup_messages(questions, many)]
-    most = target.context_length  # a text may have more tokens backwards
-    return [one[-(most // 2) :] if len(one) >= most else one for one in ids]
+    most = target.context_length  # a reversed text may have more tokens
+    return [prompt[-(most // 2) :] if len(prompt) >= most else prompt for prompt in ids]
 
 
 def warmup_messages(questions: Sequence[Question], many: int) -> list[list[dict[str, str]]]:
-    """Return the same prompts as messages."""
-    asked = [_plain(q.turns[0]) for q in questions]
+    """Return the warm-up prompts as messages."""
+    texts = [_plain(q.turns[0]) for q in questions]
     return [
         [
             *({"role": m.role, "content": _backwards(m.content)} for m in q.history),
-            {"role": "user", "content": unseen_prompt(q.turns[0], asked)},
+            {"role": "user", "content": unseen_prompt(q.turns[0], texts)},
         ]
         for q in questions[:many]
     ]
 
 
-def unseen_prompt(text: str, asked: Sequence[str]) -> str:
-    """Return a text of about this length that is none of those asked, which are given in plain form.
+def unseen_prompt(text: str, questions: Sequence[str]) -> str:
+    """Return a text of about this length that differs from all questions, which are in normalized form.
 
-    The words in reverse order, or the characters, or, where both read the same from either end, a number before it.
-    The first one is taken that neither begins nor continues a text that is asked, if there is such a one.
+    Candidates are the words in reverse order, the characters in reverse order, and the text with a number before it.
+    The first one that is no prefix or continuation of a question is preferred.
     """
-    numbered = [f"{number}. {text}" for number in range(len(asked) + 1)]  # more than are asked, so that one is left
-    others = [other for other in (_backwards(text), text[::-1], *numbered) if _plain(other) not in asked]
-    return next((other for other in others if not any(_alike(_plain(other), one) for one in asked)), others[0])
+    numbered = [f"{number}. {text}" for number in range(len(questions) + 1)]  # one more than questions
+    others = [other for other in (_backwards(text), text[::-1], *numbered) if _plain(other) not in questions]
+    return next((other for other in others if not any(_alike(_plain(other), q) for q in questions)), others[0])
 
 
 def _backwards(text: str) -> str:
@@ -128,10 +126,10 @@ def _backwards(text: str) -> str:
 
 
 def _alike(one: str, other: str) -> bool:
-    """Whether one text is how the other one begins."""
+    """Return True if one text is a prefix of the other."""
     return one.startswith(other) or other.startswith(one)
 
 
 def _plain(text: str) -> str:
-    """What a tokenizer that lowers letters and joins spaces might see."""
+    """Normalize case and spaces, as some tokenizers do."""
     return " ".join(text.casefold().split())

@@ -1,13 +1,13 @@
 """HTTP client of OpenAI-compatible servers: streamed chat completions with times and counts.
 
-vLLM counts drafts, drafted and accepted tokens. SGLang has only gauges of its last moments, which belong to no
-request, and llama.cpp tells a request's own counts in its answer: `Timings`.
+vLLM counts drafts, drafted and accepted tokens. SGLang has only gauges of recent averages, which cannot be assigned to
+requests. llama.cpp sends the counts of a request with its answer: `Timings`.
 
-Every mistake of a server is a `AnswerError`, whose text is a clause that a row can hold.
+Every fault of a server is an `AnswerError`, whose text is stored in a record.
 
-httpx limits each read of a socket, so a server that sends a byte now and then is never late for it.
+httpx limits each read of a socket, so it does not detect a server that sends single bytes; `Exchange` does.
 
-Each request has a connection of its own. No request is sent twice, and redirects are not followed.
+Each request has its own connection. No request is sent twice, and redirects are not followed.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from specbench_ss.errors import UserError
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.version import __version__
 
-SEEDS = 2**31  # servers take seeds below this
+SEEDS = 2**31  # servers accept seeds below this
 
 
 def settings(config: RunConfig, longest: int, seed: int) -> dict[str, Any]:
-    """Return how to decode. longest: tokens, where the run does not say. Only what is no default is sent besides."""
-    asked: dict[str, Any] = {"max_tokens": config.max_new_tokens or longest, "temperature": config.temperature}
+    """Return the decoding parameters of a request. longest: default of max_tokens. Defaults are left out."""
+    parameters: dict[str, Any] = {"max_tokens": config.max_new_tokens or longest, "temperature": config.temperature}
     if config.temperature > 0:
-        asked |= {"seed": seed % SEEDS} | ({"top_p": config.top_p} if config.top_p < 1 else {})
-    return asked | ({"stop": list(config.stop)} if config.stop else {})
+        parameters |= {"seed": seed % SEEDS} | ({"top_p": config.top_p} if config.top_p < 1 else {})
+    return parameters | ({"stop": list(config.stop)} if config.stop else {})
 
 
 NAMES = {
@@ -51,13 +51,13 @@ NAMES = {
 }
 GENERATED = "vllm:generation_tokens"
 GAUGE = "sglang:spec_accept_length"
-ONLY_GAUGE = f"{GAUGE} alone, a mean over its last moments that belongs to no request"
-NEEDS = "reading /metrics needs prometheus-client: pip install -e '.[endpoint]'"
+ONLY_GAUGE = f"only {GAUGE}, a recent average that cannot be assigned to requests"
+NEEDS = "reading /metrics requires prometheus-client: pip install -e '.[endpoint]'"
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Counts since the server began, or between two readings. generated: tokens of all its answers, where it tells."""
+    """Counts since the server's start, or between two readings. generated: tokens of all answers, if reported."""
 
     drafts: int
     drafted: int
@@ -65,21 +65,21 @@ class Counters:
     generated: int | None = None
 
     def since(self, before: Counters) -> Counters | None:
-        """Return what was counted since an earlier reading; None where a count fell, as after a restart."""
-        known = self.generated is not None and before.generated is not None
-        grown = Counters(
+        """Return the difference to an earlier reading; None if a count decreased, as after a restart."""
+        has_generated = self.generated is not None and before.generated is not None
+        delta = Counters(
             self.drafts - before.drafts,
             self.drafted - before.drafted,
             self.accepted - before.accepted,
-            (self.generated or 0) - (before.generated or 0) if known else None,
+            (self.generated or 0) - (before.generated or 0) if has_generated else None,
         )
-        return grown if min(grown.drafts, grown.drafted, grown.accepted, grown.generated or 0) >= 0 else None
+        return delta if min(delta.drafts, delta.drafted, delta.accepted, delta.generated or 0) >= 0 else None
 
 
 def read(text: str, model: str) -> Counters | str:
-    """Return the counters of a model; in words, why there are none.
+    """Return the counters of a model, or the reason why there are none.
 
-    Samples of several engines are added up; those of another model, which a label names, are left out.
+    Samples of several engines are summed; those labelled with another model are left out.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -92,9 +92,9 @@ def read(text: str, model: str) -> Counters | str:
                 if name in wanted and sample.labels.get("model_name", model) == model:
                     sums[name] = sums.get(name, 0.0) + sample.value
     except (ValueError, KeyError, IndexError, TypeError):
-        return "its /metrics is no text that Prometheus reads"
+        return "its /metrics is not in Prometheus format"
     if not all(value >= 0 and value.is_integer() for name, value in sums.items() if name != GAUGE):
-        return "its /metrics has counts that are no whole numbers"
+        return "its /metrics has counts that are not integers"
     if missing := [name for name in NAMES.values() if name not in sums]:
         return f"its /metrics has {ONLY_GAUGE}" if GAUGE in sums else f"its /metrics has no {missing[0]}"
     generated = sums.get(GENERATED)
@@ -105,22 +105,22 @@ def read(text: str, model: str) -> Counters | str:
 
 
 DONE = b"[DONE]"
-FIELD = re.compile(rb"(data|event|id|retry)?:")  # how a line of a stream of events begins
+FIELD = re.compile(rb"(data|event|id|retry)?:")  # start of a line of an event stream
 LINE = 1 << 20  # bytes of one line of an answer
 MOST = 64 << 20  # bytes of one answer
-SHOWN = 120  # characters of what a server sent
+SHOWN = 120  # characters of a server's text in messages
 
-MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what a decoder raises
+MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # errors of the decoder
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class AnswerError(UserError):
-    """A request that failed, and why."""
+    """A failed request, with the reason."""
 
 
 class Delta(msgspec.Struct):
-    """A piece of an answer. reasoning, reasoning_content: what a model thinks before it answers, by two names."""
+    """A piece of an answer. reasoning, reasoning_content: two names of the reasoning text before an answer."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -128,28 +128,28 @@ class Delta(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """One of the answers; only one is asked for."""
+    """One of the answers; only one is requested."""
 
     delta: Delta | None = None
     finish_reason: str | None = None
 
 
 class Usage(msgspec.Struct):
-    """How many tokens there were, as the server counts them."""
+    """Token counts of the server."""
 
     completion_tokens: Count
     prompt_tokens: Count | None = None
 
 
 class Timings(msgspec.Struct):
-    """What llama.cpp tells of a request: drafted tokens, and those of them that were accepted."""
+    """llama.cpp's counts of drafted and accepted tokens of a request."""
 
     draft_n: Count | None = None
     draft_n_accepted: Count | None = None
 
 
 class Event(msgspec.Struct):
-    """One event of the stream. Fields that are not known are ignored."""
+    """One event of the stream. Unknown fields are ignored."""
 
     choices: list[Choice] | None = None
     usage: Usage | None = None
@@ -161,7 +161,7 @@ _read = msgspec.json.Decoder(Event).decode
 
 
 def payloads(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the data of each event as soon as its line is whole. Raises AnswerError for any other line."""
+    """Yield the data of each event as soon as its line is complete. Raise AnswerError for any other line."""
     for line in _lines(pieces):
         if line.startswith(b"data:"):
             yield line[5:].strip()
@@ -170,19 +170,19 @@ def payloads(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines; a byte is copied a few times at most. Raises AnswerError where a line or all is too long."""
-    held, size = bytearray(), 0
+    """Yield the lines; a byte is copied a few times at most. Raise AnswerError if a line or the total is too long."""
+    buffer, size = bytearray(), 0
     for piece in pieces:
         size += len(piece)
         if size > MOST:
             raise AnswerError(f"the server sent over {MOST >> 20} MiB in one answer")
-        held += piece
+        buffer += piece
         if b"\n" in piece:
-            *whole, held = held.split(b"\n")
+            *whole, buffer = buffer.split(b"\n")
             for line in whole:
                 yield bytes(_bounded(line).rstrip(b"\r"))
-        _bounded(held)
-    yield bytes(held.rstrip(b"\r"))
+        _bounded(buffer)
+    yield bytes(buffer.rstrip(b"\r"))
 
 
 def _bounded(line: bytearray) -> bytearray:
@@ -192,43 +192,43 @@ def _bounded(line: bytearray) -> bytearray:
 
 
 def event(data: bytes) -> Event:
-    """Return what an event says. Raises AnswerError for what is none, and for an error that the server tells."""
+    """Parse an event. Raise AnswerError for a malformed event, and for an error reported by the server."""
     try:
-        found = _read(data)
+        parsed = _read(data)
     except MALFORMED as e:
-        raise AnswerError(f"the server sent what is no part of a chat completion ({e}): {shown(data)}") from None
-    if found.error is not None:
-        raise AnswerError(f"the server says: {message_of(data)}")
-    return found
+        raise AnswerError(f"the server sent a malformed chat completion chunk ({e}): {shown(data)}") from None
+    if parsed.error is not None:
+        raise AnswerError(f"the server reports: {message_of(data)}")
+    return parsed
 
 
 def message_of(body: bytes) -> str:
-    """Return what an error of a server says, on one line; of a page of HTML that it is one."""
+    """Return the message of a server's error on one line, or a note for an HTML page."""
     try:
-        said = msgspec.json.decode(body)
+        content = msgspec.json.decode(body)
     except MALFORMED:
         return "a page of HTML" if b"<html" in body[:2000].lower() else shown(body)
     for name in ("error", "message", "detail"):
-        said = said[name] if isinstance(said, dict) and said.get(name) else said
-    return shown((said if isinstance(said, str) else msgspec.json.encode(said).decode()).encode())
+        content = content[name] if isinstance(content, dict) and content.get(name) else content
+    return shown((content if isinstance(content, str) else msgspec.json.encode(content).decode()).encode())
 
 
 def shown(data: bytes) -> str:
-    """Return the beginning of what a server sent, on one line and without control characters."""
+    """Return the start of a server's text on one line without control characters."""
     text = " ".join(data[: 4 * SHOWN].decode(errors="replace").split())
     plain = "".join(c if c.isprintable() else "?" for c in text)
     return plain[:SHOWN] + ("…" if len(plain) > SHOWN else "") if plain else "nothing"
 
 
 class Exchange:
-    """Shut the connection of a request down when the response is overdue.
+    """Shut down the connection of a request when the response is overdue.
 
-    progress_s: longest time between signs of progress, which `renew` reports.
-    total_s: longest time of the whole response.
-    clock: seconds, for the times that are measured.
+    progress_s: maximum time between signs of progress, which `renew` reports.
+    total_s: maximum time of the whole response.
+    clock: returns seconds, for measured times.
 
-    `trace` is the request's trace extension of httpx: it yields the socket and the moment of sending. The request needs
-    a connection of its own.
+    `trace` is the request's trace extension of httpx: it gives the socket and the time of sending. The request needs
+    its own connection.
     """
 
     def __init__(
@@ -253,8 +253,8 @@ class Exchange:
         self._watch.join()
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Take in an event of httpcore: a new connection, TLS around it, or the request that is sent next."""
-        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):  # a handshake has one limit for all of it
+        """Handle an event of httpcore: a new connection, TLS around it, or the start of the request."""
+        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):  # one limit for the whole handshake
             self._socket = info["return_value"].get_extra_info("socket")
             if self.overdue:
                 self._shut_down()
@@ -264,11 +264,11 @@ class Exchange:
             self.renew()
 
     def renew(self) -> None:
-        """Begin the time until the next sign of progress again."""
+        """Restart the time limit of the next sign of progress."""
         self.until = min(time.monotonic() + self.progress_s, self.end)
 
     def finish(self, seconds: float) -> None:
-        """Set the time that is left once the response is whole. It is never overdue then."""
+        """Set the remaining time after a complete response, which cannot be overdue."""
         self._whole = True
         self.until = min(self.until, time.monotonic() + seconds)
         self._changed.set()
@@ -284,71 +284,66 @@ class Exchange:
                 self._changed.clear()
 
     def _shut_down(self) -> None:
-        """End the connection, so that a read or a write that waits for it returns."""
+        """Shut down the connection, so that a blocked read or write returns."""
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
 
-OVER = 1  # tokens above max_tokens that are accepted: an end token that is counted beside them
-HIDDEN = 16  # tokens without text that are accepted: end tokens, markers of thinking, what a draft has behind the end
+OVER = 1  # allowed tokens above max_tokens: a counted EOS
+HIDDEN = 16  # allowed tokens without text: EOS, reasoning markers, draft tokens past the end
 
 
 @dataclass(slots=True)
 class Answer:
-    """An answer as it came. Times are seconds from the moment that the request was sent.
+    """A received answer. Times are in seconds since the request was sent."""
 
-    max_tokens, stop: as they were asked for. counted: whether `tokens` is the server's own count, or the number of
-    `chunks`, pieces of text. text_bytes: of the text and of the thinking. ttft_s: to the first piece. drafted,
-    accepted: llama.cpp's counts of this request.
-    """
-
-    max_tokens: int = 0
-    stop: Sequence[str] = ()
+    max_tokens: int = 0  # as requested
+    stop: Sequence[str] = ()  # as requested
     text: str = ""
     finish: str = ""
     tokens: int = 0
-    counted: Literal["usage", "chunks"] = "chunks"
-    chunks: int = 0
-    text_bytes: int = 0
+    counted: Literal["usage", "chunks"] = "chunks"  # `tokens` is the server's count, or the number of `chunks`
+    chunks: int = 0  # pieces of text
+    text_bytes: int = 0  # of text and reasoning
     prompt_tokens: int | None = None
-    ttft_s: float | None = None
+    ttft_s: float | None = None  # to the first piece
     wall_s: float = 0.0
-    drafted: int | None = None
-    accepted: int | None = None
+    drafted: int | None = None  # llama.cpp's count of this request
+    accepted: int | None = None  # llama.cpp's count of this request
     parts: list[str] = field(default_factory=list)
 
-    def add(self, found: Event, at_s: float) -> bool:
-        """Take in an event that came `at_s` seconds after the request, and return whether the answer grew or ended.
+    def add(self, event: Event, at_s: float) -> bool:
+        """Add an event at `at_s` seconds after the request; return True if the answer grew or ended.
 
-        Raises AnswerError for more pieces of text than there can be tokens.
+        Raise AnswerError for more pieces of text than tokens are possible.
         """
         before = self.chunks, self.finish
-        for choice in found.choices or ():
+        for choice in event.choices or ():
             delta = choice.delta
-            thought = (delta.reasoning_content or delta.reasoning or "") if delta else ""
-            if delta and (delta.content or thought):
+            reasoning = (delta.reasoning_content or delta.reasoning or "") if delta else ""
+            if delta and (delta.content or reasoning):
                 self.parts.append(delta.content or "")
-                self.text_bytes += len((self.parts[-1] + thought).encode(errors="surrogatepass"))
+                self.text_bytes += len((self.parts[-1] + reasoning).encode(errors="surrogatepass"))
                 self.chunks += 1
                 self.ttft_s = at_s if self.ttft_s is None else self.ttft_s
                 self.wall_s = at_s
             if choice.finish_reason:
                 self.finish, self.wall_s = choice.finish_reason, at_s
-        if found.usage is not None:
-            self.tokens, self.prompt_tokens = found.usage.completion_tokens, found.usage.prompt_tokens
+        if event.usage is not None:
+            self.tokens, self.prompt_tokens = event.usage.completion_tokens, event.usage.prompt_tokens
             self.counted = "usage"
-        if found.timings is not None:
-            self.drafted, self.accepted = found.timings.draft_n, found.timings.draft_n_accepted
+        if event.timings is not None:
+            self.drafted, self.accepted = event.timings.draft_n, event.timings.draft_n_accepted
         if self.chunks > self.max_tokens + HIDDEN:
             raise AnswerError(f"the server sent {self.chunks} pieces of text with max_tokens {self.max_tokens}")
         return before != (self.chunks, self.finish)
 
     def checked(self) -> Answer:
-        """Return the answer when its stream has ended. Raises AnswerError for one that is not whole or cannot be."""
+        """Return the answer after the end of its stream. Raise AnswerError if it is incomplete or implausible."""
         if not self.finish:
-            what = f"after {self.chunks} pieces of text" if self.chunks else "before any text"
-            raise AnswerError(f"the stream ended {what}, and the server did not say that the answer was finished")
+            position = f"after {self.chunks} pieces of text" if self.chunks else "before any text"
+            raise AnswerError(f"the stream ended {position}, without a finish reason")
         if self.counted == "usage" and not self.tokens and self.chunks:
             raise AnswerError(f"the server counts 0 tokens in an answer of {self.chunks} pieces of text")
         if self.counted == "chunks":
@@ -362,16 +357,16 @@ class Answer:
         return self
 
     def _check_tokens(self) -> None:
-        """Raise AnswerError for more tokens than were asked for, or than the text has bytes."""
+        """Raise AnswerError for more tokens than requested, or than the text has bytes."""
         if self.tokens > self.max_tokens + OVER:
-            what = "counts" if self.counted == "usage" else "sent pieces of text that count as"
-            raise AnswerError(f"the server {what} {self.tokens} tokens with max_tokens {self.max_tokens}")
-        stop = max((len(text.encode()) for text in self.stop), default=0)  # a server keeps it out of the text
+            verb = "counts" if self.counted == "usage" else "sent pieces of text that count as"
+            raise AnswerError(f"the server {verb} {self.tokens} tokens with max_tokens {self.max_tokens}")
+        stop = max((len(text.encode()) for text in self.stop), default=0)  # not part of the text
         if self.tokens > self.text_bytes + stop + HIDDEN:
             raise AnswerError(f"the server counts {self.tokens} tokens in a text of {self.text_bytes} bytes")
 
     def _check_drafts(self) -> None:
-        """Raise AnswerError for more accepted tokens than were drafted, or than the answer has."""
+        """Raise AnswerError for more accepted tokens than drafted ones, or than the answer has."""
         accepted, drafted = self.accepted or 0, self.drafted or 0
         if accepted > drafted:
             raise AnswerError(f"the server counts {accepted} of {drafted} drafted tokens as accepted")
@@ -380,18 +375,18 @@ class Answer:
 
 
 Message = Mapping[str, str]
-PAGE_S = 10.0  # for a page other than an answer
+PAGE_S = 10.0  # time limit of pages other than answers
 PAGE = 4 << 20  # bytes of such a page
-DRAIN_S = 1.0  # for a stream to end behind its last event
-REFUSED = {401: "asks for a key, or for another one", 403: "refuses"}
+DRAIN_S = 1.0  # for a stream to end after its last event
+REFUSED = {401: "requires a key, or another one", 403: "refuses access"}
 TEXT = "text"
-KEY = "--api-key-env names the variable that holds the key"
+KEY = "--api-key-env names the variable with the key"
 
 
 class Server:
-    """A server that answers. url: of its API, which may hold a user and a password; `shown_url` does not.
+    """Client of one server. url: of its API, possibly with user and password; `shown_url` has neither.
 
-    timeout_s: the longest wait for the next piece of an answer. clock: seconds, for tests.
+    timeout_s: maximum wait for the next piece of an answer. clock: returns seconds, for tests.
     """
 
     def __init__(
@@ -404,8 +399,8 @@ class Server:
     ) -> None:
         self.label, self.url, self.clock, self.timeout_s = label, url.rstrip("/"), clock, timeout_s
         self.shown_url, self.model, self.usage = without_user(self.url), "", True
-        self.listed = 200  # how it answered when it was first asked for its models
-        self.no_counters = "" if find_spec("prometheus_client") else NEEDS  # why its counters are not read, in words
+        self.listed = 200  # status of the first request for its models
+        self.no_counters = "" if find_spec("prometheus_client") else NEEDS  # reason why its counters are not read
         self._secrets = [secret for secret in (key, urlsplit(url).password) if secret]
         headers = {"User-Agent": f"ssbench/{__version__}", "Accept-Encoding": "identity", "Connection": "close"}
         headers |= {"Authorization": f"Bearer {key}"} if key else {}
@@ -413,12 +408,12 @@ class Server:
             headers=headers,
             timeout=httpx.Timeout(timeout_s),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-            trust_env=not self.loopback,  # a proxy is for what is far away
+            trust_env=not self.loopback,  # proxies for remote servers only
         )
 
     @property
     def loopback(self) -> bool:
-        """Whether it is on this machine."""
+        """Return True if the server is on this machine."""
         host = urlsplit(self.url).hostname or ""
         try:
             return host == "localhost" or ip_address(host).is_loopback
@@ -427,7 +422,7 @@ class Server:
 
     @property
     def root(self) -> str:
-        """The address below which the pages lie that are no part of the API, `/metrics` among them."""
+        """Return the base address of pages outside the API, such as `/metrics`."""
         return self.url.removesuffix("/v1")
 
     def close(self) -> None:
@@ -435,7 +430,7 @@ class Server:
         self._client.close()
 
     def get(self, url: str) -> httpx.Response:
-        """Return a page, whatever its status. Raises AnswerError where there is none in time, or a longer one."""
+        """Return a page with any status. Raise AnswerError if it is late or too long."""
         with self._exchange("whole page", min(PAGE_S, self.timeout_s)) as exchange:
             response = self._send("GET", url, exchange)
             try:
@@ -444,31 +439,31 @@ class Server:
                 response.close()
 
     def alive(self) -> bool:
-        """Whether it answers at all, or as it did at first: some servers cannot list their models."""
+        """Return True if the server answers, or as at the start: some servers cannot list their models."""
         try:
             return self.get(f"{self.url}/models").status_code in (self.listed, *range(500))
         except AnswerError:
             return False
 
     def counters(self) -> Counters | None:
-        """Return what it has counted; None where that cannot be known, which `no_counters` explains from then on."""
+        """Return the server's counters; None if unavailable, with the reason in `no_counters`."""
         if self.no_counters:
             return None
         try:
             page = self.get(f"{self.root}/metrics")
         except AnswerError as e:
-            found: Counters | str = f"its /metrics does not answer: {e}"
+            counters: Counters | str = f"its /metrics does not answer: {e}"
         else:
-            found = read(page.text, self.model) if page.status_code == 200 else "it has no /metrics"
-        if isinstance(found, str):
-            self.no_counters = found
+            counters = read(page.text, self.model) if page.status_code == 200 else "it has no /metrics"
+        if isinstance(counters, str):
+            self.no_counters = counters
             return None
-        return found
+        return counters
 
     def ask(self, messages: Sequence[Message], settings: Mapping[str, Any], most_s: float | None = None) -> Answer:
-        """Return its answer to a conversation, streamed. most_s: seconds after which the answer is given up.
+        """Request a streamed answer to a conversation. most_s: time limit of the answer.
 
-        Raises AnswerError for whatever is no whole answer.
+        Raise AnswerError for an incomplete answer.
         """
         body = {"model": self.model, "messages": list(messages), "stream": True, **settings}
         body |= {"stream_options": {"include_usage": True}} if self.usage else {}
@@ -490,41 +485,39 @@ class Server:
         return answer.checked()
 
     def _send(self, method: str, url: str, exchange: Exchange, body: Any = None) -> httpx.Response:
-        """Return the response to a request as soon as its headers are there; its body is not read."""
+        """Send a request and return the response after its headers; the body is not read."""
         wait = min(exchange.progress_s, exchange.total_s)
-        traced = {"trace": exchange.trace}
-        request = self._client.build_request(method, url, json=body, timeout=wait, extensions=traced)
+        extensions = {"trace": exchange.trace}
+        request = self._client.build_request(method, url, json=body, timeout=wait, extensions=extensions)
         return self._client.send(request, stream=True)
 
     def _check(self, response: httpx.Response) -> None:
-        """Raise AnswerError for a response that is no stream of events."""
+        """Raise AnswerError for a response that is no event stream."""
         kind = response.headers.get("content-type", "").partition(";")[0].strip()
         if response.status_code != 200:
             raise self.refusal(_whole(response))
         if kind != "text/event-stream":
-            raise AnswerError(
-                f"{self.shown_url} answers with {kind or 'no type'}, where a stream of events was asked for"
-            )
+            raise AnswerError(f"{self.shown_url} answers with {kind or 'no type'} instead of an event stream")
 
     def refusal(self, response: httpx.Response) -> AnswerError:
-        """Return why a page was not given, in words."""
-        code, where = response.status_code, without_user(str(response.url))
+        """Return the error for a refused page."""
+        code, url = response.status_code, without_user(str(response.url))
         if code in REFUSED:
             return AnswerError(f"the server {REFUSED[code]} ({code}): {KEY}")
         hint = f"; is the address {self.shown_url}/v1?" if code == 404 and not self.url.endswith("/v1") else ""
-        said = self._hidden(message_of(response.content))
-        return StatusError(code, f"{where} answers {code} {response.reason_phrase}: {said}{hint}")
+        content = self._hidden(message_of(response.content))
+        return StatusError(code, f"{url} answers {code} {response.reason_phrase}: {content}{hint}")
 
     @contextmanager
     def _exchange(self, awaited: str, progress_s: float, total_s: float = math.inf) -> Iterator[Exchange]:
-        """Give the time limits of a request, and make every failure within an AnswerError without secrets.
+        """Apply the time limits of a request; turn every failure into an AnswerError without secrets.
 
-        awaited: the sign of progress, for the message.
+        awaited: name of the sign of progress, for the message.
         """
         with Exchange(progress_s, total_s, self.clock) as exchange:
             try:
                 yield exchange
-                late = exchange.overdue  # the end of a connection may be that of a body, too
+                late = exchange.overdue  # a closed connection may look like the end of the body
             except (AnswerError, httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, UnicodeError, OSError) as e:
                 late = exchange.overdue or isinstance(e, httpx.TimeoutException)
                 if not late:
@@ -532,18 +525,18 @@ class Server:
             if late:
                 limit = f"no {awaited} within {progress_s:g} s" + " (--endpoint-timeout)" * (awaited == TEXT)
                 if exchange.until >= exchange.end or total_s < progress_s:
-                    limit = f"no whole answer within {total_s:g} s (--timeout)"
+                    limit = f"no complete answer within {total_s:g} s (--timeout)"
                 raise AnswerError(f"{self.shown_url} sent {limit}")
 
     def _failure(self, error: Exception) -> AnswerError:
-        said = self._hidden(str(error)) or type(error).__name__
+        content = self._hidden(str(error)) or type(error).__name__
         if isinstance(error, AnswerError):
-            return error if said == str(error) else AnswerError(said)
+            return error if content == str(error) else AnswerError(content)
         if isinstance(error, httpx.InvalidURL | UnicodeError):
-            return AnswerError(f"{ascii(self.shown_url)} is no address of a server: {said}")
+            return AnswerError(f"{ascii(self.shown_url)} is no server address: {content}")
         if isinstance(error, httpx.ConnectError):
-            return AnswerError(f"cannot reach {self.shown_url}: {said}")
-        return AnswerError(f"the connection to {self.shown_url} broke: {said}")
+            return AnswerError(f"cannot reach {self.shown_url}: {content}")
+        return AnswerError(f"the connection to {self.shown_url} failed: {content}")
 
     def _hidden(self, text: str) -> str:
         for secret in self._secrets:
@@ -552,18 +545,18 @@ class Server:
 
 
 def _whole(response: httpx.Response) -> httpx.Response:
-    """Return a response with its body. Raises AnswerError for a body over the limit."""
+    """Return a response with its body. Raise AnswerError for a body over the limit."""
     body = bytearray()
     for piece in response.iter_bytes():
         body += piece
         if len(body) > PAGE:
             raise AnswerError(f"{without_user(str(response.url))} answers with over {PAGE >> 20} MiB")
-    kept = {name: response.headers[name] for name in ("content-type", "server") if name in response.headers}
-    return httpx.Response(response.status_code, headers=kept, content=bytes(body), request=response.request)
+    headers = {name: response.headers[name] for name in ("content-type", "server") if name in response.headers}
+    return httpx.Response(response.status_code, headers=headers, content=bytes(body), request=response.request)
 
 
 def _drain(pieces: Iterator[bytes], exchange: Exchange) -> None:
-    """Read what is behind the last event for a moment: a server may take a connection cut there for a cancellation."""
+    """Read until the end of the stream for a moment: some servers treat an early close as a cancellation."""
     exchange.finish(DRAIN_S)
     with suppress(httpx.HTTPError):
         for _ in pieces:
@@ -571,7 +564,7 @@ def _drain(pieces: Iterator[bytes], exchange: Exchange) -> None:
 
 
 class StatusError(AnswerError):
-    """A refusal with its status."""
+    """An HTTP error with its status."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)

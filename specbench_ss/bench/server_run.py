@@ -46,22 +46,22 @@ from specbench_ss.suite import Suite, SuiteData, SuiteRequest
 
 
 def counter_delta(before: Counters | None, after: Counters | None, tokens: int, answers: int = 1) -> Counters | None:
-    """Return what a server counted for some answers; None where it cannot be told from what it did for others.
+    """Return a server's counts for some answers; None if it also served other requests.
 
-    tokens: of these answers. A server that made more than these, and one for the end of each, answered somebody else;
-    so did one that accepted more than these, and what a draft may have behind the end of each.
+    tokens: of these answers. Other requests are detected by more generated tokens than these and one EOS each, or by
+    more accepted tokens than these and the draft tokens past each end.
     """
-    made = after.since(before) if before is not None and after is not None else None
-    if made is None or (made.generated is not None and made.generated > tokens + answers):
+    delta = after.since(before) if before is not None and after is not None else None
+    if delta is None or (delta.generated is not None and delta.generated > tokens + answers):
         return None
-    return made if made.accepted <= min(made.drafted, tokens + HIDDEN * answers) else None
+    return delta if delta.accepted <= min(delta.drafted, tokens + HIDDEN * answers) else None
 
 
 def to_record(row: SampleRecord, answer: Answer, counts: Counters | None) -> SampleRecord:
-    """Return the row with what came."""
+    """Fill the record with an answer and its counts."""
     row.text, row.finish, row.tokens = answer.text, answer.finish, answer.tokens
     row.counted, row.chunks, row.prompt_tokens = answer.counted, answer.chunks, answer.prompt_tokens
-    row.prefill_tokens = 1  # the first token is that of the prompt's pass, in every engine
+    row.prefill_tokens = 1  # in every engine the prefill gives the first token
     row.prefill_s, row.wall_s = answer.ttft_s or 0.0, answer.wall_s
     row.decode_s = answer.wall_s - row.prefill_s
     row.draft_nodes, row.accepted_tokens = answer.drafted, answer.accepted
@@ -70,13 +70,13 @@ def to_record(row: SampleRecord, answer: Answer, counts: Counters | None) -> Sam
     return row
 
 
-SHOWN = 8  # models that a message lists
+SHOWN = 8  # models listed in a message
 VERSIONS = {
     "/version": "version",
     "/props": "build_info",
     "/get_server_info": "version",
-}  # page -> the field that is kept
-UNKNOWN_FIELD = (400, 422)  # how a server refuses a request with a field that it does not know
+}  # page -> field with the version
+UNKNOWN_FIELD = (400, 422)  # statuses for a request with an unknown field
 
 
 class _Model(msgspec.Struct):
@@ -88,15 +88,15 @@ class _Models(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A server that answers, with what it told of itself. about: JSON-ready; it holds no secret."""
+class ProbedServer:
+    """A server that answered a probe. about: its description, JSON-ready and without secrets."""
 
     server: Server
     about: Mapping[str, Any]
 
 
 def connect(endpoint: Endpoint, url: str, key: str | None, timeout_s: float) -> Server:
-    """Return a server with its model. Raises UserError where it cannot be reached or has not the one model."""
+    """Return a server with its model. Raise UserError if it is unreachable or its model is missing or ambiguous."""
     server = Server(endpoint.label, url, key, timeout_s)
     try:
         server.model = _model(server, endpoint.model)
@@ -107,7 +107,7 @@ def connect(endpoint: Endpoint, url: str, key: str | None, timeout_s: float) -> 
 
 
 def _model(server: Server, wanted: str | None) -> str:
-    """Return the model to ask for. A name that the server does not list is tried: some load what they are asked for."""
+    """Return the requested model or the only one. Unlisted names are tried: some servers load models on request."""
     page = server.get(f"{server.url}/models")
     server.listed = page.status_code
     if page.status_code != 200:
@@ -119,12 +119,12 @@ def _model(server: Server, wanted: str | None) -> str:
     except MALFORMED:
         kind = page.headers.get("content-type", "no type").partition(";")[0]
         hint = "" if server.url.endswith("/v1") else f"; is the address {server.shown_url}/v1?"
-        raise AnswerError(f"{server.shown_url}/models answers with {kind}, which is no list of models{hint}") from None
+        raise AnswerError(f"{server.shown_url}/models answers with {kind} instead of a list of models{hint}") from None
     if wanted or len(names) == 1:
         return wanted or names[0]
     listed = ", ".join(sorted(names)[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
     raise AnswerError(
-        f"{server.shown_url} has {len(names)} models: name one with --endpoint-model{': ' * bool(names)}{listed}"
+        f"{server.shown_url} has {len(names)} models; choose one with --endpoint-model{': ' * bool(names)}{listed}"
     )
 
 
@@ -133,29 +133,29 @@ def _names(page: httpx.Response) -> list[str]:
 
 
 def probe(server: Server, settings: Mapping[str, Any]) -> Answer:
-    """Ask for one short answer, unmeasured. Raises UserError where there is none.
+    """Request one short answer, unmeasured. Raise UserError if there is none.
 
-    A server that refuses to be asked for its count of tokens is asked without from then on.
+    If the server rejects `stream_options`, later requests omit it.
     """
-    asked = {**settings, "max_tokens": min(4, int(settings.get("max_tokens", 4)))}
+    parameters = {**settings, "max_tokens": min(4, int(settings.get("max_tokens", 4)))}
     hello = [{"role": "user", "content": "Hello"}]
     try:
         try:
-            return server.ask(hello, asked)
+            return server.ask(hello, parameters)
         except StatusError as e:
             if e.code not in UNKNOWN_FIELD:
                 raise
             server.usage = False
             try:
-                return server.ask(hello, asked)
+                return server.ask(hello, parameters)
             except AnswerError:
-                raise e from None  # the field was not what it minded
+                raise e from None  # the field was not the cause
     except AnswerError as e:
-        raise UserError(f"{server.label}: {e}{_known(server)}") from None
+        raise UserError(f"{server.label}: {e}{_model_hint(server)}") from None
 
 
-def _known(server: Server) -> str:
-    """Say which models there are, where the one that is asked for is not among them."""
+def _model_hint(server: Server) -> str:
+    """Return a list of the server's models if the requested one is not among them, else ''."""
     try:
         names = _names(server.get(f"{server.url}/models"))
     except (AnswerError, *MALFORMED):
@@ -167,61 +167,61 @@ def _known(server: Server) -> str:
     )
 
 
-def about(server: Server, first: Answer) -> Found:
-    """Return a server with what it tells: its version, its software, and which counts can be had. first: of `probe`."""
+def about(server: Server, first: Answer) -> ProbedServer:
+    """Describe a server: version, software and available counts. first: the answer of `probe`."""
     version, software = _version(server)
     server.counters()
-    told = first.accepted is not None
+    in_answers = first.accepted is not None
     acceptance = "its counters in /metrics" if not server.no_counters else f"not measured: {server.no_counters}"
-    return Found(
+    return ProbedServer(
         server,
         {
             "place": "loopback" if server.loopback else "remote",
             "software": software,
             "version": version,
             "tokens": "usage" if first.counted == "usage" else "chunks",
-            "acceptance": "what it tells with each answer" if told else acceptance,
+            "acceptance": "reported with each answer" if in_answers else acceptance,
         },
     )
 
 
 def _version(server: Server) -> tuple[str | None, str | None]:
-    """Return the server's version and its header `Server`, as far as it tells them."""
+    """Return the server's version and its header `Server`, if it reports them."""
     software = None
     for page, name in VERSIONS.items():
         try:
-            found = server.get(f"{server.root}{page}")
-            software = software or found.headers.get("server")
-            said = msgspec.json.decode(found.content) if found.status_code == 200 else {}
+            response = server.get(f"{server.root}{page}")
+            software = software or response.headers.get("server")
+            content = msgspec.json.decode(response.content) if response.status_code == 200 else {}
         except (AnswerError, *MALFORMED):
             continue
-        if isinstance(said, dict) and isinstance(said.get(name), str):
-            return said[name], software
+        if isinstance(content, dict) and isinstance(content.get(name), str):
+            return content[name], software
     return None, software
 
 
-AS_SERVED = "as served"  # where a local run names a number format or a device
+AS_SERVED = "as served"  # number format and device of a served model
 
 
 def manifest_for(
-    config: RunConfig, data: SuiteData, found: Sequence[Found], command: Sequence[str]
+    config: RunConfig, data: SuiteData, probed: Sequence[ProbedServer], command: Sequence[str]
 ) -> Mapping[str, Any]:
     """Return the manifest of a run that is about to start, as JSON-ready data."""
-    baseline = found[0].server
+    baseline = probed[0].server
     model = dict.fromkeys(("hash", "parameters", "context_length", "chat_template"))
     model |= {"name": baseline.model, "dtype": AS_SERVED, "device": AS_SERVED}
-    methods = [_entry(one, baseline.label) for one in found]
+    methods = [_entry(server, baseline.label) for server in probed]
     return manifest_of(config, data, command, model, methods) | {"baseline": baseline.label}
 
 
-def _entry(found: Found, baseline: str) -> dict[str, Any]:
-    server, about = found.server, found.about
+def _entry(probed: ProbedServer, baseline: str) -> dict[str, Any]:
+    server, about = probed.server, probed.about
     version = {"version": about["version"]} if about["version"] else {}
     return {
         "label": server.label,
         "name": "endpoint",
         "options": {},
-        "resolved": {"url": server.shown_url, "model": server.model, **version},  # what --resume must find again
+        "resolved": {"url": server.shown_url, "model": server.model, **version},  # must be equal for --resume
         "served": {name: value for name, value in about.items() if name != "version"},
         "lossless": False,
         "reference": baseline,
@@ -244,24 +244,24 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
         return sample.question.messages(self.session.history(sample))
 
     def level(self, label: str, concurrency: int, repeat: int) -> None:
-        """Make one level and commit it."""
+        """Run one concurrency level and store it."""
         self.session.events.on_sample_start(label, f"{concurrency} in flight")
-        server, asked = self.session.servers[label], list(self.asked(label, concurrency, repeat))
+        server, requests = self.session.servers[label], list(self.asked(label, concurrency, repeat))
         with _in_flight(server, concurrency) as pool:
             before = server.counters()
             started, began = time.time(), server.clock()
             with gc_disabled():
-                sent = [pool.submit(self._answered, server, row, said) for row, said in asked if said is not None]
-                rows = [self._told(future) for future in as_completed(sent)]
+                sent = [pool.submit(self._run_request, server, row, text) for row, text in requests if text is not None]
+                rows = [self._reported(future) for future in as_completed(sent)]
             ended, wall_s = time.time(), server.clock() - began
         after = None if before is None else server.counters()
-        rows += [row for row, messages in asked if messages is None]  # whose history is missing
+        rows += [row for row, messages in requests if messages is None]  # the history is missing
         rows.sort(key=lambda row: row.index)
         level = ConcurrencyResult(label, concurrency, repeat, started, ended, wall_s, len(rows))
         self.run_dir.append_concurrency(_counted(level, rows, before, after), rows)
 
-    def _answered(self, server: Server, row: SampleRecord, messages: Messages) -> SampleRecord:
-        """Return the row of one request, filled; a failed one where there is no answer. Runs in a thread."""
+    def _run_request(self, server: Server, row: SampleRecord, messages: Messages) -> SampleRecord:
+        """Run one request in a thread and return its record, a failed one if there is no answer."""
         row.started = time.time()
         try:
             answer = server.ask(messages, self.session.settings(row.seed), self.session.timeout)
@@ -271,7 +271,7 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
         row.ended = time.time()
         return to_record(row, answer, None)
 
-    def _told(self, future: Future[SampleRecord]) -> SampleRecord:
+    def _reported(self, future: Future[SampleRecord]) -> SampleRecord:
         row = future.result()
         self.session.events.on_sample(row)
         self.session.ended(row)
@@ -280,7 +280,7 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
 
 @contextmanager
 def _in_flight(server: Server, concurrency: int) -> Iterator[ThreadPoolExecutor]:
-    """Give threads; where the block fails, what was not sent is not sent, and what is in flight is cut off."""
+    """Provide threads; if the block fails, cancel unsent requests and close those in flight."""
     pool = ThreadPoolExecutor(concurrency)
     try:
         yield pool
@@ -294,19 +294,19 @@ def _in_flight(server: Server, concurrency: int) -> Iterator[ThreadPoolExecutor]
 def _counted(
     level: ConcurrencyResult, rows: Sequence[SampleRecord], before: Counters | None, after: Counters | None
 ) -> ConcurrencyResult:
-    """Return the level with the counts of drafts: the server's own, or those that it told with each answer."""
+    """Return the level with draft counts: from the server's counters, or summed over the answers."""
     good = [row for row in rows if row.ok]
-    made = counter_delta(before, after, sum(row.tokens or 0 for row in good), len(good))
-    if made is not None and len(good) == len(rows):
-        return replace(level, drafts=made.drafts, draft_nodes=made.drafted, accepted_tokens=made.accepted)
+    delta = counter_delta(before, after, sum(row.tokens or 0 for row in good), len(good))
+    if delta is not None and len(good) == len(rows):
+        return replace(level, drafts=delta.drafts, draft_nodes=delta.drafted, accepted_tokens=delta.accepted)
     return replace(level, draft_nodes=counted(good, "draft_nodes"), accepted_tokens=counted(good, "accepted_tokens"))
 
 
-IN_A_ROW = 3  # failed requests after which a server is asked whether it is there at all
+IN_A_ROW = 3  # failed requests after which the server's availability is checked
 
 
 class ServedSession(Session):
-    """Asks servers, whose answers are compared with those of the first one. servers: by label, in order."""
+    """Session with served engines; answers are compared with those of the first server."""
 
     run_dir: RunDir
 
@@ -338,26 +338,26 @@ class ServedSession(Session):
     def warm_up(self) -> None:
         prompts = warmup_messages(self.data.questions, self.config.warmup)
 
-        def failed(label: str, error: BaseException) -> None:  # each of its samples is asked for all the same
+        def failed(label: str, error: BaseException) -> None:  # its samples are requested anyway
             self.warn_and_keep(f"{label} failed during warm-up: {error_text(error)}")
 
         warm_up(self.servers, prompts, self._warm_sample, self.warn_and_keep, failed)
 
     def _warm_sample(self, label: str, messages: list[dict[str, str]], max_new_tokens: int) -> float:
-        """Seconds per token of one unrecorded request."""
+        """Return seconds per token of one unrecorded request."""
         self.events.on_warm_up(label)
-        asked = self.settings(self.config.seed)
-        asked["max_tokens"] = min(max_new_tokens, asked["max_tokens"])
-        answer = self.servers[label].ask(messages, asked, self.timeout)
+        parameters = self.settings(self.config.seed)
+        parameters["max_tokens"] = min(max_new_tokens, parameters["max_tokens"])
+        answer = self.servers[label].ask(messages, parameters, self.timeout)
         return answer.wall_s / answer.tokens
 
     def run_sample(self, blank: SampleRecord, sample: Sample) -> tuple[SampleRecord, list[Step]]:
-        server, asked = self.servers[sample.method], sample.question.messages(self.history(sample))
+        server, messages = self.servers[sample.method], sample.question.messages(self.history(sample))
         before = server.counters()
         blank.started = time.time()
         with gc_disabled():
             try:
-                answer = server.ask(asked, self.settings(blank.seed), self.timeout)
+                answer = server.ask(messages, self.settings(blank.seed), self.timeout)
             except AnswerError:
                 self._failed[server.label] += 1
                 raise
@@ -367,11 +367,11 @@ class ServedSession(Session):
         return to_record(blank, answer, counter_delta(before, after, answer.tokens)), []
 
     def settings(self, seed: int) -> dict[str, Any]:
-        """Return how one answer is to be decoded."""
+        """Return the decoding parameters of one answer."""
         return settings(self.config, self.data.max_new_tokens, seed)
 
     def ended(self, row: SampleRecord) -> None:
-        """Count a failed request of a level. Raises UserError where the server is gone."""
+        """Count a failed request of a level. Raise UserError if the server does not answer any more."""
         self._failed[row.method] = 0 if row.ok else self._failed[row.method] + 1
         if not row.ok:
             self.after_failure(row)
@@ -381,16 +381,16 @@ class ServedSession(Session):
         if self._failed[row.method] >= IN_A_ROW and not server.alive():
             raise UserError(
                 f"{row.method} at {server.shown_url} failed {self._failed[row.method]} times in a row and does not "
-                f"answer any more: what is in {self.run_dir.path} is whole, and --resume goes on"
+                f"answer any more; {self.run_dir.path} is intact, continue with --resume"
             )
 
     def verdict(self, sample: Sample, row: SampleRecord, reference: SampleRecord) -> OutputMatch:
-        """Compare two answers as texts: a server sends no tokens, and does not promise the same ones."""
-        mine, theirs = row.text or "", reference.text or ""
-        if mine == theirs:
+        """Compare two answers as texts, since a server sends no tokens."""
+        text, expected = row.text or "", reference.text or ""
+        if text == expected:
             return OutputMatch(*row.key, verdict="identical")
         at = next(
-            (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs))
+            (i for i, (a, b) in enumerate(zip(text, expected, strict=False)) if a != b), min(len(text), len(expected))
         )
         return OutputMatch(*row.key, verdict="text differs", reason=f"from character {at} on")
 
@@ -400,7 +400,7 @@ class ServedSession(Session):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run will do. samples: those with one request in flight."""
+    """A checked run. samples: number of samples with one request in flight."""
 
     config: RunConfig
     suite: Suite
@@ -413,11 +413,11 @@ class Plan:
 class PreparedRun(run_loop.PreparedRun):
     """A run about to start."""
 
-    found: Sequence[Found]
+    found: Sequence[ProbedServer]
 
 
 def check(config: RunConfig, where: OutputOptions) -> Plan:
-    """Return what is asked for. Raises UserError, before any server is contacted. Leaves nothing behind."""
+    """Check a run without contacting servers or writing files. Raise UserError."""
     suite = registry.load_suite(config.suite)
     if check_out(where):
         check_same_config(where.out, read_run(where.out).manifest["config"], config.as_dict())
@@ -426,24 +426,24 @@ def check(config: RunConfig, where: OutputOptions) -> Plan:
     check_texts(data)
     samples = sum(len(q.turns) for q in data.questions) * config.repeats * len(config.endpoints)
     if samples > MOST_SAMPLES:
-        raise UserError(f"the run would have {samples:,} samples; at most {MOST_SAMPLES:,} are made: fewer --repeats")
+        raise UserError(f"the run would have {samples:,} samples, more than {MOST_SAMPLES:,}; use fewer --repeats")
     return Plan(config, suite, data, samples)
 
 
 def measure(
     plan: Plan, where: OutputOptions, access: Access, command: Sequence[str], watch: Watch = unwatched
 ) -> Results:
-    """Make the run that was checked, or go on with it. command: how it was asked for, for its manifest.
+    """Run or continue the checked run. command: the command line, for the manifest.
 
-    Raises UserError where a server does not answer a first short question.
+    Raise UserError if a server does not answer a probe.
     """
     config, data = plan.config, plan.data
     with connected(config, access) as servers, ExitStack() as stack:
-        asked = settings(config, data.max_new_tokens, config.seed)
-        found = [about(server, probe(server, asked)) for server in servers]
-        manifest = dict(manifest_for(config, data, found, access.hidden(command)))
+        parameters = settings(config, data.max_new_tokens, config.seed)
+        probed = [about(server, probe(server, parameters)) for server in servers]
+        manifest = dict(manifest_for(config, data, probed, access.hidden(command)))
         run_dir = stack.enter_context(RunDir.open(where, manifest, data.questions))
-        events = stack.enter_context(watch(PreparedRun(plan=plan, run_dir=run_dir, found=found)))
+        events = stack.enter_context(watch(PreparedRun(plan=plan, run_dir=run_dir, found=probed)))
         by_label = {server.label: server for server in servers}
         ServedSession(config, plan.suite, data, by_label, run_dir, events, where).run()
         return finished(run_dir, events)
@@ -451,7 +451,7 @@ def measure(
 
 @contextmanager
 def connected(config: RunConfig, access: Access) -> Iterator[list[Server]]:
-    """Give the servers, each with its model, as `connect` does, and close them at the end."""
+    """Connect to the servers with their models, and close the connections at the end."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(closing(connect(endpoint, url, key, access.timeout_s)))

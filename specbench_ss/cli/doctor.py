@@ -22,13 +22,13 @@ def command(
         bool,
         typer.Option(
             "--calibrate",
-            help="Measure how fast the device reads memory, multiplies matrices and starts operators, and keep that "
-            "for later runs. Takes some seconds, during which nothing else should run.",
+            help="Measure memory bandwidth, GEMM throughput and launch latency of the device, and store them for "
+            "later runs. It takes some seconds, during which nothing else should run.",
         ),
     ] = False,
     device: Annotated[str, typer.Option(help=DEVICE)] = "auto",
 ) -> None:
-    """Say what is known of this machine: device, versions, what can be recorded of it, and its measured limits."""
+    """Show this machine's device, versions, available telemetry, and measured limits."""
     check_one_device(device, "doctor")
     here, chosen = environment(), torch.device(resolve_device(device))
     _versions(here, chosen)
@@ -53,26 +53,26 @@ def _versions(here: dict[str, Any], device: torch.device) -> None:
 
 
 def _telemetry(device: torch.device) -> None:
-    """Print what a run can read of the machine, by trying."""
+    """Print the available telemetry of the machine."""
     sampler = sampler_for(device, 1.0)
     assert sampler is not None
-    with sampler.watch() as seen:
+    with sampler.watch() as readings:
         time.sleep(0.02)
     sampler.close()
-    print(f"{'telemetry':<12}{', '.join(sorted(seen.columns))}")
-    if device.type == "cuda" and not any(name.startswith("nvml_") for name in seen.columns):
-        print(f"{'':<12}nothing of the GPU: the driver's library libnvidia-ml cannot be asked")
+    print(f"{'telemetry':<12}{', '.join(sorted(readings.columns))}")
+    if device.type == "cuda" and not any(name.startswith("nvml_") for name in readings.columns):
+        print(f"{'':<12}no GPU readings: libnvidia-ml is not available")
 
 
 def _limits(limits: MachineLimits | None) -> None:
     if limits is None:
-        print(f"{'limits':<12}not measured; `ssbench doctor --calibrate` does that")
+        print(f"{'limits':<12}not measured; run `ssbench doctor --calibrate`")
         return
 
     threads = f", {limits.threads} threads" if limits.threads else ""
     print(f"{'limits':<12}measured {limits.made} with torch {limits.torch}{threads}")
     if limits.busy:
-        print(f"{'':<12}too low, perhaps: when they were measured, {limits.busy}")
+        print(f"{'':<12}possibly too low: during the measurement, {limits.busy}")
     print(f"{'  reading':<12}{limits.read_bytes_per_s / 1e9:.1f} GB/s from memory, beyond the last cache")
     for dtype, rate in limits.flops_per_s.items():
         print(f"{'  products':<12}{format_number(rate / 1e9)} GFLOP/s in {dtype}")

@@ -35,27 +35,26 @@ def command(
     form: Annotated[
         Form,
         typer.Option(
-            help="specbench: an answer file for each method, as Spec-Bench has them. csv, parquet: samples, steps, "
-            "sameness and summary. markdown: the summary as a table."
+            help="specbench: one answer file per method in Spec-Bench's format. csv, parquet: samples, steps, output "
+            "matches and summary. markdown: the summary as a table."
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Folder outside of run directories, RUN/FORM if not given; of markdown a file, the terminal if not "
-            "given.",
+            help="Folder outside of run directories. Default: RUN/FORM. For markdown: a file, by default the terminal.",
         ),
     ] = None,
 ) -> None:
-    """Write a run in the form of another tool. Says so where the run is not complete."""
-    done = read_run(run)
-    if not done.rows:
-        raise UserError(f"nothing to export: {run} has no sample")
-    if lacking := unfinished(done):
+    """Write a run in the format of another tool, with a warning if the run is incomplete."""
+    stored = read_run(run)
+    if not stored.rows:
+        raise UserError(f"nothing to export: {run} has no samples")
+    if lacking := unfinished(stored):
         print(f"ssbench: warning: {run} is {lacking}", file=sys.stderr)
     try:
-        _write(done, form, out)
+        _write(stored, form, out)
     except OSError as error:
         raise UserError(f"cannot write {out or run}: {os_reason(error)}") from error
 
@@ -73,20 +72,20 @@ def _write(run: Run, form: Form, out: Path | None) -> None:
     if folder.resolve() != run.path.resolve() / form:
         _check_outside(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for said in exchange.FOLDERS[form](analyse(run), folder):
-        print(f"ssbench: warning: {said}", file=sys.stderr)
+    for problem in exchange.FOLDERS[form](analyse(run), folder):
+        print(f"ssbench: warning: {problem}", file=sys.stderr)
     print(f"written: {folder}")
 
 
 def _check_outside(out: Path) -> None:
-    """Raise UserError for a path that is a run directory or lies in one: a method may be called as one of its files."""
+    """Raise UserError for a path in a run directory: a method may have the name of one of its files."""
     if run := run_around(out):
-        raise UserError(f"--out {out} lies in the run directory {run}: give a path outside of it")
+        raise UserError(f"--out {out} is in the run directory {run}; give a path outside of it")
 
 
 def import_specbench(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILES", help="Answer files, one a method, the baseline's among them.")
+        list[Path], typer.Argument(metavar="FILES", help="Answer files, one per method, including the baseline's.")
     ],
     baseline: Annotated[
         str | None,
@@ -95,13 +94,13 @@ def import_specbench(
             help="Name of the baseline's file, without .jsonl. Default: the one called ar, vanilla or baseline.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Score answer files of Spec-Bench again: the same counting for all, intervals, and what the files cannot tell."""
+    """Score answer files of Spec-Bench again, with the same counting for all, intervals, and notes on missing data."""
     rows = rescored(files, baseline)
     if as_json:
-        said = {"notes": list(limitations(rows)), "rows": [asdict(row) for row in rows]}
-        print(json.dumps(said, indent=1, ensure_ascii=False))
+        content = {"notes": list(limitations(rows)), "rows": [asdict(row) for row in rows]}
+        print(json.dumps(content, indent=1, ensure_ascii=False))
     else:
         _print_rescored(rows)
 
@@ -113,8 +112,8 @@ def _print_rescored(rows: list[RescoredRow]) -> None:
     shown = [*(task for task in tasks if task != OVERALL and len(tasks) > 2), OVERALL]
     for task in shown:
         _print_task(task, tasks[task], console)
-    for said in limitations(rows):
-        console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
+    for note in limitations(rows):
+        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_task(task: str, rows: list[RescoredRow], console: object) -> None:

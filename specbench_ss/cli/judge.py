@@ -20,7 +20,7 @@ from specbench_ss.runs.run_dir import read_run
 
 def command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run.")],
-    model: Annotated[str, typer.Option("--model", help="Name of the judging model, as its endpoint knows it.")],
+    model: Annotated[str, typer.Option("--model", help="Name of the judge model at its endpoint.")],
     base_url: Annotated[
         str,
         typer.Option(
@@ -37,49 +37,49 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Prompts in the form of MT-Bench's judge_prompts.jsonl. Default: the suite's own, where it has some "
-            "and they were fetched, else short ones of this project.",
+            help="Prompts in the format of MT-Bench's judge_prompts.jsonl. Default: the suite's fetched prompts, else "
+            "short ones of this project.",
         ),
     ] = None,
     price: Annotated[
         str | None,
         typer.Option(metavar="IN,OUT", help="Price of a million tokens sent and received, for the estimate."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer of the judge, in tokens.")] = 1024,
-    retries: Annotated[int, typer.Option(min=0, help="How often a request that failed is tried again.")] = 5,
-    workers: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 4,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of the judge's answer in tokens.")] = 1024,
+    retries: Annotated[int, typer.Option(min=0, help="Number of retries of a failed request.")] = 5,
+    workers: Annotated[int, typer.Option(min=1, help="Number of concurrent requests.")] = 4,
 ) -> None:
-    """Let a model rate a run's answers from 1 to 10. What it costs is printed first; --yes sends the answers."""
-    done = read_run(run)
-    chosen = [part for part in (methods or "").split(",") if part]
-    found = plan(done, Judge.at(model, base_url, max_tokens), _prompts(done, prompts), chosen)
-    _print_plan(found, base_url, max_tokens, _prices(price))
-    if not found.keys:
+    """Let a model rate a run's answers from 1 to 10. The cost is printed first; --yes sends the answers."""
+    stored = read_run(run)
+    labels = [part for part in (methods or "").split(",") if part]
+    planned = plan(stored, Judge.at(model, base_url, max_tokens), _prompts(stored, prompts), labels)
+    _print_plan(planned, base_url, max_tokens, _prices(price))
+    if not planned.keys:
         print("Every answer has its verdict.")
-    elif not yes and found.to_send:
+    elif not yes and planned.to_send:
         print("Nothing was sent. Add --yes to send these.")
         return
     else:
         try:
-            unrated = judge(run, found, Endpoint(model, base_url, retries, max_tokens).ask, workers, _told)
+            unrated = judge(run, planned, Endpoint(model, base_url, retries, max_tokens).ask, workers, _progress)
         finally:
             if problem := rewrite_scores(run):
                 print(f"ssbench: warning: {problem}", file=sys.stderr)
         if unrated:
-            print(f"ssbench: warning: {unrated} replies have no rating; judge again to ask anew", file=sys.stderr)
+            print(f"ssbench: warning: {unrated} replies have no rating; repeat the command to retry", file=sys.stderr)
     _print_scores(read_run(run))
 
 
-def _prompts(run: Run, given: Path | None) -> Prompts:
-    """Return the prompts that are given, the suite's, or the project's own."""
-    if given is None:
+def _prompts(run: Run, file: Path | None) -> Prompts:
+    """Return the given prompts, the suite's, or those of this project."""
+    if file is None:
         data = run.manifest["config"].get("data")
         try:
             suite = registry.load_suite(run.manifest["suite"]["name"])
-        except UserError:  # a plugin's, which is not installed here
+        except UserError:  # of a plugin that is not installed
             return Prompts()
-        given = suite.judge_prompts(None if data is None else Path(data))
-    return Prompts() if given is None else FilePrompts(given)
+        file = suite.judge_prompts(None if data is None else Path(data))
+    return Prompts() if file is None else FilePrompts(file)
 
 
 def _prices(text: str | None) -> tuple[float, float] | None:
@@ -88,16 +88,16 @@ def _prices(text: str | None) -> tuple[float, float] | None:
     try:
         sent, received = (float(part) for part in text.split(","))
     except ValueError:
-        raise typer.BadParameter(f"--price {text} is not two numbers, as in 2.5,10") from None
+        raise typer.BadParameter(f"--price must be two numbers, as in 2.5,10, not {text}") from None
     return sent, received
 
 
 def _print_plan(plan: Plan, base_url: str, max_tokens: int, prices: tuple[float, float] | None) -> None:
     calls, sent = len(plan.to_send), plan.input_tokens
     print(f"judge      {plan.judge.name} at {base_url}, prompts {plan.prompts}, temperature 0")
-    print(f"answers    {plan.answers}, of which {len(plan.messages)} differ")
+    print(f"answers    {plan.answers}, {len(plan.messages)} of them different")
     if plan.left_out:
-        print(f"left out   {plan.left_out} answers to a third or later turn, which these prompts are not made for")
+        print(f"left out   {plan.left_out} answers to a third or later turn, which these prompts do not support")
     if plan.damaged:
         print(f"skipped    {plan.damaged} answers, since their question or an answer before them is lost")
     print(f"calls      {calls}: about {sent:,} tokens sent, at most {calls * max_tokens:,} received")
@@ -106,7 +106,7 @@ def _print_plan(plan: Plan, base_url: str, max_tokens: int, prices: tuple[float,
         print(f"cost       at most about {most:.2f}, by the prices given")
 
 
-def _told(done: int, calls: int) -> None:
+def _progress(done: int, calls: int) -> None:
     if sys.stderr.isatty():
         print(f"\rjudged {done} of {calls}", end="\n" if done == calls else "", file=sys.stderr, flush=True)
 
@@ -118,5 +118,5 @@ def _print_scores(run: Run) -> None:
             f"{row.method:<10} judged {format_number(row.judge_score)} over {pluralize(row.judge_score_n, 'question')}"
         )
     if not rated:
-        raise UserError("no reply of the judge held a rating, so there is nothing to show")
-    print(f"in every table from now on: ssbench report {run.path}")
+        raise UserError("no reply of the judge has a rating")
+    print(f"tables with these ratings: ssbench report {run.path}")

@@ -42,14 +42,14 @@ ASKED = "asked.json"
 
 
 class _Asked(msgspec.Struct):
-    """What is read of either file. A result has more fields."""
+    """Common fields of the request file and a result file."""
 
     experiment: str
     request: dict[str, Any]
 
 
 def check_folder(folder: Path, name: str, request: Request) -> bool:
-    """Say whether the folder was begun; raise UserError where that was for something else, or with other options."""
+    """Return True if the folder has a request; raise UserError if it is for another experiment or other options."""
     file = folder / ASKED
     try:
         asked = user_files.decoder(_Asked)(file.read_bytes())
@@ -58,18 +58,18 @@ def check_folder(folder: Path, name: str, request: Request) -> bool:
     except OSError as error:
         raise UserError(f"cannot read {file}: {os_reason(error)}") from None
     except ValueError as error:
-        raise UserError(f"{file} is damaged: {error}; give another --out") from None
+        raise UserError(f"{file} is damaged: {error}; use another --out") from None
     if asked.experiment != name:
-        raise UserError(f"{folder} holds {asked.experiment}, not {name}: give another --out")
-    begun, now = plain(asdict(Request())) | asked.request, plain(asdict(request))
-    other = [f"{_flag(f)} {_told(begun[f])}, not {_told(now[f])}" for f in now if begun[f] != now[f]]
+        raise UserError(f"{folder} has {asked.experiment}, not {name}; use another --out")
+    stored, now = plain(asdict(Request())) | asked.request, plain(asdict(request))
+    other = [f"{_flag(f)} {_text(stored[f])}, not {_text(now[f])}" for f in now if stored[f] != now[f]]
     if other:
-        raise UserError(f"{folder} was begun with {', '.join(other)}: give another --out")
+        raise UserError(f"{folder} was started with {', '.join(other)}; use another --out")
     return True
 
 
 def begin_folder(folder: Path, name: str, request: Request) -> None:
-    """Note in the folder what it is for, unless it says so already. Raises UserError as `check_folder` does."""
+    """Store the request in a new folder. Raise UserError as `check_folder` does."""
     if check_folder(folder, name, request):
         return
     try:
@@ -84,12 +84,12 @@ def _flag(field: str) -> str:
     return flag("set" if field == "settings" else field)
 
 
-def _told(value: Any) -> str:
+def _text(value: Any) -> str:
     return "nothing" if value in (None, []) else " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def make(experiment: Experiment, request: Request, where: OutputOptions) -> None:
-    """Measure a table or figure, print it, and write its files and its page. Raises UserError where nothing can run."""
+    """Measure a table or figure, print it, and write its files and page. Raise UserError if nothing can run."""
     begin_folder(where.out, experiment.name, request)
     runs = list[str]()
     result = experiment.run(_bench(request, where, experiment.recording, runs))
@@ -118,49 +118,49 @@ def make(experiment: Experiment, request: Request, where: OutputOptions) -> None
 
 
 def check_settings(request: Request) -> None:
-    """Raise UserError where a --set is wrong."""
+    """Raise UserError for an invalid --set."""
     for method, options in read_settings(request.settings).items():
         registry.method_options(MethodSpec(method, options))
 
 
 def without_effect(settings: Sequence[str], configs: Iterable[RunConfig]) -> list[str]:
-    """Return those of METHOD.OPTION=VALUE that none of these runs has: all of them set this option themselves."""
-    has = {(s.name, *option) for config in configs for s in config.methods for option in s.options.items()}
+    """Return the METHOD.OPTION=VALUE settings that no run uses, since the experiment sets the option itself."""
+    used = {(s.name, *option) for config in configs for s in config.methods for option in s.options.items()}
     return [
         text
         for text in settings
         for method, options in read_settings([text]).items()
-        if not any((method, *option) in has for option in options.items())
+        if not any((method, *option) in used for option in options.items())
     ]
 
 
 def claims_of(experiment: Experiment, result: Result) -> list[Claim]:
-    """Return what the paper says, held against the result; where that fails, one open claim that says why."""
+    """Compare the paper's claims with the result; if that fails, return one open claim with the reason."""
     try:
         return list(experiment.claims(result))
-    except Exception as error:  # a result with other rows than usual: hours of work stand behind it
-        return [Claim("What the paper says of it", None, f"could not be held against this result: {error_text(error)}")]
+    except Exception as error:  # unusual rows must not lose a result of hours
+        return [Claim("Claims of the paper", None, f"could not be compared with this result: {error_text(error)}")]
 
 
 def _bench(request: Request, where: OutputOptions, recording: Recording, runs: list[str]) -> Bench:
-    """Return what the experiment works with. runs: receives the names of the runs that it makes."""
+    """Return the experiment's bench. runs: receives the names of its runs."""
 
     def measure(config: RunConfig, name: str) -> Results:
         folder = where.out / name
         resume = where.resume and (folder / MANIFEST).exists()
-        done = make_run(config, OutputOptions(folder, resume, recording=recording))
+        results = make_run(config, OutputOptions(folder, resume, recording=recording))
         runs.append(name)
-        return done
+        return results
 
     def target() -> Any:
-        like = {name: getattr(request, name) for name in ("dtype", "device", "chat_template")}
-        return load_target(request.model, engine="auto", **like)
+        options = {name: getattr(request, name) for name in ("dtype", "device", "chat_template")}
+        return load_target(request.model, engine="auto", **options)
 
     return Bench(request, where.out, measure, target, lambda text: print(text, file=sys.stderr))
 
 
 def _facts(about: dict[str, Any]) -> dict[str, str]:
-    """Say how a result was made, in texts for people."""
+    """Return the conditions of a result for readers."""
     here = about["environment"]
     gpus = ", ".join(gpu["name"] for gpu in here["gpus"])
     packages = {k: v for k, v in here["packages"].items() if v}
@@ -180,7 +180,7 @@ ROWS = 40  # of a table on the page
 
 
 class _Stored(msgspec.Struct, frozen=True):
-    """What is read of an experiment's result.json."""
+    """Fields of an experiment's result.json."""
 
     claims: tuple[Claim, ...] = ()
     grids: tuple[Grid, ...] = ()
@@ -190,7 +190,7 @@ class _Stored(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What became of one table or figure. problem: why it was not made. lacking: rows that need what is not here."""
+    """Outcome of one table or figure. problem: reason of a failure. lacking: rows with missing requirements."""
 
     experiment: Experiment
     stored: _Stored = _Stored()
@@ -205,9 +205,9 @@ def _describe_all(where: OutputOptions) -> None:
 
 
 def make_all(request: Request, where: OutputOptions) -> None:
-    """Make everything, each in a folder of its own, and write the page after each. What was made stays made.
+    """Run every experiment in its own folder and write the page after each. Finished ones are kept.
 
-    What cannot run here is told on the page and stops nothing. Options that a table has no use for are left out for it.
+    The page lists failures, which stop nothing. Options that an experiment does not use are omitted for it.
     """
     experiments, items = _experiments(), list[Item]()
     begin_folder(where.out, ALL, request)
@@ -222,8 +222,8 @@ def make_all(request: Request, where: OutputOptions) -> None:
 
 def _experiments() -> list[Experiment]:
     """Return every experiment, table 2 before table 10."""
-    found = registry.load_all(registry.EXPERIMENTS)
-    return [found[name]() for name in sorted(found, key=_in_order)]
+    experiments = registry.load_all(registry.EXPERIMENTS)
+    return [experiments[name]() for name in sorted(experiments, key=_in_order)]
 
 
 def _in_order(name: str) -> list[str]:
@@ -231,7 +231,7 @@ def _in_order(name: str) -> list[str]:
 
 
 def _item(experiment: Experiment, request: Request, where: OutputOptions) -> Item:
-    """Make one of them, unless it was made in an earlier session."""
+    """Run one experiment unless it is finished."""
     own, folder, lacking = _used(experiment, request), where.out / experiment.name, tuple[str, ...]()
     try:
         lacking = tuple(f"{part.name} needs {part.missing}" for part in experiment.parts(own) if part.missing)
@@ -239,13 +239,13 @@ def _item(experiment: Experiment, request: Request, where: OutputOptions) -> Ite
         if not (folder / FIGURE).exists():
             make(experiment, own, OutputOptions(folder, resume=folder.exists()))
         stored = user_files.decoder(_Stored)((folder / RESULT).read_bytes())
-    except Exception as error:  # one of them: the others are worth having
+    except Exception as error:  # the others continue
         return Item(experiment, lacking=lacking, problem=error_text(error))
     return Item(experiment, stored, lacking)
 
 
 def _used(experiment: Experiment, request: Request) -> Request:
-    """Return the request without what makes no difference to this experiment."""
+    """Return the request with only the options that this experiment uses."""
     default = Request()
     idle = {f.name: getattr(default, f.name) for f in fields(Request) if f.name not in experiment.uses}
     own = replace(request, **idle)
@@ -253,41 +253,41 @@ def _used(experiment: Experiment, request: Request) -> Request:
 
 
 def _has_use(setting: str, experiment: Experiment, request: Request) -> bool:
-    """Say whether one of the experiment's runs decodes with METHOD.OPTION=VALUE."""
+    """Return True if one of the experiment's runs uses METHOD.OPTION=VALUE."""
     try:
         configs = experiment.configs(replace(request, settings=(setting,)))
-    except UserError:  # it has no such method
+    except UserError:  # the experiment has no such method
         return False
     return not without_effect([setting], configs.values())
 
 
 def _lines(items: Sequence[Item], request: Request) -> Iterator[str]:
-    given = {name: value for name, value in asdict(request).items() if value != getattr(Request(), name)}
+    changed = {name: value for name, value in asdict(request).items() if value != getattr(Request(), name)}
     counts = Counter(claim.verdict for item in items for claim in item.stored.claims)
     yield "# The papers' tables and figures, measured again"
     yield ""
-    options = "".join(f", {name} {value}" for name, value in given.items() if name != "model")
-    told = ", ".join(f"{counts[verdict]} *{verdict}*" for verdict in VERDICTS)
+    options = "".join(f", {name} {value}" for name, value in changed.items() if name != "model")
+    verdicts = ", ".join(f"{counts[verdict]} *{verdict}*" for verdict in VERDICTS)
     yield (
-        f"On {request.model}{options}. Statements of the papers held against what was found here: {told}. *open*: "
-        "intervals overlap, or a part was not measured; *tends*: single values were compared, which have no intervals. "
-        "Published numbers are of other models and another machine: what is held against them is their order and their "
-        "direction, never their size."
+        f"On {request.model}{options}. Statements of the papers compared with these results: {verdicts}. *open*: "
+        "intervals overlap, or a part was not measured; *tends*: single values without intervals were compared. "
+        "Published numbers are of other models and another machine, so only their order and direction are compared, "
+        "not their size."
     )
     for item in items:
         yield from ("", f"## {item.experiment.name}: {item.experiment.title}", "")
         if item.problem:
             yield from (f"{item.experiment.source}.", "", f"Not made: {item.problem}")
             continue
-        yield from (f"{item.experiment.source}. [The whole of it]({item.experiment.name}/{FIGURE}).", "")
-        head, found = ("the paper says", "here", "found"), item.stored
-        if found.claims:
-            yield table(head, [(claim.says, claim.verdict, claim.found) for claim in found.claims], head)
+        yield from (f"{item.experiment.source}. [Full result]({item.experiment.name}/{FIGURE}).", "")
+        head, stored = ("statement of the paper", "here", "found"), item.stored
+        if stored.claims:
+            yield table(head, [(claim.says, claim.verdict, claim.found) for claim in stored.claims], head)
         else:
-            yield "No statement of the paper is held against it here."
+            yield "No statement of the paper is compared with it here."
         if item.lacking:
             yield from ("", f"Left out: {'; '.join(item.lacking)}.")
-        numbers = Result(tuple(grid for grid in found.grids if grid.name != CLAIMS), (), found.lines, found.notes)
+        numbers = Result(tuple(grid for grid in stored.grids if grid.name != CLAIMS), (), stored.lines, stored.notes)
         yield from ("", "<details><summary>The numbers</summary>", *markdown(numbers, ROWS), "", "</details>")
 
 
@@ -297,8 +297,8 @@ class PaperOptions(CommandOptions):
 
     name: str = option(
         MISSING,
-        "Name of a table or figure; `ssbench paper list` shows all names. all: everything that can run, one after the "
-        "other, and a page that says what agrees with the papers.",
+        "Name of a table or figure; `ssbench paper list` shows all names. all: run everything possible, and write a "
+        "page that compares it with the papers.",
         metavar="NAME",
         position=True,
     )
@@ -309,8 +309,7 @@ class PaperOptions(CommandOptions):
     )
     limit: AtLeast0 | None = same(
         "limit",
-        help="Ask at most this many questions of each task; 0 asks all of them. Where training steps are timed: how "
-        "many, at least four.",
+        help="Maximum number of questions per task. 0: all. For timed training steps: their number, at least four.",
     )
     set: list[str] | None = same("set")
     data: Path | None = same(
@@ -322,9 +321,8 @@ class PaperOptions(CommandOptions):
     device: str = same("device", help=DEVICE)
     published: bool = option(
         False,
-        "In tables, draft as the papers do: streams with 120 nodes of which 32 are kept, which see the 64 tokens that "
-        "count most, and the published trees of Medusa, Hydra and EAGLE. Otherwise every drafter has the tree that "
-        "came with its weights.",
+        "In tables, draft as in the papers: streams with 120 nodes of which 32 are kept and top-64 stream attention, "
+        "and the published trees of Medusa, Hydra and EAGLE. Otherwise every drafter uses the tree of its weights.",
     )
     out: Path | None = same("out", help="Folder that the results are written to.  [default: runs/TIME-paper-NAME]")
     resume: bool = same("resume", help="Continue the unfinished work in --out.")
@@ -332,21 +330,21 @@ class PaperOptions(CommandOptions):
 
     @property
     def request(self) -> Request:
-        """What is asked of an experiment."""
+        """Return the request to an experiment."""
         own = {f.name: getattr(self, f.name) for f in fields(Request) if f.name != "settings"}
         own["data"] = None if self.data is None else str(self.data)
         return Request(**own, settings=tuple(self.set or ()))
 
 
 def command(ctx: typer.Context, **given: Any) -> None:
-    """Measure a table or figure of the papers again and show its published numbers beside ours."""
+    """Measure a table or figure of the papers again and show the published numbers next to ours."""
     options = PaperOptions(**given)
     request, name = options.request, options.name
     if name == "list":
         _list(request)
         return
     if options.resume and options.out is None:
-        raise UserError("--resume needs --out, the folder of the unfinished work")
+        raise UserError("--resume requires --out, the folder of the unfinished work")
     check_one_device(options.device, "paper")  # some experiments train
     where = OutputOptions(options.out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-paper-{name}", options.resume)
     if name == ALL:
@@ -373,41 +371,41 @@ take_options(command, PaperOptions)
 
 
 def _check_used(experiment: Experiment, request: Request) -> None:
-    """Raise UserError for options that would change nothing."""
+    """Raise UserError for options without effect."""
     given = [f.name for f in fields(Request) if getattr(request, f.name) != f.default]
     idle = [_flag(name) for name in given if name not in experiment.uses]
     if idle:
-        raise UserError(f"experiment {experiment.name!r} takes no {', no '.join(idle)}: it would make no difference")
+        raise UserError(f"experiment {experiment.name!r} takes no {', no '.join(idle)}, which would have no effect")
 
 
 def _check_out(where: OutputOptions, name: str, request: Request) -> None:
-    """Raise UserError where something is in the way, or nothing can be written.
+    """Raise UserError for an existing or unwritable output folder.
 
-    What is in the way of a resumed experiment is work on another one, or with other options.
+    A resumed experiment must have the same name and options.
     """
-    there = where.out.exists() and (not where.out.is_dir() or any(where.out.iterdir()))
-    if there and not where.resume:
-        raise UserError(f"{where.out} is there already: give another --out, or --resume to go on with it")
+    exists = where.out.exists() and (not where.out.is_dir() or any(where.out.iterdir()))
+    if exists and not where.resume:
+        raise UserError(f"{where.out} exists already; use another --out, or --resume to continue it")
     check_place(where.out)
-    if there:
+    if exists:
         check_folder(where.out, name, request)
-    if where.resume and not there:
-        warnings.warn(f"nothing to resume in {where.out}: the work begins", stacklevel=2)
+    if where.resume and not exists:
+        warnings.warn(f"nothing to resume in {where.out}; starting the work", stacklevel=2)
 
 
 def _check_methods(experiment: Experiment, request: Request) -> None:
-    """Raise UserError where a --set is wrong, or where one of the runs could not be made."""
+    """Raise UserError for an invalid --set, or if a run is impossible."""
     check_settings(request)
     configs = {} if experiment.trains else experiment.configs(request)
     if configs and (idle := without_effect(request.settings, configs.values())):
-        raise UserError(f"--set {idle[0]} makes no difference to {experiment.name}, which sets this option itself")
+        raise UserError(f"--set {idle[0]} has no effect on {experiment.name}, which sets this option itself")
     for config in configs.values():
-        if any(spec.name != REFERENCE for spec in config.methods):  # else no row can run, which is told by itself
+        if any(spec.name != REFERENCE for spec in config.methods):  # else no row can run, which is reported separately
             preflight.check_methods(config)
 
 
 def _list(request: Request) -> None:
-    """List every experiment with its rows: those that run, and what each of the others lacks."""
+    """List every experiment with its rows, and the missing requirements of rows that cannot run."""
     for experiment in _experiments():
         print(f"{experiment.name:<14} {experiment.source}: {experiment.title}")
         for line in status(experiment.parts(request)):

@@ -19,21 +19,21 @@ from specbench_ss.models.resolve import check_model
 from specbench_ss.results.text import pluralize
 from specbench_ss.suite import Question, SuiteData, SuiteRequest
 
-LINES, WIDTH = 6, 110  # of a text that is not shown whole
+LINES, WIDTH = 6, 110  # of a shortened text
 
 
 def print_data(data: SuiteData, sample: int, whole: bool) -> None:
     """Print a suite's edition, hash, notes and counts, and the first `sample` questions of each category."""
     turns = sum(len(question.turns) for question in data.questions)
     print(f"{data.name} ({data.edition}), {data.content_hash[:12]}")
-    asked = f"{pluralize(len(data.questions), 'question')}, {pluralize(turns, 'prompt')}"
-    print(f"{asked}, answers of at most {data.max_new_tokens} tokens")
+    counts = f"{pluralize(len(data.questions), 'question')}, {pluralize(turns, 'prompt')}"
+    print(f"{counts}, answers of at most {data.max_new_tokens} tokens")
     for note in data.notes:
         print(f"note: {note}")
     for category, count in Counter(question.category for question in data.questions).items():
-        of_one = [question for question in data.questions if question.category == category]
-        print(f"\n{category}: {count}, scored by {_metrics(of_one)}")
-        for question in of_one[:sample]:
+        in_category = [question for question in data.questions if question.category == category]
+        print(f"\n{category}: {count}, scored by {_metrics(in_category)}")
+        for question in in_category[:sample]:
             _print_question(question, whole)
 
 
@@ -53,7 +53,7 @@ def _print_question(question: Question, whole: bool) -> None:
 
 
 def _shown(text: str, whole: bool) -> str:
-    """Return the text, indented; its first lines alone unless it is to be whole."""
+    """Return the text indented, shortened to its first lines unless `whole`."""
     wrapped = [part for line in text.splitlines() or [""] for part in textwrap.wrap(line, WIDTH - 4) or [""]]
     kept = wrapped if whole else wrapped[:LINES]
     more = [f"... {len(wrapped) - len(kept)} more lines"] if len(wrapped) > len(kept) else []
@@ -63,9 +63,7 @@ def _shown(text: str, whole: bool) -> str:
 app = typer.Typer(
     help="List the suites, show their questions, download their data, or check one.", invoke_without_command=True
 )
-Name = Annotated[
-    str, typer.Argument(metavar="NAME[:FILE]", help="Name of the suite, with its data where it needs any.")
-]
+Name = Annotated[str, typer.Argument(metavar="NAME[:FILE]", help="Name of the suite, with its data if it needs any.")]
 Data = Annotated[Path | None, typer.Option("--data", help="File or folder to read the suite's questions from.")]
 Model = Annotated[str, typer.Option("--model", help=MODEL)]
 
@@ -76,8 +74,8 @@ def _list(ctx: typer.Context) -> None:
         return
 
     for name, suite in registry.load_all(registry.SUITES).items():
-        known = ", ".join(suite.categories) or "those of the file"
-        print(f"{name:<12} {suite.summary}\n{'':<12} categories: {known}")
+        categories = ", ".join(suite.categories) or "those of the file"
+        print(f"{name:<12} {suite.summary}\n{'':<12} categories: {categories}")
 
 
 @app.command()
@@ -85,7 +83,7 @@ def fetch(
     name: Annotated[str, typer.Argument(help="Name of the suite.")],
     source: Annotated[
         str | None,
-        typer.Option("--source", metavar="URL", help="Address to download the data from, in place of its usual one."),
+        typer.Option("--source", metavar="URL", help="Address to download the data from instead of the default."),
     ] = None,
 ) -> None:
     """Download a suite's data and check that it is complete and unchanged."""
@@ -98,34 +96,35 @@ def show(
     sample: Annotated[int, typer.Option("--sample", min=0, help="Questions of each task to print.")] = 1,
     categories: Categories = None,
     limit: Annotated[
-        int | None, typer.Option(min=0, help="Questions of each task to take; 0 takes all. Default: the suite's own.")
+        int | None, typer.Option(min=0, help="Number of questions per task. 0: all. Default: the suite's.")
     ] = None,
     data: Data = None,
     model: Model = "lab",
-    whole: Annotated[bool, typer.Option("--whole", help="Print whole questions, however long they are.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Print questions without shortening.")] = False,
 ) -> None:
-    """Show what a run of this suite would ask: how many questions of each task, and some of them."""
-    plain, request = _asked(name, categories, limit, data, model)
+    """Show the questions of this suite: their number per task, and some of them."""
+    plain, request = _request(name, categories, limit, data, model)
     print_data(registry.load_suite(plain).load(request), sample, whole)
 
 
 @app.command()
 def check(name: Name, data: Data = None, model: Model = "lab") -> None:
-    """Hold a suite to the checks that results rely on (docs/suites.md). The exit code is 1 where one is broken."""
-    plain, request = _asked(name, None, None, data, model)
+    """Check a suite for the properties that results rely on (docs/suites.md). The exit code is 1 if a check fails."""
+    plain, request = _request(name, None, None, data, model)
     kind = type(registry.load_suite(plain))
     broken = 0
-    for check, what in suite_results(kind, request):
-        broken += bool(what)
-        print(f"{'broken' if what else 'ok':<7} {check.name:<12} {check.text}" + (f"\n{'':<20} {what}" if what else ""))
+    for test, problem in suite_results(kind, request):
+        broken += bool(problem)
+        status = "broken" if problem else "ok"
+        print(f"{status:<7} {test.name:<12} {test.text}" + (f"\n{'':<20} {problem}" if problem else ""))
     if broken:
         raise typer.Exit(1)
 
 
-def _asked(
+def _request(
     name: str, categories: str | None, limit: int | None, data: Path | None, model: str
 ) -> tuple[str, SuiteRequest]:
-    """Return the suite's name, and what a run with this model would ask of it."""
-    plain, carried = suite_and_data(name, data)
+    """Return the suite's name, and the request of a run with this model."""
+    plain, source = suite_and_data(name, data)
     check_model(model)
-    return plain, suite_request(listed(categories), limit, carried, outline_of(model))
+    return plain, suite_request(listed(categories), limit, source, outline_of(model))

@@ -1,6 +1,6 @@
 """Command `ssbench train`.
 
-A trainer's own options come from its `Options` dataclass, which is loaded when the trainer is named.
+A trainer's own options come from its `Options` dataclass, which is loaded on demand.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _how = partial(option, panel="How it is trained")
 
 @dataclass(frozen=True)
 class TrainOptions(CommandOptions):
-    """The options that every trainer has; what they mean to a training: `TrainConfig`."""
+    """Options common to all trainers; see `TrainConfig`."""
 
     data: list[str] = _text(
         MISSING,
-        "Conversations to learn from: JSONL files, folders of them, or one data set of the hub.",
+        "Training conversations: JSONL files, folders of them, or one data set of the hub.",
         metavar="FILE|DIR|ID",
     )
     out: Path = option(
@@ -48,59 +48,57 @@ class TrainOptions(CommandOptions):
     model: str = same("model")
     columns: list[str] | None = _text(
         None,
-        "Name of a column in your data where it differs from the usual one, as in --columns prompt=question.",
+        "Name of a column in your data if it differs from the default, as in --columns prompt=question.",
         metavar="NAME=COLUMN",
     )
     length: int = _text(DEFAULT.length, "Length of a training row, in tokens.")
-    eval_fraction: float = _text(
-        DEFAULT.eval_fraction, "Share of the conversations that is kept for evaluation and not learnt from."
-    )
+    eval_fraction: float = _text(DEFAULT.eval_fraction, "Fraction of the conversations used for validation.")
     regenerate_responses: bool = _text(
         DEFAULT.regenerate_responses,
-        "Let the target answer the questions itself, and learn from these answers instead of those in the data.",
+        "Train on the target's own answers to the questions instead of those in the data.",
     )
-    answer_limit: Count = _text(DEFAULT.answer_limit, "With --regenerate-responses: the longest answer, in tokens.")
+    answer_limit: Count = _text(DEFAULT.answer_limit, "With --regenerate-responses: maximum answer length in tokens.")
     answer_temperature: Annotated[float, Ge(0)] = _text(
-        DEFAULT.answer_temperature, "With --regenerate-responses: the sampling temperature; 0 is greedy."
+        DEFAULT.answer_temperature, "With --regenerate-responses: sampling temperature; 0 is greedy."
     )
     chat_template: str | None = same("chat_template", panel="Text")
     steps: Count | None = _budget(DEFAULT.steps, "Number of training steps, instead of --epochs.")
-    epochs: float = _budget(DEFAULT.epochs, "How often the whole text is learnt from.")
-    batch_size: Count = _budget(DEFAULT.batch_size, "Rows in a training step, of all processes together.")
-    anchors: Count = _budget(DEFAULT.anchors, "Positions of each row at which the drafter learns to draft.")
-    lr: float | None = _budget(DEFAULT.lr, "Peak learning rate. Default: that of the method's trainer.")
+    epochs: float = _budget(DEFAULT.epochs, "Number of epochs.")
+    batch_size: Count = _budget(DEFAULT.batch_size, "Rows per training step, over all processes.")
+    anchors: Count = _budget(DEFAULT.anchors, "Number of positions per row at which the drafter is trained.")
+    lr: float | None = _budget(DEFAULT.lr, "Peak learning rate. Default: the trainer's.")
     warmup: Count | None = _budget(
         DEFAULT.warmup,
         "Warm-up steps until the peak learning rate. Default: a tenth of all steps, at most 50; with --cooldown 50.",
     )
     cooldown: float | None = _budget(
         DEFAULT.cooldown,
-        "Share of the steps, at the end, in which the learning rate falls to 0. Until then it stays at its peak, and a "
-        "finished training can be made longer: the same command with more --steps goes on from where the fall began. "
-        "Default: the learning rate falls along a cosine from the start.",
+        "Fraction of the steps, at the end, in which the learning rate falls to 0; before, it is constant. A finished "
+        "training can be extended: the same command with more --steps continues from the start of the cooldown. "
+        "Default: cosine decay from the start.",
     )
     seed: Seed = _how(DEFAULT.seed, "Seed of initial weights and of the order of the data.")
     dtype: Literal["auto", "float32", "bfloat16"] = _how(
         "auto",
-        "Number format of the frozen model and of the arithmetic; the weights that are learnt are always float32.",
+        "Number format of the frozen model and of activations; trained weights are always float32.",
     )
     device: str = same("device", panel="How it is trained", help=DEVICE)
     load_in_4bit: bool = _how(
         DEFAULT.load_in_4bit,
-        "Load the frozen model in 4 bits (NF4). This needs a CUDA device and the extra 'train'.",
+        "Load the frozen model in 4 bits (NF4). Requires a CUDA device and the extra 'train'.",
     )
-    save_every: Count = _how(DEFAULT.save_every, "Steps from one checkpoint to the next.")
-    eval_every: Count = _how(DEFAULT.eval_every, "Steps from one evaluation on held-out text to the next.")
+    save_every: Count = _how(DEFAULT.save_every, "Steps between checkpoints.")
+    eval_every: Count = _how(DEFAULT.eval_every, "Steps between evaluations on validation text.")
     push_to_hub: str | None = _how(
         DEFAULT.push_to_hub,
-        "Upload the finished weights to this repository of the Hugging Face hub.",
+        "Upload the final weights to this repository of the Hugging Face hub.",
         metavar="OWNER/NAME",
     )
     trust_remote_code: bool = same("trust_remote_code", panel="How it is trained")
 
 
 class _Trainers(TyperGroup):
-    """The registered trainers as commands. Each is loaded when it is named."""
+    """The registered trainers as commands, each loaded on demand."""
 
     listed: Mapping[str, type[Trainer]] = MappingProxyType({})
 
@@ -110,7 +108,7 @@ class _Trainers(TyperGroup):
         return list(registry.load_all(registry.TRAINERS))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Of each trainer only its summary is shown: its options are not read for that."""
+        """Show only the trainers' summaries, without reading their options."""
         from specbench_ss import registry
 
         self.listed = registry.load_all(registry.TRAINERS)
@@ -137,7 +135,7 @@ def _group() -> None:
 
 
 def _keep_memory(config: TrainConfig) -> None:
-    """Train on a CPU without giving memory back: this process measures nothing."""
+    """Keep freed memory when training on a CPU, which is faster."""
     from specbench_ss.models.devices import check_one_device, resolve_device
     from specbench_ss.training.distributed import disable_malloc_trim
 
@@ -161,7 +159,7 @@ def _command(trainer: type[Trainer], name: str) -> Any:
         from specbench_ss.training import session
 
         try:
-            with writing(config.out, "make room: the same command goes on from the last checkpoint"):
+            with writing(config.out, "free disk space and repeat the command to continue from the last checkpoint"):
                 session.run(trainer, chosen, config)
         except KeyboardInterrupt as stop:
             saved = f": {stop};" if str(stop) else "; if a checkpoint was saved before,"

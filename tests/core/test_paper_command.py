@@ -92,7 +92,7 @@ def test_all_of_them_are_made_and_held_against_the_papers(
     assert "1 *agrees*, 0 *tends to agree*, 1 *open*, 0 *tends not to*, 1 *does not agree*" in page
     assert "| it \\| rises | agrees | 1.5 to 7 |" in page and "| it flies | open | ? |" in page
     numbers = page[page.index("<details>") :]
-    assert "| k | speedup |\n| ---: | ---: |\n| 1.00 | 1.50× |" in numbers and "the paper says" not in numbers
+    assert "| k | speedup |\n| ---: | ---: |\n| 1.00 | 1.50× |" in numbers and "statement of the paper" not in numbers
     assert EVIL not in numbers.replace("```text\n[-" + EVIL, "")
     assert json.loads((out / "figure-99" / "result.json").read_text())["claims"][1]["holds"] is False
     assert "it falls" in (out / "figure-99" / "figure.html").read_text()
@@ -103,7 +103,7 @@ def test_all_of_them_are_made_and_held_against_the_papers(
     assert (out / "paper.md").read_text() == page
     assert "1 of 2: figure-9" in capsys.readouterr().err
     told = failing(["paper", "all", "--out", str(out), "--seed", "8", "--resume"], capsys)
-    assert "was begun with --seed 7, not 8: give another --out" in told
+    assert "was started with --seed 7, not 8; use another --out" in told
     assert (out / "paper.md").read_text() == page
 
 
@@ -114,11 +114,11 @@ def test_a_folder_is_gone_on_with_for_what_it_was_begun_for_alone(
     assert main(["paper", "figure-99", "--out", str(out), "--seed", "7"]) == 0
     before = {file.name: file.read_bytes() for file in out.iterdir()}
     again = ["paper", "figure-99", "--out", str(out), "--resume"]
-    assert "begun with --limit nothing, not 3, --seed 7, not 0: g" in failing([*again, "--limit", "3"], capsys)
+    assert "started with --limit nothing, not 3, --seed 7, not 0; u" in failing([*again, "--limit", "3"], capsys)
     monkeypatch.setattr(Made, "name", "figure-98")
     monkeypatch.setattr(registry, "load", lambda group, name: Made if name == "figure-98" else _load(group, name))
-    assert "holds figure-99, not figure-98" in failing(["paper", "figure-98", *again[2:], "--seed", "7"], capsys)
-    assert "holds figure-99, not all" in failing(["paper", "all", *again[2:], "--seed", "7"], capsys)
+    assert "has figure-99, not figure-98" in failing(["paper", "figure-98", *again[2:], "--seed", "7"], capsys)
+    assert "has figure-99, not all" in failing(["paper", "all", *again[2:], "--seed", "7"], capsys)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
     monkeypatch.setattr(Made, "name", "figure-99")
     (out / "asked.json").write_text("{")

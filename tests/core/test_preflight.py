@@ -69,7 +69,7 @@ def test_a_model_that_is_none_is_told_before_questions_that_are_missing(
     arguments = [*RUN, "--model", str(model), "--out", str(out)]
     assert f"{model} is not a model folder: it has no config.json" in failing(arguments, capsys)
     shutil.copytree(LAB / "base", model, dirs_exist_ok=True)
-    assert "no Spec-Bench questions yet" in failing(arguments, capsys)
+    assert "Spec-Bench questions are missing" in failing(arguments, capsys)
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
     assert f"cannot read weight file {weights}: " in failing(arguments, capsys)
@@ -99,9 +99,9 @@ def test_another_configuration_is_told_before_the_model_is_loaded(
 def test_resuming_what_is_not_there_begins_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "none"
     assert main([*RUN, "--out", str(out), "--resume", "--dry-run"]) == 0
-    assert capsys.readouterr().err == f"ssbench: warning: nothing to resume in {out}: the run begins\n"
+    assert capsys.readouterr().err == f"ssbench: warning: nothing to resume in {out}; starting the run\n"
     assert main(["paper", "table-6", "--out", str(out), "--resume", "--dry-run"]) == 0
-    assert f"ssbench: warning: nothing to resume in {out}: the work begins\n" in capsys.readouterr().err
+    assert f"ssbench: warning: nothing to resume in {out}; starting the work\n" in capsys.readouterr().err
     assert not out.exists()
 
 

@@ -35,7 +35,7 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.drafting import SEE_DIFFERENTLY
+from specbench_ss.methods._shared.drafting import DIFFERENT_MASKS
 from specbench_ss.models.tiny import CONTEXT, tiny_target
 from specbench_ss.results.checks import checks
 from specbench_ss.results.summary import summarise
@@ -49,8 +49,8 @@ WIDTHS = (1, 3, 7, 16, 64, 128)
 
 DRAFTERS = {"dflash", "eagle", "eagle2", "eagle3", "hydra", "medusa", "medusa2", "peagle", "ss", "ss-shared"}
 DECLINED = {  # all that methods run eagerly where their steps are replayed
-    ("peagle", "windows"): {SEE_DIFFERENTLY},
-    ("dflash", "windows"): {SEE_DIFFERENTLY},
+    ("peagle", "windows"): {DIFFERENT_MASKS},
+    ("dflash", "windows"): {DIFFERENT_MASKS},
     ("ss", "top-p"): {"streams that see few tokens (stream_attention_top_p)"},
 }
 

@@ -15,7 +15,7 @@ import torch
 from specbench_ss import load_run
 from specbench_ss.bench import telemetry as disturbance
 from specbench_ss.bench import telemetry as telemetry_record
-from specbench_ss.bench.telemetry import GIVE_UP, Host, Nvml, Sampler, Seen, Tries, noise_of, sampler_for
+from specbench_ss.bench.telemetry import GIVE_UP, Host, Nvml, RerunPolicy, Sampler, Seen, noise_of, sampler_for
 from specbench_ss.runs.config import Recording
 from tests.core.nvml_replay import replay
 from tests.core.test_runner import Bench
@@ -111,7 +111,7 @@ def test_foreign_work_on_the_processor_is_told() -> None:
     seen = Seen()
     for when in range(3):
         seen.add(when, {"host_foreign_share": 0.25})
-    assert noise_of(seen) == "other processes took 25% of the processor"
+    assert noise_of(seen) == "other processes used 25% of the CPU"
     short = Seen()
     for when in range(3):
         short.add(when / 50, {"host_foreign_share": 0.25})  # a tick more or less is as much
@@ -119,10 +119,10 @@ def test_foreign_work_on_the_processor_is_told() -> None:
 
 
 def test_samples_are_made_again_a_few_times_and_not_for_ever() -> None:
-    tries = Tries(None, on_gpu=True)
+    tries = RerunPolicy(None, on_gpu=True)
     assert [tries.again("heat", made) for made in range(3)] == [True, True, False]
-    assert not Tries(None, on_gpu=False).again("heat", 0)
-    assert Tries(1, on_gpu=False).again("heat", 0) and not Tries(1, on_gpu=False).again("", 0)
+    assert not RerunPolicy(None, on_gpu=False).again("heat", 0)
+    assert RerunPolicy(1, on_gpu=False).again("heat", 0) and not RerunPolicy(1, on_gpu=False).again("", 0)
     for _ in range(GIVE_UP - 1):
         assert tries.again("heat", 0)
         tries.again("heat", 2)
@@ -192,8 +192,8 @@ def test_a_disturbed_sample_is_made_again_and_says_how_often(machine: StillHost,
     assert set(done.samples["noise_reason"]) == {""}
     first = done.telemetry[done.telemetry["question_id"] == done.samples["question_id"].iloc[0]]
     assert first.groupby("attempt")["noise_reason"].first().tolist()[:3] == [
-        "other processes took 50% of the processor",
-        "other processes took 50% of the processor",
+        "other processes used 50% of the CPU",
+        "other processes used 50% of the CPU",
         "",
     ]
     assert len(bench.calls) == len(done.samples) + 2
@@ -205,7 +205,7 @@ def test_a_lasting_disturbance_marks_samples_and_is_given_up(machine: StillHost,
     done = bench.run()
     assert done.samples["n_reruns"].tolist() == [2] * GIVE_UP + [0] * (len(done.samples) - GIVE_UP)
     assert done.samples["noise_reason"].str.contains("other processes").all()
-    assert any("not made again any more" in warning for warning in bench.events.warnings)
+    assert any("re-runs are disabled" in warning for warning in bench.events.warnings)
 
 
 def test_tries_of_a_killed_session_are_none_of_the_sample_made_later(machine: StillHost, tmp_path: Path) -> None:

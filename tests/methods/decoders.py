@@ -7,15 +7,24 @@ from specbench_ss.engine.target import Target
 from specbench_ss.methods.medusa.decode import Medusa
 from specbench_ss.methods.ss.config import SSOptions, StreamConfig
 from specbench_ss.methods.ss.decode import (
-    BESIDE_MLP,
-    CONDITIONED,
-    ROOTED,
+    PARENT_CONDITIONED,
+    ROOT_CONDITIONED,
     TWO_LAYERS,
+    WITH_MLP,
     SpeculativeStreaming,
     random_streams,
 )
 
-__all__ = ["BESIDE_MLP", "CONDITIONED", "ROOTED", "TWO_LAYERS", "medusa", "random_streams", "randomise", "streaming"]
+__all__ = [
+    "WITH_MLP",
+    "PARENT_CONDITIONED",
+    "ROOT_CONDITIONED",
+    "TWO_LAYERS",
+    "medusa",
+    "random_streams",
+    "randomise",
+    "streaming",
+]
 
 medusa = Medusa.random
 

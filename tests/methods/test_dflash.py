@@ -196,8 +196,8 @@ MIXED = (BlockAttention(), BlockAttention(4, from_root=True))
         (config_of, {"draft_vocab": 20, "from_anchor": True}),
         (speculators_config_of, {}),
         (speculators_config_of, {"draft_vocab": 20, "from_anchor": True}),
-        (speculators_config_of, {"sights": ALL_SLIDE}),
-        (speculators_config_of, {"sights": MIXED}),
+        (speculators_config_of, {"layer_masks": ALL_SLIDE}),
+        (speculators_config_of, {"layer_masks": MIXED}),
     ],
 )
 def test_what_is_written_is_read_again(layout: Any, shape: dict[str, Any], tmp_path: Path) -> None:
@@ -222,25 +222,25 @@ def vllm_causal(config: dict[str, Any]) -> list[bool]:
 
 
 @pytest.mark.parametrize("layout", [config_of, speculators_config_of])
-@pytest.mark.parametrize("sights", [None, ALL_SLIDE, MIXED])
+@pytest.mark.parametrize("layer_masks", [None, ALL_SLIDE, MIXED])
 def test_what_is_written_is_served_as_it_drafts(
-    layout: Any, sights: Any, tmp_path: Path, recwarn: pytest.WarningsRecorder
+    layout: Any, layer_masks: Any, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     target = Target(tiny_model("llama"))
-    drafter = random_drafter(target, sights=sights)
-    if layout is config_of and sights:
+    drafter = random_drafter(target, layer_masks=layer_masks)
+    if layout is config_of and layer_masks:
         with pytest.raises(UserError, match="sliding windows"):
             layout(drafter, target)
         return
     config = layout(drafter, target)
-    assert vllm_causal(config) == [sight.causal for sight in drafter.shape.sights]
+    assert vllm_causal(config) == [mask.causal for mask in drafter.shape.layer_masks]
     write_checkpoint(tmp_path, drafter, config)
     read_drafter(tmp_path, target, read_tensors)
     assert not recwarn.list
 
 
 @pytest.mark.parametrize(
-    ("sights", "said"),
+    ("layer_masks", "said"),
     [
         ((BlockAttention(), BlockAttention(4, from_root=True, causal=True)), "sliding_window_non_causal"),
         ((BlockAttention(4, from_root=True), BlockAttention(4, from_root=True, causal=True)), "window"),
@@ -249,10 +249,10 @@ def test_what_is_written_is_served_as_it_drafts(
         ((BlockAttention(4, from_root=True), BlockAttention(5, from_root=True)), "window"),
     ],
 )
-def test_layers_that_the_speculators_layout_cannot_describe_are_refused(sights: Any, said: str) -> None:
+def test_layers_that_the_speculators_layout_cannot_describe_are_refused(layer_masks: Any, said: str) -> None:
     target = Target(tiny_model("llama"))
     with pytest.raises(UserError, match=said):
-        speculators_config_of(random_drafter(target, sights=sights), target)
+        speculators_config_of(random_drafter(target, layer_masks=layer_masks), target)
 
 
 def test_the_anchor_is_stated_where_vllm_looks() -> None:
@@ -329,7 +329,7 @@ def test_a_smaller_block_drafts_less(tmp_path: Path) -> None:
         DFlash(target, DFlashOptions(block_size=6), random_drafter(target))
     with pytest.raises(UserError, match="block_size must be 2 to 5"):
         DFlash(target, DFlashOptions(block_size=1), random_drafter(target))
-    with pytest.raises(UserError, match="it does not go with mode=tree"):
+    with pytest.raises(UserError, match="does not support mode=tree"):
         DFlashOptions(sample="on", mode="tree")
 
 
@@ -365,7 +365,7 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "no layer ids": (tensors(), speculators(aux_hidden_state_layer_ids=[]), "names no layer"),
     "layer ids are words": (tensors(), zlab(dflash_config={"target_layer_ids": ["a"]}), "not a whole number"),
     "more features than ids": (tensors(features=3), zlab(), "tensor fc.weight has shape (32, 96)"),
-    "block size": (tensors(), zlab(block_size=1), "block_size in config.json is 1, it can be 2 to 128"),
+    "block size": (tensors(), zlab(block_size=1), "block_size in config.json is 1, it must be 2 to 128"),
     "a huge block": (tensors(), speculators(block_size=1000), "block_size in config.json is 1000"),
     "no block size": (tensors(), zlab(block_size="eight"), "block_size is"),
     "another vocabulary": (tensors(), zlab(vocab_size=99), "a model with a vocabulary of 99, the model has 61"),
@@ -378,42 +378,42 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
         "the drafter has 40 words, the model 61, and it lacks tensors: d2t",
     ),
     "d2t points outside": (
-        tensors(WORDS) | {"d2t": torch.full((WORDS,), 30)}, speculators(draft_vocab_size=WORDS), "d2t leads to token 69"
+        tensors(WORDS) | {"d2t": torch.full((WORDS,), 30)}, speculators(draft_vocab_size=WORDS), "d2t maps to token 69"
     ),
     "d2t points below": (
-        tensors(WORDS) | {"d2t": torch.full((WORDS,), -3)}, speculators(draft_vocab_size=WORDS), "d2t leads to token -3"
+        tensors(WORDS) | {"d2t": torch.full((WORDS,), -3)}, speculators(draft_vocab_size=WORDS), "d2t maps to token -3"
     ),
-    "d2t leads to one word twice": (
+    "d2t maps to one word twice": (
         {k: v for k, v in tensors(WORDS).items() if k != "t2d"} | {"d2t": 9 - torch.arange(WORDS)},
-        speculators(draft_vocab_size=WORDS), "d2t leads to token 9 more than once",
+        speculators(draft_vocab_size=WORDS), "d2t maps to token 9 more than once",
     ),
     "d2t is not whole": (
         {k: v for k, v in tensors(WORDS).items() if k != "t2d"} | {"d2t": torch.full((WORDS,), 0.5)},
-        speculators(draft_vocab_size=WORDS), "d2t holds numbers that are not whole",
+        speculators(draft_vocab_size=WORDS), "d2t contains numbers that are not integers",
     ),
     "t2d is another": (
         tensors(WORDS) | {"t2d": torch.ones(V, dtype=torch.bool)}, speculators(draft_vocab_size=WORDS),
-        "d2t leads to other words than the 61 that t2d marks",
+        "d2t maps to other tokens than the 61 that t2d marks",
     ),
     "another type": (
         tensors(), speculators(speculators_model_type="eagle3"), "a speculator of the type 'eagle3', not 'dflash'"
     ),
     "an unknown type": (
-        tensors(), speculators(speculators_model_type="mtp"), "of the type 'mtp', not 'dflash': types that can be read"
+        tensors(), speculators(speculators_model_type="mtp"), "of the type 'mtp', not 'dflash': supported types are"
     ),
     "no drafter": (tensors(), LAYER, "config.json describes no DFlash drafter"),
-    "unknown layers": (tensors(), speculators(layer={"model_type": "nope"}), "layers of the type 'nope'"),
+    "unknown layers": (tensors(), speculators(layer={"model_type": "nope"}), "layers of the unknown type 'nope'"),
     "a strange rope": (
         tensors(), zlab(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "rope of type"
     ),
     "an unknown activation": (
         tensors(), speculators(layer={"hidden_act": "sillu"}),
-        "hidden_act in config.json is 'sillu', which is not known (did you mean silu?)",
+        "hidden_act in config.json is 'sillu', which is not supported (did you mean silu?)",
     ),
-    "no heads": (tensors(), zlab(num_attention_heads=0), "num_attention_heads in config.json is 0, it can be a whole"),
+    "no heads": (tensors(), zlab(num_attention_heads=0), "num_attention_heads in config.json is 0, it must be a whole"),
     "fewer than no heads": (tensors(), speculators(layer={"num_attention_heads": -1}), "num_attention_heads in config"),
     "no heads of keys": (tensors(), zlab(num_key_value_heads=0), "num_key_value_heads in config.json is 0"),
-    "heads that do not divide": (tensors(), zlab(num_key_value_heads=3), "4 heads of queries and 3 of keys"),
+    "heads that do not divide": (tensors(), zlab(num_key_value_heads=3), "4 query heads and 3 key heads"),
     "heads of no size": (tensors(), speculators(layer={"head_dim": 0}), "head_dim in config.json is 0"),
     "heads of an odd size": (tensors(), zlab(head_dim=13), "RoPE requires an even rotary dimension"),
     "no inner size": (tensors(), speculators(layer={"intermediate_size": 0}), "intermediate_size in config.json is 0"),
@@ -421,14 +421,14 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "a layer too many": (
         tensors(), speculators(layer={"num_hidden_layers": 3}), "is 3, the drafter has tensors of 2"
     ),
-    "a million layers": (tensors(), zlab(num_hidden_layers=10**6), "is 1000000, it can be a whole number from 1 to"),
+    "a million layers": (tensors(), zlab(num_hidden_layers=10**6), "is 1000000, it must be a whole number from 1 to"),
     "layers in words": (tensors(), zlab(num_hidden_layers="2"), "num_hidden_layers in config.json is '2'"),
     "positions in words": (
         tensors(), zlab(max_position_embeddings="many"), "'max_position_embeddings' expected int, got str"
     ),
     "an eps below 0": (tensors(), speculators(layer={"rms_norm_eps": -1.0}), "rms_norm_eps in config.json is -1.0"),
     "an endless eps": (tensors(), zlab(rms_norm_eps=math.inf), "rms_norm_eps in config.json is inf"),
-    "no theta": (tensors(), zlab(rope_theta=0), "rope_theta in config.json is 0, it can be a finite number above 0"),
+    "no theta": (tensors(), zlab(rope_theta=0), "rope_theta in config.json is 0, it must be a finite number above 0"),
     "a theta below 0": (tensors(), speculators(layer={"rope_theta": -5.0}), "rope_theta in config.json is -5.0"),
     "endless angles": (
         tensors(), zlab(rope_parameters={"rope_type": "linear", "factor": 0.0, "rope_theta": 1e4}), "are not finite"

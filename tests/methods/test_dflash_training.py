@@ -31,7 +31,7 @@ from tests.tiny import SOME, tiny_model
 DRAFTS = 4
 SHAPES: dict[str, dict[str, Any]] = {
     "whole": {},
-    "windows": {"sights": (BlockAttention(4, causal=True), BlockAttention(4, from_root=True))},
+    "windows": {"layer_masks": (BlockAttention(4, causal=True), BlockAttention(4, from_root=True))},
     "from the anchor, fewer words": {"from_anchor": True, "draft_vocab": 40},
 }
 
@@ -104,7 +104,7 @@ def test_the_loss_is_the_weighted_cross_entropy(soft: bool, words: int) -> None:
     batch = batch_of(ids, torch.tensor([[0, 4, 9], [2, 3, 8]]))
     states = states_of(target, trainee, batch)
     loss, right = trainee.loss(states, batch)
-    known = list(range(61)) if trainee.module.words is None else trainee.module.words.tolist()
+    known = list(range(61)) if trainee.module.vocab_ids is None else trainee.module.vocab_ids.tolist()
     out = trainee.blocks(states, batch)
     total, hits = 0.0, []
     for k in range(DRAFTS):
@@ -151,7 +151,7 @@ def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(draft_vocab: in
     for name, tensor in trainee.module.state_dict().items():
         torch.testing.assert_close(tensor, again.module.state_dict()[name], atol=1e-6, rtol=1e-5)
     if draft_vocab:
-        words = trainee.module.words
+        words = trainee.module.vocab_ids
         assert words is not None and torch.equal(trainee.module.lm_head.weight, target.unembed[words])  # type: ignore[union-attr]
     write_checkpoint(tmp_path / "t", trainee.module, config_of(trainee.module, target))
     for options in ({}, {"mode": "tree", "nodes": 12, "k": 4}):

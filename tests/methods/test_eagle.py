@@ -360,9 +360,9 @@ def test_a_child_as_likely_as_its_parent_does_not_lose_it(sure: float) -> None:
         ({}, {"num_attention_heads": None}, "config.json lacks num_attention_heads"),
         ({}, {"num_attention_heads": 3}, "3 heads of 10"),
         ({}, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope of type 'dynamic'"),
-        ({}, {"rope_theta": "many"}, "rope_theta in config.json is 'many', it can be a finite number above 0"),
-        ({}, {"rms_norm_eps": -1.0}, "rms_norm_eps in config.json is -1.0, it can be a finite number above 0"),
-        ({}, {"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "turns by angles that are not finite"),
+        ({}, {"rope_theta": "many"}, "rope_theta in config.json is 'many', it must be a finite number above 0"),
+        ({}, {"rms_norm_eps": -1.0}, "rms_norm_eps in config.json is -1.0, it must be a finite number above 0"),
+        ({}, {"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "has angles that are not finite"),
         ({}, {"rms_norm_eps": "small"}, "does not describe a Llama layer: "),
         ({}, {"num_attention_heads": "4"}, "num_attention_heads, a count: it is '4'"),
         ({}, {"head_dim": "8"}, "4 heads of 8"),
@@ -386,13 +386,13 @@ def test_wrong_eagle_folders_are_one_line(
         ({"fc_norm.0.weight": torch.ones(H)}, {}, "lacks tensors: fc_norm.1.weight, fc_norm.2.weight"),
         ({"midlayer.self_attn.q_norm.weight": torch.ones(HD)}, {}, "unknown tensors: layers.0.self_attn.q_norm.weight"),
         ({"d2t": None}, {}, f"the drafter has {WORDS} words, the model {V}, and it lacks tensors: d2t"),
-        ({"d2t": torch.arange(WORDS) + V}, {}, f"d2t leads to token {V + 2 * WORDS - 2}, the model has a vocabulary"),
+        ({"d2t": torch.arange(WORDS) + V}, {}, f"d2t maps to token {V + 2 * WORDS - 2}, the model has a vocabulary"),
         ({"t2d": torch.zeros(V + 1, dtype=torch.bool)}, {}, f"vocabulary of {V + 1}, the model has {V}"),
         ({"embed_tokens.weight": torch.zeros(V + 3, H)}, {}, f"vocabulary of {V + 3}, the model has {V}"),
         ({}, {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "names layer 9, the model has layers 0 to 7"),
         ({"fc.weight": torch.zeros(H, 3 * 64)}, {}, "fc.weight reads 192 numbers, not 3 hidden states of 32"),
         ({"norm.weight": None}, {}, "lacks tensors: norm.weight"),
-        ({"t2d": torch.tensor(True)}, {}, "t2d has shape (), it should be a list"),
+        ({"t2d": torch.tensor(True)}, {}, "t2d has shape (), it should have one dimension"),
     ],
 )
 def test_wrong_eagle3_folders_are_one_line(
@@ -435,7 +435,7 @@ def test_trees_that_cannot_be_are_one_line(tmp_path: Path) -> None:
     )
     assert Eagle.load(target, EagleOptions(weights=weights, tree=str(tree))).tree.depth == 3
     tree.write_text("[[0], [70]]")
-    refused(Eagle, EagleOptions(weights=weights, tree=str(tree)), target, "71 candidates of a vocabulary of 61")
+    refused(Eagle, EagleOptions(weights=weights, tree=str(tree)), target, "71 candidates, the vocabulary has 61")
     for bad in ({"depth": -2}, {"total_tokens": 1}, {"top_k": 1000}, {"depth": 1000}):
         with pytest.raises(UserError, match=f"eagle3: {next(iter(bad))}"):
             Eagle3Options(**bad)

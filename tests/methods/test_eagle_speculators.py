@@ -289,26 +289,26 @@ def without(*names: str) -> dict[str, Tensor | None]:
 P = "layers.0"
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {  # config, tensors, message
     "an unknown type": (
-        {"speculators_model_type": "mtp"}, {}, "of the type 'mtp', not 'eagle3': types that can be read are dflash"
+        {"speculators_model_type": "mtp"}, {}, "of the type 'mtp', not 'eagle3': supported types are dflash"
     ),
     "a type that is no text": ({"speculators_model_type": [3]}, {}, "of the type [3], not 'eagle3'"),
     "another method's type": (
         {"speculators_model_type": "dflash"}, {}, "of the type 'dflash', not 'eagle3': use the method dflash"
     ),
-    "unknown layers": ({"layer": {"model_type": "nope"}}, {}, "layers of the type 'nope', not of llama or qwen3"),
+    "unknown layers": ({"layer": {"model_type": "nope"}}, {}, "layers of the type 'nope', not llama or qwen3"),
     "two layers": ({"layer": {"num_hidden_layers": 2}}, {}, "num_hidden_layers in config.json is 2"),
-    "no heads": ({"layer": {"num_attention_heads": 0}}, {}, "num_attention_heads in config.json is 0, it can be a"),
-    "a map that leads out": ({}, {"d2t": torch.full((WORDS,), V)}, f"leads to token {V + WORDS - 1}, the model has a"),
+    "no heads": ({"layer": {"num_attention_heads": 0}}, {}, "num_attention_heads in config.json is 0, it must be a"),
+    "a map that leads out": ({}, {"d2t": torch.full((WORDS,), V)}, f"maps to token {V + WORDS - 1}, the model has a"),
     "a window": (
         {"layer": {"model_type": "qwen3", "layer_types": ["sliding_attention"], "sliding_window": 4}}, {},
-        "layer_types in config.json asks for 'sliding_attention'",
+        "layer_types in config.json has 'sliding_attention'",
     ),
-    "part of the heads turned": ({"layer": {"partial_rotary_factor": 0.5}}, {}, "asks for partial_rotary_factor"),
+    "part of the heads turned": ({"layer": {"partial_rotary_factor": 0.5}}, {}, "sets partial_rotary_factor"),
     "rope by length": (
         {"layer": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}}, {},
         "rope of type 'dynamic'",
     ),
-    "both norms": ({"norm_before_fc": True, "fc_norm": True}, {}, "norm_before_fc and for fc_norm"),
+    "both norms": ({"norm_before_fc": True, "fc_norm": True}, {}, "norm_before_fc and fc_norm"),
     "a layer beyond": ({"eagle_aux_hidden_state_layer_ids": [1, 4, 9]}, {}, "layer_ids in config.json names layer 9"),
     "the state before the final norm": (
         {"eagle_aux_hidden_state_layer_ids": [1, 4, N]}, {}, f"names {N}, the state before the final norm"

@@ -78,8 +78,8 @@ def test_every_stage_asks_for_what_the_page_says(asked: dict[str, str], tmp_path
     made = calls(asked)
     engines = [line for line in made if re.search("--engine (eager|graph)", line)]
     assert len([line for line in engines if "--engine graph" in line]) == 5
-    sameness = [line for line in made if "sameness.py" in line]
-    assert len(sameness) == 1 and "--device cuda --engines graph eager --out" in sameness[0]
+    output_match = [line for line in made if "output_match.py" in line]
+    assert len(output_match) == 1 and "--device cuda --engines graph eager --out" in output_match[0]
     assert [line.split(" --out")[0] for line in made if " paper " in line] == [
         f"-m specbench_ss paper figure-{n} --device cuda --dtype bfloat16" for n in (17, 19)
     ]
@@ -95,12 +95,12 @@ def test_every_stage_asks_for_what_the_page_says(asked: dict[str, str], tmp_path
 
 
 def test_a_stage_that_fails_is_named_and_the_others_are_made(asked: dict[str, str], tmp_path: Path) -> None:
-    done = all_stages(asked | {"FAILS": "sameness.py"}, tmp_path / "out", "sameness", "batches", "larger")
+    done = all_stages(asked | {"FAILS": "output_match.py"}, tmp_path / "out", "output_match", "batches", "larger")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "failed, or out of time (run again to go on): sameness larger"
+    assert done.stderr.splitlines()[-1] == "failed, or out of time (run again to go on): output_match larger"
     assert "the larger lab is not trained to its end" in done.stdout
     assert [line.split()[0:2] for line in calls(asked)] == [
-        ["benchmarks/gpu/sameness.py", "--device"], ["-m", "specbench_ss"],
+        ["benchmarks/gpu/output_match.py", "--device"], ["-m", "specbench_ss"],
     ]  # fmt: skip
     assert all_stages(asked, tmp_path / "out", "sameless").returncode == 2
 
@@ -110,8 +110,8 @@ def test_results_come_back_after_every_stage_and_can_be_begun_from(asked: dict[s
     (results / "telemetry" / "lab-graph" / "traces").mkdir(parents=True)
     (results / "telemetry" / "lab-graph" / "samples.jsonl").write_text("{}\n")
     (results / "telemetry" / "lab-graph" / "traces" / "ss.json.gz").write_text("trace")
-    all_stages(asked | {"FAILS": "sameness.py"}, out, "sameness", "generate")
-    assert "sameness/log.txt" in names_in(out / "sameness.tar.gz")
+    all_stages(asked | {"FAILS": "output_match.py"}, out, "output_match", "generate")
+    assert "output_match/log.txt" in names_in(out / "output_match.tar.gz")
     assert "generate/generate-graph.txt" in names_in(out / "generate.tar.gz")
     all_stages(asked, out, "telemetry")
     names = names_in(out / "telemetry.tar.gz")
@@ -147,15 +147,15 @@ def test_packages_that_are_missing_are_told_by_what_they_cost() -> None:
     assert ready["problem"]("cpu", []) == ""
 
 
-# -- sameness.py -----------------------------------------------------------------------------------------------------
+# -- output_match.py -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def sameness() -> dict[str, Any]:
+def output_match() -> dict[str, Any]:
     """The script, whose dataclass is looked up by the name of its module."""
-    spec = importlib.util.spec_from_file_location("gpu_sameness", GPU / "sameness.py")
+    spec = importlib.util.spec_from_file_location("gpu_output_match", GPU / "output_match.py")
     assert spec and spec.loader
-    module = sys.modules["gpu_sameness"] = importlib.util.module_from_spec(spec)
+    module = sys.modules["gpu_output_match"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return vars(module)
 
@@ -164,32 +164,32 @@ SMALL = ["--device", "cpu", "--dtypes", "float32", "--prompts", "1", "--categori
 
 
 def test_replayed_and_not_replayed_answers_are_held_against_each_other(
-    sameness: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    output_match: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "output_match.jsonl"
     words = [*SMALL, "--methods", "ar;sd;peagle", "--out", str(out), "--engines", "called"]
-    assert sameness["main"](words) == 0
+    assert output_match["main"](words) == 0
     told = capsys.readouterr().out
     assert re.search(r"^ok +float32 called sd +1 identical; \d+ replays in \d+ steps, \d+ recorded", told, re.MULTILINE)
     assert "declined: none" in told and "left out: float32 called peagle" in told
-    ar, sd = sameness["read"](out)
+    ar, sd = output_match["read"](out)
     assert set(sd.kept) == {"model", "draft"} and sd.kept["draft"] and sd.recorded and sd.replays > sd.steps
-    assert sameness["main"]([*words, "eager"]) == 0
-    lines = sameness["read"](out)
+    assert output_match["main"]([*words, "eager"]) == 0
+    lines = output_match["read"](out)
     assert [line.engine for line in lines] == ["called"] * 2 + ["eager"] * 2
     assert [line.other for line in lines[2:]] == [{"identical": 1}] * 2 and ar.answers == lines[2].answers
     out.write_text(out.read_text()[:-10])  # cut off: that one is measured again, and no other one
     began = out.stat().st_size
-    assert sameness["main"]([*words, "eager"]) == 0
-    again = sameness["read"](out)
+    assert output_match["main"]([*words, "eager"]) == 0
+    again = output_match["read"](out)
     assert [line.method for line in again] == ["ar", "sd", "ar", "sd"] and out.stat().st_size > began
     assert again[:3] == lines[:3]
 
 
 def test_a_method_that_fails_or_differs_is_bad_and_the_others_are_measured(
-    sameness: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    output_match: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = sameness["Bench"].answers
+    real = output_match["Bench"].answers
 
     def answers(self: Any, decoder: Any) -> Any:
         if decoder.name == "pld":
@@ -199,8 +199,8 @@ def test_a_method_that_fails_or_differs_is_bad_and_the_others_are_measured(
             rows[0].token_ids[1] += 1
         return rows
 
-    monkeypatch.setattr(sameness["Bench"], "answers", answers)
-    assert sameness["main"]([*SMALL, "--methods", "pld;recycling;ar", "--engines", "eager"]) == 1
+    monkeypatch.setattr(output_match["Bench"], "answers", answers)
+    assert output_match["main"]([*SMALL, "--methods", "pld;recycling;ar", "--engines", "eager"]) == 1
     told = capsys.readouterr().out
     assert "FAILED float32 eager pld: RuntimeError: CUDA error" in told and "1 bad, 1 failed" in told
     assert re.search(r"^BAD .*recycling +1 mismatch", told, re.MULTILINE) and re.search(

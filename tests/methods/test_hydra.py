@@ -213,7 +213,7 @@ def test_the_prefix_layer_reads_all_that_was_accepted() -> None:
         (
             {"hydra_mlp.1000000.1.linear.weight": torch.zeros(1)},
             {},
-            "too few tensors for heads up to hydra_mlp.1000000",
+            "lacks tensors of heads up to hydra_mlp.1000000",
         ),
         ({"prefix_embeding_layer.layers.0.self_attn.k_proj.weight": torch.tensor(1.0)}, {}, r"has shape \(\)"),
         ({"prefix_embeding_layer.layers.0.mlp.gate_proj.weight": torch.tensor(1.0)}, {}, r"has shape \(\)"),
@@ -238,7 +238,7 @@ def test_what_is_wrong_is_named(
 
 def test_a_file_without_heads_is_refused(tmp_path: Path) -> None:
     torch.save({"other": torch.zeros(2)}, tmp_path / "hydra_lm_head.pt")
-    with pytest.raises(UserError, match="holds no Hydra heads"):
+    with pytest.raises(UserError, match="has no Hydra heads"):
         Hydra.load(Target(tiny_model("llama")), HydraOptions(weights=str(tmp_path / "hydra_lm_head.pt")))
     with pytest.raises(UserError, match=r"looked for hydra_lm_head\.safetensors, hydra_lm_head\.pt"):
         Hydra.load(Target(tiny_model("llama")), HydraOptions(weights=str(tmp_path.parent)))

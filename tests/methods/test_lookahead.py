@@ -9,7 +9,7 @@ from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.methods.lookahead import Lookahead, LookaheadOptions, NGramPool, merged
+from specbench_ss.methods.lookahead import Lookahead, LookaheadOptions, NGramPool, prefix_tree
 from tests.tiny import tiny_model
 
 PROMPT = [20, 4, 4, 30, 12, 9, 8, 50, 41] * 2
@@ -88,4 +88,4 @@ def test_the_pool_keeps_the_newest() -> None:
 
 
 def test_common_beginnings_are_merged() -> None:
-    assert merged([(5, 6, 7), (5, 6, 8), (9,), (5, 7)]) == ([5, 6, 7, 8, 9, 7], [0, 1, 2, 2, 0, 1])
+    assert prefix_tree([(5, 6, 7), (5, 6, 8), (9,), (5, 7)]) == ([5, 6, 7, 8, 9, 7], [0, 1, 2, 2, 0, 1])

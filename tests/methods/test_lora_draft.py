@@ -77,7 +77,7 @@ def test_the_draft_that_came_with_the_model_has_the_lora(lora: Path, lab: Target
 
 def test_a_lora_that_does_not_fit_is_told(lora: Path, lab: Target) -> None:
     alone = Target(tiny_model("llama"), name="alone")
-    with pytest.raises(UserError, match="holds a LoRA that names no model, and no draft came with 'alone'"):
+    with pytest.raises(UserError, match="has a LoRA that names no model, and 'alone' has no bundled draft"):
         TwoModel.check(options(lora), alone)
     config = json.loads((lora / "config.json").read_text())
     write_config(lora, {**config, "base_hash": "0" * 16})
@@ -106,20 +106,20 @@ def rewrite(lora: Path, change: Callable[[str, torch.Tensor], tuple[str, torch.T
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no configuration": (lambda lora: (lora / ADAPTER_CONFIG).unlink(), "without the adapter_config.json"),
+    "no configuration": (lambda lora: (lora / ADAPTER_CONFIG).unlink(), "without adapter_config.json"),
     "broken JSON": (lambda lora: (lora / ADAPTER_CONFIG).write_text("{r"), "cannot read .*adapter_config.json"),
     "no object": (lambda lora: (lora / ADAPTER_CONFIG).write_text("[]"), "adapter_config.json is not a JSON object"),
-    "nothing said": (lambda lora: (lora / ADAPTER_CONFIG).write_text("{}"), "is no LoRA's: its peft_type"),
-    "another kind": (lambda lora: say(lora, peft_type="IA3"), "is no LoRA's: its peft_type"),
-    "another rank": (lambda lora: say(lora, r=3), "has rank 4, and .* says r = 3"),
-    "no rank": (lambda lora: say(lora, r="x"), "has rank 4, and .* says r = 'x'"),
+    "nothing said": (lambda lora: (lora / ADAPTER_CONFIG).write_text("{}"), "has another peft_type"),
+    "another kind": (lambda lora: say(lora, peft_type="IA3"), "has another peft_type"),
+    "another rank": (lambda lora: say(lora, r=3), "has rank 4, but .* has r = 3"),
+    "no rank": (lambda lora: say(lora, r="x"), "has rank 4, but .* has r = 'x'"),
     "another width": (
-        lambda lora: rewrite(lora, lambda k, t: (k, t[:, :-1] if "lora_A" in k else t)), "weights; the model's is of"
+        lambda lora: rewrite(lora, lambda k, t: (k, t[:, :-1] if "lora_A" in k else t)), "weights; the model has"
     ),
     "a half": (lambda lora: rewrite(lora, lambda k, t: None if k.endswith("0.mlp.up_proj.lora_B.weight") else (k, t)),
                "is damaged: it lacks .*up_proj.lora_B.weight"),
     "a pair of two ranks": (
-        lambda lora: rewrite(lora, lambda k, t: (k, t[:, :-1] if "lora_B" in k else t)), "do not fit each other"
+        lambda lora: rewrite(lora, lambda k, t: (k, t[:, :-1] if "lora_B" in k else t)), "mismatching shapes"
     ),
     "another architecture": (
         lambda lora: rewrite(lora, lambda k, t: (k.replace("model.layers", "transformer.h"), t)),
@@ -134,7 +134,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a larger model": (
         lambda lora: say(lora, base_model_name_or_path=str(LAB / "base")),
-        "is for the model .*, as its adapter_config.json says .* weights; the model's is of",
+        "is for the model .* by its adapter_config.json .* weights; the model has",
     ),
     "no name": (lambda lora: say(lora, base_model_name_or_path=["a"]), "does not name the model that it adapts"),
 }  # fmt: skip
@@ -159,7 +159,7 @@ def test_a_lora_that_names_a_hub_model_is_told_where_there_is_no_hub(
     monkeypatch.setattr(resolve, "get_session", nowhere)
     say(lora, base_model_name_or_path="someone/nothing-here")
     line = said_of(lora, capsys)
-    assert "is for the model 'someone/nothing-here', as its adapter_config.json says" in line
+    assert "is for the model 'someone/nothing-here' by its adapter_config.json" in line
     assert "cannot be reached" in line
 
 

@@ -16,7 +16,7 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import MOST_NODES
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.heads import MOST_FUSED, PUBLISHED, asked_tree, best_tree, read_tree, tree_of
+from specbench_ss.methods._shared.heads import MOST_FUSED, PUBLISHED, best_tree, read_tree, requested_tree, tree_of
 from specbench_ss.methods.medusa import decode
 from specbench_ss.methods.medusa.decode import Medusa, MedusaOptions
 from specbench_ss.methods.medusa.heads import heads_from_tensors
@@ -188,7 +188,7 @@ def test_only_heads_that_are_there_can_be_asked_for(heads: int, tmp_path: Path) 
 )
 def test_a_malformed_config_is_named(config: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=f"config.json: .*{said}"):
-        asked_tree("auto", 0, config, 3, "medusa")
+        requested_tree("auto", 0, config, 3, "medusa")
 
 
 def test_it_describes_its_tree_and_tells_weights_apart() -> None:
@@ -238,7 +238,7 @@ def test_a_tree_deeper_than_the_heads_and_a_broken_tree_file(tmp_path: Path) -> 
 def test_a_tree_of_too_many_nodes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"nodes must be 0 to {MOST_NODES}, not {MOST_NODES + 1}"):
         MedusaOptions(nodes=MOST_NODES + 1)
-    whole = asked_tree("auto", MOST_NODES, {"accuracies": [[0.5] * 10] * 4}, 4, "medusa")
+    whole = requested_tree("auto", MOST_NODES, {"accuracies": [[0.5] * 10] * 4}, 4, "medusa")
     assert len(tree_of(whole).ranks) == MOST_NODES
     with pytest.raises(UserError, match=f"at most {MOST_NODES} nodes, not {MOST_NODES + 1}"):
         tree_of([(rank,) for rank in range(MOST_NODES + 1)])

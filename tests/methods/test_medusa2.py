@@ -61,7 +61,7 @@ def test_output_is_its_own_backbones(kind: str, tmp_path: Path) -> None:
     drafted = Medusa2.load(target, MedusaOptions(weights=str(tmp_path)))
     assert drafted.target is own.target  # merged once
     assert answer(drafted) == answer(own) != before
-    with pytest.raises(UserError, match="has a backbone of its own"):  # for which the heads are
+    with pytest.raises(UserError, match="has its own backbone"):  # for which the heads are
         Medusa.check(MedusaOptions(weights=str(tmp_path)), target)
     assert answer(Autoregressive(target)) == before
     assert drafted.metadata()["model_hash"] == own.metadata()["model_hash"] != target.weights_hash
@@ -110,7 +110,7 @@ def test_a_published_model_decodes_as_itself(tmp_path: Path) -> None:
     # as the model itself, its heads are Medusa-1's; for another model they are not
     assert answer(Medusa.load(own, options)) == answer(drafted)
     for ask in (Medusa.check, lambda options, base: Medusa.load(base, options)):
-        with pytest.raises(UserError, match="has a backbone of its own: decode with medusa2"):
+        with pytest.raises(UserError, match="has its own backbone; use medusa2"):
             ask(options, target)
 
 
@@ -131,9 +131,9 @@ def test_what_is_wrong_with_a_model_is_named(tmp_path: Path) -> None:
     target = Target(tiny_model("llama"))
     options = MedusaOptions(weights=str(tmp_path))
     for ask in (Medusa2.check, lambda options, base: Medusa2.load(base, options)):
-        with pytest.raises(UserError, match="holds no backbone"):
+        with pytest.raises(UserError, match="has no backbone"):
             ask(options, target)
-    with pytest.raises(UserError, match="holds no backbone"):
+    with pytest.raises(UserError, match="has no backbone"):
         Medusa2Autoregressive.check(Medusa2AROptions(str(tmp_path)), target)
     whole_model(tmp_path)
     with pytest.raises(UserError, match="has 61 words, .* has 64"):
@@ -146,7 +146,7 @@ def test_what_is_wrong_with_a_model_is_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / name, {"format": "pt"})
     with pytest.raises(UserError, match=r"unknown tensor 'medusa_head\.0\.0\.strange'"):
         Medusa2.check(options, target)
-    assert Medusa2.outline_of(target, tmp_path).n_layers == 4
+    assert Medusa2.drafted_model_info(target, tmp_path).n_layers == 4
 
 
 # -- training -------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ SHAPES: list[tuple[type[Decoder], str]] = [
     (SpeculativeStreaming, "threshold"),
     (SpeculativeStreaming, "top-p"),
     (SpeculativeStreaming, "fewer-streams"),
-    (SpeculativeStreaming, "beside-mlp"),
+    (SpeculativeStreaming, "with-mlp"),
     (SharedStreaming, "tree"),
     (SharedAutoregressive, "eq-3"),
 ]

@@ -236,7 +236,7 @@ def test_a_step_is_one_pass_and_leaves_true_slots_alone(mode: Any) -> None:
             assert {step.draft_depth for step in answer.steps} == {deep} and decoder.max_tokens_per_step() == deep + 1
     with pytest.raises(UserError, match="depths must be 1 to 5, as the drafter was trained, or 0, not 6"):
         PEagle(target, PEagleOptions(depths=6), random_drafter(target))
-    with pytest.raises(UserError, match="peagle: sample=on draws a chain: it does not go with mode=tree"):
+    with pytest.raises(UserError, match="peagle: sample=on does not support mode=tree"):
         PEagleOptions(sample="on", mode="tree")
 
 
@@ -251,8 +251,8 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "mask token": (tensors(), speculators(mask_token_id=V), "mask_token_id in config.json is 61, the model has tokens"),
     "no mask token": (tensors(), speculators(mask_token_id=None), "mask_token_id is not a whole number"),
     "no drafter of its": (tensors(), flat(ptd_token_id=None), "describes no P-EAGLE drafter: it has no mask_token_id"),
-    "no depths": (tensors(), speculators(depths=0), "speaks of 0 tokens drafted a step, it can be 1 to 64"),
-    "many depths": (tensors(), flat(num_depths=1000), "speaks of 1000 tokens drafted a step"),
+    "no depths": (tensors(), speculators(depths=0), "has 0 tokens drafted a step, it must be 1 to 64"),
+    "many depths": (tensors(), flat(num_depths=1000), "has 1000 tokens drafted a step"),
     "depths are words": (tensors(), speculators(depths="eight"), "speculative_tokens"),
     "layer ids": (
         tensors(), speculators(eagle_aux_hidden_state_layer_ids=[1, 4]), "layer_ids in config.json names layer 4"
@@ -265,15 +265,15 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "draft vocabulary": (tensors(), speculators(draft_vocab_size=50), "the drafter has 50 words, lm_head"),
     "no head": (without("lm_head", words=V), speculators(draft_vocab_size=V), "lacks tensors: lm_head.weight"),
     "no mask_hidden": (without("mask_hidden"), speculators(), "lacks tensors: mask_hidden"),
-    "d2t points outside": (tensors() | {"d2t": torch.full((WORDS,), 30)}, speculators(), "d2t leads to token 69"),
+    "d2t points outside": (tensors() | {"d2t": torch.full((WORDS,), 30)}, speculators(), "d2t maps to token 69"),
     "another type": (
         tensors(), speculators(speculators_model_type="dflash"), "a speculator of the type 'dflash', not 'peagle'"
     ),
     "no layers": (tensors(), speculators(transformer_layer_config="llama"), "layer_config in config.json is not"),
-    "other layers": (tensors(), speculators(layer={"model_type": "mistral"}), "of the type 'mistral', not of llama or"),
+    "other layers": (tensors(), speculators(layer={"model_type": "mistral"}), "of the type 'mistral', not llama or"),
     "no heads": (tensors(), speculators(layer={"num_attention_heads": 0}), "num_attention_heads in config.json is 0"),
     "more layers": (tensors(first="midlayer"), flat(num_hidden_layers=2), "is 2, the drafter has tensors of 1"),
-    "two norms": (tensors(), speculators(fc_norm=True, norm_before_fc=True), "norm_before_fc and for fc_norm"),
+    "two norms": (tensors(), speculators(fc_norm=True, norm_before_fc=True), "norm_before_fc and fc_norm"),
     "a small window": (
         tensors(), speculators(layer={"layer_types": ["sliding_attention"], "sliding_window": 3}),
         "sliding_window in config.json is 3, fewer than the 4 draft positions",

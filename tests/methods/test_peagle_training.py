@@ -132,7 +132,7 @@ def test_the_loss_is_the_mean_over_kept_places(soft: bool, words: int) -> None:
     batch = batch_of(ids, torch.tensor([[0, 4, 8], [2, 3, 7]]), ahead=DEPTHS)
     states = states_of(target, trainee, batch)
     loss, right = trainee.loss(states, batch)
-    known = list(range(61)) if trainee.module.words is None else trainee.module.words.tolist()
+    known = list(range(61)) if trainee.module.vocab_ids is None else trainee.module.vocab_ids.tolist()
     out = trainee.states(states, batch)
     terms, hits = [], []
     for d in range(DEPTHS):
@@ -186,7 +186,7 @@ def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(
     mask = trainee.module.shape.mask_token
     if own:
         assert not torch.equal(trainee.module.embed_tokens.weight[mask], table[mask])  # type: ignore[union-attr]
-    words = trainee.module.words
+    words = trainee.module.vocab_ids
     rows = target.unembed if words is None else target.unembed[words]
     assert torch.equal(trainee.module.lm_head.weight, rows)  # type: ignore[union-attr]
     write_checkpoint(tmp_path / "t", trainee.module, config_of(trainee.module, target))

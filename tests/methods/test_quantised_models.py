@@ -17,7 +17,13 @@ from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
-from specbench_ss.methods._shared.fine_tuned import lora_parameters, merged_target, save_lora, target_beside, with_lora
+from specbench_ss.methods._shared.fine_tuned import (
+    load_target_like,
+    lora_parameters,
+    merged_target,
+    save_lora,
+    with_lora,
+)
 from specbench_ss.models.quantize import quantise
 from tests.quantised import needs, quantised_target, small_model
 
@@ -94,7 +100,7 @@ def test_a_whole_model_is_held_as_the_base_is(tmp_path: Path) -> None:
     other = small_model(seed=5)
     other.save_pretrained(tmp_path)
     on_a_grid(other)
-    own = target_beside(rounded()[0], tmp_path)
+    own = load_target_like(rounded()[0], tmp_path)
     assert all(torch.equal(weight, linear(Target(other))[name]) for name, weight in linear(own).items())
     assert own.quantised == "on a grid"
 

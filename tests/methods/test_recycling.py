@@ -139,7 +139,7 @@ def test_a_tree_of_ones_own(tmp_path: Path) -> None:
     assert own.tree.shape.parents == (-1, 0, 0, 1, 1) and own.max_tokens_per_step() == 5
     assert "nodes" not in own.search_space()
     for content, options, complaint in (
-        ("[[0], [0, 3]]", RecyclingOptions(tree=str(file), k=3), "recycling: .*4 successors of a token, k is 3"),
+        ("[[0], [0, 3]]", RecyclingOptions(tree=str(file), k=3), "recycling: .*4 successors of a token, but k is 3"),
         ("{}", RecyclingOptions(tree=str(file)), "recycling: .*tree"),
         ("[[0, 0]]", RecyclingOptions(tree=str(file)), "recycling: .*no parent"),
         (None, RecyclingOptions(tree=str(tmp_path / "none")), "recycling: cannot read"),

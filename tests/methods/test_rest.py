@@ -232,10 +232,10 @@ def told_of_cut_files(file: Path, base: Target) -> None:
     strange = whole.replace(b"(", b"((", 1), whole.replace(b"<", b"?", 1), b"PK\x03\x04" + whole[4:]
     for content in (whole[:-40], whole[:100], whole[:9], whole[:3], b"", b"x" * 200, *strange):
         file.write_bytes(content)
-        said = f"rest: {file} is damaged: it is cut short, or not a file of numbers (.npy); make the datastore again"
+        said = f"rest: {file} is damaged: it is truncated, or not a .npy file; rebuild the datastore"
         assert told(file.parent, base).startswith(said)
     file.unlink()
-    assert f"{file} cannot be read: no such file or directory; make" in told(file.parent, base)
+    assert f"{file} cannot be read: no such file or directory; rebuild" in told(file.parent, base)
     file.write_bytes(whole)
 
 
@@ -250,7 +250,7 @@ def told_of_headers(folder: Path, header: dict[str, Any], base: Target) -> None:
         assert said in told(folder, base)
     for content in (b"", b"{", b"[]", b"\xff{}", json.dumps(header).encode()[:-30]):
         (folder / "datastore.json").write_bytes(content)
-        assert "datastore.json cannot be read as a JSON object; make the datastore again" in told(folder, base)
+        assert "datastore.json cannot be read as a JSON object; rebuild the datastore" in told(folder, base)
     (folder / "datastore.json").unlink()
     assert "has no datastore.json" in told(folder, base)
 
@@ -264,7 +264,7 @@ def test_a_small_datastore_is_its_tokens_and_damage_to_them_is_told(base: Target
     told_of_cut_files(tokens, base)
     stored[5] += 1
     np.save(tokens, stored)
-    assert "damaged: its tokens are not those" in told(folder, base)
+    assert "damaged: its tokens do not match" in told(folder, base)
     for strange in (stored[:-1], stored.astype(np.int64)):
         np.save(tokens, strange)
         assert "not int32 or uint16" in told(folder, base)
@@ -360,8 +360,8 @@ def test_the_command_builds_from_text_and_chats(tmp_path: Path, capsys: pytest.C
     assert main(["datastore", "info", str(out), "--model", "lab"]) == 0
     assert "fits lab" in capsys.readouterr().out
     for bad, said in (
-        ([*command, "--out", str(out)], "holds files already"),
-        (["datastore", "build", "--out", str(tmp_path / "x")], "give text"),
+        ([*command, "--out", str(out)], "is not empty"),
+        (["datastore", "build", "--out", str(tmp_path / "x")], "no text given"),
         (["datastore", "build", "--data", str(tmp_path / "none.txt"), "--out", str(tmp_path / "x")], "cannot read"),
         (["datastore", "info", str(tmp_path / "x")], "no datastore"),
     ):
@@ -394,14 +394,14 @@ def test_the_command_keeps_the_models_own_answers(
     assert store.chunks[0].tokens[: len(first) + 1].tolist() == [*first.tolist(), SEPARATOR]
     capsys.readouterr()
     assert main([*command, "--lab", "3", "--out", str(tmp_path / "x")]) == 2
-    assert "--regenerate-responses answers the questions of --data" in capsys.readouterr().err
+    assert "--regenerate-responses requires --data" in capsys.readouterr().err
 
 
 def test_the_lab_brings_its_own() -> None:
     lab = outline_of("lab")
     REST.check(RESTOptions(), lab)
-    assert REST.opened(RESTOptions(), lab).advice
-    with pytest.raises(UserError, match="make one with `ssbench datastore build`"):
+    assert REST.open_store(RESTOptions(), lab).advice
+    with pytest.raises(UserError, match="build one with `ssbench datastore build`"):
         REST.check(RESTOptions(), Target(tiny_model("llama")))
 
 
@@ -421,7 +421,7 @@ def test_without_the_package_that_sorts_suffixes_one_line_is_told(
 ) -> None:
     """And with --methods all the other methods run."""
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
-    words = "rest: suffixes are sorted by pydivsufsort, which does not load: "
+    words = "rest: cannot load pydivsufsort, which sorts suffixes: "
     run = ["run", "--limit", "1", "--categories", "qa", "--max-new-tokens", "4", "--device", "cpu", "--warmup", "0"]
     assert words in failing([*run, "--methods", "rest", "--out", str(tmp_path / "rest")], capsys)
     assert words in failing(["datastore", "build", "--lab", "2", "--out", str(tmp_path / "store")], capsys)

@@ -264,7 +264,7 @@ def test_modes_are_not_mixed_up(tmp_path: Path) -> None:
     trainee.save(tmp_path, {})
     with pytest.raises(UserError, match="use ss-shared"):
         SpeculativeStreaming.load(target, SSOptions(weights=str(tmp_path)))
-    with pytest.raises(UserError, match="lora_rank=8 is not as"):
+    with pytest.raises(UserError, match="lora_rank=8 does not fit"):
         SharedStreaming.load(target, SSOptions(weights=str(tmp_path), lora_rank=8))
     with pytest.raises(UserError, match="main_attends_streams=off is not as"):
         SharedStreaming.load(target, SSOptions(weights=str(tmp_path), main_attends_streams="off"))

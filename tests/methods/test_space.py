@@ -72,7 +72,7 @@ def test_the_next_masks_are_those_of_a_fresh_pass(target: Target, wrong: int) ->
             fresh = SPACE(self.target, self.options, self.mask)
             cache = self.target.new_cache(len(state.ids) + fresh.max_tokens_per_step())
             fresh.prefill(state_of(state.ids, cache), torch.tensor([state.ids[:-1]]))
-            assert torch.allclose(self.masked, fresh.masked, atol=2e-4)
+            assert torch.allclose(self.mask_states, fresh.mask_states, atol=2e-4)
 
     Watched.wrong = wrong
     found = generate(Watched(target, SPACEOptions(), masked(target)), PROMPT, StopParams(40), SamplingParams())
@@ -136,7 +136,7 @@ def test_training_sees_what_decoding_sees(kind: str, tmp_path: Path) -> None:
         for i, prompt in enumerate((texts[0], texts[0][:3], texts[1][:3])):
             cache = decoder.target.new_cache(99)
             out = decoder.prefill(state_of(prompt, cache), torch.tensor([prompt]))
-            assert torch.allclose(masks[0, i], decoder.masked, atol=2e-2)  # saved in float16
+            assert torch.allclose(masks[0, i], decoder.mask_states, atol=2e-2)  # saved in float16
             at = (4, 2, 7)[i]
             assert torch.allclose(decoder.target.logits(main[:, at]), out.logits[:, 0], atol=5e-2)
         plain = trainee.states(ids[:, :5], torch.tensor([[2]]))[1]
@@ -236,7 +236,7 @@ def test_bad_models_are_told(tmp_path: Path) -> None:
     assert "give them with --set space.weights" in told(target)
     assert "mask_id must be 1 to 60" in told(target, mask_id=61)
     whole_model(whole)
-    assert "say which token is its mask" in told(target, weights=str(whole))
+    assert "give its mask token" in told(target, weights=str(whole))
     assert "mask_id must be 1 to 63" in told(target, weights=str(whole), mask_id=64)
     whole_model(whole, vocab=50)
     assert "has 50 tokens" in told(target, weights=str(whole), mask_id=3)

@@ -11,7 +11,7 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.verify import verify_sampled
 from specbench_ss.methods.ss.config import SSOptions
 from specbench_ss.methods.ss.decode import TWO_LAYERS
-from specbench_ss.methods.ss.tree import draft_tree, drawn_tree
+from specbench_ss.methods.ss.tree import draft_tree, sampled_tree
 from specbench_ss.models.tiny import tiny_target
 from tests.methods.decoders import streaming
 from tests.methods.exactness import p_value
@@ -27,7 +27,7 @@ def test_nodes_are_those_of_the_best_tokens_and_siblings_have_the_first_draws() 
     probs, rng = rows(3, 30, 1), torch.Generator().manual_seed(7)
     best = draft_tree(ROOT, probs.log(), 4, 12)
     for _ in range(20):
-        tree = drawn_tree(ROOT, probs, 4, 12, rng)
+        tree = sampled_tree(ROOT, probs, 4, 12, rng)
         assert tree.topology is best.topology or tree.topology.parents == best.topology.parents
         assert tree.draft_probs is not None
         tokens = tree.tokens.tolist()
@@ -47,7 +47,7 @@ def test_nodes_are_those_of_the_best_tokens_and_siblings_have_the_first_draws() 
 def test_where_few_tokens_are_possible_the_first_stands_for_those_missing() -> None:
     probs = torch.zeros(2, 6)
     probs[:, 3] = 1
-    tree = drawn_tree(ROOT, probs, 3, 0, torch.Generator().manual_seed(0))
+    tree = sampled_tree(ROOT, probs, 3, 0, torch.Generator().manual_seed(0))
     assert set(tree.tokens[1:].tolist()) == {3}
 
 
@@ -56,7 +56,7 @@ def test_what_comes_out_is_distributed_as_the_targets_own() -> None:
     q, first, after = rows(2, words, 11), rows(1, words, 12)[0], rows(words, words, 13)
     seen: Counter[tuple[int, int]] = Counter()
     for _ in range(n):
-        tree = drawn_tree(ROOT, q, 3, 6, rng)
+        tree = sampled_tree(ROOT, q, 3, 6, rng)
         probs = torch.stack(
             [first if d == 0 else after[t] for t, d in zip(tree.tokens.tolist(), tree.topology.depths, strict=True)]
         )
@@ -76,7 +76,7 @@ def test_a_choice_by_what_was_drawn_would_be_seen() -> None:
     q, first = rows(1, words, 11), rows(1, words, 12)[0]
     seen: Counter[int] = Counter()
     for _ in range(n):
-        tree = drawn_tree(ROOT, q, 2, 0, rng)
+        tree = sampled_tree(ROOT, q, 2, 0, rng)
         kept = max((1, 2), key=lambda node: float(first[tree.tokens[node]]))
         seen[verify_sampled(first.expand(2, -1), tree.subtree([0, kept]), rng).tokens[0]] += 1
     expected = first.double() / first.double().sum() * n

@@ -23,8 +23,8 @@ from specbench_ss.methods.ss.config import SSOptions, StreamConfig, StreamPositi
 from specbench_ss.methods.ss.decode import ROTATED, SAME_POSITION, SpeculativeStreaming
 from specbench_ss.methods.ss.layers import (
     Layout,
+    RotatedValues,
     Streams,
-    TurnedValues,
     stream_positions,
     stream_visibility,
     top_p,
@@ -33,12 +33,20 @@ from specbench_ss.methods.ss.layers import (
 from specbench_ss.methods.ss.train import StreamsOptions, StreamsTrainer, start_embedding
 from specbench_ss.methods.ss.tree import conditioned_tree, draft_tree, full_tree, nodes_to_score, prune
 from specbench_ss.training.batch import Anchors, Batch, base_states
-from tests.methods.decoders import BESIDE_MLP, CONDITIONED, ROOTED, TWO_LAYERS, random_streams, randomise, streaming
+from tests.methods.decoders import (
+    PARENT_CONDITIONED,
+    ROOT_CONDITIONED,
+    TWO_LAYERS,
+    WITH_MLP,
+    random_streams,
+    randomise,
+    streaming,
+)
 from tests.tiny import SOME, WITHOUT_WINDOW, paths, tiny_model
 
 LEARNT = {
     "adapter": TWO_LAYERS,
-    "adapter beside MLP": BESIDE_MLP,
+    "adapter beside MLP": WITH_MLP,
     "at the main row's position": SAME_POSITION,
     "rotation": ROTATED,
     "rotation, at the main row's position": replace(ROTATED, stream_position="same"),
@@ -79,7 +87,9 @@ def test_training_sees_the_streams_that_decoding_uses(kind: str, window: int | N
         torch.testing.assert_close(trained[0, column], stepped, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("beside", [TWO_LAYERS, CONDITIONED, ROTATED], ids=["plain", "root and parent", "rotation"])
+@pytest.mark.parametrize(
+    "beside", [TWO_LAYERS, PARENT_CONDITIONED, ROTATED], ids=["plain", "root and parent", "rotation"]
+)
 @pytest.mark.parametrize("kind", [*(kind for kind in SOME if kind != "opt"), "opt"])
 @torch.inference_mode()
 def test_where_streams_stand_changes_what_they_say(kind: str, beside: StreamConfig) -> None:
@@ -120,7 +130,7 @@ def test_streams_of_several_requests_stand_beside_their_own_rows(kind: str) -> N
 
 def test_an_adapter_that_adds_nothing_leaves_the_mlp_alone() -> None:
     target = Target(tiny_model("llama"))
-    beside, without = (Streams(replace(BESIDE_MLP, adapter_rank=r, keep_mlp=bool(r)), 32) for r in (4, 0))
+    beside, without = (Streams(replace(WITH_MLP, adapter_rank=r, keep_mlp=bool(r)), 32) for r in (4, 0))
     x, attended = torch.randn(1, 7, 32), torch.randn(1, 7, 32)
     block = target.family.blocks[-1]
     for mains in (0, 3):
@@ -133,15 +143,15 @@ def test_an_adapter_that_adds_nothing_leaves_the_mlp_alone() -> None:
 
 
 def test_keeping_the_mlp_wants_an_adapter() -> None:
-    with pytest.raises(UserError, match="keep_mlp wants an adapter_rank"):
-        replace(BESIDE_MLP, adapter_rank=0)
+    with pytest.raises(UserError, match="keep_mlp requires an adapter_rank"):
+        replace(WITH_MLP, adapter_rank=0)
 
 
 @pytest.mark.parametrize("kind", SOME)
 def test_training_and_decoding_tell_streams_their_root(kind: str) -> None:
     """The same root gives the same guesses in both, and another root others."""
     target = Target(tiny_model(kind))
-    trainee = StreamsTrainer(target, ROOTED)
+    trainee = StreamsTrainer(target, ROOT_CONDITIONED)
     randomise(trainee.module, 2)
     decoder = SpeculativeStreaming(target, SSOptions(mode="chain"), trainee.module, {})
     ids, at = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], 6
@@ -163,7 +173,7 @@ def test_training_and_decoding_tell_a_nodes_children_the_node(kind: str, monkeyp
     """Each token of a chain is the best guess after those before it, as training sees them; and a tree has several."""
     target = Target(tiny_model(kind))
     monkeypatch.setattr(drafting, "SHORTLIST", target.vocab_size)  # random maps change more than trained ones
-    trainee = StreamsTrainer(target, CONDITIONED)
+    trainee = StreamsTrainer(target, PARENT_CONDITIONED)
     randomise(trainee.module, 2)
     ids, at = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14], 6
     states = base_states(target, torch.tensor([ids]), trainee.aux_hidden_state_layers, trainee.kv_from)
@@ -174,7 +184,7 @@ def test_training_and_decoding_tell_a_nodes_children_the_node(kind: str, monkeyp
         with torch.inference_mode():
             state = replace(prefilled(chain, ids[: at + 1]), root=torch.tensor([root]))
             told = chain.propose(state).tokens
-            tree.next_streams, tree._ahead = chain.next_streams, chain._ahead
+            tree.next_streams, tree._next_logits = chain.next_streams, chain._next_logits
             grown = tree.propose(state)
         with torch.no_grad():
             known = trainee.stream_logits(states, torch.tensor([[at]]), told[None, None, :-1])[0, 0]
@@ -190,15 +200,15 @@ def test_training_and_decoding_tell_a_nodes_children_the_node(kind: str, monkeyp
 
 def test_while_learning_half_of_the_parents_are_kept_back() -> None:
     """The root never; the others without a pattern by place, so that each token is a parent for some stream."""
-    streams = random_streams(Target(tiny_model("llama")), CONDITIONED)
+    streams = random_streams(Target(tiny_model("llama")), PARENT_CONDITIONED)
     tokens, at = torch.arange(3, 6 * 400 * 3 + 3).view(6, 400, 3), torch.arange(400).expand(6, -1)
-    heard = streams.kept_conditioning(tokens, at)
+    heard = streams.mask_parents(tokens, at)
     assert (heard[..., 0] == tokens[..., 0]).all() and set((heard - tokens)[heard >= 0].tolist()) == {0}
     told = heard[0, :, 1:] >= 0
     assert 0.4 < told.float().mean() < 0.6
     assert min(told[place::2, j].float().mean() for place in (0, 1) for j in (0, 1)) > 0.4
     with torch.no_grad():  # as where held-out text is judged
-        assert streams.kept_conditioning(tokens, at) is tokens
+        assert streams.mask_parents(tokens, at) is tokens
 
 
 def changed(change: torch.Tensor) -> drafting.Changes:
@@ -255,15 +265,15 @@ def test_what_a_shortlist_leaves_out_keeps_its_mass() -> None:
 
 def test_streams_that_learn_their_root_are_told_it() -> None:
     target = Target(tiny_model("llama"))
-    trainee = StreamsTrainer(target, ROOTED)
+    trainee = StreamsTrainer(target, ROOT_CONDITIONED)
     states = base_states(target, torch.tensor([[5, 6, 7, 8]]), trainee.aux_hidden_state_layers, trainee.kv_from)
-    with pytest.raises(ValueError, match="learn the tokens"):
+    with pytest.raises(ValueError, match="conditioned on tokens"):
         trainee.stream_logits(states, torch.tensor([[2]]))
 
 
-@pytest.mark.parametrize(("config", "root"), [(TWO_LAYERS, "on"), (ROOTED, "off")])
+@pytest.mark.parametrize(("config", "root"), [(TWO_LAYERS, "on"), (ROOT_CONDITIONED, "off")])
 def test_streams_are_used_as_they_were_trained(config: StreamConfig, root: str) -> None:
-    with pytest.raises(UserError, match=f"root={root} is not as these streams were trained"):
+    with pytest.raises(UserError, match=f"root={root} does not fit these streams"):
         streaming(Target(tiny_model("llama")), config, SSOptions(root=root))  # type: ignore[arg-type]
 
 
@@ -377,7 +387,7 @@ def test_top_p_attention_takes_the_keys_that_each_head_attends_to_most() -> None
 @pytest.mark.parametrize("angle", [0.3, 0.0004])
 def test_values_are_turned_in_single_precision(angle: float) -> None:
     v = torch.randn(1, 2, 8, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
-    _, turned = TurnedValues(PrefixCache({0: None}), 0, 4, angle).update(v, v, 0)
+    _, turned = RotatedValues(PrefixCache({0: None}), 0, 4, angle).update(v, v, 0)
     n = torch.tensor([1, 2, 3, 4, 1, 2, 3, 4])[:, None]
     exact = torch.complex(v[..., :32].double(), v[..., 32:].double()) * torch.exp(1j * angle * n.double())
     assert turned.dtype == torch.bfloat16
@@ -389,7 +399,7 @@ def test_value_rotation_tells_streams_apart() -> None:
     """Eq. 8: a step of zero degrees leaves equal values; a larger step moves later streams further."""
     v = torch.randn(1, 2, 7, 8)  # one main row, two positions of three streams
     target = PrefixCache({0: None})
-    _, turned = TurnedValues(target, 1, 3, 0.3).update(v, v, 0)
+    _, turned = RotatedValues(target, 1, 3, 0.3).update(v, v, 0)
     as_complex = [torch.complex(x[..., :4], x[..., 4:]) for x in (v, turned)]
     n = torch.tensor([0, 1, 2, 3, 1, 2, 3])
     expected = as_complex[0] * torch.exp(1j * 0.3 * n)[:, None]
@@ -517,7 +527,9 @@ def test_bad_shapes_are_one_clear_line(config: dict[str, int], options: dict[str
         streaming(Target(tiny_model("llama")), StreamConfig(**config), SSOptions(**options))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("config", [replace(TWO_LAYERS, gamma=1), replace(ROOTED, gamma=2)], ids=["plain", "root"])
+@pytest.mark.parametrize(
+    "config", [replace(TWO_LAYERS, gamma=1), replace(ROOT_CONDITIONED, gamma=2)], ids=["plain", "root"]
+)
 @torch.inference_mode()
 def test_logits_made_with_the_verified_rows_are_those_made_alone(config: StreamConfig) -> None:
     target = Target(tiny_model("llama"))
@@ -526,14 +538,14 @@ def test_logits_made_with_the_verified_rows_are_those_made_alone(config: StreamC
     state, few = prefilled(decoder, [5, 6, 7, 8, 9]), DraftTree.from_parents(torch.tensor([3, 4]), [-1, 0])
     root, verdict = torch.tensor(17), VerifyResult([0, 1], [4, 17], torch.tensor([17]))
     decoder.update(state, verdict, decoder.forward(state, few))
-    assert decoder._ahead is not None
+    assert decoder._next_logits is not None
     together = decoder._stream_logits(root)
     alone = target.logits(decoder.streams.condition_on_tokens(target, decoder.next_streams, root[None]))
     torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-4)
     many = DraftTree.from_parents(torch.arange(9), [-1, *range(8)])
     decoder.update(state, verdict, decoder.forward(state, many))
-    assert decoder._ahead is None, "a product of so many rows would cost more than the LM head read twice"
+    assert decoder._next_logits is None, "a product of so many rows would cost more than the LM head read twice"
     decoder.update(state, verdict, decoder.forward(state, few))
     decoder.on_prefill(prefilled(decoder, [5, 6, 7]))
-    assert decoder._ahead is None, "what was made for the last prompt is of another one"
+    assert decoder._next_logits is None, "what was made for the last prompt is of another one"
     assert not streaming(target, config, SSOptions(k=9, prune="off")).fuses

@@ -18,7 +18,7 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.sd.decode import Bridge, TwoModel, TwoModelOptions, added, extended, following
+from specbench_ss.methods.sd.decode import Retokenizer, TwoModel, TwoModelOptions, added_text, append_text, encode_after
 from specbench_ss.methods.sd.draft import mismatch
 from specbench_ss.models.checkpoint import drafter_here
 from specbench_ss.models.load import outline_of
@@ -82,19 +82,19 @@ def test_a_draft_through_text_is_about_as_good_as_one_of_the_same_vocabulary(lab
 
 def test_the_draft_reads_what_reading_everything_anew_would_give(lab: Target, other: Path) -> None:
     through = TwoModel.load(lab, TwoModelOptions(weights=str(other), retokenise=True, gamma=3))
-    drafted, seen = through._drafted, 0
+    drafted, seen = through._draft_tree, 0
 
     def watching(state: Any, length: int) -> Any:
         nonlocal seen
         seen += 1
-        assert through.bridge is not None
+        assert through.retokenizer is not None
         text = lab.tokenizer.decode(state.ids, skip_special_tokens=True)
-        assert through.draft.model.tokenizer.decode(through.bridge.ids, skip_special_tokens=True) == text
-        fresh = through.draft.model.next_logits(through.bridge.ids)
+        assert through.draft.model.tokenizer.decode(through.retokenizer.ids, skip_special_tokens=True) == text
+        fresh = through.draft.model.next_logits(through.retokenizer.ids)
         torch.testing.assert_close(through.logits, fresh, atol=2e-3, rtol=2e-3)
         return drafted(state, length)
 
-    through._drafted = watching  # type: ignore[method-assign]
+    through._draft_tree = watching  # type: ignore[method-assign]
     answer(through, new=16)
     assert seen > 3
 
@@ -106,7 +106,7 @@ def test_greedy_equals_autoregressive_through_text(kinds: tuple[str, str]) -> No
     target, draft = (Target(tiny_model("llama", seed=i, vocab=len(t)), t) for i, t in enumerate(tokenizers))
     options = TwoModelOptions(retokenise=True, gamma=3)
     decoder = TwoModel(target, options, draft)
-    assert (decoder.bridge is None) == (kinds[0] == kinds[1])
+    assert (decoder.retokenizer is None) == (kinds[0] == kinds[1])
     for prompt in (target.tokenizer("the sum of 12 and 30 is").input_ids, [5], list(range(10, 120))):
         expected = generate(Autoregressive(target), prompt, StopParams(24), SamplingParams()).tokens
         assert generate(decoder, prompt, StopParams(24), SamplingParams()).tokens == expected
@@ -118,9 +118,9 @@ def test_new_text_is_cut_as_the_whole_would_be(kind: str) -> None:
     whole = tokenizer("The answer has two lines and a curious user").input_ids
     for at in range(4, len(whole) - 1):
         before, after = whole[:at], whole[at:]
-        text = added(tokenizer, before[-3:], after)
-        assert following(tokenizer, before[-3:], text) == after
-        assert extended(tokenizer, before, text, 3) == whole
+        text = added_text(tokenizer, before[-3:], after)
+        assert encode_after(tokenizer, before[-3:], text) == after
+        assert append_text(tokenizer, before, text, 3) == whole
 
 
 def test_a_word_that_was_cut_is_mended_when_it_goes_on() -> None:
@@ -128,23 +128,23 @@ def test_a_word_that_was_cut_is_mended_when_it_goes_on() -> None:
     whole = tokenizer("The answer").input_ids
     cut = tokenizer("The ans").input_ids
     assert cut != whole[: len(cut)]
-    assert extended(tokenizer, cut, "wer", 10) == whole
+    assert append_text(tokenizer, cut, "wer", 10) == whole
 
 
 def test_half_a_character_is_waited_for() -> None:
     tokenizer = made_tokenizer("gpt", "plain")
-    bridge = Bridge(tokenizer, tokenizer, 10)
+    retokenizer = Retokenizer(tokenizer, tokenizer, 10)
     ids = tokenizer("a é b").input_ids
     cut = next(i for i in range(1, len(ids)) if tokenizer.decode(ids[:i]).endswith("\ufffd"))
-    assert bridge.tell(ids[: cut - 1]) and not bridge.tell(ids[:cut])
-    assert bridge.tell(ids) and tokenizer.decode(bridge.ids) == "a é b"
+    assert retokenizer.append(ids[: cut - 1]) and not retokenizer.append(ids[:cut])
+    assert retokenizer.append(ids) and tokenizer.decode(retokenizer.ids) == "a é b"
 
 
 def test_vocabularies_are_compared_by_what_they_say(lab: Target, other: Path) -> None:
     assert mismatch(lab, outline_of(str(LAB / "draft"))) == ""
     usual = lab.vocab_size - len(lab.tokenizer.all_special_ids)
     said = mismatch(lab, outline_of(str(other)))
-    assert said.startswith(f"{usual // 2 * 2} ids stand for other tokens, id ")
+    assert said.startswith(f"{usual // 2 * 2} ids have other tokens, id ")
     wider = outline_of(str(LAB / "draft"))
     wider.vocab_size += 64
     assert mismatch(lab, wider) == ""

@@ -56,7 +56,7 @@ def test_a_draft_that_is_the_target_is_always_right(target: Target) -> None:
 @pytest.mark.parametrize("form", ["chain", "tree"])
 def test_the_drafts_cache_is_that_of_a_fresh_pass(target: Target, form: Any) -> None:
     decoder = TwoModel(target, TwoModelOptions(form=form, gamma=3, k=3, nodes=0), akin(target, 0.1))
-    drafted, keep, kept = decoder._drafted, decoder.draft.keep, []
+    drafted, keep, kept = decoder._draft_tree, decoder.draft.compact, []
 
     def watching(state: DecodeState, length: int) -> Any:
         fresh = decoder.draft.model.next_logits(state.ids)
@@ -67,7 +67,7 @@ def test_the_drafts_cache_is_that_of_a_fresh_pass(target: Target, form: Any) -> 
         kept.append(rows)
         keep(start, rows)
 
-    decoder._drafted, decoder.draft.keep = watching, keeping  # type: ignore[method-assign]
+    decoder._draft_tree, decoder.draft.compact = watching, keeping  # type: ignore[method-assign]
     steps = generate(decoder, PROMPTS[0], StopParams(30), SamplingParams(1.2, seed=3)).steps
     assert len({s.accepted_tokens for s in steps}) > 1
     assert form == "chain" or any(rows != list(range(len(rows))) for rows in kept)  # some were moved
@@ -76,7 +76,7 @@ def test_the_drafts_cache_is_that_of_a_fresh_pass(target: Target, form: Any) -> 
 def test_levels_of_a_tree_are_passes_over_their_paths(target: Target) -> None:
     """Two children of the last token, each with a child; a prompt that is longer than a sliding window."""
     draft, prompt = Draft(target, target.vocab_size), PROMPTS[0]
-    draft.begin(40)
+    draft.reset(40)
     with torch.inference_mode():
         draft.feed(torch.tensor(prompt))
         eye = torch.eye(2, dtype=torch.bool)
@@ -159,7 +159,7 @@ def test_a_chain_of_fixed_length_never_waits_for_the_device(
 ) -> None:
     decoder = TwoModel(llama, TwoModelOptions(gamma=4, threshold=threshold), akin(llama))
     counts = []
-    drafted = decoder._drafted
+    drafted = decoder._draft_tree
 
     def counting(state: DecodeState, length: int) -> Any:
         with Waits() as mode:
@@ -167,7 +167,7 @@ def test_a_chain_of_fixed_length_never_waits_for_the_device(
         counts.append((len(tree), mode.count))
         return tree
 
-    decoder._drafted = counting  # type: ignore[method-assign]
+    decoder._draft_tree = counting  # type: ignore[method-assign]
     generate(decoder, PROMPTS[0], StopParams(9), SamplingParams(temperature))
     assert set(counts) == {(5, waits)}
 
@@ -177,7 +177,7 @@ def test_embeddings_of_another_width(width: int, llama: Target) -> None:
     """Padded to more, or to fewer than the target's, which then has ids that the draft does not know."""
     draft = Target(tiny_model("qwen2", seed=3, vocab=width))
     fed = Draft(draft, 61)
-    fed.begin(8)
+    fed.reset(8)
     with torch.inference_mode():
         logits = fed.feed(torch.tensor([3, 60]))
     assert logits.shape == (61,)

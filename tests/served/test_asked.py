@@ -67,7 +67,7 @@ def test_counters_are_those_of_the_model_and_of_all_engines() -> None:
     bare = "".join(f"vllm:spec_decode_num_{n} {i}\n" for i, n in enumerate(names))
     assert read(bare, "m") == Counters(0, 2, 1)
     for text, said in (
-        ("a{b 1", "no text that Prometheus reads"),
+        ("a{b 1", "not in Prometheus format"),
         ("", "has no vllm:spec_decode"),
         (bare.replace("2", "NaN"), ""),
     ):

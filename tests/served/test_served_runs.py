@@ -188,12 +188,12 @@ def gone(server: Fake) -> None:
     ("mode", "said"),
     [
         ("stall", "sent no text within 0.5 s"),
-        ("drop", "the connection to .* broke"),
+        ("drop", "the connection to .* failed"),
         ("garbage", "event stream"),
         ("html", "answers with text/html"),
         ("empty", "the stream ended before any text"),
-        ("error", "the server says: out of memory"),
-        ("nan", "no part of a chat completion"),
+        ("error", "the server reports: out of memory"),
+        ("nan", "malformed chat completion"),
         ("500", "answers 500 .*a page of HTML"),
     ],
 )
@@ -211,13 +211,13 @@ def test_an_answer_that_goes_wrong_is_a_row_with_a_status(
 @pytest.mark.parametrize(
     ("behaviour", "more", "said"),
     [
-        (Behaviour(models=("m", "n")), {}, "has 2 models: name one with --endpoint-model: m, n"),
+        (Behaviour(models=("m", "n")), {}, "has 2 models; choose one with --endpoint-model: m, n"),
         (Behaviour(models=()), {}, "has 0 models"),
         (Behaviour(), {"endpoint_model": "n"}, "does not exist.*it lists no model 'n'"),
-        (Behaviour(mode="page"), {}, "answers with text/html, which is no list of models"),
+        (Behaviour(mode="page"), {}, "answers with text/html instead of a list of models"),
         (Behaviour(mode="html"), {}, "answers with text/html"),
         (Behaviour(mode="empty"), {}, "the stream ended before any text"),
-        (Behaviour(key="secret-key"), {}, "asks for a key, or for another one .401"),
+        (Behaviour(key="secret-key"), {}, "requires a key, or another one .401"),
     ],
 )
 def test_a_server_that_cannot_be_measured_is_one_line(

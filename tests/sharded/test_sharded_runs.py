@@ -138,7 +138,7 @@ def test_a_lost_worker_is_replaced_and_its_question_made_again(by: Callable[...,
     same(alone, shared)
     assert len(shared.manifest["sessions"][-1]["workers"]) == 4
     lost = [text for text in shared.manifest["warnings"] if "a worker was lost" in text]
-    assert lost and lost[0] == "a worker was lost at question lab-writing-0000, which another one does anew"
+    assert lost and lost[0] == "a worker was lost at question lab-writing-0000, which is run again"
 
 
 def test_a_question_that_costs_too_many_workers_ends_the_run_which_goes_on_later(
@@ -241,7 +241,7 @@ def test_the_cluster_is_shared_out(
 
 @pytest.mark.parametrize(
     ("device", "asked", "gpus", "said"),
-    [("cuda:1", "cuda:1", 2, "say cuda"), ("cpu", "auto", 2, "has GPUs, and this machine has none")],
+    [("cuda:1", "cuda:1", 2, "use --device cuda"), ("cpu", "auto", 2, "has GPUs, but this machine has none")],
 )
 def test_workers_compute_on_what_the_checks_were_made_for(device: str, asked: str, gpus: int, said: str) -> None:
     with pytest.raises(UserError, match=said):

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("openai", reason="the package openai is not installed")
 
-from specbench_ss.bench.judge import Asked, FilePrompts, Prompts, plan, rating
+from specbench_ss.bench.judge import Conversation, FilePrompts, Prompts, plan, rating
 from specbench_ss.bench.judge import Judge as JudgingModel
 from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
@@ -113,7 +113,7 @@ def test_verdicts_stand_beside_speed_and_are_asked_for_once(
     assert row.quality is not None and row.quality != row.judge_score  # one does not become the other
     results = load_run(run)
     assert set(results.samples["judge_score"]) == {0.8} and set(results.summary(all=True)["judge"]) == {
-        f"strict at {host(judge)}, prompts own-1, 1024 tokens"
+        f"strict at {host(judge)}, prompts own-2, 1024 tokens"
     }
     assert "secret-of-the-test" not in (run / JUDGE).read_text()
     assert ask(run, judge, "--yes") == 0
@@ -141,7 +141,7 @@ def test_an_error_that_passes_is_retried_and_one_that_stays_keeps_what_there_is(
     judge.statuses = [200, 200, 200, 401, 401]
     assert ask(run, judge, "--yes", "--workers", "1") == 2
     error = capsys.readouterr().err
-    assert "out of luck" in error and "verdicts are kept: the same command goes on" in error
+    assert "out of luck" in error and "verdicts are stored; repeat the command" in error
     kept = len(read_run(run).judge_verdicts)
     assert 11 <= kept < 16
     judge.statuses = []
@@ -181,12 +181,12 @@ def test_the_judge_sees_what_the_method_saw(run: Path) -> None:
 def test_mt_benchs_own_prompts() -> None:
     prompts = FilePrompts(OFFICIAL)
     assert prompts.label == "judge_prompts-fd283293406d"
-    braces = Asked("math", ("One {x}?", "Two?"), ("a {y}", "b"), ("r1", "r2"))
+    braces = Conversation("math", ("One {x}?", "Two?"), ("a {y}", "b"), ("r1", "r2"))
     sent = prompts.messages(braces)
     assert sent is not None and all(text in sent[1]["content"] for text in ("One {x}?", "a {y}", "b", "r1", "r2"))
-    single = prompts.messages(Asked("writing", ("One?",), ("a",)))
+    single = prompts.messages(Conversation("writing", ("One?",), ("a",)))
     assert single is not None and single[0]["content"] == "You are a helpful assistant."
-    assert prompts.messages(Asked("writing", ("1", "2", "3"), ("a", "b", "c"))) is None
+    assert prompts.messages(Conversation("writing", ("1", "2", "3"), ("a", "b", "c"))) is None
 
 
 def test_ratings() -> None:

@@ -17,7 +17,7 @@ import pytest
 import lab.__main__
 from lab import text
 from lab.example import Example, draw, split_of
-from lab.phrases import say
+from lab.phrases import render
 from lab.text import GENERATORS
 from specbench_ss.suites.base import LAB_QUESTIONS, read_questions
 from specbench_ss.suites.scorers import METRICS, score
@@ -103,10 +103,10 @@ def test_no_evaluation_prompt_is_trained_on(name: str) -> None:
 
 def test_template_language() -> None:
     rng = random.Random(0)
-    assert say(rng, "a(n) {thing} is a(n) unit.", {"thing": "apple"}) == "An apple is a unit."
-    assert say(rng, "[[x|x]|x] a(n) hour", {}) == "X an hour"
+    assert render(rng, "a(n) {thing} is a(n) unit.", {"thing": "apple"}) == "An apple is a unit."
+    assert render(rng, "[[x|x]|x] a(n) hour", {}) == "X an hour"
     with pytest.raises(ValueError, match="unbalanced"):
-        say(rng, "[a", {})
+        render(rng, "[a", {})
 
 
 def all_answers(name: str) -> Iterator[tuple[str, str]]:

@@ -1,17 +1,16 @@
-"""Every lossless method against autoregressive decoding on this device, and what is replayed against what is not.
+"""Comparison of every lossless method with autoregressive decoding on this device, and of engines with each other.
 
-    PYTHONPATH=. python benchmarks/gpu/sameness.py [--device cuda] [--dtypes float32 bfloat16] [--engines graph eager]
-        [--methods "medusa;ss[k=1]"] [--out output_match.jsonl]
+    PYTHONPATH=. python benchmarks/gpu/output_match.py [--device cuda] [--dtypes float32 bfloat16]
+        [--engines graph eager] [--methods "medusa;ss[k=1]"] [--out output_match.jsonl]
 
-Of each number format, engine and method: how many answers are the reference's, part from it at a numerical tie, or are
-others; the same beside what the engine before it answered; how many passes were replayed, how many of them recorded,
-and how many were declined, with the reasons, of the method's own model and of its draft too. One line of JSON each goes
-to OUT as it is measured; what is there is not measured again. `called` is the engine of machines without a GPU: passes
-over the same buffers as under `graph`, run eagerly.
+Of each number format, engine and method: number of answers identical to the reference, different at a numerical tie, or
+otherwise different; the same against the answers of the engine before it; number of replayed, captured and declined
+passes, with the reasons, of the method's model and of its draft. Each result is appended to OUT as a line of JSON;
+existing lines are not measured again. `called` is the engine of machines without a GPU: passes over the same buffers as
+under `graph`, run eagerly.
 
-Exit code 1 if anything differs for another reason than a numerical tie, if a method failed, or if nothing was
-replayed of a
-method under `graph` or `called`. Numerical ties are counted for each number format at the end: in float32 they are
+Exit code 1 if anything differs for another reason than a numerical tie, if a method failed, or if a method had no
+replayed pass under `graph` or `called`. Numerical ties are counted per number format at the end: in float32 they are
 rare.
 """
 
@@ -32,7 +31,7 @@ import transformers
 
 from lab.text import SPECBENCH_CATEGORIES, questions
 from specbench_ss import registry, storage, user_files
-from specbench_ss.engine import decoder as held
+from specbench_ss.engine import decoder as decoder_module
 from specbench_ss.engine.cuda_graphs import CudaGraphRunner, Pass, Replay, run_eagerly
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.engines import EAGER, GRAPH, replay_steps
@@ -50,8 +49,8 @@ from specbench_ss.suite import Question
 CALLED = "called"
 DTYPES = ("float32", "bfloat16")
 HARMLESS = {"identical", "numerical tie"}  # in float32 numerical ties are rare, and counted
-FIRST = ("ar", "ss", "sd", "medusa", "ss-shared", "eagle")  # what is wanted most
-METHODS = (  # every one by its name: `all` of a run leaves out names that stand there with options
+FIRST = ("ar", "ss", "sd", "medusa", "ss-shared", "eagle")  # most important first
+METHODS = (  # all by name: `all` of a run leaves out names that are given with options
     *dict.fromkeys((*FIRST, *registry.names(registry.METHODS))),
     *("ss[prune=off]", "ss[mode=chain]", "ss[parent=on]", "sd[form=tree]"),
 )
@@ -59,9 +58,9 @@ METHODS = (  # every one by its name: `all` of a run leaves out names that stand
 
 @dataclass(slots=True)
 class Line:
-    """What was found of one method. verdicts: beside its reference. other: beside the same method by `beside`.
+    """Result of one method. verdicts: against its reference. other: against the same method by engine `compared_with`.
 
-    replays: proofs among them. kept: recordings of each of its models. answers: token ids of each.
+    replays: including those of checks. kept: graphs of each of its models. answers: token ids of each.
     """
 
     device: str
@@ -73,7 +72,7 @@ class Line:
     asked: list[str]
     new: int
     verdicts: dict[str, int] = field(default_factory=dict)
-    beside: str = ""
+    compared_with: str = ""
     other: dict[str, int] = field(default_factory=dict)
     largest_drop: float | None = None
     steps: int = 0
@@ -86,44 +85,44 @@ class Line:
     answers: list[list[int]] = field(default_factory=list)
 
     @property
-    def place(self) -> tuple[Any, ...]:
-        """What has to be the same for two lines to be of the same measurement."""
+    def identity(self) -> tuple[Any, ...]:
+        """Return the identity of the measurement."""
         return (*self.conditions, self.engine)
 
     @property
     def conditions(self) -> tuple[Any, ...]:
-        """The same, by any engine."""
+        """Return the identity without the engine."""
         return (self.device, self.torch, self.transformers, self.dtype, self.method, tuple(self.asked), self.new)
 
     @property
     def bad(self) -> bool:
-        """Whether something differs that must not, or nothing was replayed of what should have been."""
+        """Return True for an unexpected difference, or without any replay under a graph engine."""
         verdicts = Counter(self.verdicts) + Counter(self.other)
         return bool(set(verdicts) - HARMLESS) or (self.engine != EAGER and not self.replays)
 
     def __str__(self) -> str:
-        """A line for people."""
-        said = [f"{self.dtype} {self.engine:<6} {self.method:<16} {_told(self.verdicts)}"]
+        """Return a readable line."""
+        parts = [f"{self.dtype} {self.engine:<6} {self.method:<16} {_counts_text(self.verdicts)}"]
         if self.largest_drop is not None:
-            said.append(f"at most {self.largest_drop:.2g} below the best logit")
+            parts.append(f"at most {self.largest_drop:.2g} below the best logit")
         if self.other:
-            said.append(f"beside {self.beside}: {_told(self.other)}")
+            parts.append(f"against {self.compared_with}: {_counts_text(self.other)}")
         if self.engine != EAGER:
-            said.append(f"{self.replays} replays in {self.steps} steps, {self.recorded} recorded")
-            said.append(f"declined: {_told(self.fallbacks) or 'none'}")
-            said += [f"its {name} is not replayed" for name, count in self.kept.items() if count is None]
-            said += [f"refused: {why}" for why in self.refused]
-        return ("BAD  " if self.bad else "ok   ") + "; ".join(said)
+            parts.append(f"{self.replays} replays in {self.steps} steps, {self.recorded} recorded")
+            parts.append(f"declined: {_counts_text(self.fallbacks) or 'none'}")
+            parts += [f"its {name} has no CUDA graphs" for name, count in self.kept.items() if count is None]
+            parts += [f"refused: {reason}" for reason in self.refused]
+        return ("BAD  " if self.bad else "ok   ") + "; ".join(parts)
 
 
 class Counted:
-    """A way to replay passes that counts how often it does."""
+    """A replay function that counts its replays."""
 
     def __init__(self, replay: Replay) -> None:
         self.replay, self.times = replay, 0
 
     def __call__(self, one: Pass) -> Pass:
-        """Return the pass as it is replayed."""
+        """Return the counted replay of a pass."""
         replayed = self.replay(one)
 
         def counted() -> tuple[torch.Tensor, ...]:
@@ -136,8 +135,8 @@ class Counted:
 class Bench:
     """A loaded target and the answers of the references. counted: its replays; None under `eager`."""
 
-    def __init__(self, arguments: argparse.Namespace, dtype: str, engine: str, asked: Sequence[Question]) -> None:
-        self.arguments, self.dtype, self.engine, self.asked = arguments, dtype, engine, asked
+    def __init__(self, arguments: argparse.Namespace, dtype: str, engine: str, chosen: Sequence[Question]) -> None:
+        self.arguments, self.dtype, self.engine, self.questions = arguments, dtype, engine, chosen
         loaded = EAGER if engine == CALLED else engine
         self.target = load_target("lab", dtype=dtype, device=arguments.device, engine=loaded)
         if engine == CALLED:
@@ -145,13 +144,13 @@ class Bench:
         self.counted: Counted | None = None
         if (passes := self.target.graphs) is not None:
             passes.replay = self.counted = Counted(passes.replay)
-            passes.evict()  # recorded when it was loaded, and not counted
-        self.prompts = [self.target.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in asked]
+            passes.evict()  # captured when it was loaded, and not counted
+        self.prompts = [self.target.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in chosen]
         self.references: dict[str, tuple[Decoder, list[SampleRecord]]] = {}
 
     def answers(self, decoder: Decoder) -> list[SampleRecord]:
-        """The greedy answers to all first turns."""
-        return [self._answer(decoder, q, p) for q, p in zip(self.asked, self.prompts, strict=True)]
+        """Return the greedy answers to all first turns."""
+        return [self._answer(decoder, q, p) for q, p in zip(self.questions, self.prompts, strict=True)]
 
     def _answer(self, decoder: Decoder, question: Question, prompt: list[int]) -> SampleRecord:
         row = SampleRecord(question.id, 0, decoder.name, 0, question.category, 0, 0, 0, "lab", "", "ok")
@@ -159,7 +158,7 @@ class Bench:
         return row
 
     def reference(self, method: Decoder) -> tuple[Decoder, list[SampleRecord]]:
-        """What a method's answers must be, with the decoder that made it."""
+        """Return the decoder and answers of a method's reference."""
         spec = method.baseline_for(method.options)
         if spec.label not in self.references:
             decoder = load_method(spec, self.target)
@@ -169,48 +168,48 @@ class Bench:
     def measure(self, line: Line, method: Decoder, other: Line | None) -> None:
         """Fill a line."""
         passes = _passes([self.target, *models_of(method).values()])
-        made = sum(p.n_captures for p in passes)  # what its reference is the first to record is the method's as well
+        captures = sum(p.n_captures for p in passes)  # captures by its reference are the method's as well
         reference, expected = self.reference(method)
         replays = self.counted.times if self.counted else 0
         fallbacks = sum((Counter(p.fallbacks) for p in passes), Counter[str]())
         began = time.perf_counter()
         rows = self.answers(method)
         line.seconds = round(time.perf_counter() - began, 3)
-        line.recorded = sum(p.n_captures for p in passes) - made
+        line.recorded = sum(p.n_captures for p in passes) - captures
         line.replays = (self.counted.times if self.counted else 0) - replays
         line.fallbacks = dict(sum((Counter(p.fallbacks) for p in passes), Counter[str]()) - fallbacks)
         line.steps, line.answers = sum(row.steps or 0 for row in rows), [list(row.token_ids or ()) for row in rows]
         if self.counted:
             models = models_of(method)
             line.kept = {name: None if m.graphs is None else len(m.graphs.kept) for name, m in models.items()}
-            line.refused = sorted({why for p in passes for why in p.failed_captures.values()})
-        line.verdicts, line.largest_drop = self._judged(reference, expected, rows)
+            line.refused = sorted({reason for p in passes for reason in p.failed_captures.values()})
+        line.verdicts, line.largest_drop = self._verdicts(reference, expected, rows)
         if other is not None:
             theirs = [replace(row, token_ids=ids) for row, ids in zip(rows, other.answers, strict=True)]
-            line.beside, line.other = other.engine, self._judged(reference, theirs, rows)[0]
+            line.compared_with, line.other = other.engine, self._verdicts(reference, theirs, rows)[0]
 
-    def _judged(
+    def _verdicts(
         self, decoder: Decoder, expected: Sequence[SampleRecord], rows: Sequence[SampleRecord]
     ) -> tuple[dict[str, int], float | None]:
-        """How many answers have which verdict, and the largest drop of a logit among those that part."""
-        found = [judge(decoder, p, *pair) for p, *pair in zip(self.prompts, expected, rows, strict=True)]
-        drops = [verdict.drop for verdict in found if verdict.drop is not None]
-        return dict(Counter(verdict.verdict for verdict in found)), max(drops, default=None)
+        """Return the counts of verdicts, and the largest drop of a logit among different answers."""
+        verdicts = [judge(decoder, p, *pair) for p, *pair in zip(self.prompts, expected, rows, strict=True)]
+        drops = [verdict.drop for verdict in verdicts if verdict.drop is not None]
+        return dict(Counter(verdict.verdict for verdict in verdicts)), max(drops, default=None)
 
 
 def models_of(decoder: Decoder) -> dict[str, Target]:
-    """The model that a method decodes with, and the one that drafts for it, by name."""
-    return dict(zip(("model", "draft"), held.models_of([decoder]), strict=False))
+    """Return the model that a method decodes with, and the one that drafts for it, by name."""
+    return dict(zip(("model", "draft"), decoder_module.models_of([decoder]), strict=False))
 
 
 def _passes(models: Sequence[Target]) -> list[CudaGraphRunner]:
-    """Those with counts of their own: a draft's are its target's."""
-    there = [model.graphs for model in models if isinstance(model.graphs, CudaGraphRunner)]
-    return list({id(passes.counts): passes for passes in there}.values())
+    """Return the graph runners with distinct counts: a draft shares its target's."""
+    existing = [model.graphs for model in models if isinstance(model.graphs, CudaGraphRunner)]
+    return list({id(passes.counts): passes for passes in existing}.values())
 
 
 def read(file: Path | None) -> list[Line]:
-    """The lines that are there. One that was cut off is removed. Raises UserError for one of another form."""
+    """Return the existing lines without an incomplete last one. Raise UserError for a malformed line."""
     return [] if file is None else storage.cut(file, user_files.decoder(Line))
 
 
@@ -224,52 +223,54 @@ def write(line: Line, file: Path | None) -> None:
 
 
 def arguments_of(given: Sequence[str] | None) -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--engines", nargs="+", choices=(GRAPH, EAGER, CALLED), default=[GRAPH, EAGER])
     parser.add_argument("--prompts", type=int, default=2, help="per category")
-    parser.add_argument("--categories", type=int, default=len(SPECBENCH_CATEGORIES), help="how many of Spec-Bench's")
+    parser.add_argument(
+        "--categories", type=int, default=len(SPECBENCH_CATEGORIES), help="number of Spec-Bench's categories"
+    )
     parser.add_argument("--new", type=int, default=192, help="tokens of an answer at most")
     parser.add_argument("--methods", default="", help="separated by semicolons; default: all that are registered")
     parser.add_argument("--out", type=Path)
     return parser.parse_args(given)
 
 
-def measured(arguments: argparse.Namespace, there: Sequence[Line], failed: list[str]) -> Iterator[Line]:
-    """Every line, those that are there already included. failed: gets a text for each method that ended otherwise."""
+def measured(arguments: argparse.Namespace, existing: Sequence[Line], failed: list[str]) -> Iterator[Line]:
+    """Yield every line, including existing ones. failed: receives a text for each failed method."""
     methods = [text for text in arguments.methods.split(";") if text] or list(METHODS)
-    asked = questions(SPECBENCH_CATEGORIES[: arguments.categories], "eval", arguments.prompts)
+    chosen = questions(SPECBENCH_CATEGORIES[: arguments.categories], "eval", arguments.prompts)
     device = torch.cuda.get_device_name(arguments.device) if arguments.device.startswith("cuda") else arguments.device
-    made = {line.place: line for line in there}
+    lines_by_id = {line.identity: line for line in existing}
     for engine, dtype in product(arguments.engines, arguments.dtypes):
         names = (device, torch.__version__, transformers.__version__, engine, dtype)
-        lines = [Line(*names, text, [question.id for question in asked], arguments.new) for text in methods]
-        yield from (made[line.place] for line in lines if line.place in made)
-        todo = [line for line in lines if line.place not in made]
+        lines = [Line(*names, text, [question.id for question in chosen], arguments.new) for text in methods]
+        yield from (lines_by_id[line.identity] for line in lines if line.identity in lines_by_id)
+        todo = [line for line in lines if line.identity not in lines_by_id]
         try:
-            bench = Bench(arguments, dtype, engine, asked) if todo else None
-        except Exception as error:  # an engine that does not prove itself: the others are measured all the same
+            bench = Bench(arguments, dtype, engine, chosen) if todo else None
+        except Exception as error:  # an engine whose checks fail: the others are measured anyway
             failed.append(f"{dtype} {engine}: {error_text(error)}")
             print(f"FAILED {failed[-1]}", flush=True)
             continue
         for line in todo:
             assert bench is not None
-            others = [other for other in made.values() if other.conditions == line.conditions]
+            others = [other for other in lines_by_id.values() if other.conditions == line.conditions]
             try:
                 method = load_method(MethodSpec.parse(line.method), bench.target)
                 if not method.lossless:
-                    raise UserError("its answers need not be the reference's")
+                    raise UserError("its answers may differ from the reference's")
                 bench.measure(line, method, others[0] if others else None)
             except UserError as error:
                 print(f"left out: {dtype} {engine} {line.method}: {error}", flush=True)
                 continue
-            except Exception as error:  # of one method, or of the device: the others are measured all the same
+            except Exception as error:  # of one method, or of the device: the others are measured anyway
                 failed.append(f"{dtype} {engine} {line.method}: {error_text(error)}")
                 print(f"FAILED {failed[-1]}", flush=True)
                 continue
-            made[line.place] = line
+            lines_by_id[line.identity] = line
             write(line, arguments.out)
             yield line
 
@@ -279,10 +280,10 @@ def main(given: Sequence[str] | None = None) -> int:
     arguments = arguments_of(given)
     bad, failed, ties = 0, list[str](), Counter[str]()
     try:
-        there = read(arguments.out)
+        existing = read(arguments.out)
     except UserError as error:
-        sys.exit(f"sameness.py: {error}")
-    for line in measured(arguments, there, failed):
+        sys.exit(f"output_match.py: {error}")
+    for line in measured(arguments, existing, failed):
         print(line, flush=True)
         bad += line.bad
         ties[line.dtype] += (Counter(line.verdicts) + Counter(line.other))["numerical tie"]
@@ -291,8 +292,8 @@ def main(given: Sequence[str] | None = None) -> int:
     return int(bool(bad or failed))
 
 
-def _told(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {what}" for what, count in counts.items())
+def _counts_text(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 if __name__ == "__main__":
