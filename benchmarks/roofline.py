@@ -216,7 +216,9 @@ def main(log: Callable[[str], None] = print) -> None:
     for name in arguments.models:
         target = model_of(name, arguments.dtype, device, max(arguments.contexts))
         use_engine(target, arguments.engine)
-        log(f"{name}: {target.parameter_count / 1e6:,.0f} M parameters, {target.number_format}, {target.kernel_summary}")
+        log(
+            f"{name}: {target.parameter_count / 1e6:,.0f} M parameters, {target.number_format}, {target.kernel_summary}"
+        )
         known = arguments.out.read_text().splitlines() if arguments.out.is_file() else []
         there = {tuple(line[part] for part in KEY) for line in map(json.loads, known)}
         for line in lines_of(target, name, arguments, there, log):
