@@ -56,7 +56,8 @@ def typer_option(name: str, kind: type[Any] = RunOptions, panel: str | None = No
     if about["position"]:
         return typer.Argument(metavar=about["metavar"], help=help)
     least, most = bounds.ends if bounds else (None, None)
-    flags = [flag(name)] if field.type in (bool, "bool") else []
+    short = [about["short"]] if about["short"] else []
+    flags = [flag(name), *short] if field.type in (bool, "bool") else []
     shown = about["panel"] if panel is None else panel
     return typer.Option(*flags, min=least, max=most, metavar=about["metavar"], help=help, rich_help_panel=shown or None)
 
