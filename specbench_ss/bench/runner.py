@@ -151,6 +151,7 @@ class LocalSession(Session):
         if label == self.baseline:
             raise UserError(f"{label} {why}; nothing can be compared without it") from error
         self.dropped[label] = why
+        self.token_s.pop(label, None)
         self.events.on_warning(f"{label} is dropped: it {why}")  # its rows say so too
 
     def finalize(self, samples: Sequence[Sample]) -> None:
@@ -169,7 +170,8 @@ class LocalSession(Session):
         asked = Request(label, self.decoders[label], prompt, limits, self._sampling(self.config.seed))
         with gc_disabled():
             done = self.answering.answer(asked)
-        return done.wall_s / max(1, len(done.tokens))
+        self.token_s[label] = done.wall_s / max(1, len(done.tokens))
+        return self.token_s[label]
 
     def run_sample(self, blank: SampleRecord, sample: Sample) -> tuple[SampleRecord, list[Step]]:
         """Decode, once more where the machine was disturbed; where that fails, the try before it counts.
