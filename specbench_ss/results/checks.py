@@ -362,8 +362,8 @@ def _poor(run: Run, summaries: Sequence[SummaryRow]) -> Iterator[Check]:
     own = [row for row in summaries if row.comparison == "reference" and row.category != OVERALL]
     tasks = sorted((row.quality, row.category) for row in own if row.quality is not None and row.quality < POOR)
     if tasks:
-        named = ", ".join(f"{title(task)} ({format_number(quality)} of 1)" for quality, task in tasks)
-        why = "a weak model, or --max-new-tokens cuts them"
+        named = ", ".join(f"{title(task)} ({format_number(quality)})" for quality, task in tasks)
+        why = "weak model or low --max-new-tokens"
         yield Check("poor", "warning", f"Low-quality outputs of {run.baseline} in {named}: {why}.", (USELESS,))
 
 

@@ -261,7 +261,7 @@ def _reasons(rows: Sequence[SummaryRow]) -> Iterator[str]:
 
 
 def _per_pass(row: SummaryRow) -> str:
-    return f"{cut(row.method, NARROW)}: {format_number(row.mean_acceptance_length)} tokens per target pass"
+    return f"{cut(row.method, NARROW)}: {format_number(row.mean_acceptance_length)} tokens per pass"
 
 
 def _step_time(row: SummaryRow) -> str:
