@@ -165,7 +165,7 @@ class FeatureFusion(DrafterNetwork):
         normed, block = layer.hidden_norm(state), self.blocks[0]
         read = torch.cat((layer.input_layernorm(tokens), normed), -1)
         x = (normed if self.shape.residual_normed else state) + block.attend(read, cache, mask, rotary)
-        out: Tensor = x + block.feed(x)
+        out: Tensor = x + block.run_mlp(x)
         return out
 
 

@@ -136,7 +136,7 @@ class Eagle1Drafter(Drafter):
         x = self.fc(torch.cat((tokens, state), -1))
         (block,) = self.blocks
         x = x + block.attend(x, cache, mask, rotary)
-        out: Tensor = x + block.feed(x)
+        out: Tensor = x + block.run_mlp(x)
         return out
 
 

@@ -139,7 +139,7 @@ def _speedups(named: Sequence[Named], look: Mapping[str, Style]) -> Chart:
         Column("run", lambda pair: pair[1], numeric=False),
         Column("speedup", lambda pair: _speedup(pair[0])),
         Column("95 % interval", lambda pair: _interval(pair[0])),
-        Column("τ", lambda pair: pair[0].tau),
+        Column("τ", lambda pair: pair[0].mean_acceptance_length),
         Column("tokens/s", lambda pair: pair[0].tokens_per_s, digits=1),
         Column("n", lambda pair: pair[0].n_prompts, digits=0),
     ]

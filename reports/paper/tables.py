@@ -67,7 +67,7 @@ def value_of(row: SummaryRow | None, column: str) -> float | None:
         return None if row.quality is None else 100 * row.quality
     if column == "latency_ms":
         return None if not row.tokens or not row.tokens_per_s else 1000 * row.tokens / row.tokens_per_s
-    value: float | None = getattr(row, column)
+    value: float | None = row.mean_acceptance_length if column == "tau" else getattr(row, column)
     return value
 
 

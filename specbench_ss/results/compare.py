@@ -242,7 +242,7 @@ CHANGES = {  # metric -> unit and meaning in both runs, unit and meaning of the 
         "share", "B over A, less 1; missing where the machine is another one",
         "as that of the speedup, `other machine` or `other threads`",
     ),
-    "tau": (
+    "mean_acceptance_length": (
         "tokens", "tokens per step in run A", "tokens per step in run B",
         "share", "tau of B over that of A, less 1", f"`higher`, `lower`, {OTHERS}",
     ),
@@ -315,7 +315,7 @@ def _compared(a: Run, b: Run, label: str, category: str, invalid: bool, apart: M
     if failed := _failures(label, asked) or _failures(a.baseline, references):
         changes = dict.fromkeys(METRICS, _nothing(FAILED, failed))
     else:
-        changes = {"tau": _tau(own), "quality": _quality(own), **_of_times(times, invalid, apart)}
+        changes = {"mean_acceptance_length": _tau(own), "quality": _quality(own), **_of_times(times, invalid, apart)}
     n_failed = [sum(not row.ok for row in rows) for rows in asked]
     return ComparedRow(
         category=category,
@@ -349,7 +349,7 @@ def _tau(own: Sequence[Rows]) -> Change:
     """Tokens of steps over steps; questions that took no step in one of the runs are left out."""
     a, b = (_by_question([(r, r.later, r.steps or 0) for r in rows]) for rows in own)
     stepped = (a != 0).all(axis=1) & (b != 0).all(axis=1)
-    return _ratio("tau", [(of[stepped, 0], of[stepped, 1]) for of in (a, b)], processes=0)
+    return _ratio("mean_acceptance_length", [(of[stepped, 0], of[stepped, 1]) for of in (a, b)], processes=0)
 
 
 def _quality(own: Sequence[Rows]) -> Change:

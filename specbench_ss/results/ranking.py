@@ -281,10 +281,8 @@ def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange]) -> str
     several = len(known) > 1
     if faster := [row for row in known if row.comparison == "faster"]:
         tied = placed[faster[0].method].tied_with if faster[0].method in placed else ()
-        is_fastest = (
-            f"is fastest: {_measured(faster[0], over)}" if several else f"is faster: {_measured(faster[0], over)}"
-        )
-        return f"{cut(faster[0].method)} {is_fastest}{f'; tied with {_some(tied)}' if tied else ''}."
+        ties = f"; tied with {_some(tied)}" if tied else ""
+        return f"{cut(faster[0].method)} is {'fastest' if several else 'faster'}: {_measured(faster[0], over)}{ties}."
     best, slower = known[0], sum(row.comparison == "slower" for row in known)
     if not several:
         verdict = "is slower than" if slower else "is not significantly different from"

@@ -467,7 +467,7 @@ def markdown_concurrency(run: Run) -> str:
 NAMES = {  # figure -> title of its table, digits
     "speedup": ("Speedup over {}", 2),
     "tokens_per_s": ("Tokens per second", 1),
-    "tau": ("τ, tokens per step", 2),
+    "mean_acceptance_length": ("τ, tokens per step", 2),
     "quality": ("Quality", 2),
 }
 POINTS = ("quality",)  # figures whose change is a difference; that of the others is a share

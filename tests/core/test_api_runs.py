@@ -18,8 +18,8 @@ from tests.tiny import tiny_model
 
 SMALL: dict[str, Any] = {"categories": "qa", "limit": 1, "max_new_tokens": 6, "warmup": 0}
 TIMES = (
-    "_s", "started", "ended", "speedup", "tokens_per_s", "step_ratio", "residual", "health", "unstable", "compar",
-    "noisy", "host_", "ttft_s", "tpot_s", "latency_s", "speedup_within_bound",
+    "_s", "started", "ended", "speedup", "tokens_per_s", "step_ratio", "other_factor", "health", "unstable", "compar",
+    "noise_reason", "host_", "ttft_s", "tpot_s", "latency_s", "speedup_within_bound",
 )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_a_run_is_silent_and_equals_that_of_the_command(
     told = load_run(tmp_path / "told")
     assert {p.name for p in (tmp_path / "told").iterdir()} - {p.name for p in named.path.iterdir()} == {"report.html"}
     for made in (named, given):
-        for name in ("samples", "steps", "sameness"):
+        for name in ("samples", "steps", "output_match"):
             pd.testing.assert_frame_equal(compared(getattr(made, name)), compared(getattr(told, name)))
         pd.testing.assert_frame_equal(compared(made.summary()), compared(told.summary()))
         assert not made.unfinished and made.manifest["status"] == "complete"
@@ -98,7 +98,7 @@ def test_what_the_command_warns_of_is_in_the_manifest(lab: Target, tmp_path: Pat
 
 
 PLUGIN = """
-from specbench_ss import DecodeState, Decoder, DraftTree
+from specbench_ss import Decoder, DecodeState, DraftTree
 
 
 class Nothing(Decoder):

@@ -103,7 +103,7 @@ def test_a_new_method_is_written_once(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "already and not empty" in failing(["new-method", "my-way", "--out", str(folder)], capsys)
 
 
-@pytest.mark.parametrize("name", ["decoder", "state", "options", "draft-tree"])
+@pytest.mark.parametrize("name", ["decoder", "decode-state", "options", "draft-tree"])
 def test_a_name_that_the_file_uses_itself_makes_another_class(name: str, tmp_path: Path) -> None:
     assert main(["new-method", name, "--out", str(tmp_path / "x")]) == 0
     module = (tmp_path / "x" / f"ssbench_{name.replace('-', '_')}.py").read_text()

@@ -129,7 +129,7 @@ def test_a_method_that_failed_is_named_with_its_error(
     assert "insufficient data" not in captured.out.lower() and "second line" not in captured.out
     assert f"not judged: speedup of ss: failed ({method} failed in B: RuntimeError: no luck)" in captured.err
     rows = overall(read_run(a), read_run(b))
-    assert rows["ss"].changes["speedup"].verdict == rows["ss"].changes["tau"].verdict == "failed"
+    assert rows["ss"].changes["speedup"].verdict == rows["ss"].changes["mean_acceptance_length"].verdict == "failed"
     assert (rows["medusa"].changes["speedup"].interval is None) == (method == "ar")
 
 
@@ -144,7 +144,7 @@ def test_only_questions_that_both_runs_have_count(make_run: MakeRun) -> None:
     row = next(row for row in rows if row.method == "ss")
     assert (row.n_questions, row.n_answers) == (5, 5)
     summary = next(s for s in summarise(part) if s.method == "ss")
-    for name in ("speedup", "tau", "quality", "tokens_per_s"):
+    for name in ("speedup", "mean_acceptance_length", "quality", "tokens_per_s"):
         change = row.changes[name]
         assert change.a == pytest.approx(getattr(summary, name)) and change.b == pytest.approx(getattr(summary, name))
     failed = replace(whole, rows=[replace(r, status="failed") if r.question_id == "qa-0" else r for r in whole.rows])
@@ -160,8 +160,11 @@ def test_tokens_per_step_and_answers_that_changed_are_counted(
             row.token_ids, row.steps = [*(row.token_ids or [])[:-1], 99], 2 * (row.steps or 0)
     rows = overall(a, b)
     assert (rows["medusa"].n_other_answers, rows["medusa"].n_answers, rows["ss"].n_other_answers) == (24, 24, 0)
-    assert rows["medusa"].changes["tau"].change == pytest.approx(-0.5)
-    assert (rows["medusa"].changes["tau"].verdict, rows["ss"].changes["tau"].verdict) == (
+    assert rows["medusa"].changes["mean_acceptance_length"].change == pytest.approx(-0.5)
+    assert (
+        rows["medusa"].changes["mean_acceptance_length"].verdict,
+        rows["ss"].changes["mean_acceptance_length"].verdict,
+    ) == (
         "lower",
         "not significant",
     )

@@ -35,7 +35,7 @@ LIMITS = {"read_bytes_per_s": 1e9, "flops_per_s": {"float32": 1e11}, "launch_s":
 
 def sample(**numbers: Any) -> SampleRecord:
     row = SampleRecord("q", 0, "m", 0, "c", 0, 0, 0, "e", "h", "ok")
-    return replace(row, **({"prompt_tokens": 0, "tokens": 0, "verified": 0, "num_draft_forwards": 0} | numbers))
+    return replace(row, **({"prompt_tokens": 0, "tokens": 0, "verified_nodes": 0, "num_draft_forwards": 0} | numbers))
 
 
 def lines_of(run: Run) -> list[str]:
@@ -54,7 +54,7 @@ def test_counted_flops_are_those_that_torch_counts(kind: str, monkeypatch: pytes
         tree = DraftTree.chain(torch.tensor([1]), torch.tensor([1, 2, 3, 4]))
         with FlopCounterMode(display=False) as counter:
             target.forward_tree(tree, cache)
-    cost = counted([sample(prompt_tokens=12, verified=4, steps=1)], shape | {"attention_flops": 0})
+    cost = counted([sample(prompt_tokens=12, verified_nodes=4, steps=1)], shape | {"attention_flops": 0})
     assert cost is not None
     assert cost.flops == counter.get_total_flops()
 

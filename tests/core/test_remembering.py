@@ -17,7 +17,7 @@ from tests.core.test_stats import make, step
 
 PLUGIN = """
 import torch
-from specbench_ss import DecodeState, Decoder, DraftTree
+from specbench_ss import Decoder, DecodeState, DraftTree
 
 class Cribs(Decoder):
     name, summary = "cribs", "drafts what it answered the last time"
@@ -27,7 +27,7 @@ class Cribs(Decoder):
         super().__init__(target, options)
         self.known = {{}}
 
-    def begin(self, state):
+    def on_prefill(self, state):
         self.prompt = tuple(state.ids[:-1])
 
     def propose(self, state: DecodeState) -> DraftTree:

@@ -66,7 +66,7 @@ def warn(text: str) -> Callable[[Run], None]:
         (warn("the machine is busy (load 6.1 on 2 cores): times will be unstable"), "warning"),
         (warn("ss: times had not settled"), "warning"),
         (warn("the answer holds a word sometimes, and was cut three times"), "ok"),
-        (lambda run: setattr(run.rows[0], "noisy", "2 other processes on the device"), "warning"),
+        (lambda run: setattr(run.rows[0], "noise_reason", "2 other processes on the device"), "warning"),
     ],
 )
 def test_timing_is_called_stable_only_where_it_was_seen(steady: Run, change: Callable[[Run], None], state: str) -> None:

@@ -119,14 +119,14 @@ def test_damage_in_the_middle_is_told_not_repaired(tmp_path: Path, file: str) ->
         (SAMPLES, "repeat", -1, "repeat is less than 0"),
         (SAMPLES, "wall_s", -0.5, "wall_s is less than 0"),
         (SAMPLES, "quality", 1.5, "quality is more than 1"),
-        (STEPS, "nodes", -1, "nodes is less than 0"),
+        (STEPS, "draft_nodes", -1, "draft_nodes is less than 0"),
         (STEPS, "tokens", 2**40, "tokens is more than 2147483647"),
         (OUTPUT_MATCH, "first_difference", -1, "first_difference is less than 0"),
         (SAMPLES, "turn", 0.5, "turn is not a whole number"),
         (SAMPLES, "status", "fine", "status cannot be 'fine'"),
         (SAMPLES, "token_ids", [1, "2"], r"token_ids\[1\] is not a whole number"),
         (SAMPLES, "wall_s", float("nan"), "it is not JSON"),
-        (STEPS, "nodes", [], "nodes is not a whole number"),
+        (STEPS, "draft_nodes", [], "draft_nodes is not a whole number"),
         (STEPS, "index", "0", "index is not a whole number"),
         (OUTPUT_MATCH, "verdict", "same", "verdict cannot be 'same'"),
         (OUTPUT_MATCH, "gap", "0", "gap is not a number"),
@@ -246,14 +246,14 @@ def test_update_replaces_the_manifest_whole(tmp_path: Path) -> None:
 WRITER = """
     import sys
     from pathlib import Path
-    from specbench_ss.runs.config import RunTarget
+    from specbench_ss.runs.config import OutputOptions
     from specbench_ss.engine.decoder import Generation, Step
-    from specbench_ss.runs.records import Row
+    from specbench_ss.runs.records import SampleRecord
     from specbench_ss.runs.run_dir import RunDir
     manifest = {manifest!r}
-    with RunDir.open(RunTarget(Path(sys.argv[1])), manifest) as run:
+    with RunDir.open(OutputOptions(Path(sys.argv[1])), manifest) as run:
         for i in range(100000):
-            row = Row(f"q{{i}}", 0, "ar", 0, "c", i, 0, 7, "e", "s", "ok")
+            row = SampleRecord(f"q{{i}}", 0, "ar", 0, "c", i, 0, 7, "e", "s", "ok")
             steps = [Step(0, 0, 0, 0, 1, 0.0, 0.01, 0.0, 0.0, 0.01)] * 3
             row.fill(Generation([5] * 4, 3, "length", 0.1, 1, steps))
             run.append(row, steps)

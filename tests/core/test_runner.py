@@ -234,7 +234,7 @@ def test_a_failing_method_leaves_a_row_without_numbers_and_the_run_goes_on(tmp_p
     bad = [r for r in done.rows if not r.ok]
     assert [(r.method, r.question_id, r.turn) for r in bad] == [("m", "a", 1)]
     assert bad[0].error and bad[0].error.startswith("RuntimeError: out of luck (test_runner.py, line ")
-    numbers = ("tokens", "steps", "wall_s", "prefill_s", "decode_s", "accepted", "quality", "text", "token_ids")
+    numbers = ("tokens", "steps", "wall_s", "prefill_s", "decode_s", "accepted_tokens", "quality", "text", "token_ids")
     assert [getattr(bad[0], n) for n in numbers] == [None] * len(numbers)
     assert len(done.rows) == 10
     assert any("out of luck" in w for w in bench.events.warnings)

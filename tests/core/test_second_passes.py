@@ -91,9 +91,9 @@ def test_recorded_drafts_tell_the_answer_again(made: Path) -> None:
             told += [step.tokens[node] for node in step.path[1:]] + [step.next]
         assert told[: len(answer)] == list(answer)
         counted = steps.loc[(one.method, one.question_id)]
-        assert [len(s.tokens) - 1 for s in one.steps] == counted["nodes"].tolist()
-        assert [len(s.tokens) - 1 - len(s.pruned) for s in one.steps] == counted["verified"].tolist()
-        assert [len(s.path) - 1 for s in one.steps] == counted["accepted"].tolist()
+        assert [len(s.tokens) - 1 for s in one.steps] == counted["draft_nodes"].tolist()
+        assert [len(s.tokens) - 1 - len(s.pruned) for s in one.steps] == counted["verified_nodes"].tolist()
+        assert [len(s.path) - 1 for s in one.steps] == counted["accepted_tokens"].tolist()
         accepted = [s.p[node] for s in one.steps for node in s.path[1:]]
         assert all(p is not None and 0 < p <= 1 for p in accepted)
     assert any(s.text[1:] for d in results.drafts for s in d.steps)

@@ -613,7 +613,7 @@ def test_a_drafters_numbers_that_are_not_finite_stay_in_no_later_request(
             rows.fill_(torch.nan)
         if broken_off:
             with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-                patch.setattr(decoder, "begin", lambda state: 1 // 0)
+                patch.setattr(decoder, "on_prefill", lambda state: 1 // 0)
                 generate(decoder, PROMPTS[0], StopParams(8), SamplingParams())
             assert not any(cache.has(0) for cache in caches)
         decoder.reset_history()
@@ -642,6 +642,6 @@ def test_an_answer_during_which_a_pass_was_recorded_is_given_again(
     again = Counter(made)
     rows = found.samples.set_index("method")
     assert again["ar"] > 1 or again["pld"] > 1
-    noted = rows["noisy"].fillna("")
+    noted = rows["noise_reason"].fillna("")
     assert again["suffix[past=on]"] == 1 and "recorded" in noted["suffix[past=on]"]
     assert noted["ar"] == noted["pld"] == ""

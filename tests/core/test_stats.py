@@ -335,7 +335,7 @@ def test_sameness_counts_and_differences_are_told() -> None:
     ]  # type: ignore[arg-type]
     row = overall(run)
     assert row.output_match == {"identical": 1, "numerical tie": 1, "mismatch": 1}
-    assert [h.partition(":")[0] for h in row.health] == ["mismatch", "numerical tie"]
+    assert [h.partition(":")[0] for h in row.health] == ["mismatch", "numerical-tie"]
     run.manifest["model"]["dtype"] = "bfloat16"
     assert [h.partition(":")[0] for h in overall(run).health] == ["mismatch"]
 

@@ -178,7 +178,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[StillHost]:
 def test_every_sample_has_its_readings(machine: StillHost, tmp_path: Path) -> None:
     done = Recorded(tmp_path).run()
     assert len(done.telemetry) == 2 * len(done.samples)
-    assert set(done.samples["noisy"]) == {""} and set(done.samples["remade"]) == {0}
+    assert set(done.samples["noise_reason"]) == {""} and set(done.samples["n_reruns"]) == {0}
     assert set(done.samples["host_cpu_share"]) == {0.5} and done.samples["energy_j"].isna().all()
     assert done.telemetry["host_core_share"].iloc[0] == [0.5, 0.5]
 
@@ -188,10 +188,10 @@ def test_a_disturbed_sample_is_made_again_and_says_how_often(machine: StillHost,
     machine.readings = [ALONE, busy, ALONE, busy, ALONE]
     bench = Recorded(tmp_path)
     done = bench.run()
-    assert done.samples["remade"].tolist() == [2] + [0] * (len(done.samples) - 1)
-    assert set(done.samples["noisy"]) == {""}
+    assert done.samples["n_reruns"].tolist() == [2] + [0] * (len(done.samples) - 1)
+    assert set(done.samples["noise_reason"]) == {""}
     first = done.telemetry[done.telemetry["question_id"] == done.samples["question_id"].iloc[0]]
-    assert first.groupby("attempt")["noisy"].first().tolist()[:3] == [
+    assert first.groupby("attempt")["noise_reason"].first().tolist()[:3] == [
         "other processes took 50% of the processor",
         "other processes took 50% of the processor",
         "",
@@ -203,8 +203,8 @@ def test_a_lasting_disturbance_marks_samples_and_is_given_up(machine: StillHost,
     machine.readings = [ALONE | {"host_foreign_share": 0.5}]
     bench = Recorded(tmp_path)
     done = bench.run()
-    assert done.samples["remade"].tolist() == [2] * GIVE_UP + [0] * (len(done.samples) - GIVE_UP)
-    assert done.samples["noisy"].str.contains("other processes").all()
+    assert done.samples["n_reruns"].tolist() == [2] * GIVE_UP + [0] * (len(done.samples) - GIVE_UP)
+    assert done.samples["noise_reason"].str.contains("other processes").all()
     assert any("not made again any more" in warning for warning in bench.events.warnings)
 
 
@@ -216,7 +216,7 @@ def test_tries_of_a_killed_session_are_none_of_the_sample_made_later(machine: St
     (tmp_path / "samples.jsonl").write_bytes(b"")  # as if killed before the first sample was committed
     done = Recorded(tmp_path).run(resume=True)
     of_first = done.telemetry[done.telemetry["question_id"] == json.loads(first)["question_id"]]
-    assert set(of_first["attempt"]) == {0} and set(done.samples["remade"]) == {0}
+    assert set(of_first["attempt"]) == {0} and set(done.samples["n_reruns"]) == {0}
 
 
 def test_a_killed_line_of_telemetry_is_cut_by_resuming(machine: StillHost, tmp_path: Path) -> None:

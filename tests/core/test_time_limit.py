@@ -13,7 +13,7 @@ from specbench_ss.runs.run_dir import read_run
 PLUGIN = """
 import ctypes, time
 import torch
-from specbench_ss import DecodeState, Decoder, DraftTree
+from specbench_ss import Decoder, DecodeState, DraftTree
 from specbench_ss.engine.generate import generate
 
 class {kind}(Decoder):
@@ -29,7 +29,7 @@ BODIES = {
     "catches": "\n        while True:\n            try: time.sleep(1000)\n            except Exception: pass",
     "exits": "raise SystemExit(3)",
     "listing": "return [1, 2]",
-    "garbage": "return DraftTree([1, 2], DraftTree.root_only(state.root).shape)",
+    "garbage": "return DraftTree([1, 2], DraftTree.root_only(state.root).topology)",
     "uprooted": "return DraftTree.root_only(state.root + 1)",
 }
 SAID = {

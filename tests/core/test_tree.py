@@ -18,7 +18,7 @@ def test_a_tree_of_lists_is_that_of_tensors() -> None:
     assert made.tokens.tolist() == [3, 5, 9, 7] and made.tokens.dtype == torch.long
     for tokens in ([3, 5, 9, 7], torch.tensor([3, 5, 9, 7])):
         other = DraftTree.from_parents(tokens, torch.tensor([-1, 0, 0, 1]))
-        assert torch.equal(other.tokens, made.tokens) and other.shape == made.shape
+        assert torch.equal(other.tokens, made.tokens) and other.topology == made.topology
 
 
 def test_a_chain_of_a_list_is_that_of_a_tensor() -> None:
@@ -58,8 +58,8 @@ def test_nodes_chosen_on_the_device_make_the_tree_that_nodes_chosen_on_the_host_
     assert all(torch.equal(a, b) for a, b in zip(chosen.visibility(), selected.visibility(), strict=True))
     assert chosen.topology.parents == selected.topology.parents and chosen.topology.depth == selected.topology.depth
     again = chosen.gather_nodes(torch.tensor([0, 1]))
-    copy_to_host(again.shape)  # and with it what these were chosen from
-    assert isinstance(chosen.shape, DeviceTopology) and not chosen.shape.pending_topologies()
+    copy_to_host(again.topology)  # and with it what these were chosen from
+    assert isinstance(chosen.topology, DeviceTopology) and not chosen.topology.pending_topologies()
 
 
 def test_a_grown_tree_is_seen_through_its_parents_alone() -> None:

@@ -27,7 +27,7 @@ class Zeroes(Decoder):
         if {while_loading}:
             target.model.lm_head.weight.data.zero_()
         return cls(target, options)
-    def max_rows(self):
+    def max_tokens_per_step(self):
         return 8
     def propose(self, state):
         self.target.model.lm_head.weight.data.zero_()

@@ -117,9 +117,9 @@ def check_static(target: Target, decoder: Decoder, w: dict[str, Tensor]) -> None
     reference = Reference(w, CONFIG, target.model.get_input_embeddings().weight)
     for ids, tree in steps(decoder, PROMPTS[0], 5):
         features = features_of(target, ids[:-1], (FINAL,))
-        tokens, nodes = tree.tokens.tolist(), paths(tree.shape.parents)
+        tokens, nodes = tree.tokens.tolist(), paths(tree.topology.parents)
         assert len(tree) == 1 + len(PUBLISHED)
-        for node, children in enumerate(tree.shape.children()):
+        for node, children in enumerate(tree.topology.children()):
             path = [tokens[i] for i in nodes[node][1:]]
             state = reference.eagle(ids[1:] + path, features)[-1]
             best = target.logits(state).topk(4).indices.tolist()
@@ -152,7 +152,7 @@ def check_dynamic(
             beams = sorted(grown, key=lambda b: -b[1])[:k]
         best = sorted(every, key=lambda b: -b[1])[:kept]
         tokens = tree.tokens.tolist()
-        found = {tuple(tokens[i] for i in path[1:]) for path in paths(tree.shape.parents)[1:]}
+        found = {tuple(tokens[i] for i in path[1:]) for path in paths(tree.topology.parents)[1:]}
         assert found == {tuple(path) for path, _ in best}
 
 

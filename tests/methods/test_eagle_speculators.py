@@ -235,7 +235,7 @@ def test_both_layouts_draft_the_same(words: int, target: Target, tmp_path: Path)
     for layout in ("published", "speculators"):
         saved(target, tmp_path / layout, layout, words)
         decoder = read(target, str(tmp_path / layout), total_tokens=9, depth=3, top_k=3)
-        trees.append([(ids, t.tokens.tolist(), t.shape.parents) for ids, t, _ in watched(decoder, PROMPT, 12)])
+        trees.append([(ids, t.tokens.tolist(), t.topology.parents) for ids, t, _ in watched(decoder, PROMPT, 12)])
     assert len(trees[0]) > 1 and trees[0] == trees[1]
     names = load_file(tmp_path / "speculators" / "model.safetensors")
     assert "layers.0.hidden_norm.weight" in names and not any(name.startswith("midlayer") for name in names)

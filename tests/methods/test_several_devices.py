@@ -127,7 +127,7 @@ class OwnPasses(Autoregressive):
         x, rotary = target.embed(tree.tokens[None], positions), target.rotary(positions, past)
         for block in target.family.blocks:
             x = x + block.attend(x, state.cache, None, rotary)
-            x = x + block.feed(x)
+            x = x + block.run_mlp(x)
         out = super().forward(state, tree)
         assert torch.equal(target.logits(target.family.norm(x)), out.logits)
         return out

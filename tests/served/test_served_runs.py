@@ -117,7 +117,7 @@ def test_tau_is_what_the_counters_say(questions: Path, tmp_path: Path) -> None:
     assert table.loc["drafting", "acceptance_rate"] == pytest.approx(1 / 3)
     assert table["mean_acceptance_length"].isna()[["plain", "shared", "gauge"]].all()  # not measured, and never zero
     own = made.samples.query("method == 'drafting'")
-    assert set(own["drafts"]) == {4} and set(own["drafted"]) == {12} and set(own["accepted"]) == {4}
+    assert set(own["drafts"]) == {4} and set(own["draft_nodes"]) == {12} and set(own["accepted_tokens"]) == {4}
     at_two = made.concurrency().query("concurrency == 2").set_index("method")["mean_acceptance_length"]
     assert at_two["drafting"] == pytest.approx(2.0) and at_two[["plain", "shared", "gauge"]].isna().all()
     told = {entry["label"]: entry["served"]["acceptance"] for entry in made.manifest["methods"]}

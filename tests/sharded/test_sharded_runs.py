@@ -35,7 +35,9 @@ CONFIG = RunConfig(
     dtype="float32",
 )
 RECORDING = recording_of(RunOptions(telemetry=0.0))
-SAME = ("index", "position", "seed", "token_ids", "text", "steps", "drafted", "accepted", "quality", "status")
+SAME = (
+    "index", "position", "seed", "token_ids", "text", "steps", "draft_nodes", "accepted_tokens", "quality", "status",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
