@@ -25,10 +25,10 @@ from specbench_ss.results.analysis import Results
 from specbench_ss.results.checks import FOUND, Check, worst_first
 from specbench_ss.results.compare import (
     FAILED,
+    NO_VERDICT,
     OTHER_MACHINE,
     OTHER_THREADS,
     SAME,
-    UNJUDGED,
     Change,
     ComparedRow,
     RunComparison,
@@ -111,7 +111,7 @@ DISPENSABLE = (
     "step",
 )  # dropped in this order in a narrow terminal
 OPTIONAL = ("decode", "tau", "accept", "step", "quality", "judge")  # left out if no row has a value
-LEFT = ("task", "method", "95% CI", "output", "configuration")
+LEFT = ("task", "method", "95% CI", "output", "configuration", "verdict")
 FOLDING = ("output",)  # columns that may take several lines
 LABELS = ("method",)  # these too, but they break after commas
 NARROW = 28  # characters of a label before other columns are dropped for it
@@ -413,7 +413,7 @@ def result_table(name: str, columns: Sequence[str], left: Collection[str] = LEFT
 
 
 def _of_one(row: ConcurrencyRow) -> str:
-    """Return the speedup of single requests as in '≈ 1.13×'."""
+    """Return the speedup of single requests, as in '≈ 1.13×'."""
     if row.comparison == "reference":
         return "reference"
     return f"{MARKS.get(row.comparison, '')} {format_speedup(row.speedup)}".strip()
@@ -435,14 +435,14 @@ LEVEL_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
 }
 TITLE = "By requests in flight: throughput, and medians over requests"
 EXPLAINED = (
-    "× baseline: throughput over the baseline's with as many in flight, which has no interval; speedup: of single "
-    "requests, by the time per token from when each was begun; first ms, ms/token and s: medians of a request's first "
-    "token, later tokens and whole time"
+    "× baseline: throughput over the baseline's at the same concurrency, without an interval; speedup: of single "
+    "requests, by time per token; first ms, ms/token and s: medians of time to first token, time per output token and "
+    "latency"
 )
 
 
 def print_concurrency(run: Run, console: Console) -> None:
-    """Print a row for each number of requests in flight and server; nothing where one was in flight alone."""
+    """Print a row for each number of requests in flight and method; nothing without concurrency."""
     found = concurrency_rows(run)
     if not found:
         return
@@ -459,7 +459,7 @@ def print_concurrency(run: Run, console: Console) -> None:
 
 
 def markdown_concurrency(run: Run) -> str:
-    """Return the same as a Markdown table with its heading."""
+    """Return the concurrency table as Markdown with its heading."""
     cells = [[cell(row) for cell in LEVEL_CELLS.values()] for row in concurrency_rows(run)]
     return f"## {TITLE}\n\n{table(list(LEVEL_CELLS), cells, ('method',))}\n{EXPLAINED[0].upper()}{EXPLAINED[1:]}.\n"
 
@@ -471,25 +471,29 @@ NAMES = {  # figure -> title of its table, digits
     "quality": ("Quality", 2),
 }
 POINTS = ("quality",)  # figures whose change is a difference; that of the others is a share
-UNSAID = 1e-9  # a change of rounding
+ROUNDING = 1e-9  # a change by rounding alone
 
 
-def print_comparison(made: RunComparison, console: Console) -> None:
-    """Print both runs' differences, the tables, warnings and the finding."""
+def print_comparison(made: RunComparison, console: Console, verbose: bool = False) -> None:
+    """Print the finding, warnings, the tables, and the differences in configuration.
+
+    verbose: include tasks without an interval.
+    """
     widen(console)
-    _print_differences(made, console)
+    console.print(escape(comparison_finding(made.rows)), style="bold", highlight=False, soft_wrap=True)
+    for note in _notes(made):
+        console.print(escape(note), highlight=False, soft_wrap=True)
     for metric in NAMES:
-        shown = [row for row in made.rows if _shown(row, metric)]
+        shown = [row for row in made.rows if _shown(row, metric, verbose)]
         if any(row.changes[metric].a is not None for row in shown):
             _print_metric(metric, shown, console)
-    for said in _notes(made):
-        console.print(escape(said), highlight=False, soft_wrap=True)
-    console.print(escape(comparison_finding(made.rows)), style="bold", highlight=False, soft_wrap=True)
+    _print_differences(made, console)
 
 
-def _shown(row: ComparedRow, metric: str) -> bool:
-    """Tasks are shown of the speedup alone, autoregressive decoding only where it is no 1 by definition."""
-    return judged(metric, row) and (metric == "speedup" or row.category == OVERALL)
+def _shown(row: ComparedRow, metric: str, verbose: bool) -> bool:
+    """Return whether a row is in a table: tasks are in that of the speedup only, AR where it is not 1 by definition."""
+    of_task = metric == "speedup" and (verbose or row.changes[metric].interval is not None)
+    return judged(metric, row) and (of_task or row.category == OVERALL)
 
 
 def _print_differences(made: RunComparison, console: Console) -> None:
@@ -508,7 +512,7 @@ def _print_differences(made: RunComparison, console: Console) -> None:
 def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) -> None:
     tasks = list(dict.fromkeys(row.category for row in rows))
     several = len(tasks) > 2  # a single task is all of them
-    head = (*(("task",) if several else ()), "method", "A", "B", "change", "95% interval", "verdict", "n")
+    head = (*(("task",) if several else ()), "method", "A", "B", "change", "95% CI", "verdict", "n")
     table = result_table(NAMES[metric][0].format(rows[0].baseline), head)
     for task in [*tasks[1:], tasks[0]] if several else tasks[:1]:  # all tasks together come last
         for i, row in enumerate(row for row in rows if row.category == task):
@@ -520,17 +524,17 @@ def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) ->
 
 def _comparison_cells(metric: str, row: ComparedRow) -> tuple[str, ...]:
     change, digits = row.changes[metric], NAMES[metric][1]
-    told = change.verdict if change.verdict in (SAME, *UNJUDGED) else f"[bold]{change.verdict}[/]"
+    verdict = change.verdict if change.verdict in (SAME, *NO_VERDICT) else f"[bold]{change.verdict}[/]"
     changed = change_text(metric, change.change), interval_text(metric, change)
     figures = format_number(change.a, digits), format_number(change.b, digits)
-    return escape(row.method), *figures, *changed, told, f"{row.n_prompts:,}"
+    return escape(row.method), *figures, *changed, verdict, f"{row.n_prompts:,}"
 
 
 def change_text(metric: str, value: float | None) -> str:
     """Return a change as in '−3.1%', of quality as in '+0.02'."""
     if value is None:
         return MISSING
-    value = 0.0 if abs(value) < UNSAID else value
+    value = 0.0 if abs(value) < ROUNDING else value
     return (f"{value:+.2f}" if metric in POINTS else f"{100 * value:+.1f}%").replace("-", "−")
 
 
@@ -540,57 +544,54 @@ def interval_text(metric: str, change: Change) -> str:
 
 
 def _notes(made: RunComparison) -> Iterator[str]:
-    """Yield what the tables leave unsaid."""
+    """Yield notes on machines, outputs, failures and doubts."""
     rows = [row for row in made.rows if row.category == OVERALL]
     rates = [row.changes["tokens_per_s"] for row in rows]
     for rate in [rate for rate in rates if rate.verdict in (OTHER_MACHINE, OTHER_THREADS)][:1]:
-        yield (
-            f"{rate.verdict.capitalize()} ({rate.reason}): times do not compare; speedups do, since each is relative "
-            "to autoregressive decoding there."
-        )
+        where = "Same machine, other threads" if rate.verdict == OTHER_THREADS else "Other machine"
+        yield f"{where} ({rate.reason}): compare speedups, not tokens/s."
     for row in rows:
         if row.n_other_answers:
-            yield f"{row.method}: {row.n_other_answers} of {row.n_answers} answers have other tokens in B."
+            yield f"{row.method}: {row.n_other_answers} of {row.n_answers} outputs have other tokens in B."
     if any(row.n_answers for row in rows) and not any(row.n_other_answers for row in rows):
-        yield "All answers that are in both runs have the same tokens."
+        yield "All outputs of both runs have the same tokens."
     for row in rows:
         if row.n_failed_a or row.n_failed_b:
             counts = f"{row.n_failed_a} samples failed in A, {row.n_failed_b} in B"
             yield f"{row.method}: {counts} ({row.error}); no number includes them."
-    yield from (f"Warning: {said}" for said in made.warnings)
+    yield from (f"Warning: {text}" for text in made.warnings)
 
 
 def comparison_finding(rows: Sequence[ComparedRow]) -> str:
-    """Return the finding over all tasks in a sentence."""
+    """Return the finding over all tasks in one line."""
     found = {r.method: r.changes["speedup"] for r in rows if r.category == OVERALL and r.method != r.baseline}
-    told = {method: change for method, change in found.items() if change.interval}
+    known = {method: change for method, change in found.items() if change.interval}
     reasons = dict.fromkeys(change.reason for change in found.values() if change.verdict == FAILED)
     failed = " ".join(f"{reason}; no speedup is compared." for reason in reasons)
-    if not told:
-        return failed or "Too few questions are in both runs to tell whether a speedup changed."
-    return f"{_changes(rows[0].baseline, told)} {failed}".rstrip()
+    if not known:
+        return failed or f"Too few common prompts to compare speedups: an interval needs {FEWEST}."
+    return f"{_changes(known)} {failed}".rstrip()
 
 
-def _changes(baseline: str, told: Mapping[str, Change]) -> str:
-    """Return the speedups that changed in a sentence. told: the changes that have an interval, by method."""
-    changed = sorted((item for item in told.items() if item[1].verdict != SAME), key=lambda item: item[1].change or 0)
+def _changes(known: Mapping[str, Change]) -> str:
+    """Return the speedups that changed in a sentence. known: the changes that have an interval, by method."""
+    changed = sorted((item for item in known.items() if item[1].verdict != SAME), key=lambda item: item[1].change or 0)
     if not changed:
-        method, widest = max(told.items(), key=lambda item: (i := item[1].interval or (0, 0))[1] - i[0])
-        noise = f"the widest interval is {method}'s, {interval_text('speedup', widest)}"
-        return f"No speedup changed from A to B by more than noise ({noise})."
-    said = [
-        f"{method} is {c.verdict}, {format_number(c.a)}× in A and {format_number(c.b)}× in B "
-        f"({change_text('speedup', c.change)}, 95% interval {interval_text('speedup', c)})"
+        method, widest = max(known.items(), key=lambda item: (i := item[1].interval or (0, 0))[1] - i[0])
+        return f"No speedup changed significantly (widest 95% CI: {cut(method)}, {interval_text('speedup', widest)})."
+    parts = [
+        f"{cut(method)} is {c.verdict}: {format_speedup(c.a)} to {format_speedup(c.b)} "
+        f"({change_text('speedup', c.change)}, 95% CI {interval_text('speedup', c)})"
         for method, c in changed
     ]
-    rest = len(told) - len(changed)
-    return f"Speedup over {baseline}: {'; '.join(said)}." + (f" {rest} not significant." if rest else "")
+    rest = len(known) - len(changed)
+    return "; ".join(parts) + (f"; {rest} not significant." if rest else ".")
 
 
 TABLE, RESULT, FIGURE = "table.csv", "result.json", "figure.html"
-EXPERIMENT_WIDTH = 140  # where there is no terminal to ask
+EXPERIMENT_WIDTH = 140  # without a terminal
 STYLES: dict[Mark, str] = {"plain": "", "accepted": "green", "rejected": "red strike", "next": "bold"}
-BRACKETS: dict[Mark, tuple[str, str]] = {  # where there are no colours
+BRACKETS: dict[Mark, tuple[str, str]] = {  # without colours
     "plain": ("", ""),
     "accepted": ("", ""),
     "rejected": ("[-", "-]"),
