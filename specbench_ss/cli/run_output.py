@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,7 +87,7 @@ class Progress(LiveView):
         )
         self.task = self.bar.add_task("warming up", total=None)
         self.total = self.done = self.tokens = 0
-        self._warmed = set[str]()
+        self._warmed, self._started = set[str](), 0.0
 
     def on_start(self, total: int) -> None:
         """Set the number of samples to be made."""
@@ -104,13 +105,12 @@ class Progress(LiveView):
         self._warmed.add(label)
 
     def on_estimate(self, seconds: float, samples: int) -> None:
-        """Print the expected duration of the samples."""
-        duration = f"{seconds / 60:.0f} min" if seconds >= MINUTES else f"{seconds:.0f} s"
-        self.console.print(f"about {duration} for {pluralize(samples, 'sample')}", highlight=False)
+        """Print the upper bound of the time that the samples take."""
+        self.console.print(f"at most {_duration(seconds)} for {pluralize(samples, 'sample')}", highlight=False)
 
     def on_sample_start(self, label: str, question_id: str) -> None:
         """Show the method and its question."""
-        self.tokens = 0
+        self.tokens, self._started = 0, self._started or time.monotonic()
         self.bar.update(self.task, description=f"{escape(label)} on {escape(question_id)}")
         self.draw_soon()
 
@@ -127,7 +127,9 @@ class Progress(LiveView):
         if self.console.is_terminal:
             self.draw_soon()
         elif self.done == self.total or self.done % max(1, self.total // PLAIN_LINES) == 0:
-            self.console.print(f"{self.done} of {self.total} samples", highlight=False)
+            left = (time.monotonic() - self._started) / self.done * (self.total - self.done)
+            more = f", about {_duration(left)} left" if self.done < self.total else ""
+            self.console.print(f"{self.done} of {self.total} samples{more}", highlight=False)
 
     def view(self) -> RenderableType:
         """Return the totals of each method above the bar."""
@@ -137,6 +139,10 @@ class Progress(LiveView):
         for label, totals in self.totals.items():
             table.add_row(escape(label), *totals.cells())
         return Group(table, self.bar)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= MINUTES else f"{seconds:.0f} s"
 
 
 def describe(config: RunConfig, where: OutputOptions, access: Access | None = None) -> None:

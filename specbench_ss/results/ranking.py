@@ -71,7 +71,7 @@ def by_question(samples: Sequence[Sequence[SampleRecord]]) -> tuple[Floats, Floa
 
 
 NOT_COMPARED, SAMPLED = "not compared", "sampled"
-PROMISED = f"{SAMPLED}: the method preserves the distribution, not the same text; quality may differ by chance"
+PROMISED = f"{SAMPLED}: a lossless method has the same distribution, not the same text; quality may differ by chance"
 NO_MEAN = "quality over all tasks is left out: the tasks are scored by different measures"
 BIAS = {
     "no bias found": "no bias found: the sampled tokens (how many were tested) fit the target's distribution; texts, "

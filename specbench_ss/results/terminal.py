@@ -169,7 +169,7 @@ def print_verbose(results: Results, console: Console) -> None:
     overall = fastest_first(results.overall)
     columns = (*_columns(overall), "n")
     by_task = [[_cells(row, config) for row in task] for task in tasks]
-    dropped = _print(console, f"\nBy task{repeats}", ("task", *columns), by_task)
+    dropped = _print(console, f"\nBy task{repeats}", ("task", *columns), by_task) if len(tasks) > 1 else {}
     name = f"\nOverall, {len(tasks)} tasks{repeats}" if len(tasks) > 1 else f"\nOverall{repeats}"
     dropped |= _print(console, name, columns, [[_cells(row, config) for row in overall]])
     if dropped:
@@ -345,7 +345,7 @@ def _print_groups(results: Results, console: Console) -> None:
         while len(columns) > 2 and _width(columns, lines) > console.width:
             columns.pop()
         console.print()
-        _print(console, "", columns, [lines])
+        _print(console, "", columns, [[line] for line in lines])
 
 
 def _print_check(console: Console, check: Check) -> None:

@@ -431,7 +431,7 @@ def test_what_remembers_prompts_forgets_those_of_the_warm_up_and_is_named(tmp_pa
     decoder.reset_history = lambda: known.append(len(bench.calls))  # type: ignore[method-assign]
     bench.run()
     assert known == [len(bench.calls) - 10]  # once, before the first of the measured samples
-    assert bench.events.warnings == ["m remembers earlier prompts: its speed depends on what came before each"]
+    assert bench.events.warnings == ["m is stateful: its speed depends on earlier prompts"]
 
 
 def test_the_warm_up_asks_nothing_that_the_run_asks() -> None:

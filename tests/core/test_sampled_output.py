@@ -32,7 +32,7 @@ from specbench_ss.results.analysis import analyse, load_run
 from specbench_ss.results.checks import checks
 from specbench_ss.results.quality import BIASED, ENOUGH, bound, pool, sampling_tests
 from specbench_ss.results.summary import SummaryRow, summarise
-from specbench_ss.results.terminal import print_tables
+from specbench_ss.results.terminal import print_verbose
 from specbench_ss.runs.config import OutputOptions, Recording, RunConfig
 from specbench_ss.runs.manifest import manifest_for
 from specbench_ss.runs.records import OUTSIDE, PIT_BINS, Run, SampledTokens, read_output_match
@@ -153,7 +153,7 @@ def test_the_report_and_the_table_show_the_test(tmp_path: Path) -> None:
     assert cells["tokens"].text == "400" and float(cells["p at most"].sort) < 1e-6
     console = Console(width=120)
     with console.capture() as told:
-        print_tables(analyse(done), console)
+        print_verbose(analyse(done), console)
     assert "biased (400)" in told.get() and "do not follow" in told.get()
     assert "biased (400)" in MarkdownReport().content(analyse(done)).decode()
     table = analyse(done).summary().query("category == 'overall' and method == 'greedy'").iloc[0]

@@ -30,7 +30,7 @@ SAID: dict[Callable[[Run], None], str] = {
     methods_fail: "failed",
     half_done: "not complete",
     no_questions: "is 1.",
-    no_steps: "Something is wrong (impossible",
+    no_steps: "Unreliable (impossible",
     only_the_reference: "not complete",
 }
 

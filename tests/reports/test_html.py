@@ -240,7 +240,7 @@ def test_its_answers_and_verdicts_name_that_reference_too(shared: Path) -> None:
     against = {row[0].text: row[1].text for row in made["sameness"].rows}
     assert against == {"ss-shared": "ss-shared-ar", "ss-shared-ar": "nothing: it is the reference of ss-shared"}
     assert [line for notice in made["alerts"] if notice.level == "error" for line in notice.lines] == [
-        "ss-shared: 24 of 24 answers against the reference, ss-shared-ar"
+        "ss-shared: 24 of 24 outputs against the reference, ss-shared-ar"
     ]
     facts = {fact.name: fact.value for fact in made["facts"]}
     assert "compared with that of ss-shared-ar" in facts["Method ss-shared"]
