@@ -79,7 +79,7 @@ def machine_lines(rows: Sequence[MachineRow], manifest: Mapping[str, Any]) -> li
     if manifest["config"].get("endpoints"):
         return []
     busy = ((manifest.get("machine") or {}).get("limits") or {}).get("busy", "")
-    noted = [f"limits: possibly too low, since {busy} during their measurement"] if busy else []
+    noted = [f"limits: possibly too low; when they were measured, {busy}"] if busy else []
     return [*_host_share(rows), _limits(rows), *noted]
 
 

@@ -76,7 +76,7 @@ def test_a_method_that_became_slower_is_found_and_no_other(
     captured = capsys.readouterr()
     assert "ss is slower" in captured.out and captured.err.startswith("ssbench: --fail-on: speedup of ss changed by")
     assert "medusa" not in captured.err and captured.err.count("\n") == 1
-    for limit in ("speedup<-30%", "speedup<-0.3", "tau<-1%,quality<-0.01"):
+    for limit in ("speedup<-30%", "speedup<-0.3", "mean_acceptance_length<-1%,quality<-0.01"):
         assert main(["compare", str(a), str(b), "--fail-on", limit]) == 0
     low, high = rows["ss"].changes["speedup"].interval or (0.0, 0.0)
     for limit, code in (((low + high) / 2, 0), (high + 0.001, 1)):  # the whole interval must lie below it
