@@ -296,7 +296,7 @@ def compared(first: Results, second: Results, force: bool = False) -> tuple[list
     labels = [label for label in a.labels if label in b.labels]
     shared = {row.question_id for row in a.rows} & {row.question_id for row in b.rows}
     if not shared or labels in ([], [a.baseline]):
-        what = "question" if not shared else f"method besides {a.baseline}"
+        what = "question" if not shared else f"method other than {a.baseline}"
         raise UserError(f"the runs have no {what} in common: there is nothing to compare")
     apart = conditions_apart(a, b)
     categories = [OVERALL, *(category for category in a.categories if category in b.categories)]

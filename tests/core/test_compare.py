@@ -207,7 +207,7 @@ def test_configurations_that_differ_are_told_in_words(make_run: MakeRun) -> None
 
 def test_nothing_in_common_is_a_mistake(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = make_run(questions=1, labels=("ar", "ss")), make_run(questions=1, labels=("ar", "medusa"))
-    assert "no method besides ar in common" in failing(["compare", str(a), str(b)], capsys)
+    assert "no method other than ar in common" in failing(["compare", str(a), str(b)], capsys)
     b = make_run(questions=1, categories=("rag",))
     assert "questions in both (none and none)" in failing(["compare", str(a), str(b)], capsys)
     assert "no question in common" in failing(["compare", str(a), str(b), "--force"], capsys)
