@@ -145,7 +145,7 @@ def print_short(results: Results, console: Console) -> None:
     """Print the finding, one table, the reasons for the speedups, and the worst checks: some 20 lines."""
     widen(console)
     print_answer(results, console)
-    rows = fastest_first(results.overall)
+    rows = ranked(results.overall)
     console.print()
     _print(console, "", _columns(rows), [[_cells(row, results.config, short=True) for row in rows]])
     console.print()
@@ -163,10 +163,8 @@ def print_verbose(results: Results, console: Console) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     config, rows, n_repeats = results.config, results.rows, int(results.config["repeats"])
     repeats = f", {n_repeats} repeats" if n_repeats > 1 else ""
-    tasks = [
-        fastest_first(list(group)) for name, group in groupby(rows, key=lambda row: row.category) if name != OVERALL
-    ]
-    overall = fastest_first(results.overall)
+    tasks = [ranked(list(group)) for name, group in groupby(rows, key=lambda row: row.category) if name != OVERALL]
+    overall = ranked(results.overall)
     columns = (*_columns(overall), "n")
     by_task = [[_cells(row, config) for row in task] for task in tasks]
     dropped = _print(console, f"\nBy task{repeats}", ("task", *columns), by_task) if len(tasks) > 1 else {}
@@ -191,7 +189,7 @@ def _notes_of(results: Results, overall: Sequence[SummaryRow]) -> Iterator[str]:
             yield f"{row.method}: quality {quality_difference(row)}, {non_inferiority(row)}"
 
 
-def fastest_first(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
+def ranked(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
     """Return the rows of a task by speedup; those without one come last."""
     return sorted(rows, key=lambda row: (row.speedup is None, -(row.speedup or 0)))
 
@@ -336,7 +334,7 @@ def _print_groups(results: Results, console: Console) -> None:
         many = f"{pluralize(prompts, 'prompt')}, {f'{turns:,} turns, ' if turns > prompts else ''}{each} per task"
         _print_line(console, f"{many}: too few for results by task (--limit {FEWEST})", "  ")
     elif len(groups) <= MOST_TASKS:
-        rows = [row for row in fastest_first(results.overall) if row.comparison not in ("reference", "invalid")]
+        rows = [row for row in ranked(results.overall) if row.comparison not in ("reference", "invalid")]
         lines = [
             {"task": name} | {row.method: format_speedup(speedup_of(run, row.method, of)) for row in rows}
             for name, of in groups.items()

@@ -29,7 +29,7 @@ SAID: dict[Callable[[Run], None], str] = {
     nothing_works: "failed",
     methods_fail: "failed",
     half_done: "not complete",
-    no_questions: "is 1.",
+    no_questions: "is fastest: 1.",
     no_steps: "Unreliable (impossible",
     only_the_reference: "not complete",
 }
