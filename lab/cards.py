@@ -20,6 +20,7 @@ from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
+from specbench_ss.models.checkpoint import advice_card, read_config
 from specbench_ss.models.load import load_target
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
@@ -164,6 +165,7 @@ def write_cards(out: Path, sizes: Mapping[str, int], measured: Measured) -> None
             before=measured.apps["sd"],
             after=measured.apps[APP_DRAFT],
         )
-        (folder / "README.md").write_text(f"{card}\n{texts['again']}")
+        advice = advice_card(read_config(folder)) if (folder / "config.json").is_file() else ""
+        (folder / "README.md").write_text("\n".join(filter(None, (card, advice, texts["again"]))))
     known = json.loads((out / "lab.json").read_text())
     (out / "lab.json").write_text(json.dumps({**known, "measured": asdict(measured)}, indent=1) + "\n")

@@ -21,7 +21,7 @@ from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
-from specbench_ss.options import Bounded, option
+from specbench_ss.options import Bounded, option, parse_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,18 @@ class Lookahead(Decoder):
     summary = "lookahead decoding: Jacobi window and n-gram pool, no training"
     paper = "Fu et al. 2024, arXiv:2402.02057"
     Options = LookaheadOptions
+    node_options = ("guesses",)
 
     def __init__(self, target: Target, options: Any = None) -> None:
         super().__init__(target, options)
         self.pool = NGramPool(self.options.guesses)
         self.window = torch.empty(0)  # int64 [levels, columns] on the device; [0, 0] is the root
+
+    @classmethod
+    def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
+        """Return the options with as many whole n-grams as there is room for, and shorter ones where there is none."""
+        level = min(parse_options(LookaheadOptions, given, cls.name).level, nodes + 1)
+        return super().with_nodes({**given, "level": str(level)}, nodes // (level - 1))
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:

@@ -41,6 +41,7 @@ class PromptLookup(Decoder):
     summary = "prompt lookup: copies what followed the newest n-gram before"
     paper = "Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding"
     Options = LookupOptions
+    node_options = ("length",)
 
     def __init__(self, target: Target, options: LookupOptions | None = None) -> None:
         super().__init__(target, options)

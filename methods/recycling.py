@@ -5,7 +5,6 @@ The matrix of successors is a tensor on the device; a level of the tree is one g
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,7 +22,7 @@ from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.heads import Choice, MedusaTree, from_branches, read_tree, tree_of
+from specbench_ss.methods._shared.heads import Choice, MedusaTree, by_likelihood, from_branches, read_tree, tree_of
 from specbench_ss.options import Bounded, option
 
 # the 80 nodes published (template 2.2.2), as branches: prefix -> ranks
@@ -38,7 +37,6 @@ PUBLISHED: tuple[Choice, ...] = from_branches({
     (0, 0, 0, 0, 0): 2, (0, 0, 0, 1, 0): 1,
 })  # fmt: skip
 WIDTH = 8
-DECAY = 0.7  # for each depth; with 1 / (rank + 1) it puts the last nodes of the published depths about level
 FILL, UNSEEN = 0, -1  # where no successor is known: the token that the published code drafts; no token
 
 
@@ -75,6 +73,7 @@ class Recycling(Decoder):
     summary = "Token Recycling: a static tree from the top-k that each token had last, no training"
     paper = "Luo et al. 2024, arXiv:2408.08696"
     Options = RecyclingOptions
+    node_options = ("nodes", "tree")
 
     def __init__(self, target: Target, options: Any = None) -> None:
         super().__init__(target, options)
@@ -158,7 +157,7 @@ def chosen_tree(options: RecyclingOptions) -> MedusaTree:
 
 def template() -> list[Choice]:
     """The published nodes, the best first: rank r counts 1 / (r + 1)."""
-    return sorted(PUBLISHED, key=lambda choice: (-math.prod(DECAY / (rank + 1) for rank in choice), choice))
+    return by_likelihood(PUBLISHED)
 
 
 def gathers(tree: MedusaTree, device: torch.device) -> list[tuple[Tensor, Tensor]]:

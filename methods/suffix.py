@@ -162,6 +162,7 @@ class Suffix(Decoder):
     summary = "SuffixDecoding: suffix automaton of the request, as an option of past answers; no training"
     paper = "Oliaro et al. 2024, arXiv:2411.04975"
     Options = SuffixOptions
+    node_options = ("nodes",)
 
     def __init__(self, target: Target, options: Any = None) -> None:
         super().__init__(target, options)

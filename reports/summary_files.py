@@ -62,7 +62,7 @@ class CsvReport(_File):
 
     def content(self, results: Results) -> bytes:
         """Return the bytes of the file."""
-        text: str = exchange.plain(results.summary()).to_csv(index=False)
+        text: str = exchange.plain(results.summary(all=True)).to_csv(index=False)
         return text.encode("utf-8", "replace")
 
 
@@ -76,7 +76,7 @@ class ParquetReport(_File):
     def content(self, results: Results) -> bytes:
         """Return the bytes of the file."""
         file = io.BytesIO()
-        results.summary().to_parquet(file, index=False)
+        results.summary(all=True).to_parquet(file, index=False)
         return file.getvalue()
 
 

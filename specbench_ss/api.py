@@ -30,7 +30,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.devices import device_names
 from specbench_ss.models.load import hash_weights, load_target
-from specbench_ss.options import MethodSpec, checked_value, parse_options, takes_none, type_name, value_text
+from specbench_ss.options import MethodSpec, checked_value, takes_none, type_name, value_text
 from specbench_ss.results.analysis import Results
 from specbench_ss.runs.run_options import PYTHON, AtLeast0, Count, RunOptions, Seed, given_options, keywords
 
@@ -45,13 +45,13 @@ def load_model(
     chat_template: str | Path | None = RunOptions.chat_template,
     trust_remote_code: bool = RunOptions.trust_remote_code,
 ) -> Target:
-    """A target: a causal language model with its tokenizer, ready for decoding methods.
+    """Return a target: a causal language model with its tokenizer, ready for decoding methods.
 
     model: `lab`, which is part of the package, `smollm2`, once it is fetched, a folder, a GGUF file, or a hub id.
     dtype: float32, bfloat16, float16, float16-weights (rounded weights, float32 arithmetic, on CPUs), or auto:
     bfloat16 on a GPU, on a CPU the fastest one as measured. device: auto, cpu, cuda or cuda:N, or several GPUs that
     layers are divided over: cuda:0,cuda:1 or cuda:all. engine: eager, graph, which replays steps by CUDA
-    graphs, or auto: graph on one CUDA device where that proves itself when the model is loaded, else eager.
+    graphs, or auto: graph on one CUDA device if the model supports it, else eager.
     quantize: none, int8, int4 or nf4, for weights of linear layers.
     chat_template: plain, vicuna, llama-2 or a Jinja file, instead of the tokenizer's own.
     Raises UserError where the model cannot be loaded.
@@ -71,7 +71,7 @@ def load_model(
 
 
 def load_method(method: str | type[Decoder], target: Target, **options: Any) -> Decoder:
-    """A decoding method with its options and weights, bound to a target.
+    """Return a decoding method with its options and weights, bound to a target.
 
     method: a registered name (`ssbench methods` lists them), which may carry options as on the command line
     (`pld[length=4]`), or a Decoder class. options: Python values by the names of the method's options. Raises UserError
@@ -86,13 +86,13 @@ def load_method(method: str | type[Decoder], target: Target, **options: Any) -> 
     owner = f"method {name!r}"
     _check_none(kind.Options, options, owner)
     texts = given | {option: value_text(value) for option, value in options.items()}
-    parsed = parse_options(kind.Options, texts, owner)
+    parsed = registry.read_method_options(kind, texts)
     kind.check(parsed, target)
     return kind.load(target, parsed)
 
 
 def _method(method: str | type[Decoder]) -> tuple[type[Decoder], str, dict[str, str]]:
-    """The class, its name, and the options that came with the name."""
+    """Return the class, its name, and the options that the name includes."""
     if isinstance(method, str):
         spec = MethodSpec.parse(method)
         return registry.method_class(spec.name), spec.name, spec.options
@@ -106,7 +106,7 @@ def _method(method: str | type[Decoder]) -> tuple[type[Decoder], str, dict[str, 
 
 
 def _check_none(kind: type[Any], options: Mapping[str, Any], owner: str) -> None:
-    """Raises UserError for a None that an option cannot have; as text it might be a file of that name."""
+    """Raise UserError for a None that an option cannot have; as text it might be a file of that name."""
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if options.get(name, ...) is None and not takes_none(hint):
             raise UserError(f"{owner}: option {name}=None is not {type_name(hint)}")
@@ -124,7 +124,7 @@ def generate(
     stop_strings: str | Sequence[str] = (),
     stop_ids: Sequence[int] | frozenset[int] | None = None,
 ) -> Generation:
-    """The answer to one prompt: its tokens, and what every step did and took.
+    """Return the output for one prompt: its tokens, and the counts and times of every step.
 
     ids: the prompt, a list of token ids or a tensor [S] or [1, S]. temperature 0 is greedy; top_p 1 and top_k 0 leave
     these filters out. stop_strings: texts that end an answer with the token that completes one. stop_ids: tokens that
@@ -146,7 +146,7 @@ def generate(
 
 
 def _prompt(ids: Any, vocab_size: int) -> list[int]:
-    """Token ids as a plain list. Raises UserError for what is none of this vocabulary."""
+    """Return token ids as a plain list. Raise UserError for a value that is no token of the vocabulary."""
     if isinstance(ids, (str, Mapping)) or not (hasattr(ids, "tolist") or isinstance(ids, Iterable)):
         raise UserError(f"a prompt is token ids, not {_kind(ids)}: see target.encode_chat and target.tokenizer")
     listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)
@@ -167,7 +167,7 @@ def _prompt(ids: Any, vocab_size: int) -> list[int]:
 
 
 def _limits(target: Target, max_new_tokens: int, stop_strings: str | Sequence[str], stop_ids: Any) -> StopParams:
-    """Where answers end, as in a run; with other end tokens where they are given."""
+    """Return the stop conditions of a run, with other end tokens if they are given."""
     if not isinstance(stop_ids, Iterable | None):
         raise UserError(f"stop_ids must be a list, not {stop_ids!r}")
     texts = [stop_strings] if isinstance(stop_strings, str) else stop_strings
@@ -188,16 +188,16 @@ def _kind(value: Any) -> str:
 
 
 def run(methods: str | Sequence[str] | None = None, **options: Any) -> Results:
-    """Decode a suite's questions with several methods, side by side: what `ssbench run` does, without its printing.
+    """Decode a suite's questions with several methods, as `ssbench run` does, without printing.
 
     methods: `ss,medusa` or a list; the baseline `ar` is always added. options: those of the command line, under the
     same names, with lists and numbers in place of texts with commas. set: `{"ss.k": 2}` or `{"ss": {"k": 2}}`. model:
     also a target that is loaded already, which then decides dtype, device and engine. `timeout`, in seconds, works in
     the main thread alone. Writes the same run directory, by default a new one under `runs/`, and returns it as
-    `load_run` does. What the command warns of stands in `manifest["warnings"]`.
+    `load_run` does. Warnings of the command are in `manifest["warnings"]`.
 
-    Raises UserError for every mistake that the command tells, before anything is measured. After an interruption,
-    `resume=True` with the same `out` goes on.
+    Raises UserError for every mistake that the command reports, before anything is measured. After an interruption,
+    `resume=True` with the same `out` continues the run.
     """
     given = {"methods": methods, **options}
     loaded = None if isinstance(given.get("model", ""), (str, Path)) else _loaded(given)
@@ -221,13 +221,13 @@ run.__signature__ = keywords(RunOptions, "methods")  # type: ignore[attr-defined
 
 
 def _loaded(given: Mapping[str, Any]) -> Target:
-    """The model that was given as a target, with its hash. Raises UserError for what is none."""
+    """Return the model that was given as a target, with its hash. Raise UserError for what is none."""
     target = given["model"]
     if not isinstance(target, Target):
         raise UserError(f"model= is a name, a folder or a target, as load_model gives it, not {_kind(target)}")
     for name in inspect.signature(load_model).parameters:
         if name != "model" and given.get(name) not in (None, getattr(RunOptions, name)):
-            raise UserError(f"{name}= makes no difference to a model that is loaded already: give it to load_model")
+            raise UserError(f"{name}= has no effect on a model that is loaded; give it to load_model")
     try:
         target.weights_hash = target.weights_hash or hash_weights(target.model)
     except NotImplementedError:  # of classes of weights that hold other things than numbers
@@ -237,7 +237,7 @@ def _loaded(given: Mapping[str, Any]) -> Target:
 
 
 def _called(given: Mapping[str, Any]) -> str:
-    """The call as it would be written, options that were left alone left out."""
+    """Return the call as text, without options that have their defaults."""
     words = [] if given["methods"] is None else [repr(given["methods"])]
     for name, value in given.items():
         shown = f"<{value.name}>" if isinstance(value, Target) else value

@@ -1,4 +1,4 @@
-"""User errors: one line and exit code 2, and helpers for messages."""
+"""User errors (one line, exit code 2) and helpers for messages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class UserError(Exception):
 
 
 @contextmanager
-def told_of(what: str) -> Iterator[None]:
-    """Within: every UserError begins with what it is about, `what: `."""
+def prefixed(what: str) -> Iterator[None]:
+    """Prefix every UserError raised in the block with `what: `."""
     try:
         yield
     except UserError as error:
-        said = str(error)
-        raise UserError(said if said.startswith(f"{what}: ") else f"{what}: {said}") from error
+        text = str(error)
+        raise UserError(text if text.startswith(f"{what}: ") else f"{what}: {text}") from error
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -42,7 +42,7 @@ def os_reason(error: OSError) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return what an exception says: the text of a UserError, and of others also their kind.
+    """Return the text of an exception, with its kind if it is no UserError.
 
     An example of the latter is 'RuntimeError: out of memory'.
     """
@@ -53,14 +53,14 @@ def error_text(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of `error_text`, and, where that ends in a colon, what stands behind it."""
+    """Return the first line of `error_text`, and, if that ends in a colon, the text behind it."""
     lines = [line.strip() for line in error_text(error).splitlines() if line.strip()]
-    said = lines[0] if lines else ""
+    text = lines[0] if lines else ""
     for line in lines[1:]:
-        if not said.endswith(":"):
+        if not text.endswith(":"):
             break
-        said = f"{said} {line}"
-    return said
+        text = f"{text} {line}"
+    return text
 
 
 CORE, METHODS = Path(__file__).parent, Path(__file__).parent / "methods"
@@ -68,13 +68,13 @@ STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
 def place_of(error: BaseException, of_any: bool = False) -> str:
-    """Return ' (ways.py, line 12, in propose)', the innermost line outside the core and libraries; '' without one.
+    """Return ' (ways.py:12 in propose)', the innermost line outside the core and libraries; '' without one.
 
     of_any: then the innermost of all.
     """
     frames = list(traceback.extract_tb(error.__traceback__))
     own = [frame for frame in frames if _own(frame.filename)] or (frames if of_any else [])
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+    return f" ({Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name})" if own else ""
 
 
 def _own(filename: str) -> bool:
@@ -88,7 +88,7 @@ def _own(filename: str) -> bool:
 
 
 def failure_text(error: BaseException) -> str:
-    """Return what an exception says and, where it is no UserError, the line of the plugin's code."""
+    """Return the text of an exception and, unless it is a UserError, the line of the plugin's code."""
     return error_text(error) if isinstance(error, UserError) else f"{error_text(error)}{place_of(error)}"
 
 

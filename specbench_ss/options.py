@@ -1,7 +1,7 @@
-"""Options as dataclasses: bounds, values read from text, and methods as they are asked for.
+"""Options as dataclasses: bounds, values read from text, and specifications of methods.
 
-An option of a limited range says so in its type: `ngram: Annotated[int, Ge(1), Le(64)]`, with the bounds of the
-library annotated-types. They are checked and shown to users wherever options are.
+The type of an option declares its range with the bounds of the library annotated-types, as in
+`ngram: Annotated[int, Ge(1), Le(64)]`. Bounds are checked, and are shown wherever options are listed.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ class Bounds:
 
     @classmethod
     def of(cls, kind: Any) -> Bounds:
-        """Those of a type."""
+        """Return the bounds of a type."""
         marks = (mark for mark in _metadata(kind) if isinstance(mark, Mark))
         return cls({type(mark): getattr(mark, type(mark).__name__.lower()) for mark in marks})
 
-    def hold(self, value: Any) -> bool:
-        """Whether a number is within them; nan never is. What is no number, as the 'auto' of a union, has no bounds."""
+    def contains(self, value: Any) -> bool:
+        """Return True for a number within the bounds, and for a value that is no number; nan is outside."""
         return not isinstance(value, Real) or all(_HOLD[kind](value, limit) for kind, limit in self.limits.items())
 
     @property
     def ends(self) -> tuple[Any, Any]:
-        """The first and the last number; None where there is none, and where a bound is no value itself."""
+        """Return the first and the last number; None if there is none, or if a bound is excluded."""
         excluded = Gt in self.limits or self.limits.get(Lt, math.inf) < math.inf
         return (None, None) if excluded else (self.limits.get(Ge), self.limits.get(Le))
 
     def __str__(self) -> str:
-        """In words, as after 'must be': '1 to 64', 'at least 1', 'above 0 and at most 1', 'a number above 0'."""
+        """Return text to follow 'must be': '1 to 64', 'at least 1', 'above 0 and at most 1', 'a number above 0'."""
         finite = self.limits.get(Lt) == math.inf
         limits = {
             kind: str(limit) if isinstance(limit, int) else f"{limit:g}"
@@ -80,7 +80,7 @@ _bounds: WeakKeyDictionary[type[Any], dict[str, Bounds]] = WeakKeyDictionary()  
 
 
 def bounds_of(options: type[Any]) -> Mapping[str, Bounds]:
-    """The declared bounds of a dataclass's fields, of those that have some; of an optional one those of its value."""
+    """Return the bounds of a dataclass's fields, by name; an optional field has those of its value."""
     if options not in _bounds:
         hints = get_type_hints(options, include_extras=True)
         found = {f.name: Bounds.of(hints[f.name]) for f in dataclasses.fields(options)}
@@ -89,7 +89,7 @@ def bounds_of(options: type[Any]) -> Mapping[str, Bounds]:
 
 
 def _metadata(kind: Any) -> Iterator[BaseMetadata]:
-    """What the library's marks say of a type, those of a union's parts included."""
+    """Yield the marks of the library in a type and in the parts of a union."""
     if _is_union(kind):
         for part in get_args(kind):
             yield from _metadata(part)
@@ -101,16 +101,16 @@ def _metadata(kind: Any) -> Iterator[BaseMetadata]:
 
 
 def takes_none(kind: Any) -> bool:
-    """Whether None is a value of a type."""
+    """Return True if None is a value of a type."""
     if get_origin(kind) is Annotated:
         return takes_none(kind.__origin__)
     return kind is type(None) or (_is_union(kind) and any(takes_none(part) for part in get_args(kind)))
 
 
 def encodable(text: str) -> bool:
-    """Whether a text can be written as UTF-8: it holds no half of a surrogate pair, which is no character.
+    """Return True if a text can be written as UTF-8: it contains no half of a surrogate pair.
 
-    JSON can hold one; arguments that are not UTF-8 become such text.
+    JSON can contain one, and arguments that are not UTF-8 become such text.
     """
     try:
         text.encode()
@@ -123,7 +123,7 @@ LONGEST = 1e8  # seconds, three years: clocks of operating systems end somewhere
 
 
 def checked_value(name: str, kind: Any, value: Any) -> Any:
-    """A value given in Python as a plain value of a type. Raises UserError, which begins with the option's name.
+    """Return a value given in Python as a plain value of a type. Raises UserError that begins with the option's name.
 
     kind: a type that options have, with its bounds; or a list of texts.
     """
@@ -139,7 +139,7 @@ def checked_value(name: str, kind: Any, value: Any) -> Any:
     except (TypeError, OverflowError):
         limits = f", {bounds}" if bounds.limits and plain is int else ""
         raise UserError(f"{name} must be {_NOUNS[plain]}{limits}, not {value!r}") from None
-    if not bounds.hold(made):
+    if not bounds.contains(made):
         raise UserError(f"{name} must be {bounds}, not {value!r}")
     return made
 
@@ -150,7 +150,7 @@ _NOUNS = {int: "a whole number", float: "a number", str: "text", bool: "true or 
 
 
 def _plain_type(kind: Any) -> Any:
-    """A type without its bounds, and without None."""
+    """Return a type without its bounds and without None."""
     if get_origin(kind) is Annotated:
         return _plain_type(kind.__origin__)
     if _is_union(kind):
@@ -159,7 +159,7 @@ def _plain_type(kind: Any) -> Any:
 
 
 def _as_plain(kind: Any, value: Any) -> Any:
-    """A value as an instance of a type. Raises TypeError where it is none; a text is no number."""
+    """Return a value as an instance of a type. Raise TypeError if it is none; a text is no number."""
     if kind is int and not isinstance(value, bool):
         return operator.index(value)
     if kind is float and isinstance(value, Real) and not isinstance(value, bool):
@@ -178,20 +178,20 @@ def _as_plain(kind: Any, value: Any) -> Any:
 def check_bounds(options: type[Any], values: Mapping[str, Any], owner: str = "", flag: str = "") -> None:
     """Raise UserError, one line that begins with `owner`, for the first value beyond its field's declared bounds.
 
-    A value of None is an option that was not given. flag: what stands before a field's name in the complaint, as '--'.
+    A value of None is an option that was not given. flag: prefix of a field's name in the message, as '--'.
     """
     for name, bounds in bounds_of(options).items():
         value = values.get(name)
-        if value is not None and not bounds.hold(value):
+        if value is not None and not bounds.contains(value):
             shown = flag + name.replace("_", "-") if flag else name
             raise UserError(f"{owner}{': ' * bool(owner)}{shown} must be {bounds}, not {value}")
 
 
 class Bounded:
-    """Base of options that hold to their declared bounds however they are made.
+    """Base of options whose bounds are checked whenever an instance is made.
 
-    owner: the method or trainer that complaints name first; '' where several share the options. Values that do not go
-    together are refused by `check_together`.
+    owner: the method or trainer that messages name first; '' if several share the options. `check_together` refuses
+    values that are incompatible.
     """
 
     __slots__ = ()
@@ -203,7 +203,7 @@ class Bounded:
         self.check_together()
 
     def check_together(self) -> None:
-        """Raise UserError for values that are each within their bounds and do not go together."""
+        """Raise UserError for values that are within their bounds and incompatible."""
 
 
 def option(default: Any, help: str) -> Any:
@@ -222,7 +222,7 @@ class OptionInfo:
 
 
 def describe_options(options: type[Any]) -> list[OptionInfo]:
-    """The options of an `Options` dataclass, in order of definition. Help comes from metadata={"help": ...}."""
+    """Return the options of an `Options` dataclass, in order of definition; help is metadata={"help": ...}."""
     hints = get_type_hints(options, include_extras=True)
     return [
         OptionInfo(f.name, type_name(hints[f.name]), _default_text(f), str(f.metadata.get("help", "")))
@@ -232,7 +232,7 @@ def describe_options(options: type[Any]) -> list[OptionInfo]:
 
 
 def parse_options(options: type[Any], given: Mapping[str, str], owner: str) -> Any:
-    """An instance of the dataclass `options` with `given` read by type. Raises UserError, one line, naming `owner`."""
+    """Return an instance of the dataclass `options` from text. Raise UserError, one line, that names `owner`."""
     hints = get_type_hints(options)
     known = [f.name for f in dataclasses.fields(options) if f.init]
     values = {}
@@ -250,7 +250,7 @@ def parse_options(options: type[Any], given: Mapping[str, str], owner: str) -> A
 
 
 def make_options(options: type[Any], values: Mapping[str, Any], owner: str) -> Any:
-    """An instance of the dataclass `options`. Raises UserError, one line, for values that it cannot have.
+    """Return an instance of the dataclass `options`. Raise UserError, one line, for values that it cannot have.
 
     The line begins with the options' own owner, where they are `Bounded` and name one, else with `owner`.
     """
@@ -263,7 +263,7 @@ def make_options(options: type[Any], values: Mapping[str, Any], owner: str) -> A
 
 
 def options_problem(options: Any) -> str:
-    """Why options cannot be given to a plugin as text; '' where they can."""
+    """Return why options of a plugin cannot be given as text; '' if they can."""
     if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
         return "its Options is no dataclass"
     try:
@@ -290,26 +290,26 @@ def _readable(kind: Any) -> bool:
 
 
 def option_values(options: Any) -> dict[str, Any]:
-    """The value of every field of an Options instance, by name; nothing of what is no dataclass."""
+    """Return the value of every field of an Options instance, by name; {} for what is no dataclass."""
     if not dataclasses.is_dataclass(options):
         return {}
     return {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
 
 
 def options_text(options: Any) -> str:
-    """'k=4, prune=on': every value of an Options instance, as it would be written on the command line."""
+    """Return every value of an Options instance as on the command line: 'k=4, prune=on'."""
     return ", ".join(f"{name}={value_text(value)}" for name, value in option_values(options).items())
 
 
 def value_text(value: Any) -> str:
-    """A value as text that `parse_options` reads back."""
+    """Return a value as text that `parse_options` reads back."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return "none" if value is None else str(value)
 
 
 def type_name(kind: Any) -> str:
-    """'int, 1 to 64', 'on|off', 'a|b', 'path or none': a type for people."""
+    """Return a type as text for users: 'int, 1 to 64', 'on|off', 'a|b', 'path or none'."""
     if get_origin(kind) is Annotated:
         bounds = Bounds.of(kind)
         return type_name(kind.__origin__) + (f", {bounds}" if bounds.limits else "")
@@ -325,7 +325,7 @@ def type_name(kind: Any) -> str:
 
 
 def _read(kind: Any, text: str) -> Any:
-    """Text as a value of type `kind`; ValueError where it is none, and for a number that is not finite."""
+    """Return text as a value of type `kind`. Raise ValueError if it is none, and for a number that is not finite."""
     parts, word = get_args(kind) if _is_union(kind) else (kind,), text.lower()
     if type(None) in parts and word in _NONE:
         return None
@@ -353,6 +353,22 @@ def _default_text(field: dataclasses.Field[Any]) -> str:
 
 
 REFERENCE = "ar"  # the method every other one is compared with
+METHOD_ALIASES = {  # other names of methods; results have the registered one
+    "autoregressive": "ar",
+    "vanilla": "ar",
+    "speculative-streaming": "ss",
+    "draft-model": "sd",
+    "draft_model": "sd",
+    "two-model": "sd",
+    "prompt-lookup": "pld",
+    "suffix-decoding": "suffix",
+    "token-recycling": "recycling",
+    "medusa-1": "medusa",
+    "eagle-1": "eagle",
+    "eagle-2": "eagle2",
+    "eagle-3": "eagle3",
+    "p-eagle": "peagle",
+}
 _SPEC = re.compile(r"^(?P<name>[A-Za-z0-9_.-]+)(?:\[(?P<options>[^\[\]]*)\])?$")
 
 
@@ -360,7 +376,7 @@ _SPEC = re.compile(r"^(?P<name>[A-Za-z0-9_.-]+)(?:\[(?P<options>[^\[\]]*)\])?$")
 class MethodSpec:
     """A method with the options given for it: `ss`, `ss[k=1]`, `ss[k=1,prune=off]`. Values are still text.
 
-    copy: 2 for the reference that is asked for a second time, to be compared with itself: `ar#2`.
+    copy: 2 for a second copy of the reference, which is compared with itself: `ar#2`.
     """
 
     name: str
@@ -369,7 +385,7 @@ class MethodSpec:
 
     @property
     def label(self) -> str:
-        """Return the name of this variant in every table: the text that it was asked for with."""
+        """Return the name of this variant in every table: its name and the given options."""
         inner = ",".join(f"{k}={v}" for k, v in self.options.items())
         return (f"{self.name}[{inner}]" if inner else self.name) + (f"#{self.copy}" if self.copy > 1 else "")
 
@@ -390,7 +406,12 @@ class MethodSpec:
             if not equals or not key.strip():
                 raise UserError(f"cannot read option {part!r} of method {match['name']!r}: expected option=value")
             options[key.strip()] = value.strip()
-        return cls(match["name"], options)
+        return cls(registered_name(match["name"]), options)
+
+
+def registered_name(name: str) -> str:
+    """Return the registered name of a method that is given by an alias; any other name as it is."""
+    return METHOD_ALIASES.get(name, name)
 
 
 def split_methods(text: str) -> list[str]:

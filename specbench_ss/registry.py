@@ -1,6 +1,6 @@
 """Registry of plugins: methods, trainers, suites, reports, experiments and commands by name.
 
-A plugin is loaded when it is asked for: listing names imports none.
+A plugin is imported on its first use, not when names are listed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from specbench_ss.errors import UserError, first_line, known_words
-from specbench_ss.options import PluginFile, options_problem, parse_options
+from specbench_ss.errors import UserError, did_you_mean, first_line
+from specbench_ss.options import METHOD_ALIASES, PluginFile, options_problem, parse_options
 from specbench_ss.user_files import read_bytes
 
 if TYPE_CHECKING:  # `ssbench --help` imports this module, and none of these
@@ -47,7 +47,7 @@ class Group:
 
 
 ALL = "all"  # stands for every registered method that can decode with the model
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # what the command line can tell from options and lists
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # distinct from options and lists on the command line
 METHODS = Group("specbench_ss.methods", "specbench_ss.engine.decoder:Decoder")
 SUITES = Group("specbench_ss.suites", "specbench_ss.suite:Suite")
 REPORTS = Group("specbench_ss.reports", "specbench_ss.results.report:Report")
@@ -100,7 +100,9 @@ def load(group: Group, name: str) -> type[Any]:
     """Return the class registered under `name`. Raises UserError where it is unknown or does not load."""
     registered = _registered(group)
     if name not in registered:
-        raise UserError(f"no {group.kind} {name!r}{known_words(name, registered)}")
+        also = METHOD_ALIASES if group == METHODS else ()
+        closest = did_you_mean(name, [*registered, *also])
+        raise UserError(f"no {group.kind} {name!r}{closest}; known: {', '.join(registered)}")
     return _loaded(group, registered[name])
 
 
@@ -165,7 +167,7 @@ def _checked(group: Group, point: EntryPoint) -> type[Any]:
 
 
 def method_problem(kind: type[Any], name: Any) -> str:
-    """Say why nothing can be decoded with this subclass of Decoder, registered as `name`; '' where it can be used."""
+    """Return why this subclass of Decoder, registered as `name`, cannot be used; '' if it can."""
     if problem := abstract_problem(kind):
         return problem
     for attribute in ("name", "summary"):
@@ -175,13 +177,15 @@ def method_problem(kind: type[Any], name: Any) -> str:
         return f"its `name` is {kind.name!r}, which must be the name that it is registered under"
     if not NAME.fullmatch(kind.name) or kind.name == ALL:
         return f"a method cannot be called {kind.name!r}: use a letter, then letters, digits, - or _, and not {ALL!r}"
+    if name in METHOD_ALIASES:
+        return f"{name!r} is another name of method {METHOD_ALIASES[name]!r}; give the method a name of its own"
     return options_problem(kind.Options)
 
 
 def abstract_problem(kind: type[Any]) -> str:
-    """Say what an abstract class lacks; '' for a class that is not abstract."""
+    """Return what an abstract class lacks; '' if the class is not abstract."""
     lacking = sorted(getattr(kind, "__abstractmethods__", ())) if inspect.isabstract(kind) else []
-    return f"it is abstract: it lacks {', '.join(lacking)}" if lacking else ""
+    return f"it is abstract and lacks {', '.join(lacking)}" if lacking else ""
 
 
 def method_class(name: str) -> type[Decoder]:
@@ -191,7 +195,18 @@ def method_class(name: str) -> type[Decoder]:
 
 def method_options(spec: MethodSpec) -> Any:
     """Return the method's `Options`, filled from the text that was given for it. No model is needed."""
-    return parse_options(method_class(spec.name).Options, spec.options, f"method {spec.name!r}")
+    return read_method_options(method_class(spec.name), spec.options)
+
+
+def read_method_options(kind: type[Decoder], given: Mapping[str, str]) -> Any:
+    """Return a method's `Options` from text; the option `nodes` is what `Decoder.with_nodes` makes of it."""
+    owner, text = f"method {kind.name!r}", given.get("nodes", "")
+    if kind.node_options and text:
+        if text.isdecimal() and int(text):
+            given = kind.with_nodes({name: value for name, value in given.items() if name != "nodes"}, int(text))
+        elif not hasattr(kind.Options, "nodes"):
+            raise UserError(f"{owner}: nodes must be a whole number of at least 1, not {text!r}")
+    return parse_options(kind.Options, given, owner)
 
 
 def load_method(spec: MethodSpec, target: Target) -> Decoder:

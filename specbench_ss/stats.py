@@ -20,7 +20,7 @@ from scipy.special import gammaln, ndtr, ndtri, stdtrit
 
 Floats = NDArray[np.float64]
 
-RESAMPLES = 50_000  # docs/metrics.md says what error is left
+RESAMPLES = 50_000  # docs/metrics.md states the remaining error
 ENTRIES = 25_000_000  # of a matrix of counts: its bytes. More questions need fewer resamples for the same error
 LISTED = 10  # questions of which every resample that there is can be listed, 92,378: then nothing is left to chance
 SEED = 20240917
@@ -84,8 +84,8 @@ Comparison = Literal["reference", "faster", "slower", "not significant", "insuff
 Statistic = Callable[[Floats], Floats]  # of sums [..., k]: [...]
 
 LEVEL = 0.95
-FEWEST = 4  # questions: of two or three, Student's t makes an interval that says nothing
-SAFETY = 1.25  # bootstrap intervals cover less than they say: ours must hold in A/A runs with room to spare
+FEWEST = 4  # questions: of two or three, the interval of Student's t is too wide to be of use
+SAFETY = 1.25  # bootstrap intervals cover less than stated: ours must cover in A/A runs with a margin
 TIMING_FLOOR = 0.01  # what one process cannot see of itself: clocks, memory layout, heat
 TIE = 1e-12  # sums of the same numbers in another order
 
@@ -158,7 +158,7 @@ def bootstrap(statistic: Statistic, columns: Floats) -> Interval | None:
 
 
 def _widened(estimate: float, around: Interval, n: int) -> Interval:
-    """Return an interval of n questions as wide as these few deserve."""
+    """Widen an interval for small n."""
     (low, high), widen = around, widening(n)
     return estimate - widen * (estimate - min(low, estimate)), estimate + widen * (max(high, estimate) - estimate)
 
@@ -199,7 +199,7 @@ def widening(n: int) -> float:
 
 
 def compare(interval: Interval | None) -> Comparison:
-    """Say how a method compares with the reference, by the interval of its speedup."""
+    """Return how a method compares with the reference, by the interval of its speedup."""
     if interval is None:
         return "insufficient data"
     if interval[0] <= 1 <= interval[1]:

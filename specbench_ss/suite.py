@@ -44,10 +44,10 @@ class Question:
 
     def messages(self, answers: Sequence[str] = ()) -> list[dict[str, str]]:
         """Return the messages of the turn after these answers, as a chat template and a server take them."""
-        said = [asdict(message) for message in self.history]
+        messages = [asdict(message) for message in self.history]
         for turn, answer in zip(self.turns, answers, strict=False):
-            said += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
-        return [*said, {"role": "user", "content": self.turns[len(answers)]}]
+            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
+        return [*messages, {"role": "user", "content": self.turns[len(answers)]}]
 
     def content(self) -> dict[str, Any]:
         """Return all fields but an empty history, so that other suites keep the hash that they had without one."""
@@ -56,7 +56,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class SuiteRequest:
-    """What the user asked of a suite.
+    """The request of a user to a suite.
 
     limit: questions per category; 0 means all, None means the suite's default. data: a file or folder, or `hub:` with a
     data set of the Hugging Face hub. context_length, count_tokens: of the model, where it is known.
@@ -102,7 +102,7 @@ class Suite(ABC):
         """Return questions to choose a method's options on. Raises UserError as `load` does.
 
         A suite that has other questions than those it evaluates overrides this. By default these are the last questions
-        of each category (a limited run asks the first ones), and a note says so.
+        of each category (a limited run asks the first ones), and a note states it.
         """
         data = self.load(replace(request, limit=0))
         by_category: dict[str, list[Question]] = {}

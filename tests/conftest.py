@@ -56,9 +56,9 @@ def lab() -> Target:
 
 
 @pytest.fixture
-def few_laws(monkeypatch: pytest.MonkeyPatch) -> tuple[Check, ...]:
-    """`ssbench check` tries these alone, for tests of what it says and not of the laws."""
-    few = tuple(law for law in kit.LAWS if law.name in ("draft", "rows", "greedy", "description"))
+def few_checks(monkeypatch: pytest.MonkeyPatch) -> tuple[Check, ...]:
+    """`ssbench check` tries these alone, for tests of what it says and not of the checks."""
+    few = tuple(check for check in kit.CHECKS if check.name in ("draft", "rows", "greedy", "description"))
     monkeypatch.setattr(kit.CheckRunner.results, "__defaults__", (few,))
     return few
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,7 +46,7 @@ class HeadsOptions(Bounded):
         "`ssbench train NAME --measure`.",
     )
     nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
-        0, "How many nodes an auto tree has. 0: as the heads' folder advises."
+        0, "Drafted nodes of an auto tree. 0: as the heads' folder advises."
     )
     heads: Annotated[int, Ge(-1)] = option(
         -1, "How many of the heads are used, the first ones. 0: all. -1: as the heads' folder advises, else all."
@@ -79,6 +80,7 @@ def from_branches(branches: dict[Choice, int]) -> tuple[Choice, ...]:
 
 
 PUBLISHED = from_branches(_PUBLISHED)
+DECAY = 0.7  # of each depth; with 1 / (rank + 1) the last nodes of the published depths have about equal weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,11 @@ def tree_of(choices: Sequence[Choice], method: str = "draft tree") -> MedusaTree
         index[choice] = len(parents)
         parents.append(index[choice[:-1]])
     return MedusaTree(topology_of(tuple(parents)), tuple(len(c) - 1 for c in ordered), tuple(c[-1] for c in ordered))
+
+
+def by_likelihood(choices: Sequence[Choice]) -> list[Choice]:
+    """Sort choices, the likeliest first, where no accuracies are measured: rank r has the weight 1 / (r + 1)."""
+    return sorted(choices, key=lambda choice: (-math.prod(DECAY / (rank + 1) for rank in choice), choice))
 
 
 def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> list[Choice]:
@@ -181,7 +188,8 @@ def asked_tree(
         return best_tree(measured.accuracies[:deepest], nodes or measured.nodes or len(published))
     if tree not in ("auto", "published"):
         return read_tree(Path(tree), deepest, method, unit)
-    return [c for c in published if len(c) <= deepest]
+    choices = [c for c in published if len(c) <= deepest]
+    return by_likelihood(choices)[:nodes] if nodes and tree == "auto" else choices
 
 
 def tunable_nodes(tree: str, config: Mapping[str, Any], method: str) -> bool:
@@ -229,6 +237,7 @@ class TreeHeads(DrafterDecoder):
 
     Options: ClassVar[type[Any]] = HeadsOptions
     advisable = ("nodes", "heads")
+    node_options = ("nodes", "tree")
 
     def __init__(
         self,

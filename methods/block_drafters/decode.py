@@ -31,6 +31,7 @@ from specbench_ss.methods.block_drafters import dflash, peagle
 from specbench_ss.options import Bounded, option
 
 NODES = (7, 15, 23, 31, 48, 63)  # of trees, for tuning
+TREE_NODES = 31  # unless others are requested
 POSITIONS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # of a block, for tuning
 
 
@@ -44,11 +45,18 @@ class BlockDraftOptions(Bounded):
         "Draft shape. chain: the top token of each position, as published. tree: the nodes with the "
         "greatest product of the positions' probabilities, which is this project's addition.",
     )
-    nodes: Annotated[int, Ge(1), Le(MOST_NODES)] = option(31, "With mode=tree: number of drafted nodes of the tree.")
+    nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
+        0, f"Most drafted nodes of a step. 0: all of a chain, {TREE_NODES} of a tree."
+    )
     k: Annotated[int, Ge(1), Le(64)] = option(8, "With mode=tree: most candidates of a position, the best ones.")
     sample: Literal["on", "off"] = option(
         "off", "With sampling and mode=chain: draw drafts from the positions' distributions."
     )
+
+    @property
+    def tree_nodes(self) -> int:
+        """Return the drafted nodes of a tree."""
+        return self.nodes or TREE_NODES
 
     def check_together(self) -> None:
         if self.sample == "on" and self.mode == "tree":
@@ -82,6 +90,7 @@ class BlockDecoder(FeatureDecoder):
     few words; short: size of its block; own_forms: arguments of `random`, and options.
     """
 
+    node_options = ("nodes",)
     size_option: ClassVar[str]
     few: ClassVar[dict[str, Any]]
     short: ClassVar[int]
@@ -107,7 +116,9 @@ class BlockDecoder(FeatureDecoder):
         if asked and not least <= asked <= most:
             allowed = f"{least} to {most}, as the drafter was trained, or 0"
             raise UserError(f"{cls.name}: {cls.size_option} must be {allowed}, not {asked}")
-        return asked or most
+        size = asked or most
+        chain = options.mode == "chain" and options.nodes
+        return min(size, drafter.shape.first + options.nodes) if chain else size
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
@@ -128,7 +139,7 @@ class BlockDecoder(FeatureDecoder):
 
     def metadata(self) -> dict[str, Any]:
         o, words = self.options, self.drafter.draft_vocab or self.target.vocab_size
-        tree = {"nodes": o.nodes, "k": min(o.k, words)} if o.mode == "tree" else {}
+        tree = {"nodes": o.tree_nodes, "k": min(o.k, words)} if o.mode == "tree" else {}
         return {self.size_option: self.size, "mode": o.mode, **tree, "sample": o.sample, **super().metadata()}
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
@@ -137,7 +148,7 @@ class BlockDecoder(FeatureDecoder):
         return {self.size_option: sizes, **({"nodes": NODES} if self.options.mode == "tree" else {})}
 
     def max_tokens_per_step(self) -> int:
-        return 1 + int(self.options.nodes if self.options.mode == "tree" else self.drafts)
+        return 1 + int(self.options.tree_nodes if self.options.mode == "tree" else self.drafts)
 
     @abstractmethod
     def logits(self, state: DecodeState) -> Tensor:
@@ -161,7 +172,7 @@ def best_nodes(root: Tensor, logits: Tensor, options: BlockDraftOptions, drafter
     k = min(options.k, logits.shape[-1])
     top = logits.topk(k, dim=-1)  # [positions, k]
     probs = (top.values.float() - logits.logsumexp(-1, keepdim=True).float()).exp()
-    tree = tree_of(best_tree(probs.tolist(), options.nodes), options.owner)
+    tree = tree_of(best_tree(probs.tolist(), options.tree_nodes), options.owner)
     at = indices([position * k + rank for position, rank in zip(tree.heads, tree.ranks, strict=True)], logits.device)
     return DraftTree(torch.cat((root, drafter.token_ids(top.indices.flatten()[at]))), tree.shape)
 

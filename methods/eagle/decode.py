@@ -214,7 +214,7 @@ class EagleOptions(Bounded):
         "published one. published: that one. Else a JSON file with a tree or with measured accuracies.",
     )
     nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
-        0, "How many nodes an auto tree has. 0: as the drafter's folder advises."
+        0, "Drafted nodes of an auto tree. 0: as the drafter's folder advises."
     )
     depth: Annotated[int, Ge(0), Le(MOST_DEPTH)] = option(
         0, "How many levels are drafted at most. 0: as many as the tree has."
@@ -231,6 +231,7 @@ class Eagle(EagleDecoder):
     summary = "EAGLE: one layer drafts features, static tree"
     paper = "Li et al. 2024, arXiv:2401.15077"
     Options = EagleOptions
+    node_options = ("nodes", "tree")
     advisable = ("nodes",)
 
     def __init__(self, *given: Any) -> None:
@@ -363,8 +364,14 @@ class Eagle2(EagleDecoder):
     summary = "EAGLE-2: EAGLE's drafter, dynamic tree"
     paper = "Li et al. 2024, arXiv:2406.16858"
     Options = DynamicOptions
+    node_options = ("total_tokens",)
     advisable = ("total_tokens", "depth", "top_k")
     published_depth: ClassVar[int] = 5
+
+    @classmethod
+    def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
+        """Return the options with `total_tokens`, which counts the root."""
+        return super().with_nodes(given, nodes + 1)
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)

@@ -67,6 +67,7 @@ class REST(Decoder):
     summary = "retrieval: what followed the newest tokens in a datastore of text, as a tree"
     paper = "He et al. 2023, arXiv:2311.08252"
     Options = RESTOptions
+    node_options = ("draft",)
 
     def __init__(self, target: Target, options: RESTOptions, store: Datastore) -> None:
         super().__init__(target, options)

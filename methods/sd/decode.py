@@ -20,7 +20,7 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, AnyTopology, DeviceTopology, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
-from specbench_ss.errors import UserError, told_of
+from specbench_ss.errors import UserError, prefixed
 from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.methods._shared.tree_growth import Choose, best, draw, grow
 from specbench_ss.methods.sd.draft import Draft, check_named, checked_lora, holds_lora, merged_lora, mismatch
@@ -223,6 +223,7 @@ class TwoModel(Decoder):
     summary = "two-model speculative decoding: a small model drafts a chain or a tree"
     paper = "Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318"
     Options = TwoModelOptions
+    node_options = ("gamma", "nodes")
     companion: ClassVar[str] = "draft"  # the folder beside a model that has the weights
 
     def __init__(self, target: Target, options: TwoModelOptions, draft: Target) -> None:
@@ -239,6 +240,16 @@ class TwoModel(Decoder):
     def drafter_weights(self) -> Iterable[torch.Tensor]:
         """The draft model's; each of its calls reads them once."""
         return read_by_a_pass(self.draft.model.model)
+
+    @classmethod
+    def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
+        """Return the options with the length of a chain, or the nodes of a tree."""
+        tree = given.get("form") == "tree"
+        open_ended = {"candidates": "drawn"} if tree else {"schedule": "heuristic", "retokenise": "on"}
+        for name, value in open_ended.items():
+            if given.get(name) == value:
+                raise UserError(f"sd: {name}={value} sets no limit of nodes; leave out {name} or nodes")
+        return {**given, "nodes": str(nodes)} if tree else super().with_nodes(given, min(nodes, LONGEST))
 
     @classmethod
     def check(cls, options: Any, base: ModelInfo) -> None:
@@ -419,14 +430,14 @@ def draft_in(place: str, base: ModelInfo, load: Callable[[str], T], with_lora: C
 
     Raises UserError.
     """
-    with told_of("sd"):
+    with prefixed("sd"):
         only_lora = holds_lora(Path(place))
         own = base.bundled_drafter(TwoModel.companion) if only_lora else None
         if only_lora and own is None:
             raise UserError(f"{place} holds a LoRA that names no model, and no draft came with {base.name!r}")
         if not only_lora:
             check_named(Path(place))
-        with told_of("sd: the draft"):
+        with prefixed("sd: the draft"):
             draft = load(str(own or place))
         return with_lora(draft, Path(place)) if only_lora else draft
 

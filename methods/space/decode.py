@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
@@ -38,6 +39,7 @@ class SPACEOptions:
         "the target itself, which is then the fine-tuned model. 0: there is none.",
     )
     k: int = option(0, "Candidates of a step. 0: as many as masks were trained (published: 5).")
+    nodes: Annotated[int, Ge(0)] = option(0, "At most this many candidates, whatever `k` is. 0: no limit.")
     accept: Literal["exact", "resample"] = option(
         "exact",
         "Rule by which candidates are accepted. resample: after a refusal draw from the model's "
@@ -60,6 +62,7 @@ class SPACE(FineTunedDecoder):
     summary = "SPACE: mask tokens behind every candidate draft the next ones; the model itself changes"
     paper = "Yi et al. 2024, arXiv:2402.11809"
     Options = SPACEOptions
+    node_options = ("nodes", "k")
     own_reference = "space-ar"
     model_options = SPACEAROptions
 
@@ -97,7 +100,8 @@ class SPACE(FineTunedDecoder):
         """Candidates a step. Raises UserError for more than were trained."""
         if not 0 <= options.k <= mask.masks:
             raise UserError(f"space: k must be 1 to {mask.masks}, or 0 for all, not {options.k}")
-        return options.k or mask.masks
+        k = options.k or mask.masks
+        return min(k, options.nodes or k)
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:

@@ -62,6 +62,7 @@ class SpeculativeStreaming(Decoder):
     mode: ClassVar[str] = "lossless"
     most_fused: ClassVar[int] = MOST_FUSED
     advisable: ClassVar[tuple[str, ...]] = ("k", "n_draft", "n_keep", "prune", "gamma", *LEARNT)
+    node_options = ("n_draft", "n_keep")
     forms: ClassVar[Forms] = {  # trees, chains, pruning early and late, and the ways in which streams begin and attend
         "tree": (TWO_LAYERS, {"k": 2, "n_keep": 6}),
         "unpruned": (TWO_LAYERS, {"k": 2, "prune": "off"}),
@@ -126,6 +127,11 @@ class SpeculativeStreaming(Decoder):
         found.training_info, found.advised = checkpoint.read_training_info(config), kind | advised
         found.maps.prepare()
         return found
+
+    @classmethod
+    def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
+        """Return the options with so many drafted nodes, none of which is pruned unless `n_keep` is given."""
+        return {"n_keep": str(nodes + 1), **super().with_nodes(given, nodes)}
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:

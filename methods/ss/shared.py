@@ -107,7 +107,7 @@ class SharedAutoregressive(SharedStreaming):
     autoregressive = True
     lossless = False
     Options = SharedAROptions
-    advisable = ()
+    advisable = node_options = ()
     forms: ClassVar[Forms] = {"eq-3": (ATTENDING, {}), "plain": (SHARED, {})}
     most_fused = 0  # nothing is drafted
 

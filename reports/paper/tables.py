@@ -187,12 +187,7 @@ class RunTable(RunExperiment):
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test the published order of methods on each task, and the pairs that the paper compares."""
         grids = {grid.name: grid for grid in result.grids}
-        made = [
-            claim
-            for name in ("speedup", "tau")
-            if name in grids
-            for claim in self._orders(grids[name])
-        ]
+        made = [claim for name in ("speedup", "tau") if name in grids for claim in self._orders(grids[name])]
         made += kept_claims(grids[KEPT]) if KEPT in grids else []
         return made + (draft_model_claims(grids[AGAINST]) if AGAINST in grids else [])
 

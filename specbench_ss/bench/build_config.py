@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -17,7 +18,7 @@ from specbench_ss.engine.sampling import MIN_TEMPERATURE
 from specbench_ss.errors import UserError, did_you_mean, expanded
 from specbench_ss.models.devices import check_one_device, device_names
 from specbench_ss.models.load import template_text
-from specbench_ss.options import REFERENCE, MethodSpec, encodable, split_methods
+from specbench_ss.options import REFERENCE, MethodSpec, encodable, registered_name, split_methods
 from specbench_ss.runs.config import Endpoint, OutputOptions, Recording, RunConfig, StoppingRule, Workers
 from specbench_ss.runs.preset import Preset, read_preset
 from specbench_ss.runs.run_options import MOST_REPEATS, RAY, SERVER, TIMEOUT_S, RunOptions
@@ -69,7 +70,7 @@ def run_config(options: RunOptions) -> RunConfig:
         raise UserError("--batch-size runs passes eagerly: leave out --engine graph")
     values["presets"] = tuple(read_preset(Path(part)) for part in listed(options.preset))
     _check_plugins(values["presets"])
-    values["methods"] = method_specs(options.methods, options.set or (), values["presets"])
+    values["methods"] = method_specs(options.methods, options.set or (), values["presets"], options.nodes)
     return RunConfig(**values)
 
 
@@ -116,10 +117,13 @@ def _check_plugins(presets: Sequence[Preset]) -> None:
             raise UserError(f"--preset {preset.file} is for method {preset.method!r} of {file}: give --plugin {file}")
 
 
-def method_specs(methods: str, settings: Sequence[str], presets: Sequence[Preset] = ()) -> tuple[MethodSpec, ...]:
+def method_specs(
+    methods: str, settings: Sequence[str], presets: Sequence[Preset] = (), nodes: int | None = None
+) -> tuple[MethodSpec, ...]:
     """Return the methods with their options, the reference first.
 
-    What METHOD[...] says wins over `settings`, which hold for every variant of a method, and these over presets.
+    Options in METHOD[...] have priority over `settings`, which apply to every variant of a method, then `nodes`, the
+    node budget, then presets.
     """
     shared, texts = read_settings(settings), split_methods(methods)
     specs = [spec for text in texts for spec in _meant(text, texts)]
@@ -130,7 +134,10 @@ def method_specs(methods: str, settings: Sequence[str], presets: Sequence[Preset
     for name in shared:
         if name not in names:
             raise UserError(f"--set names method {name!r}, which is not part of this run{did_you_mean(name, names)}")
-    specs = [MethodSpec(s.name, chosen.get(s.name, {}) | shared.get(s.name, {}) | s.options) for s in specs]
+    specs = [
+        MethodSpec(s.name, _options(s.name, shared.get(s.name, {}) | s.options, chosen.get(s.name, {}), nodes))
+        for s in specs
+    ]
     if not any(spec.label == REFERENCE for spec in specs):
         specs.append(MethodSpec(REFERENCE))
     specs = _numbered(specs)
@@ -139,6 +146,20 @@ def method_specs(methods: str, settings: Sequence[str], presets: Sequence[Preset
         if labels.count(label) > 1:
             raise UserError(f"method {label!r} is asked for twice")
     return tuple(sorted(specs, key=lambda s: s.label != REFERENCE))  # stable: the others keep their order
+
+
+def _options(name: str, given: dict[str, str], preset: dict[str, str], nodes: int | None) -> dict[str, str]:
+    """Return a method's options: those given, a node budget where they set none, and the preset's others."""
+    if nodes is None and not preset:
+        return given
+    kind = registry.method_class(name)
+    limits = {"nodes", *kind.node_options}
+    if nodes is not None and not kind.node_options and not kind.autoregressive:
+        warnings.warn(f"--nodes does not apply to {name}, which sets no node_options", stacklevel=2)
+    elif nodes is not None and kind.node_options and not limits & given.keys():
+        given = {"nodes": str(nodes)} | given
+    kept = {option: value for option, value in preset.items() if option not in limits or "nodes" not in given}
+    return kept | given
 
 
 def _meant(text: str, texts: Sequence[str]) -> list[MethodSpec]:
@@ -172,7 +193,7 @@ def read_settings(settings: Sequence[str]) -> dict[str, dict[str, str]]:
         match = re.fullmatch(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)=(.*)", text.strip())
         if match is None:
             raise UserError(f"cannot read --set {text!r}: expected method.option=value")
-        found.setdefault(match[1], {})[match[2]] = match[3].strip()
+        found.setdefault(registered_name(match[1]), {})[match[2]] = match[3].strip()
     return found
 
 

@@ -9,7 +9,7 @@ import typer
 
 from specbench_ss import registry
 from specbench_ss.cli.shared import Plugin
-from specbench_ss.conformance import ARCHITECTURES, FEW, CheckRunner
+from specbench_ss.conformance import ARCHITECTURES, FEW, CheckRunner, Result
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
@@ -36,23 +36,21 @@ def command(
             "example is tried on three architectures and the others on one each.",
         ),
     ] = False,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="A trial of a law that takes longer breaks it.")
-    ] = 60.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="A trial that takes longer fails.")] = 60.0,
 ) -> int:
-    """Check that methods obey the laws of decoding, on tiny random models on the CPU.
+    """Check that methods pass the conformance checks, on tiny random models on the CPU.
 
-    The exit code is 1 if one does not.
+    The exit code is 1 if one fails.
     """
     checked_value("--timeout", Timeout, timeout)
     specs = _wanted(methods, all_, [name for file in registry.load_plugins(plugin or ()) for name in file.methods])
     references = references_of(specs)
     alone = len(specs) == 1
-    broken = [spec.label for spec in specs if not _holds(spec, spec.name in references, thorough, alone, timeout)]
+    failed = [spec.label for spec in specs if not _passes(spec, spec.name in references, thorough, alone, timeout)]
     if len(specs) > 1:
-        failed = f"; these do not: {', '.join(broken)}" if broken else ""
-        print(f"{len(specs) - len(broken)} of {len(specs)} methods obey all laws{failed}")
-    return 1 if broken else 0
+        others = f"; failed: {', '.join(failed)}" if failed else ""
+        print(f"{len(specs) - len(failed)} of {len(specs)} methods pass all checks{others}")
+    return 1 if failed else 0
 
 
 def _wanted(methods: str | None, all_: bool, of_files: list[str]) -> list[MethodSpec]:
@@ -67,12 +65,12 @@ def _wanted(methods: str | None, all_: bool, of_files: list[str]) -> list[Method
     for spec in specs:
         registry.method_options(spec)
         if "weights" in spec.options:
-            raise UserError(f"{spec.label}: leave out the weights: laws are tried on tiny models with random ones")
+            raise UserError(f"{spec.label}: leave out the weights: checks use tiny models with random ones")
     return specs
 
 
-def _holds(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, timeout: float) -> bool:
-    """Check one method and print a line for each law, and an error that breaks several laws once.
+def _passes(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, timeout: float) -> bool:
+    """Check one method and print a line for each check; failures by the same error are printed once, at the end.
 
     A method with nothing to check does not stop the others.
     """
@@ -87,24 +85,38 @@ def _holds(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, timeo
     print(f"{spec.label}: {shapes}")
     for where, why in kit.left_out.items():
         print(f"  left out  {where}: {why}")
-    seconds, alike = 0.0, dict[str, list[str]]()  # what is wrong, and the laws that it breaks
+    seconds, failed = 0.0, dict[str, list[Result]]()  # by the error
     for result in kit.results():
         seconds += result.seconds
-        partly = f" (some shapes are exempt: {result.exempt})" if result.tried and result.exempt else ""
-        if result.tried and result.untested:
-            partly += f" (not tested on {result.untested})"
-        told = f"{result.law.says}{partly}" if result.tried else result.untested or result.exempt
-        print(f"  {result.verdict:<8}{result.law.name:<14}{told}")
-        if result.broken is not None:
-            names = alike.setdefault(result.broken.problem, [])
-            names.append(result.law.name)
-            if len(names) == 1:
-                print("".join(f"{'':10}{line.strip()}\n" for line in str(result.broken).splitlines()[1:]), end="")
-    for first, *others in alike.values():
-        if others:
-            print(f"  broken as {first} is, by the same error: {', '.join(others)}")
+        if result.failure is None:
+            print(_line(result))
+        else:
+            failed.setdefault(result.failure.problem, []).append(result)
+    for problem, results in failed.items():
+        print(_failure(problem, results))
     print(f"  {_effort(kit)}, {seconds:.1f} s")
-    return not alike
+    return not failed
+
+
+def _line(result: Result) -> str:
+    partly = f" (does not apply to some shapes: {result.exempt})" if result.tried and result.exempt else ""
+    if result.tried and result.untested:
+        partly += f" (not tested on {result.untested})"
+    text = f"{result.check.text}{partly}" if result.tried or result.failure else result.untested or result.exempt
+    return f"  {result.verdict:<8}{result.name:<14}{text}"
+
+
+def _failure(problem: str, results: Sequence[Result]) -> str:
+    """Return the lines of one failure: of the checks that it stopped, and of the first of them its example."""
+    failure = results[0].failure
+    assert failure is not None
+    lines = [f"shape    {failure.shape}", f"example  {failure.example}"]
+    if len(results) == 1:
+        first, lines = _line(results[0]), [*lines, f"found    {problem}"]
+    else:
+        first = f"  failed  {len(results)} checks stopped by the same error: {problem}"
+        lines = [f"checks   {', '.join(result.name for result in results)}", *lines]
+    return "\n".join([first, *(f"{'':10}{line}" for line in lines)])
 
 
 def _kit(spec: MethodSpec, reference: bool, thorough: bool, timeout: float) -> CheckRunner:

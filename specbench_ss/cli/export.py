@@ -16,7 +16,7 @@ from rich.markup import escape
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.results import exchange
 from specbench_ss.results.analysis import analyse
-from specbench_ss.results.exchange import RescoredRow, cannot_tell, rescored
+from specbench_ss.results.exchange import RescoredRow, limitations, rescored
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import OVERALL
 from specbench_ss.results.terminal import result_table, widen
@@ -100,7 +100,7 @@ def import_specbench(
     """Score answer files of Spec-Bench again: the same counting for all, intervals, and what the files cannot tell."""
     rows = rescored(files, baseline)
     if as_json:
-        said = {"notes": list(cannot_tell(rows)), "rows": [asdict(row) for row in rows]}
+        said = {"notes": list(limitations(rows)), "rows": [asdict(row) for row in rows]}
         print(json.dumps(said, indent=1, ensure_ascii=False))
     else:
         _print_rescored(rows)
@@ -113,7 +113,7 @@ def _print_rescored(rows: list[RescoredRow]) -> None:
     shown = [*(task for task in tasks if task != OVERALL and len(tasks) > 2), OVERALL]
     for task in shown:
         _print_task(task, tasks[task], console)
-    for said in cannot_tell(rows):
+    for said in limitations(rows):
         console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 

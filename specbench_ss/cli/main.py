@@ -16,19 +16,19 @@ from specbench_ss import __version__, registry
 from specbench_ss.errors import UserError
 
 COMMANDS = {  # line in `ssbench --help`; the module in specbench_ss.cli has its name, but for FUNCTIONS
-    "run": "Decode a suite's questions with several methods, side by side, and say which one pays.",
+    "run": "Decode a suite's questions with several methods and rank them by speedup.",
     "tune": "Choose a method's options for this model and device by measured speed, and write them to a file.",
     "methods": "List the decoding methods and their options.",
-    "check": "Check that methods obey the laws of decoding, on tiny random models on the CPU.",
+    "check": "Check that methods pass the conformance checks, on tiny random models on the CPU.",
     "new-method": "Write a plugin package with a small decoding method, its test and a README.",
     "judge": "Let a model rate a run's answers from 1 to 10.",
     "doctor": "Show this machine's device, versions and measured limits.",
-    "report": "Write the report of an earlier run again, or of several beside each other.",
-    "compare": "Show what differs between two runs, what became faster or slower, and what is only noise.",
-    "export": "Write a run in the form of another tool.",
+    "report": "Write the report of a run, of the latest one by default, or of several side by side.",
+    "compare": "Compare two runs: settings, speedups with confidence intervals, regressions.",
+    "export": "Write a run in the format of another tool.",
     "import-specbench": "Score answer files of Spec-Bench again.",
-    "paper": "Measure a table or figure of the papers again and show its published numbers beside ours.",
-    "models": "List the models that have a name here, fetch one, or check whether a model and a method fit together.",
+    "paper": "Measure a table or figure of the papers and show the published numbers next to ours.",
+    "models": "List the named models, download one, or check that a model and a method are compatible.",
     "suites": "List the suites, show their questions, download their data, or check one.",
     "train": "Train a drafter for your model on your conversations.",
 }
@@ -140,7 +140,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    """One line on stderr, whatever the message holds; none where the help has said it all."""
+    """Print one line on stderr; nothing if the help was printed."""
     if message:
         print(f"ssbench: {' '.join(message.split())}", file=sys.stderr)
     return code

@@ -14,21 +14,26 @@ from specbench_ss import registry
 from specbench_ss.cli.shared import Plugin
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.options import REFERENCE, describe_options
+from specbench_ss.options import METHOD_ALIASES, REFERENCE, describe_options
 
 
 def command(plugin: Plugin = None) -> None:
     """List the decoding methods and their options."""
     registry.load_plugins(plugin or ())
     for name, method in registry.load_all(registry.METHODS).items():
-        output = promise(method, method.Options())
+        output, others = promise(method, method.Options()), [a for a, of in METHOD_ALIASES.items() if of == name]
         print(f"{name:<10} {method.summary} [{output}]{f' ({method.paper})' if method.paper else ''}")
+        if others:
+            print(f"{'':<12}also: {', '.join(others)}")
+        if method.node_options:
+            limit = f", which sets {method.node_options[0]}" if method.node_options[0] != "nodes" else ""
+            print(f"{'':<12}node budget: nodes=N verifies at most N drafted nodes a step{limit}")
         for option in describe_options(method.Options):
             print(f"{'':<12}{option.name}=<{option.type}>  {option.help} (default {option.default or 'empty'})")
 
 
 def promise(method: type[Decoder], options: Any) -> str:
-    """Say what a method promises of its output."""
+    """Return what a method guarantees about its output."""
     if not method.lossless:
         return "may change the output"
     reference = method.baseline_for(options).label
@@ -63,17 +68,17 @@ def new_method(
 def check_name(name: str) -> None:
     """Raise UserError for a name that no method can have, or that is taken."""
     if iskeyword(name):
-        raise UserError(f"{name!r} is a word of Python's own, so no method can be called so")
+        raise UserError(f"{name!r} is a Python keyword; give the method another name")
     if not NAME.fullmatch(name):
         raise UserError(
-            f"{name!r} cannot be the name of a method: small letters, digits and single hyphens, a letter first"
+            f"{name!r} is no name of a method: use small letters, digits and single hyphens, a letter first"
         )
-    if name in registry.names(registry.METHODS):
-        raise UserError(f"there is a method {name!r} already")
+    if name in registry.names(registry.METHODS) or name in METHOD_ALIASES:
+        raise UserError(f"there is a method {name!r} already; give another name")
 
 
 def write_package(name: str, folder: Path) -> None:
-    """Fill in every template. Raises UserError where the folder exists and is not empty, or cannot be written."""
+    """Fill in every template. Raise UserError if the folder is not empty or cannot be written."""
     module = f"ssbench_{name.replace('-', '_')}"
     camel = "".join(part.capitalize() for part in name.split("-"))
     values = {"name": name, "module": module, "kind": f"{camel}Method" if camel in TAKEN or iskeyword(camel) else camel}
@@ -82,7 +87,7 @@ def write_package(name: str, folder: Path) -> None:
     )
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"{folder} is there already and not empty: give another folder with --out")
+            raise UserError(f"{folder} is not empty; give another folder with --out")
         folder.mkdir(parents=True, exist_ok=True)
         for template in templates.list_templates():
             file = folder / template.removesuffix(".jinja").replace("module", module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from specbench_ss.registry import REPORTS, load, names
 from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.report import Report
+from specbench_ss.runs.manifest import MANIFEST, read_manifest
 from specbench_ss.runs.run_dir import is_of_run, read_run
 
 KINDS = ", ".join(names(REPORTS))  # those of plugins too
@@ -23,11 +25,14 @@ KINDS = ", ".join(names(REPORTS))  # those of plugins too
 
 def command(
     runs: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
-            metavar="RUN...", help="Directory of the run. Of several, the others are compared with the first."
+            metavar="RUN...",
+            help="Directory of the run; of several, the others are compared with the first. Default: the latest run "
+            "in ./runs.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     name: Annotated[
         str,
         typer.Option("--format", metavar="NAME", help=f"Kind of report: {KINDS}."),
@@ -46,10 +51,13 @@ def command(
     ] = MARGIN,
     fail_on: FailOn = None,
 ) -> None:
-    """Write the report of an earlier run again, or of several beside each other. It says so where one is unfinished."""
+    """Write the report of an earlier run, or of several side by side, with a warning if one is unfinished."""
     read(fail_on)
+    if not runs:
+        runs = [latest_run(Path("runs"))]
+        print(f"latest run: {runs[0]}")
     if len(runs) > 1 and fail_on:
-        raise UserError("--fail-on looks at one run; `ssbench compare --fail-on` judges what changed between two")
+        raise UserError("--fail-on takes one run; use `ssbench compare --fail-on` for the differences of two")
     done = [analyse(read_run(run), quality_margin) for run in runs]
     path = write_report(done[0], name, out) if len(done) == 1 else write_comparison(done, name, out)
     for results in done:
@@ -59,6 +67,17 @@ def command(
     if open_it:
         open_in_browser(path)
     fail(done[0], fail_on)
+
+
+def latest_run(folder: Path) -> Path:
+    """Return the run directory in a folder that was started last. Raises UserError if there is none."""
+    started = {}
+    for manifest in folder.glob(f"*/{MANIFEST}"):
+        with contextlib.suppress(UserError):
+            started[manifest.parent] = str(read_manifest(manifest.parent)["created"])
+    if not started:
+        raise UserError(f"no run in ./{folder}; give the directory of a run: ssbench report DIRECTORY")
+    return max(started, key=lambda run: (started[run], run.name))
 
 
 def write_report(results: Results, name: str = "html", out: Path | None = None) -> Path:

@@ -13,7 +13,7 @@ from specbench_ss import registry
 from specbench_ss.bench.build_config import listed, suite_and_data
 from specbench_ss.bench.preflight import suite_request
 from specbench_ss.cli.shared import MODEL, Categories
-from specbench_ss.conformance.suite_laws import suite_results
+from specbench_ss.conformance.suite_checks import suite_results
 from specbench_ss.models.load import outline_of
 from specbench_ss.models.resolve import check_model
 from specbench_ss.results.text import pluralize
@@ -111,13 +111,13 @@ def show(
 
 @app.command()
 def check(name: Name, data: Data = None, model: Model = "lab") -> None:
-    """Hold a suite to the laws that results rely on (docs/suites.md). The exit code is 1 where one is broken."""
+    """Hold a suite to the checks that results rely on (docs/suites.md). The exit code is 1 where one is broken."""
     plain, request = _asked(name, None, None, data, model)
     kind = type(registry.load_suite(plain))
     broken = 0
-    for law, what in suite_results(kind, request):
+    for check, what in suite_results(kind, request):
         broken += bool(what)
-        print(f"{'broken' if what else 'ok':<7} {law.name:<12} {law.text}" + (f"\n{'':<20} {what}" if what else ""))
+        print(f"{'broken' if what else 'ok':<7} {check.name:<12} {check.text}" + (f"\n{'':<20} {what}" if what else ""))
     if broken:
         raise typer.Exit(1)
 

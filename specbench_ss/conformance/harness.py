@@ -23,23 +23,23 @@ from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import first_line, place_of
 from specbench_ss.time_limit import TimeIsOver, time_limit
 
-# rows more than max_tokens_per_step() asks for: that more are written is noted, and is one law's business alone
+# rows in addition to max_tokens_per_step(): the check `rows` alone reports that more are written
 SPARE = 512
 GOES_ON = 0.85  # chance that a forced path goes on to a child
 
 
 @dataclass(slots=True)
 class Seen:
-    """One step. ids, lengths and held describe the time before it.
+    """One step. ids, lengths and cached are the values before it.
 
-    held: keys and values [layers, 2, kv_heads, len(ids) - 1, head_dim]. drafted: the tree as proposed. tree, logits [n,
-    V]: as verified. verdict: the decoder's own, or the forced one.
+    cached: keys and values [layers, 2, kv_heads, len(ids) - 1, head_dim]. drafted: the tree as proposed. tree,
+    logits [n, V]: as verified. verdict: the decoder's own, or the forced one.
     """
 
     ids: list[int]
     root: int
     lengths: list[int]
-    held: Tensor
+    cached: Tensor
     drafted: DraftTree
     tree: DraftTree | None = None
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -85,9 +85,9 @@ class WatchedCache(Cache):
         super().check(start, end, layer)
 
     def set_limit(self, rows: int | None) -> None:
-        """Set no limit: that too many rows are written is one law's business alone."""
+        """Set no limit: the check `rows` alone reports that too many rows are written."""
 
-    def held(self, rows: int) -> Tensor:
+    def cached(self, rows: int) -> Tensor:
         """Return a copy of the first rows of every layer, [layers, 2, kv_heads, rows, head_dim]."""
         pairs = [(k, v) for k, v in zip(self.keys, self.values, strict=True) if k is not None and v is not None]
         return torch.stack([torch.stack((k[0, :, :rows], v[0, :, :rows])) for k, v in pairs])
@@ -112,22 +112,22 @@ class Watched(DecoderWrapper):
         return self.inner.prefill(state, ids)
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """Delegates to the wrapped decoder, and records the draft."""
+        """Delegate to the wrapped decoder and record the draft."""
         cache, root = _of(state), int(state.root)
         cache.decided = state.position
-        before = list(state.ids), root, list(cache.lengths), cache.held(state.position)
+        before = list(state.ids), root, list(cache.lengths), cache.cached(state.position)
         tree = self.inner.propose(state)
         self.steps.append(Seen(*before, tree))
         return tree
 
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
-        """Delegates to the wrapped decoder, and records what was verified."""
+        """Delegate to the wrapped decoder and record what was verified."""
         output = self.inner.forward(state, tree)
         self.steps[-1].tree, self.steps[-1].logits = output.tree or tree, output.logits[0].clone()
         return output
 
     def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
-        """Delegates to the wrapped decoder, or accepts a forced path."""
+        """Delegate to the wrapped decoder, or accept a forced path."""
         verdict = forced_path(state.ids, tree, output) if self.forced else self.inner.accept(state, tree, output)
         self.steps[-1].verdict = verdict
         return verdict
@@ -144,9 +144,9 @@ def forced_path(ids: Sequence[int], tree: DraftTree, output: Output) -> VerifyRe
     path = [0]
     while children[path[-1]] and rng.random() < GOES_ON:
         path.append(rng.choice(children[path[-1]]))
-    words = range(output.logits.shape[-1])
+    vocabulary = range(output.logits.shape[-1])
     refused = {drafted[child] for child in children[path[-1]]}
-    token = rng.choice([w for w in words if w not in refused] or list(words))
+    token = rng.choice([w for w in vocabulary if w not in refused] or list(vocabulary))
     return VerifyResult(path, [*(drafted[i] for i in path[1:]), token], tree.tokens.new_tensor([token]))
 
 
@@ -201,13 +201,13 @@ class TinyModel:
 
 
 class Untested(Exception):  # noqa: N818
-    """A law had nothing to test in a case."""
+    """A check had nothing to test in a case."""
 
 
 class Subject:
-    """One shape of a method on one tiny target: what a law is tested on.
+    """One shape of a method on one tiny target: what a check is tested on.
 
-    own_model: hold a method that is not lossless to its own `next_logits`, since others are compared with it.
+    own_model: test a method that is not lossless against its own `next_logits`, since others are compared with it.
     number: the number of the shape, from 0. whole: try the costly cases too.
     """
 
@@ -223,7 +223,7 @@ class Subject:
         self.shape, self.place, self.target = shape, place, place.target
         self.make, self.own_model, self.number, self.whole = make, own_model, number, whole
         self.answers = self.steps = self.longest = 0
-        self.untested = dict[str, None]()  # of the law that is tested: cases and positions that it could not test
+        self.untested = dict[str, None]()  # of the check that is tested: cases and positions that it could not test
         self._traces: dict[tuple[Case, StopParams], Trace] = {}
 
     def __str__(self) -> str:
@@ -237,18 +237,18 @@ class Subject:
 
     @cached_property
     def one(self) -> Decoder:
-        """A decoder that answers nothing and is only asked what it says of itself."""
+        """Return a decoder that is used for its metadata alone."""
         return self.decoder()
 
     @property
     def exact(self) -> bool:
-        """Whether its output is compared with `next_logits`."""
+        """Return True if the output is compared with `next_logits`."""
         return self.one.lossless or self.own_model
 
     def watch(self, case: Case, limits: StopParams | None = None, decoder: Decoder | None = None) -> Trace:
         """Answer the case with a new decoder, or with the given one.
 
-        The answer of a new decoder is made only once, however many laws ask for it.
+        The answer of a new decoder is made only once, however many checks ask for it.
         """
         limits = limits or StopParams(case.max_new_tokens)
         if decoder is None and (case, limits) in self._traces:
@@ -277,17 +277,19 @@ class Subject:
         """
         plain = type(self.one).next_logits is Decoder.next_logits
         owner: object = self.one.target if plain else self.one
-        said = 0 if plain else len(prompt)  # where a model of a method's own may treat prompt and answer differently
+        prompt_length = (
+            0 if plain else len(prompt)
+        )  # where a model of a method's own may treat prompt and answer differently
         ids, fresh = (*prompt, *answer), self.place.fresh
-        if (id(owner), said, ids) not in fresh:
+        if (id(owner), prompt_length, ids) not in fresh:
             self.place.owners.append(owner)
             if plain:
                 rows = every_logits(self.one.target, ids)
-                fresh |= {(id(owner), said, ids[: n + 1]): row for n, row in enumerate(rows)}
+                fresh |= {(id(owner), prompt_length, ids[: n + 1]): row for n, row in enumerate(rows)}
             else:
                 with torch.inference_mode():
-                    fresh[id(owner), said, ids] = self.one.next_logits(prompt, answer)
-        return fresh[id(owner), said, ids]
+                    fresh[id(owner), prompt_length, ids] = self.one.next_logits(prompt, answer)
+        return fresh[id(owner), prompt_length, ids]
 
     def fresh_rows(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
         """Return these tokens' keys and values from a fresh pass, [layers, 2, kv_heads, tokens, head_dim]."""
@@ -295,11 +297,11 @@ class Subject:
         cache = watched_cache(self.one, n + len(answer) * (self.one.max_tokens_per_step() or 0))
         with torch.inference_mode():
             self.one.next_logits(prompt, answer, cache)
-        return cache.held(n)
+        return cache.cached(n)
 
     @property
     def shows_rows(self) -> bool:
-        """Whether its fresh pass fills the cache that it is given."""
+        """Return True if a fresh pass fills the cache that it is given."""
         return "cache" in inspect.signature(self.one.next_logits).parameters
 
     def wrong_token(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
@@ -349,14 +351,14 @@ def off(found: Tensor, expected: Tensor) -> float:
 class Check:
     """One property that a method must have.
 
-    cases: returns what is tried. test: returns what is wrong in a case, in words, or '' for nothing. exempt: returns
-    why a method is not held to the law, or '' where it is. on: the models of every architecture ("large"), or the one
-    with a vocabulary of seven, where rare events happen soon ("small"), or the one with a long context and thousands of
-    words ("long").
+    text: the property, as a phrase. cases: returns the requests to try. test: returns a text on what is wrong in a
+    case, or ''. exempt: returns why the check does not apply to a method, or ''. on: the models of every architecture
+    ("large"), or the one with a vocabulary of seven, where rare events happen soon ("small"), or the one with a long
+    context and thousands of words ("long").
     """
 
     name: str
-    says: str
+    text: str
     cases: Callable[[Subject], Iterable[Case]]
     test: Callable[[Subject, Case], str]
     exempt: Callable[[Subject], str] = lambda subject: ""
@@ -364,45 +366,46 @@ class Check:
 
 
 class CheckFailed(AssertionError):  # noqa: N818
-    """Raised where a method breaks a law. law: its name. problem: what is wrong in the example."""
+    """Raised if a method fails a check. check: its name. problem: what is wrong in the example."""
 
-    def __init__(self, law: Check, subject: Subject, example: Case, problem: str) -> None:
-        self.law, self.shape, self.example, self.problem = law.name, str(subject), example, problem
+    def __init__(self, check: Check, subject: Subject, example: Case, problem: str) -> None:
+        self.check, self.shape, self.example, self.problem = check.name, str(subject), example, problem
         super().__init__(
-            f"law '{law.name}' is broken: {law.says}\n  shape    {subject}\n  example  {example}\n  found    {problem}"
+            f"check '{check.name}' failed: {check.text}\n"
+            f"  shape    {subject}\n  example  {example}\n  found    {problem}"
         )
 
 
-def holds(law: Check, subject: Subject, timeout: float | None = None) -> CheckFailed | None:
-    """Try every case of a law. Return the first violation, or None where the law holds.
+def first_failure(check: Check, subject: Subject, timeout: float | None = None) -> CheckFailed | None:
+    """Try every case of a check. Return the first failure, or None if all pass.
 
-    timeout: seconds after which a trial breaks the law, since it has not ended.
+    timeout: seconds after which a trial that has not ended fails.
     Raises Untested if there were cases, and nothing to test in any of them.
     """
     tested = False
     over = f"no end within {timeout:g} s" if timeout is not None else ""
-    stuck = f"law {law.name!r}, {subject}: {over}, and it cannot be interrupted"
-    for case in law.cases(subject):
+    stuck = f"check {check.name!r}, {subject}: {over}, and it cannot be interrupted"
+    for case in check.cases(subject):
         try:
             with time_limit(timeout, lambda: stuck):
-                problem = attempt(law, subject, case)
+                problem = attempt(check, subject, case)
         except TimeIsOver as error:
-            return CheckFailed(law, subject, case, f"{over}{place_of(error, of_any=True)}")
+            return CheckFailed(check, subject, case, f"{over}{place_of(error, of_any=True)}")
         except Untested as reason:
             subject.untested[str(reason)] = None
             continue
         tested = True
         if problem:
-            return CheckFailed(law, subject, case, problem)
+            return CheckFailed(check, subject, case, problem)
     if subject.untested and not tested:
         raise Untested
     return None
 
 
-def attempt(law: Check, subject: Subject, case: Case) -> str:
+def attempt(check: Check, subject: Subject, case: Case) -> str:
     """Return what is wrong in this case, or '' for nothing. Any exception counts as wrong."""
     try:
-        return law.test(subject, case)
+        return check.test(subject, case)
     except Untested:
         raise
     except (Exception, SystemExit) as error:  # whatever a method may raise

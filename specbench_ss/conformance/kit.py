@@ -1,4 +1,4 @@
-"""Conformance kit: every law on every configuration of a method, on tiny models.
+"""Conformance kit: every check on every configuration of a method, on tiny models.
 
 The first shape is tried on every architecture, the others on one each; `thorough` tries all shapes on all of them.
 """
@@ -15,9 +15,9 @@ from typing import cast
 
 import torch
 
-from specbench_ss.conformance.harness import Check, CheckFailed, Subject, TinyModel, Untested, holds
-from specbench_ss.conformance.laws import CONTEXT, EXACT_CHECKS, WORDS
-from specbench_ss.conformance.sampling_laws import SAMPLING_CHECKS
+from specbench_ss.conformance.exact_checks import CONTEXT, EXACT_CHECKS, WORDS
+from specbench_ss.conformance.harness import Check, CheckFailed, Subject, TinyModel, Untested, first_failure
+from specbench_ss.conformance.sampling_checks import SAMPLING_CHECKS
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError, first_line, known_words
@@ -25,9 +25,9 @@ from specbench_ss.models.tiny import ARCHITECTURES, WHOLE, tiny_target
 
 ORDER = (  # as they are best read: what breaks an early one often breaks later ones too
     "draft", "answers", "target", "rows", "counts", "cache", "model", "logits", "greedy", "seed", "ends", "context",
-    "lengths", "memory", "together", "long", "distribution", "blocks", "tunable", "description",
+    "lengths", "memory", "together", "long", "distribution", "blocks", "search_space", "description",
 )  # fmt: skip
-LAWS: tuple[Check, ...] = tuple(sorted((*EXACT_CHECKS, *SAMPLING_CHECKS), key=lambda law: ORDER.index(law.name)))
+CHECKS: tuple[Check, ...] = tuple(sorted((*EXACT_CHECKS, *SAMPLING_CHECKS), key=lambda check: ORDER.index(check.name)))
 FEW = ("llama", "opt", "mistral-window")  # rotary and learned positions; a sliding window
 
 SMALL = (7, 11)  # words; the more only for shapes that cannot do with the fewer
@@ -38,15 +38,15 @@ Factory = Callable[[Target], "Decoder | Shapes"]  # a Decoder class is one as we
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of one law.
+    """The outcome of one check.
 
-    broken: the violation; None where there is none. exempt: why some or all shapes are
-    not held to the law; '' where all are. tried: number of shapes that were. seconds: time that it took. untested: what
-    could not be tested, by shape; '' if nothing.
+    failure: the violation; None if there is none. exempt: why the check does not apply to some or all shapes; '' if it
+    applies to all. tried: number of shapes that were tested. seconds: time that it took. untested: what could not be
+    tested, by shape; '' if nothing.
     """
 
-    law: Check
-    broken: CheckFailed | None
+    check: Check
+    failure: CheckFailed | None
     exempt: str
     tried: int
     seconds: float
@@ -54,14 +54,14 @@ class Result:
 
     @property
     def name(self) -> str:
-        """Return the name of the law, as `ssbench check` lists it."""
-        return self.law.name
+        """Return the name of the check, as `ssbench check` lists it."""
+        return self.check.name
 
     @property
     def verdict(self) -> str:
-        """Return 'ok', 'broken', 'exempt' or 'untested'."""
-        if self.broken:
-            return "broken"
+        """Return 'ok', 'failed', 'exempt' or 'untested'."""
+        if self.failure:
+            return "failed"
         return "ok" if self.tried else "untested" if self.untested else "exempt"
 
 
@@ -114,17 +114,17 @@ class CheckRunner:
             except UserError as error:
                 self.left_out[str(subject)] = str(error)
                 continue
-            except (Exception, SystemExit):  # a law's business
+            except (Exception, SystemExit):  # a check's business
                 pass
             found.append(subject)
         return found
 
     @cached_property
     def long(self) -> list[Subject]:
-        """The first shape on a model with a long context and thousands of words; made when a law asks for it."""
+        """Return the first shape on a model with a long context and thousands of words."""
         found, left_out = list[Subject](), self.left_out
         place = TinyModel(tiny_target("llama", WORDS, layers=2, context=CONTEXT))
-        self.left_out = {}  # what is left out here was told of the others, or is not worth telling
+        self.left_out = {}  # those of the other models are reported already
         with contextlib.suppress(UserError):
             found = self._subjects(place)
         self.left_out = left_out
@@ -135,41 +135,41 @@ class CheckRunner:
         """Return every shape on every model that it is tried on."""
         return [*self.small, *self.large, *self.__dict__.get("long", ())]
 
-    def results(self, wanted: Sequence[Check] = LAWS) -> Iterator[Result]:
-        """Yield the result of one law after the other. A law ends at the first shape that breaks it."""
-        for law in wanted:
-            if not isinstance(law, Check):
-                raise UserError(f"laws are a list of Law, a part of specbench_ss.conformance.LAWS, not {wanted!r}")
+    def results(self, wanted: Sequence[Check] = CHECKS) -> Iterator[Result]:
+        """Yield the result of one check after the other. A check ends at the first shape that breaks it."""
+        for check in wanted:
+            if not isinstance(check, Check):
+                raise UserError(f"checks= is a list of parts of specbench_ss.conformance.CHECKS, not {wanted!r}")
             with one_thread():
-                found = self._result(law)
+                found = self._result(check)
             yield found
 
-    def _result(self, law: Check) -> Result:
+    def _result(self, check: Check) -> Result:
         began = time.perf_counter()
-        broken, tried, exempt, untested = None, 0, dict[str, None](), dict[str, None]()
-        kinds = [kind for kind in ("large", "small", "long") if kind in law.on]
+        failure, tried, exempt, untested = None, 0, dict[str, None](), dict[str, None]()
+        kinds = [kind for kind in ("large", "small", "long") if kind in check.on]
         for subject in (subject for kind in kinds for subject in getattr(self, kind)):
-            why = self._exempt(law, subject)
+            why = self._exempt(check, subject)
             if why:
                 exempt[why] = None
                 continue
             subject.untested.clear()
             try:
-                broken = holds(law, subject, self.timeout)
+                failure = first_failure(check, subject, self.timeout)
                 tried += 1
             except Untested:
                 pass
             if subject.untested:
                 untested[f"{subject.shape}: {', '.join(subject.untested)}"] = None
-            if broken:
+            if failure:
                 break
-        return Result(law, broken, "; ".join(exempt), tried, time.perf_counter() - began, "; ".join(untested))
+        return Result(check, failure, "; ".join(exempt), tried, time.perf_counter() - began, "; ".join(untested))
 
     @staticmethod
-    def _exempt(law: Check, subject: Subject) -> str:
+    def _exempt(check: Check, subject: Subject) -> str:
         try:
-            return law.exempt(subject)
-        except Exception:  # what it raises is found by the law itself
+            return check.exempt(subject)
+        except Exception:  # what it raises is found by the check itself
             return ""
 
 
@@ -204,32 +204,32 @@ def check_decoder(
     factory: Factory,
     *,
     architectures: Sequence[str] = FEW,
-    laws: Sequence[Check] = LAWS,
+    checks: Sequence[Check] = CHECKS,
     own_model: bool = False,
     thorough: bool = False,
     timeout: float | None = None,
     all: bool = False,
 ) -> list[Result]:
-    """Hold a decoding method to the laws, on tiny random models, on the CPU, in float32.
+    """Test a decoding method by the conformance checks, on tiny random models, on the CPU, in float32.
 
-    factory: a Decoder class, whose `examples(target)` are all tried, or a function from a target to a decoder (or to
-    shapes by label, as `examples` gives them). own_model: hold a method that is not lossless to its own `next_logits`,
-    as a method that others are compared with should be. thorough: try every shape on every architecture.
-    timeout: seconds after which a trial that has not ended breaks its law; in the main thread alone. all: try every
-    law whatever came of those before it, instead of raising LawBroken.
+    factory: a Decoder class, all of whose `test_instances(target)` are tested, or a function from a target to a decoder
+    (or to shapes by label, as `test_instances` returns them). own_model: test a method that is not lossless against its
+    own `next_logits`, as a method should be that others are compared with. thorough: try every shape on every
+    architecture. timeout: seconds after which a trial that has not ended fails; in the main thread alone. all: try
+    every check whatever the result of those before it, instead of raising CheckFailed.
 
-    Returns the result of each law. Warns of laws that had nothing to test. Raises LawBroken for the first law that does
-    not hold, and UserError where there is nothing to check, or where no Decoder, no list of laws or an unknown
+    Returns the result of each check. Warns of checks that had nothing to test. Raises CheckFailed for the first check
+    that fails, and UserError if there is nothing to check, or if no Decoder, no list of checks or an unknown
     architecture is given.
     """
-    for name, given in (("architectures", architectures), ("laws", laws)):
+    for name, given in (("architectures", architectures), ("checks", checks)):
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise UserError(f"{name}= is a list, not {given!r}")
     results = list[Result]()
-    for result in CheckRunner(factory, architectures, own_model, thorough, timeout).results(laws):
-        if result.broken is not None and not all:
-            raise result.broken
+    for result in CheckRunner(factory, architectures, own_model, thorough, timeout).results(checks):
+        if result.failure is not None and not all:
+            raise result.failure
         if result.verdict == "untested" and not all:
-            warnings.warn(f"law {result.name!r} was not tested on {result.untested}", stacklevel=2)
+            warnings.warn(f"check {result.name!r} was not tested on {result.untested}", stacklevel=2)
         results.append(result)
     return results

@@ -158,6 +158,7 @@ class Decoder(ABC):
     advised: Mapping[str, Any] = MappingProxyType({})
 
     Options: ClassVar[type[Any]] = NoOptions
+    node_options: ClassVar[tuple[str, ...]] = ()
     aux_hidden_state_layers: tuple[int, ...] = ()
 
     def __init__(self, target: Target, options: Any = None) -> None:
@@ -170,6 +171,19 @@ class Decoder(ABC):
 
         That is in the options, and in the files, headers and configurations of the method's own weights.
         """
+
+    @classmethod
+    def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
+        """Return options, as text, under which a step verifies at most `nodes` drafted nodes.
+
+        It is the meaning of the option `nodes` in every method that has `node_options`: the options that limit the
+        nodes of a step, of which the first one is set here. given: the other options. Raises UserError where these
+        leave no such limit.
+        """
+        option = cls.node_options[0]
+        if option in given:
+            raise UserError(f"{cls.name}: nodes and {option} are the same limit; give one of them")
+        return {**given, option: str(nodes)}
 
     @classmethod
     def load(cls, target: Target, options: Any) -> Decoder:

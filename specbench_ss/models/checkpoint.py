@@ -337,9 +337,22 @@ def _values(
 
 
 def advice_text(label: str, taken: Mapping[str, Any], device: str) -> str:
-    """Return the line that a run begins with: which settings a method has by its drafter's advice."""
-    settings = ", ".join(f"{name}={value_text(value)}" for name, value in taken.items())
-    return f"{label}: {settings} from its drafter's advice for {device}"
+    """Return the line of a run on the advised settings that a method uses."""
+    return f"{label}: {_settings(taken)} from its drafter's advice for {device}"
+
+
+def advice_card(config: Mapping[str, Any]) -> str:
+    """Return the paragraph of a drafter's card on its advised settings; '' if config.json has none."""
+    advice = config.get(KEY, {})
+    classes = {name: part for name, part in advice.items() if isinstance(part, Mapping)}
+    general = {name: value for name, value in advice.items() if name not in classes}
+    parts = [_settings(general)] if general else []
+    parts += [f"{_settings(part)} on {device}" for device, part in classes.items()]
+    return f"Advised settings (options of a run have priority): {'; '.join(parts)}.\n" if parts else ""
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value_text(value)}" for name, value in values.items())
 
 
 SAYS = (".json", ".jinja", ".txt", ".model")  # configuration and tokenizer: small, downloaded

@@ -1,6 +1,6 @@
 """Analysis of a run: one Results object with frames, summary, checks and ranking; the budget of each method.
 
-A comparison of methods is fair where these are equal; where they are not, a reader has to see it.
+A comparison of methods is fair if budgets are equal; unequal ones are shown.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from specbench_ss import registry
-from specbench_ss.errors import UserError, expanded
+from specbench_ss.errors import UserError, did_you_mean, expanded
 from specbench_ss.options import MethodSpec
 from specbench_ss.results import frames
 from specbench_ss.results.checks import Check, checks
@@ -35,7 +36,7 @@ class Budget:
     given: options that the command gave, as text; '' where all are the method's or its weights' own. preset: whether
     they come from a preset, as `ssbench tune` makes them. training_info: what is known of the training of its
     weights, as
-    `Decoder.learnt` has it. advised: options that are as the folder of its weights advises, as text.
+    `Decoder.training_info` has it. advised: options that are as the folder of its weights advises, as text.
     """
 
     method: str
@@ -62,8 +63,8 @@ def budgets(run: Run, labels: Sequence[str]) -> list[Budget]:
         from_preset = MethodSpec.parse(label.partition("#")[0]).name in tuned
         advised = _settings(entry.get("advised", {}))
         drafted, verified = (safe_div(count, steps) for count in nodes)
-        told = (given.get(label, ""), from_preset, entry.get("training_info"), advised)
-        found.append(Budget(label, drafted, verified, *told))
+        facts = (given.get(label, ""), from_preset, entry.get("training_info"), advised)
+        found.append(Budget(label, drafted, verified, *facts))
     return found
 
 
@@ -72,7 +73,7 @@ def _settings(options: Mapping[str, Any]) -> str:
 
 
 def sources(run: Run) -> dict[str, str]:
-    """Return what each method's drafts come from, in words: the text of a training, repeats counted, or of a datastore.
+    """Return the source of each method's drafts as text: the text of a training, repeats counted, or of a datastore.
 
     A method that has neither is left out; '' where it was not recorded how much text there was.
     """
@@ -81,19 +82,19 @@ def sources(run: Run) -> dict[str, str]:
         if own := run.entry(label).get("training_info"):
             searched = own.get("searched")
             tokens = (searched or own).get("tokens")
-            how = "searches" if searched else "learnt from"
+            how = "searches" if searched else "trained on"
             found[label] = "" if tokens is None else f"{how} {short(tokens)} tokens"
     return found
 
 
 def scope_note(run: Run, found: Sequence[Budget]) -> str:
-    """Say in one sentence what a run's ranking holds for, and where its sides were not equal."""
+    """Return one sentence on the scope of a run's ranking, and on unequal budgets."""
     prompts, questions = len({(row.question_id, row.turn) for row in run.rows}), len(run.questions)
     made = " made up by a generator" if run.manifest["suite"].get("edition") == "generated" else ""
     often = "once" if run.repeats == 1 else f"{run.repeats} times"
     asked = f"{prompts:,} prompts ({questions:,} questions{made})"
     many = len({w["machine"] for session in run.manifest.get("sessions", []) for w in session.get("workers", [])}) > 1
-    said = f"It holds for this model, {'these machines' if many else 'this machine'} and {asked}, measured {often}"
+    scope = f"It holds for this model, {'these machines' if many else 'this machine'} and {asked}, measured {often}"
     nodes = sorted(one.drafted for one in found if one.drafted)
     read = sorted(one.training_info["tokens"] for one in found if one.training_info and one.training_info.get("tokens"))
     unequal = []
@@ -101,23 +102,23 @@ def scope_note(run: Run, found: Sequence[Budget]) -> str:
         unequal.append(f"methods draft {nodes[0]:.1f} to {nodes[-1]:.1f} nodes a step")
     if read:
         span = short(read[0]) if read[-1] <= 1.05 * read[0] else f"{short(read[0])} to {short(read[-1])}"
-        unequal.append(f"trained drafters learnt from {span} tokens")
-    return "; ".join([said, " and ".join(unequal)] if unequal else [said]) + "."
+        unequal.append(f"trained drafters were trained on {span} tokens")
+    return "; ".join([scope, " and ".join(unequal)] if unequal else [scope]) + "."
 
 
 def trained(found: Sequence[Budget]) -> str:
-    """Say how long the weights of trained drafters were trained, each budget once; '' where none learnt."""
+    """Return how long the weights of trained drafters were trained, each budget once; '' if none was trained."""
     of: dict[str, list[str]] = {}
     for one in found:
         if one.training_info and "searched" not in one.training_info:
             of.setdefault(_training(one.training_info), []).append(one.method)
-    told = []
+    texts = []
     for how, labels in of.items():
         many = f"{pluralize(len(labels), 'method')} ({', '.join(labels)}) draft{'s' * (len(labels) == 1)}"
-        told += [f"{many} with weights that were trained {how}. "] if how else []
+        texts += [f"{many} with weights that were trained {how}. "] if how else []
     unknown = of.get("", [])
-    told += [f"Of {', '.join(unknown)} it was not recorded how long the weights were trained."] if unknown else []
-    return "".join(told).strip()
+    texts += [f"Of {', '.join(unknown)} it was not recorded how long the weights were trained."] if unknown else []
+    return "".join(texts).strip()
 
 
 def _training(training_info: Mapping[str, Any]) -> str:
@@ -131,7 +132,7 @@ class Results:
     """A run's numbers, computed once: frames, summary, checks, ranking. `analyse`, `load_run` and `run` return it.
 
     run: the records read from the directory. path, manifest: its place, and which methods were measured, on what, with
-    which settings, in which environment. unfinished: '' for a complete run, else a text that says what is missing.
+    which settings, in which environment. unfinished: '' for a complete run, else a text on what is missing.
     quality_margin: by how much the quality of a method that changes the model may be lower than the baseline's, on
     scores from 0 to 1, for `quality_verdict` to call it non-inferior. docs/api.md lists the columns of the frames.
     Whatever needs numbers of a run (terminal, reports, exports, comparisons, `--fail-on`) takes them from here.
@@ -150,91 +151,111 @@ class Results:
 
     @cached_property
     def rows(self) -> list[SummaryRow]:
-        """The summary: a row for each task and method, `overall` first."""
+        """Return the summary: a row for each task and method, `overall` first."""
         return summarise(self.run, self.quality_margin)
 
     @property
     def overall(self) -> list[SummaryRow]:
-        """The summary rows over all tasks."""
+        """Return the summary rows over all tasks."""
         return [row for row in self.rows if row.category == OVERALL]
 
     @cached_property
     def checks(self) -> list[Check]:
-        """Every check of the run, passed or not."""
+        """Return every check of the run, passed or not."""
         return checks(self.run, self.rows)
 
     @cached_property
     def rank_ranges(self) -> Mapping[str, RankRange]:
-        """Ranks of the methods, from comparisons of every two of them."""
+        """Return the ranks of the methods, from comparisons of every two of them."""
         return rank_ranges(self.run, self.rows)
 
     @cached_property
     def pairs(self) -> list[PairedCost]:
-        """Each method beside the reference, over the samples that both answered."""
+        """Return each method paired with the reference, over the samples of both."""
         return pairs(self.run)
 
     @cached_property
     def machine_rows(self) -> list[MachineRow]:
-        """What the steps of each method cost by their shapes, and what of the machine's limits they reached."""
+        """Return the cost of each method's steps by their shapes, and the share of the machine's limits."""
         invalid = {row.method for row in self.overall if row.comparison == "invalid"}
         return machine_rows(self.run, invalid, self.pairs)
 
     @cached_property
     def headline(self) -> str:
-        """The finding over all tasks, in a sentence."""
+        """Return the finding over all tasks, in a sentence."""
         return headline(self.rows, self.checks, self.rank_ranges)
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The manifest's configuration with the repeats that were made and the measures of the tasks."""
+        """Return the manifest's configuration with the repeats that were made and the measures of the tasks."""
         return config_of(self.run)
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """One row for each sample: a method's answer to one prompt, with its counts and times."""
+        """Return one row for each sample: a method's answer to one prompt, with its counts and times."""
         return frames.samples(self.run)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """One row for each decoding step, with its counts and the parts of its time."""
+        """Return one row for each decoding step, with its counts and the parts of its time."""
         return frames.steps(self.run)
 
     @cached_property
     def output_match(self) -> pd.DataFrame:
-        """One row for each answer that was compared with its reference's, with the verdict."""
+        """Return one row for each answer that was compared with its reference's, with the verdict."""
         return frames.output_match(self.run)
 
     @cached_property
     def telemetry(self) -> pd.DataFrame:
-        """One row for each reading of the machine; empty where telemetry was switched off."""
+        """Return one row for each reading of the machine; empty where telemetry was switched off."""
         return frames.telemetry(read_telemetry(self.path))
 
     @cached_property
     def drafts(self) -> list[Drafts]:
-        """The recorded drafts, one entry for each recorded answer; docs/api.md lists the fields."""
+        """Return the recorded drafts, one entry for each recorded answer; docs/api.md lists the fields."""
         return read_drafts(self.path)
 
     def machine(self) -> pd.DataFrame:
-        """One row for each method: what its steps cost by their shapes, and what of the limits they reached."""
+        """Return one row for each method: cost of its steps by their shapes, and the share of the machine's limits."""
         return frames.frame(frames.MACHINE, self.machine_rows)
 
     def concurrency(self) -> pd.DataFrame:
-        """One row for each number of requests in flight and served engine; empty where only one was in flight."""
+        """Return one row for each number of requests in flight and method; empty if it was always one."""
         return frames.concurrency(self.run)
 
     @cached_property
     def plot(self) -> Any:
-        """Plotly figures, such as `results.plot.ranking()`: docs/api.md lists them."""
+        """Return Plotly figures, such as `results.plot.ranking()`: docs/api.md lists them."""
         return registry.load(registry.FIGURES, "run")(self)
 
-    def summary(self, quality_margin: float | None = None) -> pd.DataFrame:
-        """Return `rows` as a frame: the numbers of the terminal's table and of the report.
+    def summary(self, *, all: bool = False, quality_margin: float | None = None) -> pd.DataFrame:
+        """Return one row for each task and method, with the columns that are used most, or with all of them.
 
-        quality_margin: another margin than that of this object. Raises UserError for what is no such margin.
+        quality_margin: another margin than that of this object. Raises UserError for a value that is no margin.
         """
         if quality_margin is not None and checked_margin(quality_margin) != self.quality_margin:
-            return Results(self.run, quality_margin).summary()
-        return frames.summary_of(self.rows, self.manifest["config"])
+            return Results(self.run, quality_margin).summary(all=all)
+        whole = frames.summary_of(self.rows, self.manifest["config"])
+        return whole if all else whole[list(frames.SHORT_SUMMARY)]
+
+    def by_task(self, column: str) -> pd.DataFrame:
+        """Return one column of the summary with a row for each task and a column for each method.
+
+        Raises UserError for a name that is no column of `summary(all=True)`.
+        """
+        whole = self.summary(all=True)
+        if column not in whole:
+            raise UserError(f"the summary has no column {column!r}{did_you_mean(column, whole)}")
+        tasks = whole[whole["category"] != OVERALL].set_index(["category", "method"])[column]
+        return tasks.unstack().reindex(index=self.run.categories, columns=self.run.labels)
+
+    def _repr_html_(self) -> str:
+        """Return the headline and the summary over all tasks, for notebooks."""
+        overall = self.summary().query("category == @OVERALL").drop(columns="category")
+        cells = overall.astype(object).where(overall.notna(), "")  # missing cells are empty
+        table = cells.to_html(index=False, float_format="{:.3g}".format)
+        notes = [self.headline, self.unfinished] if self.run.rows else [self.unfinished]
+        return "".join(f"<p>{escape(note)}</p>" for note in notes if note) + table
 
     def write_parquet(self) -> str:
         """Write the Parquet files of a complete run; return why they could not be written, or ''."""

@@ -35,7 +35,7 @@ from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats import Comparison, Interval, compare
 from specbench_ss.user_files import read_bytes
 
-FAILED = "ERROR"  # what Spec-Bench writes as the text of a turn that failed, beside numbers of the turn before
+FAILED = "ERROR"  # what Spec-Bench writes as the text of a turn that failed, with numbers of the turn before
 
 
 class Choice(msgspec.Struct):
@@ -91,8 +91,8 @@ def write_answers(results: Results, folder: Path) -> list[str]:
     """
     run = results.run
     if run.served:
-        raise UserError("Spec-Bench's answer files hold the steps of an answer, which servers do not tell")
-    told, names = [], file_names(run.labels)
+        raise UserError("Spec-Bench's answer files hold the steps of an answer, which servers do not report")
+    notes, names = [], file_names(run.labels)
     turns = {question.id: len(question.turns) for question in run.questions}
     for label in run.labels:
         repeats: dict[str, dict[int, list[SampleRecord]]] = {}
@@ -105,8 +105,8 @@ def write_answers(results: Results, folder: Path) -> list[str]:
         text = "".join(json.dumps(_line(run, label, own), ensure_ascii=False) + "\n" for own in whole if own)
         (folder / names[label]).write_bytes(text.encode("utf-8", "replace"))
         if lacking := sum(map(len, repeats.values())) - sum(map(len, whole)):
-            told.append(f"{label}: {lacking} answers with failed or missing turns are left out")
-    return told
+            notes.append(f"{label}: {lacking} answers with failed or missing turns are left out")
+    return notes
 
 
 def file_names(labels: Sequence[str]) -> dict[str, str]:
@@ -151,7 +151,7 @@ LEFT = ("task", "method", "verdict", "output")
 def write_csv(results: Results, folder: Path) -> list[str]:
     """Write the frames of a run as CSV files; lists are JSON texts."""
     made = {"samples": results.samples, "steps": results.steps, "output_match": results.output_match}
-    for name, frame in (made | {"summary": results.summary()}).items():
+    for name, frame in (made | {"summary": results.summary(all=True)}).items():
         plain(frame).to_csv(folder / f"{name}.csv", index=False, errors="replace")
     return []
 
@@ -296,7 +296,7 @@ def _baseline(labels: Sequence[str], asked: str | None) -> str:
         return asked.removesuffix(".jsonl")
     found = [x for x in labels if x.lower() == REFERENCE or any(name in x.lower() for name in BASELINES[1:])]
     if len(found) != 1:
-        raise UserError(f"say which file is the baseline, --baseline NAME; there are {', '.join(labels)}")
+        raise UserError(f"name the file of the baseline with --baseline NAME; there are {', '.join(labels)}")
     return found[0]
 
 
@@ -345,8 +345,8 @@ def _together(
     return [a for a, _ in kept], [b for _, b in kept]
 
 
-def cannot_tell(rows: Sequence[RescoredRow]) -> Iterator[str]:
-    """Yield what is to be known of these files, and what they cannot tell."""
+def limitations(rows: Sequence[RescoredRow]) -> Iterator[str]:
+    """Yield notes on these files and on what they do not contain."""
     rows = [row for row in rows if row.category == OVERALL]
     if len({row.first_apart for row in rows}) > 1:
         apart = ", ".join(row.method for row in rows if row.first_apart)
@@ -362,8 +362,8 @@ def cannot_tell(rows: Sequence[RescoredRow]) -> Iterator[str]:
         if row.bonus_left_out:
             yield f"{row.method}: accept_lengths leave out the bonus token; τ counts it."
     yield (
-        "The files cannot tell: the parts of a step, time to first token, what was drafted and refused, whether texts "
-        "that differ do so by a numerical tie, whether methods were interleaved, and which machine took the times."
+        "The files do not contain: the parts of a step, time to first token, rejected tokens, whether texts "
+        "differ by a numerical tie, whether methods were interleaved, and the machine."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +56,26 @@ def _behind(columns: Sequence[Column], name: str, more: Sequence[Column]) -> tup
     return (*columns[:at], *more, *columns[at:])
 
 
-SAMPLES = (*table(*_KEY), *_behind(columns_of(SampleRecord), "quality", JUDGED))
+STEP_TOKENS = Column(
+    "step_tokens",
+    "Int64",
+    "tokens",
+    "tokens - prefill_tokens: their sum over that of `steps` is the mean acceptance length",
+    lambda row: None if row.tokens is None else row.later,
+)
+SAMPLES = (
+    *table(*_KEY),
+    *_behind(_behind(columns_of(SampleRecord), "prefill_tokens", (STEP_TOKENS,)), "quality", JUDGED),
+)
 TELEMETRY = table(
     *_KEY,
     "attempt | Int64 | | which try at the sample this belongs to, from 0; the last one is the sample's",
-    "noise_reason | string | | what disturbed that try, in words, or empty",
+    "noise_reason | string | | why the timing of that try is noisy, or empty",
     "t_s | Float64 | s | time since the try's first reading, which was made just before it",
     "host_cpu_share | Float64 | 0 to 1 | share of the usable cores that this process took since the reading before",
     "host_foreign_share | Float64 | 0 to 1 | share of the usable cores that everything else took since then",
-    "host_core_share | object | 0 to 1 | how busy each usable core was since then, whoever it worked for; a list",
-    "host_mhz | Float64 | MHz | the processor's frequency, where the system tells it; read before and after a try",
+    "host_core_share | object | 0 to 1 | how busy each usable core was since then, for all processes; a list",
+    "host_mhz | Float64 | MHz | the processor's frequency, where the system reports it; read before and after a try",
     "host_rss_bytes | Int64 | bytes | memory of this process that was resident",
     "host_page_faults | Int64 | | page faults of this process so far, minor ones included",
     "nvml_kernel_busy | Float64 | 0 to 1 | share of NVML's last sample period in which any kernel ran",
@@ -74,8 +85,8 @@ TELEMETRY = table(
     "nvml_clock_events | Int64 | | NVML's reasons for that clock, as bits",
     "nvml_power_w | Float64 | W | power of the device",
     "nvml_energy_j | Float64 | J | energy that the device has used since its driver was loaded",
-    "nvml_used_bytes | Int64 | bytes | device memory in use, whoever uses it",
-    "nvml_foreign_processes | Int64 | | processes that compute on the device besides this one",
+    "nvml_used_bytes | Int64 | bytes | device memory in use by all processes",
+    "nvml_foreign_processes | Int64 | | other processes that compute on the device",
     "gpm_sm_active | Float64 | 0 to 1 | share of the multiprocessors that were busy since the reading before",
     "gpm_tensor_active | Float64 | 0 to 1 | share of the time since then in which tensor cores worked",
     "gpm_dram_active | Float64 | 0 to 1 | share of the memory's bandwidth that was used since then",
@@ -132,7 +143,18 @@ COUNTED = [
     for verdict, meaning in VERDICTS.items()
 ]
 OUTPUT = table("output | string | | these counts as text, as in the report")
-SUMMARY = _behind(columns_of(SummaryRow), "peak_memory_bytes", (*COUNTED, *OUTPUT))
+DECODE = table(
+    "decode_speedup | Float64 | × | mean_acceptance_length × step_ratio, without prefill; missing if invalid"
+)
+_MEANING = "1 / step_ratio: mean time of a step over that of a step of `ar`"
+STEP_TIME = (Column("relative_step_time", "Float64", "×", _MEANING, attrgetter("step_cost")),)
+SUMMARY = columns_of(SummaryRow)
+for _name, _more in (("speedup_high", DECODE), ("step_ratio", STEP_TIME), ("peak_memory_bytes", (*COUNTED, *OUTPUT))):
+    SUMMARY = _behind(SUMMARY, _name, _more)
+SHORT_SUMMARY = (
+    "category", "method", "speedup", "speedup_low", "speedup_high", "comparison", "decode_speedup",
+    "mean_acceptance_length", "acceptance_rate", "relative_step_time", "tokens_per_s", "output", "n_prompts",
+)  # fmt: skip
 MACHINE = columns_of(MachineRow)
 
 
@@ -285,7 +307,7 @@ def rewrite_scores(path: Path) -> str:
 
 
 def _whole_or_none(run: Run, names: Sequence[str], write: Callable[[], None]) -> str:
-    """Write some of a run's files, or remove them where that fails, and say why."""
+    """Write some of a run's files, or remove them and return why they could not be written."""
     try:
         write()
         return ""

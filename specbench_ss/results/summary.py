@@ -1,7 +1,7 @@
 """Summary of a run: speedups, mean acceptance lengths, times and counts of each method.
 
 A prompt is one turn of one question; its repeats are averaged. Only prompts that both the method and the reference
-answered count, and n says how many those are. Intervals resample questions.
+answered count, and n is their number. Intervals resample questions.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PARTS = ("draft_s", "verify_s", "accept_s", "host_s")
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What the steps of some samples add up to.
+    """Sums over the steps of some samples.
 
     samples, steps: how many there are. sums: of each column, by name. reached: [depths, accepted + 1], how many steps
     drafted so deep and accepted so many. tau_of: tokens per step of each sample that has steps.
@@ -269,7 +269,7 @@ Whole = int | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRow:
-    """One method on one category (or `overall`). None means that there is nothing to compute from.
+    """One method on one category (or `overall`). None: there is nothing to compute from.
 
     speedup = mean_acceptance_length * step_ratio * other_factor. acceptance_rate_per_pos[i] and
     conditional_acceptance_rate[i] belong to draft position i + 1; the
@@ -289,10 +289,10 @@ class SummaryRow:
     comparison: Col[
         Comparison, "`faster`, `slower`, `not significant`, `insufficient data` (questions), `invalid` or `reference`"
     ]
-    reference: Col[str, "label of the method whose output this one is held against"]
+    reference: Col[str, "label of the method that the output is compared with"]
     reference_speedup: Col[Number, "speedup over that method, where it is not `ar`", "×"]
     reference_interval: Col[Interval | None, Ends("reference_speedup", "×")]
-    reference_of: Col[tuple[str, ...], "labels of the methods held against this one, where it is not `ar`; a tuple"]
+    reference_of: Col[tuple[str, ...], "labels of the methods compared with this one, if it is not `ar`; a tuple"]
     tokens_per_s: Col[Number, "all tokens over all seconds, prefill included", "tokens/s"]
     tokens: Col[Number, "mean length of an answer", "tokens"]
     prefill_s: Col[Number, "mean time to read a prompt, up to the first token", "s"]
@@ -329,7 +329,7 @@ class SummaryRow:
     draft_s: Col[Number, "of it, making the draft", "s"]
     verify_s: Col[Number, "of it, the model's pass over the draft", "s"]
     accept_s: Col[Number, "of it, choosing the accepted path and compacting the cache", "s"]
-    host_s: Col[Number, "of it, what the host needs besides", "s"]
+    host_s: Col[Number, "of it, the rest, on the host", "s"]
     parts_residual_s: Col[Number, "of it, by what it differs from the four parts; 0 but where clocks differ", "s"]
     step_ratio: Col[Number, "mean time of a step of `ar` over that of the method", "×"]
     other_factor: Col[Number, "speedup / (tau × step_ratio): prefill, the first token, answers of other lengths", "×"]
@@ -342,7 +342,7 @@ class SummaryRow:
     latency_s_p50: Col[Number, "time of a whole request: median over samples", "s"]
     latency_s_p95: Col[Number, "time of a whole request: 95th percentile over samples", "s"]
     latency_s_p99: Col[Number, "time of a whole request: 99th percentile over samples", "s"]
-    peak_memory_bytes: Col[Whole, "peak of the CUDA memory that a sample took besides; missing where replayed", "bytes"]
+    peak_memory_bytes: Col[Whole, "peak of the additional CUDA memory of a sample; missing with CUDA graphs", "bytes"]
     output_match: Mapping[str, int]
     bias: Col[
         Bias | None, "of sampled tokens, over all tasks: `biased`, `no bias found`, `too few tokens`, `not testable`"
@@ -359,13 +359,20 @@ class SummaryRow:
         bool | None, "whether it is no faster than its steps allow, as it must be; missing where not checked"
     ]
     unstable: Col[bool | None, "whether times of the same work spread by more than a tenth; missing where not checked"]
-    health: Col[tuple[str, ...], "what is wrong with the numbers, a tuple of sentences; empty where nothing is"]
+    health: Col[tuple[str, ...], "problems of the numbers, a tuple of sentences; empty if there are none"]
     baseline: Col[str, "label of the run's reference, which `speedup` is over: `ar`, or the first endpoint"]
 
     @property
     def step_cost(self) -> float | None:
         """Return the method's step time over the reference's: 1 over `step_ratio`."""
         return 1 / self.step_ratio if self.step_ratio else None
+
+    @property
+    def decode_speedup(self) -> float | None:
+        """Return the speedup of the steps alone, prefill left out; None if the row is invalid."""
+        if self.comparison == "invalid" or self.mean_acceptance_length is None or self.step_ratio is None:
+            return None
+        return self.mean_acceptance_length * self.step_ratio
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as JSON-ready data."""
@@ -416,7 +423,7 @@ def _summary(
     test: SamplingTest | None,
 ) -> SummaryRow:
     run, label, own = here.run, here.label, here.own
-    others = (other for other in run.labels if run.entry(other).get("reference") == label)  # held against this one
+    others = (other for other in run.labels if run.entry(other).get("reference") == label)  # compared with this one
     disbelieved = here.invalidating_checks(invalid)
     spread = sample_checks.spread(own, label == run.baseline)
     return SummaryRow(
@@ -451,7 +458,7 @@ def _summary(
 
 
 class _Compared:
-    """A method beside the reference on some of the run's samples. own, ref: those that are paired.
+    """A method and the reference on some of the run's samples. own, ref: those that are paired.
 
     verdicts: how many of its answers compared how with those of the method whose output they must equal.
     """
@@ -477,13 +484,13 @@ class _Compared:
         return None if seconds is None else self.times.faster_than(seconds)
 
     def invalidating_checks(self, invalid: Sequence[str]) -> tuple[str, ...]:
-        """Return the findings after which no speedup is told. invalid: those of the whole run."""
+        """Return the findings that make a speedup invalid. invalid: those of the whole run."""
         impossible = sample_checks.impossible(self.own, self.run.steps)
         too_fast = sample_checks.too_fast(self.excess, self.mine.tau)
         return (*impossible, *invalid, *sample_checks.outside_clock(self.passed), *too_fast)
 
     def speedups(self, invalid: bool) -> dict[str, Any]:
-        """Return the speedups with their intervals and what they say; nothing where the numbers are invalid."""
+        """Return the speedups with intervals and comparison; nothing if the numbers are invalid."""
         times, against = (None, None) if invalid else (self.times, self.against)
         return {
             "speedup": times and times.speedup(),
@@ -514,10 +521,10 @@ class _Compared:
         changes = not self.itself and (self.same_as != self.run.baseline or not self.method["lossless"])
         given = {r.key: r.quality for rows in both for r in rows}
         scores = mean_score(*both, self.itself, "quality", given, changes)
-        told = bool(changes and scores["quality_n"])
+        compared = bool(changes and scores["quality_n"])
         return {
             **scores,
             **mean_score(*both, self.itself, "judge_score", self.run.judged_scores, changes),
-            "quality_verdict": non_inferiority(scores["quality_interval"], margin) if told else None,
-            "quality_margin": margin if told else None,
+            "quality_verdict": non_inferiority(scores["quality_interval"], margin) if compared else None,
+            "quality_margin": margin if compared else None,
         }

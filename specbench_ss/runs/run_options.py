@@ -1,4 +1,4 @@
-"""The options of `ssbench run`: one field each, from which command line, YAML file and `specbench_ss.run()` derive.
+"""Options of `ssbench run`, one field each: command line, YAML file and `specbench_ss.run()` derive from them.
 
 The command's signature is made by `cli.shared.take_options`, the function's by `keywords`; `given_options` reads YAML
 and Python. Other commands take the fields that they share by `same`.
@@ -73,7 +73,7 @@ def option(
 
 _what = partial(option, panel="What to run")
 _how = partial(option, panel="How to decode and measure")
-_record = partial(option, panel="What to record besides", modes=MODEL_MODES)
+_record = partial(option, panel="What to record in addition", modes=MODEL_MODES)
 _served = partial(option, panel="Servers, in place of methods", modes=(SERVER,))
 _workers = partial(option, panel="Workers, on this machine or many", modes=(RAY,))
 _where = partial(option, panel="Where to")
@@ -118,15 +118,15 @@ class RunOptions(CommandOptions):
 
     methods: str | None = _what(
         None,
-        "Methods to compare, separated by commas, each with options of its own if you like: ss,medusa[nodes=8]. "
-        "all: every method that can decode with the model. Plain autoregressive decoding is always added.",
+        "Methods to compare, separated by commas, with options in brackets: ss,medusa[nodes=8]. "
+        "all: every method that can decode with the model. The autoregressive baseline `ar` is always added.",
         metavar="A,B[option=value]",
         modes=MODEL_MODES,
         as_text=True,
     )
     suite: str = _what(
         "specbench",
-        "Suite of tasks whose questions are asked; `ssbench suites` lists them. jsonl:FILE asks prompts of your own; "
+        "Suite of prompts; `ssbench suites` lists them. jsonl:FILE reads your own prompts; "
         "NAME:FILE is the same as NAME with --data FILE.",
         metavar="NAME[:FILE]",
     )
@@ -137,10 +137,10 @@ class RunOptions(CommandOptions):
         modes=MODEL_MODES,
     )
     categories: str | None = _what(
-        None, "Ask only the questions of these tasks of the suite.", metavar="A,B", as_text=True
+        None, "Use only the questions of these tasks of the suite.", metavar="A,B", as_text=True
     )
     limit: AtLeast0 | None = _what(
-        None, "Ask at most this many questions of each task; 0 asks all of them. Default: the suite's own number."
+        None, "Use at most this many questions of each task; 0: all of them. Default: as the suite defines."
     )
     set: list[str] | None = _what(
         None,
@@ -150,7 +150,7 @@ class RunOptions(CommandOptions):
     )
     preset: str | None = _what(
         None,
-        "Preset files written by `ssbench tune`. What --set or METHOD[...] say wins over them.",
+        "Preset files written by `ssbench tune`. Options in --set and METHOD[...] have priority over them.",
         metavar="FILE,FILE",
         modes=MODEL_MODES,
         as_text=True,
@@ -173,7 +173,7 @@ class RunOptions(CommandOptions):
         metavar="URL",
     )
     label: list[str] | None = _served(
-        None, "What a server is called in the results; one for each --endpoint, in the same order.", metavar="NAME"
+        None, "Name of a server in the results; one for each --endpoint, in the same order.", metavar="NAME"
     )
     endpoint_model: list[str] | None = _served(
         None,
@@ -182,40 +182,46 @@ class RunOptions(CommandOptions):
     )
     api_key_env: list[str] | None = _served(
         None,
-        "Environment variable that holds the server's key; once, or once for each. No key is written down.",
+        "Environment variable with the server's key; once, or once for each. No key is stored.",
         metavar="VARIABLE",
     )
     concurrency: str | None = _served(
         None,
-        "Send the whole suite with this many requests in flight too, once for each number. One in flight is measured "
-        "in any case.",
+        "Also send the whole suite with this many requests in flight, once for each number. One in flight is always "
+        "measured.",
         metavar="N,N",
         as_text=True,
     )
     endpoint_timeout: Timeout | None = _served(
         None,
-        f"Longest wait for the next piece of an answer; then it has failed.  [default: {TIMEOUT_S:g}]",
+        f"Timeout between streamed chunks of an answer.  [default: {TIMEOUT_S:g}]",
         metavar="SECONDS",
     )
-    repeats: Count = _how(1, "How often every method answers each prompt.")
+    nodes: Count | None = _how(
+        None,
+        "Node budget: most drafted nodes that a step verifies, the same for every method. An option nodes=N, or the "
+        "option that limits the nodes of a method (pld.length, ss.n_draft), has priority over it.",
+        modes=MODEL_MODES,
+    )
+    repeats: Count = _how(1, "Number of times that every method decodes each prompt.")
     target_ci: Annotated[float, Gt(TIMING_FLOOR), Lt(1)] | None = _how(
         None,
-        "Repeat until half the interval of every method's speedup is at most this share of it, 0.02; stop where more "
-        "repeats cannot help. --repeats are made in any case.",
+        "Repeat until the half-width of every speedup's 95% CI is at most this fraction of it, as 0.02, or until more "
+        "repeats cannot narrow it. --repeats is the minimum.",
         metavar="HALF-WIDTH",
     )
-    max_repeats: Count | None = _how(None, f"With --target-ci: at most this many repeats.  [default: {MOST_REPEATS}]")
+    max_repeats: Count | None = _how(None, f"With --target-ci: maximum number of repeats.  [default: {MOST_REPEATS}]")
     budget: Seconds | None = _how(
-        None, "With --target-ci: begin no repeat that would take decoding beyond this time.", metavar="SECONDS"
+        None, "With --target-ci: start no repeat that would exceed this decoding time.", metavar="SECONDS"
     )
     warmup: AtLeast0 = _how(
-        2, "Prompts that every method answers before the measurement, to warm up; these are not recorded."
+        2, "Warm-up prompts that every method decodes before the measurement; they are not recorded."
     )
-    max_new_tokens: Count | None = _how(None, "Longest answer, in tokens. Default: the suite's own limit.")
+    max_new_tokens: Count | None = _how(None, "Maximum length of an output, in tokens. Default: the suite's limit.")
     stop: list[str] | None = _how(
         None,
-        "Text that ends an answer; the token that completes it is the last one kept. It may be one special token. May "
-        "be given several times.",
+        "Stop string; the token that completes it is the last one kept. It may be a special token. May be given "
+        "several times.",
         metavar="TEXT",
     )
     temperature: Annotated[float, Ge(0), Lt(math.inf)] = _how(0.0, "Sampling temperature; 0 decodes greedily.")
@@ -226,48 +232,45 @@ class RunOptions(CommandOptions):
     seed: Seed = _how(0, "Seed of the order of methods and of sampling.")
     dtype: Dtype = _how(
         "auto",
-        "Number format of the model's weights and arithmetic. float16-weights: weights rounded to float16, arithmetic "
-        "in float32, on CPUs. auto: bfloat16 on a GPU; on a CPU it is measured, and of float32, float16-weights and "
-        "bfloat16 the first is taken that is nearly as fast as the fastest (the lab: float32).",
+        "Data type of weights and computation. float16-weights: float16 weights, float32 computation, on CPUs. auto: "
+        "bfloat16 on a GPU; on a CPU the most precise of float32, float16-weights and bfloat16 that is about as fast "
+        "as the fastest measured one (lab: float32).",
         modes=MODEL_MODES,
     )
     device: str = _how(
         "auto",
-        f"{DEVICE} `cuda:0,cuda:1` or `cuda:all` divides the model's layers over several GPUs of this machine.",
+        f"{DEVICE} `cuda:0,cuda:1` or `cuda:all` splits the model's layers over several GPUs of this machine.",
         modes=MODEL_MODES,
     )
     history: Literal["reference", "own"] = _how(
         "reference",
-        "Which earlier answers the later turns of a conversation follow: those of the reference, the same for all "
-        "methods, or each method's own.",
+        "Earlier answers in a multi-turn conversation: those of the baseline, the same for all methods, or each "
+        "method's own.",
     )
     quantize: Quantize = _how(
         "none",
-        "How the weights of the model's linear layers are held, but for the LM head. int8, int4: by torchao, int4 on "
-        "CUDA alone. nf4: 4 bits, by bitsandbytes. Drafters keep the number format of --dtype.",
+        "Quantization of the model's linear layers without the LM head. int8, int4: torchao, int4 only on CUDA. nf4: "
+        "bitsandbytes, 4 bits. Drafters keep --dtype.",
         modes=MODEL_MODES,
     )
     engine: Engine = _how(
         "auto",
-        "How steps are made. eager: one operator at a time. graph: passes of few rows are recorded once as CUDA graphs "
-        "and replayed, so that no launch is waited for. They are held against eager ones: a few small trees when the "
-        "model is loaded, and every recording once when it is made. auto: graph on one CUDA device where the model "
-        "stands that, and eager elsewhere and for several requests side by side.",
+        "Execution engine. eager; graph: CUDA graphs for decode steps, each checked against an eager pass when it is "
+        "captured. auto: graph on a single CUDA device if the model supports it, else eager. Batches run eagerly.",
         modes=MODEL_MODES,
     )
     batch_size: str | None = _how(
         None,
-        "Decode the whole suite with this many requests side by side too, once for each number: their rows pass the "
-        "model's layers together. One at a time is measured in any case; rankings and intervals are of that.",
+        "Also decode the whole suite with this many requests in a batch, once for each number. Batch size 1 is always "
+        "measured; rankings and intervals are of batch size 1.",
         metavar="N,N",
         modes=(PROCESS,),
         as_text=True,
     )
     order: Literal["suite", "interleaved"] = _how(
         "suite",
-        "Order of the prompts. suite: as the suite lists them. interleaved: the first one of each task, then "
-        "tasks in turn "
-        "by their size, so that a run that is cut short has answers of each.",
+        "Order of the prompts. suite: as the suite lists them. interleaved: tasks in turn, so that an interrupted run "
+        "has results of each.",
     )
     trust_remote_code: bool = _how(
         False,
@@ -281,42 +284,41 @@ class RunOptions(CommandOptions):
         modes=MODEL_MODES,
     )
     timeout: Timeout | None = _how(
-        None, "Give up an answer that takes longer, as failed, and go on. Default: no limit.", metavar="SECONDS"
+        None, "Time limit of a sample; a longer one fails. Default: no limit.", metavar="SECONDS"
     )
     telemetry: Annotated[float, Ge(0), Lt(math.inf)] = _record(
         0.1,
-        "Time between two readings of the machine while a sample is made: processor and memory, and on an NVIDIA GPU "
-        "its use, clocks, power and energy. 0 reads nothing.",
+        "Sampling interval of CPU and memory use, and of an NVIDIA GPU's use, clocks, power and energy, during a "
+        "sample. 0: no telemetry.",
         metavar="SECONDS",
     )
     rerun_noisy: AtLeast0 | None = _record(
         None,
-        "How often a sample is made again at most where other processes, heat or an unsteady clock disturbed it. "
-        "Default: 2 on a GPU, else 0. Disturbed samples are marked in any case.",
+        "Maximum re-runs of a sample whose timing is noisy (other processes, throttling, clock changes). Default: 2 on "
+        "a GPU, else 0. Noisy samples are always marked.",
     )
     record_drafts: str = _record(
         "first",
-        "Answers whose drafts are written down step by step, in an untimed second pass after the measurement: those to "
-        "the first question of each task, or to this share of the questions, 0 to 1.",
+        "Samples whose drafts are recorded step by step, in an untimed second pass: the first question of each task, "
+        "or this share of the questions, 0 to 1.",
         metavar="first|SHARE",
         as_text=True,
     )
     trace: bool = _record(
         False,
-        "Profile one request of each method after the measurement, and write its timeline of operators and kernels in "
-        "a form that Perfetto opens (https://ui.perfetto.dev).",
+        "Profile one request of each method after the measurement, and write a trace of its operators and kernels for "
+        "Perfetto (https://ui.perfetto.dev).",
         modes=(PROCESS,),
     )
     executor: Literal["local", "ray"] = _workers(
         "local",
-        "Who makes the samples. local: this process. ray: workers of a Ray cluster, each of which answers whole "
-        "questions with all methods, so that methods are compared on one device.",
+        "Process that decodes. local: this one. ray: workers of a Ray cluster; each worker decodes a question with all "
+        "methods, so that methods are compared on one device.",
         modes=MODEL_MODES,
     )
     workers: Count | None = _workers(
         None,
-        "With --executor ray: how many workers. Default: one for each GPU of the cluster; where it has none, one for "
-        "each machine.",
+        "With --executor ray: number of workers. Default: one for each GPU of the cluster, or one for each machine.",
     )
     ray_address: str | None = _workers(
         None,
@@ -325,17 +327,15 @@ class RunOptions(CommandOptions):
         metavar="HOST:PORT|auto",
     )
     out: Path | None = _where(None, "Directory that the results are written to.  [default: runs/TIME-MODEL-SUITE]")
-    resume: bool = _where(
-        False, "Continue the unfinished run in --out: what it has is kept, failed samples are made again."
-    )
+    resume: bool = _where(False, "Continue the unfinished run in --out; failed samples are re-run.")
     config: Path | None = _where(
         None,
-        "Read options of this command from a YAML file. What the command line says wins.",
+        "Read options of this command from a YAML file. Options of the command line have priority.",
         metavar="FILE.yaml",
         places=(COMMAND,),
     )
-    dry_run: bool = _where(False, "Check everything, say what would be run, and stop.", places=(COMMAND, FILE))
-    open: bool = _where(False, "Open the report in a browser when the run has ended.", places=(COMMAND, FILE))
+    dry_run: bool = _where(False, "Check all options, print the plan of the run, and stop.", places=(COMMAND, FILE))
+    open: bool = _where(False, "Open the report in a browser after the run.", places=(COMMAND, FILE))
     verbose: bool = _where(
         False, "Print results by task, every check with its details, and notes.", places=(COMMAND,), short="-v"
     )
@@ -345,7 +345,7 @@ class RunOptions(CommandOptions):
     )
     fail_on: str | None = option(
         None,
-        f"Findings that end the command with exit code 1, after everything is written: {', '.join(FINDINGS)}.",
+        f"Findings for which the command exits with code 1, after all results are written: {', '.join(FINDINGS)}.",
         metavar="A,B",
         places=(COMMAND, FILE),
         as_text=True,
@@ -353,13 +353,13 @@ class RunOptions(CommandOptions):
 
     @property
     def mode(self) -> str:
-        """Return which mode of a run is asked for."""
+        """Return the mode of the run."""
         if self.endpoint:
             return SERVER
         return RAY if self.executor == "ray" else PROCESS
 
     def check_modes(self) -> None:
-        """Raise UserError for an option that has no meaning in the mode that is asked for."""
+        """Raise UserError for an option that has no meaning in this mode."""
         known = fields_of(type(self))
         for name in self.as_given():
             modes = known[name].metadata["modes"]
@@ -418,7 +418,7 @@ def _as_text(value: Any) -> Any:
 
 
 def _set_items(value: Any, source: str | Path) -> list[str]:
-    """{ss: {k: 1}}, {ss.k: 1} or ['ss.k=1'] -> ['ss.k=1']."""
+    """Return {ss: {k: 1}}, {ss.k: 1} or ['ss.k=1'] as ['ss.k=1']."""
     if not isinstance(value, Mapping):
         return _texts(value, source, "set")
     items: list[str] = []

@@ -27,8 +27,8 @@ from specbench_ss.models.load import load_target, outline_of
 from specbench_ss.models.tiny import WHOLE
 from specbench_ss.results.cost_model import counted
 from tests.architectures import BY_CONFIGURATION, DRIVEN, TRIED, VOCAB, random_model
+from tests.checks import plain
 from tests.cli import failing
-from tests.laws import plain
 from tests.methods.train.tokenizers_made import made_tokenizer
 from tests.tiny import THOROUGH
 
@@ -76,10 +76,12 @@ def test_answers_are_the_models_own(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_methods_that_enter_no_layer_obey_the_laws(kind: str) -> None:
-    """Those about what passes through the target and stays in its cache; methods have more shapes, laws more cases."""
+def test_methods_that_enter_no_layer_pass_the_checks(kind: str) -> None:
+    """Those about passes through the target and its cache; methods have more shapes, checks more cases."""
     told = ("target", "rows", "cache", "model", "greedy", "context", "lengths")
-    check_decoder(PromptLookup, architectures=(kind,), laws=[law for law in plain(0) if THOROUGH or law.name in told])
+    check_decoder(
+        PromptLookup, architectures=(kind,), checks=[check for check in plain(0) if THOROUGH or check.name in told]
+    )
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "gpt2", "qwen3_moe"])

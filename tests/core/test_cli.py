@@ -290,7 +290,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         (
             ["run"],
             [
-                "What --set or METHOD[...] say wins",
+                "Options in --set and METHOD[...] have priority",
                 "[default: runs/TIME-MODEL-SUITE]",
                 "A,B[option=value]",
                 "[default: lab]",

@@ -1,4 +1,4 @@
-"""The kit can fail: for every law a decoder that breaks it, caught under that law's name."""
+"""The kit can fail: for every check a decoder that breaks it, caught under that check's name."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any, cast
 import pytest
 import torch
 
-from specbench_ss.conformance import LAWS, CheckFailed, CheckRunner, check_decoder, tiny_target
+from specbench_ss.conformance import CHECKS, CheckFailed, CheckRunner, check_decoder, tiny_target
 from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import VerifyResult, verify, verify_greedy
 from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
-from tests.laws import laws
+from tests.checks import checks
 from tests.planted_samplers import EXACT, PLANTED, Chain, SharperDraws
 
-SAMPLED = [law for law in LAWS if law.name in ("distribution", "blocks")]
+SAMPLED = [check for check in CHECKS if check.name in ("distribution", "blocks")]
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ class OfItself(Honest):
 
 
 class CribsOfLongPrompts(Honest):
-    """Drafts what it answered the last time, and does not say so; only of prompts that the other laws do not ask."""
+    """Drafts what it answered the last time, and does not say so; only of prompts that the other checks do not ask."""
 
     def __init__(self, target: Target, options: Any = None) -> None:
         super().__init__(target, options)
@@ -384,10 +384,10 @@ class Lossy(AcceptsAnything):
 BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
     ("draft", WrongRoot, "the root is"),
     ("draft", UnknownWord, "has not all of"),
-    ("draft", WrongQ, "is never drawn"),
+    ("draft", WrongQ, "draft_probs of its parent is 0"),
     ("answers", Exits, "SystemExit: 3"),
     ("draft", Nothing, "TypeError: propose returned None, not a DraftTree"),
-    ("answers", Raises, r"IndexError: out of luck \(test_conformance.py, line \d+, in update\)"),
+    ("answers", Raises, r"IndexError: out of luck \(test_conformance.py:\d+ in update\)"),
     ("rows", TooManyRows, r"5 rows were written .*, max_tokens_per_step\(\) is 3"),
     ("counts", CountsMore, "and the next token are"),
     ("counts", SkipsNodes, "are no path from the root"),
@@ -401,7 +401,7 @@ BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
     ("seed", PythonDraws, "generators at another point"),
     ("seed", AlwaysGreedy, "seeds gave only"),
     ("memory", Remembers, "after other prompts"),
-    ("together", OneForAll, r"beside three others: .*; its beside\(\) gives the method itself"),
+    ("together", OneForAll, r"next to three others: .*; its clone\(\) returns the method itself"),
     ("long", CribsOfLongPrompts, "when the same decoder was asked the same again"),
     ("long", CribsOfManyWords, "when the same decoder was asked the same again"),
     ("long", CribsLate, "when the same decoder was asked the same again"),
@@ -413,102 +413,102 @@ BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
     ("blocks", MadeUpBonus, "the logits have"),
     ("model", Imposter, "off from the target's"),
     ("target", Rescales, "logits of the target itself have changed"),
-    ("tunable", Tuned, "with width=1: token"),
-    ("description", NotJson, r"described\(\) of two"),
-    ("description", LossyInSilence, "says 'lossy'"),
+    ("search_space", Tuned, "with width=1: token"),
+    ("description", NotJson, r"metadata\(\) of two"),
+    ("description", LossyInSilence, "contains 'lossy'"),
     ("description", OfItself, "baseline_for names"),
 )
 
 
-@pytest.mark.parametrize(("law", "kind", "said"), BROKEN, ids=[kind.__name__ for _, kind, _ in BROKEN])
-def test_what_breaks_a_law_is_caught_under_its_name(law: str, kind: type[Decoder], said: str) -> None:
-    """After all laws before it in the order have held; its own is held in full."""
-    tried = [whole if whole.name == law else part for whole, part in zip(LAWS, laws(0, thorough=False), strict=True)]
+@pytest.mark.parametrize(("check", "kind", "said"), BROKEN, ids=[kind.__name__ for _, kind, _ in BROKEN])
+def test_what_fails_a_check_is_caught_under_its_name(check: str, kind: type[Decoder], said: str) -> None:
+    """After all checks before it in the order have held; its own is held in full."""
+    tried = [
+        whole if whole.name == check else part for whole, part in zip(CHECKS, checks(0, thorough=False), strict=True)
+    ]
     with pytest.raises(CheckFailed, match=said) as caught:
-        check_decoder(kind, architectures=["llama"], laws=tried)
-    assert caught.value.law == law
-    assert str(caught.value).startswith(f"law '{law}' is broken: ")
+        check_decoder(kind, architectures=["llama"], checks=tried)
+    assert caught.value.check == check
+    assert str(caught.value).startswith(f"check '{check}' failed: ")
 
 
-def test_no_law_is_without_a_decoder_that_breaks_it() -> None:
-    assert {law.name for law in LAWS} == {name for name, _, _ in BROKEN}
+def test_no_check_is_without_a_decoder_that_breaks_it() -> None:
+    assert {check.name for check in CHECKS} == {name for name, _, _ in BROKEN}
 
 
 @pytest.mark.parametrize("kind", PLANTED, ids=[kind.__name__ for kind in PLANTED])
 def test_a_sampler_that_is_biased_is_caught(kind: type[Decoder]) -> None:
-    laws = SAMPLED if kind is SharperDraws else SAMPLED[::-1]  # first the one that catches it soon
+    checks = SAMPLED if kind is SharperDraws else SAMPLED[::-1]  # first the one that catches it soon
     with pytest.raises(CheckFailed) as caught:
-        check_decoder(kind, architectures=(), laws=laws)
-    assert caught.value.law in ("distribution", "blocks")
+        check_decoder(kind, architectures=(), checks=checks)
+    assert caught.value.check in ("distribution", "blocks")
 
 
 @pytest.mark.parametrize("kind", EXACT, ids=[kind.__name__ for kind in EXACT])
 def test_an_exact_sampler_passes(kind: type[Decoder]) -> None:
-    results = check_decoder(kind, architectures=(), laws=SAMPLED, all=True)
+    results = check_decoder(kind, architectures=(), checks=SAMPLED, all=True)
     assert [result.verdict for result in results] == ["ok", "ok"]
 
 
-def test_a_law_that_tested_nothing_says_so() -> None:
+def test_a_check_that_tested_nothing_says_so() -> None:
     class DraftsNothing(Chain):
         def propose(self, state: DecodeState) -> DraftTree:
             return DraftTree.root_only(state.root)
 
-    blocks = [law for law in SAMPLED if law.name == "blocks"]
+    blocks = [check for check in SAMPLED if check.name == "blocks"]
     with pytest.warns(UserWarning, match="not tested on .*acceptance"):
-        check_decoder(DraftsNothing, architectures=(), laws=blocks)
+        check_decoder(DraftsNothing, architectures=(), checks=blocks)
 
 
 @pytest.mark.parametrize(("turn", "kind"), [(0, Honest), (1, Deep), (2, Lossy)])
 def test_what_breaks_nothing_passes(turn: int, kind: type[Decoder]) -> None:
-    check_decoder(kind, laws=laws(turn, thorough=False))
+    check_decoder(kind, checks=checks(turn, thorough=False))
 
 
-def test_a_trial_that_does_not_end_breaks_its_law() -> None:
+def test_a_trial_that_does_not_end_fails_its_check() -> None:
     began = len(threading.enumerate())
-    with pytest.raises(
-        CheckFailed, match=r"no end within 0.3 s \(test_conformance.py, line \d+, in propose\)"
-    ) as caught:
-        check_decoder(Hangs, architectures=["llama"], timeout=0.3, laws=LAWS[1:])
-    assert caught.value.law == "answers"
+    with pytest.raises(CheckFailed, match=r"no end within 0.3 s \(test_conformance.py:\d+ in propose\)") as caught:
+        check_decoder(Hangs, architectures=["llama"], timeout=0.3, checks=CHECKS[1:])
+    assert caught.value.check == "answers"
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0) and len(threading.enumerate()) == began
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"laws": "x"}, "laws= is a list, not 'x'"),
-        ({"laws": ["greedy"]}, "laws are a list of Law"),
+        ({"checks": "x"}, "checks= is a list, not 'x'"),
+        ({"checks": ["greedy"]}, "checks= is a list of parts"),
         ({"architectures": ["lama"]}, r"no architecture 'lama' \(did you mean llama\?\)"),
         ({"architectures": "llama"}, "architectures= is a list, not 'llama'"),
     ],
 )
-def test_what_is_no_law_or_architecture_is_one_line(given: dict[str, Any], said: str) -> None:
+def test_what_is_no_check_or_architecture_is_one_line(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         check_decoder(Honest, **given)
 
 
 def test_a_lossy_method_is_exempt_where_it_says_so_and_nowhere_else() -> None:
     kit = CheckRunner(Lossy, ["llama"])
-    found = {result.law.name: result for result in kit.results()}
+    found = {result.check.name: result for result in kit.results()}
     exempt = {name for name, result in found.items() if result.verdict == "exempt"}
-    assert exempt == {"model", "logits", "greedy", "distribution", "blocks", "tunable"}
+    assert exempt == {"model", "logits", "greedy", "distribution", "blocks", "search_space"}
     assert "lossy" in found["greedy"].exempt
     with pytest.raises(CheckFailed) as caught:
         check_decoder(Lossy, architectures=["llama"], own_model=True)
-    assert caught.value.law == "greedy"
+    assert caught.value.check == "greedy"
 
 
 def test_a_failure_reads_well() -> None:
     with pytest.raises(CheckFailed) as caught:
         check_decoder(AcceptsAnything, architectures=["llama"])
     first, shape, example, found = str(caught.value).splitlines()
-    assert first == "law 'greedy' is broken: at T=0 every token is the most probable one, by a fresh pass"
+    assert first == "check 'greedy' failed: at T=0 every token is the most probable one, by a fresh pass"
     assert shape == "  shape    default on tiny llama (4 layers, 11 words)"
     assert example == "  example  prompt [3, 4, 5, 3, 4, 6, 3, 4, 5, 3, 4], at most 12 new tokens, temperature 0"
     assert found.startswith("  found    token ")
 
 
-def test_a_shape_of_more_words_is_held_to_all_laws() -> None:
+def test_a_shape_of_more_words_is_held_to_all_checks() -> None:
     """Beside one that can do with fewer."""
 
     def shapes(target: Target) -> dict[str, Callable[[], Decoder]]:
@@ -524,7 +524,7 @@ def test_a_shape_of_more_words_is_held_to_all_laws() -> None:
     assert caught.value.shape.startswith("wide on tiny opt (2 layers, 11 words)")
 
 
-def test_what_ends_the_process_breaks_a_law() -> None:
+def test_what_ends_the_process_fails_a_check() -> None:
     class Quits(Honest):
         def words(self, state: DecodeState) -> list[int]:
             raise SystemExit(0)
@@ -547,10 +547,10 @@ def test_any_factory_will_do() -> None:
     def shapes(target: Target) -> dict[str, Callable[[], Decoder]]:
         return {"narrow": lambda: Honest(target, Options(1)), "broken": lambda: TooManyRows(target)}
 
-    few = [law for law in LAWS if law.name in ("rows", "greedy")]
-    check_decoder(lambda target: Honest(target), architectures=["llama"], laws=few)
+    few = [check for check in CHECKS if check.name in ("rows", "greedy")]
+    check_decoder(lambda target: Honest(target), architectures=["llama"], checks=few)
     with pytest.raises(CheckFailed, match="broken on tiny"):
-        check_decoder(shapes, architectures=["llama"], laws=few)
+        check_decoder(shapes, architectures=["llama"], checks=few)
 
 
 def test_a_shape_that_a_model_cannot_have_is_named_and_left_out() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from specbench_ss import load_run
 from specbench_ss.cli.main import main
-from specbench_ss.results.exchange import RescoredRow, cannot_tell, rescored
+from specbench_ss.results.exchange import RescoredRow, limitations, rescored
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.results.text import table
 from specbench_ss.runs.run_dir import read_run
@@ -74,7 +74,7 @@ def test_csv_and_parquet_hold_the_frames(make_run: MakeRun) -> None:
     for form in ("csv", "parquet"):
         assert main(["export", str(run), "--form", form]) == 0
     held = load_run(run)
-    for name, frame in {"samples": held.samples, "steps": held.steps, "summary": held.summary()}.items():
+    for name, frame in {"samples": held.samples, "steps": held.steps, "summary": held.summary(all=True)}.items():
         told = pd.read_csv(run / "csv" / f"{name}.csv")
         stored = pd.read_parquet(run / "parquet" / f"{name}.parquet")
         assert list(told) == list(stored) == list(frame) and len(told) == len(stored) == len(frame)
@@ -170,7 +170,7 @@ def test_tau_is_counted_the_same_way_whatever_a_file_counts_as_a_step(tmp_path: 
     assert rows["bonus"].tau_written == 2 and rows["bonus"].bonus_left_out and not rows["apart"].bonus_left_out
     assert rows["over"].beyond == 3 and rows["over"].tau_written == pytest.approx(63 / 20)
     assert [rows[name].first_apart for name in ("apart", "bonus", "over", "inside", "ar")] == [True] * 3 + [False] * 2
-    told = "\n".join(cannot_tell(list(rows.values())))
+    told = "\n".join(limitations(list(rows.values())))
     assert "bonus: accept_lengths leave out the bonus token" in told and "over: 3 tokens in accept_lengths" in told
     assert "The first token belongs to no step in apart, bonus, over" in told
     assert "Longest answers, in tokens, which limits may have cut: ar 12, apart 13" in told
@@ -194,6 +194,6 @@ def test_the_last_line_of_a_question_counts_and_the_terminal_shows_all(
     files = [str(tmp_path / name) for name in ("ar.jsonl", "m.jsonl")]
     assert main(["import-specbench", *files]) == 0
     told = capsys.readouterr().out
-    assert "2.00×" in told and "5 of 5" in told and "The files cannot tell" in told
+    assert "2.00×" in told and "5 of 5" in told and "The files do not contain" in told
     assert main(["import-specbench", *files, "--baseline", "m.jsonl", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"][1]["speedup"] == pytest.approx(0.5)

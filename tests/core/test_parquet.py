@@ -34,7 +34,7 @@ def _from_parquet(path: Path) -> bool:
 def test_they_hold_the_frames(path: Path) -> None:
     results = load_run(path)
     frames = {"steps": results.steps, "samples": results.samples, "output_match": results.output_match}
-    for name, frame in {**frames, "summary": results.summary()}.items():
+    for name, frame in {**frames, "summary": results.summary(all=True)}.items():
         read = pd.read_parquet(path / f"{name}.parquet")
         assert {c: str(kind) for c, kind in read.dtypes.items()} == {c: str(kind) for c, kind in frame.dtypes.items()}
         plain = [c for c, kind in frame.dtypes.items() if str(kind) != "object"]

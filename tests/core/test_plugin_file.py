@@ -66,7 +66,7 @@ def plugin(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.usefixtures("few_laws")
+@pytest.mark.usefixtures("few_checks")
 def test_it_is_listed_checked_and_forgotten(plugin: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "--plugin", str(plugin)]) == 0
     assert "nothing    drafts nothing [same output as the model]\n            k=<int>  words" in capsys.readouterr().out

@@ -10,11 +10,12 @@ from typing import Literal
 import pytest
 
 from specbench_ss import registry
+from specbench_ss.bench.build_config import method_specs
 from specbench_ss.cli.main import main
 from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.options import MethodSpec, options_text, parse_options
+from specbench_ss.options import METHOD_ALIASES, MethodSpec, options_text, parse_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,26 @@ def test_unknown_name_suggests_a_known_one(plugins: dict[str, str]) -> None:
         registry.method_class("plian")
 
 
+@pytest.mark.parametrize(("alias", "name"), METHOD_ALIASES.items())
+def test_an_alias_is_the_registered_method(alias: str, name: str) -> None:
+    assert MethodSpec.parse(f"{alias}[nodes=2]").label == f"{name}[nodes=2]"
+    assert name in registry.names(registry.METHODS) and alias not in registry.names(registry.METHODS)
+
+
+def test_settings_take_aliases_and_a_misspelt_one_is_suggested() -> None:
+    (_, spec) = method_specs("prompt-lookup", ["prompt-lookup.length=3"])
+    assert spec == MethodSpec("pld", {"length": "3"})
+    with pytest.raises(UserError, match=r"did you mean prompt-lookup\?"):
+        registry.method_class("promt-lookup")
+
+
+def test_no_method_takes_an_alias_for_its_name() -> None:
+    class Taken(Plain):
+        name = "draft-model"
+
+    assert "another name of method 'sd'" in registry.method_problem(Taken, "draft-model")
+
+
 def test_broken_plugin_is_named_and_stops_nothing_else(plugins: dict[str, str]) -> None:
     plugins["broken"] = "nowhere:Nothing"
     with pytest.warns(registry.PluginWarning, match="method 'broken' does not load: ImportError: no module") as caught:
@@ -123,7 +144,7 @@ def test_no_command_is_stopped_by_a_broken_plugin(
         return [*real(group=group), *own, EntryPoint("broken", "nowhere:Nothing", group)]
 
     monkeypatch.setattr(registry, "entry_points", with_broken)
-    monkeypatch.setattr("specbench_ss.cli.check._holds", lambda *_: True)
+    monkeypatch.setattr("specbench_ss.cli.check._passes", lambda *_: True)
     load = EntryPoint.load
     monkeypatch.setattr(EntryPoint, "load", lambda self: Plain if self.name == "plain" else load(self))
     assert main(command) == 0

@@ -156,7 +156,7 @@ def test_the_report_and_the_table_show_the_test(tmp_path: Path) -> None:
         print_verbose(analyse(done), console)
     assert "biased (400)" in told.get() and "do not follow" in told.get()
     assert "biased (400)" in MarkdownReport().content(analyse(done)).decode()
-    table = analyse(done).summary().query("category == 'overall' and method == 'greedy'").iloc[0]
+    table = analyse(done).summary(all=True).query("category == 'overall' and method == 'greedy'").iloc[0]
     assert (table["bias"], table["bias_tokens"], table["comparison"]) == ("biased", 400, "invalid")
     assert load_run(done.path).write_parquet() == ""
     assert pd.read_parquet(done.path / "output_match.parquet")["sampled_pit"].map(sum).sum() == 800

@@ -18,12 +18,13 @@ from specbench_ss.methods.hydra.decode import Hydra
 from specbench_ss.methods.medusa.decode import Medusa
 from specbench_ss.methods.ss.config import SSOptions
 from specbench_ss.methods.ss.decode import SpeculativeStreaming
-from specbench_ss.models.checkpoint import Advice, read_advice
+from specbench_ss.models.checkpoint import Advice, advice_card, read_advice
 from specbench_ss.models.resolve import LAB
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import method_options
 from specbench_ss.runs.manifest import read_manifest
 
+SMOLLM2 = LAB.parent / "drafters" / "smollm2"
 BY_DEVICE = {"k": 3, "n_draft": 8, "cpu": {"n_draft": 2, "gamma": 2, "prune": "off"}, "cuda": {"n_draft": 12}}
 
 
@@ -121,3 +122,16 @@ def test_a_run_says_and_records_what_was_advised(tmp_path: Path, capsys: pytest.
         "k": 2, "n_draft": 2, "gamma": 2, "prune": "off",
     }  # fmt: skip
     assert method["resolved"]["n_draft"] == 2 and method["resolved"]["gamma"] == 2
+
+
+FOLDERS = [file.parent for place in (LAB, SMOLLM2) for file in sorted(place.glob("*/config.json"))]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
+def test_the_card_of_a_folder_states_its_advice(folder: Path) -> None:
+    assert advice_card(json.loads((folder / "config.json").read_text())) in (folder / "README.md").read_text()
+
+
+def test_a_card_has_settings_by_device_class() -> None:
+    text = advice_card({"advice": {"k": 3, "cpu": {"prune": False}}})
+    assert "k=3; prune=off on cpu" in text and advice_card({}) == ""

@@ -1,4 +1,4 @@
-"""A third-party method: installed as a package, found by its entry point, held to the same laws as ours."""
+"""A third-party method: installed as a package, found by its entry point, tested by the same checks as ours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.options import MethodSpec
 from specbench_ss.tuning.session import DecoderBench
-from tests.laws import laws
+from tests.checks import checks
 from tests.tiny import tiny_model
 
 PACKAGE = Path(__file__).parents[1] / "plugin_pkg"
@@ -53,7 +53,7 @@ def test_the_package_is_what_new_method_writes(tmp_path: Path) -> None:
 
 def test_its_own_test_passes(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setitem(check_decoder.__kwdefaults__, "laws", laws(0))
+    monkeypatch.setitem(check_decoder.__kwdefaults__, "checks", checks(0))
     own = runpy.run_path(str(site.parent / "source" / "test_ssbench_copycat.py"))
     tests = [test for name, test in own.items() if name.startswith("test_")]
     assert len(tests) == 1
@@ -64,13 +64,13 @@ def test_it_is_checked_by_its_name(
     site: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    few_laws: tuple[Check, ...],
+    few_checks: tuple[Check, ...],
 ) -> None:
-    """By a few laws: its own test has held it to all."""
+    """By a few checks: its own test has held it to all."""
     monkeypatch.syspath_prepend(str(site))
     assert main(["check", "copycat"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "copycat: default" and len(lines) == len(few_laws) + 2
+    assert lines[0] == "copycat: default" and len(lines) == len(few_checks) + 2
     assert all(line.startswith("  ok ") for line in lines[1:-1])
 
 

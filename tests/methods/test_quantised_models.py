@@ -120,7 +120,7 @@ def test_merged_weights_are_quantised_once(how: str, lora: Path) -> None:
     ("method", "reference"), [("ss-shared", "ss-shared-ar"), ("medusa2", "medusa2-ar"), ("space", "space-ar")]
 )
 def test_drafting_in_a_quantised_model_gives_its_own_plain_answers(method: str, reference: str) -> None:
-    """The law of the lab's own weights."""
+    """The check of the lab's own weights."""
     needs("int8")
     target = load_model("lab", dtype="float32", quantize="int8")
     drafting, plain = (load_method(name, target) for name in (method, reference))

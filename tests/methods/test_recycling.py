@@ -136,7 +136,7 @@ def test_a_tree_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "tree.json"
     file.write_text(json.dumps([[0], [1], [0, 0], [0, 3]]))
     own = Recycling(target, RecyclingOptions(tree=str(file)))
-    assert own.tree.topology.parents == (-1, 0, 0, 1, 1) and own.max_tokens_per_step() == 5
+    assert own.tree.shape.parents == (-1, 0, 0, 1, 1) and own.max_tokens_per_step() == 5
     assert "nodes" not in own.search_space()
     for content, options, complaint in (
         ("[[0], [0, 3]]", RecyclingOptions(tree=str(file), k=3), "recycling: .*4 successors of a token, k is 3"),

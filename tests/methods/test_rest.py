@@ -121,7 +121,7 @@ def test_of_many_occurrences_those_that_are_read_lie_all_over_the_text() -> None
 
 def test_the_published_rule_is_told_and_differs() -> None:
     target = Target(tiny_model("llama", vocab=7, layers=2))
-    rows = REST.test_instances(target)["rows"]()
+    rows = REST.test_instances(target)["per-path"]()
     assert REST.lossless and not rows.lossless
     assert p_value(rows, [3, 4, 5], SamplingParams(0.8, top_p=0.9)) < 1e-6
 

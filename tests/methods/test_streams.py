@@ -1,4 +1,4 @@
-"""Speculative Streaming's own laws: the main stream untouched, training equal to decoding, pruning harmless."""
+"""Speculative Streaming's own checks: the main stream untouched, training equal to decoding, pruning harmless."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_levels_of_a_tree_are_passes_over_their_paths(target: Target) -> None:
 
 
 def test_candidates_are_drawn_where_there_are_fewer_words_than_candidates() -> None:
-    """The output is the target's all the same; what is drawn from many words the laws look at."""
+    """The output is the target's all the same; what is drawn from many words the checks look at."""
     target = Target(tiny_model("llama", vocab=7, layers=2))
     options = TwoModelOptions(form="tree", gamma=2, k=3, candidates="drawn")
     decoder, sampling = TwoModel(target, options, random_draft(target, 128)), SamplingParams(1.3, top_k=2)

@@ -1,9 +1,9 @@
-"""The laws of decoding, on tiny random models: what is wrong is named, with the smallest example."""
+"""Conformance checks on tiny random models: a failure names what is wrong, with the smallest example."""
 
 from ssbench_copycat import Copycat
 
 from specbench_ss import check_decoder
 
 
-def test_it_obeys_the_laws() -> None:
+def test_it_passes_the_checks() -> None:
     check_decoder(Copycat)

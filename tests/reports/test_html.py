@@ -281,7 +281,7 @@ def csv_of(page: Page, name: str) -> list[dict[str, str]]:
 
 def test_a_csv_file_has_both_ends_n_and_the_verdict(make_run: MakeRun) -> None:
     run = make_run(labels=("ar", "ss"), questions=5, categories=("qa", "writing"))
-    summary = load_run(run).summary().set_index(["category", "method"])
+    summary = load_run(run).summary(all=True).set_index(["category", "method"])
     page = Page(write(run))
     for line in csv_of(page, "everything"):
         row = summary.loc[line["task"], line["method"]]
@@ -312,7 +312,7 @@ def test_the_margin_of_quality_is_an_option_of_the_report(make_run: MakeRun) -> 
     HtmlReport().write(analyse(read_run(run), 0.9), run / "report.html")
     assert "non-inferior to ar (margin 0.9)" in (run / "report.html").read_text(encoding="utf-8")
     assert "(margin 0.02)" in write(run)
-    assert set(load_run(run).summary(quality_margin=0.9)["quality_margin"].dropna()) == {0.9}
+    assert set(load_run(run).summary(all=True, quality_margin=0.9)["quality_margin"].dropna()) == {0.9}
 
 
 def test_the_limit_of_the_answers_stands_on_the_first_screen(make_run: MakeRun) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -28,7 +29,7 @@ def written(run: Path, name: str, file: str) -> bytes:
 
 def test_csv_and_parquet_are_the_summary(make_run: MakeRun) -> None:
     run = make_run()
-    expected = load_run(run).summary()
+    expected = load_run(run).summary(all=True)
     read = pd.read_csv(io.BytesIO(written(run, "csv", "summary.csv")))
     stored = pd.read_parquet(io.BytesIO(written(run, "parquet", "summary.parquet")))
     for found in (read, stored):
@@ -67,7 +68,7 @@ def test_several_runs_stand_beside_each_other(make_run: MakeRun) -> None:
     tables = {table.name: table for table in made["changes"]}
     rows = {row[0].text: row for row in tables["change-speedup-c"].rows}
     for at, run in ((1, runs[0]), (2, runs[2])):
-        summary = load_run(run).summary().set_index(["category", "method"])
+        summary = load_run(run).summary(all=True).set_index(["category", "method"])
         assert rows["ss"][at].sort == pytest.approx(summary.loc[("overall", "ss"), "speedup"])
     assert "src=" not in text.replace(plotly_js(), "").replace("data-src", "")
 
@@ -109,5 +110,20 @@ def test_hostile_names_are_text(make_run: MakeRun) -> None:
 
 def test_mistakes_are_one_line(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [str(make_run()) for _ in range(2)]
-    assert "--fail-on looks at one run" in failing(["report", *runs, "--fail-on", "failed"], capsys)
+    assert "--fail-on takes one run" in failing(["report", *runs, "--fail-on", "failed"], capsys)
     assert "at most 26" in failing(["report", *(runs[:1] * 27)], capsys)
+
+
+def test_without_a_path_the_run_that_was_started_last_is_reported(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no run in ./runs" in failing(["report"], capsys)
+    for name, created in (("b", "2026-01-01T10:00:00+00:00"), ("a", "2026-01-02T09:00:00+00:00")):
+        run = shutil.move(make_run(), tmp_path / "runs" / name)
+        manifest = json.loads((run / "manifest.json").read_text())
+        (run / "manifest.json").write_text(json.dumps({**manifest, "created": created}))
+    (tmp_path / "runs" / "c").mkdir()
+    (tmp_path / "runs" / "c" / "manifest.json").write_text("{}")
+    assert main(["report"]) == 0
+    assert "latest run: runs/a\n" in capsys.readouterr().out and (tmp_path / "runs/a/report.html").exists()

@@ -1,4 +1,4 @@
-"""Served engines as the thing measured: the laws of every run, with servers that answer."""
+"""Served engines as the thing measured: the checks of every run, with servers that answer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_counts_add_up_and_the_schedule_is_that_of_every_run(questions: Path, tm
     assert set(rows["tokens"][rows["method"] == "plain"]) == {8} and set(rows["counted"]) == {"usage"}
     assert set(rows["tokens"][rows["method"] == "fast ✓"]) == {5} and set(rows["chunks"]) == {5, 8}
     assert (rows["prefill_s"] + rows["decode_s"] - rows["wall_s"]).abs().max() < 1e-9
-    assert rows["steps"].isna().all() and rows["accepted"].isna().all() and rows["drafts"].isna().all()
+    assert rows["steps"].isna().all() and rows["accepted_tokens"].isna().all() and rows["drafts"].isna().all()
     asked = [Question(name, "fish", tuple(turns)) for name, turns in TWO_TURNS.items()]
     planned = [(s.question.id, s.turn, s.method, s.repeat) for s in plan(asked, ["plain", "fast ✓"], 2, 0)]
     assert [tuple(row) for row in rows[["question_id", "turn", "method", "repeat"]].itertuples(index=False)] == planned
@@ -93,7 +93,7 @@ def test_a_server_that_takes_half_the_time_is_twice_as_fast(
         serving(Behaviour(delay=0.02, per_chunk=2, drafted=3, metrics="vllm", clock=clock)) as fast,
     ):
         made = measured([slow, fast], ["slow", "fast"], questions, tmp_path / "run")
-    table = made.summary().query("category == 'overall'").set_index("method")
+    table = made.summary(all=True).query("category == 'overall'").set_index("method")
     assert table.loc["fast", "speedup"] == pytest.approx(2.0) and table.loc["fast", "comparison"] == "faster"
     assert table.loc["slow", "comparison"] == "reference" and set(table["baseline"]) == {"slow"}
     assert table.loc["fast", "tpot_s_p50"] == pytest.approx(table.loc["slow", "tpot_s_p50"] / 2, rel=0.5)
@@ -110,7 +110,7 @@ def test_tau_is_what_the_counters_say(questions: Path, tmp_path: Path) -> None:
     ):
         labels = ["plain", "drafting", "shared", "gauge"]
         made = measured([plain, drafting, shared, gauge], labels, questions, tmp_path / "run", concurrency=2)
-    table = made.summary().query("category == 'overall'").set_index("method")
+    table = made.summary(all=True).query("category == 'overall'").set_index("method")
     assert table.loc["drafting", "mean_acceptance_length"] == pytest.approx(
         2.0
     )  # 4 drafts an answer, 1 of 3 accepted each
@@ -286,6 +286,6 @@ def test_a_report_and_a_comparison_are_made_of_such_runs(questions: Path, tmp_pa
     assert main(["report", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert main(["export", str(tmp_path / "a"), "--form", "specbench", "--out", str(tmp_path / "files")]) == 2
     found = compare(tmp_path / "a", tmp_path / "b")
-    assert set(found.table["method"]) == {"one", "<b>two</b>"} and not found.differences["hinders"].any()
+    assert set(found.table["method"]) == {"one", "<b>two</b>"} and not found.differences["blocking"].any()
     rows = {row.method: row for row in summarise(read_run(tmp_path / "a")) if row.category == OVERALL}
     assert rows["one"].comparison == "reference" and rows["<b>two</b>"].baseline == "one"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from specbench_ss import registry
-from specbench_ss.conformance.suite_laws import check_suite
+from specbench_ss.conformance.suite_checks import check_suite
 from specbench_ss.errors import UserError
 from specbench_ss.suite import SuiteData, SuiteRequest
 from specbench_ss.suites.base import FileSuite
@@ -79,17 +79,17 @@ def load(name: str, data: Path, **asked: Any) -> SuiteData:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_every_suite_keeps_the_laws_on_a_small_file(name: str, tmp_path: Path) -> None:
+def test_every_suite_passes_the_checks_on_a_small_file(name: str, tmp_path: Path) -> None:
     check_suite(type(registry.load_suite(name)), data=write(tmp_path / "small.jsonl", *SMALL[name]))
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "apps"])
-def test_generated_questions_keep_the_laws(name: str) -> None:
+def test_generated_questions_passes_the_checks(name: str) -> None:
     check_suite(type(registry.load_suite(name)), lab=True)
 
 
 @needs_real
-def test_real_files_keep_the_laws() -> None:
+def test_real_files_passes_the_checks() -> None:
     check_suite(MTBench, data=SHARED / "mt_bench")
     data = MTBench().load(SuiteRequest(data=SHARED / "mt_bench"))
     assert data.edition == "official" and len(data.questions) == 80

@@ -112,7 +112,7 @@ def test_verdicts_stand_beside_speed_and_are_asked_for_once(
     assert (row.judge_score, row.judge_score_n, row.judge_score_difference) == (pytest.approx(0.8), 4, 0)
     assert row.quality is not None and row.quality != row.judge_score  # one does not become the other
     results = load_run(run)
-    assert set(results.samples["judged"]) == {0.8} and set(results.summary()["judge"]) == {
+    assert set(results.samples["judge_score"]) == {0.8} and set(results.summary(all=True)["judge"]) == {
         f"strict at {host(judge)}, prompts own-1, 1024 tokens"
     }
     assert "secret-of-the-test" not in (run / JUDGE).read_text()

@@ -1,6 +1,6 @@
-"""Laws of suites: `ssbench suites check NAME`.
+"""Checks of suites: `ssbench suites check NAME`.
 
-The laws speak of what results rely on: the questions are the same each time, a limit takes the first ones, and the
+The checks speak of what results rely on: the questions are the same each time, a limit takes the first ones, and the
 scorer stays within [0, 1] whatever a model answers.
 """
 
@@ -34,16 +34,16 @@ SCORED = 3  # questions of each category that the scorer is tried on
 
 
 class SuiteCheckFailed(AssertionError):  # noqa: N818
-    """Raised for a suite that breaks a law. Its text names the law and the smallest example that was found."""
+    """Raised for a suite that breaks a check. Its text names the check and the smallest example that was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteCheck:
-    """A law: its name, and what it says in a sentence."""
+    """A check: its name, and the requirement in a sentence."""
 
     name: str
     text: str
-    holds: Callable[[Subject], None]
+    test: Callable[[Subject], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Subject:
         return self.load(**changes).questions
 
 
-def _expect(holds: bool, what: str) -> None:
-    if not holds:
+def _expect(passed: bool, what: str) -> None:
+    if not passed:
         raise SuiteCheckFailed(what)
 
 
@@ -121,7 +121,7 @@ def _data(subject: Subject) -> None:
 
 
 def _refused(subject: Subject, what: str, **changes: Any) -> None:
-    """Raise SuiteLawBroken unless loading raises a UserError of one line."""
+    """Raise SuiteCheckFailed unless loading raises a UserError of one line."""
     try:
         subject.load(**changes)
     except UserError as error:
@@ -147,7 +147,7 @@ def _range(subject: Subject) -> None:
 
 
 def _expect_score(suite: Suite, question: Question, turn: int, answer: str) -> float | None:
-    """Return the score of an answer. Raises SuiteLawBroken where it is no score, or another one the second time."""
+    """Return the score of an answer. Raises SuiteCheckFailed where it is no score, or another one the second time."""
     place = f"{question.id}, turn {turn + 1}, answer {answer[:40]!r}"
     try:
         found, again = (suite.score(question, turn, answer) for _ in range(2))
@@ -187,7 +187,7 @@ def _network(subject: Subject) -> None:
 
 @contextmanager
 def no_network() -> Iterator[None]:
-    """Within, whoever asks for an address or opens a connection raises SuiteLawBroken."""
+    """Raise SuiteCheckFailed for every look-up of an address and every connection in the block."""
 
     def refused(*_: Any, **__: Any) -> Any:
         raise SuiteCheckFailed("loading reaches for the network: only `fetch` may")
@@ -196,7 +196,7 @@ def no_network() -> Iterator[None]:
         yield
 
 
-SUITE_LAWS: tuple[SuiteCheck, ...] = (
+SUITE_CHECKS: tuple[SuiteCheck, ...] = (
     SuiteCheck(
         "description", "The class has a name, a summary and categories, and is made without arguments.", _description
     ),
@@ -215,21 +215,21 @@ SUITE_LAWS: tuple[SuiteCheck, ...] = (
 
 
 def suite_results(kind: type[Suite], request: SuiteRequest) -> Iterator[tuple[SuiteCheck, str]]:
-    """Yield every law with what breaks it, '' where it holds. Raises UserError where the suite cannot be loaded."""
+    """Yield every check with its failure, or ''. Raise UserError if the suite cannot be loaded."""
     subject = Subject(kind, request)
     with no_network() if not _of_hub(request) else mock.patch.dict({}):
         subject.load()
-    for law in SUITE_LAWS:
-        if law.name == "network" and _of_hub(request):
+    for check in SUITE_CHECKS:
+        if check.name == "network" and _of_hub(request):
             continue  # the user named a data set of the hub
         try:
-            law.holds(subject)
-        except SuiteCheckFailed as broken:
-            yield law, str(broken)
+            check.test(subject)
+        except SuiteCheckFailed as failure:
+            yield check, str(failure)
         except Exception as error:
-            yield law, first_line(error)
+            yield check, first_line(error)
         else:
-            yield law, ""
+            yield check, ""
 
 
 def _of_hub(request: SuiteRequest) -> bool:
@@ -237,10 +237,10 @@ def _of_hub(request: SuiteRequest) -> bool:
 
 
 def check_suite(kind: type[Suite], *, data: str | Path | None = None, lab: bool = False) -> None:
-    """Hold a suite to the laws of docs/suites.md. Raises SuiteLawBroken for the first that does not hold.
+    """Test a suite by the checks of docs/suites.md. Raise SuiteCheckFailed for the first that fails.
 
     data: what it reads its questions from, None for its own data. lab: ask it for the questions of a lab model.
     """
-    for law, broken in suite_results(kind, SuiteRequest(data=None if data is None else Path(data), lab=lab)):
-        if broken:
-            raise SuiteCheckFailed(f"{law.name}: {law.text} {broken}")
+    for check, failure in suite_results(kind, SuiteRequest(data=None if data is None else Path(data), lab=lab)):
+        if failure:
+            raise SuiteCheckFailed(f"{check.name}: {check.text} {failure}")

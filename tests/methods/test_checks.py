@@ -1,4 +1,4 @@
-"""Every registered method, in all its shapes, obeys the laws; and autoregressive decoding is what transformers does."""
+"""Conformance checks of every registered method; autoregressive decoding against transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.options import MethodSpec
-from tests.laws import architectures, plain, statistical
+from tests.checks import architectures, plain, statistical
 from tests.tiny import THOROUGH, tiny_model
 
 METHODS = registry.names(registry.METHODS)
@@ -27,25 +27,27 @@ PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33,
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_obeys_the_laws(name: str) -> None:
-    """On one architecture, or if thorough the first shape on all of them; see `tests/laws.py`."""
+def test_every_method_passes_the_checks(name: str) -> None:
+    """On one architecture, or if thorough the first shape on all of them; see `tests/checks.py`."""
     own_model, turn = name in references_of([MethodSpec(name)]), METHODS.index(name)
-    check_decoder(registry.method_class(name), architectures=architectures(turn), laws=plain(turn), own_model=own_model)
+    check_decoder(
+        registry.method_class(name), architectures=architectures(turn), checks=plain(turn), own_model=own_model
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_exact_where_tokens_are_sampled(name: str) -> None:
     own_model, turn = name in references_of([MethodSpec(name)]), METHODS.index(name)
-    check_decoder(registry.method_class(name), architectures=(), laws=statistical(turn), own_model=own_model)
+    check_decoder(registry.method_class(name), architectures=(), checks=statistical(turn), own_model=own_model)
 
 
 @pytest.mark.parametrize("name", METHODS if THOROUGH else ("ar", "eagle2", "lookahead", "peagle", "sd", "ss"))
-def test_every_method_obeys_the_laws_where_steps_are_replayed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_method_passes_the_checks_where_steps_are_replayed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `--engine graph` makes them, but that each operator is called: no graph is needed for the buffers.
 
     The buffers are new here, not the method, and all of its shapes share them: the first one is held to all cases of
-    every law, the others to two of each, even if thorough. Each method has one architecture, another one than the next
-    method; `tests/core/test_static_passes.py` holds all methods to eager drafts and answers on one of them.
+    every check, the others to two of each, even if thorough. Neighbouring methods have different architectures;
+    `tests/core/test_static_passes.py` holds all methods to eager drafts and answers on one of them.
     """
 
     def replayed(*given: Any, **options: Any) -> Target:
@@ -55,10 +57,10 @@ def test_every_method_obeys_the_laws_where_steps_are_replayed(name: str, monkeyp
         return target
 
     monkeypatch.setattr(kit, "tiny_target", replayed)
-    monkeypatch.setattr(cuda_graphs, "BLOCK", 8)  # the laws' caches are small
+    monkeypatch.setattr(cuda_graphs, "BLOCK", 8)  # the checks' caches are small
     turn, own_model = METHODS.index(name), name in references_of([MethodSpec(name)])
-    kind, laws = REPLAYED[turn % len(REPLAYED)], plain(turn, thorough=False)
-    check_decoder(registry.method_class(name), architectures=(kind,), laws=laws, own_model=own_model)
+    kind, checks = REPLAYED[turn % len(REPLAYED)], plain(turn, thorough=False)
+    check_decoder(registry.method_class(name), architectures=(kind,), checks=checks, own_model=own_model)
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)

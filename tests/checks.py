@@ -1,14 +1,14 @@
-"""The laws as most tests hold decoders to them: all of them, the costly ones on what can tell something new.
+"""The checks as most tests hold decoders to them: all of them, the costly ones on what can tell something new.
 
 SSBENCH_THOROUGH=1, which CI sets, tries every architecture and shape. A method meets an architecture only through the
 target, whose passes other tests hold to transformers' own on all of them, so what breaks on one breaks in any case.
 If thorough, the first shape is therefore held to all cases on two architectures, other ones for every method, and to
-two of each law on the others (to one of the law `together`); else to all cases on one. Every other shape, which may
-draft in its own way, is held to all cases on an architecture of its own, and to two of each law on the model of seven
+two of each check on the others (to one of the check `together`); else to all cases on one. Every other shape, which may
+draft in its own way, is held to all cases on an architecture of its own, and to two of each check on the model of seven
 words.
 
-The statistical laws, whose hundreds of answers are made on the model of seven words alone, rest on the rule of
-acceptance, which is one, and on logits, which other laws hold to the model's own. Methods share the kinds of sampling
+The statistical checks, whose hundreds of answers are made on the model of seven words alone, rest on the rule of
+acceptance, which is one, and on logits, which other checks hold to the model's own. Methods share the kinds of sampling
 among them where they share the rule. `tests/core/test_verify.py` holds the rule to enumerated distributions.
 """
 
@@ -17,15 +17,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from specbench_ss.conformance import ARCHITECTURES, LAWS, Case, Check
+from specbench_ss.conformance import ARCHITECTURES, CHECKS, Case, Check
+from specbench_ss.conformance.exact_checks import REPEATING, WARM
 from specbench_ss.conformance.harness import Subject
-from specbench_ss.conformance.laws import REPEATING, WARM
 from specbench_ss.engine.decoder import Decoder
 from tests.tiny import THOROUGH
 
 STATISTICAL = ("distribution", "blocks")
 SHORTER = 64  # tokens
-DEAR = "together"  # a law whose every case is seven answers
+DEAR = "together"  # a check whose every case is seven answers
 LARGE = 4  # layers of the models of every architecture
 
 
@@ -40,46 +40,46 @@ def two(turn: int) -> Sequence[str]:
     return [ARCHITECTURES[turn % n], ARCHITECTURES[(turn + 3) % n]]
 
 
-def laws(turn: int, thorough: bool = THOROUGH) -> tuple[Check, ...]:
-    """All of them. The first shape is tried in every case, the others in two of each law: other ones by turn and shape.
+def checks(turn: int, thorough: bool = THOROUGH) -> tuple[Check, ...]:
+    """Return all of them: the first shape in every case, the others in two cases of each check, by turn and shape.
 
-    If thorough, see above which shape is tried in every case where, and answers of the law `long` have their length,
+    If thorough, see above which shape is tried in every case where, and answers of the check `long` have their length,
     where they else end earlier in three of four turns.
 
-    Of a statistical law a shape is tried by one kind of sampling, and of these two laws by one, or by both if thorough.
-    Which ones, differs from shape to shape and from turn to turn. A shape whose candidates are not drawn, accepted by
-    the core's rule, is as exact as this rule and the logits are, which tests of the rule and other laws look at: of
-    such shapes the first is enough. If thorough, the other shapes are held to both laws by every kind of sampling.
+    A shape is tried by one of the two statistical checks, or by both if thorough, with one kind of sampling.
+    The choice differs from shape to shape and from turn to turn. A shape whose candidates are not drawn, accepted by
+    the core's rule, is as exact as this rule and the logits are, which tests of the rule and other checks look at: of
+    such shapes the first is enough. If thorough, the other shapes are held to both checks by every kind of sampling.
     """
-    return tuple((_thinned if law.name in STATISTICAL else _fewer)(law, turn, thorough) for law in LAWS)
+    return tuple((_thinned if check.name in STATISTICAL else _fewer)(check, turn, thorough) for check in CHECKS)
 
 
 def statistical(turn: int) -> list[Check]:
-    """Of these laws, those with hundreds of answers."""
-    return [law for law in laws(turn) if law.name in STATISTICAL]
+    """Of these checks, those with hundreds of answers."""
+    return [check for check in checks(turn) if check.name in STATISTICAL]
 
 
 def plain(turn: int, thorough: bool = THOROUGH) -> list[Check]:
     """The others."""
-    return [law for law in laws(turn, thorough) if law.name not in STATISTICAL]
+    return [check for check in checks(turn, thorough) if check.name not in STATISTICAL]
 
 
-def _fewer(law: Check, turn: int, thorough: bool) -> Check:
+def _fewer(check: Check, turn: int, thorough: bool) -> Check:
     def cases(subject: Subject) -> Iterator[Case]:
-        every = list(law.cases(subject))
-        if law.name == "long" and not thorough and turn % 4:
+        every = list(check.cases(subject))
+        if check.name == "long" and not thorough and turn % 4:
             every = [replace(case, max_new_tokens=min(SHORTER, case.max_new_tokens)) for case in every]
         which, others = turn + _number(subject), every[1:]
         few = [*every[:1], *others[which % max(1, len(others)) :][:1]]
-        if law.name == DEAR and thorough:
+        if check.name == DEAR and thorough:
             few = every[which % max(1, len(every)) :][:1]
         yield from every if _in_full(subject, turn, thorough) else few
 
-    return replace(law, cases=cases)
+    return replace(check, cases=cases)
 
 
 def _in_full(subject: Subject, turn: int, thorough: bool) -> bool:
-    """Whether it is tried in every case of a law."""
+    """Whether it is tried in every case of a check."""
     first, large = subject.number == 0, subject.target.n_layers == LARGE
     if not thorough:
         return first
@@ -96,21 +96,21 @@ def _number(subject: Subject) -> int:
     return subject.number + (ARCHITECTURES.index(kind) if kind in ARCHITECTURES else 0)
 
 
-def _thinned(law: Check, turn: int, thorough: bool) -> Check:
+def _thinned(check: Check, turn: int, thorough: bool) -> Check:
     def cases(subject: Subject) -> Iterator[Case]:
-        which = turn + subject.number + STATISTICAL.index(law.name)
+        which = turn + subject.number + STATISTICAL.index(check.name)
         own = (thorough or subject.number) and _of_its_own(subject)
         if (which % 2 and not thorough) or (subject.number and not own):
             return
         sampled = list[Case]()
-        for case in law.cases(subject):
+        for case in check.cases(subject):
             if case.sampling.greedy:
                 yield case
             else:
                 sampled.append(case)
         yield from sampled if thorough and own else [sampled[which % len(sampled)]]
 
-    return replace(law, cases=cases)
+    return replace(check, cases=cases)
 
 
 def _of_its_own(subject: Subject) -> bool:

@@ -1,4 +1,4 @@
-"""The laws for suites: each broken one is found and named. And NAME:FILE."""
+"""The checks for suites: each broken one is found and named. And NAME:FILE."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specbench_ss.conformance.suite_laws import SuiteCheckFailed, check_suite
+from specbench_ss.conformance.suite_checks import SuiteCheckFailed, check_suite
 from specbench_ss.errors import UserError
 from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.suites.base import select
@@ -17,7 +17,7 @@ COUNTER = itertools.count()
 
 
 class Good(Suite):
-    """A third party's suite that keeps all laws."""
+    """A third party's suite that passes all checks."""
 
     name, summary, categories = "good", "a suite of two tasks", ("a", "b")
 
@@ -62,14 +62,14 @@ BAD = {
 }
 
 
-def test_a_good_suite_keeps_all_laws() -> None:
+def test_a_good_suite_passes_all_checks() -> None:
     check_suite(Good)
 
 
-@pytest.mark.parametrize("law", BAD)
-def test_a_broken_law_is_named(law: str) -> None:
-    with pytest.raises(SuiteCheckFailed, match=f"^{law}: "):
-        check_suite(BAD[law])
+@pytest.mark.parametrize("check", BAD)
+def test_a_failed_check_is_named(check: str) -> None:
+    with pytest.raises(SuiteCheckFailed, match=f"^{check}: "):
+        check_suite(BAD[check])
 
 
 def test_whoever_calls_home_is_stopped() -> None:

@@ -1,4 +1,4 @@
-"""Laws of sampled decoding: every token is drawn from the target's distribution.
+"""Checks of sampled decoding: every token is drawn from the target's distribution.
 
 Each token x of a step is compared with the distribution p [V] of its position, given all tokens before it: its place
 in the cumulative distribution is uniform (Rosenblatt 1952), and it is a drafted token with the sum of their p. The
@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench_ss.conformance.exact_checks import REPEATING, not_exact
 from specbench_ss.conformance.harness import Case, Check, Seen, Subject, Trace, Untested, Watched
-from specbench_ss.conformance.laws import REPEATING, not_exact
 from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.generate import StopParams
 from specbench_ss.engine.sampling import SamplingParams, exponential_race
@@ -90,7 +90,7 @@ class Tallies:
     def found(self, where: str) -> str:
         """Describe what was counted at a position."""
         tally = self.by_position[where]
-        found = f"{where}: {tally.tokens} tokens are not distributed as the logits say"
+        found = f"{where}: {tally.tokens} tokens are not distributed as the logits are"
         if not tally.offered:
             return found
         share, expected = tally.accepted / tally.offered, tally.expected / tally.offered
@@ -103,7 +103,7 @@ class Impossible(Exception):  # noqa: N818
 
 # one of each filter, and temperatures on both sides of those that people use
 SAMPLINGS = (SamplingParams(1.0), SamplingParams(0.3), SamplingParams(0.7, top_p=0.95), SamplingParams(1.3, top_k=3))
-# p-values below which a test is made again with other seeds, and below which it then breaks the law: chance does both
+# p-values below which a test is repeated with other seeds, and below which it then fails: chance does both
 # in less than one of 10**8 cases, and the kit has some thousands for all registered methods
 FIRST, SECOND = 1e-3, 1e-5
 WORDS = 7  # of which a prompt has every pair

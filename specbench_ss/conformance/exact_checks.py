@@ -1,4 +1,4 @@
-"""Laws of greedy decoding, of several prompts, of descriptions and of long requests.
+"""Checks of greedy decoding, of several prompts, of descriptions and of long requests.
 
 Acceptance is drawn at random, so that 200 tokens take few steps, and drafts are seen at T=0 as they would be in a
 run.
@@ -37,7 +37,7 @@ from specbench_ss.runs.manifest import plain
 
 WARM = SamplingParams(1.0, seed=3)
 REPEATING = (3, 4, 5, 3, 4, 6, 3, 4, 5, 3, 4)  # for those that look back
-GREEDY = Case(REPEATING, 12)  # asked by most laws, and so answered once for all of them
+GREEDY = Case(REPEATING, 12)  # asked by most checks, and so answered once for all of them
 
 
 def few(subject: Subject) -> Iterator[Case]:
@@ -83,7 +83,7 @@ def draft(subject: Subject, case: Case) -> str:
     except Unanswered as unanswered:  # whether this is why is what is asked
         steps = unanswered.steps
         if steps and not isinstance(getattr(steps[-1].drafted, "tokens", None), torch.Tensor):
-            raise  # the loop has said what it is
+            raise  # the error names the draft already
     for step in steps:
         if problem := misshapen(step, subject.target.vocab_size):
             return f"after {step.ids[len(case.prompt) :]}: {problem}"
@@ -91,7 +91,7 @@ def draft(subject: Subject, case: Case) -> str:
 
 
 def misshapen(step: Seen, words: int) -> str:
-    """Say what is wrong with a step's draft; '' for nothing."""
+    """Return what is wrong with a step's draft; '' for nothing."""
     drafted, kept = step.drafted, step.tree
     tokens = drafted.tokens
     if tokens.dtype != torch.int64 or tokens.shape != (len(drafted),):
@@ -108,14 +108,14 @@ def misshapen(step: Seen, words: int) -> str:
 
 
 def undrawn(tree: DraftTree, q: torch.Tensor, words: int) -> str:
-    """Say why the children cannot have been drawn from q; '' where they can."""
+    """Return why the children cannot have been drawn from q; '' where they can."""
     if q.shape != (len(tree), words):
         return f"draft_probs {list(q.shape)} for {len(tree)} nodes, not [{len(tree)}, {words}]"
     for child, parent in enumerate(tree.topology.parents):
         if child and not abs(float(q[parent].sum()) - 1) < 1e-3:
             return f"draft_probs of node {parent} sum to {float(q[parent].sum()):.4f}"
         if child and not float(q[parent, tree.tokens[child]]) > 0:
-            return f"node {child} is {int(tree.tokens[child])}, which draft_probs of its parent say is never drawn"
+            return f"node {child} is {int(tree.tokens[child])}, whose probability in draft_probs of its parent is 0"
     return ""
 
 
@@ -157,7 +157,7 @@ def counts(subject: Subject, case: Case) -> str:
 
 
 def no_path(seen: Seen) -> str:
-    """Say why the accepted nodes are not a path of the verified tree with one token after it; '' where they are."""
+    """Return why the accepted nodes are not a path of the verified tree with one token after it; '' where they are."""
     tree, verdict = seen.tree, seen.verdict
     if tree is None or verdict is None:
         return "nothing was verified"
@@ -180,7 +180,7 @@ def cache(subject: Subject, case: Case) -> str:
         layer = next((i for i, rows in enumerate(seen.lengths) if rows != n), None)
         if layer is not None:
             return f"{after}: layer {layer} holds {seen.lengths[layer]} rows for {n} tokens before the root"
-        errors = (seen.held - fresh[:, :, :, :n]).abs().amax((1, 2, 4)).nan_to_num(torch.inf)  # [layers, n]
+        errors = (seen.cached - fresh[:, :, :, :n]).abs().amax((1, 2, 4)).nan_to_num(torch.inf)  # [layers, n]
         if float(errors.max()) > CLOSE * (1 + float(fresh.abs().max())):
             layer, row = divmod(int(errors.argmax()), n)
             return f"{after}: row {row} of layer {layer} is off by {float(errors[layer, row]):.2g}"
@@ -218,7 +218,7 @@ def model(subject: Subject, case: Case) -> str:
 
 
 def another_model(subject: Subject) -> str:
-    """Say why it may decode with another model than the target; '' where it may not."""
+    """Return why it may decode with another model than the target; '' where it may not."""
     reference = subject.one.baseline_for(subject.one.options).label
     if not subject.one.lossless:
         return "it declares itself lossy"
@@ -291,12 +291,12 @@ def endings(subject: Subject, case: Case, whole: list[int]) -> Iterator[tuple[St
 
 
 def not_exact(subject: Subject) -> str:
-    """Say why its tokens are not compared with the model's; '' where they are."""
+    """Return why its tokens are not compared with the model's; '' where they are."""
     return "" if subject.exact else "it declares itself lossy"
 
 
 def no_fresh_rows(subject: Subject) -> str:
-    """Say why its cache is not compared with a fresh pass; '' where it is."""
+    """Return why its cache is not compared with a fresh pass; '' where it is."""
     if not subject.shows_rows:
         return "its next_logits does not fill a cache"
     lossy = type(subject.one).forward is not Decoder.forward and type(subject.one).next_logits is Decoder.next_logits
@@ -376,7 +376,7 @@ def memory(subject: Subject, case: Case) -> str:
 
 
 def together(subject: Subject, case: Case) -> str:
-    """Test that an answer is the same beside others, of which some end earlier and some later."""
+    """Test that an answer is the same next to others, of which some end earlier and some later."""
     lengths = (2, case.max_new_tokens, 3, case.max_new_tokens + LATER)
     prompts = (subject.random_prompt(3, seed=1), case.prompt, subject.random_prompt(9, seed=2), case.prompt[:4])
     requests = [BatchRequest(p, StopParams(n), case.sampling) for p, n in zip(prompts, lengths, strict=True)]
@@ -385,18 +385,22 @@ def together(subject: Subject, case: Case) -> str:
     for place, request in enumerate(requests):
         alone = subject.watch(Case(tuple(request.prompt), request.limits.max_new_tokens, case.sampling)).generation
         made, error = found[place].generation, found[place].error
-        said = f"prompt {list(request.prompt)}, at most {request.limits.max_new_tokens} tokens, beside three others: "
+        prefix = (
+            f"prompt {list(request.prompt)}, at most {request.limits.max_new_tokens} tokens, next to three others: "
+        )
         if made is None:
-            return said + str(error)
+            return prefix + str(error)
         if problem := _differing(made, alone, "alone"):
             itself = subject.one.clone() is subject.one
-            hint = "its beside() gives the method itself" if itself else "what beside() gives may share state with it"
-            return f"{said}{problem}; {hint}"
+            hint = (
+                "its clone() returns the method itself" if itself else "the result of clone() may share state with it"
+            )
+            return f"{prefix}{problem}; {hint}"
     return ""
 
 
 def not_together(subject: Subject) -> str:
-    """Say why it is never answered beside others."""
+    """Return why its requests are never decoded together with others."""
     try:
         check_together(subject.one)
     except UserError as e:
@@ -437,17 +441,17 @@ def metadata(subject: Subject, case: Case) -> str:
     decoder, again = subject.decoder(), subject.decoder()
     if problem := unlisted(decoder):
         return problem
-    said, second = plain(decoder.metadata()), plain(again.metadata())
-    if said != second:
-        return f"described() of two that are made alike: {said} and {second}"
+    first, second = plain(decoder.metadata()), plain(again.metadata())
+    if first != second:
+        return f"metadata() of two that are made alike: {first} and {second}"
     subject.watch(case, decoder=decoder)
-    if plain(decoder.metadata()) != said:
-        return f"described() was {said}, and after an answer {plain(decoder.metadata())}"
+    if plain(decoder.metadata()) != first:
+        return f"metadata() was {first}, and after an answer {plain(decoder.metadata())}"
     return ""
 
 
 def unlisted(decoder: Decoder) -> str:
-    """Say what `ssbench methods` cannot show of the method; '' where it can show everything."""
+    """Return what `ssbench methods` cannot show of the method; '' where it can show everything."""
     kind = type(decoder)
     for name in ("name", "summary"):
         text = getattr(kind, name, None)
@@ -462,7 +466,7 @@ def unlisted(decoder: Decoder) -> str:
         return f'option {silent[0]} has no metadata={{"help": ...}}'
     helps = [option.help for option in describe_options(kind.Options)]
     if kind.lossless and not decoder.lossless and not any("loss" in text for text in helps):
-        return "an option made it lossy, and no option's help says 'lossy': `ssbench methods` calls the method lossless"
+        return "an option made it lossy, but no option's help contains 'lossy'"
     return ""
 
 
@@ -493,7 +497,7 @@ def long(subject: Subject, case: Case) -> str:
 
 
 def _other_steps(first: Sequence[Seen], again: Sequence[Seen]) -> str:
-    """Say in which step the second answer was drafted otherwise than the first; '' for none."""
+    """Return in which step the second answer was drafted otherwise than the first; '' for none."""
     for i, (one, two) in enumerate(zip(first, again, strict=False), start=1):
         drafts = [[seen.ids, seen.drafted.tokens.tolist(), seen.drafted.topology.parents] for seen in (one, two)]
         if drafts[0] != drafts[1]:
@@ -503,7 +507,7 @@ def _other_steps(first: Sequence[Seen], again: Sequence[Seen]) -> str:
 
 
 def _wrong_logits(subject: Subject, case: Case, steps: Sequence[Seen]) -> str:
-    """Say where the root's logits are not those of a fresh pass; '' for nowhere. Some steps are looked at."""
+    """Return where the root's logits are not those of a fresh pass; '' for nowhere. Some steps are looked at."""
     for seen in reversed(steps[:: max(1, len(steps) // LOOKED_AT)]):  # the longest first: it shows the others too
         answer = seen.ids[len(case.prompt) :]
         if error := off(seen.logits[0], subject.logits(case.prompt, answer)):
@@ -514,7 +518,7 @@ def _wrong_logits(subject: Subject, case: Case, steps: Sequence[Seen]) -> str:
 EXACT_CHECKS = (
     Check("draft", "a draft is a tree of known tokens under the root, which draft_probs could have drawn", few, draft),
     Check("answers", "prompts are answered", few, answers),
-    Check("rows", "no pass puts more rows through the target than max_tokens_per_step() says", few, rows,
+    Check("rows", "no pass puts more rows through the target than max_tokens_per_step() states", few, rows,
         lambda subject: "it states no max_tokens_per_step" if subject.one.max_tokens_per_step() is None else ""),
     Check("counts", "a path of the draft and the next token are accepted, each counted once", own, counts,
         on=("small",)),
@@ -531,13 +535,13 @@ EXACT_CHECKS = (
         on=("small",)),
     Check("seed", "the same seed gives the same answer, another seed another one", sampled, seed, on=("small",)),
     Check("memory", "an answer depends on nothing that was answered before", asked_again, memory, on=("small",)),
-    Check("together", "an answer is the same beside other requests", asked_again, together, not_together),
+    Check("together", "an answer is the same next to concurrent requests", asked_again, together, not_together),
     Check("target", "the target is left as it was", asked, untouched),
-    Check("tunable", "no value that tuning may try changes the output", tuned, search_space,
-        lambda subject: not_exact(subject) or ("" if subject.one.search_space() else "it declares nothing tunable"),
+    Check("search_space", "no value of search_space changes the output", tuned, search_space,
+        lambda subject: not_exact(subject) or ("" if subject.one.search_space() else "its search_space is empty"),
         on=("small",)),
     Check("long", f"an answer of {ANSWER} tokens to a prompt of {PROMPT}, of {WORDS:,} words, is right, and the same "
         "in the same steps when asked again", lengthy, long, on=("long",)),
-    Check("description", "the method says what it is and measures, and that it is lossy if it is", asked, metadata,
-        on=("small",)),
+    Check("description", "name, options and metadata describe the method; the help names lossy options", asked,
+        metadata, on=("small",)),
 )  # fmt: skip
