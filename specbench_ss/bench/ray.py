@@ -404,9 +404,9 @@ class ShardedRun(RunLoop):
         if parcel.manifest:
             self._welcome(parcel)
         for text in dict.fromkeys(parcel.told):
-            if text not in self._told:
+            if text not in self._warned:
                 self.events.on_warning(text)
-            self._told.add(text)
+            self._warned.add(text)
         for problem in parcel.commit(self.run_dir):
             self.warn_and_keep(f"a side file is incomplete: {problem}")
         for row, _ in parcel.samples:

@@ -152,7 +152,7 @@ def test_failures_and_mismatches_stand_above_the_results(make_run: MakeRun) -> N
     text = Page(write(make_run(failing=("medusa",), verdict="mismatch", questions=2))).text
     above = text[: text.index("By task")]
     assert "Samples failed" in above and "out of luck" in above
-    assert "no numerical tie explains" in above
+    assert "without a numerical tie" in above
 
 
 @pytest.mark.parametrize("labels", [("ar",), ("ar", "ss")])
@@ -250,7 +250,7 @@ def test_its_answers_and_verdicts_name_that_reference_too(shared: Path) -> None:
 def test_sampled_answers_promise_a_distribution_and_the_summary_says_so(make_run: MakeRun) -> None:
     run = make_run(labels=("ar", "ss"), categories=("qa",), questions=5, temperature=0.7)
     text = Page(write(run)).text
-    assert "promises the same distribution, not the same text" in text[: text.index("By task")]
+    assert "the same distribution, not the same text" in text[: text.index("By task")]
     made = page_of(analyse(read_run(run)))
     assert ("sampled", "flat") in next(row for row in made["ranking"] if row.label == "ss").badges
     assert set(made["samples"]["verdicts"]) == {("reference", ""), ("sampled", "")}
