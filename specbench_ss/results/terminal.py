@@ -364,7 +364,7 @@ def _print(console: Console, name: str, columns: Sequence[str], groups: Sequence
             break
     room = NARROW + console.width - _width(shown, lines, labels=NARROW)
     table = result_table(name, shown)
-    table.box, table.padding, table.title_style = None, (0, 0, 0, 2), "bold"  # type: ignore[assignment]
+    table.box, table.padding, table.title_style = None, (0, 0, 0, 2), "bold"
     for group in groups:
         for i, line in enumerate(group):
             table.add_row(*("" if i and column == "task" else _cell(line, column, room) for column in shown))
