@@ -275,7 +275,7 @@ def _lost(row: SummaryRow) -> float:
 def _print_line(console: Console, text: str, mark: str, most: int = 2, style: str = "") -> None:
     """Print a text after a mark, wrapped and indented, in so many lines at most."""
     width = max(20, console.width - cell_len(Text.from_markup(mark).plain))
-    lines = textwrap.wrap(text, width, max_lines=most, placeholder=" ...")
+    lines = textwrap.wrap(text, width, max_lines=most, placeholder=" ...", break_on_hyphens=False)
     blank = " " * cell_len(Text.from_markup(mark).plain)
     for i, line in enumerate(lines):
         console.print(f"{blank if i else mark}{escape(line)}", style=style, highlight=False, soft_wrap=True)
