@@ -1,1 +1,1 @@
-"""Reports turn a finished run into something to read. They know the core; the core does not know them."""
+"""Reports turn a finished run into something to read. They import the core; the core does not import them."""

@@ -10,16 +10,29 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from specbench_ss.options import REFERENCE
-from specbench_ss.reports.palette import COLOURS, GREY, GRID, INK, LESS, MORE, MUTED, PAPER, PARTS, SYMBOLS, Style
+from specbench_ss.reports.palette import (
+    COLOURS,
+    GREY,
+    GRID,
+    INK,
+    LESS,
+    LONGEST,
+    MORE,
+    MUTED,
+    PAPER,
+    PARTS,
+    SYMBOLS,
+    Style,
+)
 from specbench_ss.results.cost_model import Point, Roof, Waterfall
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import format_number, format_speedup, percent, title, visible
 
 ROW, FRAME = 26, 64  # pixels of a row of a chart, and of what is around the rows
 HEIGHT = 360  # pixels of other charts
-LONGEST = 24  # characters of a name at an axis
 FEW = 20  # steps below which an acceptance rate is not drawn
 RATIOS = (0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50)
+NAMED = 8  # points with their names next to them; more have a legend
 SLOPES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # lines of equal speedup
 AXIS: Mapping[str, Any] = {
     "gridcolor": GRID, "linecolor": MUTED, "zerolinecolor": GRID, "zeroline": False,
@@ -51,8 +64,8 @@ def text_of(label: str) -> str:
 
 def ratio_axis(values: Sequence[float]) -> tuple[float, float, list[float]]:
     """Return low, high and ticks of a logarithmic axis that holds all ratios and 1; the ticks are not too close."""
-    held = [value for value in values if math.isfinite(value) and value > 0]
-    low, high = min([0.8, *held]) / 1.04, max([1.25, *held]) * 1.04
+    finite = [value for value in values if math.isfinite(value) and value > 0]
+    low, high = min([0.8, *finite]) / 1.04, max([1.25, *finite]) * 1.04
     apart = 0.12 * math.log(high / low)
     ticks = [1.0]
     for tick in sorted((t for t in RATIOS if low <= t <= high), key=lambda t: (len(f"{t:g}"), abs(math.log(t)))):
@@ -117,37 +130,20 @@ def ranking(rows: Sequence[SummaryRow], styles: Mapping[str, Style], names: Sequ
 
     names: what to call the rows where it is not their methods.
     """
-    shown = [(row, name) for row, name in zip(rows, names or [r.method for r in rows], strict=True) if row.speedup]
+    names = names or [styles[row.method].name for row in rows]
+    shown = [(row, name) for row, name in zip(rows, names, strict=True) if row.speedup]
     ends = [end for row, _ in shown for end in (row.speedup or 1.0, *(row.speedup_interval or ()))]
-    traces = [_speedup(row, styles[row.method], at, at) for at, (row, _) in enumerate(shown)]
-    said = [
+    traces = [_speedup(row, styles[row.method], at) for at, (row, _) in enumerate(shown)]
+    notes = [
         {"x": 1.01, "xref": "paper", "xanchor": "left", "y": at, "showarrow": False,
          "text": f"{format_speedup(row.speedup)}  τ {format_number(row.mean_acceptance_length)}"}
         for at, (row, _) in enumerate(shown)
     ]  # fmt: skip
-    made = _in_rows(traces, [name for _, name in shown], "speedup, 95 % interval", margin_r=104, annotations=said)
+    made = _in_rows(traces, [name for _, name in shown], "speedup, 95 % interval", margin_r=124, annotations=notes)
     return _with_ratios(made, ends)
 
 
-def speedup_by_task(rows: Mapping[str, Sequence[SummaryRow]], styles: Mapping[str, Style]) -> go.Figure:
-    """Return the speedups of all methods in each task, a group of rows a task. rows: by task, in one order."""
-    traces, at, middles = [], 0.0, []
-    seen: set[str] = set()
-    for own in rows.values():
-        middles.append(at + 0.5 * (len(own) - 1) * 0.5)
-        for row in own:
-            traces.append(_speedup(row, styles[row.method], at, row.method, row.method not in seen))
-            seen.add(row.method)
-            at += 0.5
-        at += 0.5
-    names = list(map(title, rows))
-    made = figure(traces, "speedup, 95 % interval", height=90 + ROW * at)
-    made.update_yaxes(tickvals=middles, ticktext=list(map(text_of, names)), range=[at, -1], showgrid=False)
-    ends = [end for own in rows.values() for r in own for end in (r.speedup or 1.0, *(r.speedup_interval or ()))]
-    return _with_ratios(made, ends)
-
-
-def _speedup(row: SummaryRow, style: Style, at: float, group: object, legend: bool = False) -> go.Scatter:
+def _speedup(row: SummaryRow, style: Style, at: float) -> go.Scatter:
     low, high = row.speedup_interval or (row.speedup, row.speedup)
     value = row.speedup or math.nan
     sure = row.comparison in ("faster", "slower")
@@ -156,9 +152,9 @@ def _speedup(row: SummaryRow, style: Style, at: float, group: object, legend: bo
         "color": style.colour, "thickness": 2, "width": 0,
     }  # fmt: skip
     bounds = "no interval" if row.speedup_interval is None else f"{format_number(low)}–{format_number(high)}"
-    name = text_of(row.method)
+    name = text_of(style.name)
     return go.Scatter(
-        x=[row.speedup], y=[at], error_x=error, name=name, legendgroup=str(group), showlegend=legend, mode="markers",
+        x=[row.speedup], y=[at], error_x=error, name=name, showlegend=False, mode="markers",
         marker={"symbol": style.symbol, "size": 10, "color": style.colour if sure else PAPER,
                 "line": {"color": style.colour, "width": 2}},
         hovertemplate=f"{name} {format_speedup(row.speedup)} ({bounds})<extra></extra>",
@@ -196,8 +192,12 @@ def pareto(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Figure
     ]
     left, right = min([0.9, *(0.9 * x for x, _, _ in points)]), 1.12 * max(x for x, _, _ in points)
     top = 1.12 * max(y for _, y, _ in points)
-    made = figure([_point(styles[method], x, y) for x, y, method in points],
-                  f"relative step time ({REFERENCE} = 1)", "tokens per step, τ")  # fmt: skip
+    dots = [_point(styles[method], x, y) for x, y, method in points]
+    if few := len(dots) <= NAMED:
+        for dot in dots:
+            side = "middle left" if dot.x[0] > (left + 2 * right) / 3 else "middle right"
+            dot.update(mode="markers+text", text=[f" {dot.name} "], textposition=side)
+    made = figure(dots, f"relative step time ({REFERENCE} = 1)", "tokens per step, τ", showlegend=not few)
     made.update_xaxes(range=[left, right]).update_yaxes(range=[0.9, top])
     for slope in SLOPES:
         x = min(right, top / slope)
@@ -210,7 +210,7 @@ def pareto(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Figure
 
 
 def _point(style: Style, x: float, y: float, hollow: bool = False, legend: bool = True, what: str = "") -> go.Scatter:
-    name = text_of(style.label)
+    name = text_of(style.name)
     return go.Scatter(
         x=[x], y=[y], name=name, legendgroup=name, showlegend=legend, mode="markers",
         marker={"symbol": style.symbol, "size": 11, "color": PAPER if hollow else style.colour,
@@ -225,7 +225,7 @@ def acceptance(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Fi
     for row in rows:
         given = zip(row.conditional_acceptance_rate, row.conditional_acceptance_rate_n, strict=True)
         kept = [(i, share) for i, (share, n) in enumerate(given, start=1) if n >= FEW]
-        style, name = styles[row.method], text_of(row.method)
+        style, name = styles[row.method], text_of(styles[row.method].name)
         if kept:
             traces.append(go.Scatter(
                 x=[i for i, _ in kept], y=[share for _, share in kept], name=name, mode="lines+markers",
@@ -238,7 +238,7 @@ def acceptance(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Fi
     return made.update_xaxes(dtick=1 if longest <= 12 else None)
 
 
-def tokens_per_step(counted: pd.DataFrame, order: Sequence[str], most: int) -> go.Figure:
+def tokens_per_step(counted: pd.DataFrame, styles: Mapping[str, Style], order: Sequence[str], most: int) -> go.Figure:
     """Return the share of steps by accepted tokens, a stacked bar a method. counted: `frames.tokens_per_step`.
 
     most: of the last part, which has all that kept more too.
@@ -251,9 +251,10 @@ def tokens_per_step(counted: pd.DataFrame, order: Sequence[str], most: int) -> g
         own = [float(shares.get((label, tokens), 0.0)) for label in order]
         name = f"{tokens}+" if tokens == most < longest else str(tokens)
         colour = f"hsl(203,{70 if tokens > 1 else 8}%,{max(28, 88 - 60 * tokens // most)}%)"
-        traces.append(_bar(name, own, colour, "%{x:.1%} of steps keep " + name))
+        traces.append(_bar(name, own, colour, "%{x:.1%} of steps: " + name + " tokens"))
+    names = [styles[label].name for label in order]
     made = _in_rows(
-        traces, order, "share of steps, by tokens kept", top=30, barmode="stack", legend_traceorder="normal"
+        traces, names, "share of steps, by tokens per step", top=30, barmode="stack", legend_traceorder="normal"
     )
     return made.update_xaxes(range=[0, 1], tickformat=".0%")
 
@@ -280,7 +281,7 @@ def memory(found: Mapping[str, float], styles: Mapping[str, Style]) -> go.Figure
     """Return a bar of MiB for each method."""
     bar = go.Bar(x=list(found.values()), y=list(range(len(found))), orientation="h",
                  marker_color=[styles[label].colour for label in found])  # fmt: skip
-    return _in_rows([bar], list(found), "peak memory of a sample, MiB", showlegend=False)
+    return _in_rows([bar], [styles[label].name for label in found], "peak memory of a sample, MiB", showlegend=False)
 
 
 def waterfall(found: Sequence[Waterfall]) -> go.Figure:
@@ -289,11 +290,11 @@ def waterfall(found: Sequence[Waterfall]) -> go.Figure:
     for at, one in enumerate(found):
         for i, (name, start, size) in enumerate(steps_of(one)):
             kind = name if name in (REFERENCE, "total") else "saved" if size < 0 else "added"
-            base, length, y, said = traces.setdefault(kind, ([], [], [], []))
+            base, length, y, hover = traces.setdefault(kind, ([], [], [], []))
             base.append(start)
             length.append(size)
             y.append(at - 0.36 + 0.12 * i)
-            said.append(f"{text_of(one.method)}, {name}: {size:+.2f} ms" if kind in ("saved", "added")
+            hover.append(f"{text_of(one.method)}, {name}: {size:+.2f} ms" if kind in ("saved", "added")
                         else f"{name}: {size:.2f} ms")  # fmt: skip
     colours = {REFERENCE: GREY, "saved": LESS, "added": MORE, "total": INK}
     drawn = [
@@ -338,13 +339,16 @@ def roofline(roof: Roof, found: Sequence[Point], styles: Mapping[str, Style]) ->
     return made
 
 
-def task_map(cells: Mapping[tuple[str, str], SummaryRow], order: Sequence[str]) -> go.Figure:
+def task_map(
+    cells: Mapping[tuple[str, str], SummaryRow], styles: Mapping[str, Style], order: Sequence[str]
+) -> go.Figure:
     """Return a heat map of speedups, methods by tasks. cells: by (method, task)."""
     tasks = list(dict.fromkeys(task for _, task in cells))
     speedups = [[cells[label, task].speedup for task in tasks] for label in order]
     heights = [[None if not value else math.log2(value) for value in row] for row in speedups]
     text = [[format_speedup(value) for value in row] for row in speedups]
-    return heat_map(heights, list(map(title, tasks)), order, text=text, texttemplate="%{text}", showscale=False,
+    names = [styles[label].name for label in order]
+    return heat_map(heights, list(map(title, tasks)), names, text=text, texttemplate="%{text}", showscale=False,
                     zmid=0, colorscale=[[0, COLOURS[1]], [0.5, PAPER], [1, COLOURS[0]]], hoverinfo="text")  # fmt: skip
 
 
@@ -358,4 +362,4 @@ def timeline(traces: Mapping[str, Any], styles: Mapping[str, Style]) -> go.Figur
         y = [at + 0.4, *(at + 0.4 - 0.8 * share for share in shares for _ in (0, 1)), at + 0.4]
         drawn.append(go.Scatter(x=x, y=y, fill="toself", mode="none", fillcolor=styles[label].colour, hoverinfo="skip",
                                 showlegend=False))  # fmt: skip
-    return _in_rows(drawn, list(traces), "milliseconds of one request", row=40)
+    return _in_rows(drawn, [styles[label].name for label in traces], "milliseconds of one request", row=40)

@@ -1,4 +1,4 @@
-"""Colour and symbol of a method. They come from its name, so that two reports of the same methods draw them alike."""
+"""Colour and symbol of a method, fixed by its name: a colour for each family, a shade for each variant."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from specbench_ss.options import REFERENCE
+from specbench_ss.results.text import visible
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 GREY = "#7A8089"  # autoregressive decoding
 ON_DARK = {"#0072B2": "#4A90E2", "#D55E00": "#F07A2B", GREY: "#98A0AB"}  # those that a dark page would swallow
 SYMBOLS = {  # by Plotly's names; around 0, five pixels to each side
@@ -23,7 +24,29 @@ SYMBOLS = {  # by Plotly's names; around 0, five pixels to each side
     "hourglass": "M-5.2 -5.2H5.2L0 0L5.2 5.2H-5.2L0 0Z",
 }
 
-# Where a step's time goes: not methods, so another scale: one hue, from what stands out most on the page to the least.
+METHODS = {
+    "ss": (BLUE, "square"),
+    "ss-shared": (BLUE, "diamond"),
+    "medusa": (VERMILION, "diamond"),
+    "medusa2": (VERMILION, "square"),
+    "hydra": (VERMILION, "hourglass"),
+    "eagle": (GREEN, "triangle-up"),
+    "eagle2": (GREEN, "square"),
+    "eagle3": (GREEN, "diamond"),
+    "peagle": (GREEN, "cross"),
+    "sd": (PURPLE, "circle"),
+    "dflash": (PURPLE, "square"),
+    "pld": (ORANGE, "cross"),
+    "suffix": (ORANGE, "square"),
+    "rest": (ORANGE, "diamond"),
+    "recycling": (ORANGE, "triangle-up"),
+    "lookahead": (SKY, "hourglass"),
+    "space": (SKY, "circle"),
+}
+SHADES = 3  # of a colour: darker on a light page, lighter on a dark one
+LONGEST = 24  # characters of a label that is not abbreviated
+
+# Parts of a step's time have a scale of one hue, which no method has.
 PARTS = {  # on a light and on a dark page
     "prefill": ("#3B4A63", "#E4EAF5"),
     "draft": ("#5B6F94", "#BCC9E2"),
@@ -33,8 +56,24 @@ PARTS = {  # on a light and on a dark page
 }
 LESS, MORE = "#4B3F9E", "#A3324A"  # time saved and added
 INK, MUTED, GRID, PAPER = "#1A1E24", "#56606C", "#E6E9EE", "#FFFFFF"  # of charts
+
+
+def _mixed(colour: str, other: str, share: float) -> str:
+    pairs = zip(bytes.fromhex(colour[1:]), bytes.fromhex(other[1:]), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * share):02X}" for a, b in pairs)
+
+
+def shade(colour: str, number: int, dark: bool = False) -> str:
+    """Return a shade of a colour, 0 for the colour itself, on a light or a dark page."""
+    return (
+        _mixed(ON_DARK.get(colour, colour), "#FFFFFF", 0.3 * number)
+        if dark
+        else _mixed(colour, "#000000", 0.3 * number)
+    )
+
+
 DARK = {  # what a chart's colours become on a dark page
-    **ON_DARK,
+    **{shade(colour, i): shade(colour, i, dark=True) for colour in (*COLOURS, GREY) for i in range(SHADES)},
     **dict(PARTS.values()),
     LESS: "#A9A1F2",
     MORE: "#F08BA0",
@@ -47,12 +86,16 @@ DARK = {  # what a chart's colours become on a dark page
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one method is drawn. index: its CSS class is m<index>, which sets --c. symbol: a name of `SYMBOLS`."""
+    """Look of one method. index: its CSS class is m<index>, which sets --c. symbol: a name of `SYMBOLS`.
+
+    name: the label, abbreviated if it is long.
+    """
 
     label: str
     index: int
     colour: str
     symbol: str
+    name: str = ""
 
     @property
     def css(self) -> str:
@@ -62,28 +105,56 @@ class Style:
     @property
     def shade(self) -> str:
         """Return its colour for style sheets, on a light and on a dark page."""
-        return f"light-dark({self.colour}, {ON_DARK.get(self.colour, self.colour)})"
+        return f"light-dark({self.colour}, {DARK[self.colour]})"
 
     @property
     def swatch(self) -> str:
-        """Return what a swatch needs: its class and its symbol, as 'm3 diamond'."""
+        """Return the class and the symbol of a swatch, as 'm3 diamond'."""
         return f"{self.css} {self.symbol}"
+
+
+Look = tuple[str, str, int]  # base colour, symbol, shade
 
 
 def styles(labels: Sequence[str], plain: Collection[str] = (), baseline: str = REFERENCE) -> dict[str, Style]:
     """Return a style for each method, in order. plain: `ar` of changed models, grey as the baseline is."""
-    made: dict[str, tuple[str, str]] = {baseline: (GREY, "circle")}
+    made: dict[str, Look] = {baseline: (GREY, "circle", 0)}
     for label in sorted(set(labels) - {baseline}):
-        made[label] = _free(label, (GREY,) if label in plain else COLOURS, list(made.values()))
-    return {label: Style(label, i, *made[label]) for i, label in enumerate(labels)}
+        made[label] = _look(label, label in plain, list(made.values()))
+    names = short_labels(labels)
+    return {
+        label: Style(label, i, shade(made[label][0], made[label][2]), made[label][1], names[label])
+        for i, label in enumerate(labels)
+    }
 
 
-def _free(label: str, colours: Sequence[str], taken: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Return colour and symbol: those of its name, or the next that fewest have."""
-    seed = zlib.crc32(label.encode("utf-8", "surrogatepass"))
-    used, both = Counter(colour for colour, _ in taken), Counter(taken)
-    colour = min(_turned(colours, seed), key=lambda one: used[one])
-    return colour, min(_turned(list(SYMBOLS), seed // 6), key=lambda one: both[colour, one])
+def short_labels(labels: Sequence[str]) -> dict[str, str]:
+    """Return each label, a long one as the method's name and the number of the variant: `ss-2`."""
+    made: dict[str, str] = {}
+    for label in labels:
+        number, name, short = sum(_name(label) == _name(one) for one in made) + 1, _name(label), visible(label)
+        while len(visible(label)) > LONGEST and (short == visible(label) or short in {*made.values(), *labels}):
+            short, number = f"{visible(name)[:LONGEST]}-{number}", number + 1
+        made[label] = short
+    return made
+
+
+def _name(label: str) -> str:
+    return label.partition("[")[0].partition("#")[0]
+
+
+def _look(label: str, plain: bool, taken: Sequence[Look]) -> Look:
+    """Return the look of the method's name, or of an unknown name; a variant gets the next shade, then symbol."""
+    seed, used = zlib.crc32(_name(label).encode("utf-8", "surrogatepass")), Counter(colour for colour, _, _ in taken)
+    both = Counter((colour, symbol) for colour, symbol, _ in taken)
+    if plain or _name(label) not in METHODS:
+        colour = GREY if plain else min(_turned(COLOURS, seed), key=lambda one: used[one])
+        symbol = min(_turned(list(SYMBOLS), seed // 6), key=lambda one: both[colour, one])
+    else:
+        colour, symbol = METHODS[_name(label)]
+    symbols = _turned(list(SYMBOLS), list(SYMBOLS).index(symbol))
+    free = ((colour, one, i) for one in symbols for i in range(SHADES) if (colour, one, i) not in taken)
+    return next(free, (colour, symbol, 0))
 
 
 def _turned(values: Sequence[str], by: int) -> Iterator[str]:

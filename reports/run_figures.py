@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from plotly.graph_objects import Figure
@@ -17,6 +18,7 @@ from specbench_ss.results.analysis import Results
 from specbench_ss.results.cost_model import points, roof_of, waterfalls
 from specbench_ss.results.report import Figures
 from specbench_ss.results.summary import SummaryRow
+from specbench_ss.results.text import visible
 
 MIB = 2**20
 FORMATS = (".pdf", ".svg", ".png", ".html")
@@ -55,7 +57,9 @@ class RunFigures(Figures):
         """Model, suite and device in a few words."""
         model, suite = self.results.manifest["model"], self.results.manifest["suite"]
         prompts = f"{suite['prompts']:,} prompt{'s' * (suite['prompts'] != 1)}"
-        return charts.text_of(f"{model['name']}, {model['dtype']}, {model['device']}; {suite['name']}, {prompts}")
+        short = [f"{of.name} = {label}" for label, of in self.styles.items() if of.name != visible(label)]
+        facts = f"{model['name']}, {model['dtype']}, {model['device']}; {suite['name']}, {prompts}"
+        return "<br>".join(map(charts.text_of, [facts, *short]))
 
     def ranking(self) -> Figure:
         """Return the speedups with their intervals."""
@@ -74,18 +78,22 @@ class RunFigures(Figures):
     def waterfall(self) -> Figure:
         """Return the milliseconds per token from the baseline to each method."""
         made = waterfalls(self.results.pairs)
-        found = [made[row.method] for row in self.contestants if row.method in made]
+        found = [
+            replace(made[row.method], method=self.styles[row.method].name)
+            for row in self.contestants
+            if row.method in made
+        ]
         if not found:
-            raise UserError("nothing to draw: no method of the run was timed beside autoregressive decoding")
+            raise UserError("nothing to draw: no method was timed on the prompts of the baseline")
         made = charts.waterfall(found)
-        bars = ", ".join(name for name, _, _ in charts.steps_of(found[0]))
-        return made.update_xaxes(title_text=f"milliseconds per token; bars from the top:<br>{bars}")
+        first, *bars = (name for name, _, _ in charts.steps_of(found[0]))
+        return made.update_xaxes(title_text=f"milliseconds per token; bars from the top: {first},<br>{', '.join(bars)}")
 
     def roofline(self) -> Figure:
         """Return FLOP per second against FLOP per byte, under the machine's measured limits."""
         roof, wanted = roof_of(self.results.run), {row.method for row in self.rows}
         if roof is None:
-            raise UserError("nothing to draw: the run does not know the machine's limits (ssbench doctor --calibrate)")
+            raise UserError("nothing to draw: no machine limits in the run; run ssbench doctor --calibrate first")
         found = [point for point in points(self.results.pairs) if point.method in wanted]
         if not found:
             raise UserError("nothing to draw: what a step reads and computes could not be counted")
@@ -95,17 +103,17 @@ class RunFigures(Figures):
         """Return tokens per step against relative step time."""
         rows = [row for row in self.contestants if row.step_cost and row.mean_acceptance_length]
         if not rows:
-            raise UserError("nothing to draw: no method of the run has timed steps beside autoregressive decoding")
+            raise UserError("nothing to draw: no method has timed steps on the prompts of the baseline")
         return charts.pareto(rows, self.styles)
 
     def tasks(self) -> Figure:
         """Return a heat map of speedups by task."""
         cells = {(row.method, row.category): row for row in self.results.rows}
-        return charts.task_map(cells, [row.method for row in self.rows])
+        return charts.task_map(cells, self.styles, [row.method for row in self.rows])
 
     def time(self) -> Figure:
         """Return the parts of a step."""
-        parts = {row.method: found for row in self.rows if (found := ms_per_step(row))}
+        parts = {self.styles[row.method].name: found for row in self.rows if (found := ms_per_step(row))}
         if not parts:
             raise UserError("nothing to draw: no step of the run was timed")
         return charts.parts(parts, "milliseconds of a step")
@@ -130,8 +138,8 @@ def write_plot(
     figure: Figure = getattr(figures, kind)()
     figure.update_layout(
         title={"text": figures.title, "font": {"size": 11, "color": "#56606C"}, "x": 0.01, "y": 0.99, "yanchor": "top"},
-        margin_t=44, paper_bgcolor="white", width=round(width * INCH),
-        height=round(height * INCH) if height else figure.layout.height + 34,
+        margin_t=44 + 14 * (lines := figures.title.count("<br>")), paper_bgcolor="white", width=round(width * INCH),
+        height=round(height * INCH) if height else figure.layout.height + 34 + 14 * lines,
     )  # fmt: skip
     try:
         path.write_bytes(_html(figure) if path.suffix == ".html" else _image(figure, path.suffix[1:]))

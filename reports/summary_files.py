@@ -45,8 +45,8 @@ class MarkdownReport(_File):
         run = results.run
         model, suite = run.manifest["model"]["name"], run.manifest["suite"]["name"]
         wrong = [check for check in results.checks if check.state in ("wrong", "warning")]
-        told = [line for check in wrong for line in (f"- {check.sentence}", *(f"  - {line}" for line in check.lines))]
-        lines = [f"# {model} on {suite}", "", results.headline, "", *told]
+        alerts = [line for check in wrong for line in (f"- {check.sentence}", *(f"  - {line}" for line in check.lines))]
+        lines = [f"# {model} on {suite}", "", results.headline, "", *alerts]
         table = exchange.markdown(results)
         notes = [f"{NO_MEAN}.\n"] if len(measures(run.questions)) > 1 else []
         levels = [markdown_concurrency(run)] if run.concurrency else []
@@ -90,13 +90,13 @@ class JsonReport(_File):
     def content(self, results: Results) -> bytes:
         """Return the bytes of the file."""
         run = results.run
-        said = [
+        checks = [
             {"name": one.name, "state": one.state, "sentence": one.sentence, "lines": list(one.lines)}
             for one in results.checks
         ]
         whole = {
             "finding": results.headline,
-            "checks": said,
+            "checks": checks,
             "places": {label: asdict(standing) for label, standing in results.rank_ranges.items()},
             "summary": [row.as_dict() for row in results.rows],
             **({"levels": [asdict(row) for row in concurrency_rows(run)]} if run.concurrency else {}),

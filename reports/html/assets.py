@@ -50,7 +50,7 @@ def policy(scripts: Sequence[str]) -> str:
 
 
 def render(name: str, scripts: Sequence[str], **values: Any) -> str:
-    """Fill a template. Every text is made visible and escaped unless the template says otherwise."""
+    """Fill a template. Every text is made visible and escaped unless it is Markup."""
     template, css = _templates().get_template(name), Markup(joined(STYLES))
     return template.render(
         policy=policy(scripts), css=css, scripts=[Markup(s) for s in scripts], chart_style=CHART_STYLE, **values
@@ -67,14 +67,14 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=finalize,
     )
-    made.filters |= {"exact": _exact, "brief": _brief, "breaking": _breaking}
+    made.filters |= {"exact": _exact, "brief": _brief, "ticks": _ticks}
     return made
 
 
-def _breaking(label: str) -> Markup:
-    """Return a method's label that may be broken before its options and between them."""
-    shown = escape(visible(label))  # now, since nothing looks at Markup again
-    return shown.replace("[", Markup("<wbr>[")).replace(",", Markup(",<wbr>"))
+def _ticks(text: str) -> Markup:
+    """Return a text with its backticks as code elements."""
+    parts = str(escape(visible(text))).split("`")
+    return Markup("".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)))
 
 
 def _brief(value: float | str) -> float | str:

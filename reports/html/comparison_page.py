@@ -1,27 +1,28 @@
-"""The page of several runs beside each other: what differs between them first, then what changed, and how surely."""
+"""Page of several runs side by side: methods by runs first, then changes with intervals, then the differences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from string import ascii_uppercase
 from typing import Any
 
 from specbench_ss import __version__
 from specbench_ss.errors import UserError
 from specbench_ss.reports import charts
-from specbench_ss.reports.html.health import LEVELS
-from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Notice, Table, method_cell, plain
+from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, method_cell, plain
 from specbench_ss.reports.palette import Style, styles, symbols
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.checks import worst_first
 from specbench_ss.results.compare import Change, ComparedRow, Difference, compared, differences, judged
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.terminal import NAMES, change_text, comparison_finding, interval_text
-from specbench_ss.results.text import format_speedup, interval, title
+from specbench_ss.results.text import MISSING, format_number, format_speedup, interval, title
 from specbench_ss.runs.records import Run
 
 MOST_RUNS = len(ascii_uppercase)
+HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,}\b")
 VERDICTS = {"faster": "good", "higher": "good", "slower": "bad", "lower": "bad", "invalid": "bad"}
 
 
@@ -41,18 +42,17 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What changed from the first run to another one. why: in place of rows, why the two do not compare."""
+    """Changes from the first run to another one; no rows if the two are not comparable."""
 
     letter: str
     finding: str
     rows: Sequence[ComparedRow]
-    why: str = ""
 
 
 def page(runs: Sequence[Results]) -> dict[str, Any]:
     """Return everything that the template shows of two runs or more. Raises UserError for too many."""
     if len(runs) > MOST_RUNS:
-        raise UserError(f"{len(runs)} runs: at most {MOST_RUNS} stand beside each other")
+        raise UserError(f"{len(runs)} runs are too many: compare at most {MOST_RUNS}")
     named = [
         Named(letter, of, {row.method: row for row in of.overall})
         for letter, of in zip(ascii_uppercase, runs, strict=False)
@@ -63,13 +63,13 @@ def page(runs: Sequence[Results]) -> dict[str, Any]:
     pairs = [_pair(named[0], other) for other in named[1:]]
     found = [(other.letter, differences(named[0].run, other.run)) for other in named[1:]]
     return {
-        "title": f"{len(runs)} runs beside each other",
+        "title": f"{len(runs)} runs side by side",
         "version": __version__,
         "styles": list(look.values()),
         "definitions": symbols(),
         "runs": _runs(named),
         "findings": [f"{named[0].letter} to {pair.letter}: {pair.finding}" for pair in pairs],
-        "notices": list(_notices(named, pairs)),
+        "matrix": _matrix(named, look),
         "differences": _differences(named, found),
         "speedups": _speedups(named, look),
         "changes": [_changes(pair, metric, look) for pair in pairs for metric in NAMES if _known(pair, metric)],
@@ -81,7 +81,7 @@ def _pair(first: Named, other: Named) -> Pair:
     try:
         _, rows = compared(first.results, other.results)
     except UserError as error:
-        return Pair(other.letter, "no comparison, see below.", (), str(error).split("; --force")[0])
+        return Pair(other.letter, f"not comparable: {str(error).split('; --force')[0]}", ())
     return Pair(other.letter, comparison_finding(rows), rows)
 
 
@@ -96,49 +96,66 @@ def _runs(named: Sequence[Named]) -> Table:
         of("suite", lambda manifest: f"{manifest['suite']['name']}, {manifest['suite']['prompts']:,} prompts"),
         of("device", lambda manifest: manifest["model"]["device"]),
         of("started", lambda manifest: str(manifest["created"]).replace("T", " ")[:16]),
+        Column("checks", _worst, numeric=False),
     ]
-    return Table.of("runs", columns, named, "The runs", sortable=False)
+    return Table.of("runs", columns, named, "Runs", sortable=False)
 
 
-def _notices(named: Sequence[Named], pairs: Sequence[Pair]) -> Iterator[Notice]:
-    """Yield what must be known before the numbers are believed."""
-    for pair in pairs:
-        if pair.why:
-            yield Notice("warning", f"{named[0].letter} and {pair.letter} do not compare.", [pair.why])
-    for one in named:
-        for check in worst_first(one.results.checks):
-            if check.state in ("wrong", "warning"):
-                yield Notice(LEVELS[check.state], f"Run {one.letter}: {check.sentence}")
+def _worst(one: Named) -> str:
+    """Return the worst finding of the checks of a run, and the number of the others."""
+    found = [check for check in worst_first(one.results.checks) if check.state in ("wrong", "warning")]
+    if not found:
+        return "✓"
+    sign = "✕" if found[0].state == "wrong" else "!"
+    return f"{sign} {found[0].sentence}" + (f" {len(found) - 1} more." if len(found) > 1 else "")
+
+
+def _matrix(named: Sequence[Named], look: Mapping[str, Style]) -> Table:
+    """Return the speedup, interval and τ of every method in every run, the fastest method first."""
+
+    def of(one: Named) -> Column:
+        return Column(f"{one.letter}: {one.run.path.name}", lambda label: _in_run(one.overall.get(label)))
+
+    columns = [Column("method", lambda label: method_cell(look[label]), numeric=False), *map(of, named)]
+    caption = f"Speedup over {named[0].run.baseline} in each run, 95 % CI, τ"
+    return Table.of("methods-by-runs", columns, _ranked(named), caption)
+
+
+def _in_run(row: SummaryRow | None) -> Cell:
+    if row is None:
+        return plain(MISSING)
+    small = " · ".join(filter(None, (interval(row.speedup_interval), f"τ {format_number(row.mean_acceptance_length)}")))
+    return replace(_speedup(row), small=(small,), strong=row.comparison in ("faster", "slower"))
 
 
 def _differences(named: Sequence[Named], found: Sequence[tuple[str, Sequence[Difference]]]) -> Table:
-    """Return a row for each thing in which any run differs from the first, what hinders comparing first."""
+    """Return a row for each difference of any run from the first, those that block a comparison first."""
     values: dict[str, dict[str, str]] = {}
-    hindering = set()
+    blocking = set()
     for letter, differing in found:
         for one in differing:
             values.setdefault(one.what, {})[letter] = one.b
             values[one.what][named[0].letter] = one.a
-            hindering |= {one.what} if one.blocking else set()
+            blocking |= {one.what} if one.blocking else set()
     columns = [Column("what", numeric=False), *(Column(one.letter, numeric=False) for one in named)]
     rows = []
-    for what in sorted(values, key=lambda name: name not in hindering):
+    for what in sorted(values, key=lambda name: name not in blocking):
         same = values[what][named[0].letter]
-        cells = [plain(values[what].get(one.letter, same)) for one in named]
-        rows.append([plain(f"✕ {what}" if what in hindering else what, what), *cells])
+        cells = [plain(HASH.sub(r"\1…", values[what].get(one.letter, same))) for one in named]
+        rows.append([plain(f"✕ {what}" if what in blocking else what, what), *cells])
     return Table("differences", columns, rows, "What differs")
 
 
 def _speedups(named: Sequence[Named], look: Mapping[str, Style]) -> Chart:
     """Return every method's speedup in every run on one axis, the fastest method first."""
     rows = [(one.overall[label], one.letter) for label in _ranked(named) for one in named if label in one.overall]
-    names = [f"{row.method}, {letter}" for row, letter in rows]
+    names = [f"{look[row.method].name}, {letter}" for row, letter in rows]
     drawn = charts.ranking([row for row, _ in rows], look, names)
     columns = [
         Column("method", lambda pair: method_cell(look[pair[0].method]), numeric=False),
         Column("run", lambda pair: pair[1], numeric=False),
         Column("speedup", lambda pair: _speedup(pair[0])),
-        Column("95 % interval", lambda pair: _interval(pair[0])),
+        Column("95 % CI", lambda pair: _interval(pair[0])),
         Column("τ", lambda pair: pair[0].mean_acceptance_length),
         Column("tokens/s", lambda pair: pair[0].tokens_per_s, digits=1),
         Column("n", lambda pair: pair[0].n_prompts, digits=0),
@@ -176,8 +193,8 @@ def _overall(pair: Pair, metric: str) -> list[ComparedRow]:
 
 def _changes(pair: Pair, metric: str, look: Mapping[str, Style]) -> Table:
     name = f"change-{metric}-{pair.letter}".lower()
-    said = f"{NAMES[metric][0].format(pair.rows[0].baseline)}, A to {pair.letter}"
-    return Table.of(name, _columns(pair, metric, look), _overall(pair, metric), said)
+    caption = f"{NAMES[metric][0].format(pair.rows[0].baseline)}, A to {pair.letter}"
+    return Table.of(name, _columns(pair, metric, look), _overall(pair, metric), caption)
 
 
 def _columns(pair: Pair, metric: str, look: Mapping[str, Style]) -> list[Column]:
@@ -187,7 +204,7 @@ def _columns(pair: Pair, metric: str, look: Mapping[str, Style]) -> list[Column]
         Column("A", lambda row: row.changes[metric].a, digits=digits),
         Column(pair.letter, lambda row: row.changes[metric].b, digits=digits),
         Column("change", lambda row: _change(metric, row.changes[metric])),
-        Column("95 % interval", lambda row: _ends(metric, row.changes[metric])),
+        Column("95 % CI", lambda row: _ends(metric, row.changes[metric])),
         Column("verdict", lambda row: _verdict(row.changes[metric]), numeric=False),
         Column("n", "n_prompts", digits=0),
     ]

@@ -37,7 +37,7 @@ def differences(view: View) -> Sequence[str]:
     """Describe every answer that differs without a good reason, and where it differs."""
     return _some(
         [
-            f"{_held(view.overall[s.method])} on {s.question_id}, turn {s.turn + 1}: "
+            f"{_compared(view.overall[s.method])} on {s.question_id}, turn {s.turn + 1}: "
             + f"{VERDICTS[s.verdict][0]} at token {s.first_difference}"
             + (f", {s.drop:.3g} below the best logit" if s.drop is not None else f" ({s.reason})" if s.reason else "")
             for s in view.run.output_match
@@ -46,24 +46,23 @@ def differences(view: View) -> Sequence[str]:
     )
 
 
-def _held(row: SummaryRow) -> str:
+def _compared(row: SummaryRow) -> str:
     """Name the method, and what it is compared with where that is not the run's reference."""
     return row.method if row.reference == row.baseline else f"{row.method} against {row.reference}"
 
 
 def output_match_note(view: View) -> str:
-    """Say how to read the table of verdicts."""
+    """Return how to read the table of verdicts."""
     if view.run.manifest["config"]["temperature"]:
         return (
-            "Answers were sampled: the methods promise the same distribution, not the same tokens. So the tokens of "
-            "all answers of a method are tested together."
+            "Outputs were sampled: lossless methods have the distribution of the target, not its tokens. The tokens of "
+            "all outputs of a method are tested together."
         )
     if view.served:
-        return "Greedy answers, compared as texts. Servers do not promise the same text: a difference is no error."
+        return "Greedy outputs, compared as text. Servers do not guarantee identical text: a difference is no error."
     return (
-        "Greedy answers, compared token by token. A numerical tie is a place where two tokens are equally good "
-        "to the model "
-        "within the rounding of its data type; only a mismatch is an error."
+        "Greedy outputs, compared token by token. At a numerical tie two tokens have the same logit within the "
+        "rounding of the dtype; only a mismatch is an error."
     )
 
 
@@ -84,7 +83,7 @@ def output_match(view: View) -> Table:
             Column("expected", "bias_expected", digits=0),
         ]
     rows = [row for row in view.overall.values() if row.comparison != "reference" or row.output_match]
-    return Table.of("sameness", columns, rows)
+    return Table.of("output-match", columns, rows)
 
 
 def _counts(verdict: str) -> Callable[[SummaryRow], int]:
@@ -114,34 +113,36 @@ def _some(lines: Sequence[str]) -> list[str]:
 
 
 def chips(run: Run) -> list[tuple[str, str]]:
-    """Return the handful of settings that stand under the title."""
-    model, suite = run.manifest["model"], run.manifest["suite"]
-    size = [parameters(model["parameters"])] if model.get("parameters") else []
-    whole = ["dequantised"] if (model.get("origin") or {}).get("gguf") else []  # its weights were in fewer bits before
+    """Return the five facts of the page's head: model and suite, n, hardware, dtype and decoding, date."""
+    model, suite, config = run.manifest["model"], run.manifest["suite"], run.manifest["config"]
+    size = f" ({parameters(model['parameters'])})" if model.get("parameters") else ""
+    whole = ", dequantised" if (model.get("origin") or {}).get("gguf") else ""
     few = f" ({suite['size']:,} questions)" if suite["size"] != suite["prompts"] else ""
+    repeats = f", {run.repeats} repeats" if run.repeats > 1 else ""
+    dtype = [] if config.get("endpoints") else [model["dtype"]]
+    requests = [f"{at_a_time(run.manifest)} requests at a time"] if at_a_time(run.manifest) != "1" else []
+    limit = [_limit(run)] if suite.get("max_new_tokens") else []
     return [
-        ("Model", ", ".join([model["name"], *size, *whole])),
-        ("Suite", f"{suite['name']}, {suite['edition']} edition, {suite['prompts']:,} prompts{few}"),
-        ("Repeats", str(run.repeats)),
-        ("Decoding", decoding(run.manifest["config"])),
-        *([("Answers", _answers(run))] if suite.get("max_new_tokens") else []),
-        ("Requests", f"{at_a_time(run.manifest)} at a time"),
-        ("On", _on(run)),
+        ("Model and suite", f"{model['name']}{size}{whole} on {suite['name']} ({suite['edition']})"),
+        ("Number of prompts", f"n = {suite['prompts']:,}{few}{repeats}"),
+        ("Hardware", _on(run)),
+        ("Dtype and decoding", ", ".join([*dtype, decoding(config), *limit, *requests])),
         ("Started", str(run.manifest["created"]).replace("T", " ")[:16]),
     ]
 
 
-def _answers(run: Run) -> str:
-    """Say how long answers may be, and how many of the reference's end there: 'at most 64 tokens, 81 % cut there'."""
-    most = f"at most {run.manifest['suite']['max_new_tokens']:,} tokens"
+def _limit(run: Run) -> str:
+    """Return the limit of outputs and the share of the baseline's that reach it: '≤ 64 tokens (81 % cut)'."""
+    most = f"≤ {run.manifest['suite']['max_new_tokens']:,} tokens"
     ends = [row.finish for row in run.rows if row.ok and row.method == run.baseline]
-    return f"{most}, {100 * ends.count('length') / len(ends):.0f} % cut there" if ends else most
+    cut = 100 * ends.count("length") / len(ends) if ends else 0
+    return f"{most} ({cut:.0f} % cut)" if cut else most
 
 
 def _on(run: Run) -> str:
-    """Say in a few words what the model ran on; of servers, from where they were asked."""
-    model, on = run.manifest["model"], _machine(run.manifest["environment"], run.manifest["model"]["device"])
-    return f"servers, asked from {on}" if run.manifest["config"].get("endpoints") else f"{on}, {model['dtype']}"
+    """Return the hardware of the model, or that of the client of servers."""
+    on = _machine(run.manifest["environment"], run.manifest["model"]["device"])
+    return f"servers, client on {on}" if run.manifest["config"].get("endpoints") else on
 
 
 def _machine(environment: Mapping[str, Any], device: str) -> str:
@@ -156,7 +157,7 @@ def _machine(environment: Mapping[str, Any], device: str) -> str:
 
 
 def facts(run: Run) -> list[Fact]:
-    """Return what the manifest says of the run, what was measured, and where."""
+    """Return the facts of the manifest: settings, methods, versions and machine."""
     manifest = run.manifest
     command = manifest["command"]  # one text, where the run was started from Python
     status = NOT_LOCKED if manifest["status"] == KILLED else manifest["status"]
@@ -195,10 +196,10 @@ def _words(value: Any) -> str:
 
 def _method_facts(method: Mapping[str, Any], baseline: str) -> list[Fact]:
     reference, name = method.get("reference", baseline), f"Method {method['label']}"
-    held = f"its output is compared with that of {reference}" if reference != baseline else ""
-    said = (method["summary"], _options(method["options"]) or "no options", method["paper"], held)
+    match = f"its output is compared with that of {reference}" if reference != baseline else ""
+    summary = (method["summary"], _options(method["options"]) or "no options", method["paper"], match)
     measured = Fact(f"{name}, as measured", _options(method.get("resolved", {})), code=True)
-    return [Fact(name, "; ".join(filter(None, said))), measured]
+    return [Fact(name, "; ".join(filter(None, summary))), measured]
 
 
 def _options(values: Mapping[str, Any]) -> str:
@@ -210,12 +211,12 @@ FORMULA_OF = "specbench"  # the suite whose published speedups have a formula of
 FEWEST = 3  # methods: of two there is no order to speak of
 SIGNS: dict[Mark, str] = {"same": "✓", "part": "~", "other": "✕"}
 NOTE = (
-    "✓ the same, ~ the same family of models or some of the questions, ✕ another. Whether drafters and settings are "
-    "those that were published is not known here. Speedups beside those of Spec-Bench are by its formula."
+    "✓ the same, ~ the same family of models or some of the questions, ✕ another. Drafters and settings are not "
+    "compared. Speedups next to those of Spec-Bench use its formula."
 )
 
 
-def published_beside(view: View) -> Table | None:
+def published(view: View) -> Table | None:
     """Return a row for each published number of a method of the run; None where there are none."""
     figures = {
         label: (view.overall[label].mean_acceptance_length, view.overall[label].speedup) for label in view.contestants
@@ -236,8 +237,8 @@ def published_beside(view: View) -> Table | None:
         Column("source", lambda one: one.entry.source.removeprefix("https://"), numeric=False),
     ]
     rows.sort(key=lambda one: view.contestants.index(one.method))
-    notes = (*order_in_words(rows), NOTE)
-    return Table.of("published", columns, rows, "Published numbers beside this run's", notes=notes)
+    notes = (*order_note(rows), NOTE)
+    return Table.of("published", columns, rows, "Published numbers next to this run's", notes=notes)
 
 
 def _alike(one: PublishedComparison, row: SummaryRow) -> PublishedComparison:
@@ -246,8 +247,8 @@ def _alike(one: PublishedComparison, row: SummaryRow) -> PublishedComparison:
     return replace(one, speedup=row.speedup_specbench) if of_suite else one
 
 
-def order_in_words(rows: Sequence[PublishedComparison]) -> list[str]:
-    """Say how the order of methods was published and how it is here, on the model and GPU with the most methods."""
+def order_note(rows: Sequence[PublishedComparison]) -> list[str]:
+    """Return the published order of methods and the order here, for the model and GPU with the most methods."""
     lists: dict[tuple[str, str], dict[str, PublishedComparison]] = {}
     for one in rows:
         if one.entry is not None and one.speedup is not None:
@@ -259,9 +260,9 @@ def order_in_words(rows: Sequence[PublishedComparison]) -> list[str]:
     ours = sorted(theirs, key=lambda name: -(most[name].speedup or 0.0))
     same = sum(ours.index(a) < ours.index(b) for a, b in combinations(theirs, 2))
     apart = all(comparable(one.marks) == "nothing" for one in most.values())
-    lead = "No number of these compares with this run's; orders can be set side by side. " if apart else ""
+    lead = "None of these numbers is comparable with this run; only the order may be. " if apart else ""
     return [
-        f"{lead}By speedup, the order published for {model} on {gpu} is {', '.join(theirs)}; here it is "
-        f"{', '.join(most[name].method for name in ours)}. {same} of {comb(len(theirs), 2)} pairs stand in the same "
-        "order, those counted too whose order is not sure here. Where model or machine are others, it may well differ."
+        f"{lead}Published order by speedup for {model} on {gpu}: {', '.join(theirs)}; order here: "
+        f"{', '.join(most[name].method for name in ours)}. {same} of {comb(len(theirs), 2)} pairs have the same order, "
+        "including pairs that do not differ significantly here."
     ]

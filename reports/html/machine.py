@@ -24,15 +24,15 @@ COUNTED = (
     Column("step, ms", "step_s", "Mean time of a step, over all paired samples", per=1e-3),
     Column("fastest step, ms", "fastest_step_s", per=1e-3),
     _share("bandwidth", "bandwidth_share"),
-    _share("products", "compute_share", 1),
-    Column("GFLOP", "flops_per_step", per=1e9),
-    Column("MB", "bytes_per_step", digits=1, per=1e6),
-    Column("drafter's MB", "drafter_bytes_per_step", digits=1, per=1e6),
+    _share("peak FLOP/s", "compute_share", 1),
+    Column("GFLOP per step", "flops_per_step", per=1e9),
+    Column("MB per step", "bytes_per_step", digits=1, per=1e6),
+    Column("drafter MB per step", "drafter_bytes_per_step", digits=1, per=1e6),
     Column("FLOP/byte", "intensity", digits=1),
 )
 SEEN = (  # readings
-    _share("own cores", "host_cpu_share"),
-    _share("others", "host_foreign_share"),
+    _share("CPU, this process", "host_cpu_share"),
+    _share("CPU, others", "host_foreign_share"),
     _share("kernels", "nvml_kernel_busy"),
     _share("memory", "nvml_memory_busy"),
     _share("SMs", "gpm_sm_active"),
@@ -55,13 +55,15 @@ def tables(view: View, rows: Sequence[MachineRow]) -> list[Table]:
     """Return what a step costs by its shapes, and what was read while samples were made, as far as it is known."""
     counted = [row for row in rows if row.flops_per_step is not None]
     read = [row for row in rows if any(_known(column, row) for column in SEEN)]
-    what = "One step, counted from shapes: what it computes and reads, and what this machine could make of it"
+    what = "One step: FLOP and bytes counted from shapes, next to the measured limits of the machine"
     made = [
         ("machine-counted", COUNTED, counted, what),
-        ("machine-read", READ, read, "Readings while the samples were made, weighted by time"),
+        ("machine-read", READ, read, "Readings during the samples, weighted by time"),
     ]
     return [
-        Table.of(name, [view.method(), *_with_values(columns, of)], of, said) for name, columns, of, said in made if of
+        Table.of(name, [view.method(), *_with_values(columns, of)], of, caption)
+        for name, columns, of, caption in made
+        if of
     ]
 
 
@@ -100,7 +102,7 @@ def roofline(view: View) -> Chart | None:
     ]
     return Chart(
         "roofline",
-        "Under the machine's limits",
+        "Roofline",
         charts.roofline(roof, found, view.look).to_plotly_json(),
         Table.of("roofline", columns, found),
         note=f"The line is this machine's limit: reading {format_number(roof.peak_bandwidth / 1e9, 1)} GB/s, then "
@@ -132,18 +134,16 @@ def timeline(view: View) -> Chart | None:
     where = "" if what == "kernels" else " There is no GPU here: what is shown is operators on the processor."
     note = (
         f"To the right milliseconds of one profiled request, from its first {what[:-1]} on; up the share of each span "
-        f"of time in which any ran. The profiler takes time itself: this says where time goes, not how much.{where} "
+        f"of time in which any ran. The profiler takes time itself: shares are reliable, totals are not.{where} "
         "Perfetto opens the files in the run's folder `traces`."
     )
     drawn = charts.timeline(found, view.look).to_plotly_json()
     table = Table.of("timeline", columns, [{"method": label, **of, **of["gaps"]} for label, of in found.items()])
-    return Chart("timeline", "One request, as the profiler saw it", drawn, table, note)
+    return Chart("timeline", "One request in the profiler", drawn, table, note)
 
 
-MEASURED = "Tokens are those that the servers count, and pieces of text where a server does not tell."
-
-
-TOLD = ("address", "model", "software", "tokens", "acceptance")  # of a server
+MEASURED = "Tokens are counted by the servers; pieces of text if a server reports no count."
+REPORTED = ("address", "model", "software", "tokens", "acceptance")  # of a server
 
 
 def servers(view: View) -> Table | None:
@@ -153,20 +153,20 @@ def servers(view: View) -> Table | None:
     by_counts = "Tokens per step that had a draft: 1 + accepted tokens over drafts, by the server's own counts"
     columns = [
         view.method("server"),
-        *(Column(name, name, numeric=False) for name in TOLD),
+        *(Column(name, name, numeric=False) for name in REPORTED),
         Column("τ", "τ", by_counts),
         Column("accepted", lambda row: _percent(row["accepted"]), "Accepted over drafted tokens, by the same counts"),
     ]
     rows = [_server(entry, view.overall[entry["label"]]) for entry in view.run.manifest["methods"]]
-    return Table.of("servers", columns, rows, "What the servers tell of themselves", notes=[MEASURED])
+    return Table.of("servers", columns, rows, "Properties that the servers report", notes=[MEASURED])
 
 
 def _server(entry: Mapping[str, Any], row: SummaryRow) -> dict[str, Any]:
     about, found = entry.get("served", {}), entry["resolved"]
     software = " ".join(filter(None, (about.get("software"), found.get("version"))))
-    told = (found.get("url"), found.get("model"), software, about.get("tokens"), about.get("acceptance"))
-    said = {name: text or "not told" for name, text in zip(TOLD, told, strict=True)}
-    return {"method": row.method, **said, "τ": row.mean_acceptance_length, "accepted": row.acceptance_rate}
+    values = (found.get("url"), found.get("model"), software, about.get("tokens"), about.get("acceptance"))
+    reported = {name: text or "not reported" for name, text in zip(REPORTED, values, strict=True)}
+    return {"method": row.method, **reported, "τ": row.mean_acceptance_length, "accepted": row.acceptance_rate}
 
 
 def _percent(share: float | None) -> Cell:
@@ -199,8 +199,8 @@ def in_flight(view: View) -> Table | None:
 
 
 def _speedup(row: ConcurrencyRow) -> Cell:
-    said = f"{ranking.MARKS.get(row.comparison, '')} {format_speedup(row.speedup)}".strip()
-    return Cell("" if row.speedup is None else said, row.speedup)
+    text = f"{ranking.MARKS.get(row.comparison, '')} {format_speedup(row.speedup)}".strip()
+    return Cell("" if row.speedup is None else text, row.speedup)
 
 
 def _wait(title: str, name: str) -> Column:

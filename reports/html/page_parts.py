@@ -28,8 +28,8 @@ def finalize(value: Any) -> Any:
 class Cell:
     """One cell of a table. sort: the raw value. small: quieter lines below. swatch: a method's, as `Style.swatch`.
 
-    values: what stands in a CSV file, one for each of the column's `fields`. tint: 'up' or 'down', of strength `share`
-    from 0 to 1. note: what is told of the cell where the reader points at it.
+    values: values of the CSV file, one for each of the column's `fields`. tint: 'up' or 'down', of strength `share`
+    from 0 to 1. note: a text that is shown on hover and on focus. measures: texts between which the page switches.
     """
 
     text: str
@@ -42,6 +42,7 @@ class Cell:
     tint: str = ""
     share: float = 0.0
     note: str = ""
+    measures: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class Column:
 
     of: what a row has there, by name or by a function: a number or text, or a whole cell. help: shown on hover; where
     `of` is a name, by default the meaning of that column of a frame. per: what one unit of the column is in the value's
-    own unit. fields: the columns that it becomes in a CSV file, where it is more than one with its title.
+    own unit. fields: the columns that it becomes in a CSV file, if it is more than one with its title. part: it is
+    hidden until the column that unfolds is opened.
     """
 
     title: str
@@ -61,6 +63,8 @@ class Column:
     per: float = 1.0
     numeric: bool = True
     fields: Sequence[str] = ()
+    part: bool = False
+    unfolds: bool = False
 
     @property
     def hint(self) -> str:
@@ -93,7 +97,7 @@ class Table:
 
     @classmethod
     def of(cls, name: str, columns: Sequence[Column], rows: Iterable[Any], caption: str = "", **more: Any) -> Table:
-        """Return the table whose columns say what stands in them."""
+        """Return the table of these rows, with cells by the columns' sources."""
         return cls(name, columns, [[column.cell(row) for column in columns] for row in rows], caption, **more)
 
     def csv(self) -> str:
@@ -109,14 +113,13 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A Plotly figure as JSON data, with its table. note: a sentence above it; lines: sentences below it."""
+    """A Plotly figure as JSON data, with its table. note: a sentence above it."""
 
     name: str
     title: str
     figure: Mapping[str, Any]
     table: Table | None = None
     note: str = ""
-    lines: Sequence[str] = ()
     label: str = ""  # for screen readers; the title where it is empty
 
     @property
@@ -150,7 +153,7 @@ class View:
 
     @property
     def served(self) -> bool:
-        """Say whether servers were measured, in place of methods in this process."""
+        """Return whether servers were measured, in place of methods in this process."""
         return bool(self.run.manifest["config"].get("endpoints"))
 
     def method(self, title: str = "method") -> Column:
@@ -164,7 +167,7 @@ def _method_of(row: Any) -> str:
 
 def method_cell(style: Style) -> Cell:
     """Return a cell with a method's name."""
-    return Cell(style.label, style.label, swatch=style.swatch)
+    return Cell(style.name or style.label, style.label, swatch=style.swatch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,67 +11,74 @@ from specbench_ss.reports.charts import ratio_axis
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, View, plain
 from specbench_ss.reports.palette import Style
 from specbench_ss.results import ranking as verdict_text
-from specbench_ss.results.analysis import Budget, sources
+from specbench_ss.results.analysis import Budget
 from specbench_ss.results.checks import baseline_noise, often_noisy
 from specbench_ss.results.ranking import RankRange
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import MISSING, format_number, format_speedup, interval
+from specbench_ss.results.text import MISSING, format_number, format_speedup, interval, percent
 
-Badge = tuple[str, str]  # text, kind of pill
-QUALITY: dict[str, Badge] = {
-    "non-inferior": ("quality no worse", "good"),
+Tag = tuple[str, str]  # text; 'good', 'flat', 'note' or 'bad'
+QUALITY: dict[str, Tag] = {
+    "non-inferior": ("quality not worse", "good"),
     "inferior": ("quality worse", "bad"),
-    "not shown": ("quality not settled", "flat"),
+    "not shown": ("quality not settled: too few outputs", "flat"),
 }
-DISTURBED: Badge = ("noisy", "note")
-ORIGINS = {
-    "learnt from": "text that its drafter read in training, repeats counted",
-    "searches": "text that its drafts are looked up in",
-}
-UNKNOWN: Badge = ("training not recorded", "note")
-LEGEND = {  # tags that need a word more, in the order in which they are explained
-    "not significant": "the interval covers 1",
-    "unstable timing": "times of its repeats, or its step times over prompts, differ by a tenth or more",
-    "may be noise": "it begins below what autoregressive decoding itself seems to gain in this run",
-    "identical": "the same tokens as the reference for every prompt",
-    DISTURBED[0]: "something else on the machine disturbed a tenth or more of its samples or of the reference's",
-    "quality not settled": "too few answers to say whether quality is worse",
-}
-BIAS = {"biased": "bad", "no bias found": "good", "too few tokens": "note", "not testable": "note"}  # kinds of pill
-PILLS: dict[str, Badge] = {
+BIAS = {"biased": "bad", "no bias found": "good", "too few tokens": "note", "not testable": "note"}
+VERDICTS: dict[str, Tag] = {
     "faster": ("faster", "good"),
     "slower": ("slower", "bad"),
     "not significant": ("not significant", "flat"),
-    "insufficient data": ("too few questions", "flat"),
+    "insufficient data": ("insufficient data", "flat"),
     "invalid": ("invalid", "bad"),
     "reference": ("reference", "flat"),
 }
+NOISY: Tag = ("depends on noisy samples: a tenth or more had background load", "note")
+MAYBE: Tag = ("may be noise: the interval begins within the apparent speedup of autoregressive decoding", "note")
+UNSTABLE: Tag = ("unstable timing: step times differ by a tenth or more", "note")
+FEW: Tag = ("insufficient data: too few prompts for an interval", "note")
+ICONS = {"good": "✓", "note": "!", "bad": "✕"}
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One method of the ranking. place: 1 for the fastest; None for the reference and where there is no speedup.
+    """One method of the ranking. rank: '1', or '1–3' if the order is open; '' for the baseline.
 
-    may_be: the places that it may have, where that is more than one, as in '2–4'. at, ends: percent
-    along the axis of its speedup and interval. cost: its step over the reference's.
-    other: what tau and cost leave unexplained. controls: autoregressive decodings of its own model, folded below it.
+    at, ends: percent along the axis of its speedup and interval. tags: reasons of its status, the worst first.
+    controls: autoregressive decodings of its own model, folded below it.
     """
 
     label: str
     style: Style
-    place: int | None
-    may_be: str
+    rank: str
     at: float | None
     ends: tuple[float, float] | None
     speedup: str
     interval: str
+    decode: str
     tau: str
+    acceptance: str
     cost: str
-    other: str
     rate: str
-    badges: Sequence[Badge]
+    output: str
+    tags: Sequence[Tag]
+    sure: bool = False
     own_model: str = ""
     controls: Sequence[Ranked] = field(default=())
+
+    @property
+    def status(self) -> str:
+        """Return the level of the worst tag: 'good', 'note' or 'bad'."""
+        return next((kind for _, kind in self.tags if kind in ("bad", "note")), "good")
+
+    @property
+    def icon(self) -> str:
+        """Return the sign of the status."""
+        return ICONS[self.status]
+
+    @property
+    def reasons(self) -> str:
+        """Return the tooltip of the status."""
+        return "; ".join(filter(None, (*(text for text, _ in self.tags), self.own_model)))
 
 
 def controls(overall: Mapping[str, SummaryRow]) -> set[str]:
@@ -101,8 +108,13 @@ def axis_of(rows: Iterable[SummaryRow]) -> Axis:
 def ranking(view: View, axis: Axis) -> list[Ranked]:
     """Return the methods in order, controls under the first method that is compared with them."""
     overall, rank_ranges, places, made = view.overall, view.results.rank_ranges, 0, list[Ranked]()
-    tags, left = _all_badges(view), controls(overall)
-    rows = {label: _ranked(row, view.look[label], axis, tags[label]) for label, row in overall.items()}
+    tags, left = _all_tags(view), controls(overall)
+    decode = {row.method: row.decode_speedup for row in view.results.machine_rows}
+    config = view.results.config
+    rows = {
+        label: _ranked(row, view.look[label], axis, decode.get(label), tags[label], config)
+        for label, row in overall.items()
+    }
     for label in [label for label in rows if label not in left]:
         mine, row = rows[label], overall[label]
         counts = row.speedup is not None and row.comparison != "reference"
@@ -110,103 +122,104 @@ def ranking(view: View, axis: Axis) -> list[Ranked]:
         control = overall.get(row.reference)
         if mine.own_model and control and control.speedup is not None:
             mine = replace(mine, own_model=f"{mine.own_model}, itself {format_speedup(control.speedup)}")
-        mine = replace(mine, place=places if counts else None, may_be=_may_be(rank_ranges.get(label)))
+        mine = replace(mine, rank=_rank(places, rank_ranges.get(label)) if counts else "")
         made.append(replace(mine, controls=[rows[row.reference]] if row.reference in left else []))
         left.discard(row.reference)
     return [*made, *(rows[label] for label in rows if label in left)]
 
 
-def legend(rows: Sequence[Ranked]) -> list[tuple[str, str]]:
-    """Return the tags of these rows that need an explanation, each with it."""
-    shown = {text for row in rows for one in (row, *row.controls) for text, _ in one.badges}
-    origins = {
-        f"{word} … tokens": said for word, said in ORIGINS.items() if any(text.startswith(word) for text in shown)
-    }
-    return [*((text, said) for text, said in LEGEND.items() if text in shown), *origins.items()]
+def _rank(place: int, found: RankRange | None) -> str:
+    return f"{place}" if found is None or found.best == found.worst else f"{found.best}–{found.worst}"
 
 
-def _may_be(standing: RankRange | None) -> str:
-    return "" if standing is None or standing.best == standing.worst else f"{standing.best}–{standing.worst}"
-
-
-def _ranked(row: SummaryRow, style: Style, axis: Axis, badges: Sequence[Badge]) -> Ranked:
+def _ranked(
+    row: SummaryRow, style: Style, axis: Axis, decode: float | None, tags: Sequence[Tag], config: Mapping[str, Any]
+) -> Ranked:
     ends = row.speedup_interval
     return Ranked(
         label=row.method,
         style=style,
-        place=None,
-        may_be="",
+        rank="",
         at=None if row.speedup is None else axis.at(row.speedup),
         ends=None if ends is None else (axis.at(ends[0]), axis.at(ends[1])),
-        speedup="invalid" if row.comparison == "invalid" else format_speedup(row.speedup),
+        speedup=verdict_text.speedup(row),
         interval=interval(row.speedup_interval),
+        decode=format_speedup(decode),
         tau=format_number(row.mean_acceptance_length),
+        acceptance=percent(row.acceptance_rate),
         cost=format_number(row.step_cost),
-        other=format_number(None if row.comparison == "invalid" else row.other_factor),
         rate=format_number(row.tokens_per_s, 1),
-        badges=badges,
+        output=_output(row, config)[0],
+        tags=tags,
+        sure=row.comparison in ("faster", "slower"),
         own_model=f"{verdict_text.own_model(row)} over {row.reference}" if row.reference_speedup is not None else "",
     )
 
 
-def _all_badges(view: View) -> dict[str, list[Badge]]:
-    """Return how far to believe each method, whether its samples were disturbed, and what its drafts come from."""
-    noise, disturbed, origins = baseline_noise(view.overall.values()), often_noisy(view.run), sources(view.run)
-    found = {}
-    for label, row in view.overall.items():
-        found[label] = _badges(row, view.results.config, noise is not None and noise.holds(row))
-        found[label] += [DISTURBED] if label in disturbed else []
-        if label in origins:
-            found[label].append((origins[label], "flat origin") if origins[label] else UNKNOWN)
-    return found
+def _all_tags(view: View) -> dict[str, list[Tag]]:
+    """Return the reasons of the status of each method; noise that concerns all of them is a notice of the run."""
+    noise, noisy = baseline_noise(view.overall.values()), often_noisy(view.run)
+    some = noisy if noisy != set(view.run.labels) else set()
+    return {
+        label: _tags(row, view.results.config, noise is not None and noise.holds(row), label in some)
+        for label, row in view.overall.items()
+    }
 
 
-def _badges(row: SummaryRow, config: Mapping[str, Any], near: bool) -> list[Badge]:
-    """Return how far to believe a method, the worst first: invalid, differing, failed, or sure and identical.
+def _tags(row: SummaryRow, config: Mapping[str, Any], near: bool, noisy: bool) -> list[Tag]:
+    """Return the reasons of a method's status, the worst first.
 
-    near: its lead begins within what autoregressive decoding seems to gain.
+    near: its interval begins within the apparent speedup of autoregressive decoding.
     """
-    found = [PILLS[row.comparison]]
-    found += [("may be noise", "note")] if near else []
+    speed = FEW if row.comparison == "insufficient data" else VERDICTS[row.comparison]
+    found = [("slower", "flat") if row.comparison == "slower" else speed]
+    found += [MAYBE] if near else []
     found += [(f"{row.n_failed:,} failed", "bad")] if row.n_failed else []
     found += [_output(row, config)] if row.comparison != "reference" else []
-    found += [("unstable timing", "note")] if row.unstable else []
+    found += [UNSTABLE] if row.unstable else []
     found += [QUALITY[row.quality_verdict]] if row.quality_verdict is not None else []
-    found = [badge for badge in found if badge[0] != MISSING]  # no answer was compared
-    return sorted(found, key=lambda badge: badge[0] != "invalid" and badge[1] != "bad")
+    found += [NOISY] if noisy else []
+    found = [tag for tag in found if tag[0] != MISSING]  # no output was compared
+    return sorted(found, key=lambda tag: (tag[0] != "invalid", tag[1] != "bad", tag[1] != "note"))
 
 
-def _output(row: SummaryRow, config: Mapping[str, Any]) -> Badge:
-    """Say how the answers compare with those that they must equal."""
-    said = verdict_text.short_output(row, config)
+def _output(row: SummaryRow, config: Mapping[str, Any]) -> Tag:
+    """Return how the outputs compare with those that they must equal."""
+    text = verdict_text.short_output(row, config)
+    if row.comparison == "reference":
+        return "baseline", "flat"
     if row.bias:
-        return said, BIAS[row.bias] if row.lossless else "flat"
+        return text, BIAS[row.bias] if row.lossless else "flat"
     if row.output_match.get("mismatch"):
-        return f"differs: {said}", "bad"
+        return text, "bad"
     if row.output_match.get("numerical tie") or row.output_match.get("length differs"):
-        return said, "note"
-    return said, "good" if row.output_match.get("identical") else "flat"
+        return text, "note"
+    return text, "good" if row.output_match.get("identical") else "flat"
 
 
 def budgets_table(view: View, found: Sequence[Budget]) -> Table:
     """Return a row for each method."""
     columns = [
         view.method(),
-        Column("drafted a step", "drafted", "Nodes of the draft tree, the root left out, a mean over all steps", 1),
-        Column("verified a step", "verified", "Of these, nodes that reached the model's last layer", 1),
-        Column("parameters that learnt", _of("parameters"), "Of the drafter, in its training", 0),
-        Column("tokens read", _of("tokens"), "Of text in its training, prompts included and repeats counted", 0),
-        Column("steps of training", _of("steps"), digits=0),
+        Column(
+            "draft nodes per step", "drafted", "Nodes of the draft tree, the root left out, a mean over all steps", 1
+        ),
+        Column("verified per step", "verified", "Of these, nodes that reached the model's last layer", 1),
+        Column("trained parameters", _of("parameters"), "Of the drafter", 0),
+        Column("training tokens", _of("tokens"), "Prompts included, repeats counted", 0),
+        Column("training steps", _of("steps"), digits=0),
         Column("peak learning rate", _rate),
-        Column("text", lambda one: _text(one.training_info), "What it learnt from, or what is searched", numeric=False),
+        Column(
+            "text", lambda one: _text(one.training_info), "Training data, or the text that is searched", numeric=False
+        ),
         Column(
             "settings of this run",
             _settings,
-            "Options that the command gave, or the weights' folder advises",
+            "Options of the command line, and advice of the weights' folder",
             numeric=False,
         ),
     ]
-    return Table.of("budgets", columns, found, "What each method had")
+    return Table.of("budgets", columns, found, "Settings and training budget")
 
 
 def _of(name: str) -> Callable[[Budget], Any]:

@@ -1,4 +1,4 @@
-"""The HTML report: one file that holds everything it shows. It opens from a disk and makes no network requests."""
+"""HTML report: one self-contained file without network requests."""
 
 from __future__ import annotations
 
@@ -14,28 +14,37 @@ from specbench_ss.reports.html import assets, health, machine, ranking, samples,
 from specbench_ss.reports.html import comparison_page as of_several
 from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Fact, Notice, Table, View
 from specbench_ss.results import ranking as verdict_text
-from specbench_ss.results.analysis import Results, scope_note, trained
-from specbench_ss.results.analysis import budgets as what_each_had
+from specbench_ss.results.analysis import Budget, Results, budgets, scope_note, trained
 from specbench_ss.results.checks import worst_first
 from specbench_ss.results.cost_model import parts, roof_of, waterfalls
 from specbench_ss.results.report import Experiment, Grid, Plot, Report, Result
-from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.terminal import cell, machine_lines
 from specbench_ss.results.text import format_speedup, percent, visible
 from specbench_ss.runs.records import Run
+from specbench_ss.stats import FEWEST
 from specbench_ss.storage import replacing
 
 SCRIPTS = ("page.js", "charts.js", "tables.js", "explorer.js", "scatter.js", "replay.js", "what-if.js")
 NOT_SHOWN = ("n counts", verdict_text.NO_MEAN)  # the ranking has neither n nor quality
-PRINTED = 7  # sentences of the printed page
-HEALTH = (("error", "wrong"), ("warning", "to beware of"), ("unknown", "not checked"), ("ok", "fine"))
+SHOWN = 3  # notices on the first screen
+RESULTS = (("error", "wrong"), ("warning", "warnings"), ("unknown", "not checked"), ("ok", "ok"))
+RANKS = (
+    "A rank such as 1–3 is open: each pair of methods is compared question by question, and its order counts if the "
+    "95 % interval excludes equality."
+)
+ABSENT = {  # parts of the page -> how a run gets them
+    "matrix": f"Results by task: at least {FEWEST} prompts per task (`--limit {FEWEST}`).",
+    "roofline": "Roofline and what-if: `ssbench doctor --calibrate` before the run.",
+    "timeline": "Kernel timeline: `ssbench run --trace`.",
+    "replay": "Replay: `ssbench run --record-drafts first`.",
+}
 
 
 class HtmlReport(Report):
     """The report `html`."""
 
     name = "html"
-    summary = "one self-contained page: ranking, causes, tasks, time, every sample, health"
+    summary = "one self-contained page: ranking, tasks, acceptance, time, every sample, details"
     filename = "report.html"
     filename_of_several = "comparison.html"
 
@@ -81,12 +90,12 @@ def page(results: Results) -> dict[str, Any]:
     """Return everything that the template shows."""
     run, manifest, view = results.run, results.manifest, view_of(results)
     axis = ranking.axis_of(view.overall.values())
-    ranked = ranking.ranking(view, axis)
-    notes = [*verdict_text.notes(list(view.overall.values()), results.config, short=True), *_unlike(view)]
-    notices, rows = health.notices(results.checks), machine.rows_of(view)
-    had = what_each_had(run, [] if view.served else view.contestants)
-    drafts = samples.recorded(run)
-    return {
+    checks, rows = health.notices(results.checks), machine.rows_of(view)
+    alerts = [one for one in health.notices(worst_first(results.checks)) if one.level in ("error", "warning")]
+    had = budgets(run, [] if view.served else view.contestants)
+    drafts, found = samples.recorded(run), waterfalls(results.pairs)
+    stairs = [found[label] for label in view.contestants if label in found]
+    made = {
         "title": f"{manifest['model']['name']} on {manifest['suite']['name']}",
         "version": __version__,
         "baseline": visible(run.baseline),
@@ -95,110 +104,115 @@ def page(results: Results) -> dict[str, Any]:
         "styles": list(view.look.values()),
         "definitions": palette.symbols(),
         "chips": health.chips(run),
-        "finding": results.headline,
-        "alerts": health.notices(worst_first(results.checks)),  # nothing in a good run
-        "health": _counted(notices),
-        "promised": verdict_text.PROMISED if manifest["config"]["temperature"] else "",
-        "ranking": ranked,
-        "legend": ranking.legend(ranked),
-        "weighting": _weighting(view),
-        "prefill": _prefill(run),
+        "finding": _abbreviated(results.headline, view),
+        "alerts": alerts[:SHOWN],
+        "more_alerts": alerts[SHOWN:],
+        "checks": _counted(checks),
+        "ranking": ranking.ranking(view, axis),
         "axis": [(f"{tick:g}×", axis.at(tick)) for tick in axis.ticks],
-        "ranking_notes": [note for note in notes if not note.startswith(NOT_SHOWN)],
-        **_why(view),
-        "budgets": ranking.budgets_table(view, had),
-        "trained": trained(had),
-        "scope": "" if view.served else scope_note(run, had),
+        "prefill": _prefill(run),
+        "how": _how_computed(view, had),
+        "abbreviated": [style for style in view.look.values() if style.name != visible(style.label)],
+        "pareto": steps.pareto(view),
         "matrix": speed.matrix(view),
-        "of_a_task": _of_a_task(results.rows),
-        "speedups": speed.chart(view),
-        "everything": speed.everything(view),
-        "others": speed.others(view),
-        "others_title": speed.others_title(view),
-        "acceptance": [steps.histogram(view), steps.by_position(view)],
-        "time": steps.times(view),
+        "acceptance": [one for one in (steps.histogram(view), steps.by_position(view)) if one],
+        "time": steps.time_per_token(view),
+        "waterfalls": steps.waterfall_choices(view, stairs),
+        "waterfall_table": steps.waterfall_table(view, stairs) if stairs else None,
         "latency": steps.latency(view),
         "steps": steps.decomposition(view),
-        "machine": machine.tables(view, rows),
-        "machine_lines": machine_lines(rows, manifest),
         "samples": samples.samples(view),
         "replay": samples.replay(view, drafts),
         "kinds": samples.kinds(view, drafts),
-        "what_if": _what_if(view),
+        "budgets": ranking.budgets_table(view, had),
+        "scope": "" if view.served else scope_note(run, had),
+        "everything": speed.everything(view),
+        "machine": machine.tables(view, rows),
+        "machine_lines": machine_lines(rows, manifest),
         "roofline": machine.roofline(view),
         "timeline": machine.timeline(view),
-        "published": health.published_beside(view),
-        "notices": notices,
+        "what_if": _what_if(view),
+        "published": health.published(view),
+        "notices": checks,
         "differences": health.differences(view),
         "output_match_note": health.output_match_note(view),
-        "sameness": health.output_match(view),
+        "output_match": health.output_match(view),
         "facts": health.facts(run),
     }
+    return made | {"absent": [] if view.served else _absent(made, several=len(run.categories) > 1)}
 
 
-def _weighting(view: View) -> str:
-    """Say how prompts are weighted, and what Spec-Bench's formula makes of the fastest method."""
+def _abbreviated(text: str, view: View) -> str:
+    """Return a text with long labels abbreviated."""
+    for style in view.look.values():
+        if style.name != visible(style.label):
+            text = text.replace(style.label, style.name)
+    return text
+
+
+def _absent(made: Mapping[str, Any], several: bool) -> list[str]:
+    """Return how to record the parts that the page lacks. several: the run has more than one task."""
+    return [text for name, text in ABSENT.items() if not made[name] and (several or name != "matrix")]
+
+
+def _how_computed(view: View, had: Sequence[Budget]) -> list[str]:
+    """Return how speedup, interval and rank are computed, and what the marks of the ranking mean."""
+    rows = list(view.overall.values())
+    notes = verdict_text.notes(rows, view.results.config, short=True)
+    open_ranks = any(found.best != found.worst for found in view.results.rank_ranges.values())
+    return [
+        f"Speedup: time per token of {view.run.baseline} over that of the method, prefill included; times and tokens "
+        "are summed over all prompts before they are divided.",
+        *_specbench(view),
+        "Speedup = τ ÷ relative step time × a factor for prefill, first token and outputs of other lengths.",
+        "Intervals resample questions. They are widened by a factor of 1.25, further for few questions, and by 1 % "
+        f"for effects that are constant within a process{'; one repeat' if view.run.repeats == 1 else ''}.",
+        *([RANKS] if open_ranks else []),
+        *(note for note in notes if not note.startswith(NOT_SHOWN)),
+        *_unlike(view),
+        *filter(None, [trained(had)]),
+    ]
+
+
+def _specbench(view: View) -> list[str]:
     best = next((row for row in view.overall.values() if row.speedup), None)
-    if best is None or best.method == view.run.baseline:
-        return ""
-    said = "A prompt weighs as much as it takes: times of all prompts are added up before they are divided."
-    if best.speedup_specbench is None:
-        return said
-    return (
-        f"{said} Spec-Bench's formula, in which all questions weigh the same, gives "
-        f"{format_speedup(best.speedup_specbench)} "
-        f"for {best.method}; By task has it, and the geometric mean, for every method."
-    )
+    if best is None or best.method == view.run.baseline or best.speedup_specbench is None:
+        return []
+    value = format_speedup(best.speedup_specbench)
+    return [f"Spec-Bench's formula, which weighs all questions equally, gives {value} for {best.method}."]
 
 
 def _prefill(run: Run) -> str:
-    """Return which share of the reference's time the reading of prompts takes; '' where that is not known."""
+    """Return the share of prefill in the baseline's time; '' if it was not measured."""
     rows = [row for row in run.rows if row.ok and row.method == run.baseline]
     known = [(row.prefill_s, row.wall_s) for row in rows if row.wall_s and row.prefill_s is not None]
     return percent(sum(prefill for prefill, _ in known) / sum(wall for _, wall in known)) if known else ""
 
 
 def _unlike(view: View) -> list[str]:
-    """Say where the methods were not compared on the same prompts, as in a run that is not complete."""
+    """Return a note if the methods were not compared on the same prompts, as in a run that is not complete."""
     counts = [row.n_prompts for row in view.overall.values() if row.comparison != "reference"]
     if not counts or min(counts) == max(counts):
         return []
     return [f"Not every method was compared on the same prompts: {min(counts):,} to {max(counts):,} of them"]
 
 
-def _why(view: View) -> dict[str, Any]:
-    by_label = waterfalls(view.results.pairs)
-    found = [by_label[label] for label in view.contestants if label in by_label]
-    room = max(1, 7 - len(found) // 4)  # below the table, which has a row for each method
-    sentences = [one.sentence() for one in found[: min(PRINTED, room)]]
-    printed = steps.waterfall_table(view, found, "why-printed")
-    return {"why": steps.why(view, found), "why_printed": printed, "sentences": sentences}
-
-
 def _what_if(view: View) -> list[dict[str, Any]]:
-    """Return the measured parts of every method's step, and of the reference's on the same prompts, for predictions."""
+    """Return the measured parts of every method's step, and of the baseline's on the same prompts, for predictions."""
     found = parts(view.results.pairs, roof_of(view.run))
     return [
         asdict(found[label][0])
         | {"method": visible(label), "plain": asdict(found[label][1])}
-        | {"css": view.look[label].css, "symbol": view.look[label].symbol}
+        | {"css": view.look[label].css, "symbol": view.look[label].symbol, "name": view.look[label].name}
         for label in view.contestants
         if label in found and label != view.run.baseline
     ]
 
 
-def _of_a_task(summaries: Sequence[SummaryRow]) -> str:
-    """Return how many questions a task has, as '4' or '1 to 20'."""
-    counts = sorted(
-        {row.n_questions for row in summaries if row.category != OVERALL and row.comparison != "reference"} - {0}
-    )
-    return "" if not counts else f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-
-
 def _counted(notices: Sequence[Notice]) -> list[tuple[str, str]]:
-    """Return how many checks ended how, the worst first, as (level, '2 to beware of')."""
+    """Return the number of checks by result, the worst first, as (level, '2 warnings')."""
     counts = Counter(notice.level for notice in notices)
-    return [(level, f"{counts[level]} {word}") for level, word in HEALTH if counts[level]]
+    return [(level, f"{counts[level]} {word}") for level, word in RESULTS if counts[level]]
 
 
 def _experiment_page(experiment: Experiment, result: Result, facts: Mapping[str, str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ VERDICTS = {
 }
 REFERENCE_PILL = ("reference", "")
 DIGITS = 5  # significant ones of packed numbers
-MOST = 60_000  # characters of a text that are packed; docs/report.md says so
+MOST = 60_000  # characters of a text that are packed
 
 Prompt = tuple[str, int]  # question id, turn from 0
 
@@ -50,13 +50,13 @@ class Store:
 class _Mean:
     """A method's samples of one prompt: the first repeat, and means over the good ones. ms: per token.
 
-    disturbed: whether something else on the machine disturbed one of them.
+    noisy: whether one of them had background load.
     """
 
     first: SampleRecord
     ms: float | None
     tau: float | None
-    disturbed: bool
+    noisy: bool
 
 
 def samples(view: View) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def samples(view: View) -> dict[str, Any]:
             "quality": [row and _short(row.quality) for row in rows],
             "tau": [mean and _short(mean.tau) for mean in found],
             "ms": [mean and _short(mean.ms) for mean in found],
-            "noisy": [i for i, mean in enumerate(found) if mean and mean.disturbed],
+            "noisy": [i for i, mean in enumerate(found) if mean and mean.noisy],
         }
 
     return {
@@ -88,6 +88,7 @@ def samples(view: View) -> dict[str, Any]:
         "methods": [
             {
                 "label": visible(label),
+                "name": style.name,
                 "css": style.css,
                 "symbol": style.symbol,
                 "colour": style.colour,
@@ -122,8 +123,8 @@ def _mean(rows: Sequence[SampleRecord]) -> _Mean:
     seconds, tokens = sum(row.wall_s or 0.0 for row in good), sum(row.tokens or 0 for row in good)
     steps = sum(row.steps or 0 for row in good)
     kept = tokens - sum(row.prefill_tokens or 0 for row in good)
-    disturbed = any(row.noise_reason for row in rows)
-    return _Mean(rows[0], 1000 * seconds / tokens if tokens else None, kept / steps if steps else None, disturbed)
+    noisy = any(row.noise_reason for row in rows)
+    return _Mean(rows[0], 1000 * seconds / tokens if tokens else None, kept / steps if steps else None, noisy)
 
 
 def _prompts(run: Run, of: Mapping[tuple[str, int, str], _Mean]) -> list[Prompt]:
@@ -148,8 +149,8 @@ def _asked(asked: Mapping[str, Any], prompt: Prompt) -> str:
     id, turn = prompt
     text = _turn(asked, prompt, "turns")
     history = asked[id].history if id in asked and turn == 0 else ()
-    said = [f"{message.role}: {message.content}" for message in history]
-    return "\n\n".join([*said, f"user: {text}"]) if said else text
+    lines = [f"{message.role}: {message.content}" for message in history]
+    return "\n\n".join([*lines, f"user: {text}"]) if lines else text
 
 
 def _expected(asked: Mapping[str, Any], prompt: Prompt) -> str:
@@ -206,7 +207,7 @@ def replay(view: View, drafts: Sequence[Drafts]) -> dict[str, Any] | None:
     """Return the data of the replay as JSON-ready columns; None where no drafts were recorded.
 
     A step is [texts, parents, accepted path, text of the target's own token, pruned nodes, p, q], texts by their
-    numbers in `texts`; docs/api.md says what these are. ends: milliseconds from the request to the end of each step, of
+    numbers in `texts`; docs/api.md defines them. ends: milliseconds from the request to the end of each step, of
     the timed answer; tokens: of that answer, which may end within its last step. Both are None where it has other
     tokens than the recorded one.
     """
@@ -230,7 +231,10 @@ def replay(view: View, drafts: Sequence[Drafts]) -> dict[str, Any] | None:
     return {
         "reference": ranked.index(run.baseline) if run.baseline in ranked else -1,
         "prompts": [[visible(f"{id}.{turn}"), visible(title(tasks.get(id, "")))] for id, turn in prompts.values()],
-        "methods": [{"label": visible(one.label), "css": one.css, "symbol": one.symbol} for one in view.look.values()],
+        "methods": [
+            {"label": visible(one.label), "name": one.name, "css": one.css, "symbol": one.symbol}
+            for one in view.look.values()
+        ],
         "answers": answers,
         "texts": [visible(text) for text in texts.values()],
     }

@@ -1,18 +1,19 @@
-"""Speed by task: the matrix of methods by tasks, all numbers, and other measures."""
+"""Speed by task: the map of methods by tasks, and a table of all numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from specbench_ss.reports import charts
-from specbench_ss.reports.html.page_parts import MEANINGS, Cell, Chart, Column, Table, View, figure, method_cell, plain
-from specbench_ss.reports.html.ranking import PILLS
+from specbench_ss.reports.html.page_parts import MEANINGS, Cell, Column, Table, View, figure, method_cell, plain
+from specbench_ss.reports.html.ranking import VERDICTS
 from specbench_ss.results import frames, ranking
-from specbench_ss.results.summary import SummaryRow
+from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.results.text import format_number, interval, percent, title
 from specbench_ss.suite import Question
+from specbench_ss.suites.base import MT_BENCH_CATEGORIES
 
 N = "Prompts that both the method and the reference answered; a prompt is one turn of a question"
 JUDGED = "Mean over questions of a judge's rating over ten; below it the paired difference to the reference"
@@ -49,27 +50,24 @@ def fields(row: SummaryRow, names: Sequence[str]) -> list[float | str | None]:
     return [frames.summary_value(row, name) for name in names]
 
 
-def _own(row: SummaryRow) -> tuple[str, ...]:
-    """Return 'over ss-shared-ar 1.52× (1.41–1.66)'; nothing for a method whose reference is the run's."""
-    return () if row.reference_speedup is None else (f"over {row.reference} {ranking.own_model(row)}",)
-
-
 def scored_by(questions: Sequence[Question]) -> str:
-    """Say how the answers of each task are scored: 'Quality is bleu for translation; for writing there is no score'."""
+    """Return the measure of each task: 'Quality is bleu for translation; for writing there is no score'."""
     by_metric: dict[str, list[str]] = {}
     for task, metric in dict.fromkeys((question.category, question.metric or "") for question in questions):
         by_metric.setdefault(metric, []).append(title(task))
     without = by_metric.pop("", [])
     parts = [f"{metric} for {_listed(tasks)}" for metric, tasks in by_metric.items()]
-    said = [f"Quality is {', '.join(parts)}"] if parts else []
-    said += [f"{'for' if parts else 'For'} {_listed(without)} there is no score"] if without else []
-    return "; ".join(said)
+    texts = [f"Quality is {', '.join(parts)}"] if parts else []
+    texts += [f"{'for' if parts else 'For'} {_listed(without)} there is no score"] if without else []
+    return "; ".join(texts)
 
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+ACCEPTANCE = MEANINGS["acceptance_rate"]
+MEMORY = Column("peak memory", "peak_memory_bytes", "MiB that a sample needs in addition", 1, per=2**20)
 TASK = Column("task", lambda row: plain(title(row.category), row.category), numeric=False)
 
 
@@ -82,12 +80,16 @@ def everything(view: View) -> Table:
         TASK,
         view.method(),
         Column("speedup", _speedup, help, fields=SPEEDUP),
-        Column("95 % interval", _interval, "Sorts by its lower end", fields=ENDS),
+        Column("95 % CI", _interval, "Sorted by its lower end", fields=ENDS),
         Column(
-            "verdict", lambda row: Cell(*PILLS[row.comparison][:1] * 2, tag=PILLS[row.comparison][1]), numeric=False
+            "verdict",
+            lambda row: Cell(*VERDICTS[row.comparison][:1] * 2, tag=VERDICTS[row.comparison][1]),
+            numeric=False,
         ),
         Column("tokens/s", "tokens_per_s", digits=1),
         Column("τ", "mean_acceptance_length"),
+        Column("acceptance rate", lambda row: Cell(percent(row.acceptance_rate), row.acceptance_rate), ACCEPTANCE),
+        *([MEMORY] if any(row.peak_memory_bytes is not None for row in rows) else []),
         Column("quality", lambda row: _quality(row, config), QUALITY, fields=DIFFERENCE),
         *([Column("judged", _judged, JUDGED)] if any(row.judge_score is not None for row in rows) else []),
         Column("output", lambda row: ranking.output(row, config), against, numeric=False),
@@ -123,79 +125,71 @@ def _n(row: SummaryRow) -> Cell:
     return figure(row.n_prompts, 0, small=ranking.counts(row), values=fields(row, COUNTS))
 
 
-def _has_memory(view: View) -> bool:
-    return any(row.peak_memory_bytes is not None for row in view.results.rows)
-
-
-def others_title(view: View) -> str:
-    """Return what the other measures are, as far as they are known."""
-    memory = ", peak memory" if _has_memory(view) else ""
-    return f"Other measures: other means of speedup and τ, acceptance rate, questions scored{memory}"
-
-
-def others(view: View) -> Table:
-    """Return the other measures, one row for each task and method; memory only where there is a CUDA device."""
-    memory = Column(
-        "peak memory", "peak_memory_bytes", "MiB that a sample took beyond what was there before", 1, per=2**20
-    )
-    columns = [
-        TASK,
-        view.method(),
-        Column("geometric mean", "speedup_geomean", unit="×"),
-        Column("Spec-Bench", "speedup_specbench", unit="×"),
-        Column("τ by sample", "tau_request_mean"),
-        Column(
-            "acceptance rate",
-            lambda row: Cell(percent(row.acceptance_rate, 1), row.acceptance_rate),
-            MEANINGS["acceptance_rate"],
-        ),
-        Column("questions scored", "quality_n", digits=0),
-        *([memory] if _has_memory(view) else []),
-    ]
-    return Table.of("others", columns, _all(view))
-
-
 IN_MATRIX = (
     "speedup",
     "speedup_low",
     "speedup_high",
     "comparison",
     "mean_acceptance_length",
+    "tokens_per_s",
     "n_prompts",
     "n_questions",
     "n_failed",
 )
 STRONGEST = math.log(2.5)  # a speedup by this factor, or its inverse, has the strongest tint
-DRAWN = "Lines are 95 % intervals; the line at 1 is autoregressive decoding. The table above has the numbers."
-UNSURE = "Hollow symbols are not significant, or have no interval: too few questions."
+MT_BENCH = "MT-Bench"
 
 
-def matrix(view: View) -> Table:
-    """Return the table: a row for each method in the order of `ranked`, a column for each task."""
+def matrix(view: View) -> Table | None:
+    """Return the table of methods by tasks; None unless at least one of several tasks has an interval.
+
+    The categories of MT-Bench are one column, as in Spec-Bench, which unfolds to them.
+    """
     cells = by_task(view)
-    columns = [Column("method", numeric=False), *map(_task_column, tasks(cells))]
+    every = [task for task in tasks(cells) if task != OVERALL]
+    parts = [task for task in every if task in MT_BENCH_CATEGORIES]
+    grouped = len(parts) > 1 and len(parts) < len(every)
+    if grouped:
+        cells = {**cells, **_group(view, parts)}
+        every = [MT_BENCH, *parts, *(task for task in every if task not in parts)]
+    shown = [task for task in every if any(_judged_cell(cells[label, task]) for label in view.contestants)]
+    if not shown or len(every) < 2:
+        return None
+    parts = [task for task in parts if grouped and task in shown]
+    columns = [
+        Column("method", numeric=False),
+        *(_task_column(task, task in parts, bool(parts) and task == MT_BENCH) for task in (OVERALL, *shown)),
+    ]
     rows = [
-        [method_cell(view.look[label]), *(_task_cell(cells[label, task]) for task in tasks(cells))]
+        [method_cell(view.look[label]), *(_task_cell(cells[label, task]) for task in (OVERALL, *shown))]
         for label in view.contestants
     ]
-    marks = {ranking.speedup(row)[:1] for row in cells.values() if row.method in view.contestants}
-    notes = [
-        "A number is the speedup; blue is faster than autoregressive decoding, orange slower.",
-        *(["≈ not significant: the interval covers 1."] if "≈" in marks else []),
-        *(["? no interval: too few questions."] if "?" in marks else []),
-    ]
-    return Table("matrix", columns, rows, notes=notes)
+    left_out = [title(task) for task in every if task not in shown]
+    return Table("matrix", columns, rows, notes=[f"Too few prompts: {', '.join(left_out)}."] if left_out else [])
 
 
-def _task_column(task: str) -> Column:
+def _judged_cell(row: SummaryRow) -> bool:
+    return row.comparison in ("faster", "slower", "not significant", "invalid")
+
+
+def _group(view: View, parts: Sequence[str]) -> Cells:
+    """Return the summaries of these tasks together, by method and MT_BENCH."""
+    rows = [row for row in view.run.rows if row.category in parts]
+    keys = {row.key for row in rows}
+    matches = [one for one in view.run.output_match if one.key in keys]
+    found = summarise(replace(view.run, rows=rows, output_match=matches))
+    return {(row.method, MT_BENCH): replace(row, category=MT_BENCH) for row in found if row.category == OVERALL}
+
+
+def _task_column(task: str, part: bool, unfolds: bool) -> Column:
     fields = [f"{task} {name}" for name in IN_MATRIX]
-    return Column(title(task), help=f"Speedup on {title(task)}", fields=fields)
+    return Column(title(task), help=f"Sort by {title(task)}", fields=fields, part=part, unfolds=unfolds)
 
 
 def _task_cell(row: SummaryRow) -> Cell:
     sure = row.comparison in ("faster", "slower")
     size = math.log(row.speedup) if sure and row.speedup else 0.0
-    text = "invalid" if row.comparison == "invalid" else ranking.speedup(row).removesuffix("×")
+    text = ranking.speedup(row).removesuffix("×")
     return Cell(
         text,
         row.speedup,
@@ -204,26 +198,17 @@ def _task_cell(row: SummaryRow) -> Cell:
         tint="up" if size > 0 else "down" if size < 0 else "",
         share=round(min(abs(size) / STRONGEST, 1.0), 2),
         note=_task_note(row),
+        measures=(text, format_number(row.mean_acceptance_length), format_number(row.tokens_per_s, 1)),
     )
 
 
 def _task_note(row: SummaryRow) -> str:
-    """Return what is told of a cell where the reader points at it."""
+    """Return the text that is shown for a cell on hover and on focus."""
     bounds = interval(row.speedup_interval)
-    said = f"{row.method}, {title(row.category)}: {ranking.speedup(row)}"
-    around = f", 95 % interval {bounds}" if bounds else "" if row.comparison == "reference" else ", no interval"
+    around = f", 95 % CI {bounds}" if bounds else "" if row.comparison == "reference" else ", no interval"
     unsure = ", not significant" if row.comparison == "not significant" else ""
     tau = format_number(row.mean_acceptance_length)
-    return f"{said}{around}{unsure}, τ {tau}, {format_number(row.tokens_per_s, 1)} tokens/s, n {ranking.n(row)}"
-
-
-def chart(view: View) -> Chart | None:
-    """Return the speedups of every task with their intervals, a group of rows for each task."""
-    cells = by_task(view)
-    shown = [label for label in view.contestants if view.overall[label].comparison != "reference"]
-    if not shown:
-        return None
-    rows = {task: [cells[label, task] for label in shown] for task in tasks(cells)}
-    unsure = any(row.speedup is not None and row.speedup_interval is None for own in rows.values() for row in own)
-    drawn = charts.speedup_by_task(rows, view.look).to_plotly_json()
-    return Chart("speedup", "Speedup by task", drawn, note=f"{DRAWN} {UNSURE}" if unsure else DRAWN)
+    return (
+        f"{row.method}, {title(row.category)}: {ranking.speedup(row)}{around}{unsure}, τ {tau}, "
+        f"{format_number(row.tokens_per_s, 1)} tokens/s, n {ranking.n(row)}"
+    )

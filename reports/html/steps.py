@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from specbench_ss.options import REFERENCE
 from specbench_ss.reports import charts
@@ -14,48 +16,60 @@ from specbench_ss.results.summary import QUANTILES, SummaryRow
 from specbench_ss.results.text import percent
 
 PARTS = {  # of a waterfall
-    "passes saved": f"The pass of {REFERENCE}, made less often",
-    "verifying widened": f"Passes beyond those of {REFERENCE}, drafts made within them included",
-    "drafting added": "Making drafts",
-    "reading prompts": "Prefill, and what the method does besides with the prompt",
-    "other": "Accepting, and what else a step takes",
+    "fewer target passes": f"Saved passes of {REFERENCE}",
+    "slower verification": f"Time of the passes beyond those of {REFERENCE}, including drafts made within them",
+    "draft overhead": "Making drafts",
+    "prefill": "Time to the first token, including work of the method on the prompt",
+    "other": "Accepting, and other parts of a step",
 }
 
 
-def why(view: View, found: Sequence[Waterfall]) -> Chart | None:
-    """Return the waterfalls on one scale with their sentences; None where there is none."""
-    if not found:
+def pareto(view: View) -> Chart | None:
+    """Return τ against relative step time, a point per method; None if no step was timed."""
+    rows = [view.overall[label] for label in view.contestants if label != view.run.baseline]
+    rows = [row for row in rows if row.step_cost and row.mean_acceptance_length]
+    if not rows:
         return None
     return Chart(
-        "why",
-        f"From {REFERENCE} to the method, in milliseconds per token",
-        charts.waterfall(found).to_plotly_json(),
-        waterfall_table(view, found),
-        note=f"Stairs from the top: {', '.join((REFERENCE, *PARTS, 'total'))}. Point at a bar for its name and number.",
-        lines=[one.sentence() for one in found],
+        "pareto",
+        "Tokens per step against step time",
+        charts.pareto(rows, view.look).to_plotly_json(),
+        note="A method is faster when τ exceeds its relative step time. Lines: equal decode speedup.",
     )
 
 
-def waterfall_table(view: View, found: Sequence[Waterfall], name: str = "why") -> Table:
+def waterfall_choices(view: View, found: Sequence[Waterfall]) -> list[dict[str, Any]]:
+    """Return the waterfall of each method with its sentence, as the page's script draws them."""
+    return [
+        {
+            "method": short.method,
+            "text": short.sentence(),
+            **Chart("waterfall", "", charts.waterfall([short]).to_plotly_json()).spec(),
+        }
+        for short in (replace(one, method=view.look[one.method].name) for one in found)
+    ]
+
+
+def waterfall_table(view: View, found: Sequence[Waterfall]) -> Table:
     """Return the numbers, a row for each method."""
     columns = [
         view.method(),
         Column(REFERENCE, "reference_ms", f"Milliseconds per token of {REFERENCE} on the same prompts"),
-        *(Column(part, partial(_part, part), said) for part, said in PARTS.items()),
+        *(Column(part, partial(_part, part), meaning) for part, meaning in PARTS.items()),
         Column(
-            "in all",
+            "total",
             lambda one: figure(one.method_ms, strong=True),
             "Milliseconds per token of the method: the sum of all before",
         ),
         Column(
-            "pass cost",
+            "relative pass time",
             lambda one: figure(one.pass_ratio, values=(one.pass_ratio,)),
-            f"The method's verifying pass over a pass of {REFERENCE}",
+            f"Verification pass of the method over a pass of {REFERENCE}",
             fields=("pass ratio",),
         ),
     ]
     caption = f"Milliseconds per token, from {REFERENCE} to the method"
-    return Table.of(name, columns, found, caption, sortable=name == "why")
+    return Table.of("waterfall", columns, found, caption)
 
 
 def _part(name: str, one: Waterfall) -> float:
@@ -69,9 +83,9 @@ def histogram(view: View) -> Chart | None:
     """Return the share of steps by the number of tokens that they kept, as `frames.tokens_per_step` counts them."""
     counted = frames.tokens_per_step(view.run)
     counted = counted[counted["method"].isin(view.contestants)]
-    if counted.empty:
-        return None
     order = [label for label in view.contestants if label in set(counted["method"])]
+    if not set(order) - {view.run.baseline}:
+        return None
     columns = [
         view.method(),
         Column("tokens", digits=0, of="tokens"),
@@ -81,10 +95,9 @@ def histogram(view: View) -> Chart | None:
     rows = [row for label in order for row in counted[counted["method"] == label].itertuples()]
     return Chart(
         "tokens-per-step",
-        "Tokens kept by a step",
-        charts.tokens_per_step(counted, order, min(int(counted["tokens"].max()), PLACES)).to_plotly_json(),
+        "Tokens per step",
+        charts.tokens_per_step(counted, view.look, order, min(int(counted["tokens"].max()), PLACES)).to_plotly_json(),
         Table.of("tokens-per-step", columns, rows),
-        note="A step is one verifying pass of the model; autoregressive decoding keeps exactly one token a step.",
     )
 
 
@@ -127,8 +140,7 @@ def by_position(view: View) -> Chart | None:
         "Acceptance by draft position",
         charts.acceptance(drafting, view.look).to_plotly_json(),
         Table.of("acceptance", columns, rows),
-        note="Share of steps that accept a draft position once the one before is accepted; left out where fewer than "
-        f"{charts.FEW} steps are behind it. Tokens behind an answer's end are accepted here and count in no τ.",
+        note=f"Conditional on the position before; at least {charts.FEW} steps.",
     )
 
 
@@ -136,36 +148,26 @@ def _share(value: float) -> Cell:
     return Cell(percent(value, 1), value)
 
 
-WAITS = {"ttft": "first token", "tpot": "per token", "latency": "request"}  # as in `latencies`: words of a heading
+WAITS = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 STEP_PARTS = ("draft", "verify", "accept", "host")
 WORDS = {"prefill": MEANINGS["prefill_s"], **{part: MEANINGS[f"{part}_s"] for part in STEP_PARTS}}
 
 
-def times(view: View) -> list[Chart | None]:
-    """Return milliseconds per kept token, and those of a step, as stacked bars."""
-    rows = [view.overall[label] for label in view.contestants]
-    return [
-        _stacked(
-            view, "time-per-token", "Time per kept token", "Milliseconds per kept token", map(_ms_per_token, rows)
-        ),
-        _stacked(view, "time-per-step", "Time of a step", "Milliseconds of a step", map(ms_per_step, rows)),
-    ]
-
-
-def _stacked(view: View, name: str, title: str, caption: str, found: Iterable[Mapping[str, float]]) -> Chart | None:
-    parts = {label: of for label, of in zip(view.contestants, found, strict=True) if of}
-    if not parts:
+def time_per_token(view: View) -> Chart | None:
+    """Return milliseconds per output token by part, a stacked bar per method; None if nothing was timed."""
+    found = {label: parts for label in view.contestants if (parts := _ms_per_token(view.overall[label]))}
+    if not found:
         return None
-    shown = next(iter(parts.values()))
+    shown = next(iter(found.values()))
     columns = [
         view.method(),
         *(Column(part, part, WORDS[part]) for part in shown),
-        Column("sum", lambda row: figure(sum(row[part] for part in shown), strong=True)),
+        Column("total", lambda row: figure(sum(row[part] for part in shown), strong=True)),
     ]
-    rows = [{"method": label, **of} for label, of in parts.items()]
-    drawn = charts.parts(parts, caption.lower()).to_plotly_json()
-    table = Table.of(name, columns, rows, caption)
-    return Chart(name, title, drawn, table, f"{caption}, by part of the work.")
+    rows = [{"method": label, **of} for label, of in found.items()]
+    drawn = charts.parts({view.look[label].name: of for label, of in found.items()}, "milliseconds per output token")
+    table = Table.of("time-per-token", columns, rows, "Milliseconds per output token, by part of a step")
+    return Chart("time-per-token", "Time per output token", drawn.to_plotly_json(), table)
 
 
 def ms_per_step(row: SummaryRow) -> dict[str, float]:
@@ -189,7 +191,7 @@ def latency(view: View) -> Table:
         for quantile in QUANTILES
     ]
     rows = [row for row in view.overall.values() if row.latency_s_p50 is not None]
-    caption = "How long a request takes, in milliseconds: median, 95th and 99th percentile"
+    caption = "Latency in milliseconds: median, 95th and 99th percentile"
     return Table.of("latency", [view.method(), *waits], rows, caption)
 
 
@@ -202,12 +204,14 @@ def decomposition(view: View) -> Table:
         Column("step", "step_s", "Mean milliseconds of a step: the sum of its parts", per=1e-3),
         Column("median", lambda row: medians.get(row.method), "Median milliseconds of a step"),
         Column("τ", "mean_acceptance_length", unit="×"),
-        Column("step cost", _step_cost, f"The method's step time over that of {REFERENCE}", fields=("step ratio",)),
+        Column(
+            "relative step time", _step_cost, f"The method's step time over that of {REFERENCE}", fields=("step ratio",)
+        ),
         Column("other", "other_factor", unit="×"),
-        Column("speedup", lambda row: figure(row.speedup, unit="×", strong=True), "τ over step cost, times residual"),
+        Column("speedup", lambda row: figure(row.speedup, unit="×", strong=True), "τ ÷ relative step time × other"),
     ]
     rows = [row for row in view.overall.values() if row.step_s]
-    caption = "One step on average, in milliseconds, and why more accepted tokens may still be slower"
+    caption = "Mean step, in milliseconds"
     return Table.of("step-times", columns, rows, caption)
 
 

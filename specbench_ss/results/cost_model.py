@@ -27,7 +27,7 @@ from specbench_ss.runs.records import Run, SampleRecord
 @final
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What some steps cost in all.
+    """Total cost of some steps.
 
     drafter_bytes, drafter_flops: of `bytes` and `flops`, the drafter's; bytes are None where they are not known.
     fixed_flops: of `flops`, those of rows that each step has whatever it verifies.
@@ -51,7 +51,7 @@ class Cost:
 
 
 def counted(rows: Sequence[SampleRecord], shape: Mapping[str, Any]) -> Cost | None:
-    """Return the cost of all steps of these samples; None where there are none, or where shapes do not tell it.
+    """Return the cost of all steps of these samples; None if there are none, or if the shapes are incomplete.
 
     shape: as `model_shape` gives it, with that of the drafter under `drafter` and the rows of the method's own under
     `own`. The context of a step is taken as the mean of its lengths at the beginning and the end of the answer.
@@ -173,7 +173,7 @@ def points(pairs: Iterable[PairedCost]) -> list[Point]:
 
 @dataclass(frozen=True, slots=True)
 class MachineRow:
-    """One method over its samples that are paired with the reference's. Void results have no speedup."""
+    """One method over its samples that are paired with the reference's. Invalid results have no speedup."""
 
     method: Col[str, "label of the method: its name, with the options that were given for it"]
     step_s: Col[Number, "mean time of a step, over all paired samples", "s"]
@@ -192,8 +192,8 @@ class MachineRow:
     predicted_speedup: Col[Number, "tau × fastest_step_s of `ar` over its own; missing where invalid or unknown", "×"]
     decode_speedup: Col[Number, "tau × step_s of `ar` over its own: prefill is left out; missing where invalid", "×"]
     samples: Col[int, "paired samples of the method", "samples"]
-    n_noisy: Col[int, "of them, samples that something else disturbed", "samples"]
-    n_reruns: Col[int, "how often disturbed samples were made again"]
+    n_noisy: Col[int, "of them, samples with background load or other noise", "samples"]
+    n_reruns: Col[int, "re-runs of noisy samples"]
     host_cpu_share: Col[Number, "share of the usable cores that this process took, weighted by time", "0 to 1"]
     host_foreign_share: Col[Number, "share of the usable cores that everything else took", "0 to 1"]
     nvml_kernel_busy: Col[Number, "share of the time in which any kernel ran, as NVML samples it", "0 to 1"]
@@ -244,7 +244,7 @@ def _row(run: Run, pair: PairedCost, invalid: bool) -> MachineRow:
 
 
 def _predicted(pair: PairedCost, limits: tuple[float | None, float | None]) -> float | None:
-    """Return what tau and shapes promise; None where nobody knows what the drafter reads."""
+    """Return the decode speedup predicted by tau and shapes; None if the drafter's bytes are unknown."""
     own, plain = pair.own.cost, pair.baseline.cost
     if own is None or own.drafter_bytes is None or plain is None:
         return None
@@ -269,11 +269,10 @@ def _times(a: float | None, b: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """Milliseconds per kept token on the prompts that both answered: reference_ms + the parts = method_ms.
+    """Milliseconds per output token on shared prompts: reference_ms + the parts = method_ms.
 
-    parts, in order: the reference's pass, made less often (below 0); what the method's passes take beyond that; making
-    drafts; reading prompts; accepting and the host. tau: kept tokens a step. pass_ratio: the method's pass over the
-    reference's.
+    parts, in order: saved passes of the reference (below 0); the additional time of the method's passes; drafting;
+    prefill; accepting and the host. tau: tokens per step. pass_ratio: the method's pass over the reference's.
     """
 
     method: str
@@ -284,22 +283,18 @@ class Waterfall:
     pass_ratio: float | None
 
     def sentence(self) -> str:
-        """Say the same in words."""
+        """Return the parts as a sentence."""
         saved, verifying, drafting, reading, other = self.parts.values()
-        how = "saves no passes"
+        passes = "fewer target passes save nothing"
         if saved < 0:
-            share = f"{percent(-saved / self.reference_ms)} of all, reading the prompt included"
-            how = f"saves {format_number(-saved)} ms a token in passes ({share})"
-        wide = (
-            f" (its passes take {format_number(self.pass_ratio)} times as long as plain ones)"
-            if self.pass_ratio
-            else ""
-        )
+            share = percent(-saved / self.reference_ms)
+            passes = f"fewer target passes save {format_number(-saved)} ms per token ({share})"
+        wide = f" ({format_number(self.pass_ratio)}× per pass)" if self.pass_ratio else ""
         return (
-            f"{self.method} keeps {format_number(self.tau)} tokens a pass{' and' if saved >= 0 else ', which'} {how}. "
-            f"Verifying {_adds(verifying)}{wide}, drafting {_adds(drafting)}, reading the prompt and other work "
-            f"{_adds(reading + other)}: {format_number(self.reference_ms)} ms a token become "
-            f"{format_number(self.method_ms)}."
+            f"{self.method}, {format_number(self.tau)} tokens per step: {passes}; slower verification "
+            f"{_adds(verifying)}{wide}, drafting {_adds(drafting)}, prefill and other work "
+            f"{_adds(reading + other)}. Total: {format_number(self.reference_ms)} to "
+            f"{format_number(self.method_ms)} ms per token."
         )
 
 
@@ -310,7 +305,7 @@ def _adds(ms: float) -> str:
 
 
 def waterfalls(worked: Iterable[PairedCost]) -> dict[str, Waterfall]:
-    """Return the waterfall of each method that has samples and steps beside the reference's; of the reference none."""
+    """Return the waterfall of each method with samples and steps in common with the reference, which has none."""
     made = {pair.own.method: _waterfall(pair) for pair in worked if pair.own.method != REFERENCE}
     return {label: found for label, found in made.items() if found}
 
@@ -329,10 +324,10 @@ def _waterfall(pair: PairedCost) -> Waterfall | None:
     verify, verify_ref = (work.tally.sums["verify_s"] / work.tally.steps for work in (own, ref))
     passes = a_token(own, own.tally.steps)
     parts = {
-        "passes saved": verify_ref * (passes - a_token(ref, ref.tally.steps)),
-        "verifying widened": (verify - verify_ref) * passes,
-        "drafting added": a_token(own, own.tally.sums["draft_s"]) - a_token(ref, ref.tally.sums["draft_s"]),
-        "reading prompts": a_token(own, own.total("prefill_s")) - a_token(ref, ref.total("prefill_s")),
+        "fewer target passes": verify_ref * (passes - a_token(ref, ref.tally.steps)),
+        "slower verification": (verify - verify_ref) * passes,
+        "draft overhead": a_token(own, own.tally.sums["draft_s"]) - a_token(ref, ref.tally.sums["draft_s"]),
+        "prefill": a_token(own, own.total("prefill_s")) - a_token(ref, ref.total("prefill_s")),
     }
     parts["other"] = end - start - sum(parts.values())
     in_ms = {name: 1000 * seconds for name, seconds in parts.items()}

@@ -59,7 +59,7 @@ def published() -> tuple[Published, ...]:
 
 
 def marks(manifest: Mapping[str, Any], entry: Published) -> dict[str, Mark]:
-    """Say for each of PARTS whether a run has the same as a published number; `part` for some of the same.
+    """Return for each of PARTS whether a run has the same as a published number; `part` for some of the same.
 
     Of the model, `part` is the same family in another size or version; of the questions, a choice of the same.
     """
@@ -91,7 +91,7 @@ def comparable(found: Mapping[str, Mark]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PublishedComparison:
-    """A method of a run beside a published number; entry and marks are missing for a method that nobody published."""
+    """A method of a run with a published number; entry and marks are missing for an unpublished method."""
 
     method: str
     tau: float | None
@@ -103,7 +103,7 @@ class PublishedComparison:
 def compare_with_published(
     manifest: Mapping[str, Any], figures: Mapping[str, tuple[float | None, float | None]]
 ) -> list[PublishedComparison]:
-    """Set each method of a run beside every published number of it. figures: tau and speedup by label."""
+    """Pair each method of a run with every published number of it. figures: tau and speedup by label."""
     made = []
     for method in manifest["methods"]:
         if method["label"] in figures and method["name"] != REFERENCE:

@@ -1,4 +1,4 @@
-"""Quality beside speed: scores, paired differences, sampled output against the target's distribution.
+"""Quality: scores, paired differences, sampled output against the target's distribution.
 
 The test of sampled tokens is a product of likelihood ratios, whose mean is at most 1 where tokens are drawn from the
 model's distribution (Ville 1939; Shafer, JRSS A 184, 2021). So the probability that it ever exceeds 1 / p is at most p,
@@ -137,10 +137,10 @@ def bias_found(run: Run, label: str, test: SamplingTest | None) -> list[str]:
 
 def unsuited_control(run: Run, label: str, test: SamplingTest | None) -> list[str]:
     """Report that methods cannot be tested: rounding, or the baseline fails the test itself."""
-    held = [other for other in run.labels if run.reference(other) == label != other]
-    if test is None or not held or not (test.reason or test.p < CONTROL):
+    tested = [other for other in run.labels if run.reference(other) == label != other]
+    if test is None or not tested or not (test.reason or test.p < CONTROL):
         return []
-    return [f"untestable: {test.reason or f'its own {described(test)}'}; not tested: {', '.join(held)}"]
+    return [f"untestable: {test.reason or f'its own {described(test)}'}; not tested: {', '.join(tested)}"]
 
 
 def described(test: SamplingTest) -> str:
@@ -170,7 +170,7 @@ def _bias(of: SampledTokens, p: float, drafts: bool) -> Bias:
 
 MARGIN = 0.02  # of a score from 0 to 1: how much worse still counts as no worse
 CHANGED = 0.01  # of a score from 0 to 1: from here on the outcome of a question is another one
-FEW_CHANGED = 5  # questions: of fewer that all go one way, no sign test says which way (0.5 ** 4 > 0.05)
+FEW_CHANGED = 5  # questions: of fewer that all go one way, no sign test is significant (0.5 ** 4 > 0.05)
 LEVEL = 0.95  # one-sided, of the bound where few changed
 NonInferiority = Literal["non-inferior", "inferior", "not shown"]
 
@@ -184,7 +184,7 @@ def checked_margin(margin: float) -> float:
 
 
 def measures(questions: Iterable[Question]) -> list[str]:
-    """Return by what the answers are scored, each measure once; a mean over several of them says nothing."""
+    """Return by what the answers are scored, each measure once; a mean over several of them has no meaning."""
     return sorted({question.metric for question in questions if question.metric})
 
 
@@ -200,7 +200,7 @@ def mean_score(
 
     own, ref: paired samples. itself: whether the method is the reference, which has no interval. name: what the score
     is called in the summary. scores: of each sample that has one. may_change: whether the method may change answers, so
-    that a question which did not change says little of those that were not asked.
+    that an unchanged question is weak evidence on other questions.
     """
     pairs: dict[str, list[tuple[float, float]]] = {}
     for a, b in zip(own, ref, strict=True):
@@ -248,7 +248,7 @@ def _at_most(seen: int, n: int) -> float:
 
 
 def non_inferiority(interval: Interval | None, margin: float) -> NonInferiority:
-    """Say whether a method's quality is at most `margin` below the reference's, by the interval of the difference."""
+    """Return whether quality is at most `margin` below the reference's, by the interval of the difference."""
     if interval is None or interval[0] <= -margin <= interval[1]:
         return "not shown"
     return "non-inferior" if interval[0] > -margin else "inferior"

@@ -22,7 +22,7 @@ Mark = Literal["plain", "accepted", "rejected", "next"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asked of an experiment. The names are those of `RunConfig`. limit: None takes the experiment's own.
+    """Request for an experiment. The names are those of `RunConfig`. limit: None takes the experiment's own.
 
     settings: METHOD.OPTION=VALUE, as `ssbench run --set` takes them. published: draft as the papers print it.
     """
@@ -40,7 +40,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One row of an experiment. missing: says what the row lacks in order to run; '' where it can run."""
+    """One row of an experiment. missing: requirements that are not met; '' if the row can run."""
 
     name: str
     missing: str = ""
@@ -72,7 +72,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A Plotly figure. label: what a screen reader says instead. grid: the numbers that are drawn."""
+    """A Plotly figure. label: text for screen readers. grid: the numbers that are drawn."""
 
     name: str
     title: str
@@ -93,7 +93,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a paper says, held against what was measured. holds: None where that cannot be told. found: what was.
+    """Statement of a paper, compared with a measurement. holds: None if that is undecided. found: the measurement.
 
     sure: False where single values were compared, of which it is not known how far they are off.
     """
@@ -115,7 +115,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an experiment found. lines: lines of marked text, for what is read rather than tabulated."""
+    """Result of an experiment. lines: lines of marked text, for text rather than tables."""
 
     grids: tuple[Grid, ...] = ()
     plots: tuple[Plot, ...] = ()
@@ -126,10 +126,10 @@ class Result:
         """Return the same with a table of claims behind the others; itself where there are none."""
         if not claims:
             return self
-        columns = (Column("the paper says", "text"), Column("here", "text"), Column("found", "text"))
+        columns = (Column("the paper", "text"), Column("here", "text"), Column("found", "text"))
         rows = tuple((claim.says, claim.verdict, claim.found) for claim in claims)
         return replace(
-            self, grids=(*self.all_grids(), Grid(CLAIMS, columns, rows, "What the paper says, and what was found"))
+            self, grids=(*self.all_grids(), Grid(CLAIMS, columns, rows, "Statements of the paper, and measurements"))
         )
 
     def all_grids(self) -> list[Grid]:
@@ -139,7 +139,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What an experiment works with while it runs.
+    """Context of an experiment while it runs.
 
     measure(config, name): makes (or resumes) the run in the folder out/name, and returns its results. target(): returns
     the loaded model. folder: for what else the experiment leaves behind. log: takes progress messages for people.
@@ -162,7 +162,7 @@ class Experiment(ABC):
     title: ClassVar[str]
     source: ClassVar[str]  # the paper, and the table or figure in it
     trains: ClassVar[bool] = False  # whether its runs decode with weights that it makes itself
-    recording: ClassVar[Recording] = Recording()  # what its runs record besides their samples
+    recording: ClassVar[Recording] = Recording()  # recordings of its runs in addition to samples
     # of the request; others are refused
     uses: ClassVar[tuple[str, ...]] = tuple(f.name for f in fields(Request) if f.name != "published")
 
@@ -175,7 +175,7 @@ class Experiment(ABC):
         return {}
 
     def claims(self, result: Result) -> Sequence[Claim]:
-        """Return what the paper says of this table or figure, held against the result; empty where it says nothing."""
+        """Return the paper's statements on this table or figure, compared with the result."""
         return ()
 
     @abstractmethod
@@ -204,9 +204,9 @@ class Report(ABC):
         """Write the report of a run to the file `path`."""
 
     def write_runs(self, runs: Sequence[Results], path: Path) -> None:
-        """Write several runs beside each other to the file `path`; the others are compared with the first."""
+        """Write several runs side by side to the file `path`; the others are compared with the first."""
         raise UserError(f"report {self.name!r} shows one run at a time")
 
     def write_result(self, experiment: Experiment, result: Result, facts: Mapping[str, str], path: Path) -> None:
-        """Write what an experiment of a paper found. facts: how it was made, to be shown beside it."""
+        """Write the result of an experiment of a paper. facts: its settings, to be shown next to it."""
         raise UserError(f"report {self.name!r} shows runs only, no experiments")

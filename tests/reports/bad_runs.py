@@ -1,4 +1,4 @@
-"""What can be wrong with a run that a report is made of."""
+"""Faults of a run from which a report is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded drafts for a run that was made up: every step drafts two tokens and keeps what its row says."""
+"""Recorded drafts for a run that was made up: every step drafts two tokens and keeps as many as its record has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def record(run_dir: Path, question: str, text: str = " word") -> None:
 
 
 def _step(tokens: int, text: str, drafts: bool) -> DraftStep:
-    """A chain of as many nodes as were kept, and a refused one beside the first of them."""
+    """A chain of as many nodes as were kept, and a rejected sibling of the first."""
     kept = list(range(tokens)) if drafts else [0]
     nodes = [*kept, tokens] if drafts else [0]
     parents = [*range(-1, tokens - 1), 0] if drafts else [-1]

@@ -1,4 +1,4 @@
-"""Runs of which little or nothing is known: a report that says so, never a blank page or a traceback."""
+"""Runs of which little or nothing is known: a report with that fact, never a blank page or a traceback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.reports.bad_runs import (
     only_the_reference,
 )
 
-SAID: dict[Callable[[Run], None], str] = {
+EXPECTED: dict[Callable[[Run], None], str] = {
     nothing_works: "failed",
     methods_fail: "failed",
     half_done: "not complete",
@@ -35,47 +35,47 @@ SAID: dict[Callable[[Run], None], str] = {
 }
 
 
-@pytest.mark.parametrize("harm", SAID, ids=lambda harm: harm.__name__)
-def test_there_is_a_page_that_says_what_is_lacking(make_run: MakeRun, harm: Callable[[Run], None]) -> None:
+@pytest.mark.parametrize("harm", EXPECTED, ids=lambda harm: harm.__name__)
+def test_there_is_a_page_that_names_what_is_missing(make_run: MakeRun, harm: Callable[[Run], None]) -> None:
     run = read_run(make_run(categories=("qa", "writing"), questions=4))
     harm(run)
     made = page(analyse(run))
     text = assets.render("report.html.jinja", [assets.joined(SCRIPTS)], page=made)
-    above = text[text.index('class="finding"') : text.index('id="tasks"')]
-    assert made["finding"] and (SAID[harm] in above or SAID[harm] in made["finding"])
+    above = text[text.index('class="finding"') : text.index('id="samples"')]
+    assert made["finding"] and (EXPECTED[harm] in above or EXPECTED[harm] in made["finding"])
     assert len(made["ranking"]) == 3 and made["samples"]["methods"]
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "told"),
+    ("file", "text", "message"),
     [
         ("steps.jsonl", "", "damaged: it lacks steps of qa-0"),
         ("manifest.json", '{"format": 99}', "newer version of ssbench: its format is 99"),
     ],
 )
-def test_an_empty_a_newer_and_a_damaged_run_are_one_line(make_run: MakeRun, file: str, text: str, told: str) -> None:
+def test_an_empty_a_newer_and_a_damaged_run_are_one_line(make_run: MakeRun, file: str, text: str, message: str) -> None:
     path: Path = make_run(categories=("qa",), questions=1)
     if '"format"' in text:
         text = json.dumps({**json.loads((path / file).read_text()), **json.loads(text)})
     (path / file).write_text(text)
     with pytest.raises(UserError) as raised:
         report.command([path])
-    assert len(str(raised.value).splitlines()) == 1 and told in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1 and message in str(raised.value)
     assert not (path / "report.html").exists()
 
 
 def test_a_method_without_a_sample_has_no_badge_of_its_answers(make_run: MakeRun) -> None:
     run = read_run(make_run(categories=("qa",), questions=4))
     half_done(run)
-    badges = {row.label: [text for text, _ in row.badges] for row in page(analyse(run))["ranking"]}
-    assert badges["medusa"] == ["too few questions"] and "identical" in badges["ss"]
+    tags = {row.label: [text.split(":")[0] for text, _ in row.tags] for row in page(analyse(run))["ranking"]}
+    assert tags["medusa"] == ["insufficient data"] and "identical" in tags["ss"]
 
 
-def test_a_run_without_recorded_drafts_says_how_they_are_recorded(make_run: MakeRun) -> None:
+def test_a_run_without_recorded_drafts_names_the_option_that_records_them(make_run: MakeRun) -> None:
     path = make_run(categories=("qa",), questions=2)
     run = read_run(path)
     made = page(analyse(run))
     text = assets.render("report.html.jinja", [], page=made)
     assert made["replay"] is None and made["kinds"] is None
-    assert "No drafts were recorded in this run: <code>ssbench run --record-drafts first</code>" in text
+    assert "<code>ssbench run --record-drafts first</code>" in text
     assert 'id="replay-data"' not in text

@@ -1,4 +1,4 @@
-"""What the papers say, held against results: sure where intervals lie apart, and open where they do not."""
+"""Statements of papers compared with results: sure where intervals lie apart, and open where they do not."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_one_speedup_is_ahead_of_another_where_intervals_lie_apart() -> None:
 
 
 def test_a_ratio_stays_within_its_bound_where_its_whole_interval_does() -> None:
-    held = [at_most("", (1.0, around), 1.2).holds for around in ((0.9, 1.2), (1.21, 1.3), (0.9, 1.3), None)]
-    assert held == [True, False, None, None]
+    results = [at_most("", (1.0, around), 1.2).holds for around in ((0.9, 1.2), (1.21, 1.3), (0.9, 1.3), None)]
+    assert results == [True, False, None, None]
     assert at_most("", (None, None), 1.2) == Claim("", None, "not measured here")
     assert at_most("", (1.0, (0.9, 1.1)), 1.2).found == "1.00× (0.90–1.10)"
 
@@ -135,18 +135,18 @@ ORDERED: list[tuple[Value, ...]] = [
         ("figure-4", ("model", "gamma", "right tokens"), SEEN, [True]),
         ("figure-5", STATES, [("stream", 1, 0.5, 0.8), ("Medusa head", 1, None, 0.7)], [True, True]),
         ("figure-5", STATES, [("stream", 1, 0.5, 0.8), ("Medusa head", 1, None, None)], [True, None]),
-        ("table-2", TABLE, ORDERED, [True]),  # held by the order of their methods
+        ("table-2", TABLE, ORDERED, [True]),  # decided by the order of their methods
         ("table-2", TABLE, ORDERED[:3], []),
     ],
 )
-def test_what_the_papers_say_is_held_against_the_rows(
+def test_statements_of_the_papers_are_compared_with_the_rows(
     name: str, columns: tuple[str, ...], rows: list[tuple[Value, ...]], holds: list[bool | None]
 ) -> None:
     assert claims_of(name, columns, rows) == holds
 
 
 @pytest.mark.parametrize("name", ["figure-8", "figure-9", "parameters"])
-def test_what_needs_no_weights_is_held_against_the_papers(name: str) -> None:
+def test_experiments_without_weights_are_compared_with_the_papers(name: str) -> None:
     experiment = registry.load(registry.EXPERIMENTS, name)()
     claims = experiment.claims(experiment.run(Bench(Request(), None, None, None)))
     assert claims and all(claim.found for claim in claims)

@@ -14,47 +14,35 @@ from specbench_ss.suite import Question
 from tests.conftest import MakeRun
 
 
-def test_methods_are_ranked_by_speedup_and_void_ones_come_last(make_run: MakeRun) -> None:
+def test_methods_are_ranked_by_speedup_and_invalid_ones_come_last(make_run: MakeRun) -> None:
     results = analyse(read_run(make_run(labels=("ar", "medusa", "ss"), categories=("qa",), questions=8)))
     speeds = {row.method: row.speedup or 0 for row in results.overall}
     rows = page_of(results)["ranking"]
     assert [row.label for row in rows] == [*sorted(speeds, key=lambda label: -speeds[label])]
-    assert [row.place for row in rows] == [1, 2, None] and rows[-1].label == "ar"
+    assert [row.rank for row in rows] == ["1–2", "1–2", ""] and rows[-1].label == "ar"
     best = rows[0].label
     results.rows = [
         replace(row, comparison="invalid", speedup=None, speedup_interval=None) if row.method == best else row
         for row in results.rows
     ]
     last = page_of(results)["ranking"][-1]
-    assert (
-        last.label == best and last.speedup == "invalid" and last.place is None and last.badges[0] == ("invalid", "bad")
-    )
+    assert last.label == best and last.speedup == "invalid" and last.rank == "" and last.tags[0] == ("invalid", "bad")
 
 
-def test_tau_over_cost_times_the_rest_is_the_speedup(make_run: MakeRun) -> None:
+def test_decode_speedup_is_tau_over_relative_step_time(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8))
     row = next(r for r in page_of(analyse(run))["ranking"] if r.label == "ss")
-    assert float(row.tau) / float(row.cost) * float(row.other) == pytest.approx(float(row.speedup[:-1]), rel=0.02)
+    assert float(row.tau) / float(row.cost) == pytest.approx(float(row.decode[:-1]), rel=0.02)
 
 
 def test_what_is_wrong_with_a_method_is_its_first_badge(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8, failing=("ss",), verdict="mismatch"))
-    badges = next(row for row in page_of(analyse(run))["ranking"] if row.label == "ss").badges
-    assert [kind for _, kind in badges[:2]] == ["bad", "bad"]
-    assert {text for text, kind in badges if kind == "bad"} >= {"1 failed", "differs: 7 mismatches of 7"}
+    row = next(row for row in page_of(analyse(run))["ranking"] if row.label == "ss")
+    assert [kind for _, kind in row.tags[:2]] == ["bad", "bad"] and row.icon == "✕"
+    assert {text for text, kind in row.tags if kind == "bad"} >= {"1 failed", "7 mismatches of 7"}
 
 
-def test_the_matrix_says_how_many_questions_a_task_has(make_run: MakeRun) -> None:
-    run = read_run(make_run(questions=4))
-    assert page_of(analyse(run))["of_a_task"] == "4"
-    gone = {q.id for q in run.questions if q.category == "qa"} - {"qa-0"}
-    run.rows = [row for row in run.rows if row.question_id not in gone]
-    assert page_of(analyse(run))["of_a_task"] == "1 to 4"
-    run.rows = [row for row in run.rows if row.method == "ar"]
-    assert page_of(analyse(run))["of_a_task"] == ""
-
-
-def test_a_cell_of_the_matrix_tells_its_interval_and_is_tinted_only_where_it_is_sure(make_run: MakeRun) -> None:
+def test_a_cell_of_the_matrix_has_its_interval_and_is_tinted_only_where_it_is_sure(make_run: MakeRun) -> None:
     results = analyse(read_run(make_run(labels=("ar", "ss", "ar[n=1]"), categories=("qa", "writing"), questions=8)))
     table, cells = page_of(results)["matrix"], {(row.method, row.category): row for row in results.rows}
     assert {"faster", "not significant"} <= {row.comparison for row in cells.values()}
@@ -63,7 +51,7 @@ def test_a_cell_of_the_matrix_tells_its_interval_and_is_tinted_only_where_it_is_
         for cell, task in zip(row[1:], ("overall", "qa", "writing"), strict=True):
             of = cells[row[0].text, task]
             assert bool(cell.tint) == (of.comparison in ("faster", "slower"))
-            assert cell.note.startswith(f"{of.method}, {task}: ") and ("interval" in cell.note) == (of.method != "ar")
+            assert cell.note.startswith(f"{of.method}, {task}: ") and ("95 % CI" in cell.note) == (of.method != "ar")
 
 
 def test_the_reference_has_one_word_for_its_output_with_repeats_and_without(make_run: MakeRun) -> None:
@@ -78,13 +66,23 @@ def test_the_reference_has_one_word_for_its_output_with_repeats_and_without(make
         assert {row[column].text for row in table.rows if row[1].text == "ar"} == {"reference"}
 
 
-def test_a_value_without_an_interval_is_marked_in_both_tables_and_the_mark_explained(make_run: MakeRun) -> None:
-    made = page_of(analyse(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2))))
-    in_matrix = [cell for row in made["matrix"].rows if row[0].text == "ss" for cell in row[1:]]
-    in_all = [row[2] for row in made["everything"].rows if row[1].text == "ss"]
-    for name, cells in (("matrix", in_matrix), ("everything", in_all)):
-        assert cells and all(cell.text.startswith("? ") and not cell.strong for cell in cells)
-        assert any(note.startswith("? no interval") for note in made[name].notes)
+def test_a_value_without_an_interval_is_marked_and_is_not_in_the_task_map(make_run: MakeRun) -> None:
+    made = page_of(analyse(read_run(make_run(labels=("ar", "ss"), categories=("qa", "rag"), questions=2))))
+    cells = [row[2] for row in made["everything"].rows if row[1].text == "ss" and row[0].text != "overall"]
+    assert cells and all(cell.text.startswith("? ") and not cell.strong for cell in cells)
+    assert any(note.startswith("? no interval") for note in made["everything"].notes)
+    assert made["matrix"] is None and any("per task" in text for text in made["absent"])
+
+
+def test_tasks_of_mt_bench_are_one_column_that_unfolds(make_run: MakeRun) -> None:
+    results = analyse(read_run(make_run(labels=("ar", "ss"), categories=("qa", "writing", "stem"), questions=6)))
+    table, rows = page_of(results)["matrix"], {(row.method, row.category): row for row in results.rows}
+    assert [c.title for c in table.columns] == ["method", "overall", "MT-Bench", "writing", "stem", "qa"]
+    assert [c.part for c in table.columns] == [False, False, False, True, True, False]
+    assert [c.unfolds for c in table.columns].index(True) == 2
+    both = [rows["ss", task].speedup for task in ("writing", "stem")]
+    group = next(row for row in table.rows if row[0].text == "ss")[2]
+    assert min(both) <= group.sort <= max(both) and "n 12" in group.note
 
 
 def test_questions_stand_below_the_prompts_where_there_are_fewer(make_run: MakeRun) -> None:
@@ -94,11 +92,10 @@ def test_questions_stand_below_the_prompts_where_there_are_fewer(make_run: MakeR
     assert {(row[-1].text, *row[-1].small) for row in table.rows} == {("10", "5 questions")}
     assert any("quality is a mean over questions" in note for note in table.notes)
     assert any("every prompt 2 times" in note for note in table.notes)
-    assert "n 10 (5 questions)" in made["matrix"].rows[0][1].note
-    assert chips["Repeats"] == "2" and "10 prompts (5 questions)" in chips["Suite"]
+    assert chips["Number of prompts"] == "n = 10 (5 questions), 2 repeats"
 
 
-def test_what_quality_is_of_each_task_is_said() -> None:
+def test_the_measure_of_quality_of_each_task_is_named() -> None:
     asked = [
         Question("1", "translation", ("a",), (("b",),), "bleu"),
         Question("2", "math_reasoning", ("a",), (("b",),), "numeric"),
@@ -106,18 +103,18 @@ def test_what_quality_is_of_each_task_is_said() -> None:
         Question("4", "qa", ("a",)),
         Question("5", "qa", ("b",)),
     ]
-    said = "Quality is bleu for translation, numeric for math reasoning; for writing and qa there is no score"
-    assert speed.scored_by(asked) == said
+    text = "Quality is bleu for translation, numeric for math reasoning; for writing and qa there is no score"
+    assert speed.scored_by(asked) == text
     assert speed.scored_by(asked[2:3]) == "For writing there is no score"
     assert speed.scored_by([]) == ""
 
 
 def test_the_places_that_a_method_may_have_stand_below_its_place(make_run: MakeRun) -> None:
     found = {row.label: row for row in page_of(analyse(read_run(make_run())))["ranking"]}
-    assert {row.may_be for row in found.values()} == {""}, "ss and medusa are far apart"
+    assert {row.rank for row in found.values()} == {"", "1", "2"}, "ss and medusa are far apart"
     run = read_run(make_run(labels=("ar", "ar[n=1]", "ar[n=2]")))
     found = {row.label: row for row in page_of(analyse(run))["ranking"]}
-    assert {label: row.may_be for label, row in found.items()} == {"ar": "", "ar[n=1]": "1–2", "ar[n=2]": "1–2"}
+    assert {label: row.rank for label, row in found.items()} == {"ar": "", "ar[n=1]": "1–2", "ar[n=2]": "1–2"}
 
 
 def test_nodes_and_training_of_each_method_stand_in_a_table(make_run: MakeRun) -> None:

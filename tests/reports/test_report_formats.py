@@ -1,4 +1,4 @@
-"""`ssbench report`: other formats than the page, and several runs beside each other."""
+"""`ssbench report`: other formats than the page, and several runs side by side."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_json_holds_finding_checks_summary_and_manifest(make_run: MakeRun) -> No
     assert whole["manifest"]["suite"]["prompts"] > 0
 
 
-def test_markdown_says_what_was_found_and_what_is_wrong(make_run: MakeRun) -> None:
+def test_markdown_has_the_finding_and_the_faults(make_run: MakeRun) -> None:
     text = written(make_run(failing=("ss",)), "md", "report.md").decode()
     head, _, table = text.partition("| task |")
     assert head.startswith("# lab-s on ") and "failed" in head and table.count("\n") > 4
@@ -53,18 +53,18 @@ def test_markdown_says_what_was_found_and_what_is_wrong(make_run: MakeRun) -> No
 
 def test_the_help_names_every_format(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--help"]) == 0
-    said = capsys.readouterr().out
-    assert registry.names(registry.REPORTS) == report.KINDS.split(", ") and "parquet" in said and "html" in said
+    output = capsys.readouterr().out
+    assert registry.names(registry.REPORTS) == report.KINDS.split(", ") and "parquet" in output and "html" in output
 
 
-def test_several_runs_stand_beside_each_other(make_run: MakeRun) -> None:
+def test_several_runs_are_shown_side_by_side(make_run: MakeRun) -> None:
     runs = [make_run(seed=seed) for seed in range(3)]
     assert main(["report", *map(str, runs)]) == 0
     text = (runs[0] / "comparison.html").read_text(encoding="utf-8")
     made = comparison_page.page([analyse(read_run(run)) for run in runs])
     assert made["title"] in text
     assert [line[:7] for line in made["findings"]] == ["A to B:", "A to C:"]
-    assert len(made["speedups"].figure["data"]) == 2 * 3  # two methods beside ar, three runs
+    assert len(made["speedups"].figure["data"]) == 2 * 3  # two methods and ar, three runs
     tables = {table.name: table for table in made["changes"]}
     rows = {row[0].text: row for row in tables["change-speedup-c"].rows}
     for at, run in ((1, runs[0]), (2, runs[2])):
@@ -79,7 +79,7 @@ def test_runs_that_do_not_compare_are_shown_without_changes(make_run: MakeRun) -
     made = comparison_page.page([analyse(run) for run in runs])
     assert made["changes"] == [] and made["tasks"] == []
     assert made["differences"].rows[0][0].text.startswith("✕ model hash")
-    assert any("differ in model hash" in line for notice in made["notices"] for line in notice.lines)
+    assert any("differ in model hash" in line for line in made["findings"])
     assert made["speedups"].figure["data"]
 
 
@@ -97,8 +97,8 @@ def test_a_pipe_is_not_taken_for_a_file_that_may_be_replaced(
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    told = failing(["report", str(make_run()), "--format", "csv", "--out", str(pipe)], capsys)
-    assert "is a device, a pipe or a socket" in told and pipe.is_fifo()
+    message = failing(["report", str(make_run()), "--format", "csv", "--out", str(pipe)], capsys)
+    assert "is a device, a pipe or a socket" in message and pipe.is_fifo()
 
 
 def test_hostile_names_are_text(make_run: MakeRun) -> None:

@@ -49,7 +49,7 @@ def test_failed_and_missing_samples_have_no_numbers(make_run: MakeRun) -> None:
     assert ss["text"][2] == ss["verdict"][2] == -1 and ss["ms"][2] is None
 
 
-def test_disturbed_samples_are_marked(make_run: MakeRun) -> None:
+def test_noisy_samples_are_marked(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=3))
     for row in run.rows:
         row.noise_reason = "others" if (row.method, row.question_id) == ("ss", "qa-1") else ""
@@ -57,7 +57,7 @@ def test_disturbed_samples_are_marked(make_run: MakeRun) -> None:
     assert {method["label"]: method["noisy"] for method in packed["methods"]} == {"ar": [], "ss": [1]}
 
 
-def test_long_texts_are_whole_to_a_limit_which_is_told(make_run: MakeRun) -> None:
+def test_long_texts_are_whole_to_a_limit_which_is_shown(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar",), categories=("qa",), questions=2))
     run.rows[0].text, run.rows[1].text = "x" * 50_000, "y" * (MOST + 5)
     texts = page_of(analyse(run))["samples"]["texts"]

@@ -3,8 +3,11 @@
 const Charts = (() => {
   const style = JSON.parse(document.getElementById("chart-style").textContent), shown = new Map();
   const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]] };
+  const PAPER = 640; // pixels of a chart on A4
   const night = matchMedia("(prefers-color-scheme: dark)"), paper = matchMedia("print");
-  const dark = () => !paper.matches && (document.documentElement.dataset.theme ?? (night.matches ? "dark" : "light")) === "dark";
+  let printing = false;
+  const onPaper = () => printing || paper.matches;
+  const dark = () => !onPaper() && (document.documentElement.dataset.theme ?? (night.matches ? "dark" : "light")) === "dark";
   // Plotly reads HTML in texts; here they are text. hovertemplates are the page's own, with names escaped already.
   const toned = (value, map) => {
     if (typeof value === "string") return map[value] ?? value.replaceAll("<", "&lt;");
@@ -14,7 +17,8 @@ const Charts = (() => {
   };
   const draw = (box) => {
     const { data, layout } = shown.get(box), map = dark() ? style.dark : {};
-    Plotly.react(box, toned(data, map), { ...toned(layout, map), template: { layout: toned(style.layout, map) } }, config);
+    const size = onPaper() ? { width: PAPER, autosize: false } : { width: undefined, autosize: true };
+    Plotly.react(box, toned(data, map), { ...toned(layout, map), ...size, template: { layout: toned(style.layout, map) } }, config);
   };
   const show = (box, spec) => { shown.set(box, spec); draw(box); };
   const load = (box) => { if (!shown.has(box)) show(box, JSON.parse(document.getElementById(box.dataset.spec).textContent)); };
@@ -25,12 +29,20 @@ const Charts = (() => {
     near.get(target)(target);
   }), { rootMargin: "300px" });
   const whenNear = (box, then) => { near.set(box, then); watch.observe(box); };
-  const boxes = [...document.querySelectorAll(".chart")];
+  const boxes = [...document.querySelectorAll(".chart[data-spec]")];
   boxes.forEach((box) => whenNear(box, load));
   const again = () => shown.forEach((_, box) => draw(box));
   night.addEventListener("change", again);
   new MutationObserver(again).observe(document.documentElement, { attributeFilter: ["data-theme"] });
-  addEventListener("beforeprint", () => { boxes.filter((box) => box.offsetParent).forEach(load); again(); });
-  addEventListener("afterprint", again);
+  addEventListener("beforeprint", () => { printing = true; boxes.filter((box) => box.offsetParent).forEach(load); again(); });
+  addEventListener("afterprint", () => { printing = false; again(); });
+
+  const choice = document.querySelector(".chart.choice"), select = document.getElementById("waterfall-of");
+  if (choice) {
+    const all = JSON.parse(document.getElementById("waterfall-data").textContent), text = document.getElementById("waterfall-text");
+    const choose = () => { show(choice, all[select.value]); text.textContent = all[select.value].text; };
+    whenNear(choice, choose);
+    select.addEventListener("change", choose);
+  }
   return { show, whenNear };
 })();

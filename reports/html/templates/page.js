@@ -2,12 +2,13 @@
 // The page's theme, its sections, and what is shared by its scripts.
 const Page = (() => {
   const root = document.documentElement, button = document.getElementById("theme");
-  const words = { "": "as the system", light: "light", dark: "dark" }, names = Object.keys(words);
+  const names = ["", "light", "dark"];
   const kept = () => { try { return localStorage.getItem("ssbench-theme") || ""; } catch { return ""; } };
   const keep = (name) => { try { localStorage.setItem("ssbench-theme", name); } catch { /* not kept */ } };
   const use = (name) => {
     if (name) root.dataset.theme = name; else delete root.dataset.theme;
-    button.textContent = `Theme: ${words[name]}`;
+    button.title = `Theme: ${name || "system"}`;
+    button.setAttribute("aria-label", button.title);
   };
   use(names.includes(kept()) ? kept() : "");
   button.addEventListener("click", () => {
@@ -38,12 +39,20 @@ const Page = (() => {
   const swatch = (css, symbol) => make("svg", { svg: 1, class: `swatch ${css}`, "aria-hidden": "true" },
     make("use", { svg: 1, href: `#sy-${symbol}` }));
 
-  // What the address says: every part of the page has words of its own, and leaves the others' alone.
+  const named = (m) => [swatch(m.css, m.symbol), make("bdi", m.label === m.name ? {} : { title: m.label }, m.name)];
+
+  // On paper: the parts that are folded on the screen but belong to the printed page.
+  const folded = () => document.querySelectorAll("details.paper:not([open])");
+  let opened = [];
+  addEventListener("beforeprint", () => { opened = [...folded()]; opened.forEach((one) => { one.open = true; }); });
+  addEventListener("afterprint", () => opened.forEach((one) => { one.open = false; }));
+
+  // Parameters of the address: each part of the page changes its own alone.
   const parameters = () => new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : "");
   const address = (given) => {
     const all = parameters();
     for (const [name, value] of Object.entries(given)) if (value) all.set(name, value); else all.delete(name);
     history.replaceState(null, "", `#${all}`);
   };
-  return { make, swatch, parameters, address };
+  return { make, named, parameters, address };
 })();

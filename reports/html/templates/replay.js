@@ -1,13 +1,13 @@
 "use strict";
-// Recorded answers again: two methods on one time axis, every step with its draft.
+// Recorded outputs of two methods on one time axis, every step with its draft.
 const Replay = (() => {
-  const { make, swatch } = Page, holder = document.getElementById("replay-data");
+  const { make, named } = Page, holder = document.getElementById("replay-data");
   if (!holder) return null;
   const data = JSON.parse(holder.textContent), { texts, methods } = data;
   const form = document.getElementById("replay-form"), stage = document.getElementById("replay-stage");
   const clock = document.getElementById("replay-clock"), STEP_MS = 100, DRAWN = 64;
   const of = new Map(data.answers.map((one) => [`${one.prompt} ${one.method}`, one]));
-  const state = { prompt: 0, lanes: [0, 0], time: 0, playing: 0 };
+  const state = { prompt: 0, lanes: [0, 0], time: Infinity, playing: 0 };
   const answer = (lane) => of.get(`${state.prompt} ${state.lanes[lane]}`);
   // An answer whose timed twin has other tokens is shown with steps of equal length.
   const ends = (one) => one.ends ?? one.steps.map((_, i) => STEP_MS * (i + 1));
@@ -17,7 +17,7 @@ const Replay = (() => {
   const shownText = (text) => text.replaceAll("\n", "⏎\n");
   const word = (text, kind, step, kept) => make("span", { class: `word ${kind}`, style: `--k:${Math.min(kept / 6, 1).toFixed(2)}`,
     title: `step ${step + 1}: ${kept} token${kept === 1 ? "" : "s"}` }, shownText(texts[text]));
-  const said = (one, count) => {
+  const wordsOf = (one, count) => {
     const words = count || one.steps.length ? [word(one.steps[0][0][0], "own", 0, 1)] : [];
     one.steps.slice(0, count).forEach(([nodes, , path, next], i) => {
       path.slice(1).forEach((node) => words.push(word(nodes[node], "drafted", i, path.length)));
@@ -33,7 +33,7 @@ const Replay = (() => {
     const seen = new Set(path);
     for (const node of nodes.keys()) if (seen.size < DRAWN) seen.add(node);
     const branch = (node) => {
-      const kind = node === 0 ? "root" : accepted.has(node) ? "accepted" : left.has(node) ? "pruned" : "refused";
+      const kind = node === 0 ? "root" : accepted.has(node) ? "accepted" : left.has(node) ? "pruned" : "rejected";
       const word = make("li", {}, make("span", { class: `node ${kind}` }, make("bdi", {}, shownText(texts[nodes[node]]))),
         make("small", {}, ` ${node === 0 ? "root" : `${kind}${p[node] === null || p[node] === undefined ? "" : `, p ${chance(p[node])}`}${q ? `, q ${chance(q[node])}` : ""}`}`));
       const below = children[node].filter((child) => seen.has(child));
@@ -41,21 +41,21 @@ const Replay = (() => {
       return word;
     };
     const rest = nodes.length - seen.size;
-    return [make("ul", { class: "tree" }, branch(0)), ...(rest > 0 ? [make("p", { class: "told" }, `and ${rest} more nodes`)] : [])];
+    return [make("ul", { class: "tree" }, branch(0)), ...(rest > 0 ? [make("p", { class: "readout" }, `and ${rest} more nodes`)] : [])];
   };
 
   const lane = (i) => {
     const one = answer(i), m = methods[state.lanes[i]];
-    const head = make("h3", {}, swatch(m.css, m.symbol), make("bdi", {}, m.label));
-    if (!one) return make("div", { class: "lane" }, head, make("p", { class: "nothing" }, "Nothing of this answer was recorded."));
+    const head = make("h3", {}, ...named(m));
+    if (!one) return make("div", { class: "lane" }, head, make("p", { class: "nothing" }, "No drafts of this output were recorded."));
     const count = done(one), step = one.steps[Math.min(count, one.steps.length - 1)];
     const tokens = 1 + one.steps.slice(0, count).reduce((sum, [, , path]) => sum + path.length, 0);
     const kept = Math.min(tokens, one.tokens ?? tokens);
     const ended = count === one.steps.length;
-    const told = `${kept} token${kept === 1 ? "" : "s"} after ${count} of ${one.steps.length} steps${one.ends ? "" : "; times of this answer are not known"}`;
-    return make("div", { class: "lane" }, head, make("p", { class: "told" }, told),
-      make("pre", { tabindex: 0, dir: "auto" }, ...said(one, count)),
-      make("h4", {}, ended ? "The last draft" : "The draft of the step that goes on"), ...tree(step));
+    const progress = `${kept} token${kept === 1 ? "" : "s"} after ${count} of ${one.steps.length} steps${one.ends ? "" : "; without times"}`;
+    return make("div", { class: "lane" }, head, make("p", { class: "readout" }, progress),
+      make("pre", { tabindex: 0, dir: "auto" }, ...wordsOf(one, count)),
+      make("h4", {}, ended ? "Last draft" : "Draft of this step"), ...tree(step));
   };
   const draw = () => {
     const end = last();
@@ -99,7 +99,7 @@ const Replay = (() => {
     Object.assign(state, given);
     const there = recorded(state.prompt);
     state.lanes = state.lanes.map((m, i) => (there.includes(m) ? m : there[Math.min(i, there.length - 1)]));
-    [form.first, form.second].forEach((select, i) => { filled(select, there.map((m) => [m, methods[m].label])); select.value = state.lanes[i]; });
+    [form.first, form.second].forEach((select, i) => { filled(select, there.map((m) => [m, methods[m].name])); select.value = state.lanes[i]; });
     form.prompt.value = state.prompt;
     state.time = Math.min(state.time, last());
     draw();
@@ -107,8 +107,8 @@ const Replay = (() => {
   const read = () => {
     const words = Page.parameters(), prompt = data.prompts.findIndex(([name]) => name === words.get("replay"));
     if (prompt < 0) return false;
-    const named = (key, other) => { const m = methods.findIndex((one) => one.label === words.get(key)); return m < 0 ? other : m; };
-    choose({ prompt, lanes: [named("of", state.lanes[0]), named("against", state.lanes[1])], time: 0 });
+    const index = (key, other) => { const m = methods.findIndex((one) => one.label === words.get(key)); return m < 0 ? other : m; };
+    choose({ prompt, lanes: [index("of", state.lanes[0]), index("against", state.lanes[1])], time: words.has("step") ? 0 : Infinity });
     const one = answer(0), count = Math.min(Number(words.get("step")) || 0, one?.steps.length ?? 0);
     if (one && count) to(ends(one)[count - 1]);
     return true;
@@ -118,7 +118,7 @@ const Replay = (() => {
   form.addEventListener("change", (event) => {
     if (event.target === form.time) { pause(); to(Number(form.time.value)); }
     else if (event.target !== form.pace) choose({ prompt: Number(form.prompt.value), lanes: [Number(form.first.value), Number(form.second.value)],
-      time: event.target === form.prompt ? 0 : state.time });
+      time: event.target === form.prompt ? Infinity : state.time });
     address();
   });
   form.time.addEventListener("input", () => { pause(); to(Number(form.time.value)); });
@@ -126,7 +126,6 @@ const Replay = (() => {
   form.play.addEventListener("click", () => (state.playing ? stop() : play()));
   form.back.addEventListener("click", () => { pause(); step(-1); });
   form.forward.addEventListener("click", () => { pause(); step(1); });
-  form.whole.addEventListener("click", () => { pause(); to(Infinity); address(); });
   const KEYS = { ArrowRight: () => step(1), ArrowLeft: () => step(-1), Home: () => to(0), End: () => to(Infinity),
     " ": () => (state.playing ? stop() : play()) };
   stage.addEventListener("keydown", (event) => {

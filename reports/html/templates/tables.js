@@ -1,5 +1,5 @@
 "use strict";
-// Tables: sorting by raw values, folded rows, the matrix by keyboard and one task at a time, CSV files, copying.
+// Tables: sorting by raw values, folded rows and columns, the task map by keyboard, CSV files, copying.
 (() => {
   const value = (row, i) => {
     const cell = row.cells[i], raw = cell.dataset.sort ?? cell.textContent;
@@ -17,16 +17,18 @@
     });
     body.append(...rows.map(({ row }) => row));
   };
+  const titled = (th) => th.querySelector("bdi").textContent;
   const sort = (th) => {
     const down = th.getAttribute("aria-sort") ? th.getAttribute("aria-sort") === "ascending" : th.classList.contains("num");
     order(th, down);
-    if (th.closest("#matrix-table")) Page.address({ by: th.textContent, order: down ? "" : "up" });
+    if (th.closest("#matrix-table")) Page.address({ by: titled(th), order: down ? "" : "up" });
   };
 
   const fold = (button) => {
     const open = button.getAttribute("aria-expanded") !== "true";
     button.setAttribute("aria-expanded", open);
-    document.querySelectorAll(`[data-under="${button.dataset.fold}"]`).forEach((row) => { row.hidden = !open; });
+    if (button.dataset.unfold) document.getElementById(button.dataset.unfold).classList.toggle("open", open);
+    else document.querySelectorAll(`[data-under="${button.dataset.fold}"]`).forEach((row) => { row.hidden = !open; });
   };
 
   const save = (button) => {
@@ -49,8 +51,8 @@
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (!button) return;
-    if (button.closest("thead th")) sort(button.closest("th"));
-    else if (button.dataset.fold) fold(button);
+    if (button.classList.contains("fold")) fold(button);
+    else if (button.closest("thead th")) sort(button.closest("th"));
     else if (button.dataset.csv) save(button);
     else if (button.dataset.copy) copy(button);
   });
@@ -58,7 +60,7 @@
   const matrix = document.getElementById("matrix-table"), note = document.getElementById("matrix-note");
   if (!matrix) return;
   const cells = () => [...matrix.tBodies[0].rows].map((row) => [...row.cells].slice(1));
-  const told = (cell) => { if (cell?.dataset?.note) note.textContent = cell.dataset.note; };
+  const readOut = (cell) => { if (cell?.dataset?.note) note.textContent = cell.dataset.note; };
   // One cell takes part in the tab order; the arrow keys go on from it.
   const enter = (cell, focus = true) => {
     matrix.querySelectorAll("td[tabindex='0']").forEach((td) => { td.tabIndex = -1; });
@@ -76,23 +78,32 @@
     if (next) enter(next);
     event.preventDefault();
   });
-  matrix.addEventListener("focusin", (event) => told(event.target));
+  matrix.addEventListener("focusin", (event) => readOut(event.target));
   matrix.addEventListener("click", (event) => { const td = event.target.closest("td"); if (td) enter(td); });
-  matrix.addEventListener("mouseover", (event) => told(event.target.closest("td")));
+  matrix.addEventListener("mouseover", (event) => readOut(event.target.closest("td")));
 
   const select = document.getElementById("task-of-matrix"), heads = [...matrix.tHead.rows[0].cells].slice(1);
-  select.append(...heads.map((th, i) => Object.assign(document.createElement("option"), { value: i, textContent: th.textContent })));
+  select.append(...heads.map((th, i) => Object.assign(document.createElement("option"), { value: i, textContent: titled(th) })));
   const only = () => {
     for (const row of matrix.rows) [...row.cells].slice(1).forEach((c, i) => c.classList.toggle("off", i !== Number(select.value)));
   };
   select.addEventListener("change", () => { note.textContent = ""; only(); heads[select.value].querySelector("button").click(); });
   const read = () => {
-    const words = Page.parameters(), th = [...matrix.tHead.rows[0].cells].find((one) => one.textContent === words.get("by"));
+    const words = Page.parameters(), th = [...matrix.tHead.rows[0].cells].find((one) => titled(one) === words.get("by"));
     if (!th) return;
     if (heads.includes(th)) select.value = heads.indexOf(th);
     order(th, words.get("order") !== "up");
     only();
   };
+  document.getElementById("measure").addEventListener("change", (event) => {
+    if (event.target.name !== "measure") return;
+    matrix.classList.toggle("plain", event.target.value !== "0");
+    cells().flat().forEach((td) => {
+      const text = td.dataset.measures.split("|")[event.target.value];
+      (td.firstElementChild ?? td).textContent = text;
+      td.dataset.sort = text.replace(/[^\d.]/g, "");
+    });
+  });
   addEventListener("hashchange", read);
   only();
   read();

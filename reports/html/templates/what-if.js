@@ -1,7 +1,7 @@
 "use strict";
 // Predicted speedups, from the parts of a step: `Parts` of specbench_ss/results/cost_model.py.
 const WhatIf = (() => {
-  const { make, swatch } = Page, holder = document.getElementById("what-if-data");
+  const { make, named } = Page, holder = document.getElementById("what-if-data");
   if (!holder) return null;
   const methods = JSON.parse(holder.textContent), form = document.getElementById("what-if-form");
   const body = document.querySelector("#what-if-table tbody");
@@ -26,7 +26,7 @@ const WhatIf = (() => {
     sliders.forEach((input) => { input.nextElementSibling.textContent = `×${shown(factor(input))}`; });
     const rows = methods.map((m) => [m, speedup(m, c)]).sort((a, b) => b[1] - a[1]);
     body.replaceChildren(...rows.map(([m, value]) => make("tr", value < 1 ? { class: "loses" } : {},
-      make("th", { scope: "row" }, swatch(m.css, m.symbol), make("bdi", {}, m.method)),
+      make("th", { scope: "row" }, ...named({ ...m, label: m.method })),
       make("td", { class: "num" }, make("strong", {}, `${shown(value)}×`)), make("td", { class: "num" }, `${shown(speedup(m, NEUTRAL))}×`),
       make("td", { class: "num" }, even(m, c) === null ? "–" : even(m, c) === Infinity ? "never" : `×${shown(even(m, c))}`))));
   };
@@ -34,6 +34,7 @@ const WhatIf = (() => {
   const read = () => {
     const words = Page.parameters();
     sliders.forEach((input) => { input.value = words.get(`if-${input.name}`) ?? "0"; });
+    if (sliders.some((input) => Number(input.value))) form.closest("details").open = true;
     draw();
   };
   form.addEventListener("input", draw);
