@@ -288,8 +288,8 @@ def test_an_answer_without_a_verdict_is_not_compared_in_an_unfinished_run_too(st
     page = page_of(analyse(steady))
     (output,) = [row.output for row in page["ranking"] if row.label == "ss"]
     assert output == "identical, 1 not compared"
-    columns = [column.title for column in page["sameness"].columns]
-    assert page["sameness"].rows[0][columns.index("not compared")].text == "1"
+    columns = [column.title for column in page["output_match"].columns]
+    assert page["output_match"].rows[0][columns.index("not compared")].text == "1"
     assert "uncompared" not in made_of(steady), "it may still come"
 
 
