@@ -17,7 +17,7 @@ from specbench_ss.reports.html.samples import VERDICTS
 from specbench_ss.results.checks import Check, CheckState
 from specbench_ss.results.concurrency import at_a_time
 from specbench_ss.results.published import Mark, PublishedComparison, comparable, compare_with_published
-from specbench_ss.results.sample_checks import NOT_HELD
+from specbench_ss.results.sample_checks import NOT_LOCKED
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import format_number, format_speedup, parameters, scientific
 from specbench_ss.runs.config import decoding
@@ -160,7 +160,7 @@ def facts(run: Run) -> list[Fact]:
     """Return the facts of the manifest: settings, methods, versions and machine."""
     manifest = run.manifest
     command = manifest["command"]  # one text, where the run was started from Python
-    status = NOT_HELD if manifest["status"] == KILLED else manifest["status"]
+    status = NOT_LOCKED if manifest["status"] == KILLED else manifest["status"]
     started = [session["started"] for session in manifest.get("sessions", [])]
     workers = [worker for session in manifest.get("sessions", []) for worker in session.get("workers") or ()]
     known = [

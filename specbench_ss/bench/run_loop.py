@@ -27,64 +27,63 @@ from specbench_ss.suite import Suite, SuiteData
 
 
 class RunCallbacks(Protocol):
-    """What a run tells whoever watches it. Must be quick: on_tokens is called between the steps of a sample.
-
-    A subclass hears what it overrides, and nothing else.
-    """
+    """Callbacks of a run. They must be quick: on_tokens is called between the steps of a sample."""
 
     def on_start(self, total: int) -> None:
-        """Samples still to be made."""
+        """Called with the number of samples to be made."""
         return
 
     def on_warm_up(self, label: str) -> None:
-        """A method begins to answer a prompt, unmeasured."""
+        """Called before a method decodes a warm-up prompt."""
+        return
+
+    def on_estimate(self, seconds: float, samples: int) -> None:
+        """Called after warm-up with an upper bound of the time that the samples take."""
         return
 
     def on_sample_start(self, label: str, question_id: str) -> None:
-        """A method begins to answer."""
+        """Called before a method decodes a prompt."""
         return
 
     def on_tokens(self, n: int) -> None:
-        """n more tokens of the sample at hand."""
+        """Called with the number of new tokens of the current sample."""
         return
 
     def on_sample(self, row: SampleRecord) -> None:
-        """A sample is committed."""
+        """Called after a sample is committed."""
         return
 
     def on_warning(self, text: str) -> None:
-        """Something that the user should know; the run goes on."""
+        """Called with a warning for the user; the run continues."""
         return
 
 
 class NullCallbacks(RunCallbacks):
-    """Hears everything and says nothing."""
+    """No-op callbacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """A run about to start. notes: what its readers should know besides those of the plan, a sentence each."""
+    """A run about to start. notes: sentences for its readers, in addition to those of the plan."""
 
     plan: Any
     run_dir: RunDir
     notes: tuple[str, ...] = ()
 
 
-Watch = Callable[
-    [Any], AbstractContextManager[RunCallbacks]
-]  # is given what is ready, and gives who is told of progress
+Watch = Callable[[Any], AbstractContextManager[RunCallbacks]]  # takes a PreparedRun
 
 
 @contextlib.contextmanager
 def unwatched(ready: PreparedRun) -> Iterator[RunCallbacks]:
-    """Nobody is told anything: the notes are kept beside the run's own warnings, in its manifest."""
+    """Report no progress; keep the notes with the run's warnings in its manifest."""
     for note in (*ready.plan.notes, *ready.notes):
         ready.run_dir.keep_warning(note)
     yield NullCallbacks()
 
 
 class RunLoop(ABC):
-    """Makes what is missing of a run. labels: of its methods, in the order that the schedule shuffles."""
+    """Makes the missing samples of a run. labels: of its methods, in the order that the schedule shuffles."""
 
     def __init__(
         self,
@@ -97,38 +96,39 @@ class RunLoop(ABC):
     ) -> None:
         self.config, self.data, self.labels = config, data, list(labels)
         self.run_dir, self.events, self.goal = run_dir, events, goal
-        self.dropped: dict[str, str] = {}  # method -> why none of its samples is made
-        self._told: set[str] = set()  # what is told once
+        self.dropped: dict[str, str] = {}  # method -> reason why none of its samples is made
+        self.token_s: dict[str, float] = {}  # method -> seconds per token of its last warm-up prompt
+        self._warned: set[str] = set()  # warnings that are given once
 
     @property
     @abstractmethod
     def baseline(self) -> str:
-        """The label of the run's reference."""
+        """Return the label of the baseline."""
 
     @abstractmethod
     def run_pending(self, samples: Sequence[Sample]) -> None:
-        """Make what is missing of these samples and judge it."""
+        """Make the missing ones of these samples and compare their outputs."""
 
     def warm_up(self) -> None:
-        """Let every method answer unmeasured."""
+        """Decode warm-up prompts with every method."""
         return
 
     def notes(self) -> None:
-        """Warn of what is known before anything is made."""
+        """Keep warnings that are known before the first sample."""
         return
 
     def finalize(self, samples: Sequence[Sample]) -> None:
-        """Make what follows the samples."""
+        """Make the passes after the last sample."""
         return
 
     def run(self) -> None:
-        """Make every sample that is not yet committed. Whatever stops it leaves the directory resumable."""
+        """Make every sample that is not yet committed. An interrupted run stays resumable."""
         try:
             self.run_dir.update(status="running")
             self._run()
         except BaseException as e:
             interrupted = isinstance(e, KeyboardInterrupt)
-            with contextlib.suppress(UserError):  # a full disk: the first error is the one to tell
+            with contextlib.suppress(UserError):  # a full disk: the first error matters
                 self.run_dir.update(status="interrupted" if interrupted else "failed", finished=now())
             raise
         self.run_dir.update(status="complete", finished=now())
@@ -145,6 +145,9 @@ class RunLoop(ABC):
         with frozen_heap():
             if (todo or self.goal) and self.config.warmup:
                 self.warm_up()
+            max_new_tokens = self.config.max_new_tokens or self.data.max_new_tokens
+            if seconds := sum(self.token_s.get(sample.method, 0.0) * max_new_tokens for sample in todo):
+                self.events.on_estimate(seconds, len(todo))
             self.run_pending(samples)
             for more in self._more_repeats():
                 samples += more
@@ -153,13 +156,13 @@ class RunLoop(ABC):
             self.finalize(samples)
 
     def busy(self) -> str:
-        """Say what else works on this machine, where that matters; '' where nothing does."""
+        """Return a warning if other processes load this machine, else ''."""
         return ""
 
     def _planned(self) -> list[Sample]:
-        """Every sample of the run as far as it was planned: the repeats that were asked for, then any added since."""
-        asked, made = self.config.repeats, self.run_dir.manifest.get("repeats_made") or 0
-        rounds = [self._repeats(0, asked), *(self._repeats(n, n + 1) for n in range(asked, made))]
+        """Return every planned sample: the requested repeats, then those added since."""
+        planned, made = self.config.repeats, self.run_dir.manifest.get("repeats_made") or 0
+        rounds = [self._repeats(0, planned), *(self._repeats(n, n + 1) for n in range(planned, made))]
         return [sample for samples in rounds for sample in samples]
 
     def _repeats(self, first: int, end: int) -> list[Sample]:
@@ -167,7 +170,7 @@ class RunLoop(ABC):
         return list(plan(questions, self.labels, end, self.config.seed, first))
 
     def _more_repeats(self) -> Iterator[list[Sample]]:
-        """Yield one repeat more, as long as the goal takes it; then write down why no more follow."""
+        """Yield one more repeat until the stopping rule ends the run; then record its reason."""
         if self.goal is None:
             return
 
@@ -181,18 +184,18 @@ class RunLoop(ABC):
         self.run_dir.update(target_ci=reached(list(self.run_dir.rows.values()), labels, made, self.goal, why))
 
     def warn_and_keep(self, text: str) -> None:
-        """Tell what whoever reads the results should know too."""
+        """Give a warning now and keep it for the readers of the results."""
         self.events.on_warning(text)
         self.run_dir.keep_warning(text)
 
     def changes(self) -> list[str]:
-        """Return what is otherwise than in earlier sessions, in words."""
+        """Return the names of the conditions that differ from earlier sessions."""
         return list(changed_since(self.run_dir.manifest, environment()))
 
     def _note_resumption(self, total: int, todo: int) -> None:
         if not self.run_dir.rows:
             return
-        self.events.on_warning(f"resuming: {total - todo} of {total} samples are already there")
+        self.events.on_warning(f"resuming: {total - todo} of {total} samples are done")
         if not todo and self.goal is None:  # second passes at most, which are not timed
             *before, last = self.run_dir.manifest["sessions"]
             self.run_dir.update(sessions=[*before, {**last, "measures": False}])
@@ -203,35 +206,35 @@ class RunLoop(ABC):
 
 
 class Session(RunLoop):
-    """Makes samples in this process. suite: whose scores its answers get; a subclass sets it."""
+    """Makes samples in this process. suite: scores their outputs; a subclass sets it."""
 
     suite: Suite
 
     @abstractmethod
     def run_sample(self, blank: SampleRecord, sample: Sample) -> tuple[SampleRecord, list[Step]]:
-        """Return the sample's row, filled, with its steps. What it raises makes the sample a failed one."""
+        """Return the filled record of the sample with its steps. An exception makes the sample a failed one."""
 
     @abstractmethod
     def lossless_reference(self, label: str) -> str:
-        """Return the label of the method whose answers this one's are compared with."""
+        """Return the label of the method whose outputs this one must match."""
 
     @abstractmethod
     def verdict(self, sample: Sample, row: SampleRecord, reference: SampleRecord) -> OutputMatch:
-        """Compare two good answers."""
+        """Compare two good outputs."""
 
     def sampled(self, sample: Sample, row: SampleRecord) -> OutputMatch | None:
-        """Compare a good answer at a temperature above 0 with its distribution; None where nothing can be asked."""
+        """Test a sampled output against the target's distribution; None without access to it."""
         return None
 
     def after_failure(self, row: SampleRecord) -> None:
-        """End the run where a failure says that nothing more can be made. The failed row is committed already."""
+        """End the run after a failure that concerns all samples. The failed record is committed already."""
         return
 
     def busy(self) -> str:
         return busy()
 
     def run_pending(self, samples: Sequence[Sample]) -> None:
-        """Make what is missing of these samples and judge it, question by question."""
+        """Make the missing ones of these samples and compare their outputs, question by question."""
         for _, group in groupby(samples, key=lambda s: s.question.id):
             of_question = list(group)
             for sample in of_question:
@@ -241,7 +244,7 @@ class Session(RunLoop):
                 self._judge(sample)
 
     def blank(self, sample: Sample) -> SampleRecord:
-        """Return the sample's row as it is before it is made."""
+        """Return the record of a sample before decoding."""
         return SampleRecord(
             *sample.key,
             category=sample.question.category,
@@ -263,7 +266,7 @@ class Session(RunLoop):
             self.after_failure(row)
 
     def run_sample_safely(self, sample: Sample) -> tuple[SampleRecord, list[Step]]:
-        """Return the sample's row and steps, made and scored; a failed row where it could not be made."""
+        """Return the record and steps of a scored sample, or a failed record."""
         row, steps = self.blank(sample), list[Step]()
         if sample.method in self.dropped:
             row.status, row.error = "failed", self.dropped[sample.method]
@@ -272,7 +275,7 @@ class Session(RunLoop):
             made, made_steps = self.run_sample(row, sample)
             check_readable(made, made_steps)
             row, steps = made, made_steps
-        except (Exception, SystemExit) as e:  # one sample of one method: the others are worth having
+        except (Exception, SystemExit) as e:  # one sample of one method: the others continue
             self.failed(e, row)
             row = self.blank(sample)
             row.status, row.error = "failed", failure_text(e)
@@ -282,7 +285,7 @@ class Session(RunLoop):
         return row, steps
 
     def failed(self, error: BaseException, row: SampleRecord) -> None:
-        """Drop what is kept of a failed sample. Raise UserError for an error of the device."""
+        """Drop data of a failed sample. Raise UserError for an error of the device."""
         return
 
     def _score(self, sample: Sample, answer: str) -> float | None:
@@ -293,8 +296,8 @@ class Session(RunLoop):
             return quality
         except ImportError as e:  # a package of the scorer is missing: the same for every answer that it would score
             text = f"no quality where a package is missing: {error_text(e)}"
-            if text not in self._told:
-                self._told.add(text)
+            if text not in self._warned:
+                self._warned.add(text)
                 self.warn_and_keep(text)
             return None
         except Exception as e:  # the times are still good
@@ -302,7 +305,7 @@ class Session(RunLoop):
             return None
 
     def history(self, sample: Sample) -> list[str]:
-        """The earlier answers that this turn continues. Raises LookupError where one of them failed."""
+        """Return the earlier outputs that this turn continues. Raises LookupError if one of them failed."""
         own = self.config.history == "own"
         source = (sample.method, sample.repeat) if own else (self.baseline, 0)
         answers = []
@@ -314,9 +317,9 @@ class Session(RunLoop):
         return answers
 
     def _judge(self, sample: Sample) -> None:
-        """Append the verdict once; compare later repeats of the reference with its first.
+        """Append the verdict on an output once; compare later repeats of the baseline with its first one.
 
-        Sampled answers are each compared with their distribution, those of the reference too.
+        Sampled outputs, those of the baseline included, are tested against the target's distribution.
         """
         row = self.run_dir.rows[sample.key]
         if row.key in self.run_dir.compared_keys:
@@ -339,19 +342,19 @@ class Session(RunLoop):
             self.events.on_warning(f"{row.method} differs from {label} on {row.question_id} turn {row.turn + 1}")
 
     def without_comparison(self, sample: Sample, row: SampleRecord, reason: str) -> OutputMatch:
-        """Return the verdict on an answer that is not compared. reason: why it is not."""
+        """Return the verdict on an output that is not compared. reason: the cause."""
         return not_compared(row, reason)
 
     def lossless_methods(self, label: str) -> bool:
-        """Say whether a method promises the output of the one that it is compared with."""
+        """Return whether a method preserves the output of its reference."""
         return True
 
     def _why_not(self, sample: Sample, row: SampleRecord, reference: SampleRecord) -> str:
-        """Why equality is not to be expected; '' where it is."""
+        """Return the reason why equal outputs are not expected, or ''."""
         if not row.ok or not reference.ok:
             return FAILED[0 if not row.ok else 1]
         if not self.lossless_methods(row.method):
-            return "the method does not promise the same output"
+            return "the method does not preserve the output"
         if self.config.temperature > 0:
             return "sampled, not greedy"
         other = Sample(sample.question, sample.turn, reference.repeat, reference.method, 0, 0)
@@ -362,10 +365,10 @@ Prompt = TypeVar("Prompt")
 
 
 class ConcurrencySweep(ABC, Generic[Prompt]):
-    """Makes the levels that a run lacks: the suite with so many requests at a time.
+    """Makes the missing concurrency levels of a run.
 
-    Later turns continue the answers of the measurement with one request at a time, so that all prompts are known
-    beforehand and are the same at every level.
+    Later turns continue the outputs of the measurement with one request at a time, so that prompts are the same at
+    every level.
     """
 
     def __init__(self, session: Session, run_dir: RunDir) -> None:
@@ -373,14 +376,14 @@ class ConcurrencySweep(ABC, Generic[Prompt]):
 
     @abstractmethod
     def prompt(self, sample: Sample) -> Prompt:
-        """Return what is asked. Raises LookupError where the history is missing."""
+        """Return the request of a sample. Raises LookupError if the history is missing."""
 
     @abstractmethod
     def level(self, label: str, concurrency: int, repeat: int) -> None:
         """Make one level and commit it."""
 
     def make(self) -> None:
-        """Ask the suite with every number of requests at a time that was asked for and is not there yet."""
+        """Make every requested level that is missing."""
         done = {level.key for level in read_concurrency(self.run_dir.path)[0]}
         todo = [place for place in self._planned() if place not in done]
         if todo:
@@ -390,7 +393,7 @@ class ConcurrencySweep(ABC, Generic[Prompt]):
             self.level(*place)
 
     def _planned(self) -> Iterator[ConcurrencyKey]:
-        """Yield every level: repeat by repeat, and the methods of each in an order of the Williams squares."""
+        """Yield every level: repeat by repeat, with methods in the order of the Williams squares."""
         config, block = self.session.config, 0
         repeats = self.run_dir.manifest.get("repeats_made") or config.repeats
         for repeat in range(repeats):
@@ -401,7 +404,7 @@ class ConcurrencySweep(ABC, Generic[Prompt]):
                 block += 1
 
     def asked(self, label: str, concurrency: int, repeat: int) -> Iterator[tuple[SampleRecord, Prompt | None]]:
-        """Yield every prompt of the suite, with the row that its answer will fill; a failed one without history."""
+        """Yield a blank record for every prompt of the suite, with its request; a failed one without history."""
         prompts = [(question, turn) for question in self.session.data.questions for turn in range(len(question.turns))]
         for index, (question, turn) in enumerate(prompts):
             sample = Sample(question, turn, repeat, label, 0, index)

@@ -1,6 +1,6 @@
 """Runs of every method on every prompt, interleaved, with each sample committed when finished.
 
-Timing discipline: warm-up first, never recorded; the collector runs before each sample and is off during it; scoring,
+Warm-up comes first and is never recorded; garbage collection runs before each sample and is off during it; scoring,
 comparing and writing happen between samples.
 """
 
@@ -76,11 +76,11 @@ def run(
     where: OutputOptions,
     decode: Decode = decode_once,
 ) -> None:
-    """Make every sample that is not yet committed, then judge sameness, question by question.
+    """Make every sample that is not yet committed and compare its output, question by question.
 
-    where: what is recorded besides, and when a sample or the run is given up; `run_dir` is its open folder. A method
-    that fails leaves a failed row and the run goes on; a device that no longer works ends it. On KeyboardInterrupt,
-    which is passed on, and on any other exception the directory stays resumable and its status says why it stopped.
+    where: recordings, timeout and stopping rule; `run_dir` is its open folder. A method that fails leaves a failed
+    record and the run continues; a broken device ends it. After an exception, KeyboardInterrupt included, the
+    directory stays resumable, with the reason in its status.
     """
     check_ids(suite_data)
     if where.timeout is not None:
@@ -109,12 +109,12 @@ class LocalSession(Session):
         self.suite = suite
         self.target, self.decoders, self.recording = target, decoders, where.recording
         self.references = references(decoders)
-        # read once, and not where a prompt is at hand: of a plugin, an attribute may be a call
+        # read once, outside of requests: an attribute of a plugin may be a call
         self.targets = {label: decoder.target for label, decoder in decoders.items()}
         self.stateful = {label: bool(decoder.stateful) for label, decoder in decoders.items()}
         self.answering = RequestRunner(decode, target, where.timeout, run_dir.path)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
-        self._offers: dict[Key, Sequence[Offer]] = {}  # of sampled answers that are not judged yet
+        self._offers: dict[Key, Sequence[Offer]] = {}  # of sampled outputs that are not tested yet
         # last, for it has a thread
         self.machine = MachineRecord(self.recording, [*target.layer_devices], run_dir, self.warn_and_keep)
 
@@ -129,11 +129,11 @@ class LocalSession(Session):
         return self.decoders[label].lossless
 
     def notes(self) -> None:
-        """Keep what the readers of the results should know of the device and of the methods, before all samples."""
+        """Keep warnings on the device and on stateful methods, before all samples."""
         if self.config.device == "auto" and (unseen := unseen_gpu()):
-            self.run_dir.keep_warning(unseen)  # whoever watches was told when the device was chosen
+            self.run_dir.keep_warning(unseen)  # given as a warning when the device was chosen
         for label in (label for label, stateful in self.stateful.items() if stateful):
-            self.warn_and_keep(f"{label} remembers earlier prompts: its speed depends on what came before each")
+            self.warn_and_keep(f"{label} is stateful: its speed depends on earlier prompts")
 
     def warm_up(self) -> None:
         prompts = warmup_prompts(self.target, self.data.questions, self.config.warmup)
@@ -145,13 +145,14 @@ class LocalSession(Session):
                 self._drop(label, error)
 
     def _drop(self, label: str, error: BaseException) -> None:
-        """Make no sample of a method that failed in warm-up. Raises UserError for the run's reference."""
+        """Exclude a method that failed in warm-up from the run. Raises UserError for the baseline."""
         check_device(*self.target.layer_devices)
         why = f"failed in warm-up: {failure_text(error)}"
         if label == self.baseline:
-            raise UserError(f"{label} {why}; nothing can be compared without it") from error
+            raise UserError(f"{label} {why}; no method can be compared without it") from error
         self.dropped[label] = why
-        self.events.on_warning(f"{label} is dropped: it {why}")  # its rows say so too
+        self.token_s.pop(label, None)
+        self.events.on_warning(f"{label} is dropped: it {why}")  # as its records do
 
     def finalize(self, samples: Sequence[Sample]) -> None:
         PostRunPasses(self).make(samples)
@@ -163,18 +164,19 @@ class LocalSession(Session):
         check_device(*self.target.layer_devices)
 
     def _warm_sample(self, label: str, prompt: list[int], max_new_tokens: int) -> float:
-        """Seconds per token of one unrecorded request."""
+        """Return the seconds per token of one unrecorded request."""
         self.events.on_warm_up(label)
         limits = replace(self.limits, max_new_tokens=min(max_new_tokens, self.limits.max_new_tokens))
         asked = Request(label, self.decoders[label], prompt, limits, self._sampling(self.config.seed))
         with gc_disabled():
             done = self.answering.answer(asked)
-        return done.wall_s / max(1, len(done.tokens))
+        self.token_s[label] = done.wall_s / max(1, len(done.tokens))
+        return self.token_s[label]
 
     def run_sample(self, blank: SampleRecord, sample: Sample) -> tuple[SampleRecord, list[Step]]:
-        """Decode, once more where the machine was disturbed; where that fails, the try before it counts.
+        """Decode, with re-runs of noisy samples. If a re-run fails, the sample before it counts.
 
-        Each try fills a row of its own, so that none has numbers of another one.
+        Each try fills a new record, so that none has numbers of another one.
         """
         row, steps = self._decode_once(replace(blank), sample)
         while self.machine.again(row, self.stateful[sample.method]):
@@ -183,12 +185,12 @@ class LocalSession(Session):
             except (Exception, SystemExit) as e:
                 check_device(*self.target.layer_devices)
                 where = f"{row.method} on {row.question_id} turn {row.turn + 1}"
-                self.events.on_warning(f"{where} was disturbed, and failed when it was made again: {error_text(e)}")
+                self.events.on_warning(f"{where} was noisy, and its re-run failed: {error_text(e)}")
                 break
         return row, steps
 
     def _decode_once(self, row: SampleRecord, sample: Sample) -> tuple[SampleRecord, list[Step]]:
-        """Decode, check and fill the row, which is of this try alone: a failure leaves no number in another one."""
+        """Decode, check and fill the record of this try."""
         asked = self.request(sample)
         seen: Seen | None = None
         target, before = self.targets[sample.method], 0
@@ -213,11 +215,11 @@ class LocalSession(Session):
             self._offers[row.key] = done.offers
         self.machine.note(row, seen)
         if recorded(target) != before:
-            row.noise_reason = row.noise_reason or "a pass was recorded within the answer, to be replayed later"
+            row.noise_reason = row.noise_reason or "a CUDA graph was captured during the sample"
         return row, done.steps
 
     def request(self, sample: Sample) -> Request:
-        """What is asked for a sample, of its method. Raises LookupError where the history is missing."""
+        """Return the request of a sample. Raises LookupError if the history is missing."""
         return self._request(self.decoders[sample.method], sample)
 
     def _request(self, decoder: Decoder, sample: Sample) -> Request:
@@ -225,7 +227,7 @@ class LocalSession(Session):
         return Request(sample.method, decoder, self._prompt(sample), self.limits, self._sampling(seed))
 
     def answer_again(self, decoder: Decoder, sample: Sample, most: int | None = None) -> Generation:
-        """Answer a prompt once more, unrecorded. most: tokens, where that is fewer than the run's own limit."""
+        """Decode a prompt again, unrecorded. most: tokens, if fewer than the run's own limit."""
         own = self.limits.max_new_tokens
         limits = replace(self.limits, max_new_tokens=min(most or own, own))
         return self.answering.answer(replace(self._request(decoder, sample), limits=limits))
@@ -243,7 +245,7 @@ class LocalSession(Session):
     def tested(
         self, row: SampleRecord, prompt: Sequence[int], sampling: SamplingParams, offers: Sequence[Offer]
     ) -> OutputMatch:
-        """Compare with the model of the method's reference; where it is one itself, with its own."""
+        """Test sampled tokens against the model of the method's reference, or its own model if it is a reference."""
         references = {self.baseline, *map(self.lossless_reference, self.decoders)}
         label = row.method if row.method in references else self.lossless_reference(row.method)
         found = judge_sampled(self.decoders[label], prompt, row, sampling, offers)
@@ -261,7 +263,7 @@ class LocalSession(Session):
         return super().without_comparison(sample, row, reason)
 
 
-WARM_TOKENS = 4  # of each answer before a level is measured
+WARM_TOKENS = 4  # of each output before a level is measured
 
 
 class BatchedConcurrencySweep(ConcurrencySweep[Request]):
@@ -278,7 +280,7 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
         return self.session.request(sample)
 
     def level(self, label: str, concurrency: int, repeat: int) -> None:
-        """Make one level, after a few tokens that are not measured. One that takes too long is left out."""
+        """Make one level after a short warm-up. A level that exceeds the time limit is left out."""
         session, wanted = self.session, list(self.asked(label, concurrency, repeat))
         session.events.on_sample_start(label, f"{concurrency} at a time")
         sent = [(row, asked) for row, asked in wanted if asked is not None]
@@ -301,12 +303,12 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
                 started, began = time.time(), time.perf_counter()
                 at_once.answer([_asked(one) for _, one in sent], ended)
                 done, wall_s = time.time(), time.perf_counter() - began
-        except Exception as error:  # the samples are there: nothing of them is lost
+        except Exception as error:  # the samples are committed already
             check_device(*self.target.layer_devices)
             why = oom_message(error, self.decoders[label])
             session.warn_and_keep(f"{label} with {concurrency} requests at a time: {why}")
             return
-        check_device(*self.target.layer_devices)  # its answers would all be failed ones
+        check_device(*self.target.layer_devices)  # its outputs would all be failed ones
         unasked = [row for row, asked in wanted if asked is None]
         made = [self._filled(sent[place][0], answered) for place, answered in answers.items()]
         rows = sorted((*made, *unasked), key=lambda row: row.index)
@@ -321,10 +323,10 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
             [(row, sent[place][1], answers[place]) for place, row in zip(answers, made, strict=True) if row.ok],
         )
         if seen is not None and (why := noise_of(seen)):
-            session.warn_and_keep(f"{label} with {concurrency} requests at a time was disturbed: {why}")
+            session.warn_and_keep(f"{label} with {concurrency} requests at a time is noisy: {why}")
 
     def _filled(self, blank: SampleRecord, answered: RequestOutput) -> SampleRecord:
-        """Return the row of an answer, a failed one where there is none or where the row could not be read again."""
+        """Return the record of an output; a failed one without output, or if the record is not readable."""
         try:
             if answered.generation is None:
                 raise answered.error or RuntimeError("no answer")
@@ -336,7 +338,7 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
         return row
 
     def _taken(self, blank: SampleRecord, generation: Generation, answered: RequestOutput) -> SampleRecord:
-        """Return a row with the answer. Its times are those since it was begun, waiting for the others included."""
+        """Return a record with the output. Its times count from its start, waiting for other requests included."""
         row = replace(blank)
         row.fill(generation)
         row.text = self.target.decode_text(generation.tokens)
@@ -346,7 +348,7 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
         return row
 
     def _compare(self, label: str, concurrency: int, good: list[SampleRecord]) -> None:
-        """Say how many greedy answers differ from those made alone: other rows beside them are other roundings."""
+        """Warn of greedy outputs that differ from those with one request: other batches round differently."""
         if self.session.config.temperature > 0:
             return
         alone = [self.run_dir.rows.get(row.key) for row in good]
@@ -354,11 +356,11 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
         differ = sum(row.token_ids != other.token_ids for row, other in pairs)
         if differ:
             self.session.warn_and_keep(
-                f"{label}: {differ} of {len(pairs)} answers made {concurrency} at a time differ from those made alone"
+                f"{label}: {differ} of {len(pairs)} outputs differ between {concurrency} requests at a time and one"
             )
 
     def _test(self, label: str, concurrency: int, good: list[tuple[SampleRecord, Request, RequestOutput]]) -> None:
-        """Warn where sampled answers of a method that promises its reference's distribution are biased."""
+        """Warn of biased sampled outputs of a lossless method."""
         if self.session.config.temperature == 0 or not self.decoders[label].lossless:
             return
         verdicts = [
@@ -370,7 +372,7 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
         config = self.session.config
         if bound(pooled) < BIASED and not too_coarse(pooled, bool(config.top_k) or config.top_p < 1):
             self.session.warn_and_keep(
-                f"{label}: {pooled.tokens:,} sampled tokens of answers made {concurrency} at a time are biased"
+                f"{label}: {pooled.tokens:,} sampled tokens with {concurrency} requests at a time are biased"
             )
 
 
@@ -388,9 +390,9 @@ class PreparedRun(run_loop.PreparedRun):
 
 
 def measure(plan: Plan, where: OutputOptions, command: Sequence[str], watch: Watch = unwatched) -> Results:
-    """Make the run that was checked, or go on with it. command: how it was asked for, for its manifest.
+    """Make or resume the run of a checked plan. command: the command line, for the manifest.
 
-    watch: gives, once the run may start, who is told of its progress. Raises UserError as the loaders do.
+    watch: returns the callbacks once the run may start. Raises UserError as the loaders do.
     """
     given = plan.loaded if plan.config.concurrency else None  # a model by name is then loaded with engine eager
     with nullcontext() if given is None else graphs_disabled(given):
@@ -411,15 +413,15 @@ def _measure(plan: Plan, where: OutputOptions, command: Sequence[str], watch: Wa
         run_dir.update(recording=where.recording.as_dict())
         try:
             run(config, target, plan.suite, data, decoders, run_dir, events, where)
-        finally:  # of a run that was interrupted too: its samples stay
-            with contextlib.suppress(RuntimeError):  # of a device that no longer works
+        finally:  # after an interruption too: its samples stay
+            with contextlib.suppress(RuntimeError):  # of a broken device
                 if off := loaded.changed():
                     run_dir.update(target_changed=off)
         return finished(run_dir, events)
 
 
 def _check_batches(decoders: Mapping[str, Decoder]) -> None:
-    """Raise UserError where a method cannot answer several requests at a time."""
+    """Raise UserError if a method does not support several requests at a time."""
     for label, decoder in decoders.items():
         try:
             check_together(decoder)
@@ -436,33 +438,33 @@ class Loaded:
     before: Tensor
 
     def manifest(self, plan: Plan, command: Sequence[str]) -> dict[str, Any]:
-        """Return what the run directory says of the run."""
+        """Return the manifest of the run."""
         made = manifest_for(plan.config, self.target, plan.data, self.decoders, command)
         made["model"]["dtype_choice"] = plan.dtype_choice
         return made | {"machine": machine_of(self.target, self.decoders)}
 
     def changed(self) -> str:
-        """Return by how much the model's logits differ from before, as text, for it may be NaN; '' for no change."""
+        """Return the change of the model's logits as text, since it may be NaN; '' for no change."""
         off = difference(self.target, self.before)
         return f"{off:.2g}" if off else ""
 
 
 def load(plan: Plan) -> Loaded:
-    """Load the model and every method of a run that was checked. Raises UserError as the loaders do."""
+    """Load the model and every method of a checked plan. Raises UserError as the loaders do."""
     target = plan.loaded or _load(plan)
     before = own_logits(target)
     return Loaded(target, {spec.label: _loaded(spec, target, before) for spec in plan.config.methods}, before)
 
 
 def _loaded(spec: MethodSpec, target: Target, before: Tensor) -> Decoder:
-    """Return the method, loaded. before: the target's own logits. Raises UserError where loading changed them."""
+    """Return the loaded method. before: the target's own logits. Raises UserError if loading changed them."""
     decoder = registry.load_method(spec, target)
     check_unchanged(target, before, spec.label)
     return decoder
 
 
 def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any]:
-    """What results are counted from later: shapes of each method's model and drafter, and this device's limits."""
+    """Return the shapes of each method's model and drafter and the device's limits, for cost counts."""
     limits = known_limits(target.device)
     shapes = {
         label: {
@@ -478,7 +480,7 @@ def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any
 def finished(run_dir: RunDir, events: RunCallbacks) -> Results:
     """Return the results of a run, and write its Parquet files.
 
-    Where writing fails, the run is complete all the same, and a warning says so.
+    If writing fails, the run is complete, with a warning.
     """
     results = load_run(run_dir.path)
     if problem := results.write_parquet():

@@ -18,16 +18,16 @@ from specbench_ss.runs.config import StoppingRule
 from specbench_ss.runs.records import SampleRecord
 from specbench_ss.stats import FEWEST, TIMING_FLOOR, Floats
 
-KNOWN = 8  # degrees of freedom from which the spread of repeats is known well enough to predict with
-SURE = 0.95  # that repeats cannot help, before they are given up for that
-NARROWS = 0.98  # two more repeats must make an interval this much narrower for another one to be worth it
+KNOWN = 8  # degrees of freedom from which the spread of repeats is used for predictions
+SURE = 0.95  # confidence that repeats cannot help, at which they end
+NARROWS = 0.98  # factor by which the last two repeats must have narrowed an interval for another one
 
 
 @dataclass(frozen=True, slots=True)
 class Width:
     """Half the width of an interval, relative to the speedup, after some repeats; at_best: with any number of them.
 
-    half is None where there are too few questions; at_best is None where the repeats do not tell yet.
+    half is None with too few questions; at_best is None with too few repeats for an estimate.
     """
 
     method: str
@@ -36,7 +36,7 @@ class Width:
 
 
 def widest_ci(rows: Sequence[SampleRecord], labels: Sequence[str], repeats: int) -> Width:
-    """Return the widest interval of all methods' speedups over all questions, of the first repeats of a run.
+    """Return the widest interval of all speedups over all questions, of the first repeats of a run.
 
     labels: of its methods, its reference first.
     """
@@ -63,11 +63,11 @@ def _width(label: str, own: Sequence[SampleRecord], ref: Sequence[SampleRecord])
 
 
 def repeats_share(own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> float | None:
-    """Return the most that the spread of repeats may make of the interval's squared width; None where it is not known.
+    """Return an upper bound of the share of repeats in the interval's squared width; None if unknown.
 
-    own, ref: paired samples. Each repeat of a question pulls at the logarithm of the speedup by its own influence; the
-    variance of their mean is compared with that of all questions. Both are estimates: the share is the upper end of
-    its one-sided interval, by the F distribution.
+    own, ref: paired samples. Each repeat of a question has an influence on the logarithm of the speedup; the variance
+    of their mean is compared with that of all questions. Both are estimates: the share is the upper end of its
+    one-sided interval, by the F distribution.
     """
     sums: dict[str, dict[int, Floats]] = {}
     for a, b in zip(own, ref, strict=True):
@@ -87,26 +87,26 @@ def repeats_share(own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> f
 
 
 def why_stop(rows: Sequence[SampleRecord], labels: Sequence[str], repeats: int, goal: StoppingRule) -> str:
-    """Return why no repeat is to follow, in words, or '' where one is. rows: of whole repeats."""
+    """Return the reason to stop as text, or '' if another repeat follows. rows: of complete repeats."""
     now = widest_ci(rows, labels, repeats)
-    said = "" if now.half is None else f"±{now.half:.3f} ({now.method}) after {_times(repeats)}"
+    width = "" if now.half is None else f"±{now.half:.3f} ({now.method}) after {_times(repeats)}"
     if now.method == labels[0]:
-        return f"there is no method to compare with {labels[0]}: more repeats tell nothing"
+        return f"there is no method to compare with {labels[0]}"
     if now.half is None:
-        return f"{now.method} has no interval, which takes {FEWEST} questions: more repeats give none"
+        return f"{now.method} has no interval: that needs {FEWEST} questions (--limit)"
     if now.half <= goal.target_ci:
-        return f"{said}: every interval is as narrow as asked (±{goal.target_ci:g})"
-    more = "take more questions (--limit)"
+        return f"{width}: every interval is within --target-ci (±{goal.target_ci:g})"
+    more = "add questions (--limit)"
     if now.at_best is not None and now.at_best > goal.target_ci:
-        return f"{said}: the questions differ more than repeats can mend (±{now.at_best:.3f} at best); {more}"
+        return f"{width}: between-question variance dominates (±{now.at_best:.3f} at best); {more}"
     before = widest_ci(rows, labels, repeats - 2).half if repeats > 2 else None
     if before is not None and now.half > NARROWS * before:
-        return f"{said}: the last repeats did not narrow it (±{before:.3f} before them); {more}"
+        return f"{width}: the last repeats did not narrow it (±{before:.3f} before); {more}"
     if repeats >= goal.max_repeats:
-        return f"{said}: more repeats were not allowed (--max-repeats {goal.max_repeats})"
+        return f"{width}: limit of repeats (--max-repeats {goal.max_repeats})"
     spent = sum(row.wall_s or 0.0 for row in rows)
     if goal.budget is not None and spent * (1 + 1 / repeats) > goal.budget:
-        return f"{said}: another repeat does not fit into {goal.budget:g} s of decoding (--budget)"
+        return f"{width}: another repeat exceeds {goal.budget:g} s of decoding (--budget)"
     return ""
 
 
@@ -117,6 +117,6 @@ def _times(repeats: int) -> str:
 def reached(
     rows: Sequence[SampleRecord], labels: Sequence[str], repeats: int, goal: StoppingRule, why: str
 ) -> Mapping[str, object]:
-    """Return what a manifest records of the goal and of what was reached."""
+    """Return the manifest's record of the stopping rule and the reached width."""
     width = widest_ci(rows, labels, repeats)
     return {"asked": goal.target_ci, "reached": width.half, "method": width.method, "repeats": repeats, "why": why}

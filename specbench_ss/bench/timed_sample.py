@@ -27,7 +27,7 @@ P = TypeVar("P")
 
 @contextlib.contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Collect garbage now and not again until the block is left: no pause falls into a timed sample."""
+    """Collect garbage now and disable collection within the block, so that no pause falls into a timed sample."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -40,7 +40,7 @@ def gc_disabled() -> Iterator[None]:
 
 @contextlib.contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Spare the objects that exist now from collection, so that collecting before each sample costs little."""
+    """Exclude existing objects from collection, so that collecting before each sample costs little."""
     gc.collect()
     gc.freeze()
     try:
@@ -51,11 +51,10 @@ def frozen_heap() -> Iterator[None]:
 
 @contextlib.contextmanager
 def peak_memory(*devices: torch.device) -> Iterator[Callable[[], int | None]]:
-    """Gives a function that, after the block, tells how many bytes more than at its start a CUDA device had allocated.
+    """Yield a function that returns, after the block, the peak of bytes allocated on CUDA devices beyond the start.
 
-    None elsewhere. Of several devices, the sum of what each had at most.
-
-    What is there before, weights of every method and the cache they share, is nobody's in particular.
+    It returns None without CUDA, and the sum over several devices. Memory that exists before, the weights of every
+    method and the shared cache, belongs to no method.
     """
     gpus = [device for device in devices if device.type == "cuda"]
     for device in gpus:
@@ -68,7 +67,7 @@ def peak_memory(*devices: torch.device) -> Iterator[Callable[[], int | None]]:
 
 
 SETTLED = 0.10  # spread of the last times per token, largest over smallest minus one
-WINDOW = 3  # how many last times have to agree
+WINDOW = 3  # last times that have to agree
 EXTRA_ROUNDS = 6  # on top of one round per prompt
 MAX_NEW_TOKENS = 64  # of a warm-up request
 
@@ -80,10 +79,10 @@ def warm_up(
     warn: Callable[[str], None],
     failed: Callable[[str, BaseException], None],
 ) -> int:
-    """Make one round per prompt, then the last prompt again until every method has settled; return how many rounds.
+    """Make one round per prompt, then repeat the last prompt until every method has settled; return the rounds.
 
-    sample(label, prompt, max_new_tokens) -> seconds per token; a prompt is ids, or messages. failed(label, error):
-    called for a method that fails, which is left out of what follows.
+    sample(label, prompt, max_new_tokens) -> seconds per token; a prompt is ids, or messages.
+    failed(label, error): called for a method that fails; later rounds are without it.
     """
     times: dict[str, list[float]] = {label: [] for label in methods}
 
@@ -113,14 +112,14 @@ def warm_up(
 
 
 def settled(times: Sequence[float]) -> bool:
-    """Whether the last times agree."""
+    """Return whether the last times agree."""
     last = times[-WINDOW:]
     return len(last) == WINDOW and max(last) <= (1 + SETTLED) * min(last)
 
 
-OOM_PATTERNS = re.compile(  # torch raises a RuntimeError, not its OutOfMemoryError, where one of these says it
+OOM_PATTERNS = re.compile(  # texts of RuntimeErrors of torch that mean out of memory
     r"can't allocate memory"  # the allocator of CPUs
-    r"|CUDA( driver)? error: out of memory"  # the driver, as at a launch or when a graph is made
+    r"|CUDA( driver)? error: out of memory"  # the driver, as at a launch or graph capture
     r"|\bCU[A-Z]+(_[A-Z]+)*_ALLOC(ATION)?_FAILED\b"  # cuBLAS, cuDNN, cuSOLVER
 )
 LESS = (
@@ -129,19 +128,19 @@ LESS = (
 )
 
 
-class OutOfMemory(UserError):  # noqa: N818 - not named after torch's, which it stands for
-    """There is not enough memory for what was asked. Its text says what would take less."""
+class OutOfMemory(UserError):  # noqa: N818 - not named like torch's, which it replaces
+    """A request exceeds the memory. Its text names settings that take less."""
 
 
 def ran_out(error: BaseException) -> bool:
-    """Say whether an error means that there was not enough memory."""
+    """Return whether an error means that memory ran out."""
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return known or (isinstance(error, RuntimeError) and OOM_PATTERNS.search(str(error)) is not None)
 
 
 @contextmanager
 def memory_given_back(decoder: Decoder) -> Iterator[None]:
-    """Within: memory that runs out is OutOfMemory, with what the method held for this request given back."""
+    """Turn errors of exhausted memory within the block into OutOfMemory, after the method's memory is freed."""
     try:
         yield
     except Exception as error:
@@ -151,7 +150,7 @@ def memory_given_back(decoder: Decoder) -> Iterator[None]:
 
 
 def oom_message(error: BaseException, decoder: Decoder) -> str:
-    """Return what a row says of an error. Where memory ran out, what the method held is given back first."""
+    """Return the text of an error for a record. If memory ran out, free the method's memory first."""
     if not ran_out(error):
         return error_text(error)
     _give_back(error, decoder)
@@ -163,9 +162,9 @@ def oom_message(error: BaseException, decoder: Decoder) -> str:
 
 
 def _give_back(error: BaseException, decoder: Decoder) -> None:
-    """Drop what the broken pass and the method's caches hold, then the blocks that torch keeps for later."""
+    """Free the tensors of the failed pass, the method's caches and the blocks that torch has cached."""
     seen: BaseException | None = error
-    while seen is not None:  # tensors of a pass are variables of its frames, which the error holds
+    while seen is not None:  # the error references the frames with the tensors of the pass
         traceback.clear_frames(seen.__traceback__)
         seen = seen.__context__
     drop_caches(decoder)
@@ -174,21 +173,21 @@ def _give_back(error: BaseException, decoder: Decoder) -> None:
         torch.cuda.empty_cache()
 
 
-TRIES = 4  # at most, of an answer during which a pass is recorded
+TRIES = 4  # at most, of a sample during which a CUDA graph is captured
 OnTokens = Callable[[int], None] | None
 Decode = Callable[[Decoder, list[int], StopParams, SamplingParams, OnTokens], Generation]
 
 
 def recorded(target: Target) -> int:
-    """Return how often a pass of a model was recorded so far, or proven: that takes time within an answer."""
+    """Return the number of graph captures of a model so far, each of which takes time within a sample."""
     passes = getattr(target, "graphs", None)
     return 0 if passes is None else int(passes.n_capture_attempts)
 
 
 def n_attempts(target: Target, stateful: bool) -> Iterator[None]:
-    """Yield before each try of an answer that is measured: again, a few times at most, while a pass is recorded in it.
+    """Yield before each try of a sample: again, at most TRIES times, while a graph is captured during it.
 
-    target: the method's model. A method that remembers prompts has one try: it would have seen the next one's prompt.
+    target: the method's model. A stateful method has one try, since it would remember the prompt.
     """
     for _ in range(1 if stateful else TRIES):
         before = recorded(target)
@@ -198,10 +197,7 @@ def n_attempts(target: Target, stateful: bool) -> Iterator[None]:
 
 
 def eager_fallbacks(target: Target) -> Counter[str] | None:
-    """Return how many passes of a model ran eagerly so far, where others are replayed, by reason.
-
-    None where nothing is replayed.
-    """
+    """Return the number of eager passes of a model with CUDA graphs so far, by reason; None without graphs."""
     passes = getattr(target, "graphs", None)
     return None if passes is None else Counter(passes.fallbacks)
 
@@ -218,36 +214,33 @@ class Request:
 
 
 class RequestRunner:
-    """Answers requests. timeout: seconds that one may take; None is no limit. place: the run's directory."""
+    """Decodes requests. timeout: seconds for one request; None is no limit. place: the run's directory."""
 
     def __init__(self, decode: Decode, target: Target, timeout: float | None, place: Path) -> None:
         self.decode, self.target, self.timeout, self.place = decode, target, timeout, place
 
     def answer(self, asked: Request, on_tokens: OnTokens = None) -> Generation:
-        """Decode, and do nothing else.
-
-        Raises TimeoutError where it takes longer than it may, and OutOfMemory where it takes more memory than there is.
-        """
+        """Decode one request. Raises TimeoutError after the timeout, and OutOfMemory if memory runs out."""
         with memory_given_back(asked.decoder), self.in_time(asked.label):
             return self.decode(asked.decoder, asked.prompt, asked.limits, asked.sampling, on_tokens)
 
     def probe(self, asked: Request) -> None:
-        """Raise NotFinite where drafts are chosen from NaN or infinity. Call it when nothing is measured.
+        """Raise NotFinite if drafts are chosen from NaN or infinity. Call it outside measurements.
 
-        It has a time limit of its own; where that ends it, nothing was found.
+        It has its own time limit, which ends it without a finding.
         """
         with contextlib.suppress(TimeoutError), self.in_time(asked.label):
             probe_drafts(asked.decoder, asked.prompt, asked.limits, asked.sampling)
 
     @contextlib.contextmanager
     def in_time(self, label: str, requests: int = 1) -> Iterator[None]:
-        """Within: so many requests may take their time together. Raises TimeoutError where they take longer."""
+        """Limit the time of the block to that of so many requests. Raises TimeoutError after it."""
         longest = None if self.timeout is None else requests * self.timeout
         over = f"no answer within {longest:g} s" if longest is not None else ""
-        resumable = f"what is in {self.place} is whole, and --resume goes on"
+        resumable = f"{self.place} is complete so far, and --resume continues"
         try:
-            told = f"{label}: {over}, and it cannot be interrupted; {resumable}"
-            with time_limit(longest, lambda: told):
+            message = f"{label}: {over}, and it cannot be interrupted; {resumable}"
+            with time_limit(longest, lambda: message):
                 yield
         except TimeIsOver:
             self.target.drop_cache()  # it may have been left half-written

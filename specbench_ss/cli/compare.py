@@ -24,8 +24,8 @@ def command(
         typer.Option(
             "--fail-on",
             metavar="FIGURE<CHANGE,...",
-            help="Exit with code 1 where over all tasks the whole interval of a method's change lies below this one: "
-            f"speedup<-5%. Figures: {', '.join(METRICS)}; of quality, the change is a difference.",
+            help="Exit with code 1 if, over all tasks, the whole interval of a method's change lies below this one: "
+            f"speedup<-5%. Metrics: {', '.join(METRICS)}; for quality, the change is a difference.",
         ),
     ] = None,
     force: Annotated[
@@ -33,8 +33,11 @@ def command(
         typer.Option("--force", help="Compare runs of another model, other questions or another way of decoding too."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print tasks with too few questions for an interval too.")
+    ] = False,
 ) -> None:
-    """Say what differs between two runs, what became faster or slower from A to B, and what is only noise."""
+    """Compare two runs: significant changes of speedup from A to B, and differences in configuration."""
     limits = read_limits(fail_on)
     made = compare(run_a, run_b, force=force)
     if as_json:
@@ -47,7 +50,7 @@ def command(
         }
         print(json.dumps(record, indent=1, ensure_ascii=False))
     else:
-        print_comparison(made, Console())
+        print_comparison(made, Console(), verbose)
     rows = [row for row in made.rows if row.category == OVERALL]
     if unknown := not_judged(rows, limits):
         print(f"ssbench: --fail-on: not judged: {'; '.join(unknown)}", file=sys.stderr)

@@ -14,7 +14,7 @@ from specbench_ss.user_files import mapping, read_bytes
 
 
 def command(ctx: typer.Context, **given: Any) -> None:
-    """Decode a suite's questions with several methods, side by side, and say which one pays."""
+    """Compare the speed of methods on the prompts of a suite, with AR decoding as the baseline."""
     options = RunOptions(**_with_file(ctx, given))
     read(options.fail_on)
     config, where, access = asked_run(options)
@@ -22,12 +22,18 @@ def command(ctx: typer.Context, **given: Any) -> None:
         run_output.describe(config, where, access)
         return
     try:
-        run_output.run(config, where, access, options.open, options.fail_on)
+        run_output.run(config, where, access, options.open, options.fail_on, _form(options))
     except KeyboardInterrupt:
         raise interrupted(to_go_on(where.out, access.hidden if access else list)) from None
 
 
 take_options(command, RunOptions)
+
+
+def _form(options: RunOptions) -> run_output.Form:
+    if options.json:
+        return "json"
+    return "quiet" if options.quiet else "verbose" if options.verbose else "short"
 
 
 def _with_file(ctx: typer.Context, given: dict[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -27,18 +31,20 @@ from specbench_ss.models.checkpoint import advice_text
 from specbench_ss.models.devices import device_class
 from specbench_ss.options import options_text
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.terminal import machine_lines, print_concurrency, print_tables
+from specbench_ss.results.terminal import print_answer, print_concurrency, print_short, print_verbose
 from specbench_ss.results.text import parameters, pluralize
 from specbench_ss.runs.config import OutputOptions, RunConfig, decoding
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.suite import SuiteData
 
-PLAIN_LINES = 10  # without a terminal, so many progress lines a run
+PLAIN_LINES = 10  # progress lines of a run without a terminal
+MINUTES = 90  # seconds from which a duration is given in minutes
+Form = Literal["short", "verbose", "quiet", "json"]
 
 
 @dataclass(slots=True)
 class RunningTotals:
-    """What one method has done so far."""
+    """Totals of one method so far."""
 
     samples: int = 0
     failed: int = 0
@@ -48,7 +54,7 @@ class RunningTotals:
     steps: int = 0
 
     def add(self, row: SampleRecord) -> None:
-        """Count a committed sample."""
+        """Add a committed sample."""
         self.samples += 1
         self.failed += not row.ok
         if row.ok:
@@ -58,7 +64,7 @@ class RunningTotals:
             self.steps += row.steps or 0
 
     def cells(self) -> list[str]:
-        """samples, tokens/s, tokens per step."""
+        """Return samples, tokens/s and tokens per step as text."""
         rate = f"{self.tokens / self.seconds:.1f}" if self.seconds else "–"
         tau = f"{self.step_tokens / self.steps:.2f}" if self.steps else "–"
         return [f"{self.samples}" + (f" ({self.failed} failed)" if self.failed else ""), rate, tau]
@@ -81,16 +87,16 @@ class Progress(LiveView):
         )
         self.task = self.bar.add_task("warming up", total=None)
         self.total = self.done = self.tokens = 0
-        self._warmed = set[str]()
+        self._warmed, self._started = set[str](), 0.0
 
     def on_start(self, total: int) -> None:
-        """Samples still to be made."""
+        """Set the number of samples to be made."""
         self.total = total
         self.bar.update(self.task, total=total)
         self.draw()
 
     def on_warm_up(self, label: str) -> None:
-        """A method warms up: shown at once, for it may take minutes; without a terminal, a line for each method."""
+        """Show the method at once, since warm-up may take minutes; without a terminal, one line for each method."""
         self.bar.update(self.task, description=f"warming up: {escape(label)}")
         if self.console.is_terminal:
             self.draw()
@@ -98,26 +104,32 @@ class Progress(LiveView):
             self.console.print(f"warming up: {label}", highlight=False, markup=False)
         self._warmed.add(label)
 
+    def on_estimate(self, seconds: float, samples: int) -> None:
+        """Print the upper bound of the time that the samples take."""
+        self.console.print(f"at most {_duration(seconds)} for {pluralize(samples, 'sample')}", highlight=False)
+
     def on_sample_start(self, label: str, question_id: str) -> None:
-        """A method begins to answer."""
-        self.tokens = 0
+        """Show the method and its question."""
+        self.tokens, self._started = 0, self._started or time.monotonic()
         self.bar.update(self.task, description=f"{escape(label)} on {escape(question_id)}")
         self.draw_soon()
 
     def on_tokens(self, n: int) -> None:
-        """Called between steps, which are timed one by one."""
+        """Count tokens between steps, which are timed one by one."""
         self.tokens += n
         self.draw_soon()
 
     def on_sample(self, row: SampleRecord) -> None:
-        """A sample is committed."""
+        """Count a committed sample."""
         self.done += 1
         self.totals[row.method].add(row)
         self.bar.update(self.task, completed=self.done)
         if self.console.is_terminal:
             self.draw_soon()
         elif self.done == self.total or self.done % max(1, self.total // PLAIN_LINES) == 0:
-            self.console.print(f"{self.done} of {self.total} samples", highlight=False)
+            left = (time.monotonic() - self._started) / self.done * (self.total - self.done)
+            more = f", about {_duration(left)} left" if self.done < self.total else ""
+            self.console.print(f"{self.done} of {self.total} samples{more}", highlight=False)
 
     def view(self) -> RenderableType:
         """Return the totals of each method above the bar."""
@@ -129,8 +141,12 @@ class Progress(LiveView):
         return Group(table, self.bar)
 
 
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= MINUTES else f"{seconds:.0f} s"
+
+
 def describe(config: RunConfig, where: OutputOptions, access: Access | None = None) -> None:
-    """Print what `run` would do, without loading the model. Each server is asked for its models, and no question."""
+    """Print the plan of a run without loading the model. Each server is queried for its models only."""
     plan = checked(config, where) if access is None else serving.check(config, where)
     if isinstance(plan, preflight.Plan):
         lines = _planned(plan, where)
@@ -148,6 +164,7 @@ def describe(config: RunConfig, where: OutputOptions, access: Access | None = No
         ("decoding", decoding_text(config, data)),
         *([("at a time", ", ".join(map(str, (1, *config.concurrency))))] if config.concurrency else []),
         ("samples", str(plan.samples * (1 + len(config.concurrency)))),
+        ("time", "unknown until warm-up"),
         ("out", str(where.out)),
     ]
     for name, text in lines:
@@ -155,7 +172,7 @@ def describe(config: RunConfig, where: OutputOptions, access: Access | None = No
 
 
 def _planned(plan: preflight.Plan, where: OutputOptions) -> list[tuple[str, str]]:
-    """Return the lines that are of models in processes of ours."""
+    """Return the lines on a model in this process or in workers."""
     config = plan.config
     lines = [("model", f"{config.model}, dtype {plan.dtype}, device {plan.device}")]
     lines += [("dtype", plan.dtype_choice)] if plan.dtype_choice else []
@@ -173,13 +190,14 @@ def run(
     access: Access | None = None,
     open_report: bool = False,
     fail_on: str | None = None,
+    form: Form = "short",
 ) -> None:
-    """Make the run, print its tables, and write its report. fail_on: findings that exit with code 1 after that."""
-    tell(measure(config, where, access), open_report, fail_on)
+    """Make the run, print its results, and write its report. fail_on: findings that exit with code 1 after that."""
+    show(measure(config, where, access), open_report, fail_on, form)
 
 
 def measure(config: RunConfig, where: OutputOptions, access: Access | None = None) -> Results:
-    """Make the run, or resume it, and show its progress. The user's mistakes are found before anything is measured."""
+    """Make the run, or resume it, and show its progress. User errors are raised before anything is measured."""
     command = ["ssbench", *sys.argv[1:]]
     if access is not None:
         return serving.measure(serving.check(config, where), where, access, command, _shown)
@@ -190,7 +208,7 @@ def measure(config: RunConfig, where: OutputOptions, access: Access | None = Non
 
 
 def checked(config: RunConfig, where: OutputOptions) -> preflight.Plan:
-    """Return what the run will do, and warn of what its user should know. Raises UserError as the checks do."""
+    """Return the plan of the run, with its notes as warnings. Raises UserError as the checks do."""
     return preflight.check(config, where, note=lambda text: warnings.warn(text, stacklevel=2))
 
 
@@ -214,16 +232,16 @@ def _shown(ready: AnyReady) -> Iterator[RunCallbacks]:
 
 
 def _head(ready: AnyReady) -> Iterator[str]:
-    """Yield what should be known of the run, and what is about to be measured, as markup."""
+    """Yield notes and the title of the run as markup."""
     config, data = ready.plan.config, ready.plan.data
-    asked = f"({data.edition}, {pluralize(len(data.questions), 'question')}), {escape(decoding_text(config, data))}"
+    prompts = f"({data.edition}, {pluralize(len(data.questions), 'question')}), {escape(decoding_text(config, data))}"
     if isinstance(ready, serving.PreparedRun):
         for found in ready.found:
             server, about = found.server, found.about
             software = " ".join(filter(None, (about["software"], about["version"])))
-            told = f"{server.shown_url}, model {server.model}{f', {software}' if software else ''}"
-            yield escape(f"{server.label}: {told}; acceptance: {about['acceptance']}")
-        yield f"[bold]{len(ready.found)} served[/] on [bold]{data.name}[/] {asked}"
+            model = f"model {server.model}{f', {software}' if software else ''}"
+            yield escape(f"{server.label}: {server.shown_url}, {model}; acceptance: {about['acceptance']}")
+        yield f"[bold]{len(ready.found)} served[/] on [bold]{data.name}[/] {prompts}"
         return
 
     for note in ready.notes if isinstance(ready, measuring.PreparedRun) else ():
@@ -232,38 +250,57 @@ def _head(ready: AnyReady) -> Iterator[str]:
         yield escape(ready.plan.dtype_choice)
     model = ready.run_dir.manifest["model"]
     place = model["device"] if isinstance(ready, measuring.PreparedRun) else f"{model['device']}, workers of Ray"
-    known = f"{parameters(model['parameters'])}, {ready.plan.dtype}, {place}"
-    yield f"[bold]{escape(model['name'])}[/] ({known}) on [bold]{data.name}[/] {asked}"
+    size = f"{parameters(model['parameters'])}, {ready.plan.dtype}, {place}"
+    yield f"[bold]{escape(model['name'])}[/] ({size}) on [bold]{data.name}[/] {prompts}"
 
 
 def decoding_text(config: RunConfig, data: SuiteData) -> str:
-    """Return how answers are decoded, in words."""
+    """Return the decoding settings as text."""
     limit = config.max_new_tokens or data.max_new_tokens
     return f"{decoding(config.as_dict())}, at most {limit} tokens, seed {config.seed}"
 
 
-def tell(results: Results, open_report: bool, fail_on: str | None = None) -> None:
-    """Print the tables, write the report and print its path.
+def show(results: Results, open_report: bool, fail_on: str | None = None, form: Form = "short") -> None:
+    """Print the results, write the report and print its path.
 
-    Exit with code 1 where a method has no good sample, or where the run has one of the findings in `fail_on`.
+    Exit with code 1 if a method has no good sample, or if the run has one of the findings in `fail_on`.
     """
-    done = results.run
-    for line in machine_lines(results.machine_rows, done.manifest):
-        print(line)
-    if "target_ci" in done.manifest:
-        print(f"repeats: {done.manifest['target_ci']['why']}")
-    print_concurrency(done, Console())
-    print_tables(results, Console())  # which ends with what is wrong, and with the finding
     report = write_report(results)
-    print(f"report: {report}")
+    if form == "json":
+        print(json.dumps(_record(results, report), indent=1, ensure_ascii=False))
+    elif form == "quiet":
+        print_answer(results, Console())
+        print(f"report   {report}")
+    else:
+        _print_results(results, report, form, open_report)
     if open_report:
         open_in_browser(report)
-    errors = without_result(done)
-    if errors:
-        what = "; ".join(f"{label}: {error}" for label, error in errors.items())
-        print(f"ssbench: every sample failed of {' '.join(what.split())}", file=sys.stderr)
+    if errors := without_result(results.run):
+        methods = "; ".join(f"{label}: {error}" for label, error in errors.items())
+        print(f"ssbench: every sample failed of {' '.join(methods.split())}", file=sys.stderr)
         raise typer.Exit(1)
     fail(results, fail_on)
+
+
+def _print_results(results: Results, report: Path, form: Form, opened: bool) -> None:
+    console, manifest = Console(), results.manifest
+    (print_verbose if form == "verbose" else print_short)(results, console)
+    print_concurrency(results.run, console)
+    if "target_ci" in manifest:
+        print(f"repeats  {manifest['target_ci']['why']}")
+    print(f"report   {report}{'' if opened else '   (open: add --open)'}")
+    details = "" if form == "verbose" else "details  -v      "
+    print(f'{details}Python  load_run("{results.path}")')
+
+
+def _record(results: Results, report: Path) -> dict[str, Any]:
+    """Return the results for other programs: finding, summary over all tasks, checks and paths."""
+    return {
+        "finding": results.headline,
+        "rows": [row.as_dict() for row in results.overall],
+        "checks": [asdict(check) for check in results.checks],
+        "paths": {"run": str(results.path), "report": str(report)},
+    }
 
 
 def without_result(run: Run) -> dict[str, str]:

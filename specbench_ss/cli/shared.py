@@ -26,13 +26,13 @@ from specbench_ss.runs.run_options import FINDINGS, RunOptions, fields_of, flag
 
 
 def interrupted(rest: str) -> typer.Exit:
-    """Print the line that says how to go on, and return the exception to raise. rest: the rest of that line."""
+    """Print the line on an interrupted command, and return the exception to raise. rest: the end of that line."""
     print(f"\nssbench: interrupted{rest}", file=sys.stderr)
     return typer.Exit(130)
 
 
 def to_go_on(out: Path, hidden: Callable[[list[str]], list[str]] = list) -> str:
-    """Return '; to go on: COMMAND' where there is something to go on with, else ''. hidden: words without secrets."""
+    """Return '; to resume: COMMAND' if there is something to resume, else ''. hidden: removes secrets from words."""
     if not (out.is_dir() and any(p.suffix != ".tmp" for p in out.iterdir())):
         return ""
     arguments = hidden(sys.argv[1:])
@@ -40,7 +40,7 @@ def to_go_on(out: Path, hidden: Callable[[list[str]], list[str]] = list) -> str:
         arguments.append("--resume")
     if not any(word == "--out" or word.startswith("--out=") for word in arguments):
         arguments += ["--out", str(out)]
-    return f"; to go on: {shlex.join(['ssbench', *arguments])}"
+    return f"; to resume: {shlex.join(['ssbench', *arguments])}"
 
 
 def typer_option(name: str, kind: type[Any] = RunOptions, panel: str | None = None) -> Any:
@@ -56,7 +56,8 @@ def typer_option(name: str, kind: type[Any] = RunOptions, panel: str | None = No
     if about["position"]:
         return typer.Argument(metavar=about["metavar"], help=help)
     least, most = bounds.ends if bounds else (None, None)
-    flags = [flag(name)] if field.type in (bool, "bool") else []
+    short = [about["short"]] if about["short"] else []
+    flags = [flag(name), *short] if field.type in (bool, "bool") else []
     shown = about["panel"] if panel is None else panel
     return typer.Option(*flags, min=least, max=most, metavar=about["metavar"], help=help, rich_help_panel=shown or None)
 
@@ -100,19 +101,20 @@ def read(text: str | None) -> tuple[str, ...]:
 
 
 def found(made: Sequence[Check], names: Sequence[str]) -> list[str]:
-    """Return what was asked for and found, one text for each check: its first line, and how many there are besides."""
+    """Return the requested findings of a run, one text for each check: its first line and the number of others."""
     why = []
     for check in made:
-        name = "not-checked" if check.state == "not checked" else check.name
-        if name in names and check.state in ("wrong", "warning", "not checked"):
+        own = ("not-checked",) if check.state == "not checked" else (check.name, *check.findings)
+        name = next((name for name in own if name in names), None)
+        if name and check.state in ("wrong", "warning", "not checked"):
             more = f", and {len(check.lines) - 1} more" if len(check.lines) > 1 else ""
             why.append(f"{name} ({check.lines[0] if check.lines else check.sentence}{more})")
     return why
 
 
-def fail(results: Results, asked: str | None) -> None:
-    """Exit with code 1 and one line that says why, where a run has one of these findings."""
-    names = read(asked)
+def fail(results: Results, requested: str | None) -> None:
+    """Exit with code 1 and one line with the reason if a run has one of these findings."""
+    names = read(requested)
     if not names:
         return
 
@@ -126,7 +128,7 @@ REDRAW_S = 0.5  # a live display is drawn again at most this often
 
 
 class LiveView(ABC):
-    """Something that changes on a terminal while work goes on, and its warnings; a context manager."""
+    """Live display on a terminal with its warnings; a context manager."""
 
     def __init__(self, console: Console) -> None:
         self.console, self._drawn = console, 0.0
@@ -142,19 +144,19 @@ class LiveView(ABC):
 
     @abstractmethod
     def view(self) -> RenderableType:
-        """Return what is shown at the moment."""
+        """Return the current display."""
 
     def draw(self) -> None:
-        """Show it, on a terminal."""
+        """Draw the display on a terminal."""
         if self.console.is_terminal:
             self.live.update(self.view(), refresh=True)
         self._drawn = time.monotonic()
 
     def draw_soon(self) -> None:
-        """Show it, unless that was done a moment ago."""
+        """Draw the display unless it was drawn a moment ago."""
         if time.monotonic() - self._drawn >= REDRAW_S:
             self.draw()
 
     def on_warning(self, text: str) -> None:
-        """Something that the user should know; it stays on the screen."""
+        """Print a warning, which stays on the screen."""
         self.console.print(f"[yellow]warning:[/] {escape(text)}", highlight=False, soft_wrap=True)

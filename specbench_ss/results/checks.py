@@ -1,7 +1,7 @@
 """Checks of a run: failures, output mismatches, impossible and unstable times.
 
-What is found wrong with a single method's numbers is in `sample_checks`; here this is gathered, and what could not be
-checked is said. A check is ok only where something was looked at.
+`sample_checks` finds what is wrong with the numbers of one method; this module collects its findings, and names the
+checks that could not be made. A check is ok only if there was something to check.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, Literal
 
 from specbench_ss.results.concurrency import concurrency_rows, missing
 from specbench_ss.results.sample_checks import comparable, unfinished
-from specbench_ss.results.summary import OVERALL, SummaryRow
-from specbench_ss.results.text import format_number, format_speedup, interval, title
+from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paired
+from specbench_ss.results.text import format_number, format_speedup, interval, pluralize, title
 from specbench_ss.runs.environment import between_sessions, is_of_times
 from specbench_ss.runs.records import Run, SampleRecord
-from specbench_ss.stats import FEWEST
+from specbench_ss.stats import FEWEST, compare
 
-OF_METHOD = 0.1  # of a method's samples: a share of disturbed ones with which its speed is marked
+OF_METHOD = 0.1  # share of noisy samples from which a method is marked
 
 
 def often_noisy(run: Run) -> set[str]:
-    """Return the methods of whose good samples, or of the reference's, a tenth or more was disturbed."""
+    """Return the methods of whose good samples, or of the baseline's, a tenth or more is noisy."""
     every, bad = Counter[str](), Counter[str]()
     for row in run.rows:
         every[row.method] += row.ok
@@ -35,28 +35,28 @@ def often_noisy(run: Run) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class BaselineNoise:
-    """The highest speedup, above 1, that the interval of a method that drafts nothing holds, and its name.
+    """The upper end, above 1, of the interval of a method that drafts nothing, and the method's name.
 
-    What such intervals have above 1 is noise, and a method's lead that begins within it may be noise as well.
+    A lead whose interval begins below that end may be noise.
     """
 
     method: str
     speedup: float
 
     def holds(self, row: SummaryRow) -> bool:
-        """Say whether a method is called faster though its interval begins within the noise."""
+        """Return whether a method counts as faster although its interval begins within the noise."""
         low = row.speedup_interval[0] if row.speedup_interval else 0.0
         return row.comparison == "faster" and not plain(row) and low <= self.speedup
 
 
 def plain(row: SummaryRow) -> bool:
-    """Say whether a method decodes as the reference does: it drafted nothing at all."""
+    """Return whether a method decodes as the baseline does: it drafted nothing at all."""
     drafted = row.acceptance_rate is not None or any(row.acceptance_rate_per_pos_n)
     return row.comparison != "reference" and row.mean_acceptance_length is not None and not drafted
 
 
 def baseline_noise(overall: Iterable[SummaryRow]) -> BaselineNoise | None:
-    """Return the noise that such methods show; None where there are none, or none reaches above 1.
+    """Return the noise of methods that draft nothing; None if there are none, or none reaches above 1.
 
     overall: the summaries over all tasks.
     """
@@ -65,51 +65,50 @@ def baseline_noise(overall: Iterable[SummaryRow]) -> BaselineNoise | None:
     return BaselineNoise(most, high[most]) if most is not None and high[most] > 1 else None
 
 
-TAIL = 32  # tokens at the end of an answer that are looked at
-LONGEST = 8  # tokens that repeat themselves, at most
-MANY = 0.1  # of the answers: from here on it is said
+TAIL = 32  # tokens at the end of an output that are examined
+LONGEST = 8  # tokens of a repeated n-gram, at most
+MANY = 0.1  # share of repetitive outputs from which the check has a line
 
 
 def repeats_itself(ids: Sequence[int]) -> bool:
-    """Say whether the last TAIL tokens are one n-gram of at most LONGEST tokens again and again: four times or more."""
+    """Return whether the last TAIL tokens repeat one n-gram of at most LONGEST tokens, four times or more."""
     tail = list(ids[-TAIL:])
     return len(tail) == TAIL and any(tail[n:] == tail[:-n] for n in range(1, LONGEST + 1))
 
 
-POOR = 0.1  # of 1, by the task's own measure: below that, answers are called poor
-OTHERS = "it answered somebody else meanwhile, or did not tell its counts every time"
+POOR = 0.1  # quality by the task's measure below which outputs are of low quality
+OTHERS = "it served other requests meanwhile, or did not report its counts every time"
 CheckState = Literal["ok", "warning", "wrong", "not checked"]
 STATES: tuple[CheckState, ...] = ("wrong", "warning", "not checked", "ok")  # the worst first
 
-MEMORY = "only where prompts are answered greedily, twice or more, does it show."
-USELESS = "what a method gains on such answers, by copying for instance, may be of no use"
-KINDS = 3  # of warnings, that are named in one sentence
+MEMORY = "that needs greedy decoding and --repeats 2."
+USELESS = "speedups on low-quality outputs (e.g. from copying) may not carry over"
+KINDS = 3  # kinds of warnings in one sentence
 NUMBERS = re.compile(r"[\d.,]*\d")
 
-FOUND: dict[str, tuple[CheckState, str]] = {  # kind of a finding (`sample_checks`) -> how bad it is, and what is said
-    "impossible": ("wrong", "Impossible results: a bug, or a measurement that must not be believed."),
-    "invalid": ("wrong", "Results that must not be used."),
+FOUND: dict[str, tuple[CheckState, str]] = {  # kind of a finding (`sample_checks`) -> state and sentence
+    "impossible": ("wrong", "Impossible results: a bug or an invalid measurement."),
+    "invalid": ("wrong", "Invalid results."),
     "biased": ("wrong", "Sampled tokens do not follow the target's distribution; these methods have no speedup."),
-    "untestable": (
-        "warning",
-        "Sampled tokens cannot be tested: rounding, or the baseline fails the test.",
-    ),
+    "untestable": ("warning", "Sampled tokens cannot be tested: rounding, or the baseline fails the test."),
     "failed": ("wrong", "Samples failed; no number includes them."),
-    "mismatch": ("wrong", "Answers differ from their reference's in a way that no numerical tie explains."),
-    "length-differs": ("warning", "Answers end earlier or later than their reference's."),
+    "mismatch": ("wrong", "Outputs differ from the reference's without a numerical tie."),
+    "length-differs": ("warning", "Outputs end earlier or later than the reference's."),
     "numerical-tie": ("warning", "Numerical ties in float32, where they should be rare."),
-    "uncompared": ("warning", "Answers were not compared with their reference's: the verdicts are lost."),
-    "unstable": ("warning", "Unstable timing: other work on the machine, clocks that change, or prompts that differ."),
+    "uncompared": ("warning", "Outputs were not compared with the reference's: their verdicts are missing."),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What became of one check. name: the kind of finding, or `incomplete`, `warnings`, `sessions`, `noisy`,
-    `tau`, `noise`, `loops`, `poor`, `engine`, `levels`, `levels of requests`, `tokens`, `acceptance`.
+    """Result of one check.
 
-    sentence: what was found, or why nothing could be. lines: its details, one for each method or warning. made: of a
-    run that has not ended, and of which nothing is lost, the share of its samples that there are.
+    name: the kind of finding, or `incomplete`, `warnings`, `sessions`, `timing`, `tau`, `noise`, `loops`, `poor`,
+    `engine`, `levels`, `levels of requests`, `tokens`, `acceptance`.
+    sentence: the finding, or the reason why there is none.
+    lines: its details, one for each method or warning.
+    made: share of the samples that an unfinished run has.
+    findings: further names for `--fail-on`.
     """
 
     name: str
@@ -117,6 +116,7 @@ class Check:
     sentence: str
     lines: tuple[str, ...] = ()
     made: float | None = None
+    findings: tuple[str, ...] = ()
 
 
 def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
@@ -127,16 +127,17 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
         for sentence in row.health:
             kind, _, text = sentence.partition(": ")
             found.setdefault(kind, []).append(f"{row.method}: {text}")
+    unstable = found.pop("unstable", [])
     answering = {row.method for row in run.rows if row.ok} or set(run.labels)  # others can only have failed
     answered = [row for row in rows if row.method in answering or row.comparison == "reference"]
     bad = {kind: Check(kind, *FOUND[kind], tuple(lines)) for kind, lines in found.items()}
     return [
         _finished(run),
         *_warned(run),
-        *_disturbed(run),
         *{**{check.name: check for check in _not_found(run, answered)}, **bad}.values(),
+        _timing(run, answered, unstable),
         *served_checks(run),
-        *_unreplayed(run),
+        *_eager(run),
         *_bound(answered),
         *_noise(rows),
         *_loops(run),
@@ -145,7 +146,7 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
 
 
 def worst_first(made: Sequence[Check]) -> list[Check]:
-    """Return the checks in which something was found or nothing could be, the worst first."""
+    """Return the checks that found something or could not be made, the worst first."""
     return [check for state in STATES[:-1] for check in made if check.state == state]
 
 
@@ -158,56 +159,100 @@ def _finished(run: Run) -> Check:
 
 
 def _warned(run: Run) -> Iterator[Check]:
-    """Tell the run's own warnings, by how many there are and of what: the words before their first colon."""
-    if said := tuple(run.manifest.get("warnings", [])):
-        kinds = list(dict.fromkeys(text.partition(":")[0] for text in said))
+    """Yield the warnings of the run that do not concern its times, and differences between sessions."""
+    if found := tuple(text for text in run.manifest.get("warnings", []) if not is_of_times(text)):
+        kinds = list(dict.fromkeys(text.partition(":")[0] for text in found))
         more = [f"{len(kinds) - KINDS} more"] if len(kinds) > KINDS else []
-        many = f"{len(said)} warning{'s' * (len(said) > 1)} of the run"
-        yield Check("warnings", "warning", f"{many}: {'; '.join([*kinds[:KINDS], *more])}.", said)
+        many = f"{len(found)} warnings of the run: {'; '.join([*kinds[:KINDS], *more])}"
+        yield Check("warnings", "warning", f"{many if len(found) > 1 else found[0]}.", found)
     if changed := between_sessions(run.manifest):
         what = ", ".join(changed)
         yield Check("sessions", "warning", f"Not all sessions had the same {what}: their times do not compare.")
 
 
-def _disturbed(run: Run) -> Iterator[Check]:
-    """Say how many samples something else on the machine disturbed, and of how many nobody can know."""
-    bad = [row.noise_reason for row in run.rows if row.noise_reason]
+def _timing(run: Run, rows: Sequence[SummaryRow], unstable: Sequence[str]) -> Check:
+    """Return the check of all times: noisy samples, unstable step times, and the run's warnings of its times."""
+    warned = [text for text in run.manifest.get("warnings", []) if is_of_times(text)]
+    noisy = [row.noise_reason for row in run.rows if row.noise_reason]
     good = [row for row in run.rows if row.ok]
     unseen = [row for row in good if not row.noise_reason and not _seen(row, run.manifest)]
-    if bad:
-        said = f"{len(bad):,} of {len(run.rows):,} samples were disturbed by something else on the machine"
-        again = sum(row.n_reruns or 0 for row in run.rows)
-        remade = f"{again} times one was made again" if again else ""
-        rest = f"of {len(unseen):,} it is not known: not all of the machine was read" if unseen else ""
-        yield Check("noisy", "warning", f"{said}.", (*filter(None, [remade, rest]), *_alike(bad)))
-    elif unseen or not good:
+    n_reruns = sum(row.n_reruns or 0 for row in run.rows)
+    problems = {
+        ("noisy", "unstable"): _noisy_text(run, rows, noisy),
+        ("unstable",): f"Unstable timing: {'; '.join(unstable)}" if unstable else "",
+        ("unstable", "warnings"): f"Timing: {'; '.join(text.partition(': ')[0] for text in warned)}" if warned else "",
+    }
+    lines = (
+        *(_alike(noisy)),
+        *([f"{pluralize(n_reruns, 're-run')} of noisy samples"] if n_reruns else []),
+        *([f"noise is unknown for {len(unseen):,} samples: telemetry is incomplete"] if unseen and noisy else []),
+        *unstable,
+        *warned,
+    )
+    if found := {names: text for names, text in problems.items() if text}:
+        findings = tuple(dict.fromkeys(name for names in found for name in names))
+        return Check("timing", "warning", f"{next(iter(found.values()))}.", lines, findings=findings)
+    lacking = []
+    if unseen or not good:
         many = f" of {len(unseen):,} samples" if 0 < len(unseen) < len(good) else ""
-        said = f"Disturbances{many} were not checked: not all of the machine was read."
-        yield Check("noisy", "not checked", said)
-    else:
-        yield Check("noisy", "ok", "Nothing else on the machine was seen to disturb a sample.")
+        lacking.append(f"noise{many} (telemetry is incomplete)")
+    if not any(row.unstable is False for row in rows):
+        or_prompts = "" if run.served else f" or {FEWEST} prompts"
+        lacking.append(f"stability (needs repeats{or_prompts})")
+    if lacking:
+        return Check("timing", "not checked", f"Timing was not checked for {' and '.join(lacking)}.")
+    work = "repeats of an output" if run.repeats > 1 else f"steps of {run.baseline}"
+    return Check("timing", "ok", f"Timing is stable: times of {work} differ by less than 10%, and no sample is noisy.")
+
+
+def _noisy_text(run: Run, rows: Sequence[SummaryRow], noisy: Sequence[str]) -> str:
+    """Return the most frequent reason with its range, its frequency and the result without the noisy samples."""
+    if not noisy:
+        return ""
+    reason = next(_alike(noisy)).partition(": ")[2]
+    text = f"Noisy timing: {reason} in {len(noisy):,} of {len(run.rows):,} samples"
+    if all(row.noise_reason for row in run.rows if row.ok):
+        return f"{text}; compare tau, or re-run on an idle machine"
+    quiet = {label: [row for row in run.of(label) if not row.noise_reason] for label in run.labels}
+    ranked = [row for row in rows if row.speedup_interval and row.comparison != "reference" and not row.reference_of]
+    again = {
+        row.method: compare(PairedTimes(*paired(quiet[row.method], quiet[run.baseline])).interval()) for row in ranked
+    }
+    if "insufficient data" in again.values():
+        return f"{text}; too few samples are left without them"
+    before = [row.method for row in ranked if row.comparison == "faster"]
+    after = [method for method, comparison in again.items() if comparison == "faster"]
+    if before == after:
+        return f"{text}; the same methods are faster without them"
+    only = f"only {', '.join(after)} {'is' if len(after) == 1 else 'are'}" if after else "no method is"
+    return f"{text}; without them {only} significantly faster"
 
 
 def _seen(row: SampleRecord, manifest: Mapping[str, Any]) -> bool:
-    """Whether the machine was read while this sample was made: the host and, where it computes, the GPU."""
+    """Return whether a sample has telemetry of the host and, if the model is on one, of the GPU."""
     on_gpu = str(manifest["model"].get("device", "")).startswith("cuda")
     host = row.noise_reason is not None and row.host_foreign_share is not None
     return host and (not on_gpu or row.nvml_sm_mhz is not None)
 
 
 def _alike(reasons: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each kind of reason: how often it was given, and its range of numbers by two examples."""
+    """Yield '19 samples: other processes took 47–72% ...' for each kind of reason, the most frequent first."""
     kinds: dict[str, list[str]] = {}
-    for why in reasons:
-        kinds.setdefault(NUMBERS.sub("#", why), []).append(why)
+    for reason in reasons:
+        kinds.setdefault(NUMBERS.sub("#", reason), []).append(reason)
     for alike in sorted(kinds.values(), key=len, reverse=True):
         alike.sort(key=lambda text: [float(number.replace(",", "")) for number in NUMBERS.findall(text)])
-        ends = alike[0] if alike[0] == alike[-1] else f"from “{alike[0]}” to “{alike[-1]}”"
-        yield f"{'once' if len(alike) == 1 else f'{len(alike):,} times'}: {ends}"
+        highest = iter(NUMBERS.findall(alike[-1]))
+        merged = NUMBERS.sub(lambda found, to=highest: _range(found[0], next(to)), alike[0])  # type: ignore[misc]
+        yield f"{pluralize(len(alike), 'sample')}: {merged}"
+
+
+def _range(low: str, high: str) -> str:
+    return low if low == high else f"{low}–{high}"
 
 
 def _not_found(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
-    """Yield what each check says where no method has a finding of its kind."""
+    """Yield the check of each kind as it is without a finding."""
     if any(row.ok for row in run.rows):
         yield Check("impossible", "ok", "No impossible result: no count or time contradicts another.")
     else:
@@ -217,14 +262,13 @@ def _not_found(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
     else:
         yield Check("failed", "not checked", "Failures were not checked: there is no sample.")
     yield _sampled(rows) if any(row.bias for row in rows) else _same(rows)
-    yield _timing(run, rows)
     silent = [row.method for row in rows if row.comparison != "reference" and not run.entry(row.method).get("stateful")]
     rest = [label for label in silent if not comparable(run, label)]
     if len(rest) < len(silent):
         others = f" Not checked: {', '.join(rest)}." if rest else ""
-        yield Check("invalid", "ok", f"No method was seen to answer repeats from memory.{others}")
+        yield Check("invalid", "ok", f"No method reuses outputs of earlier repeats.{others}")
     elif silent:
-        yield Check("invalid", "not checked", "Whether methods answer repeats from memory was not checked: " + MEMORY)
+        yield Check("invalid", "not checked", f"Reuse of outputs of earlier repeats was not checked: {MEMORY}")
 
 
 def _same(rows: Sequence[SummaryRow]) -> Check:
@@ -232,9 +276,9 @@ def _same(rows: Sequence[SummaryRow]) -> Check:
     compared = {m for m, of in verdicts.items() if any(n for verdict, n in of.items() if verdict != "not compared")}
     rest = [method for method in verdicts if method not in compared]
     if not compared:
-        return Check("mismatch", "not checked", "No answer was compared with its reference's.")
+        return Check("mismatch", "not checked", "No output was compared with its reference's.")
     others = f" Not compared: {', '.join(rest)}." if rest else ""
-    return Check("mismatch", "ok", f"No answer that was compared differs without a numerical tie.{others}")
+    return Check("mismatch", "ok", f"No compared output differs without a numerical tie.{others}")
 
 
 def _sampled(rows: Sequence[SummaryRow]) -> Check:
@@ -243,40 +287,29 @@ def _sampled(rows: Sequence[SummaryRow]) -> Check:
     for row in (row for row in promised if row.bias not in ("biased", "no bias found")):
         rest.setdefault(row.bias or "no tokens", []).append(row.method)
     if not promised:
-        return Check("biased", "not checked", "No method promises a distribution that its sampled tokens could follow.")
+        return Check(
+            "biased", "not checked", "No method preserves a distribution that its sampled tokens could follow."
+        )
     if not rest:
         return Check("biased", "ok", "No bias was found in sampled tokens.")
     which = "; ".join(f"of {', '.join(methods)}: {why}" for why, methods in rest.items())
-    return Check("biased", "not checked", f"Whether sampled tokens are biased was not checked {which}.")
-
-
-def _timing(run: Run, rows: Sequence[SummaryRow]) -> Check:
-    if any(map(is_of_times, run.manifest.get("warnings", []))) or between_sessions(run.manifest):
-        return Check("unstable", "warning", "Timing cannot be called stable: the run has warnings of its times.")
-    if any(row.noise_reason for row in run.rows):
-        return Check("unstable", "warning", "Timing cannot be called stable: samples were disturbed.")
-    if not any(row.unstable is False for row in rows):
-        or_prompts = "" if run.served else f", or {FEWEST} prompts that {run.baseline} answered"
-        said = f"Whether timing is stable was not checked: that takes repeats{or_prompts}."
-        return Check("unstable", "not checked", said)
-    work = "repeats of an answer" if run.repeats > 1 else f"steps of {run.baseline}"
-    return Check("unstable", "ok", f"Timing is stable: the times of {work} differ by less than a tenth.")
+    return Check("biased", "not checked", f"Bias of sampled tokens was not checked {which}.")
 
 
 def _bound(rows: Sequence[SummaryRow]) -> Iterator[Check]:
-    """Say of which methods nobody knows whether they are faster than their steps allow, and why some are."""
+    """Yield the check of speedups against the lower bound of time, with the reason for speedups above tau."""
     plain_s = next((row.verify_s for row in rows if row.comparison == "reference"), None)
     rows = [row for row in rows if row.comparison != "reference"]
     unknown = [row.method for row in rows if row.speedup_within_bound is None]
     if unknown:
-        why = f"there are fewer than {FEWEST} questions that both answered, or no steps"
-        what = "Whether a method is faster than its steps allow was not checked"
-        yield Check("tau", "not checked", f"{what} of {', '.join(unknown)}: {why}.")
+        why = f"fewer than {FEWEST} common questions, or no steps"
+        what = "The lower bound of time was not checked"
+        yield Check("tau", "not checked", f"{what} for {', '.join(unknown)}: {why}.")
     elif rows and all(row.speedup_within_bound for row in rows):
         cheaper = tuple(
             f"{row.method}: {format_speedup(row.speedup)} with {format_number(row.mean_acceptance_length)} "
-            f"tokens per step; its verifying takes "
-            f"{format_number(row.verify_s / plain_s)} of a plain pass"
+            f"tokens per step; its verification takes "
+            f"{format_number(row.verify_s / plain_s)} of an AR pass"
             for row in rows
             if row.speedup
             and row.mean_acceptance_length
@@ -287,8 +320,8 @@ def _bound(rows: Sequence[SummaryRow]) -> Iterator[Check]:
         yield Check("tau", "ok", "Over all prompts no method is faster than its steps allow.", cheaper)
 
 
-def _unreplayed(run: Run) -> Iterator[Check]:
-    """Say, of a run that replays its steps, which passes were run eagerly all the same, and why."""
+def _eager(run: Run) -> Iterator[Check]:
+    """Yield the check that decode passes ran as CUDA graphs, for runs that use them."""
     known = [row for row in run.rows if row.n_eager_fallbacks is not None]
     counts = Counter[tuple[str, str]]()
     for row in known:
@@ -296,48 +329,46 @@ def _unreplayed(run: Run) -> Iterator[Check]:
     in_order = sorted(counts.items(), key=lambda item: (run.labels.index(item[0][0]), item[0][1]))
     found = [f"{n:,} of {label} ({why})" for (label, why), n in in_order if n]
     if found:
-        which = ", ".join(found)
-        said = f"Not every pass was replayed; these were run eagerly, which takes longer: {which}."
-        yield Check("engine", "warning", said)
+        yield Check("engine", "warning", f"Decode passes ran eagerly instead of as CUDA graphs: {', '.join(found)}.")
     elif known:
-        yield Check("engine", "ok", "Every pass that the engine was given after a prompt was replayed.")
+        yield Check("engine", "ok", "All decode passes ran as CUDA graphs.")
 
 
 def _noise(rows: Sequence[SummaryRow]) -> Iterator[Check]:
-    """Say which methods are called faster by no more than methods that keep one token a step may seem to be."""
+    """Yield the check of leads against the noise of methods that draft nothing."""
     found = baseline_noise(rows)
     if found is None:
         return
     near = [row for row in rows if found.holds(row)]
-    seems = f"the interval of {found.method}, which keeps one token a step, reaches {format_speedup(found.speedup)}"
+    seems = f"the interval of {found.method}, which drafts nothing, reaches {format_speedup(found.speedup)}"
     if near:
         lines = tuple(f"{row.method}: {format_speedup(row.speedup)} ({interval(row.speedup_interval)})" for row in near)
-        yield Check("noise", "warning", f"Leads that may be noise: {seems}, and these begin below that.", lines)
+        yield Check("noise", "warning", f"Speedups that may be noise: {seems}, above the lower ends here.", lines)
     else:
-        yield Check("noise", "ok", f"No lead begins within the noise: {seems}.")
+        yield Check("noise", "ok", f"No speedup is within the noise: {seems}.")
 
 
 def _loops(run: Run) -> Iterator[Check]:
-    """Say how many of the reference's answers end in a repetition, from a tenth of them on."""
+    """Yield the count of the baseline's outputs that end in a repetition, from a tenth of them on."""
     answers = [row.token_ids for row in run.of(run.baseline) if row.ok and row.token_ids]
     looping = sum(map(repeats_itself, answers))
     if answers and looping >= MANY * len(answers):
-        said = f"{looping:,} of {len(answers):,} answers of {run.baseline} end in a repetition: methods that copy gain"
-        yield Check("loops", "ok", f"{said} there.")
+        many = f"{looping:,} of {len(answers):,} outputs of {run.baseline}"
+        yield Check("loops", "ok", f"{many} end in a repetition, which favors methods that copy.")
 
 
 def _poor(run: Run, summaries: Sequence[SummaryRow]) -> Iterator[Check]:
-    """Say in which tasks the reference's own answers are poor, the worst first."""
+    """Yield the tasks in which the baseline's outputs are of low quality, the worst first."""
     own = [row for row in summaries if row.comparison == "reference" and row.category != OVERALL]
     tasks = sorted((row.quality, row.category) for row in own if row.quality is not None and row.quality < POOR)
     if tasks:
-        named = ", ".join(f"{title(task)} ({format_number(quality)} of 1)" for quality, task in tasks)
-        why = "the model is weak there, or the limit cut them too early"
-        yield Check("poor", "warning", f"Answers of {run.baseline} are poor in {named}: {why}.", (USELESS,))
+        named = ", ".join(f"{title(task)} ({format_number(quality)})" for quality, task in tasks)
+        why = "weak model or low --max-new-tokens"
+        yield Check("poor", "warning", f"Low-quality outputs of {run.baseline} in {named}: {why}.", (USELESS,))
 
 
 def served_checks(run: Run) -> Iterator[Check]:
-    """Yield the checks that only runs of servers, or of several requests at a time, have."""
+    """Yield the checks of runs with servers or with several requests at a time."""
     if run.served:
         yield from _tokens(run)
         yield from _acceptance(run)
@@ -351,41 +382,41 @@ def served_checks(run: Run) -> Iterator[Check]:
         if row.concurrency > 1 and row.comparison in ("faster", "slower") and row.comparison != alone[row.method]
     )
     if turned:
-        said = "With several requests at a time some verdicts are others than those of one at a time."
-        yield Check("levels of requests", "warning", said, turned)
+        text = "Some verdicts with several requests at a time differ from those with one."
+        yield Check("levels of requests", "warning", text, turned)
     if lacking := tuple(missing(run)):
-        said = "Not every number of requests at a time was measured; --resume goes on."
-        yield Check("levels", "wrong", said, lacking)
+        text = "Not every number of requests at a time was measured; --resume continues."
+        yield Check("levels", "wrong", text, lacking)
 
 
 def _tokens(run: Run) -> Iterator[Check]:
-    """Say where pieces of text were counted in place of tokens, and whether servers were counted in one way."""
+    """Yield the check that tokens, not pieces of text, were counted, and in the same way for all servers."""
     ways = {label: {row.counted for row in run.of(label) if row.counted} for label in run.labels}
     known = {label: way for label, way in ways.items() if way}
     by_pieces = [label for label, way in known.items() if way != {"usage"}]
     names = ", ".join(by_pieces)
     if by_pieces and len(by_pieces) < len(known):
-        said = f"{names} told no number of tokens, so that pieces of text were counted"
+        why = f"{names} reported no number of tokens, so that pieces of text were counted"
         rest = "Times per token do not compare with those of the others."
-        yield Check("tokens", "wrong", f"Tokens were counted in two ways: {said}. {rest}")
+        yield Check("tokens", "wrong", f"Tokens were counted in two ways: {why}. {rest}")
     elif by_pieces:
-        said = f"No server told its number of tokens: pieces of text were counted of {names}."
-        rest = "A piece may hold several tokens, above all where drafts are accepted."
-        yield Check("tokens", "warning", f"{said} {rest}")
+        text = f"No server reported its number of tokens: pieces of text were counted for {names}."
+        rest = "A piece may have several tokens, above all with accepted drafts."
+        yield Check("tokens", "warning", f"{text} {rest}")
     elif known:
-        yield Check("tokens", "ok", "Every server told how many tokens its answers have.")
+        yield Check("tokens", "ok", "Every server reported the number of tokens.")
 
 
 def _acceptance(run: Run) -> Iterator[Check]:
-    """Say of which servers nobody knows how many drafted tokens they accepted."""
+    """Yield the servers whose number of accepted draft tokens is unknown."""
     lacking = []
     for label in run.labels:
         own = [row for row in run.of(label) if row.ok]
         known = sum(row.accepted_tokens is not None for row in own)
         if known < len(own):
-            told = str(run.entry(label).get("served", {}).get("acceptance", ""))
-            why = told.removeprefix("not measured: ") if told.startswith("not measured") else OTHERS
+            stated = str(run.entry(label).get("served", {}).get("acceptance", ""))
+            why = stated.removeprefix("not measured: ") if stated.startswith("not measured") else OTHERS
             lacking.append(f"{label}, {len(own) - known:,} of {len(own):,} answers: {why}")
     if lacking:
-        said = f"Acceptance was not measured: {'; '.join(lacking)}."
-        yield Check("acceptance", "not checked", said, tuple(lacking))
+        text = f"Acceptance was not measured: {'; '.join(lacking)}."
+        yield Check("acceptance", "not checked", text, tuple(lacking))

@@ -36,27 +36,28 @@ from specbench_ss.stats import Floats, Interval, mean_interval, ratio_interval
 
 SHOWN = 12  # characters of a hash
 HASH = 40  # characters from which a text of hexadecimal digits is taken for a hash
-MACHINE = {  # what must be the same for times of two runs to compare directly, and its name in words
+MACHINE = {  # part that must be equal for times of two runs to compare directly -> its name
     "cpu": "processor",
     "gpus": "GPUs",
     "threads": "threads",
     "driver": "driver",
 }
+USABLE = "usable cores"
 Manifest = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What differs between two runs."""
+    """A difference between two runs."""
 
-    what: Col[str, "what differs, in words"]
+    what: Col[str, "name of the difference"]
     a: Col[str, "its value in run A"]
     b: Col[str, "its value in run B"]
-    blocking: Col[bool, "whether results do not compare for it"] = False
+    blocking: Col[bool, "it makes the results incomparable"] = False
 
 
 def differences(a: Run, b: Run) -> list[Difference]:
-    """Return everything that differs between two runs, what makes them incomparable first."""
+    """Return all differences between two runs, blocking ones first."""
     old, new = _facts(a), _facts(b)
     pairs = [(what, old.get(what, MISSING), new.get(what, MISSING)) for what in {**old, **new}]
     found = [Difference(what, x, y, _hinders(what, x, y)) for what, x, y in pairs if x != y]
@@ -73,12 +74,20 @@ def conditions_apart(a: Run, b: Run) -> dict[str, str]:
     """Return the conditions that make times of the two runs incomparable, each with both values: '1 → 2'.
 
     They are the processor, GPUs, threads, driver and device. Two machines of the same kind cannot be distinguished.
+    Usable cores are a setting, as threads are.
     """
     old, new = a.manifest["environment"], b.manifest["environment"]
     changed = [name for name in machine_changes(old, new) if name in MACHINE]
     apart = {MACHINE[name]: _both(old.get(name), new.get(name)) for name in changed}
+    if "cpu" in changed and _processor(old) == _processor(new):
+        apart[USABLE] = apart.pop(MACHINE["cpu"])
     devices = [run.manifest["model"]["device"] for run in (a, b)]
     return apart if devices[0] == devices[1] else {**apart, "device": _both(*devices)}
+
+
+def _processor(environment: Mapping[str, Any]) -> Any:
+    cpu = environment.get("cpu")
+    return {**cpu, "available": None} if isinstance(cpu, Mapping) else cpu
 
 
 def _both(old: Any, new: Any) -> str:
@@ -96,7 +105,7 @@ BLOCKING = (  # what makes results incomparable
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Return what is compared of a run, by its name in words."""
+    """Return the compared settings of a run by name."""
     manifest = run.manifest
     config, model, suite, here = (manifest[part] for part in ("config", "model", "suite", "environment"))
     revision = here.get("revision")
@@ -140,7 +149,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _question_differences(a: Run, b: Run) -> Iterator[Difference]:
-    """Yield where questions of the same id have differing texts, or where no question is in both runs."""
+    """Yield the difference of questions with the same id but other texts, or the lack of common questions."""
     if a.manifest["suite"]["content_hash"] == b.manifest["suite"]["content_hash"]:
         return
     old, new = ({question.id: (question.history, question.turns) for question in run.questions} for run in (a, b))
@@ -149,14 +158,14 @@ def _question_differences(a: Run, b: Run) -> Iterator[Difference]:
     if not common:
         yield Difference("questions in both", "none", "none", True)
     elif others:
-        said = f"{len(others)} of {len(common)} with another text, first {others[0]}"
-        yield Difference("questions of the same id", said, said, True)
+        text = f"{len(others)} of {len(common)} with another text, first {others[0]}"
+        yield Difference("questions of the same id", text, text, True)
     else:
         yield Difference("questions in both", f"{len(common)} of {len(old)}", f"{len(common)} of {len(new)}")
 
 
 def _method_differences(a: Manifest, b: Manifest) -> Iterator[Difference]:
-    """Yield options, weights and settings of methods that both runs have under the same label."""
+    """Yield differing options, weights and settings of methods with the same label."""
     old, new = ({method["label"]: method for method in manifest["methods"]} for manifest in (a, b))
     for label in (label for label in old if label in new):
         for part in ("options", "resolved"):
@@ -168,7 +177,7 @@ def _method_differences(a: Manifest, b: Manifest) -> Iterator[Difference]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as people read it; a hash is cut."""
+    """Return a value as text; a hash is cut."""
     if value is None or value == "":
         return MISSING
     if isinstance(value, Mapping):
@@ -182,19 +191,19 @@ def _text(value: Any) -> str:
 
 OTHER_MACHINE, OTHER_THREADS, FAILED = "other machine", "other threads", "failed"
 TOO_FEW, SAME, INVALID = "insufficient data", "not significant", "invalid"
-UNJUDGED = (OTHER_MACHINE, OTHER_THREADS, FAILED, TOO_FEW, INVALID)
+NO_VERDICT = (OTHER_MACHINE, OTHER_THREADS, FAILED, TOO_FEW, INVALID)
 WORDS = {"speedup": ("slower", "faster"), "tokens_per_s": ("slower", "faster")}  # others are lower or higher
 Rows = list[SampleRecord]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure in both runs. change: B over A, less 1; of quality, B less A. None where there is nothing to compare.
+    """One metric in both runs.
 
-    interval: the 95% interval of change, None below four questions. verdict: `faster`, `slower` (`higher`, `lower`
-    where it is no speed), `not significant`, or one of UNJUDGED: `insufficient data` questions, `other machine`, `other
-    threads`, `failed` where a run has no whole answer, `invalid` where a run's times must not be used. reason: the
-    cause of `other machine`, `other threads` and `failed` in words.
+    change: B over A, less 1; of quality, B less A. None if there is nothing to compare.
+    interval: the 95% interval of change, None below four questions.
+    verdict: `faster`, `slower` (`higher`, `lower` if it is no speed), `not significant`, or one of NO_VERDICT.
+    reason: the cause of `other machine`, `other threads` and `failed`.
     """
 
     a: float | None
@@ -275,9 +284,9 @@ DIFFERENCES = columns_of(Difference)
 
 
 def compared(first: Results, second: Results, force: bool = False) -> tuple[list[Difference], list[ComparedRow]]:
-    """Return what differs between two runs, and a row for each method that is in both, `overall` first, then by task.
+    """Return the differences between two runs, and rows of the common methods: `overall` first, then by task.
 
-    Raises UserError where they do not compare, unless `anyway`, and where no method or question is in both.
+    Raises UserError if they do not compare, unless `force`, and without a common method or question.
     """
     a, b = first.run, second.run
     found = differences(a, b)
@@ -287,7 +296,7 @@ def compared(first: Results, second: Results, force: bool = False) -> tuple[list
     labels = [label for label in a.labels if label in b.labels]
     shared = {row.question_id for row in a.rows} & {row.question_id for row in b.rows}
     if not shared or labels in ([], [a.baseline]):
-        what = "question" if not shared else f"method besides {a.baseline}"
+        what = "question" if not shared else f"method other than {a.baseline}"
         raise UserError(f"the runs have no {what} in common: there is nothing to compare")
     apart = conditions_apart(a, b)
     categories = [OVERALL, *(category for category in a.categories if category in b.categories)]
@@ -301,7 +310,7 @@ def _nothing(verdict: str, reason: str = "") -> Change:
 
 
 def _compared(a: Run, b: Run, label: str, category: str, invalid: bool, apart: Mapping[str, str]) -> ComparedRow:
-    """Compare a method's samples in two runs, with the reference's, on the prompts that all four answered."""
+    """Compare a method's samples in two runs, with the baseline's, on the prompts with all four outputs."""
     asked, references = (
         [[row for row in run.of(one) if category in (OVERALL, row.category)] for run in (a, b)]
         for one in (label, a.baseline)
@@ -339,14 +348,15 @@ def _of_times(times: Sequence[PairedTimes], invalid: bool, apart: Mapping[str, s
     speedups = _ratio("speedup", [(ref_s, own_n, ref_n, own_s) for ref_s, ref_n, own_s, own_n in sums])
     rates = _ratio("tokens_per_s", [(own_n, own_s) for _, _, own_s, own_n in sums])
     if apart:
-        only_threads = list(apart) == ["threads"]
-        reason = apart["threads"] if only_threads else ", ".join(f"{what} {values}" for what, values in apart.items())
+        only_threads = set(apart) <= {"threads", USABLE}
+        named = ", ".join(f"{name} {values}" for name, values in apart.items())
+        reason = apart["threads"] if list(apart) == ["threads"] else named
         rates = Change(rates.a, rates.b, None, None, OTHER_THREADS if only_threads else OTHER_MACHINE, reason)
     return {"speedup": speedups, "tokens_per_s": rates}
 
 
 def _tau(own: Sequence[Rows]) -> Change:
-    """Tokens of steps over steps; questions that took no step in one of the runs are left out."""
+    """Compare tokens of steps over steps; questions without a step in one of the runs are left out."""
     a, b = (_by_question([(r, r.later, r.steps or 0) for r in rows]) for rows in own)
     stepped = (a != 0).all(axis=1) & (b != 0).all(axis=1)
     return _ratio("mean_acceptance_length", [(of[stepped, 0], of[stepped, 1]) for of in (a, b)], processes=0)
@@ -375,13 +385,13 @@ def _by_question(values: Sequence[tuple[SampleRecord, float, float]]) -> Floats:
 
 
 def _failures(label: str, asked: Sequence[Rows]) -> str:
-    """Return the runs in which every sample of a method failed, and the first error; '' where there are none."""
+    """Return the runs in which every sample of a method failed, with the first error, or ''."""
     failed = [(name, rows) for name, rows in zip("AB", asked, strict=True) if rows and not any(row.ok for row in rows)]
     return "; ".join(f"{label} failed in {name}: {first_error(rows)}" for name, rows in failed)
 
 
 def first_error(rows: Sequence[SampleRecord]) -> str:
-    """Return the first line of the first error of some samples; '' where none failed."""
+    """Return the first line of the first error of some samples, or ''."""
     return next((line for row in rows if not row.ok for line in (row.error or "").splitlines()), "")
 
 
@@ -390,15 +400,12 @@ def _prompt(row: SampleRecord) -> tuple[str, int]:
 
 
 def _answer(row: SampleRecord) -> object:
-    """Return the tokens of an answer; its text where a server made it, which sends no tokens."""
+    """Return the tokens of an output; its text if it comes from a server, which sends no tokens."""
     return row.token_ids if row.token_ids is not None else row.text
 
 
 def _ratio(metric: str, sides: Sequence[Sequence[Floats]], processes: int = 2) -> Change:
-    """Compare a figure that is a product of sums over another. sides: of each run those above, then as many below.
-
-    Each is [questions].
-    """
+    """Compare a ratio of products of sums. sides: of each run the numerators, then the denominators: [questions]."""
     (a, b), half = sides, len(sides[0]) // 2
     before, after = (_over(side[:half], side[half:]) for side in sides)
     if before is None or after is None:
@@ -439,7 +446,7 @@ class Limit:
 
 
 def read_limits(text: str | None) -> tuple[Limit, ...]:
-    """Read limits that are separated by commas; None gives none. Raises UserError for what is none, a blank too."""
+    """Read limits that are separated by commas; None gives none. Raises UserError for other text."""
     return () if text is None else tuple(_read(part.strip()) for part in text.split(","))
 
 
@@ -464,12 +471,12 @@ def broken(rows: Iterable[ComparedRow], limits: Sequence[Limit]) -> list[tuple[C
 
 
 def judged(metric: str, row: ComparedRow) -> bool:
-    """Say whether a figure of a method says anything: of the reference, only its tokens per second do."""
+    """Return whether a metric of a method is compared: of the baseline, only tokens per second."""
     return row.method != row.baseline or metric == "tokens_per_s"
 
 
 def not_judged(rows: Iterable[ComparedRow], limits: Sequence[Limit]) -> list[str]:
-    """Return what a limit was set on and could not be judged: 'tokens_per_s of ss: other threads (threads 1 → 2)'."""
+    """Return the limited metrics without an interval: 'tokens_per_s of ss: other threads (threads 1 → 2)'."""
     return [
         f"{limit.metric} of {row.method}: {row.changes[limit.metric].why}"
         for row in rows
@@ -478,19 +485,19 @@ def not_judged(rows: Iterable[ComparedRow], limits: Sequence[Limit]) -> list[str
     ]
 
 
-OF_TIMES = ("unstable", "noisy")  # warnings of a run that concern its times
+OF_TIMES = ("timing",)  # checks whose warnings concern the times of a run
 
 
 class RunComparison:
     """Two runs and what changed from `a` to `b`; `compare` returns it.
 
-    warnings: what there is to know before the numbers are believed, a sentence each.
+    warnings: sentences on doubts about the numbers.
     """
 
     def __init__(self, a: Results, b: Results, force: bool = False) -> None:
         self.a, self.b = a.path, b.path
         self.found, self.rows = compared(a, b, force)
-        self.warnings = tuple(f"run {name}: {said}" for name, one in (("A", a), ("B", b)) for said in _doubts(one))
+        self.warnings = tuple(f"run {name}: {text}" for name, one in (("A", a), ("B", b)) for text in _doubts(one))
 
     def __repr__(self) -> str:
         return f"<comparison of {self.a} and {self.b}: {len(self.found)} differences in configuration>"
@@ -502,27 +509,27 @@ class RunComparison:
 
     @cached_property
     def differences(self) -> pd.DataFrame:
-        """One row for each thing in which the configurations differ: what, a, b, and whether it hinders comparing."""
+        """One row for each difference: what, a, b, blocking."""
         return frame(DIFFERENCES, self.found)
 
 
 def _doubts(results: Results) -> list[str]:
-    """Return what is wrong with a run's results, and whether its own times compare."""
+    """Return the sentences of a run's wrong checks and timing warnings, and on differing sessions."""
     changed = ", ".join(between_sessions(results.manifest))
     wrong = [c.sentence for c in results.checks if c.state == "wrong" or (c.state == "warning" and c.name in OF_TIMES)]
     return wrong + ([f"Not all sessions had the same {changed}: their times do not compare."] if changed else [])
 
 
 def compare(run_a: str | Path | Results, run_b: str | Path | Results, *, force: bool = False) -> RunComparison:
-    """Compare two runs of the same questions by the same model: run directories, or what `load_run` returned.
+    """Compare two runs of the same questions by the same model: run directories, or results of `load_run`.
 
-    anyway: compare runs of another model, other questions or another way of decoding too. Raises UserError where the
-    runs do not compare, and where they have no method or question in common.
+    force: compare runs of another model, other questions or another way of decoding too. Raises UserError if the runs
+    do not compare, or have no method or question in common.
     """
     return RunComparison(_results(run_a), _results(run_b), force)
 
 
 def _results(given: Any) -> Results:
     if not isinstance(given, str | Path | Results):
-        raise UserError(f"compare takes run directories, or what load_run returned, not {given!r}")
+        raise UserError(f"compare takes run directories or results of load_run, not {given!r}")
     return given if isinstance(given, Results) else load_run(given)

@@ -2,7 +2,8 @@
 
 docs/metrics.md has the formula and the reason for the bound.
 
-Each sentence begins with its kind, one of `checks.FOUND`. After `impossible:` or `invalid:` a method has no speedup.
+Each sentence begins with its kind, `unstable` or one of `checks.FOUND`. A method with the kind `impossible` or
+`invalid` has no speedup.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from specbench_ss.stats import Floats, Interval
 
 
 def lower_bound(own: Sequence[SampleRecord], ref: Sequence[SampleRecord], steps: Steps) -> Floats:
-    """Return the least seconds of each answer of `own`: [samples]. ref: the reference's answers to the same prompts.
+    """Return a lower bound of the seconds of each output of `own`: [samples]. ref: the baseline's outputs.
 
-    They are the reference's prefill and as many of its steps as the method made. A step in which a method verifies
-    several rows may run other kernels than one of a single row: where the method's verifying takes a smaller share of
-    the reference's, its steps may take that share too. A method that never drafts has no such excuse.
+    It is the baseline's prefill and as many of its steps as the method made. A step that verifies several tokens may
+    run other kernels than one of a single token, so if the method's verification is faster than the baseline's, the
+    bound shrinks by the same share. That does not hold for a method that never drafts.
     """
     made, verify, _ = _steps_of(own, steps)
     made_ref, verify_ref, total_ref = _steps_of(ref, steps)
@@ -39,7 +40,7 @@ def lower_bound(own: Sequence[SampleRecord], ref: Sequence[SampleRecord], steps:
 
 
 def _steps_of(rows: Sequence[SampleRecord], steps: Steps) -> tuple[Floats, Floats, Floats]:
-    """Return the number of steps of each sample, their seconds of verifying and their seconds: [samples] each."""
+    """Return the number of steps of each sample, their verification seconds and their seconds: [samples] each."""
     places = np.array([steps.place.get(row.key, -1) for row in rows], dtype=np.int64)
 
     def of(values: Array) -> Floats:
@@ -53,14 +54,13 @@ def _column(rows: Sequence[SampleRecord], name: str) -> Floats:
 
 
 LEAST = 0.1  # Lower bound, as a share of measured time; ratio_interval takes logarithms.
-MOST = 1.25  # times its measured time that an answer may take; honest methods had 0.98 to 1.06
+MOST = 1.25  # wall time over measured time of an output, at most; correct methods had 0.98 to 1.06
 
 
 def passed_seconds(own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> Floats | None:
-    """Return the seconds from start to end of each answer of `own`, [samples]; None where that is not known.
+    """Return the seconds from start to end of each output of `own`, [samples]; None if unknown.
 
-    ref: the reference's answers to the same prompts. The time within these that is not measured is the harness's: it
-    is taken off.
+    ref: the baseline's outputs. Their time outside the measurement is the harness's, and is subtracted.
     """
     if not own or any(row.counted or row.started is None or row.ended is None for row in (*own, *ref)):
         return None
@@ -69,16 +69,16 @@ def passed_seconds(own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> 
     return np.maximum(LEAST * measured, passed - np.maximum(0.0, passed_ref - measured_ref))
 
 
-HALF = ("float16", "bfloat16")  # where two drafted tokens may be equally likely, and one repeat takes the other one
+HALF = ("float16", "bfloat16")  # two draft tokens may be equally likely, and repeats take different ones
 NOISE = 0.1  # share of its steps that a method must save in half precision
 
 
 def cross_request_memory(run: Run, label: str) -> list[str]:
-    """Report a greedy method whose steps differ between repeats with the same prompt and the same answer.
+    """Report a greedy method whose steps differ between repeats with the same prompt and the same output.
 
-    Nothing in such a repeat is new but what the method kept from the one before. Samples that were made again are left
-    out: the method was asked them twice. In half precision a step or two may differ by a tie of the drafter: only
-    clearly fewer steps in all later repeats are told.
+    The only difference of such a repeat is the method's memory of the one before. Samples with re-runs are left out.
+    In half precision a few steps may differ by a tie of the drafter: only clearly fewer steps in all later repeats
+    are reported.
     """
     several = comparable(run, label)
     differ = [same for same in several if len({_counts(run.steps.of(row.key)) for row in same}) > 1]
@@ -88,13 +88,13 @@ def cross_request_memory(run: Run, label: str) -> list[str]:
         return []
     row = differ[0][0]
     return [
-        f"invalid: the steps of {len(differ)} of {len(several)} prompts differ between repeats with the same answer "
-        f"(first {row.question_id} turn {row.turn + 1}): the method remembers earlier answers and does not say so"
+        f"invalid: the steps of {len(differ)} of {len(several)} prompts differ between repeats with the same output "
+        f"(first {row.question_id} turn {row.turn + 1}): the method remembers earlier outputs; set stateful = True"
     ]
 
 
 def comparable(run: Run, label: str) -> list[list[SampleRecord]]:
-    """Return the repeats with the same prompt and answer, of a greedy method that says it remembers nothing."""
+    """Return the repeats with the same prompt and output, of a greedy method that is not stateful."""
     if run.entry(label).get("stateful", True) or run.manifest["config"]["temperature"]:
         return []
     repeats: dict[Any, list[SampleRecord]] = defaultdict(list)
@@ -105,12 +105,12 @@ def comparable(run: Run, label: str) -> list[list[SampleRecord]]:
 
 
 def _counts(steps: StepColumns) -> bytes:
-    """Return what can be compared of the counts of every step."""
+    """Return the comparable counts of every step."""
     return b"".join(getattr(steps, name).tobytes() for name in COUNTS)
 
 
 def _history(run: Run, row: SampleRecord) -> tuple[str | None, ...]:
-    """The method's own earlier answers, where they are part of the prompt."""
+    """Return the method's own earlier outputs if they are part of the prompt."""
     if run.manifest["config"].get("history") != "own" or not row.turn:
         return ()
     place = (row.question_id, row.method, row.repeat)
@@ -119,13 +119,13 @@ def _history(run: Run, row: SampleRecord) -> tuple[str | None, ...]:
 
 
 SPREAD = 0.10  # relative standard deviation of times of the same work above which they are called unstable
-ENOUGH = 4  # times of the same work, to say that they do not spread
-FOR_A_LINE = 10  # samples, to say what a longer context costs
+ENOUGH = 4  # times of the same work from which their spread is known
+FOR_A_LINE = 10  # samples from which the cost of a longer context is fitted
 CLOCKS = 1e-4  # seconds a step by which the parts, read off the device's clock, may exceed the whole, off the host's
 
-NOT_HELD = "no process holds this folder; it may go on elsewhere if this is a copy"  # of a run that has not ended
+NOT_LOCKED = "no process has locked this folder; if it is a copy, the run may continue elsewhere"
 
-STEP_CHECKS: dict[str, Callable[[StepColumns], Array]] = {  # what no step may be, in words, and which steps [n] are
+STEP_CHECKS: dict[str, Callable[[StepColumns], Array]] = {  # impossible property -> steps [n] that have it
     "more accepted than the depth of the draft": lambda s: s.accepted_tokens > s.draft_depth,
     "more accepted than drafted": lambda s: s.accepted_tokens > s.draft_nodes,
     "more nodes verified than drafted": lambda s: s.verified_nodes > s.draft_nodes,
@@ -135,7 +135,7 @@ STEP_CHECKS: dict[str, Callable[[StepColumns], Array]] = {  # what no step may b
 }
 SUM_CHECKS: dict[
     str, Callable[[SampleRecord, int, float], bool]
-] = {  # the same of a sample and its steps' tokens and seconds
+] = {  # the same for a sample with the tokens and seconds of its steps
     "tokens of prefill and steps do not add up": lambda r, tokens, _: (
         r.tokens != (r.prefill_tokens or 0) + tokens or r.tokens != len(r.token_ids or ())
     ),
@@ -156,7 +156,7 @@ def impossible(rows: Sequence[SampleRecord], steps: Steps) -> list[str]:
 
 
 def _bad_sums(rows: Sequence[SampleRecord], steps: Steps) -> dict[str, list[SampleRecord]]:
-    """Return the samples that each of `SUM_CHECKS` finds; a server's steps are not known."""
+    """Return the samples that each of `SUM_CHECKS` finds, without those of servers."""
     tokens, seconds = [*steps.totals.tokens.tolist(), 0], [*steps.totals.total_s.tolist(), 0.0]
     sums = [(row, steps.place.get(row.key, -1)) for row in rows if row.counted is None]
     return {
@@ -165,44 +165,44 @@ def _bad_sums(rows: Sequence[SampleRecord], steps: Steps) -> dict[str, list[Samp
 
 
 def _bad_steps(rows: Sequence[SampleRecord], steps: Steps) -> dict[str, list[SampleRecord]]:
-    """Return the samples that have a step that one of `STEP_CHECKS` finds."""
+    """Return the samples with a step that one of `STEP_CHECKS` finds."""
     made = [row for row in rows if row.key in steps.place]
     places = steps.places(row.key for row in made)
     own = steps.columns.take(steps.steps_of(places))
-    sample = np.repeat(np.arange(len(made)), steps.counts[places])  # [steps], which of `made` each belongs to
+    sample = np.repeat(np.arange(len(made)), steps.counts[places])  # [steps], index into `made`
     return {text: [made[i] for i in np.unique(sample[broken(own)]).tolist()] for text, broken in STEP_CHECKS.items()}
 
 
 def invalid_reasons(run: Run, label: str) -> list[str]:
-    """Report why a method's numbers must not be used: another model, a wrong reference, or answers from memory."""
+    """Report the reasons why a method is invalid: an altered model, a wrong reference, or outputs from memory."""
     off, reference = run.manifest.get("target_changed"), run.reference(label)
     found = [f"invalid: a method altered the model: its own logits changed in the run, by {off}"] if off else []
     if reference not in (label, run.baseline):
         wrong = sum(one.verdict == "mismatch" for one in run.output_match if one.method == reference)
-        told = f"invalid: {wrong} answers of its reference {reference} are not those of its own model"
-        found += [told] if wrong else []
+        text = f"invalid: {wrong} outputs of its reference {reference} are not those of its own model"
+        found += [text] if wrong else []
     return [*found, *cross_request_memory(run, label)]
 
 
 def speedup_within_bound(excess: Interval | None) -> bool | None:
-    """Say whether a method is no faster than its steps allow. excess: the interval of the least time over its own.
+    """Return whether a method is no faster than its steps allow; None without an interval.
 
-    It is not where the whole interval lies above 1. None where there is no interval.
+    excess: the interval of the lower bound over the method's time. It fails if the whole interval lies above 1.
     """
     return None if excess is None else excess[0] <= 1
 
 
 def too_fast(excess: Interval | None, tau: float | None) -> list[str]:
-    """Report answers that took less than the least time, where `speedup_within_bound` says so."""
+    """Report outputs that took less than the lower bound by `speedup_within_bound`."""
     if excess is None or tau is None or speedup_within_bound(excess):
         return []
     return [f"impossible: at least {excess[0]:.2f} times as fast as its steps allow, with {tau:.2f} tokens per step"]
 
 
 def outside_clock(passed: Interval | None) -> list[str]:
-    """Report answers during which more time passed than was measured. passed: the interval of the one over the other.
+    """Report outputs with more wall time than measured time, if the whole interval lies above `MOST`.
 
-    It is reported where the whole interval lies above `MOST`.
+    passed: the interval of wall time over measured time.
     """
     if passed is None or passed[0] <= MOST:
         return []
@@ -216,9 +216,9 @@ def findings(
     without: Sequence[SampleRecord],
     times: Spread | None,
 ) -> Iterator[str]:
-    """Yield what is wrong with a method's samples, whatever its speed: failures, other answers, unstable times.
+    """Yield findings on a method's samples: failures, output mismatches, unstable times.
 
-    verdicts: on its answers, how many of each. without: all samples of the run that lack a verdict. In half precision
+    verdicts: counts of its output matches. without: all samples of the run that lack a verdict. In half precision
     numerical ties are expected and left out.
     """
     if bad := [row for row in rows if not row.ok]:
@@ -228,9 +228,9 @@ def findings(
     named = f", {reference}" if reference != run.baseline else ""
     for kind in ("mismatch", "length differs", "numerical tie") if exact else ("mismatch", "length differs"):
         if n := verdicts.get(kind):
-            yield f"{kind.replace(' ', '-')}: {n} of {sum(verdicts.values())} answers against the reference{named}"
+            yield f"{kind.replace(' ', '-')}: {n} of {sum(verdicts.values())} outputs against the reference{named}"
     if lacking := {row.key for row in without}.intersection(row.key for row in rows):
-        yield f"uncompared: {len(lacking)} of {len(rows)} answers, which --resume compares"
+        yield f"uncompared: {len(lacking)} of {len(rows)} outputs, which --resume compares"
     if times and unstable(times):
         what = "times of the same work differ by {}, more than a tenth"
         what = what if times.of_repeats else "its step times over different prompts differ by {} (middle half)"
@@ -238,34 +238,33 @@ def findings(
 
 
 def unfinished(run: Run) -> str:
-    """Return 'not complete (interrupted): 3 of 8 samples', or '' for a complete run, of which nothing is lost."""
-    status, made, said = run.manifest["status"], len(run.rows), list[str]()
+    """Return 'not complete (interrupted): 3 of 8 samples', or '' for a complete run."""
+    status, made, reasons = run.manifest["status"], len(run.rows), list[str]()
     if status != "complete" or made < run.samples:
-        said.append({"complete": "samples are missing", KILLED: NOT_HELD}.get(status, status))
+        reasons.append({"complete": "samples are missing", KILLED: NOT_LOCKED}.get(status, status))
     if n := len(without_verdicts(run)):
-        said.append(f"{n:,} {'answer was' if n == 1 else 'answers were'} not compared with the reference's")
-    return f"not complete ({'; '.join(said)}): {made:,} of {run.samples:,} samples" if said else ""
+        reasons.append(f"{n:,} {'output was' if n == 1 else 'outputs were'} not compared with the reference's")
+    return f"not complete ({'; '.join(reasons)}): {made:,} of {run.samples:,} samples" if reasons else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The relative standard deviation of times. of_repeats: of the same answers; else of steps over prompts."""
+    """Relative standard deviation of times. of_repeats: of the same outputs; else of steps over prompts."""
 
     share: float
     of_repeats: bool
 
 
 def unstable(found: Spread | None) -> bool | None:
-    """Say whether times spread by more than a tenth; None where that is not known."""
+    """Return whether times spread by more than a tenth; None if unknown."""
     return None if found is None else found.share > SPREAD
 
 
 def spread(rows: Sequence[SampleRecord], equal_steps: bool) -> Spread | None:
-    """Return how far times of the same work spread; None where there are too few to call it small.
+    """Return the spread of times of the same work; None with too few of them.
 
-    The same work is repeats of a prompt that gave the same tokens. Where every step does nearly equal work (the
-    reference), step times of different samples, without their outer quarters, stand in for it, as they would be behind
-    a context of the same length.
+    The same work is repeats of a prompt with the same tokens. If every step does nearly equal work (the baseline),
+    step times of different samples replace it: their middle half, corrected for the length of the context.
     """
     repeats: dict[tuple[str, int, tuple[int, ...] | str], list[float]] = defaultdict(list)
     for row in rows:
@@ -289,9 +288,9 @@ def _samples(rows: Sequence[SampleRecord]) -> str:
 
 
 def _at_one_length(rows: Sequence[SampleRecord]) -> Array:
-    """Return the mean seconds of a step of each sample [n], less what a longer context than the usual one adds.
+    """Return the mean seconds of a step of each sample [n], corrected to the median length of the context.
 
-    What a token of context adds is the slope of a line through all samples, where there are enough for one.
+    The cost of a token of context is the slope of a line through all samples, if there are enough.
     """
     seconds = np.array([(row.decode_s or 0.0) / (row.steps or 1) for row in rows])
     length = np.array([(row.prompt_tokens or 0) + (row.tokens or 0) / 2 for row in rows])

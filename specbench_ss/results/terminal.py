@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -21,13 +22,13 @@ from rich.text import Text
 
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.checks import Check, worst_first
+from specbench_ss.results.checks import FOUND, Check, worst_first
 from specbench_ss.results.compare import (
     FAILED,
+    NO_VERDICT,
     OTHER_MACHINE,
     OTHER_THREADS,
     SAME,
-    UNJUDGED,
     Change,
     ComparedRow,
     RunComparison,
@@ -45,141 +46,304 @@ from specbench_ss.results.ranking import (
     short_n,
     short_output,
     speedup,
+    speedup_of,
+    task_groups,
 )
 from specbench_ss.results.report import Column, Grid, Mark, Part, Result, Span, Value
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.text import (
     MISSING,
+    cut,
     format_number,
     format_speedup,
     interval,
     percent,
+    pluralize,
     safe,
     scientific,
     table,
     title,
 )
 from specbench_ss.runs.records import Run
+from specbench_ss.stats import FEWEST
 
-CLOSES = 0.02  # share of a step by which its parts, of another clock, may differ from it without a word
+CLOSES = 0.02  # share of a step by which its parts, from another clock, may differ from it without a note
+SHOWN_SHARE = 0.0005  # of a step: less is 0.0 %
 
 
 def machine_lines(rows: Sequence[MachineRow], manifest: Mapping[str, Any]) -> list[str]:
-    """Return a line on each thing that is known: what the parts of a step leave, and limits reached.
+    """Return a line on the time of a step outside its parts, and lines on the limits of the machine.
 
     rows, manifest: of the run.
     """
     if manifest["config"].get("endpoints"):
         return []
     busy = ((manifest.get("machine") or {}).get("limits") or {}).get("busy", "")
-    noted = [f"limits: too low, perhaps: when they were measured, {busy}"] if busy else []
-    return [*_left(rows), _limits(rows), *noted]
+    noted = [f"limits: possibly too low; when they were measured, {busy}"] if busy else []
+    return [*_host_share(rows), _limits(rows), *noted]
 
 
-def _left(rows: Sequence[MachineRow]) -> Iterator[str]:
+def _host_share(rows: Sequence[MachineRow]) -> Iterator[str]:
     known = [row for row in rows if row.host_share is not None]
-    if known:
-        most = max(known, key=lambda row: row.host_share or 0.0)
-        share = f"{most.host_share or 0.0:.1%}"
-        told = f"steps: what is neither drafting, verifying nor accepting takes at most {share} of a step "
-        open_ = [row for row in known if abs(row.parts_residual or 0.0) > CLOSES]
-        off = "; ".join(f"{row.method} {row.parts_residual or 0.0:+.1%}" for row in open_)
-        rest = f"; beyond that, the parts and the step, two clocks, differ: {off}" if off else ""
-        yield f"{told}({most.method}); tables call it host{rest}"
+    most = max(known, key=lambda row: row.host_share or 0.0, default=None)
+    off = [f"{row.method} {row.parts_residual or 0.0:+.1%}" for row in known if abs(row.parts_residual or 0.0) > CLOSES]
+    if most is not None and (off or (most.host_share or 0.0) >= SHOWN_SHARE):
+        rest = f"; the parts and the step, by two clocks, differ: {'; '.join(off)}" if off else ""
+        yield f"steps: host time outside draft, verify and accept: at most {most.host_share:.1%} ({most.method}){rest}"
 
 
 def _limits(rows: Sequence[MachineRow]) -> str:
     reached = [row for row in rows if row.bandwidth_share is not None and row.compute_share is not None]
     if not reached:
-        return "limits: not known here, so no share of them is told; `ssbench doctor --calibrate` measures them once"
+        return "limits: not measured on this machine; run `ssbench doctor --calibrate`"
     parts = [f"{row.method} {row.bandwidth_share:.0%} and {row.compute_share:.1%}" for row in reached]
-    return f"limits: of memory bandwidth and of products, steps reached (counted from shapes): {'; '.join(parts)}"
+    return f"limits: share of memory bandwidth and of peak FLOP/s, counted from shapes: {'; '.join(parts)}"
 
 
-RESULT_COLUMNS = ("method", "speedup", "95% interval", "τ", "output", "quality", "judged", "tokens/s", "n")
-DISPENSABLE = ("tokens/s", "judged", "quality", "n")  # left out in this order where a terminal is too narrow
-FOLDED = ("task", "fastest", "speedup", "95% interval", "τ", "faster", "n")  # one row a task, of many methods
-LEFT = ("task", "method", "fastest", "output", "configuration")
+COLUMNS = ("method", "speedup", "95% CI", "decode", "tau", "accept", "step", "tok/s", "quality", "judge", "output")
+DISPENSABLE = (
+    "n",
+    "judge",
+    "quality",
+    "tok/s",
+    "decode",
+    "accept",
+    "step",
+)  # dropped in this order in a narrow terminal
+OPTIONAL = ("decode", "tau", "accept", "step", "quality", "judge")  # left out if no row has a value
+LEFT = ("task", "method", "95% CI", "output", "configuration", "verdict")
 FOLDING = ("output",)  # columns that may take several lines
-LABELS = ("method", "fastest")  # these too, but they break where a label has commas
-NARROW = 28  # characters that a label may take before other columns are left out for it
-WIDTH = 110  # where there is no terminal to ask
-MANY = 6  # tasks; with more, no blank lines between them
-MOST = 40  # rows of all tasks; with more, each task has one
+LABELS = ("method",)  # these too, but they break after commas
+NARROW = 28  # characters of a label before other columns are dropped for it
+LABEL_LINES = 3  # of a label in a table
+WIDTH = 110  # without a terminal
+MOST_TASKS = 6  # rows of the short table by task
+MOST_WARNINGS = 3
 SHOWN = 8  # details of a check
-STATE_MARKS = {"wrong": "[red]✕[/]", "warning": "[yellow]![/]", "not checked": "[dim]?[/]"}
+MOST_LOST = 0.5  # share of the gain by tau that step time may take before `why` names it
+STATE_MARKS = {"wrong": "[red]x[/]", "warning": "[yellow]![/]", "not checked": "[dim]?[/]"}
+PLACE = re.compile(r"(?P<error>.*) \((?P<file>\S+), line (?P<line>\d+), in (?P<function>\S+)\)", re.DOTALL)
 Line = dict[str, str]  # cells by column
 
 
 def widen(console: Console, width: int = WIDTH) -> None:
-    """Give tables room where there is no terminal and the variable COLUMNS does not state a width."""
+    """Give tables room without a terminal, unless the variable COLUMNS states a width."""
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = max(console.width, width)
 
 
-def print_tables(results: Results, console: Console) -> None:
-    """Print both tables, notes on how to read them, what is wrong or was not checked, and the finding."""
+def print_answer(results: Results, console: Console) -> None:
+    """Print the finding over all tasks in one line, marked if timing is noisy."""
+    good = [row for row in results.run.rows if row.ok]
+    noisy = any(check.name == "timing" and check.state == "warning" for check in results.checks)
+    unreliable = "Timing unreliable, all samples are noisy: " if good and all(row.noise_reason for row in good) else ""
+    mark = "  [yellow]! noisy[/]" * (noisy and not unreliable)
+    console.print(f"[bold]{escape(unreliable + results.headline)}[/]{mark}", highlight=False, soft_wrap=True)
+
+
+def print_short(results: Results, console: Console) -> None:
+    """Print the finding, one table, the reasons for the speedups, and the worst checks: some 20 lines."""
     widen(console)
-    run, rows, config = results.run, results.rows, results.config
-    often = f", {config['repeats']} repeats" if config["repeats"] > 1 else ""
-    columns = tuple(name for name in RESULT_COLUMNS if name != "judged" or run.judged_scores)
+    print_answer(results, console)
+    rows = ranked(results.overall)
+    console.print()
+    _print(console, "", _columns(rows), [[_cells(row, results.config, short=True) for row in rows]])
+    console.print()
+    for i, reason in enumerate(_reasons(rows)):
+        _print_line(console, reason, "  why    " if i == 0 else " " * 9)
+    _print_warnings(results, console)
+    _print_groups(results, console)
+
+
+def print_verbose(results: Results, console: Console) -> None:
+    """Print the finding, tables by task and over all tasks, notes, and all checks with their details."""
+    widen(console)
+    print_answer(results, console)
+    for line in machine_lines(results.machine_rows, results.manifest):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    config, rows, n_repeats = results.config, results.rows, int(results.config["repeats"])
+    repeats = f", {n_repeats} repeats" if n_repeats > 1 else ""
+    tasks = [ranked(list(group)) for name, group in groupby(rows, key=lambda row: row.category) if name != OVERALL]
     overall = ranked(results.overall)
-    tasks = [
-        ranked(list(group)) for category, group in groupby(rows, key=lambda row: row.category) if category != OVERALL
-    ]
-    left_out = _print_tasks(console, columns, tasks, often, config)
-    console.rule(f"[bold]Overall, {len(tasks)} tasks{often}[/]" if len(tasks) > 1 else f"[bold]Overall{often}[/]")
-    left_out |= _print(console, "", columns, [[_line(row, config) for row in overall]])
-    if left_out:
-        console.print(
-            f"not shown since the terminal is too narrow (see the report): {', '.join(left_out)}", style="dim"
-        )
-    for note in notes(rows, config, short=True):
+    columns = (*_columns(overall), "n")
+    by_task = [[_cells(row, config) for row in task] for task in tasks]
+    dropped = _print(console, f"\nBy task{repeats}", ("task", *columns), by_task) if len(tasks) > 1 else {}
+    name = f"\nOverall, {len(tasks)} tasks{repeats}" if len(tasks) > 1 else f"\nOverall{repeats}"
+    dropped |= _print(console, name, columns, [[_cells(row, config) for row in overall]])
+    if dropped:
+        console.print(f"not shown in a terminal of {console.width} columns: {', '.join(dropped)}", style="dim")
+    for note in _notes_of(results, overall):
         console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
-    if run.judged_scores:
-        console.print(f"judged: rating over ten by {run.judge}, a mean over questions", style="dim", markup=False)
+    for check in worst_first(results.checks):
+        _print_check(console, check)
+
+
+def _notes_of(results: Results, overall: Sequence[SummaryRow]) -> Iterator[str]:
+    yield from notes(results.rows, results.config, short=True)
+    if results.run.judged_scores:
+        yield f"judge: score of 10 by {results.run.judge}, a mean over questions"
     for row in overall:
         if row.reference_speedup is not None:
-            console.print(f"{row.method} over {row.reference}, its own model: {own_model(row)}", markup=False)
+            yield f"{row.method} over {row.reference}, its own model: {own_model(row)}"
         if row.quality_verdict is not None:
-            told = f"{row.method}: quality {quality_difference(row)}, {non_inferiority(row)}"
-            console.print(told, markup=False, highlight=False, soft_wrap=True)
-    for check in reversed(one_line(worst_first(results.checks))):
-        _print_check(console, check)
-    console.print(results.headline, style="bold", markup=False, highlight=False, soft_wrap=True)
+            yield f"{row.method}: quality {quality_difference(row)}, {non_inferiority(row)}"
 
 
 def ranked(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
-    """Return the rows of a task with the reference first, then the fastest first."""
-    return sorted(rows, key=lambda row: (row.comparison != "reference", row.speedup is None, -(row.speedup or 0)))
+    """Return the rows of a task by speedup; those without one come last."""
+    return sorted(rows, key=lambda row: (row.speedup is None, -(row.speedup or 0)))
 
 
-def _print_tasks(
-    console: Console,
-    columns: Sequence[str],
-    tasks: Sequence[Sequence[SummaryRow]],
-    often: str,
-    config: Mapping[str, Any],
-) -> dict[str, None]:
-    if sum(map(len, tasks)) <= MOST:
-        return _print(console, f"By task{often}", ("task", *columns), [[_line(r, config) for r in t] for t in tasks])
-    name = f"By task{often}: the fastest of {len(tasks[0]) - 1} methods (the report has all of them)"
-    return _print(console, name, FOLDED, [[_folded(rows, config)] for rows in tasks])
+def _columns(rows: Sequence[SummaryRow]) -> tuple[str, ...]:
+    cells = [_figures(row) for row in rows]
+    return tuple(name for name in COLUMNS if name not in OPTIONAL or any(line[name] != MISSING for line in cells))
 
 
-def _folded(rows: Sequence[SummaryRow], config: Mapping[str, Any]) -> Line:
-    """Return a task's row: its fastest method, and how many are faster than the reference. rows: ranked."""
-    others = [row for row in rows if row.comparison != "reference"]
-    faster = sum(row.comparison == "faster" for row in others)
-    line = _line(others[0], config)
-    return line | {"fastest": line["method"], "faster": f"{faster} of {len(others)}"}
+def _figures(row: SummaryRow) -> Line:
+    tau, ratio = row.mean_acceptance_length, row.step_ratio
+    decode = tau * ratio if tau and ratio and row.comparison != "invalid" else None
+    return {
+        "decode": format_speedup(decode),
+        "tau": format_number(tau),
+        "accept": percent(row.acceptance_rate_per_pos[0] if row.acceptance_rate_per_pos else None),
+        "step": _step_time(row),
+        "tok/s": format_number(row.tokens_per_s, 1),
+        "quality": format_number(row.quality),
+        "judge": format_number(row.judge_score),
+    }
 
 
-def one_line(made: Sequence[Check]) -> list[Check]:
-    """Return the checks with all that was not checked as one, which comes last."""
-    rest = [check.sentence for check in made if check.state == "not checked"]
-    told = [check for check in made if check.state != "not checked"]
-    return [*told, *([Check("not checked", "not checked", " ".join(rest))] if rest else [])]
+def _cells(row: SummaryRow, config: Mapping[str, Any], short: bool = False) -> Line:
+    significant = row.comparison in ("faster", "slower")
+    value = format_speedup(row.speedup) if short and row.comparison != "invalid" else speedup(row)
+    without = {"invalid": "", "reference": "", "insufficient data": "" if short else row.comparison}
+    failed = "failed" if row.n_failed and not row.n_prompts else ""
+    return _figures(row) | {
+        "task": escape(title(row.category)),
+        "method": escape(row.method),
+        "speedup": f"[bold]{value}[/]" if significant else value,
+        "95% CI": failed or without.get(row.comparison, interval(row.speedup_interval)),
+        "quality": format_number(quality(row, config)),
+        "output": escape(_match(row) if short else short_output(row, config)),
+        "n": short_n(row),
+    }
+
+
+def _match(row: SummaryRow) -> str:
+    """Return the output match in a word: 'same', 'base' for the baseline, or the worst verdict."""
+    if row.comparison == "reference" or row.reference_of:
+        return "base"
+    if row.bias:
+        return "biased" if row.bias == "biased" else "sampled"
+    words = {"mismatch": "differs", "text differs": "differs", "length differs": "length", "numerical tie": "ties"}
+    found = [
+        word
+        for verdict, word in {**words, "identical": "same", "sampled": "sampled"}.items()
+        if row.output_match.get(verdict)
+    ]
+    return next(iter(found), MISSING)
+
+
+def _reasons(rows: Sequence[SummaryRow]) -> Iterator[str]:
+    """Yield the cause of the fastest method's speedup, and of the method whose step time costs most of its gain."""
+    known = [row for row in rows if row.speedup and row.step_ratio and row.mean_acceptance_length]
+    base = next((row for row in known if row.comparison == "reference"), None)
+    known = [row for row in known if row is not base and not row.reference_of]
+    for row in known[:1]:
+        yield f"{_per_pass(row)} at {_step_time(row)} the step time"
+    worst = max(known[1:], key=_lost, default=None)
+    if base and worst and _lost(worst) >= MOST_LOST:
+        verify = (worst.verify_s or 0.0) - (base.verify_s or 0.0)
+        cause = "drafting" if (worst.draft_s or 0.0) > verify else "verification"
+        yield f"{_per_pass(worst)}, but {_step_time(worst)} the step time ({cause})"
+
+
+def _per_pass(row: SummaryRow) -> str:
+    return f"{cut(row.method, NARROW)}: {format_number(row.mean_acceptance_length)} tokens per pass"
+
+
+def _step_time(row: SummaryRow) -> str:
+    return format_speedup(1 / row.step_ratio if row.step_ratio else None)
+
+
+def _lost(row: SummaryRow) -> float:
+    """Return the share of the gain by fewer target passes that a longer step costs."""
+    tau = row.mean_acceptance_length or 1.0
+    return (tau - tau * (row.step_ratio or 1.0)) / (tau - 1) if tau > 1 else 0.0
+
+
+def _print_line(console: Console, text: str, mark: str, most: int = 2, style: str = "") -> None:
+    """Print a text after a mark, wrapped and indented, in so many lines at most."""
+    width = max(20, console.width - cell_len(Text.from_markup(mark).plain))
+    lines = textwrap.wrap(text, width, max_lines=most, placeholder=" ...", break_on_hyphens=False)
+    blank = " " * cell_len(Text.from_markup(mark).plain)
+    for i, line in enumerate(lines):
+        console.print(f"{blank if i else mark}{escape(line)}", style=style, highlight=False, soft_wrap=True)
+
+
+def _print_warnings(results: Results, console: Console) -> None:
+    """Print the methods that failed and the worst checks: MOST_WARNINGS entries in twice as many lines."""
+    asked = "invalid" if results.run.repeats > 1 else ""  # outputs from memory: only repeats can show them
+    found = [check for check in worst_first(results.checks) if check.state != "not checked" or check.name == asked]
+    failed = [row for row in results.overall if row.n_failed]
+    found = [check for check in found if check.name != "failed"]
+    rest = len(failed) + len(found) - MOST_WARNINGS
+    for row in failed[:MOST_WARNINGS]:
+        _print_failure(results, row.method, console)
+    shown = found[: max(0, MOST_WARNINGS - len(failed))]
+    for check in shown:
+        detail = f" {check.lines[0]}" if check.name in FOUND and check.lines else ""
+        most = 1 if rest > 0 and check is shown[-1] else 2
+        _print_line(console, check.sentence + detail, f"  {STATE_MARKS[check.state]} ", most)
+    if rest > 0:
+        console.print(f"  [yellow]![/] {pluralize(rest, 'more warning')}: -v", highlight=False)
+
+
+def _print_failure(results: Results, label: str, console: Console) -> None:
+    """Print how many prompts a method failed on, the first error, and where it was raised."""
+    rows = results.run.of(label)
+    failed = {(row.question_id, row.turn): row.error or "" for row in reversed(rows) if not row.ok}
+    error = " ".join(list(failed.values())[-1].split())
+    place = PLACE.fullmatch(error)
+    text = place["error"] if place else error
+    often = f"failed on {len(failed)} of {len({(row.question_id, row.turn) for row in rows})} prompts: "
+    text = text if text.startswith("failed in warm-up") else often + text
+    _print_line(console, f"{cut(label)} {text}", f"  {STATE_MARKS['wrong']} ", 1 if place else 2)
+    if place:
+        where = f"{place['file']}:{place['line']} in {place['function']}"
+        plugins = [file["file"] for file in results.manifest["config"].get("plugin", [])]
+        own = next((file for file in plugins if Path(file).name == place["file"]), None)
+        what = f"--plugin {own}" if own else results.run.entry(label)["name"]
+        console.print(f"      {escape(where)}   ->  ssbench check {escape(what)}", highlight=False, soft_wrap=True)
+
+
+def _print_groups(results: Results, console: Console) -> None:
+    """Print the speedups by task if each task has enough prompts; else a line that states how many there are."""
+    run = results.run
+    groups = task_groups(run.categories)
+    if len(groups) < 2:
+        return
+    answered = {name: {row.question_id for row in run.rows if row.category in of} for name, of in groups.items()}
+    sizes = [len(questions) for questions in answered.values()]
+    if min(sizes) < FEWEST:
+        prompts, turns = (
+            len({row.question_id for row in run.rows}),
+            len({(row.question_id, row.turn) for row in run.rows}),
+        )
+        each = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)}–{max(sizes)}"
+        many = f"{pluralize(prompts, 'prompt')}, {f'{turns:,} turns, ' if turns > prompts else ''}{each} per task"
+        _print_line(console, f"{many}: too few for results by task (--limit {FEWEST})", "  ")
+    elif len(groups) <= MOST_TASKS:
+        rows = [row for row in ranked(results.overall) if row.comparison not in ("reference", "invalid")]
+        lines = [
+            {"task": name} | {row.method: format_speedup(speedup_of(run, row.method, of)) for row in rows}
+            for name, of in groups.items()
+        ]
+        columns = ["task", *(row.method for row in rows)]
+        while len(columns) > 2 and _width(columns, lines) > console.width:
+            columns.pop()
+        console.print()
+        _print(console, "", columns, [[line] for line in lines])
 
 
 def _print_check(console: Console, check: Check) -> None:
@@ -200,11 +364,10 @@ def _print(console: Console, name: str, columns: Sequence[str], groups: Sequence
             break
     room = NARROW + console.width - _width(shown, lines, labels=NARROW)
     table = result_table(name, shown)
+    table.box, table.padding, table.title_style = None, (0, 0, 0, 2), "bold"
     for group in groups:
         for i, line in enumerate(group):
             table.add_row(*("" if i and column == "task" else _cell(line, column, room) for column in shown))
-        if len(groups) <= MANY:
-            table.add_section()
     console.print(table)
     return left_out
 
@@ -214,9 +377,9 @@ def _cell(line: Line, column: str, room: int) -> str:
 
 
 def broken(label: str, width: int) -> str:
-    """Return a label in lines of at most this many characters, broken after commas where it has any."""
+    """Return a label in lines of at most this many characters, broken after commas; its middle is cut if it is long."""
     lines = [""]
-    for part in re.findall(r"[^,]*,|[^,]+$", label):
+    for part in re.findall(r"[^,]*,|[^,]+$", cut(label, LABEL_LINES * width)):
         if lines[-1] and cell_len(lines[-1] + part) > width:
             lines.append("")
         lines[-1] += part
@@ -224,7 +387,7 @@ def broken(label: str, width: int) -> str:
 
 
 def _width(columns: Sequence[str], lines: Sequence[Line], labels: int = 0) -> int:
-    """Return the width of a table: each column's longest text (or word, where it folds), and what is in between.
+    """Return the width of a table: each column's longest text (or word, where it folds), and the padding.
 
     labels: the width of a column of labels, where it is given.
     """
@@ -234,7 +397,7 @@ def _width(columns: Sequence[str], lines: Sequence[Line], labels: int = 0) -> in
         widest = max(cell_len(part) for text in texts for part in (text.split() if column in FOLDING else [text]))
         return (labels or min(widest, NARROW)) if column in LABELS else widest
 
-    return 1 + sum(longest(column) + 3 for column in columns)
+    return sum(longest(column) + 2 for column in columns)
 
 
 def result_table(name: str, columns: Sequence[str], left: Collection[str] = LEFT) -> Table:
@@ -247,24 +410,8 @@ def result_table(name: str, columns: Sequence[str], left: Collection[str] = LEFT
     return table
 
 
-def _line(row: SummaryRow, config: Mapping[str, Any]) -> Line:
-    around = "" if row.comparison == "invalid" else interval(row.speedup_interval)
-    return {
-        "task": escape(title(row.category)),
-        "method": escape(row.method),
-        "speedup": f"[bold]{speedup(row)}[/]" if row.comparison in ("faster", "slower") else speedup(row),
-        "95% interval": around or row.comparison,
-        "tokens/s": format_number(row.tokens_per_s, 1),
-        "τ": format_number(row.mean_acceptance_length),
-        "output": escape(short_output(row, config)),
-        "quality": format_number(quality(row, config)),
-        "judged": format_number(row.judge_score),
-        "n": short_n(row),
-    }
-
-
 def _of_one(row: ConcurrencyRow) -> str:
-    """Return the speedup of single requests as in '≈ 1.13×'."""
+    """Return the speedup of single requests, as in '≈ 1.13×'."""
     if row.comparison == "reference":
         return "reference"
     return f"{MARKS.get(row.comparison, '')} {format_speedup(row.speedup)}".strip()
@@ -286,14 +433,14 @@ LEVEL_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
 }
 TITLE = "By requests in flight: throughput, and medians over requests"
 EXPLAINED = (
-    "× baseline: throughput over the baseline's with as many in flight, which has no interval; speedup: of single "
-    "requests, by the time per token from when each was begun; first ms, ms/token and s: medians of a request's first "
-    "token, later tokens and whole time"
+    "× baseline: throughput over the baseline's at the same concurrency, without an interval; speedup: of single "
+    "requests, by time per token; first ms, ms/token and s: medians of time to first token, time per output token and "
+    "latency"
 )
 
 
 def print_concurrency(run: Run, console: Console) -> None:
-    """Print a row for each number of requests in flight and server; nothing where one was in flight alone."""
+    """Print a row for each number of requests in flight and method; nothing without concurrency."""
     found = concurrency_rows(run)
     if not found:
         return
@@ -310,7 +457,7 @@ def print_concurrency(run: Run, console: Console) -> None:
 
 
 def markdown_concurrency(run: Run) -> str:
-    """Return the same as a Markdown table with its heading."""
+    """Return the concurrency table as Markdown with its heading."""
     cells = [[cell(row) for cell in LEVEL_CELLS.values()] for row in concurrency_rows(run)]
     return f"## {TITLE}\n\n{table(list(LEVEL_CELLS), cells, ('method',))}\n{EXPLAINED[0].upper()}{EXPLAINED[1:]}.\n"
 
@@ -322,25 +469,29 @@ NAMES = {  # figure -> title of its table, digits
     "quality": ("Quality", 2),
 }
 POINTS = ("quality",)  # figures whose change is a difference; that of the others is a share
-UNSAID = 1e-9  # a change of rounding
+ROUNDING = 1e-9  # a change by rounding alone
 
 
-def print_comparison(made: RunComparison, console: Console) -> None:
-    """Print both runs' differences, the tables, warnings and the finding."""
+def print_comparison(made: RunComparison, console: Console, verbose: bool = False) -> None:
+    """Print the finding, warnings, the tables, and the differences in configuration.
+
+    verbose: include tasks without an interval.
+    """
     widen(console)
-    _print_differences(made, console)
+    console.print(escape(comparison_finding(made.rows)), style="bold", highlight=False, soft_wrap=True)
+    for note in _notes(made):
+        console.print(escape(note), highlight=False, soft_wrap=True)
     for metric in NAMES:
-        shown = [row for row in made.rows if _shown(row, metric)]
+        shown = [row for row in made.rows if _shown(row, metric, verbose)]
         if any(row.changes[metric].a is not None for row in shown):
             _print_metric(metric, shown, console)
-    for said in _notes(made):
-        console.print(escape(said), highlight=False, soft_wrap=True)
-    console.print(escape(comparison_finding(made.rows)), style="bold", highlight=False, soft_wrap=True)
+    _print_differences(made, console)
 
 
-def _shown(row: ComparedRow, metric: str) -> bool:
-    """Tasks are shown of the speedup alone, autoregressive decoding only where it is no 1 by definition."""
-    return judged(metric, row) and (metric == "speedup" or row.category == OVERALL)
+def _shown(row: ComparedRow, metric: str, verbose: bool) -> bool:
+    """Return whether a row is in a table: tasks are in that of the speedup only, AR where it is not 1 by definition."""
+    of_task = metric == "speedup" and (verbose or row.changes[metric].interval is not None)
+    return judged(metric, row) and (of_task or row.category == OVERALL)
 
 
 def _print_differences(made: RunComparison, console: Console) -> None:
@@ -359,7 +510,7 @@ def _print_differences(made: RunComparison, console: Console) -> None:
 def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) -> None:
     tasks = list(dict.fromkeys(row.category for row in rows))
     several = len(tasks) > 2  # a single task is all of them
-    head = (*(("task",) if several else ()), "method", "A", "B", "change", "95% interval", "verdict", "n")
+    head = (*(("task",) if several else ()), "method", "A", "B", "change", "95% CI", "verdict", "n")
     table = result_table(NAMES[metric][0].format(rows[0].baseline), head)
     for task in [*tasks[1:], tasks[0]] if several else tasks[:1]:  # all tasks together come last
         for i, row in enumerate(row for row in rows if row.category == task):
@@ -371,17 +522,17 @@ def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) ->
 
 def _comparison_cells(metric: str, row: ComparedRow) -> tuple[str, ...]:
     change, digits = row.changes[metric], NAMES[metric][1]
-    told = change.verdict if change.verdict in (SAME, *UNJUDGED) else f"[bold]{change.verdict}[/]"
+    verdict = change.verdict if change.verdict in (SAME, *NO_VERDICT) else f"[bold]{change.verdict}[/]"
     changed = change_text(metric, change.change), interval_text(metric, change)
     figures = format_number(change.a, digits), format_number(change.b, digits)
-    return escape(row.method), *figures, *changed, told, f"{row.n_prompts:,}"
+    return escape(row.method), *figures, *changed, verdict, f"{row.n_prompts:,}"
 
 
 def change_text(metric: str, value: float | None) -> str:
     """Return a change as in '−3.1%', of quality as in '+0.02'."""
     if value is None:
         return MISSING
-    value = 0.0 if abs(value) < UNSAID else value
+    value = 0.0 if abs(value) < ROUNDING else value
     return (f"{value:+.2f}" if metric in POINTS else f"{100 * value:+.1f}%").replace("-", "−")
 
 
@@ -391,57 +542,54 @@ def interval_text(metric: str, change: Change) -> str:
 
 
 def _notes(made: RunComparison) -> Iterator[str]:
-    """Yield what the tables leave unsaid."""
+    """Yield notes on machines, outputs, failures and doubts."""
     rows = [row for row in made.rows if row.category == OVERALL]
     rates = [row.changes["tokens_per_s"] for row in rows]
     for rate in [rate for rate in rates if rate.verdict in (OTHER_MACHINE, OTHER_THREADS)][:1]:
-        yield (
-            f"{rate.verdict.capitalize()} ({rate.reason}): times do not compare; speedups do, since each is relative "
-            "to autoregressive decoding there."
-        )
+        where = "Same machine, other threads" if rate.verdict == OTHER_THREADS else "Other machine"
+        yield f"{where} ({rate.reason}): compare speedups, not tokens/s."
     for row in rows:
         if row.n_other_answers:
-            yield f"{row.method}: {row.n_other_answers} of {row.n_answers} answers have other tokens in B."
+            yield f"{row.method}: {row.n_other_answers} of {row.n_answers} outputs have other tokens in B."
     if any(row.n_answers for row in rows) and not any(row.n_other_answers for row in rows):
-        yield "All answers that are in both runs have the same tokens."
+        yield "All outputs of both runs have the same tokens."
     for row in rows:
         if row.n_failed_a or row.n_failed_b:
             counts = f"{row.n_failed_a} samples failed in A, {row.n_failed_b} in B"
             yield f"{row.method}: {counts} ({row.error}); no number includes them."
-    yield from (f"Warning: {said}" for said in made.warnings)
+    yield from (f"Warning: {text}" for text in made.warnings)
 
 
 def comparison_finding(rows: Sequence[ComparedRow]) -> str:
-    """Return the finding over all tasks in a sentence."""
+    """Return the finding over all tasks in one line."""
     found = {r.method: r.changes["speedup"] for r in rows if r.category == OVERALL and r.method != r.baseline}
-    told = {method: change for method, change in found.items() if change.interval}
+    known = {method: change for method, change in found.items() if change.interval}
     reasons = dict.fromkeys(change.reason for change in found.values() if change.verdict == FAILED)
     failed = " ".join(f"{reason}; no speedup is compared." for reason in reasons)
-    if not told:
-        return failed or "Too few questions are in both runs to tell whether a speedup changed."
-    return f"{_changes(rows[0].baseline, told)} {failed}".rstrip()
+    if not known:
+        return failed or f"Too few common prompts to compare speedups: an interval needs {FEWEST}."
+    return f"{_changes(known)} {failed}".rstrip()
 
 
-def _changes(baseline: str, told: Mapping[str, Change]) -> str:
-    """Return the speedups that changed in a sentence. told: the changes that have an interval, by method."""
-    changed = sorted((item for item in told.items() if item[1].verdict != SAME), key=lambda item: item[1].change or 0)
+def _changes(known: Mapping[str, Change]) -> str:
+    """Return the speedups that changed in a sentence. known: the changes that have an interval, by method."""
+    changed = sorted((item for item in known.items() if item[1].verdict != SAME), key=lambda item: item[1].change or 0)
     if not changed:
-        method, widest = max(told.items(), key=lambda item: (i := item[1].interval or (0, 0))[1] - i[0])
-        noise = f"the widest interval is {method}'s, {interval_text('speedup', widest)}"
-        return f"No speedup changed from A to B by more than noise ({noise})."
-    said = [
-        f"{method} is {c.verdict}, {format_number(c.a)}× in A and {format_number(c.b)}× in B "
-        f"({change_text('speedup', c.change)}, 95% interval {interval_text('speedup', c)})"
+        method, widest = max(known.items(), key=lambda item: (i := item[1].interval or (0, 0))[1] - i[0])
+        return f"No speedup changed significantly (widest 95% CI: {cut(method)}, {interval_text('speedup', widest)})."
+    parts = [
+        f"{cut(method)} is {c.verdict}: {format_speedup(c.a)} to {format_speedup(c.b)} "
+        f"({change_text('speedup', c.change)}, 95% CI {interval_text('speedup', c)})"
         for method, c in changed
     ]
-    rest = len(told) - len(changed)
-    return f"Speedup over {baseline}: {'; '.join(said)}." + (f" {rest} not significant." if rest else "")
+    rest = len(known) - len(changed)
+    return "; ".join(parts) + (f"; {rest} not significant." if rest else ".")
 
 
 TABLE, RESULT, FIGURE = "table.csv", "result.json", "figure.html"
-EXPERIMENT_WIDTH = 140  # where there is no terminal to ask
+EXPERIMENT_WIDTH = 140  # without a terminal
 STYLES: dict[Mark, str] = {"plain": "", "accepted": "green", "rejected": "red strike", "next": "bold"}
-BRACKETS: dict[Mark, tuple[str, str]] = {  # where there are no colours
+BRACKETS: dict[Mark, tuple[str, str]] = {  # without colours
     "plain": ("", ""),
     "accepted": ("", ""),
     "rejected": ("[-", "-]"),

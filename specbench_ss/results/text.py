@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]], left: Sequence[str]) -> str:
-    """Return a Markdown table; what would end a cell or begin HTML is escaped."""
+    """Return a Markdown table, with characters escaped that end a cell or begin HTML."""
     rule = ["---" if column in left else "---:" for column in head]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, rule, *([safe(c) for c in line] for line in lines)))
 
@@ -31,7 +31,7 @@ def format_number(value: float | None, digits: int = 2, unit: str = "", scale: f
 
 
 def pluralize(count: int, what: str) -> str:
-    """Return how many there are as in '1 question' or '1,280 questions'. what: one of them."""
+    """Return a count with its noun, as in '1 question' or '1,280 questions'. what: the noun in the singular."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
@@ -100,15 +100,24 @@ def short(count: int) -> str:
     return str(count)
 
 
+LONG = 44  # characters of a label in a sentence
+
+
+def cut(label: str, width: int = LONG) -> str:
+    """Return a label of at most so many characters, with its middle left out if it is longer."""
+    half = (width - 1) // 2
+    return label if len(label) <= width else f"{label[: width - half - 1]}…{label[-half:]}"
+
+
 def title(name: str) -> str:
     """Return a name as a title: 'math_reasoning' becomes 'math reasoning'."""
     return name.replace("_", " ")
 
 
 def output_match(verdicts: Mapping[str, int]) -> str:
-    """Return the verdicts on many answers in a few words, the worst first: 'identical', or '2 numerical ties of 80'.
+    """Return the verdicts on many outputs as text, the worst first: 'identical', or '2 numerical ties of 80'.
 
-    What was not compared is counted behind them: 'identical, 1 not compared'.
+    Outputs that were not compared are counted last: 'identical, 1 not compared'.
     """
     if verdicts.get("sampled"):
         return "sampled"
@@ -127,8 +136,8 @@ def output_match(verdicts: Mapping[str, int]) -> str:
         for kind, many in plural.items()
         if (n := verdicts.get(kind, 0))
     ]
-    said = f"{', '.join(found)} of {total}" if found else "identical"
-    return f"{said}, {left} not compared" if left else said
+    text = f"{', '.join(found)} of {total}" if found else "identical"
+    return f"{text}, {left} not compared" if left else text
 
 
 C0 = [

@@ -55,6 +55,7 @@ def option(
     places: Sequence[str] = (COMMAND, FILE, PYTHON),
     as_text: bool = False,
     position: bool = False,
+    short: str = "",
 ) -> Any:
     """Return a dataclass field that is an option; its type carries bounds and choices.
 
@@ -63,8 +64,9 @@ def option(
     places: where the option can be given.
     as_text: numbers and lists in YAML and Python stand for their text, with commas.
     position: it is an argument, without a flag.
+    short: one-letter flag, as in `-v`.
     """
-    about: dict[str, Any] = {"help": help, "panel": panel, "metavar": metavar, "position": position}
+    about: dict[str, Any] = {"help": help, "panel": panel, "metavar": metavar, "position": position, "short": short}
     about |= {"modes": tuple(modes), "places": tuple(places), "as_text": as_text}
     return field(default=default, metadata=about)
 
@@ -334,6 +336,13 @@ class RunOptions(CommandOptions):
     )
     dry_run: bool = _where(False, "Check all options, print the plan of the run, and stop.", places=(COMMAND, FILE))
     open: bool = _where(False, "Open the report in a browser after the run.", places=(COMMAND, FILE))
+    verbose: bool = _where(
+        False, "Print results by task, every check with its details, and notes.", places=(COMMAND,), short="-v"
+    )
+    quiet: bool = _where(False, "Print only the finding and the path of the report.", places=(COMMAND,), short="-q")
+    json: bool = _where(
+        False, "Print one JSON object: the finding, the summary over all tasks, checks and paths.", places=(COMMAND,)
+    )
     fail_on: str | None = option(
         None,
         f"Findings for which the command exits with code 1, after all results are written: {', '.join(FINDINGS)}.",

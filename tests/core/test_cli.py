@@ -150,21 +150,20 @@ def test_the_end_of_a_run_tells_everything(make_run: MakeRun, capsys: pytest.Cap
     out = make_run(
         labels=("ar", "ss", "medusa", "ar[again=1]"), failing=("medusa",), verdict="numerical tie", questions=8
     )
-    run_output.tell(load_run(out), open_report=False)
+    run_output.show(load_run(out), open_report=False, form="verbose")
     told = capsys.readouterr().out
-    assert [told.index(word) for word in ("By task", "math reasoning", "Overall")] == sorted(
-        told.index(word) for word in ("By task", "math reasoning", "Overall")
-    )
+    where = [told.index(word) for word in ("is fastest", "By task", "math reasoning", "Overall")]
+    assert where == sorted(where)
     for words in (
         "1.00×",
-        "32 numerical ties of 32",
+        "32 numerical",
         "28 (4 failed)",
-        "1.00   reference",
-        "✕ Samples failed; no number includes them.\n    medusa: 4 samples",
+        "reference",
+        "x Samples failed; no number includes them.\n    medusa: 4 samples",
         "≈ not significant",
     ):
         assert words in told
-    assert f"report: {out / 'report.html'}" in told
+    assert f"report   {out / 'report.html'}" in told
     assert (out / "report.html").stat().st_size > 50_000
 
 
@@ -172,11 +171,23 @@ def test_a_method_without_one_good_sample_is_told_and_exits_1(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as end:
-        run_output.tell(load_run(make_run(failing=("ss",), questions=1)), open_report=False)
+        run_output.show(load_run(make_run(failing=("ss",), questions=1)), open_report=False)
     told = capsys.readouterr()
     assert end.value.exit_code == 1
     assert told.err == "ssbench: every sample failed of ss: RuntimeError: out of luck\n"
-    assert "By task" in told.out and "report: " in told.out
+    assert "x ss failed on 4 of 4 prompts: RuntimeError: out of luck" in told.out and "report   " in told.out
+
+
+def test_quiet_is_two_lines_and_json_is_one_object(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    results = load_run(make_run(labels=("ar", "ss"), questions=5))
+    run_output.show(results, False, form="quiet")
+    finding, report = capsys.readouterr().out.splitlines()
+    assert finding.startswith(results.headline) and report == f"report   {results.path / 'report.html'}"
+    run_output.show(results, False, form="json")
+    record = json.loads(capsys.readouterr().out)
+    assert record["finding"] == results.headline and record["paths"]["report"].endswith("report.html")
+    assert [row["method"] for row in record["rows"]] == ["ar", "ss"]
+    assert {check["name"] for check in record["checks"]} == {check.name for check in results.checks}
 
 
 @pytest.mark.parametrize("keys", [("model",), ("model", "name"), ("environment", "gpus"), ("methods",), ("created",)])
@@ -227,8 +238,8 @@ def test_sessions_under_other_conditions_are_told_in_one_line_at_the_end(
     sessions = [{"started": "1", "environment": here}, {"started": "2", "environment": {**here, "threads": None}}]
     for told, given in ((False, sessions[:1]), (True, sessions)):
         (out / MANIFEST).write_text(json.dumps({**manifest, "sessions": given}))
-        run_output.tell(load_run(out), open_report=False)
-        line = "! Not all sessions had the same threads: their times do not compare."
+        run_output.show(load_run(out), open_report=False)
+        line = "  ! Not all sessions had the same threads: their times do not compare."
         assert (line in capsys.readouterr().out.splitlines()) == told
 
 
@@ -249,6 +260,7 @@ def test_progress_without_a_terminal_is_a_few_lines(make_run: MakeRun) -> None:
         progress.on_start(len(rows))
         for label in ("ar", "ss[k=1]", "ar"):
             progress.on_warm_up(label)
+        progress.on_estimate(480, len(rows))
         for row in rows:
             progress.on_sample_start(row.method, row.question_id)
             progress.on_tokens(row.tokens or 0)
@@ -256,7 +268,8 @@ def test_progress_without_a_terminal_is_a_few_lines(make_run: MakeRun) -> None:
         progress.on_warning("the [fan] is loud")
     assert isinstance(console.file, StringIO)
     lines = console.file.getvalue().splitlines()
-    assert f"{len(rows)} of {len(rows)} samples" in lines and len(lines) < 17
+    assert f"{len(rows)} of {len(rows)} samples" in lines and len(lines) < 18
+    assert f"at most 8 min for {len(rows)} samples" in lines
     assert lines[:2] == ["warming up: ar", "warming up: ss[k=1]"] and lines.count("warming up: ar") == 1
     assert "warning: the [fan] is loud" in lines
     samples, rate, tau = progress.totals["ss"].cells()

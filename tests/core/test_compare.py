@@ -76,7 +76,7 @@ def test_a_method_that_became_slower_is_found_and_no_other(
     captured = capsys.readouterr()
     assert "ss is slower" in captured.out and captured.err.startswith("ssbench: --fail-on: speedup of ss changed by")
     assert "medusa" not in captured.err and captured.err.count("\n") == 1
-    for limit in ("speedup<-30%", "speedup<-0.3", "tau<-1%,quality<-0.01"):
+    for limit in ("speedup<-30%", "speedup<-0.3", "mean_acceptance_length<-1%,quality<-0.01"):
         assert main(["compare", str(a), str(b), "--fail-on", limit]) == 0
     low, high = rows["ss"].changes["speedup"].interval or (0.0, 0.0)
     for limit, code in (((low + high) / 2, 0), (high + 0.001, 1)):  # the whole interval must lie below it
@@ -99,7 +99,7 @@ def test_times_of_another_machine_are_not_judged(make_run: MakeRun, capsys: pyte
     assert main(["compare", str(a), str(b), "--fail-on", "tokens_per_s<-5%"]) == 0
     captured = capsys.readouterr()
     reason = "processor model A processor → Another, cores 2 → 64"
-    assert f"Other machine ({reason}, available 2 → –): times do not compare" in captured.out
+    assert f"Other machine ({reason}, available 2 → –): compare speedups" in captured.out
     assert f"not judged: tokens_per_s of ar: other machine ({reason}" in captured.err
     row = overall(read_run(a), read_run(b))["ss"]
     assert row.changes["tokens_per_s"].interval is None and row.changes["speedup"].interval is not None
@@ -109,8 +109,11 @@ def test_another_number_of_threads_is_no_other_machine(make_run: MakeRun, capsys
     a, b = make_run(), restated(make_run(), "environment", "threads", "intra_op", value=1)
     assert main(["compare", str(a), str(b), "--fail-on", "tokens_per_s<-5%"]) == 0
     captured = capsys.readouterr()
-    assert "Other threads (intra_op 2 → 1): times do not" in captured.out
+    assert "Same machine, other threads (intra_op 2 → 1): compare speedups" in captured.out
     assert "other machine" not in captured.out.lower()
+    cpu = {"model": "A processor", "cores": 2, "available": 1}
+    c = restated(make_run(), "environment", "cpu", value=cpu)
+    assert overall(read_run(a), read_run(c))["ss"].changes["tokens_per_s"].verdict == "other threads"
     assert "not judged: tokens_per_s of ar: other threads (intra_op 2 → 1)" in captured.err
 
 
@@ -204,7 +207,7 @@ def test_configurations_that_differ_are_told_in_words(make_run: MakeRun) -> None
 
 def test_nothing_in_common_is_a_mistake(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = make_run(questions=1, labels=("ar", "ss")), make_run(questions=1, labels=("ar", "medusa"))
-    assert "no method besides ar in common" in failing(["compare", str(a), str(b)], capsys)
+    assert "no method other than ar in common" in failing(["compare", str(a), str(b)], capsys)
     b = make_run(questions=1, categories=("rag",))
     assert "questions in both (none and none)" in failing(["compare", str(a), str(b)], capsys)
     assert "no question in common" in failing(["compare", str(a), str(b), "--force"], capsys)
@@ -227,7 +230,7 @@ def test_json_and_frames_hold_the_documented_columns(make_run: MakeRun, capsys: 
 
 def test_doubts_about_a_run_are_told(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(make_run()), str(make_run(verdict="mismatch"))]) == 0
-    assert "Warning: run B: Answers differ from their reference's" in capsys.readouterr().out
+    assert "Warning: run B: Outputs differ from the reference's" in capsys.readouterr().out
 
 
 def test_recorded_timings_of_the_same_work_are_not_distinguishable() -> None:

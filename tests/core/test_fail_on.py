@@ -39,11 +39,11 @@ def test_the_report_fails_on_what_was_asked_for(
 
 def test_a_run_fails_after_everything_is_written(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(labels=("ar", "ss"), categories=("qa",), questions=5, verdict="mismatch")
-    run_output.tell(load_run(run), False)
+    run_output.show(load_run(run), False)
     with pytest.raises(typer.Exit) as ended:
-        run_output.tell(load_run(run), False, "mismatch")
+        run_output.show(load_run(run), False, "mismatch")
     assert ended.value.exit_code == 1 and (run / "report.html").is_file()
-    assert capsys.readouterr().err == "ssbench: --fail-on: mismatch (ss: 5 of 5 answers against the reference)\n"
+    assert capsys.readouterr().err == "ssbench: --fail-on: mismatch (ss: 5 of 5 outputs against the reference)\n"
 
 
 def test_every_kind_of_finding_can_be_asked_for() -> None:

@@ -100,7 +100,7 @@ def test_the_table_and_the_report_show_the_numbers_of_the_summary(
     from rich.console import Console
 
     from specbench_ss.registry import REPORTS, load
-    from specbench_ss.results.terminal import print_tables
+    from specbench_ss.results.terminal import print_short
     from specbench_ss.runs.run_dir import read_run
 
     path = make_run(labels=("ar", "ss"))
@@ -108,7 +108,7 @@ def test_the_table_and_the_report_show_the_numbers_of_the_summary(
     for row in read.rows:
         row.peak_memory_bytes = 3 << 20 if row.method == "ss" else 1 << 20
     row = analyse(read).summary(all=True).set_index(["category", "method"]).loc[("overall", "ss")]
-    print_tables(analyse(read), Console())
+    print_short(analyse(read), Console())
     shown = capsys.readouterr().out
     assert (
         f"{row['speedup']:.2f}×" in shown

@@ -38,6 +38,6 @@ def test_many_loops_of_the_reference_are_told_and_nothing_is_wrong_with_them(mak
     assert told() == []
     first = next(row for row in run.rows if row.method == "ar")
     first.token_ids = [7] * 40
-    assert told() == [("ok", "1 of 10 answers of ar end in a repetition: methods that copy gain there.")]
+    assert told() == [("ok", "1 of 10 outputs of ar end in a repetition, which favors methods that copy.")]
     first.method = "ss"
     assert told() == [], "what a method makes of it is not asked"

@@ -174,14 +174,14 @@ def test_shares_of_limits_and_predictions_follow_from_counts(made: Path) -> None
 def test_the_terminal_says_what_the_parts_leave_and_what_was_reached(made: Path) -> None:
     left, limits = lines_of(read_run(made))
     share = max(row.host_share or 0 for row in analyse(read_run(made)).machine_rows)
-    assert f"takes at most {share:.1%} of a step" in left and limits.startswith("limits: of memory bandwidth")
+    assert f"at most {share:.1%}" in left and limits.startswith("limits: share of memory bandwidth")
     assert "differ" not in left and "add up" not in left
     run = read_run(made)
     longer = replace(run.steps.columns, total_s=1.03 * run.steps.columns.total_s)
     run.steps = replace(run.steps, columns=longer)
     assert "two clocks, differ: ar +2.9%; ss +2.9%" in lines_of(run)[0]
     run.manifest["machine"]["limits"]["busy"] = "the machine is busy"
-    assert lines_of(run)[-1].endswith("the machine is busy")
+    assert "the machine is busy" in lines_of(run)[-1]
 
 
 def test_the_report_shows_what_was_counted_and_read(made: Path) -> None:

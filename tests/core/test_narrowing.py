@@ -41,13 +41,13 @@ def test_a_narrow_interval_ends_the_run_and_a_wide_one_does_not() -> None:
     rows = measured(2, noise=0.05)
     half = widest_ci(rows, LABELS, 2).half
     assert half is not None and 0.02 < half < 0.06
-    assert "as narrow as asked" in why_stop(rows, LABELS, 2, StoppingRule(half + 0.001))
+    assert "every interval is within" in why_stop(rows, LABELS, 2, StoppingRule(half + 0.001))
     assert why_stop(rows, LABELS, 2, StoppingRule(0.02)) == ""
 
 
 def test_questions_that_differ_cannot_be_mended_by_repeats() -> None:
     said = why_stop(measured(2, questions=0.2, noise=0.02), LABELS, 2, StoppingRule(0.02))
-    assert "after 2 repeats: the questions differ more than repeats can mend" in said and "--limit" in said
+    assert "after 2 repeats: between-question variance dominates" in said and "--limit" in said
     assert why_stop(measured(1, questions=0.2), LABELS, 1, StoppingRule(0.02)) == ""  # one repeat does not tell
 
 
@@ -86,7 +86,7 @@ def test_repeats_end_where_the_last_ones_did_not_help_or_where_they_may_not_be_m
 
 
 def test_too_few_questions_are_said() -> None:
-    assert "takes 4 questions" in why_stop(measured(2, asked=3), LABELS, 2, StoppingRule(0.02))
+    assert "needs 4 questions" in why_stop(measured(2, asked=3), LABELS, 2, StoppingRule(0.02))
     assert "no method to compare" in why_stop(measured(2), ("ar",), 2, StoppingRule(0.02))
 
 

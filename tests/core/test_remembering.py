@@ -57,7 +57,7 @@ HALF: dict[str, Any] = {"model": {"dtype": "bfloat16"}}
 
 def test_steps_that_differ_between_repeats_are_told() -> None:
     (line,) = told(asked({("a", 0): SLOW, ("a", 1): FAST, ("b", 0): SLOW, ("b", 1): SLOW}))
-    assert line.startswith("invalid: the steps of 1 of 2 prompts differ between repeats with the same answer (first a")
+    assert line.startswith("invalid: the steps of 1 of 2 prompts differ between repeats with the same output (first a")
 
 
 @pytest.mark.parametrize(

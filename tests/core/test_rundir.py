@@ -277,7 +277,7 @@ def test_kill_nine_loses_at_most_the_sample_in_flight(tmp_path: Path) -> None:
     last = max([last, *map(int, process.stdout.read().split())])
     process.wait()
     killed = unfinished(read_run(tmp_path / "run"))
-    assert killed.startswith("not complete (no process holds this folder; it may go on elsewhere if this is a copy): ")
+    assert killed.startswith("not complete (no process has locked this folder")
     with RunDir.open(OutputOptions(tmp_path / "run", resume=True), manifest()) as run:
         assert len(run.rows) in (last + 1, last + 2)
     assert len(read_run(tmp_path / "run").steps) == 3 * len(run.rows)

@@ -130,6 +130,9 @@ class Recorder:
     def on_warm_up(self, label: str) -> None:
         self.warmed.append(label)
 
+    def on_estimate(self, seconds: float, samples: int) -> None:
+        self.estimate = seconds, samples
+
     def on_sample_start(self, label: str, question_id: str) -> None:
         pass
 
@@ -421,6 +424,8 @@ def test_warm_up_precedes_and_is_not_recorded(tmp_path: Path) -> None:
     assert [c[1] for c in bench.calls[:4]] == ["<u>ih"] * 2 + ["<u>og"] * 2  # nothing that is asked
     assert warm == 2 * 4  # the fake's times agree at once: two prompts, and two more rounds of the last
     assert len(done.rows) == 10
+    seconds, samples = bench.events.estimate
+    assert samples == 10 and seconds > 0
 
 
 def test_what_remembers_prompts_forgets_those_of_the_warm_up_and_is_named(tmp_path: Path) -> None:
@@ -431,7 +436,7 @@ def test_what_remembers_prompts_forgets_those_of_the_warm_up_and_is_named(tmp_pa
     decoder.reset_history = lambda: known.append(len(bench.calls))  # type: ignore[method-assign]
     bench.run()
     assert known == [len(bench.calls) - 10]  # once, before the first of the measured samples
-    assert bench.events.warnings == ["m remembers earlier prompts: its speed depends on what came before each"]
+    assert bench.events.warnings == ["m is stateful: its speed depends on earlier prompts"]
 
 
 def test_the_warm_up_asks_nothing_that_the_run_asks() -> None:

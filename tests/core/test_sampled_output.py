@@ -32,7 +32,7 @@ from specbench_ss.results.analysis import analyse, load_run
 from specbench_ss.results.checks import checks
 from specbench_ss.results.quality import BIASED, ENOUGH, bound, pool, sampling_tests
 from specbench_ss.results.summary import SummaryRow, summarise
-from specbench_ss.results.terminal import print_tables
+from specbench_ss.results.terminal import print_verbose
 from specbench_ss.runs.config import OutputOptions, Recording, RunConfig
 from specbench_ss.runs.manifest import manifest_for
 from specbench_ss.runs.records import OUTSIDE, PIT_BINS, Run, SampledTokens, read_output_match
@@ -146,14 +146,14 @@ def test_a_method_that_promises_nothing_is_not_void(tmp_path: Path) -> None:
 def test_the_report_and_the_table_show_the_test(tmp_path: Path) -> None:
     done = measured(tmp_path / "r", {"greedy": Drafting(target(), RULES["greedy"])}, PLAIN, questions=4)
     page = page_of(analyse(done))
-    badges = next(row for row in page["ranking"] if row.label == "greedy").badges
-    assert {("invalid", "bad"), ("biased (400)", "bad")} <= set(badges)
-    names = [column.title for column in page["sameness"].columns]
-    cells = dict(zip(names, page["sameness"].rows[1], strict=True))
+    row = next(row for row in page["ranking"] if row.label == "greedy")
+    assert ("invalid", "bad") in row.tags and "biased (400)" in (row.output, *(text for text, _ in row.tags))
+    names = [column.title for column in page["output_match"].columns]
+    cells = dict(zip(names, page["output_match"].rows[1], strict=True))
     assert cells["tokens"].text == "400" and float(cells["p at most"].sort) < 1e-6
     console = Console(width=120)
     with console.capture() as told:
-        print_tables(analyse(done), console)
+        print_verbose(analyse(done), console)
     assert "biased (400)" in told.get() and "do not follow" in told.get()
     assert "biased (400)" in MarkdownReport().content(analyse(done)).decode()
     table = analyse(done).summary(all=True).query("category == 'overall' and method == 'greedy'").iloc[0]

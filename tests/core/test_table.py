@@ -1,4 +1,4 @@
-"""The tables in the terminal: every mark in them is explained below them."""
+"""Results in the terminal: a short form of some 20 lines, and a verbose one with its marks explained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specbench_ss.reports.html.report import page
 from specbench_ss.results.analysis import analyse
 from specbench_ss.results.ranking import config_of, quality
 from specbench_ss.results.summary import summarise
-from specbench_ss.results.terminal import DISPENSABLE, print_tables
+from specbench_ss.results.terminal import DISPENSABLE, print_short, print_verbose
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
@@ -23,17 +23,23 @@ from tests.conftest import MakeRun
 
 def told(run: Run, **console: Any) -> str:
     out = StringIO()
-    print_tables(analyse(run), Console(file=out, **console))
+    print_verbose(analyse(run), Console(file=out, **console))
     return out.getvalue()
+
+
+def short(run: Run, width: int = 80) -> list[str]:
+    out = StringIO()
+    print_short(analyse(run), Console(file=out, width=width, force_terminal=True, no_color=True))
+    return re.sub("\x1b[^m]*m", "", out.getvalue()).splitlines()
 
 
 def test_a_value_without_an_interval_is_marked_and_the_mark_explained(make_run: MakeRun) -> None:
     text = told(read_run(make_run(labels=("ar", "ss"), categories=("writing", "qa"), questions=2)))
-    line = next(line for line in text.splitlines() if line.lstrip().startswith("qa"))
+    line = next(line for line in text.splitlines() if " ar " in line)
     assert "1.00×" in line and "?" not in line  # the reference bears no mark
     by_task = text[: text.index("Overall")]
     assert sum("? " in line for line in by_task.splitlines()) == 2
-    assert "? no interval, since there are fewer than 4 questions" in text
+    assert "? no confidence interval (fewer than 4 questions)" in text
 
 
 def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> None:
@@ -42,8 +48,8 @@ def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> N
     assert "10 (5 q)" in text  # of ar
     assert "8 (4 q, 6 failed)" in text
     assert "quality is a mean over questions" in text
-    assert "answered every prompt 3 times" in text
-    assert " Overall, 3 repeats " in text and "By task, 3 repeats" in text
+    assert "every prompt has 3 repeats" in text
+    assert "Overall, 3 repeats" in text and "By task" not in text, "one task is all of them"
 
 
 def test_measures_that_differ_have_no_common_mean(make_run: MakeRun) -> None:
@@ -80,75 +86,117 @@ def test_a_method_that_changes_the_model_names_its_own_reference(make_run: MakeR
 
 def test_a_mismatch_names_the_reference_that_it_is_against(make_run: MakeRun) -> None:
     text = told(read_run(make_run(**SHARED, questions=5, verdict="mismatch")), width=200)
-    assert "ss-shared: 20 of 20 answers against the reference, ss-shared-ar" in text
-    assert "Something is wrong (mismatch); until it is explained, do not rely on this: " in text.splitlines()[-1]
+    assert "ss-shared: 20 of 20 outputs against the reference, ss-shared-ar" in text
+    assert text.startswith("Unreliable (mismatch): ")
     assert "20 mismatches of 20 †" in text
 
 
 def test_what_a_method_does_not_promise_is_said(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), questions=5, verdict="not compared"))
     run.manifest["methods"][1]["lossless"] = False
-    assert "not compared: the method does not promise the output of its reference" in told(run)
+    assert "not compared: the method does not preserve the output of its reference" in told(run)
 
 
-@pytest.mark.parametrize(("width", "missing"), [(80, {"tokens/s", "quality"}), (95, {"tokens/s"}), (130, set())])
+@pytest.mark.parametrize(("width", "missing"), [(80, {"quality"}), (60, {"tok/s", "quality"}), (130, set())])
 def test_a_narrow_terminal_lacks_whole_columns_and_never_half_a_number(
     make_run: MakeRun, width: int, missing: set[str]
 ) -> None:
     run = read_run(make_run(labels=("ar", "medusa"), questions=3, turns=2))
-    text = told(run, width=width, force_terminal=True, no_color=True)
-    assert "…" not in text
-    heads = text[: text.index("writing")]
-    assert {column for column in DISPENSABLE if column not in heads} - {"judged"} == missing
-    assert ("terminal is too narrow" in text) == bool(missing)
-    assert "questions" in text
+    lines = short(run, width)
+    table = lines[2:5]
+    assert not any("…" in line for line in table) and max(map(len, lines)) <= width
+    assert {name for name in DISPENSABLE if name not in table[0]} - {"judge", "n", "decode"} == missing
+    verbose = told(run, width=width)
+    assert ("not shown in a terminal" in verbose) == (width < 130)
 
 
 WIDE = ("ar", "ss[k=4,prune=on,tree=wide]", "medusa[nodes=63,typical=off,temperature=0.7,tree=a]", "ss", "medusa")
 
 
-def test_long_labels_fold_at_80_columns_and_the_columns_that_matter_stay(make_run: MakeRun) -> None:
-    run = read_run(make_run(labels=WIDE, questions=5, categories=("qa", "math_reasoning"), references=None))
-    lines = re.sub("\x1b[^m]*m", "", told(run, width=80, force_terminal=True)).splitlines()
-    tables = lines[: next(i for i, line in enumerate(lines) if line.startswith("not shown"))]
-    assert max(len(line.rstrip()) for line in tables) <= 80 and not any("…" in line for line in tables)
-    heads = [line for line in tables if "speedup" in line]
-    assert len(heads) == 2 and all(w in head for head in heads for w in ("method", "95% interval", "τ", "output"))
-    assert sum("identical" in line for line in tables) == 3 * 4
+def test_long_labels_fold_and_the_columns_that_matter_stay(make_run: MakeRun) -> None:
+    lines = short(read_run(make_run(labels=WIDE, questions=5, categories=("qa", "math_reasoning"))))
+    table = lines[2 : lines.index("", 2)]
+    assert max(map(len, table)) <= 80 and not any("…" in line for line in table)
+    assert all(name in table[0] for name in ("method", "speedup", "95% CI", "tau", "output"))
+    assert sum("same" in line for line in table) == 4
 
 
-def test_the_reference_comes_first_then_the_fastest(make_run: MakeRun) -> None:
-    text = told(read_run(make_run(labels=("ar", "medusa", "ss"), questions=5)))
-    overall = [
-        line.split()[0] for line in text[text.index("Overall") :].splitlines() if "×" in line and "fast" not in line
-    ]
-    assert overall == ["ar", "ss", "medusa"]
+def test_a_label_of_200_characters_is_cut_in_its_middle(make_run: MakeRun) -> None:
+    label = f"ss[{'x' * 100},{'y' * 90},k=4]"
+    run = read_run(make_run(labels=("ar", label, "medusa"), questions=5))
+    for width in (80, 60):
+        lines = short(run, width)
+        assert len(lines) <= 25 and len(lines[0]) <= 160 and "k=4]" in lines[0]
+        assert any("…" in line for line in lines) and max(map(len, lines[1:])) <= width
 
 
-def test_many_methods_get_one_row_a_task(make_run: MakeRun) -> None:
-    labels = ("ar", "ss", "medusa", *(f"ar[n={i}]" for i in range(16)))
-    categories = tuple(f"task_{i}" for i in range(13))
-    text = told(read_run(make_run(labels=labels, categories=categories, questions=1)), width=80, force_terminal=True)
-    by_task = re.sub("\x1b[^m]*m", "", text[: text.index("Overall")])
-    rows = [line for line in by_task.splitlines() if line.strip().startswith("task ") and "×" in line]
-    assert len(rows) == 13 and all("0 of 18" in row for row in rows)
-    assert "the fastest of 18 methods" in by_task
-    assert len(text.splitlines()) < 80
+def test_methods_are_ordered_by_speed(make_run: MakeRun) -> None:
+    lines = short(read_run(make_run(labels=("ar", "medusa", "ss"), questions=5)))
+    assert [line.split()[0] for line in lines[3:6]] == ["ss", "medusa", "ar"]
+
+
+FOUR = ("ar", "ss", "medusa", "sd", "ss-shared")
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+
+
+@pytest.mark.parametrize("failing", [(), ("medusa",)])
+def test_a_run_of_four_methods_takes_at_most_20_lines(make_run: MakeRun, failing: tuple[str, ...]) -> None:
+    """Two more lines are those of the report and of `load_run`."""
+    run = read_run(make_run(labels=FOUR, questions=1, categories=(*MT_BENCH, "qa", "rag"), verdict="numerical tie"))
+    run.manifest["warnings"] = ["the machine is busy: times will be unstable", "a disk is full", "a fan is loud"]
+    for row in run.rows:
+        row.quality, row.noise_reason = 0.01, f"other processes took {row.index}% of the processor"
+        if row.method in failing:
+            row.status, row.error = "failed", "TypeError: expected a Tensor (ways.py, line 35, in propose)"
+    lines = short(run)
+    assert len(lines) <= 18 and max(map(len, lines[1:])) <= 80
+    assert sum(line.startswith(("  x", "  !")) for line in lines) == 4 and "more warning" in lines[-2]
+    assert "1–8 per task" in lines[-1] and "--limit 4" in lines[-1]
+    assert lines[0].startswith("Timing unreliable, all samples are noisy: ")
+    if failing:
+        at = next(i for i, line in enumerate(lines) if line.startswith("  x"))
+        assert "medusa failed on 10 of 10 prompts: TypeError: expected a Tensor" in lines[at]
+        assert "ways.py:35 in propose   ->  ssbench check medusa" in lines[at + 1]
+
+
+def test_a_task_needs_four_prompts_for_the_table_by_task(make_run: MakeRun) -> None:
+    tasks = (*MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag")
+    lines = short(read_run(make_run(labels=("ar", "ss", "medusa"), categories=tasks, questions=4)))
+    at = lines.index(next(line for line in lines if line.split()[:1] == ["task"]))
+    assert [line.split()[0] for line in lines[at + 1 :]] == ["MT-Bench", *(t.split("_")[0] for t in tasks[8:])]
+    assert lines[at].split() == ["task", "ss", "medusa"] and all(line.count("×") == 2 for line in lines[at + 1 :])
+    lines = short(read_run(make_run(labels=("ar", "ss"), categories=("qa", "rag"), questions=3)))
+    assert "3 per task: too few for results by task" in lines[-1]
+
+
+def test_the_cause_of_a_speedup_and_of_a_lost_one_is_named(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss", "medusa"), questions=5))
+    results = analyse(run)
+    ss, medusa = (next(row for row in results.overall if row.method == name) for name in ("ss", "medusa"))
+    slow = replace(medusa, mean_acceptance_length=3.0, step_ratio=0.5, draft_s=0.02, verify_s=0.01)
+    fast = replace(ss, mean_acceptance_length=2.0, step_ratio=0.8)
+    results.__dict__["rows"] = [fast, slow, next(row for row in results.overall if row.method == "ar")]
+    out = StringIO()
+    print_short(results, Console(file=out, width=80))
+    assert "why    ss: 2.00 tokens per pass at 1.25× the step time" in out.getvalue()
+    assert "medusa: 3.00 tokens per pass, but 2.00× the step time (drafting)" in out.getvalue()
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"labels": ("ar", "ss", "medusa")}, r"^ss is \d\.\d\d× as fast as ar \(95% interval .*, the fastest of 2 m"),
-        ({"labels": ("ar", "ar[n=1]")}, r"^ar\[n=1\] is not significantly different from ar \("),
-        ({"labels": ("ar", "ar[n=1]", "ar[n=2]")}, r"^No method is distinguishable from ar \(the fastest of 2 is "),
-        ({"labels": ("ar", "ss"), "questions": 2, "categories": ("qa",)}, r"^Too few questions to tell"),
-        ({"labels": ("ar",)}, r"^Only ar was measured"),
+        ({"labels": ("ar", "ss", "medusa")}, r"^ss is fastest: \d\.\d\d× vs AR \(95% CI .*\)"),
+        ({"labels": ("ar", "ss")}, r"^ss is faster: \d\.\d\d× vs AR \(95% CI .*\)"),
+        ({"labels": ("ar", "ar[n=1]")}, r"^ar\[n=1\] is not significantly different from AR: \d"),
+        ({"labels": ("ar", "ar[n=1]", "ar[n=2]")}, r"^No method is significantly different from AR; fastest: ar"),
+        ({"labels": ("ar", "ss"), "questions": 2, "categories": ("qa",)}, r"^Too few prompts to compare"),
+        ({"labels": ("ar",)}, r"^Only AR was measured"),
     ],
 )  # fmt: skip
-def test_the_last_line_is_the_finding(make_run: MakeRun, changes: dict[str, Any], sentence: str) -> None:
-    last = told(read_run(make_run(**{"questions": 5, **changes}))).splitlines()[-1]
-    assert re.match(sentence, last), last
+def test_the_first_line_is_the_finding(make_run: MakeRun, changes: dict[str, Any], sentence: str) -> None:
+    run = read_run(make_run(**{"questions": 5, **changes}))
+    for first in (told(run).splitlines()[0], short(run)[0]):
+        assert re.match(sentence, first), first
 
 
 def test_quality_of_a_changed_model_is_judged_against_a_margin(make_run: MakeRun) -> None:
@@ -166,9 +214,9 @@ def test_a_width_that_the_user_states_is_kept_without_a_terminal(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = read_run(make_run(labels=("ar", "medusa"), questions=3, turns=2))
-    for columns, missing in (("80", True), ("200", False)):
+    for columns, missing in (("60", True), ("200", False)):
         monkeypatch.setenv("COLUMNS", columns)
         console = Console(file=io.StringIO(), no_color=True)
-        print_tables(analyse(run), console)
+        print_verbose(analyse(run), console)
         assert console.width == int(columns)
-        assert ("terminal is too narrow" in console.file.getvalue()) == missing  # type: ignore[attr-defined]
+        assert ("not shown in a terminal" in console.file.getvalue()) == missing  # type: ignore[attr-defined]

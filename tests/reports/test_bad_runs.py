@@ -29,8 +29,8 @@ EXPECTED: dict[Callable[[Run], None], str] = {
     nothing_works: "failed",
     methods_fail: "failed",
     half_done: "not complete",
-    no_questions: "is 1.",
-    no_steps: "Something is wrong (impossible",
+    no_questions: "is fastest: 1.",
+    no_steps: "Unreliable (impossible",
     only_the_reference: "not complete",
 }
 

@@ -272,12 +272,12 @@ def test_levels_are_made_once_and_hold_what_was_sent(questions: Path, tmp_path: 
 
 def test_a_report_and_a_comparison_are_made_of_such_runs(questions: Path, tmp_path: Path) -> None:
     from specbench_ss.cli.report import write_report
-    from specbench_ss.cli.run_output import tell
+    from specbench_ss.cli.run_output import show
 
     with serving() as one, serving(Behaviour(per_chunk=2)) as other:
         for name in ("a", "b"):
             measured([one, other], ["one", "<b>two</b>"], questions, tmp_path / name, concurrency=2)
-    tell(load_run(tmp_path / "a"), open_report=False)
+    show(load_run(tmp_path / "a"), open_report=False)
     page = write_report(load_run(tmp_path / "a")).read_text()
     assert "&lt;b&gt;two" in page and "<b>two</b>" not in page and "in flight" in page
     assert "over ar" not in page.lower()
