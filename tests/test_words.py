@@ -1,0 +1,97 @@
+"""The repository's vocabulary: words and openings that its prose and its identifiers do not use (docs/glossary.md)."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+WORDS = [
+    "told",
+    "tell",
+    "tells",
+    "telling",
+    "said",
+    "says",
+    "say",
+    "saying",
+    "hear",
+    "hears",
+    "heard",
+    "know",
+    "knows",
+    "untold",
+    "anew",
+    "beside",
+    "besides",
+    "deserve",
+    "deserves",
+    "disturbed",
+    "void",
+    "held",
+    "lean",
+    "sameness",
+    "overshoot",
+    "unreplayed",
+    "unjudged",
+    "remade",
+    "law",
+    "laws",
+    "whoever",
+]
+PHRASES = """
+in vain|in words|made again|gone on with|plain decoding|operator by operator|cannot be told|not distinguishable|near-tie|taken apart
+""".strip().split("|")
+OPENINGS = tuple(["What", "Which", "Whether", "How", "Where", "When", "That", "Whoever"])
+BANNED = re.compile(rf"(?<![a-z])(?:{'|'.join(map(re.escape, (*WORDS, *PHRASES)))})(?![a-z])", re.IGNORECASE)
+QUOTED = ("lab", "tests")  # folders whose string literals are text for models, or expected output
+
+
+def python_files() -> list[Path]:
+    folders = ("specbench_ss", "methods", "suites", "reports", "benchmarks", "lab", "tests")
+    found = {path.resolve() for name in folders for path in (ROOT / name).rglob("*.py")}
+    return sorted(found - {Path(__file__).resolve()})
+
+
+def documents() -> list[Path]:
+    own = [path for path in ROOT.glob("*.md")] + [path for path in (ROOT / "docs").rglob("*.md")]
+    return sorted([*own, *(ROOT / "benchmarks").rglob("*.md")])
+
+
+def parts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of each identifier, comment and string of a file."""
+    literal = path.relative_to(ROOT).parts[0] not in QUOTED
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+        documented = token.type == tokenize.STRING and token.string.lstrip("rRfFbB").startswith('"""')
+        if (
+            token.type == tokenize.NAME
+            or token.type == tokenize.COMMENT
+            or documented
+            or token.type == tokenize.STRING
+            and literal
+        ):
+            yield token.start[0], token.string
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_code_uses_the_words_of_the_field(path: Path) -> None:
+    found = [f"{line}: {match.group()} in {text[:80]}" for line, text in parts(path) for match in BANNED.finditer(text)]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            words = (ast.get_docstring(node) or "-").split()
+            found += [f"{getattr(node, 'lineno', 1)}: a docstring begins with {words[0]}"] * words[0].startswith(
+                OPENINGS
+            )
+    assert not found
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_use_the_words_of_the_field(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert not [match.group() for match in BANNED.finditer(text)]
