@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: whoever collects garbage later need not look at a million objects."""
+    """What is imported by now stays: anyone who collects garbage later need not look at a million objects."""
     gc.collect()
     gc.freeze()
 
@@ -57,7 +57,7 @@ def lab() -> Target:
 
 @pytest.fixture
 def few_checks(monkeypatch: pytest.MonkeyPatch) -> tuple[Check, ...]:
-    """`ssbench check` tries these alone, for tests of what it says and not of the checks."""
+    """`ssbench check` tries these alone, for tests of what it states and not of the checks."""
     few = tuple(check for check in kit.CHECKS if check.name in ("draft", "rows", "greedy", "description"))
     monkeypatch.setattr(kit.CheckRunner.results, "__defaults__", (few,))
     return few
@@ -65,13 +65,13 @@ def few_checks(monkeypatch: pytest.MonkeyPatch) -> tuple[Check, ...]:
 
 @pytest.fixture(autouse=True)
 def no_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are as wide as where nobody says how wide a terminal is: xdist tells its processes."""
+    """Tables are as wide as where nobody states how wide a terminal is: xdist shows its processes."""
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture(autouse=True)
 def interruptible() -> Iterator[None]:
-    """Ctrl-C is heard, as at a terminal: a shell that starts the tests in the background has it ignored."""
+    """Ctrl-C is received, as at a terminal: a shell that starts the tests in the background has it ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -110,10 +110,10 @@ def fabricate(
 ) -> Path:
     """A run in which every number is consistent; `failing` methods fail on the first question.
 
-    references: of methods that are held against another one than ar; those that stand for others promise nothing.
+    references: of methods that are compared with another one than ar; those that stand for others promise nothing.
     """
     rng = random.Random(seed)
-    held = {label: (references or {}).get(label, "ar") for label in labels}
+    kept_here = {label: (references or {}).get(label, "ar") for label in labels}
     asked = tuple(
         Question(f"{name}-{i}", name, _turns(name, i, turns), (("reference",),) * turns, "rouge_l")
         for name in categories
@@ -124,7 +124,10 @@ def fabricate(
     about["config"] |= {"repeats": repeats, "temperature": temperature}
     about["suite"]["prompts"] = turns * len(asked)
     for method in about["methods"]:
-        method |= {"reference": held[method["label"]], "lossless": method["label"] not in (references or {}).values()}
+        method |= {
+            "reference": kept_here[method["label"]],
+            "lossless": method["label"] not in (references or {}).values(),
+        }
     with RunDir.open(OutputOptions(path), about, asked) as run_dir:
         for question, turn, repeat in product(asked, range(turns), range(repeats)):
             length, pace = rng.randint(30, 60), rng.uniform(0.8, 1.2)

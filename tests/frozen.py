@@ -74,7 +74,7 @@ def frozen(one: Pass) -> Pass:
 
 
 def _counts(func: Any, args: Any) -> bool:
-    """Say whether the operator makes as many rows as numbers say, so that the host has to know them."""
+    """State whether the operator makes as many rows as numbers state, so that the host has to have them."""
     name = func.overloadpacket.__name__
     chosen = args[1] if name == "index" else ()
     return name in COUNTING or any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in chosen)

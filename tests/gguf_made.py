@@ -1,4 +1,4 @@
-"""Tiny GGUF files, written on the spot, beside the ordinary models that they should load as."""
+"""Tiny GGUF files, written on the spot, next to the ordinary models that they should load as."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TURN_END = "<|im_end|>"
 
 
 def tokenizer_of(division: str = "smollm") -> Any:
-    """Bytes, pairs of them, and ChatML; single digits stand apart where the division says so."""
+    """Bytes, pairs of them, and ChatML; single digits stand apart where the division states so."""
     from tokenizers import pre_tokenizers as pre
 
     tokenizer = made_tokenizer("gpt", "chatml")
@@ -70,7 +70,7 @@ def write(
     tokenizer = tokenizer_of(division)
     model = tiny(kind, len(tokenizer))
     writer = gguf.GGUFWriter(path, kind)
-    _say(writer, model.config, tokenizer, division, template)
+    _state(writer, model.config, tokenizer, division, template)
     for key, value in more.items():
         writer.add_uint32(key.replace("__", "."), value)
     weights = dict(model.named_parameters())
@@ -90,7 +90,7 @@ def write(
     return model
 
 
-def _say(writer: Any, config: Any, tokenizer: Any, division: str, template: bool) -> None:
+def _state(writer: Any, config: Any, tokenizer: Any, division: str, template: bool) -> None:
     writer.add_name("tiny")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)

@@ -316,7 +316,7 @@ class Typical(Chain):
 
 
 class SharperDraws(Drawn):
-    """Draws from a sharper distribution than draft_probs says."""
+    """Draws from a sharper distribution than draft_probs states."""
 
     def propose(self, state: DecodeState) -> DraftTree:
         sharp = self.q() ** 3

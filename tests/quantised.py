@@ -1,4 +1,4 @@
-"""Tiny targets whose linear layers are held in fewer bits, for tests of what is made of them."""
+"""Tiny targets whose linear layers are kept in fewer bits, for tests of what is made of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def needs(how: str) -> None:
 
 
 def quantised_target(how: str) -> Target:
-    """A small model held so, as `load_target` gives one."""
+    """A small model kept so, as `load_target` gives one."""
     model = small_model()
     words = quantise(model, how)
     target = Target(model, None, "tiny")

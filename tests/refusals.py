@@ -227,7 +227,7 @@ changed_datastore("datastore_no_tokens", without("tokens-0.npy"))
 
 
 def weights_of(folder: Path) -> Path:
-    """Return the file with the drafter's own tensors: not a LoRA's that lies beside them."""
+    """Return the file with the drafter's own tensors: not a LoRA's that lies next to them."""
     return min(folder.glob("*.safetensors"), key=lambda file: file.name.startswith("adapter"))
 
 

@@ -1,6 +1,7 @@
 """A second device that any machine has: its tensors hold numbers, and an operation that mixes devices raises.
 
-Tensors of the class `Second` lie in the machine's own memory and say that they lie on another device. Torch's functions
+Tensors of the class `Second` lie in the machine's own memory and state that they lie on another device. Torch's
+functions
 see their class: a call that is given both kinds raises, as CUDA does for tensors of two GPUs, and what a call makes of
 tensors of the second device lies there too. Numbers alone, such as 3, go with both.
 """

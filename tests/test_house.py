@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MOST_BYTES = 60 << 20  # of tracked files: machines with a GPU are sent 64 MiB, wheels and results among them
 OUTSIDE = ("methods", "suites", "reports")  # linked into the package as specbench_ss.methods, .suites, .reports
-WINGS: dict[str, set[str]] = {  # wing -> the wings that it may import from, besides modules of specbench_ss/ itself
+WINGS: dict[str, set[str]] = {  # wing -> the wings that it may import from, in addition modules of specbench_ss/ itself
     "engine": set(),
     "models": {"engine"},
     "runs": {"engine", "models"},
@@ -66,7 +66,7 @@ def test_there_is_no_import_circle() -> None:
     assert not circles
 
 
-def test_the_core_knows_no_method_suite_or_report() -> None:
+def test_the_core_has_no_method_suite_or_report() -> None:
     outside = tuple(f"specbench_ss.{name}" for name in OUTSIDE)
     assert not [(a, b) for a, b in arrows() if not a.startswith(outside) and b.startswith(outside)]
 
@@ -89,8 +89,8 @@ def test_packages_of_methods_are_a_docstring_line() -> None:
         assert len(body) == 1 and isinstance(body[0], ast.Expr) and body[0].end_lineno == 1, file
 
 
-def test_a_wing_knows_only_those_below_it() -> None:
-    """Commands and the public API know all wings; no wing knows the commands."""
+def test_a_wing_has_only_those_below_it() -> None:
+    """Commands and the public API have all wings; no wing has the commands."""
 
     def wing(module: str) -> str:
         return module.split(".")[1] if module.count(".") > 0 else ""

@@ -171,7 +171,7 @@ class Forgets(Honest):
 
 
 class VerifiesMore(Honest):
-    """Says that it verified nodes that were not drafted."""
+    """States that it verified nodes that were not drafted."""
 
     name = "verifies-more"
 

@@ -59,8 +59,9 @@ def test_recorded_timings_of_the_reference_twice_are_not_distinguishable() -> No
     assert verdicts.count("not significant") >= 95
 
 
-def test_the_same_timings_with_a_method_that_is_faster_are_told_apart() -> None:
-    """Intervals are not wide for nothing: on the same recordings, noisy as they are, half the time is told apart."""
+def test_the_same_timings_with_a_method_that_is_faster_are_reported_apart() -> None:
+    """Intervals are not wide for nothing: on the same recordings, noisy as they are, half the time is reported
+    apart."""
     found = 0
     for run in recorded().values():
         for row in run.rows:

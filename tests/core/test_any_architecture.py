@@ -78,9 +78,9 @@ def test_answers_are_the_models_own(kind: str) -> None:
 @pytest.mark.parametrize("kind", WHOLE)
 def test_methods_that_enter_no_layer_pass_the_checks(kind: str) -> None:
     """Those about passes through the target and its cache; methods have more shapes, checks more cases."""
-    told = ("target", "rows", "cache", "model", "greedy", "context", "lengths")
+    reported = ("target", "rows", "cache", "model", "greedy", "context", "lengths")
     check_decoder(
-        PromptLookup, architectures=(kind,), checks=[check for check in plain(0) if THOROUGH or check.name in told]
+        PromptLookup, architectures=(kind,), checks=[check for check in plain(0) if THOROUGH or check.name in reported]
     )
 
 
@@ -114,7 +114,7 @@ def test_logits_of_any_shape_can_be_learnt_from(kind: str) -> None:
     assert states.grad is not None and float(states.grad.abs().min()) > 0
 
 
-def test_costs_are_counted_where_shapes_tell_them() -> None:
+def test_costs_are_counted_where_shapes_report_them() -> None:
     gemma, experts = (model_shape(Target(random_model(DRIVEN[kind]))) for kind in ("gemma3_text", "qwen3_moe"))
     assert gemma["kv_bytes"] == 2 * 2 * 8 * 4 and gemma["attention_flops"] == 4 * 4 * 8
     assert gemma["windows"] == [9, None, 9] and gemma["weight_bytes"] > 0

@@ -1,4 +1,4 @@
-"""The public API: light to import, what docs/api.md says of it, decoding by it, mistakes in one line."""
+"""The public API: light to import, what docs/api.md states of it, decoding by it, mistakes in one line."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Nameless(Decoder):
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "said"),
+    ("method", "options", "stated"),
     [
         ("pldd", {}, "no method 'pldd' (did you mean pld?)"),
         ("pld[", {}, "cannot read method 'pld['"),
@@ -152,14 +152,14 @@ class Nameless(Decoder):
         (3, {}, "a method is a name or a subclass of Decoder, not an object of type int"),
     ],
 )
-def test_a_method_that_cannot_be_is_one_line(lab: Target, method: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=re.escape(said)) as error:
+def test_a_method_that_cannot_be_is_one_line(lab: Target, method: Any, options: dict[str, Any], stated: str) -> None:
+    with pytest.raises(UserError, match=re.escape(stated)) as error:
         load_method(method, lab, **options)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("ids", "options", "said"),
+    ("ids", "options", "stated"),
     [
         ([], {}, "the prompt is empty"),
         ("hello", {}, "a prompt is token ids, not an object of type str"),
@@ -184,8 +184,8 @@ def test_a_method_that_cannot_be_is_one_line(lab: Target, method: Any, options: 
         ([5], {"seed": 2**70}, "seed must be 0 to 9223372036854775807"),
     ],
 )
-def test_what_cannot_be_decoded_is_one_line(tiny: Target, ids: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=re.escape(said)):
+def test_what_cannot_be_decoded_is_one_line(tiny: Target, ids: Any, options: dict[str, Any], stated: str) -> None:
+    with pytest.raises(UserError, match=re.escape(stated)):
         generate(load_method("ar", tiny), ids, **options)
 
 
@@ -218,7 +218,7 @@ class Uprooted(Decoder):
         return DraftTree.root_only((state.root + 1) % self.target.vocab_size)
 
 
-def test_every_check_is_told_of_instead_of_the_first_that_breaks() -> None:
+def test_every_check_is_reported_of_instead_of_the_first_that_breaks() -> None:
     few: dict[str, Any] = {
         "architectures": ("llama",),
         "checks": [check for check in CHECKS if check.name in ("draft", "search_space", "description")],

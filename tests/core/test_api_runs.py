@@ -60,16 +60,16 @@ def test_a_run_is_silent_and_equals_that_of_the_command(
     options = ["--methods", "pld,ss[k=2]", "--set", "pld.length=4", "--set", "pld.complete=on", "--device", "cpu"]
     options += [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     assert main(["run", *options, "--out", str(tmp_path / "told")]) == 0
-    told = load_run(tmp_path / "told")
+    reported = load_run(tmp_path / "told")
     assert {p.name for p in (tmp_path / "told").iterdir()} - {p.name for p in named.path.iterdir()} == {"report.html"}
     for made in (named, given):
         for name in ("samples", "steps", "output_match"):
-            pd.testing.assert_frame_equal(compared(getattr(made, name)), compared(getattr(told, name)))
-        pd.testing.assert_frame_equal(compared(made.summary(all=True)), compared(told.summary(all=True)))
+            pd.testing.assert_frame_equal(compared(getattr(made, name)), compared(getattr(reported, name)))
+        pd.testing.assert_frame_equal(compared(made.summary(all=True)), compared(reported.summary(all=True)))
         assert not made.unfinished and made.manifest["status"] == "complete"
-    assert named.manifest["config"] == told.manifest["config"]
-    assert given.manifest["model"] == told.manifest["model"]
-    assert told.manifest["command"][0] == "ssbench"
+    assert named.manifest["config"] == reported.manifest["config"]
+    assert given.manifest["model"] == reported.manifest["model"]
+    assert reported.manifest["command"][0] == "ssbench"
     (called,) = named.manifest["command"]
     assert called.startswith("specbench_ss.run(['pld', 'ss[k=2]'], set={'pld': {'length': 4, ")
     assert "model='<lab>'" in given.manifest["command"][0] and sys.argv[0] not in str(given.manifest)
@@ -121,7 +121,7 @@ def test_a_plugin_may_change_from_run_to_run(tiny: Target, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("methods", "options", "said"),
+    ("methods", "options", "stated"),
     [
         ("pld", {"limit": "few"}, "--limit must be a whole number, at least 0, not 'few'"),
         ("pld", {"limit": -1}, "--limit must be at least 0, not -1"),
@@ -151,10 +151,10 @@ def test_a_plugin_may_change_from_run_to_run(tiny: Target, tmp_path: Path) -> No
     ],
 )
 def test_what_cannot_be_run_is_one_line_and_leaves_nothing(
-    methods: Any, options: Mapping[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    methods: Any, options: Mapping[str, Any], stated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=re.escape(said)):
+    with pytest.raises(UserError, match=re.escape(stated)):
         run(methods, **options)
     assert not list(tmp_path.iterdir())
 

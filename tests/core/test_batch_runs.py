@@ -1,4 +1,4 @@
-"""`ssbench run --batch-size`: levels beside the samples, answers that do not change, resuming, and mistakes."""
+"""`ssbench run --batch-size`: levels next to the samples, answers that do not change, resuming, and mistakes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def finished(asked: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return out, measured(asked, out)
 
 
-def test_requests_at_a_time_are_measured_beside_the_samples(finished: tuple[Path, Results]) -> None:
+def test_requests_at_a_time_are_measured_next_to_the_samples(finished: tuple[Path, Results]) -> None:
     out, made = finished
     table = made.concurrency()
     assert list(zip(table["concurrency"], table["method"], strict=True)) == [
@@ -73,8 +73,8 @@ def test_sampled_answers_at_a_time_are_tested(
         "pld", suite="mtbench", data=asked, batch_size=3, max_new_tokens=12, warmup=0, telemetry=0, record_drafts=0,
         dtype="float32", temperature=1.0, out=tmp_path / "r",
     )  # fmt: skip
-    said = [text for text in made.manifest.get("warnings") or () if "biased" in text]
-    assert [text.partition(":")[0] for text in said] == ["pld"] * biased
+    stated = [text for text in made.manifest.get("warnings") or () if "biased" in text]
+    assert [text.partition(":")[0] for text in stated] == ["pld"] * biased
 
 
 def test_a_level_that_was_not_finished_is_made_again(

@@ -1,4 +1,4 @@
-"""Bounds that options declare in their types: checked however the options are made, and shown in words."""
+"""Bounds that options declare in their types: checked however the options are made, and shown as text."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def test_values_that_do_not_go_together_are_refused_after_the_bounds() -> None:
         Options(both=7, free=7)
 
 
-def test_a_plain_dataclass_is_held_to_its_bounds_when_it_is_read_from_text() -> None:
+def test_a_plain_dataclass_is_kept_to_its_bounds_when_it_is_read_from_text() -> None:
     assert parse_options(Plain, {"k": "8"}, "method 'plain'") == Plain(8)
     with pytest.raises(UserError, match="^method 'plain': k must be 1 to 8, not 9$"):
         parse_options(Plain, {"k": "9"}, "method 'plain'")
 
 
-def test_bounds_are_shown_beside_the_type() -> None:
+def test_bounds_are_shown_next_to_the_type() -> None:
     shown = {option.name: option.type for option in describe_options(Options)}
     assert shown["both"] == "int, 1 to 4096" and shown["below"] == "float, 0 or more and below 1"
     assert shown["maybe"] == "float, a number above 0 or none" and shown["free"] == "int"

@@ -27,18 +27,18 @@ def test_nodes_are_means_over_steps_and_settings_are_those_of_the_command(make_r
     assert plain.drafted == 0
 
 
-def test_it_is_said_how_long_the_weights_were_trained() -> None:
-    def said(*training_info: dict[str, Any] | None) -> str:
+def test_it_is_stated_how_long_the_weights_were_trained() -> None:
+    def stated(*training_info: dict[str, Any] | None) -> str:
         return trained(
             [Budget(name, 1, 1, "", False, facts) for name, facts in zip("abc", training_info, strict=False)]
         )
 
     short, long = {"steps": 420, "tokens": 430080}, {"steps": 2000, "tokens": 9000000}
     how = "with weights that were trained for 420 steps on 430,080 tokens of text, repeats counted."
-    assert said(short, short, {"searched": {}}) == f"2 methods (a, b) draft {how}"
-    assert said(short) == f"1 method (a) drafts {how}"
-    both = said(short, long, short)
+    assert stated(short, short, {"searched": {}}) == f"2 methods (a, b) draft {how}"
+    assert stated(short) == f"1 method (a) drafts {how}"
+    both = stated(short, long, short)
     assert both.startswith(f"2 methods (a, c) draft {how} 1 method (b) drafts with weights that were trained for 2,000")
-    assert said({"steps": 3}) == "1 method (a) drafts with weights that were trained for 3 steps."
-    assert said({"parameters": 9}) == "Of a it was not recorded how long the weights were trained."
-    assert said(None, {}) == ""
+    assert stated({"steps": 3}) == "1 method (a) drafts with weights that were trained for 3 steps."
+    assert stated({"parameters": 9}) == "Of a it was not recorded how long the weights were trained."
+    assert stated(None, {}) == ""

@@ -19,13 +19,13 @@ def written(cache: Cache, layers: int, seed: int, heads: int = 2, batch: int = 1
         cache.update(k, v, layer)
 
 
-def held(cache: Cache) -> list[torch.Tensor]:
+def kept(cache: Cache) -> list[torch.Tensor]:
     """The rows that exist, keys and values of every layer."""
     return [rows[:, :, :n].clone() for i, n in enumerate(cache.lengths) for rows in cache.memory_of(i)]
 
 
 def same(one: Cache, other: Cache) -> bool:
-    return one.lengths == other.lengths and all(map(torch.equal, held(one), held(other)))
+    return one.lengths == other.lengths and all(map(torch.equal, kept(one), kept(other)))
 
 
 @pytest.mark.parametrize("heads", [2, 3])
@@ -49,16 +49,16 @@ def test_rows_of_joined_layers_are_moved_as_those_of_others(heads: int, rows: li
 
 
 @torch.inference_mode()
-def test_a_batch_goes_on_with_some_and_memory_is_dropped_taken_anew_and_zeroed() -> None:
+def test_a_batch_goes_on_with_some_and_memory_is_dropped_taken_again_and_zeroed() -> None:
     caches = [Cache(3, 12, joined=joined) for joined in (False, True)]
     for cache in caches:
         written(cache, 3, 1, batch=4)
         cache.commit(6)
         cache.select_sequences(torch.tensor([2, 0]))
-    assert same(*caches) and held(caches[1])[0].shape[0] == 2
+    assert same(*caches) and kept(caches[1])[0].shape[0] == 2
     for cache in caches:
         cache.zero_()
-        assert all(not rows.any() for rows in held(cache))
+        assert all(not rows.any() for rows in kept(cache))
         cache.free()
         assert not cache.has(0) and cache.memory is None
         written(cache, 3, 3)
@@ -75,10 +75,10 @@ def test_keys_and_values_of_two_shapes_have_memory_of_their_own() -> None:
         cache.update(torch.ones(1, 2, 3, 6), torch.ones(1, 2, 3, 4), layer)
     cache.commit(3)
     cache.compact(1, [1])
-    assert cache.memory is None and [rows.shape[-1] for rows in held(cache)] == [6, 4, 6, 4]
+    assert cache.memory is None and [rows.shape[-1] for rows in kept(cache)] == [6, 4, 6, 4]
 
 
-def test_a_cache_that_grows_keeps_room_besides_in_whole_blocks() -> None:
+def test_a_cache_that_grows_keeps_room_in_addition_in_whole_blocks() -> None:
     cache = Cache(1, 8)
     cache.grows, cache.spare, cache.block = True, 5, 16
     cache.update(torch.ones(1, 1, 12, 2), torch.ones(1, 1, 12, 2), 0)

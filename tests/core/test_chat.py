@@ -1,4 +1,4 @@
-"""Chat templates: the known forms to the letter, and a model without one is told before anything is written."""
+"""Chat templates: the known forms to the letter, and a model without one is reported before anything is written."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def test_a_file_is_read_and_what_is_neither_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["{% for %}", "{{ raise_exception('no') }}", "{{ messages[9].content.x }}"])
-def test_a_template_that_does_not_work_is_told(broken: str) -> None:
+def test_a_template_that_does_not_work_is_reported(broken: str) -> None:
     with pytest.raises(UserError, match="the chat template of m does not work"):
         check_template(tokenizer(broken), "m")
 
 
-def test_templates_are_told_apart() -> None:
+def test_templates_are_reported_apart() -> None:
     hashes = {template_hash(tokenizer(template_text(name))) for name in NAMES}
     assert len(hashes) == 3 and None not in hashes
     assert template_hash(tokenizer()) is template_hash(None) is None

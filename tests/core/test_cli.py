@@ -1,4 +1,4 @@
-"""The command line: what it asks for, what it says when that is wrong, what it leaves alone."""
+"""The command line: what it asks for, what it states when that is wrong, what it leaves alone."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_reference_is_not_added_twice() -> None:
     assert [s.label for s in method_specs("ss,ar", ())] == ["ar", "ss"]
 
 
-def test_set_holds_for_every_variant_that_does_not_say_otherwise() -> None:
+def test_set_holds_for_every_variant_that_does_not_state_otherwise() -> None:
     specs = method_specs("ss,ss[k=1]", ["ss.k=4", "ss.prune=off"])
     assert [s.options for s in specs[1:]] == [{"k": "4", "prune": "off"}, {"k": "1", "prune": "off"}]
     with pytest.raises(UserError, match="asked for twice"):
@@ -123,7 +123,7 @@ def test_config_file_and_command_line_wins(asked: Asked, tmp_path: Path) -> None
     assert (config.limit, config.max_new_tokens, config.temperature, config.trust_remote_code) == (7, 32, 1.0, True)
 
 
-def test_interrupt_says_how_to_resume(
+def test_interrupt_states_how_to_resume(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
@@ -146,13 +146,13 @@ def test_default_out_has_only_plain_characters() -> None:
     assert default_out(config, datetime(2026, 1, 2, 3, 4, 5)) == Path("runs/20260102-030405-Model-7B-apps")
 
 
-def test_the_end_of_a_run_tells_everything(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_end_of_a_run_reports_everything(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     out = make_run(
         labels=("ar", "ss", "medusa", "ar[again=1]"), failing=("medusa",), verdict="numerical tie", questions=8
     )
     run_output.show(load_run(out), open_report=False, form="verbose")
-    told = capsys.readouterr().out
-    where = [told.index(word) for word in ("is fastest", "By task", "math reasoning", "Overall")]
+    reported = capsys.readouterr().out
+    where = [reported.index(word) for word in ("is fastest", "By task", "math reasoning", "Overall")]
     assert where == sorted(where)
     for words in (
         "1.00×",
@@ -162,20 +162,20 @@ def test_the_end_of_a_run_tells_everything(make_run: MakeRun, capsys: pytest.Cap
         "x Samples failed; no number includes them.\n    medusa: 4 samples",
         "≈ not significant",
     ):
-        assert words in told
-    assert f"report   {out / 'report.html'}" in told
+        assert words in reported
+    assert f"report   {out / 'report.html'}" in reported
     assert (out / "report.html").stat().st_size > 50_000
 
 
-def test_a_method_without_one_good_sample_is_told_and_exits_1(
+def test_a_method_without_one_good_sample_is_reported_and_exits_1(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as end:
         run_output.show(load_run(make_run(failing=("ss",), questions=1)), open_report=False)
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     assert end.value.exit_code == 1
-    assert told.err == "ssbench: every sample failed of ss: RuntimeError: out of luck\n"
-    assert "x ss failed on 4 of 4 prompts: RuntimeError: out of luck" in told.out and "report   " in told.out
+    assert reported.err == "ssbench: every sample failed of ss: RuntimeError: out of luck\n"
+    assert "x ss failed on 4 of 4 prompts: RuntimeError: out of luck" in reported.out and "report   " in reported.out
 
 
 def test_quiet_is_two_lines_and_json_is_one_object(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,7 +204,7 @@ def test_a_manifest_that_lacks_something_is_one_line(
     assert f"it lacks {'.'.join(keys)}" in failing(["report", str(run)], capsys)
 
 
-def test_a_report_of_an_unfinished_run_says_so(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_of_an_unfinished_run_states_so(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(questions=2)
     assert main(["report", str(run)]) == 0
     assert capsys.readouterr().err == ""
@@ -229,18 +229,18 @@ def test_a_run_that_was_interrupted_is_not_complete_even_with_all_its_rows(
     assert "not complete (interrupted): 12 of 12 samples" in capsys.readouterr().err
 
 
-def test_sessions_under_other_conditions_are_told_in_one_line_at_the_end(
+def test_sessions_under_other_conditions_are_reported_in_one_line_at_the_end(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = make_run(questions=1)
     manifest = json.loads((out / MANIFEST).read_text())
     here = manifest["environment"]
     sessions = [{"started": "1", "environment": here}, {"started": "2", "environment": {**here, "threads": None}}]
-    for told, given in ((False, sessions[:1]), (True, sessions)):
+    for reported, given in ((False, sessions[:1]), (True, sessions)):
         (out / MANIFEST).write_text(json.dumps({**manifest, "sessions": given}))
         run_output.show(load_run(out), open_report=False)
         line = "  ! Not all sessions had the same threads: their times do not compare."
-        assert (line in capsys.readouterr().out.splitlines()) == told
+        assert (line in capsys.readouterr().out.splitlines()) == reported
 
 
 def test_a_report_that_cannot_be_written_is_one_line(

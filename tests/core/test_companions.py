@@ -1,4 +1,5 @@
-"""Weights of methods that come with ssbench for a fetched model are found by what the model's folder says of itself."""
+"""Weights of methods that come with ssbench for a fetched model are found by what the model's folder states of
+itself."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from specbench_ss.models.resolve import LAB, ORIGIN, bundled_drafters
 
 @pytest.fixture
 def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that says it is smollm2; it holds the lab's base, and the lab's heads are shipped as that model's."""
+    """A folder that states it is smollm2; it holds the lab's base, and the lab's heads are shipped as that model's."""
     folder = tmp_path / "models" / "small"
     shutil.copytree(LAB / "base", folder)
     (folder / ORIGIN).write_text(json.dumps({"name": "smollm2"}))
@@ -32,7 +33,7 @@ def test_a_fetched_model_has_its_drafters(fetched: Path) -> None:
     assert target.bundled_drafter("ss") is None
 
 
-def test_a_folder_that_does_not_say_where_it_comes_from_has_none(fetched: Path) -> None:
+def test_a_folder_that_does_not_state_where_it_comes_from_has_none(fetched: Path) -> None:
     (fetched / ORIGIN).unlink()
     with pytest.raises(UserError, match="no weights for model"):
         load_method("medusa", load_model(str(fetched)))

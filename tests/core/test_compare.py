@@ -173,7 +173,9 @@ def test_tokens_per_step_and_answers_that_changed_are_counted(
     )
 
 
-def test_what_does_not_compare_is_refused_unless_told(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_compare_is_refused_unless_reported(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     a, b = str(make_run(questions=1)), str(restated(make_run(questions=1), "model", "hash", value="f" * 64))
     assert "model hash (0123456789ab and ffffffffffff)" in failing(["compare", a, b], capsys)
     assert main(["compare", a, b, "--force"]) == 0
@@ -189,7 +191,7 @@ def test_other_questions_under_the_same_ids_are_refused(make_run: MakeRun, capsy
     assert "1 of 8 with another text, first translation-1" in failing(["compare", str(a), str(b)], capsys)
 
 
-def test_configurations_that_differ_are_told_in_words(make_run: MakeRun) -> None:
+def test_configurations_that_differ_are_reported_in_words(make_run: MakeRun) -> None:
     a, b = make_run(questions=1), make_run(questions=1)
     restated(b, "environment", "packages", value={"torch": "2.14.0", "transformers": "5.23.0", "numpy": "3.0"})
     restated(b, "config", "seed", value=3)
@@ -223,12 +225,12 @@ def test_json_and_frames_hold_the_documented_columns(make_run: MakeRun, capsys: 
     assert documented("`compare().differences`") == list(DIFFERENCES)
     capsys.readouterr()
     assert main(["compare", str(a), str(b), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["rows"]) == len(made.table) and set(told["rows"][0]) == {c.name for c in COMPARISON}
-    assert [d["what"] for d in told["differences"]] == list(made.differences["what"])
+    reported = json.loads(capsys.readouterr().out)
+    assert len(reported["rows"]) == len(made.table) and set(reported["rows"][0]) == {c.name for c in COMPARISON}
+    assert [d["what"] for d in reported["differences"]] == list(made.differences["what"])
 
 
-def test_doubts_about_a_run_are_told(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doubts_about_a_run_are_reported(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(make_run()), str(make_run(verdict="mismatch"))]) == 0
     assert "Warning: run B: Outputs differ from the reference's" in capsys.readouterr().out
 
@@ -268,7 +270,7 @@ def test_every_figure_has_its_change(make_run: MakeRun) -> None:
     assert all(set(row.changes) == set(METRICS) for row in compared(*[analyse(run)] * 2)[1])
 
 
-def test_times_that_must_not_be_used_are_void(make_run: MakeRun) -> None:
+def test_times_that_must_not_be_used_are_invalid(make_run: MakeRun) -> None:
     """The answers of a method have another number of tokens than its steps."""
     a, b = read_run(make_run()), read_run(make_run())
     for row in b.rows:

@@ -51,7 +51,7 @@ def test_all_settings_are_made() -> None:
     assert not MATMUL.allow_tf32
 
 
-def test_a_setting_that_torch_cannot_tell_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_torch_cannot_report_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def mixed() -> bool:
         raise RuntimeError("mix of the legacy and new APIs")
 
@@ -60,7 +60,7 @@ def test_a_setting_that_torch_cannot_tell_is_left_out(monkeypatch: pytest.Monkey
 
 
 class OnCuda(torch.nn.Module):
-    """A model that says its weights lie on CUDA, and goes no further."""
+    """A model that states its weights lie on CUDA, and goes no further."""
 
     def __init__(self) -> None:
         super().__init__()

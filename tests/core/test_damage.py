@@ -81,18 +81,18 @@ def test_a_last_line_that_is_cut_is_made_again(path: Path, name: str) -> None:
 def test_steps_that_are_lost_are_one_line(path: Path) -> None:
     before = (path / STEPS).read_bytes()
     lines = before.splitlines(keepends=True)
-    for left, said in ((lines[:-1], "q2 turn 1 of m"), (lines[1:], "q0 turn 1 of m"), ([], "q0 turn 1 of m")):
+    for left, stated in ((lines[:-1], "q2 turn 1 of m"), (lines[1:], "q0 turn 1 of m"), ([], "q0 turn 1 of m")):
         put(path, {STEPS: b"".join(left)})
         for act in (
             lambda: read_run(path),
             lambda: RunDir.open(OutputOptions(path, resume=True), _manifest(), test_rundir.QUESTIONS),
         ):
-            with pytest.raises(UserError, match=f"steps.jsonl is damaged: it lacks steps of {said}"):
+            with pytest.raises(UserError, match=f"steps.jsonl is damaged: it lacks steps of {stated}"):
                 act()
         assert (path / STEPS).read_bytes() == b"".join(left)
 
 
-def test_verdicts_that_are_lost_are_said(path: Path) -> None:
+def test_verdicts_that_are_lost_are_stated(path: Path) -> None:
     put(path, {OUTPUT_MATCH: (path / OUTPUT_MATCH).read_bytes().splitlines(keepends=True)[1]})
     assert load_run(path).unfinished == (
         "not complete (2 answers were not compared with the reference's): 6 of 6 samples"
@@ -118,17 +118,17 @@ def test_a_forked_process_writes_nothing(tmp_path: Path) -> None:
         before = {file.name: file.read_bytes() for file in path.iterdir()}
         reader, writer = os.pipe()
         if not os.fork():
-            said = [_refusal(act) for act in (
+            stated = [_refusal(act) for act in (
                 lambda: run.append(*sample(1)),
                 lambda: run.append_output_match(OutputMatch(*sample(1)[0].key, verdict="identical")),
                 lambda: run.append_optional("drafts.jsonl", {}),
                 lambda: run.update(status="complete"),
             )]  # fmt: skip
-            os.write(writer, "\n".join(said).encode())
+            os.write(writer, "\n".join(stated).encode())
             os._exit(0)
         os.close(writer)
-        with os.fdopen(reader) as told:
-            assert ["fork" in line for line in told] == [True] * 4
+        with os.fdopen(reader) as reported:
+            assert ["fork" in line for line in reported] == [True] * 4
         os.wait()
         assert {file.name: file.read_bytes() for file in path.iterdir()} == before
         run.append(*sample(1))

@@ -1,4 +1,4 @@
-"""Which layer goes to which GPU, what transformers is told of it, and what is refused with several devices."""
+"""Which layer goes to which GPU, what transformers is reported of it, and what is refused with several devices."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_layers_are_shared_out_in_proportion_to_room(room: list[int]) -> None:
         assert abs(counts[i] - 40 * size / sum(room)) <= 1
 
 
-def test_what_lies_beside_the_layers_takes_room_on_the_first_device() -> None:
+def test_what_lies_next_to_the_layers_takes_room_on_the_first_device() -> None:
     model = tiny_model("llama", vocab=4001)
     every, of_layers = (
         sum(4 * t.numel() for t in (*module.parameters(), *module.buffers())) for module in (model, model.model.layers)
@@ -120,7 +120,7 @@ def test_a_list_of_devices_is_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_dtype("auto", TWO) == torch.bfloat16
 
 
-def test_what_takes_one_device_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_takes_one_device_states_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="engine graph runs on one device, not cuda:0,cuda:1"):
         check_engine("graph", TWO)
     check_engine("eager", TWO)
@@ -134,10 +134,10 @@ def test_what_takes_one_device_says_so(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 @pytest.mark.parametrize("device", [TWO, "cuda:all"])
-def test_what_several_devices_cannot_do_is_told_before_they_are_looked_for(
+def test_what_several_devices_cannot_do_is_reported_before_they_are_looked_for(
     device: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a machine without any GPU says it as well. None is asked for here."""
+    """So that a machine without any GPU states it as well. None is asked for here."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("a GPU was looked for"))
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     gguf, run = str(tmp_path / "model.gguf"), ["run", "--methods", "ar", "--device", device]

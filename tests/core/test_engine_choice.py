@@ -69,7 +69,7 @@ def manifest(engine: str, asked: str | None = None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("begun", "here", "told"),
+    ("begun", "here", "reported"),
     [
         (manifest("eager", "eager"), manifest("graph"), "use --engine eager"),
         (manifest("graph"), manifest("eager"), "has engine graph, this session eager"),
@@ -78,15 +78,15 @@ def manifest(engine: str, asked: str | None = None) -> dict[str, Any]:
     ],
 )
 def test_a_run_goes_on_by_the_engine_that_it_was_begun_with(
-    begun: dict[str, Any], here: dict[str, Any], told: str, tmp_path: Path
+    begun: dict[str, Any], here: dict[str, Any], reported: str, tmp_path: Path
 ) -> None:
     RunDir.open(OutputOptions(tmp_path), begun).close()
     try:
         RunDir.open(OutputOptions(tmp_path, resume=True), here).close()
     except UserError as error:
-        assert told and told in str(error)
+        assert reported and reported in str(error)
     else:
-        assert not told
+        assert not reported
 
 
 def test_on_a_cpu_it_makes_no_difference_how_the_engine_was_asked_for(tmp_path: Path, lab: Target) -> None:
@@ -215,7 +215,7 @@ def test_a_method_with_a_model_of_its_own_that_is_in_use_is_loaded_again_for_suc
 
 
 @pytest.mark.parametrize("engine", ["eager", "graph"])
-def test_the_peak_of_memory_is_not_told_where_steps_are_replayed(
+def test_the_peak_of_memory_is_not_reported_where_steps_are_replayed(
     engine: str, lab: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What a replay needs in between lies in memory that counts as free."""

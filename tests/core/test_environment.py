@@ -12,7 +12,7 @@ import pytest
 from specbench_ss.runs import environment as env
 
 
-def test_it_is_json_and_says_the_essentials() -> None:
+def test_it_is_json_and_states_the_essentials() -> None:
     found = env.environment()
     assert json.loads(json.dumps(found)) == found
     assert found["packages"]["torch"]
@@ -90,7 +90,7 @@ def test_every_condition_of_a_timing_counts_against_every_earlier_session(change
     assert env.changed_since({"environment": here, "sessions": sessions}, here) == expected
 
 
-def test_a_busy_machine_is_told_with_its_load_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_is_reported_with_its_load_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env, "_usable_cores", lambda: 2)
     monkeypatch.setattr(env, "_other_load", lambda: 3.9)
     for load, words in ((2.0, ""), (6.08, "the machine is busy (load 6.1 on 2 cores): times will be unstable")):
@@ -104,18 +104,18 @@ def test_a_busy_machine_is_told_with_its_load_and_cores(monkeypatch: pytest.Monk
     assert env.busy() == ""
 
 
-@pytest.mark.parametrize(("others", "told"), [(0.1, False), (1.0, True), (None, True)])
-def test_a_load_of_work_that_has_ended_is_not_told(
-    others: float | None, told: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("others", "reported"), [(0.1, False), (1.0, True), (None, True)])
+def test_a_load_of_work_that_has_ended_is_not_reported(
+    others: float | None, reported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(env, "_usable_cores", lambda: 2)
     monkeypatch.setattr("os.getloadavg", lambda: (2.1, 0.0, 0.0))
     monkeypatch.setattr(env, "_other_load", lambda: others)
-    assert bool(env.busy()) == told
+    assert bool(env.busy()) == reported
 
 
-def test_work_of_others_is_told_from_this_process_s_own() -> None:
-    """Whoever else works here: what is counted of this process is no part of it."""
+def test_work_of_others_is_reported_from_this_process_s_own() -> None:
+    """Anyone who else works here: what is counted of this process is no part of it."""
     assert env._other_load() >= -0.2
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
         try:

@@ -73,15 +73,15 @@ def test_csv_and_parquet_hold_the_frames(make_run: MakeRun) -> None:
     run = make_run(questions=2)
     for form in ("csv", "parquet"):
         assert main(["export", str(run), "--form", form]) == 0
-    held = load_run(run)
-    for name, frame in {"samples": held.samples, "steps": held.steps, "summary": held.summary(all=True)}.items():
-        told = pd.read_csv(run / "csv" / f"{name}.csv")
+    kept = load_run(run)
+    for name, frame in {"samples": kept.samples, "steps": kept.steps, "summary": kept.summary(all=True)}.items():
+        reported = pd.read_csv(run / "csv" / f"{name}.csv")
         stored = pd.read_parquet(run / "parquet" / f"{name}.parquet")
-        assert list(told) == list(stored) == list(frame) and len(told) == len(stored) == len(frame)
+        assert list(reported) == list(stored) == list(frame) and len(reported) == len(stored) == len(frame)
         for column in ("wall_s", "total_s", "speedup", "tokens"):
             if column in frame:
-                assert told[column].tolist() == stored[column].tolist() == pytest.approx(frame[column].tolist())
-    assert json.loads(pd.read_csv(run / "csv" / "samples.csv")["token_ids"][0]) == held.samples["token_ids"][0]
+                assert reported[column].tolist() == stored[column].tolist() == pytest.approx(frame[column].tolist())
+    assert json.loads(pd.read_csv(run / "csv" / "samples.csv")["token_ids"][0]) == kept.samples["token_ids"][0]
 
 
 def test_markdown_is_a_table_of_the_summary(
@@ -89,13 +89,13 @@ def test_markdown_is_a_table_of_the_summary(
 ) -> None:
     run = make_run(labels=("ar", "ss[k=1]"))
     assert main(["export", str(run), "--form", "markdown"]) == 0
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     for _ in range(2):
         assert main(["export", str(run), "--form", "markdown", "--out", str(tmp_path / "table.md")]) == 0
-        assert (tmp_path / "table.md").read_text() == told
-    lines = told.splitlines()
+        assert (tmp_path / "table.md").read_text() == reported
+    lines = reported.splitlines()
     assert len(lines) == 2 + 2 * 5 and {line.count("|") for line in lines} == {11}
-    assert "| all | ss[k=1] | " in told and "×" in lines[3]
+    assert "| all | ss[k=1] | " in reported and "×" in lines[3]
     assert table(("a",), [("x|y<b>",)], ()) == "| a |\n| ---: |\n| x\\|y&lt;b> |\n"
 
 
@@ -170,13 +170,15 @@ def test_tau_is_counted_the_same_way_whatever_a_file_counts_as_a_step(tmp_path: 
     assert rows["bonus"].tau_written == 2 and rows["bonus"].bonus_left_out and not rows["apart"].bonus_left_out
     assert rows["over"].beyond == 3 and rows["over"].tau_written == pytest.approx(63 / 20)
     assert [rows[name].first_apart for name in ("apart", "bonus", "over", "inside", "ar")] == [True] * 3 + [False] * 2
-    told = "\n".join(limitations(list(rows.values())))
-    assert "bonus: accept_lengths leave out the bonus token" in told and "over: 3 tokens in accept_lengths" in told
-    assert "The first token belongs to no step in apart, bonus, over" in told
-    assert "Longest answers, in tokens, which limits may have cut: ar 12, apart 13" in told
+    reported = "\n".join(limitations(list(rows.values())))
+    assert (
+        "bonus: accept_lengths leave out the bonus token" in reported and "over: 3 tokens in accept_lengths" in reported
+    )
+    assert "The first token belongs to no step in apart, bonus, over" in reported
+    assert "Longest answers, in tokens, which limits may have cut: ar 12, apart 13" in reported
 
 
-def test_texts_are_compared_and_other_counts_of_the_same_text_told(tmp_path: Path) -> None:
+def test_texts_are_compared_and_other_counts_of_the_same_text_reported(tmp_path: Path) -> None:
     lines = [_line(q, [12], [3] * 4) for q in range(4)] + [
         _line(4, [15], [3] * 5),
         _line(5, [12], [3] * 4, texts=["?"]),
@@ -193,7 +195,7 @@ def test_the_last_line_of_a_question_counts_and_the_terminal_shows_all(
     capsys.readouterr()
     files = [str(tmp_path / name) for name in ("ar.jsonl", "m.jsonl")]
     assert main(["import-specbench", *files]) == 0
-    told = capsys.readouterr().out
-    assert "2.00×" in told and "5 of 5" in told and "The files do not contain" in told
+    reported = capsys.readouterr().out
+    assert "2.00×" in reported and "5 of 5" in reported and "The files do not contain" in reported
     assert main(["import-specbench", *files, "--baseline", "m.jsonl", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"][1]["speedup"] == pytest.approx(0.5)

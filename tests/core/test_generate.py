@@ -64,14 +64,14 @@ def test_the_cache_after_every_step_is_that_of_a_fresh_prefill(kind: str) -> Non
     result = generate(decoder, PROMPT, StopParams(30), SamplingParams())
     assert max(s.accepted_tokens for s in result.steps) == 3
     with torch.inference_mode():
-        for ids, held in decoder.caches:
+        for ids, kept_here in decoder.caches:
             fresh = target.new_cache(200)
             target.prefill(torch.tensor([ids[:-1]]), fresh)
             n = len(ids) - 1
             expected = torch.stack(
                 [torch.stack((k[:, :, :n], v[:, :, :n])) for k, v in zip(fresh.keys, fresh.values, strict=True)]
             )  # type: ignore[index]
-            torch.testing.assert_close(held, expected, atol=2e-5, rtol=1e-4)
+            torch.testing.assert_close(kept_here, expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def target() -> Target:
 
 
 @pytest.mark.parametrize("limit", range(1, 12))
-def test_max_new_tokens_is_exact_and_what_is_cut_is_overshoot(target: Target, limit: int) -> None:
+def test_max_new_tokens_is_exact_and_what_is_cut_is_tokens_past_stop(target: Target, limit: int) -> None:
     decoder = oracle(target)
     result = generate(decoder, PROMPT, StopParams(limit), SamplingParams())
     assert result.tokens == decoder.answer[len(PROMPT) : len(PROMPT) + limit]

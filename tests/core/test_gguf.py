@@ -1,4 +1,4 @@
-"""A GGUF file as a model: what it loads as, what a run keeps of it, and what is said of one that cannot be read."""
+"""A GGUF file as a model: what it loads as, what a run keeps of it, and what is stated of one that cannot be read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def logits(model: Any) -> torch.Tensor:
     ("kind", "type_name"), [("llama", "Q8_0"), ("llama", "Q4_1"), ("qwen2", "Q8_0"), ("qwen2", "F16")]
 )
 def test_it_loads_as_the_model_whose_rounded_weights_it_holds(tmp_path: Path, kind: str, type_name: str) -> None:
-    """Also where the file does not end in .gguf, which its first bytes tell."""
+    """Also where the file does not end in .gguf, which its first bytes show."""
     file = tmp_path / "a-file"
     expected = gguf_made.write(file, kind, type_name)
     target = load_model(str(file), dtype="float32", device="cpu")
@@ -59,14 +59,14 @@ def test_text_becomes_the_tokens_that_the_file_means(written: tuple[Path, Any]) 
     )
 
 
-def test_what_lies_beside_the_file_is_not_read(tmp_path: Path, written: tuple[Path, Any]) -> None:
+def test_what_lies_next_to_the_file_is_not_read(tmp_path: Path, written: tuple[Path, Any]) -> None:
     path, _ = written
-    beside = tmp_path / "tiny.gguf"
-    beside.write_bytes(path.read_bytes())
+    next_to = tmp_path / "tiny.gguf"
+    next_to.write_bytes(path.read_bytes())
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "chat_template.jinja").write_text("nothing")
-    outline = load.outline_of(str(beside))
+    outline = load.outline_of(str(next_to))
     assert outline.tokenizer.chat_template == gguf_made.tokenizer_of().chat_template
     assert outline.tokenizer(TEXTS[0])["input_ids"] == gguf_made.tokenizer_of()(TEXTS[0])["input_ids"]
 
@@ -77,7 +77,7 @@ def test_the_end_of_a_turn_ends_an_answer(tmp_path: Path) -> None:
     assert load_model(str(file), device="cpu").eos_ids == {1, end}
 
 
-def test_what_transformers_leaves_out_is_said(tmp_path: Path) -> None:
+def test_what_transformers_leaves_out_is_stated(tmp_path: Path) -> None:
     gguf_made.write(tmp_path / "t.gguf", factors=True)
     with pytest.warns(UserWarning, match="t.gguf: rope_freqs.weight is not read"):
         load_model(tmp_path / "t.gguf", device="cpu")
@@ -120,7 +120,7 @@ def run_cli(capfd: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
-def _said_of(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def _stated_of(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return failing(["run", "--model", str(path), "--methods", "pld", "--suite", "specbench"], capsys)
 
 
@@ -131,29 +131,29 @@ def test_a_file_that_is_cut_short_is_refused(
     """In the counts, in the metadata, in the vocabulary, and in the weights."""
     file = tmp_path / "cut.gguf"
     file.write_bytes(written[0].read_bytes()[:kept])
-    assert f"{file} is truncated or damaged" in _said_of(file, capsys)
+    assert f"{file} is truncated or damaged" in _stated_of(file, capsys)
 
 
 def test_weights_of_an_unknown_type_are_refused(
     written: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a type that no version knows, and of one that has a number but cannot be made float."""
+    """Of a type that no version has, and of one that has a number but cannot be made float."""
     name, content = b"blk.0.attn_v.weight", written[0].read_bytes()
     place = content.index(name) + len(name) + 4 + 2 * 8  # behind the number of dimensions and two of them
     assert struct.unpack_from("<I", content, place) == (8,)  # Q8_0
     file = tmp_path / "strange.gguf"
-    for number, said in ((977, "of an unknown type, number 977"), (24, "of type I8, which cannot be dequantized")):
+    for number, stated in ((977, "of an unknown type, number 977"), (24, "of type I8, which cannot be dequantized")):
         file.write_bytes(content[:place] + struct.pack("<I", number) + content[place + 4 :])
-        assert f"{file} has weights {said}" in _said_of(file, capsys)
+        assert f"{file} has weights {stated}" in _stated_of(file, capsys)
 
 
 def test_other_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     part = tmp_path / "part.gguf"
     gguf_made.write(part, split__count=3)
-    assert f"{part} is one of 3 parts of a model" in _said_of(part, capsys)
+    assert f"{part} is one of 3 parts of a model" in _stated_of(part, capsys)
     bare = tmp_path / "bare.gguf"
     gguf_made.write(bare, template=False)
-    assert "has no chat template; use --chat-template" in _said_of(bare, capsys)
+    assert "has no chat template; use --chat-template" in _stated_of(bare, capsys)
 
 
 def test_an_architecture_that_transformers_does_not_read(
@@ -161,7 +161,7 @@ def test_an_architecture_that_transformers_does_not_read(
 ) -> None:
     file = tmp_path / "strange.gguf"
     file.write_bytes(written[0].read_bytes().replace(b"llama", b"lamma"))
-    assert "GGUF model with architecture lamma is not supported" in _said_of(file, capsys)
+    assert "GGUF model with architecture lamma is not supported" in _stated_of(file, capsys)
 
 
 def test_a_file_needs_the_package_that_reads_it(
@@ -170,7 +170,7 @@ def test_a_file_needs_the_package_that_reads_it(
     file = tmp_path / "another.gguf"  # nothing is known of it yet
     file.write_bytes(written[0].read_bytes())
     monkeypatch.setitem(sys.modules, "gguf", None)
-    assert "reading another.gguf needs the package gguf: pip install gguf" in _said_of(file, capsys)
+    assert "reading another.gguf needs the package gguf: pip install gguf" in _stated_of(file, capsys)
 
 
 def test_a_file_that_has_changed_is_looked_at_again(tmp_path: Path) -> None:
@@ -181,6 +181,6 @@ def test_a_file_that_has_changed_is_looked_at_again(tmp_path: Path) -> None:
     assert gguf_facts(file).types[0] == ("Q4_1", 15)
 
 
-def test_it_is_not_held_in_four_bits(written: tuple[Path, Any]) -> None:
+def test_it_is_not_kept_in_four_bits(written: tuple[Path, Any]) -> None:
     with pytest.raises(UserError, match="cannot be loaded with nf4"):
         load.load_model(str(written[0]), torch.float32, "cpu", nf4=True)

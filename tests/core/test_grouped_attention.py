@@ -25,7 +25,7 @@ OFF = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 def test_few_rows_attend_as_torch_has_it(
     dtype: torch.dtype, rows: int, kind: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against float64. A mask of bool says what is seen; each sequence of a batch may have a mask of its own."""
+    """Against float64. A mask of bool states what is seen; each sequence of a batch may have a mask of its own."""
     if kind == "none" and rows > 1:
         return
     monkeypatch.setattr(attention, "backend_of", lambda of, one_row, masked, keys, sequences: way)

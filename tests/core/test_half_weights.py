@@ -32,7 +32,7 @@ def test_matrices_are_rounded_and_vectors_are_not() -> None:
 
 
 @needs_halves
-def test_the_lean_pass_is_the_rounded_models_own() -> None:
+def test_the_fused_pass_is_the_rounded_models_own() -> None:
     model, ids = tiny_model("llama"), list(range(3, 40))
     own = copy.deepcopy(model)
     target = Target(model, fp16_weights=True)
@@ -74,7 +74,7 @@ def test_the_lab_is_the_same_model_either_way() -> None:
     )
 
 
-def test_a_run_says_what_was_rounded(tmp_path: object) -> None:
+def test_a_run_states_what_was_rounded(tmp_path: object) -> None:
     out = f"{tmp_path}/run"
     command = ["run", "--methods", "medusa,pld", "--limit", "1", "--max-new-tokens", "8", "--warmup", "0", "--out", out]
     assert main([*command, "--dtype", "float16-weights"]) == 0

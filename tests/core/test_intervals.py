@@ -41,7 +41,7 @@ def test_the_interval_is_scipys(n: int, noise: float, seed: int) -> None:
     columns = questions(n, noise, seed)
     ours, theirs = bca(log_ratio, columns, resamples(n)), of_scipy(columns, "BCa")
     assert ours == pytest.approx(theirs, abs=0.03 * (theirs[1] - theirs[0]))
-    percentile = of_scipy(columns, "percentile")  # which is another one, so that the test can tell
+    percentile = of_scipy(columns, "percentile")  # which is another one, so that the test can show
     assert percentile != pytest.approx(theirs, abs=0.03 * (theirs[1] - theirs[0]))
 
 

@@ -1,4 +1,4 @@
-"""Lean layers and packed products give what the modules give, and are left out where they would not."""
+"""Fused layers and packed products give what the modules give, and are left out where they would not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def copies_of_tiny_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_kernels, "MIN_WEIGHTS", 0)
 
 
-def is_lean(target: Target) -> bool:
+def is_fused(target: Target) -> bool:
     return all(isinstance(block, FusedBlock) for block in target.family.blocks)
 
 
@@ -40,12 +40,12 @@ def passes(target: Target) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", LEAN)
-def test_lean_layers_give_what_the_modules_give(kind: str) -> None:
+def test_fused_layers_give_what_the_modules_give(kind: str) -> None:
     target = Target(tiny_model(kind))
-    assert is_lean(target) and target.kernel_summary.startswith(f"{target.n_layers} of {target.n_layers} layers fused")
-    lean = passes(target)
+    assert is_fused(target) and target.kernel_summary.startswith(f"{target.n_layers} of {target.n_layers} layers fused")
+    fused = passes(target)
     target.family.blocks = family_of(target.model).blocks
-    for mine, theirs in zip(lean, passes(target), strict=True):
+    for mine, theirs in zip(fused, passes(target), strict=True):
         assert (mine - theirs).abs().max() <= 1e-4 * (1 + theirs.abs().max())
 
 

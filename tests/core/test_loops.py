@@ -27,17 +27,17 @@ def test_a_loop_is_a_short_ngram_again_and_again_at_the_end(ids: list[int], loop
     assert repeats_itself(ids) is loop
 
 
-def test_many_loops_of_the_reference_are_told_and_nothing_is_wrong_with_them(make_run: MakeRun) -> None:
+def test_many_loops_of_the_reference_are_reported_and_nothing_is_wrong_with_them(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=10))
     for row in run.rows:
         row.token_ids = list(range(row.tokens or 0))
 
-    def told() -> list[tuple[str, str]]:
+    def reported() -> list[tuple[str, str]]:
         return [(check.state, check.sentence) for check in checks(run, summarise(run)) if check.name == "loops"]
 
-    assert told() == []
+    assert reported() == []
     first = next(row for row in run.rows if row.method == "ar")
     first.token_ids = [7] * 40
-    assert told() == [("ok", "1 of 10 outputs of ar end in a repetition, which favors methods that copy.")]
+    assert reported() == [("ok", "1 of 10 outputs of ar end in a repetition, which favors methods that copy.")]
     first.method = "ss"
-    assert told() == [], "what a method makes of it is not asked"
+    assert reported() == [], "what a method makes of it is not asked"

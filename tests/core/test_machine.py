@@ -1,4 +1,4 @@
-"""Costs counted from shapes, the machine's limits, and what a run says of both."""
+"""Costs counted from shapes, the machine's limits, and what a run states of both."""
 
 from __future__ import annotations
 
@@ -127,13 +127,13 @@ def test_limits_are_kept_by_device_and_read_again(tmp_path: Path, monkeypatch: p
     assert machine_limits.known_limits(cpu) is None, "other threads, other limits"
 
 
-def test_doctor_says_what_is_known_and_what_was_measured(
+def test_doctor_states_what_is_known_and_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path))
     assert main(["doctor", "--device", "cpu"]) == 0
-    told = capsys.readouterr().out
-    assert "host_cpu_share" in told and "`ssbench doctor --calibrate`" in told and "torch" in told
+    reported = capsys.readouterr().out
+    assert "host_cpu_share" in reported and "`ssbench doctor --calibrate`" in reported and "torch" in reported
     monkeypatch.setattr(machine_limits, "ON_CPU", {"read": 1 << 20, "side": 64, "launches": 10})
     monkeypatch.setattr(machine_limits, "LEAST_S", 0.0)
     assert main(["doctor", "--device", "cpu", "--calibrate"]) == 0
@@ -171,7 +171,7 @@ def test_shares_of_limits_and_predictions_follow_from_counts(made: Path) -> None
     assert streams.decode_speedup == pytest.approx(summary["mean_acceptance_length"] * summary["step_ratio"])
 
 
-def test_the_terminal_says_what_the_parts_leave_and_what_was_reached(made: Path) -> None:
+def test_the_terminal_states_what_the_parts_leave_and_what_was_reached(made: Path) -> None:
     left, limits = lines_of(read_run(made))
     share = max(row.host_share or 0 for row in analyse(read_run(made)).machine_rows)
     assert f"at most {share:.1%}" in left and limits.startswith("limits: share of memory bandwidth")
@@ -206,7 +206,7 @@ def test_the_report_of_a_run_without_shapes_or_readings_has_neither_table(made: 
     assert page(analyse(run))["machine"] == []
 
 
-def test_costs_are_of_pairs_and_void_results_have_no_speedup(made: Path) -> None:
+def test_costs_are_of_pairs_and_invalid_results_have_no_speedup(made: Path) -> None:
     run = read_run(made)
     lost = next(row for row in run.rows if row.method == "ss")
     lost.status, lost.error = "failed", "RuntimeError: no"

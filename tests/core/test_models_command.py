@@ -1,4 +1,4 @@
-"""`ssbench models check`: whether a pair works, told before weights are downloaded, against a hub of our own."""
+"""`ssbench models check`: whether a pair works, reported before weights are downloaded, against a hub of our own."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def ssbench(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     """(exit code, stdout, stderr)."""
     capsys.readouterr()
     code = main(list(arguments))
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    stated = capsys.readouterr()
+    return code, stated.out, stated.err
 
 
 def heads(folder: Path, hidden: int = 256, vocab: int = 4096) -> Path:
@@ -111,7 +111,7 @@ def test_headers_alone_are_fetched_and_read_as_the_file_does(hub: Path, tmp_path
 
 
 def test_values_that_were_not_fetched_are_not_read(hub: Path, tmp_path: Path) -> None:
-    """Of a list beside a large matrix: of a whole file, of a header alone, and of a pickle that torch maps or not."""
+    """Of a list next to a large matrix: of a whole file, of a header alone, and of a pickle that torch maps or not."""
     folder = hub / "someone" / "words"
     folder.mkdir(parents=True)
     made = {"d2t": torch.arange(5), "lm_head.weight": torch.ones(5, 3)}
@@ -157,7 +157,7 @@ def test_a_pair_that_an_engine_misreads(hub: Path, capsys: pytest.CaptureFixture
     assert "(someone/biased/model.safetensors)" in err
 
 
-def test_what_only_a_pickle_knows_is_not_told(hub: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_only_a_pickle_has_is_not_reported(hub: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = hub / "someone" / "old"
     folder.mkdir(parents=True)
     torch.save({"0.0.linear.weight": torch.zeros(4, 4)}, folder / "medusa_lm_head.pt")

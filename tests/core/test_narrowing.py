@@ -1,4 +1,4 @@
-"""`--target-ci`: repeats are added while they help, and a run says why no more were made; it stays resumable."""
+"""`--target-ci`: repeats are added while they help, and a run states why no more were made; it stays resumable."""
 
 from __future__ import annotations
 
@@ -46,17 +46,18 @@ def test_a_narrow_interval_ends_the_run_and_a_wide_one_does_not() -> None:
 
 
 def test_questions_that_differ_cannot_be_mended_by_repeats() -> None:
-    said = why_stop(measured(2, questions=0.2, noise=0.02), LABELS, 2, StoppingRule(0.02))
-    assert "after 2 repeats: between-question variance dominates" in said and "--limit" in said
-    assert why_stop(measured(1, questions=0.2), LABELS, 1, StoppingRule(0.02)) == ""  # one repeat does not tell
+    stated = why_stop(measured(2, questions=0.2, noise=0.02), LABELS, 2, StoppingRule(0.02))
+    assert "after 2 repeats: between-question variance dominates" in stated and "--limit" in stated
+    assert why_stop(measured(1, questions=0.2), LABELS, 1, StoppingRule(0.02)) == ""  # one repeat does not show
 
 
 def test_what_repeats_can_reach_is_predicted() -> None:
-    """The width at best, told after few repeats, is not above that of very many, so that nothing is given up early."""
+    """The width at best, reported after few repeats, is not above that of very many, so that nothing is given up
+    early."""
     few, many = (measured(n, questions=0.1, noise=0.1, asked=48) for n in (4, 64))
-    told, true = widest_ci(few, LABELS, 4), widest_ci(many, LABELS, 64)
-    assert told.half and told.at_best and true.half and true.half < 0.9 * told.half
-    assert 0.7 * true.half < told.at_best < 1.05 * true.half
+    reported, true = widest_ci(few, LABELS, 4), widest_ci(many, LABELS, 64)
+    assert reported.half and reported.at_best and true.half and true.half < 0.9 * reported.half
+    assert 0.7 * true.half < reported.at_best < 1.05 * true.half
     shares = [repeats_share(*paired(_of(few, "m", n), _of(few, "ar", n))) for n in (1, 4)]
     assert shares[0] is None and shares[1] is not None and 0.2 < shares[1] < 0.9
 
@@ -85,7 +86,7 @@ def test_repeats_end_where_the_last_ones_did_not_help_or_where_they_may_not_be_m
     assert "the last repeats did not narrow it" in why_stop(rows, LABELS, 4, StoppingRule(0.012))
 
 
-def test_too_few_questions_are_said() -> None:
+def test_too_few_questions_are_stated() -> None:
     assert "needs 4 questions" in why_stop(measured(2, asked=3), LABELS, 2, StoppingRule(0.02))
     assert "no method to compare" in why_stop(measured(2), ("ar",), 2, StoppingRule(0.02))
 
@@ -110,7 +111,7 @@ def three(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_loop, "why_stop", lambda rows, labels, made, goal: "enough" if made >= 3 else "")
 
 
-def test_a_run_grows_by_whole_repeats_and_says_what_it_reached(tmp_path: Path, three: None) -> None:
+def test_a_run_grows_by_whole_repeats_and_states_what_it_reached(tmp_path: Path, three: None) -> None:
     bench = Repeating(tmp_path)
     done = bench.run()
     assert len(done.rows) == done.samples == bench.events.total == 5 * 2 * 3 and not unfinished(done)

@@ -60,7 +60,7 @@ def test_a_target_that_gives_nan_does_not_answer(method: str, temperature: float
 
 
 class OwnRule(Decoder):
-    """Its rule tells nothing of the logits."""
+    """Its rule shows nothing of the logits."""
 
     name, summary = "own", "an acceptance rule of its own"
 
@@ -124,10 +124,10 @@ def test_a_model_with_nan_is_not_loaded(tmp_path: Path, capsys: pytest.CaptureFi
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"][3] = math.nan
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    said = failing(
+    stated = failing(
         ["run", "--methods", "pld", "--model", str(folder), "--limit", "1", "--out", str(tmp_path / "o")], capsys
     )
-    assert "its logits after a short prompt are not finite" in said
+    assert "its logits after a short prompt are not finite" in stated
     assert not (tmp_path / "o").exists()
     assert main(["models", "check", str(folder), "pld"]) == 0
     assert "not checked: whether all weights and logits are finite" in capsys.readouterr().out
@@ -151,8 +151,8 @@ def test_a_drafter_with_nan_in_its_file_is_not_loaded(method: str, lab: Target, 
     folder = tmp_path / "drafter"
     shutil.copytree(folder_of(method), folder)
     name = poison_file(next(folder.glob("*.safetensors")))
-    said = "sd: the draft: model .* cannot be used" if method == "sd" else rf"tensor {re.escape(name)} has NaN"
-    with pytest.raises(UserError, match=said):
+    stated = "sd: the draft: model .* cannot be used" if method == "sd" else rf"tensor {re.escape(name)} has NaN"
+    with pytest.raises(UserError, match=stated):
         load_method(method, lab, weights=str(folder))
 
 
@@ -172,11 +172,11 @@ def test_a_drafter_that_gives_nan_is_named(method: str, temperature: float) -> N
         with torch.inference_mode():
             for p in module.parameters():
                 p.fill_(math.nan)
-    said = f"{method}: the drafter's scores are not finite|the draft's probabilities are not finite"
+    stated = f"{method}: the drafter's scores are not finite|the draft's probabilities are not finite"
     own_model = (
         "|the target's logits are not finite" if method in ("ss-shared", "space") else ""
     )  # streams that rows see
-    with pytest.raises(UserError, match=said + own_model):
+    with pytest.raises(UserError, match=stated + own_model):
         for seed in range(3):
             generate(decoder, list(range(5, 25)), max_new_tokens=12, temperature=temperature, seed=seed)
 

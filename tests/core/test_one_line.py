@@ -33,8 +33,8 @@ def test_trees_that_are_nested_or_deep(method: str, tmp_path: Path, capsys: pyte
     lengths = range(5000) if method == "eagle" else (5000,)
     deep.write_text("[" + ",".join("[" + "0," * n + "0]" for n in lengths) + "]")
     for file in (nested, deep):
-        told = failing(["run", "--methods", method, "--set", f"{method}.tree={file}"], capsys)
-        assert str(file) in told
+        reported = failing(["run", "--methods", method, "--set", f"{method}.tree={file}"], capsys)
+        assert str(file) in reported
 
 
 @pytest.mark.parametrize("method", ["dflash", "eagle", "eagle2", "eagle3", "hydra", "medusa", "medusa2", "peagle"])

@@ -1,4 +1,4 @@
-"""Where memory runs out: one line that helps, what was held is given back, and the run goes on."""
+"""Where memory runs out: one line that helps, what was kept is given back, and the run goes on."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def test_a_method_without_memory_holds_nothing_afterwards_and_answers_again(
     answers = RequestRunner(generate, target, None, tmp_path)
     emptied: list[bool] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(held()))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(kept_here()))
 
-    def held() -> bool:
+    def kept_here() -> bool:
         """Whether anything of the request is still there when torch is asked to give its blocks back."""
         own = [getattr(one, "cache", None) for one in (decoder, getattr(decoder, "draft", None))]
         kept = any(keys is not None for cache in own if cache is not None for keys in cache.keys)
@@ -89,7 +89,7 @@ def test_a_method_without_memory_holds_nothing_afterwards_and_answers_again(
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     ],
 )
-def test_whatever_tells_that_memory_ran_out_is_told_alike(error: Exception) -> None:
+def test_whatever_reports_that_memory_ran_out_is_reported_alike(error: Exception) -> None:
     decoder = registry.method_class("ar").test_instances(tiny_target("llama", words=61))["default"]()
     assert oom_message(error, decoder).startswith("out of memory on cpu: fewer drafted nodes")
 

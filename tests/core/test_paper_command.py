@@ -1,4 +1,4 @@
-"""`ssbench paper`: what it asks for, what it writes, what it says when that is wrong."""
+"""`ssbench paper`: what it asks for, what it writes, what it states when that is wrong."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Broken(Made):
         raise UserError("nothing of it can run here")
 
 
-def test_all_of_them_are_made_and_held_against_the_papers(
+def test_all_of_them_are_made_and_kept_against_the_papers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(registry, "load_all", lambda group: {"figure-99": Made, "figure-9": Broken})
@@ -98,12 +98,12 @@ def test_all_of_them_are_made_and_held_against_the_papers(
     assert "it falls" in (out / "figure-99" / "figure.html").read_text()
     assert often == [0, 7]
     capsys.readouterr()
-    monkeypatch.setattr(Made, "run", None)  # what was made is not made again
+    monkeypatch.setattr(Made, "run", None)  # what was made is not run again
     assert main(["paper", "all", "--out", str(out), "--seed", "7", "--resume"]) == 0
     assert (out / "paper.md").read_text() == page
     assert "1 of 2: figure-9" in capsys.readouterr().err
-    told = failing(["paper", "all", "--out", str(out), "--seed", "8", "--resume"], capsys)
-    assert "was started with --seed 7, not 8; use another --out" in told
+    reported = failing(["paper", "all", "--out", str(out), "--seed", "8", "--resume"], capsys)
+    assert "was started with --seed 7, not 8; use another --out" in reported
     assert (out / "paper.md").read_text() == page
 
 

@@ -1,4 +1,4 @@
-"""Parquet files beside a complete run: they hold the documented columns, and a stale one is never believed."""
+"""Parquet files next to a complete run: they hold the documented columns, and a stale one is never believed."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def test_the_steps_are_those_of_the_lines(path: Path) -> None:
 def test_a_stale_one_is_not_believed(path: Path, name: str) -> None:
     """Not even if size and time of the lines are as they were."""
     file = path / name
-    before, told = file.read_bytes(), file.stat()
+    before, reported = file.read_bytes(), file.stat()
     at = before.index(b'"tokens": ') + len(b'"tokens": ')
     file.write_bytes(before[:at] + (b"7" if before[at : at + 1] != b"7" else b"8") + before[at + 1 :])
-    os.utime(file, ns=(told.st_atime_ns, told.st_mtime_ns))
+    os.utime(file, ns=(reported.st_atime_ns, reported.st_mtime_ns))
     assert not _from_parquet(path)
     file.write_bytes(before)
     assert _from_parquet(path)
@@ -74,7 +74,7 @@ def test_a_damaged_one_is_passed_over(path: Path, damage: bytes) -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7])
-def test_one_with_a_changed_byte_is_passed_over_or_says_the_same(path: Path, share: float) -> None:
+def test_one_with_a_changed_byte_is_passed_over_or_states_the_same(path: Path, share: float) -> None:
     """Not all bytes are read: those of a column that follows from the samples' rows are not."""
     whole, file = read_run(path).steps, path / STEPS_PARQUET
     content = bytearray(file.read_bytes())

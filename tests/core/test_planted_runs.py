@@ -1,8 +1,8 @@
-"""Lies to a run, and what the finished run must say of each.
+"""Lies to a run, and what the finished run must state of each.
 
 Others are planted where what catches them is tested: a method that answers repeats from memory in `test_remembering`,
 one that alters the target while it loads in `test_unchanged`, NaN in `test_not_finite`, one that does not end in
-`test_time_limit`, work before the clock in `test_outside_time`, the laws of `ssbench check` in `test_conformance`.
+`test_time_limit`, work before the clock in `test_outside_time`, the checks of `ssbench check` in `test_conformance`.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ def overall(of: Run, method: str) -> SummaryRow:
 @pytest.mark.parametrize("method", SAID)
 def test_a_lie_is_found_under_its_name(lied: Run, method: str) -> None:
     row = overall(lied, method)
-    said = " | ".join(row.health)
+    stated = " | ".join(row.health)
     for part in SAID[method].split(" .* "):
-        assert part in said
-    assert said.startswith("impossible") or not output(row, {"temperature": 0.0}).startswith("identical")
-    assert ("failed" in said) == (row.n_failed == 4) == (not row.n_prompts)
-    assert (speedup(row) == "invalid") == said.startswith(("impossible", "invalid"))
+        assert part in stated
+    assert stated.startswith("impossible") or not output(row, {"temperature": 0.0}).startswith("identical")
+    assert ("failed" in stated) == (row.n_failed == 4) == (not row.n_prompts)
+    assert (speedup(row) == "invalid") == stated.startswith(("impossible", "invalid"))
 
 
 @pytest.mark.parametrize("method", NO_FINDING)
@@ -149,5 +149,5 @@ def test_without_warm_up_every_sample_fails(questions: Path, tmp_path: Path) -> 
 def test_a_liar_that_fails_leaves_the_headline_to_the_others(questions: Path, tmp_path: Path) -> None:
     done = made("honest,fails,half-calls", questions, tmp_path / "run")
     rows = summarise(done)
-    said = headline(rows, checks(done, rows), rank_ranges(done, rows))
-    assert not said.startswith("Unreliable") and "fails" not in said and "half-calls" not in said
+    stated = headline(rows, checks(done, rows), rank_ranges(done, rows))
+    assert not stated.startswith("Unreliable") and "fails" not in stated and "half-calls" not in stated

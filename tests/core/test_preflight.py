@@ -45,21 +45,23 @@ def test_mistakes_are_found_without_a_model(
     assert words in failing([*RUN, *arguments, *dry], capsys)
 
 
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_states_what_would_be_done_and_does_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "a" / "run"
     options = ["--temperature", "0.5", "--stop", "\n", "--device", "cpu", "--repeats", "2", "--out", str(out)]
     assert main([*RUN, *options, "--dry-run"]) == 0
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     for line in (
         "model      lab, dtype float32, device cpu",
         'temperature 0.5, stop at "\\n", at most',
         "samples    2",
     ):
-        assert line in told
+        assert line in reported
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_that_is_none_is_told_before_questions_that_are_missing(
+def test_a_model_that_is_none_is_reported_before_questions_that_are_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "nowhere"))
@@ -76,7 +78,7 @@ def test_a_model_that_is_none_is_told_before_questions_that_are_missing(
     assert not out.exists()
 
 
-def test_another_configuration_is_told_before_the_model_is_loaded(
+def test_another_configuration_is_reported_before_the_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = conftest.manifest(("ar",), SuiteData("specbench", "generated", ()))
@@ -86,8 +88,8 @@ def test_another_configuration_is_told_before_the_model_is_loaded(
     monkeypatch.setattr(runner, "load_target", None)
     before = (tmp_path / MANIFEST).read_bytes()
     arguments = [*RUN, "--out", str(tmp_path), "--resume"]
-    told = failing([*arguments, "--seed", "1", "--top-k", "5"], capsys)
-    assert told == f"ssbench: --resume: the run in {tmp_path} has top-k 0, not 5; seed 0, not 1\n"
+    reported = failing([*arguments, "--seed", "1", "--top-k", "5"], capsys)
+    assert reported == f"ssbench: --resume: the run in {tmp_path} has top-k 0, not 5; seed 0, not 1\n"
     assert (tmp_path / MANIFEST).read_bytes() == before
     assert main([*arguments, "--dry-run"]) == 0
     (tmp_path / QUESTIONS).write_text('[{"id": 7}]')
@@ -105,7 +107,7 @@ def test_resuming_what_is_not_there_begins_with_a_word(tmp_path: Path, capsys: p
     assert not out.exists()
 
 
-def test_what_a_model_lacks_is_told_before_its_weights_are_loaded(
+def test_what_a_model_lacks_is_reported_before_its_weights_are_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And before questions that only other models need: the folder is no lab model, and there are none here."""
@@ -132,22 +134,22 @@ def test_a_prompt_too_long_for_the_model_is_one_line_before_its_weights_are_load
     data, out = tmp_path / "questions.jsonl", tmp_path / "run"
     asked = [{"question_id": i, "category": "qa", "turns": ["word " * n]} for i, n in enumerate((3, 2000, 3000))]
     data.write_text("\n".join(map(json.dumps, asked)))
-    told = failing(["run", "--methods", "ar", "--data", str(data), "--out", str(out), *dry], capsys)
+    reported = failing(["run", "--methods", "ar", "--data", str(data), "--out", str(out), *dry], capsys)
     for words in (
         "question '1' (qa) has 20",
         "the context of 'lab', 1024",
         "2 of 3 questions",
         "--categories, --limit",
     ):
-        assert words in told
+        assert words in reported
     assert not out.exists()
 
 
 def test_all_stands_for_every_method_that_can_decode_with_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     draft = str(LAB / "draft")
     assert main(["run", "--methods", "all,ss[k=1]", "--limit", "1", "--suite", "apps", "--dry-run"]) == 0
-    said = [line.split()[1].rstrip(":") for line in capsys.readouterr().out.splitlines() if line.startswith("method")]
-    assert said[0] == "ar" and {"medusa", "ss-shared", "ss[k=1]"} < set(said) and "ss" not in said
+    stated = [line.split()[1].rstrip(":") for line in capsys.readouterr().out.splitlines() if line.startswith("method")]
+    assert stated[0] == "ar" and {"medusa", "ss-shared", "ss[k=1]"} < set(stated) and "ss" not in stated
     # what comes with the lab's base does not fit the lab's draft: left out, not an error
     assert main(["run", "--methods", "all", "--model", draft, "--limit", "1", "--suite", "apps", "--dry-run"]) == 0
     captured = capsys.readouterr()

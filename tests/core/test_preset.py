@@ -1,4 +1,4 @@
-"""Presets: written, read back, applied by a run, and what is said where they do not fit."""
+"""Presets: written, read back, applied by a run, and what is stated where they do not fit."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def test_set_and_brackets_win_over_a_preset() -> None:
         method_specs("ss", [], [preset, preset])
 
 
-def test_a_run_applies_its_presets_and_its_manifest_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_applies_its_presets_and_its_manifest_states_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The real command on the lab model: options, file and hash in the manifest, and what does not fit on stderr."""
     file, out = tmp_path / "ss.yaml", tmp_path / "run"
     asked = text.questions(("qa",), "eval", 1)[0]
@@ -78,14 +80,16 @@ def test_a_run_applies_its_presets_and_its_manifest_says_so(tmp_path: Path, caps
     assert manifest["config"]["presets"] == [{"file": str(file), "sha256": sha256, "method": "ss"}]
     used = next(method for method in manifest["methods"] if method["name"] == "ss")
     assert (used["label"], used["options"]["n_draft"], used["resolved"]["n_draft"]) == ("ss[n_draft=5]", 5, 5)
-    told = capsys.readouterr().err
-    assert f"preset {file} was made for other conditions: device cuda, here cpu; dtype bfloat16, here float32" in told
-    assert "decoding greedy, here temperature 0.7\n" in told
-    assert f"preset {file} was chosen on 1 of these 1 questions" in told
+    reported = capsys.readouterr().err
+    assert (
+        f"preset {file} was made for other conditions: device cuda, here cpu; dtype bfloat16, here float32" in reported
+    )
+    assert "decoding greedy, here temperature 0.7\n" in reported
+    assert f"preset {file} was chosen on 1 of these 1 questions" in reported
 
 
 @pytest.mark.parametrize(
-    ("then", "said"),
+    ("then", "stated"),
     [
         ({}, ""),
         (HERE, ""),
@@ -99,11 +103,11 @@ def test_a_run_applies_its_presets_and_its_manifest_says_so(tmp_path: Path, caps
         (HERE | {"device": "cuda", "device_name": "H100"}, "device cuda, here cpu; device name H100, here EPYC"),
     ],
 )
-def test_what_differs_between_there_and_here(then: dict[str, Any], said: str) -> None:
-    assert changed(then, HERE) == said
+def test_what_differs_between_there_and_here(then: dict[str, Any], stated: str) -> None:
+    assert changed(then, HERE) == stated
 
 
-def test_weights_that_resolve_to_something_else_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_resolve_to_something_else_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Decoder:
         def metadata(self) -> dict[str, Any]:
             return {"k": 3, "weights": "new"}

@@ -112,14 +112,14 @@ def test_a_head_that_needs_more_than_states_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", BY_CONFIGURATION)
-def test_what_cannot_be_driven_is_told_before_weights_are_read(kind: str) -> None:
+def test_what_cannot_be_driven_is_reported_before_weights_are_read(kind: str) -> None:
     config, why = BY_CONFIGURATION[kind]
     with pytest.raises(UserError, match=f"model type '{kind}' cannot be used: .*{why}"):
         ModelInfo(config, None, kind)
 
 
 @pytest.mark.parametrize("kind", AT_LOAD)
-def test_what_cannot_be_driven_is_told_when_it_is_loaded(kind: str) -> None:
+def test_what_cannot_be_driven_is_reported_when_it_is_loaded(kind: str) -> None:
     config, why = AT_LOAD[kind]
     with pytest.raises(UserError, match=f"model type '{kind}' cannot be used: {why}"):
         Target(random_model(config))

@@ -1,4 +1,4 @@
-"""A run beside published numbers, and which of them compare."""
+"""A run next to published numbers, and which of them compare."""
 
 from __future__ import annotations
 

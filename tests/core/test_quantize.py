@@ -22,15 +22,15 @@ from tests.quantised import needs, quantised_target, small_model
 PROMPT = [5, 9, 5, 9, 5, 9, 7, 8]
 
 
-def held(how: str) -> tuple[Target, Target]:
-    """A tiny model as it is, and with its weights held so."""
+def kept(how: str) -> tuple[Target, Target]:
+    """A tiny model as it is, and with its weights kept so."""
     return Target(small_model(), None, "tiny"), quantised_target(how)
 
 
 @pytest.mark.parametrize("how", ["int8", "nf4"])
 def test_logits_are_near_those_of_the_model_and_the_head_is_its_own(how: str) -> None:
     needs(how)
-    as_is, quantised = held(how)
+    as_is, quantised = kept(how)
     assert quantised.quantised.startswith(f"{how}: weights of 28 linear layers, by {PACKAGES[how]} ")
     expected, given = as_is.next_logits(PROMPT), quantised.next_logits(PROMPT)
     off = float((given - expected).abs().max() / expected.abs().max())
@@ -42,7 +42,7 @@ def test_logits_are_near_those_of_the_model_and_the_head_is_its_own(how: str) ->
 @pytest.mark.parametrize("name", ["pld", "lookahead", "medusa", "ss", "eagle3", "medusa2", "space"])
 def test_methods_answer_as_plain_decoding_of_the_same_weights(how: str, name: str) -> None:
     needs(how)
-    target = held(how)[1]
+    target = kept(how)[1]
     method = next(iter(registry.method_class(name).test_instances(target).values()))()
     plain = load_method("ar", method.target)
     assert method.target.quantised == target.quantised
@@ -51,9 +51,9 @@ def test_methods_answer_as_plain_decoding_of_the_same_weights(how: str, name: st
 
 
 @pytest.mark.parametrize("how", ["int8", "nf4"])
-def test_bytes_are_those_that_are_held_and_numbers_those_that_they_stand_for(how: str) -> None:
+def test_bytes_are_those_that_are_kept_and_numbers_those_that_they_stand_for(how: str) -> None:
     needs(how)
-    targets = held(how)
+    targets = kept(how)
     for target in targets:
         target.next_logits(PROMPT)  # in which bitsandbytes may put weights in another order
     as_is, quantised = (model_shape(target) for target in targets)
@@ -61,7 +61,7 @@ def test_bytes_are_those_that_are_held_and_numbers_those_that_they_stand_for(how
     assert quantised["weight_bytes"] < as_is["weight_bytes"] * (0.6 if how == "int8" else 0.5)
 
 
-def test_a_run_says_how_weights_were_held_and_others_say_nothing(
+def test_a_run_states_how_weights_were_kept_and_others_state_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(quantising, "find_spec", lambda name: True)

@@ -1,4 +1,4 @@
-"""JSON data as types: what fits is read, what does not is told with its field; NaN is not JSON."""
+"""JSON data as types: what fits is read, what does not is reported with its field; NaN is not JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Whole(msgspec.Struct):
         ([], Part, "it is not an object"),
     ],
 )
-def test_data_is_held_against_a_type_and_the_field_is_named(data: Any, kind: Any, problem: str) -> None:
+def test_data_is_kept_against_a_type_and_the_field_is_named(data: Any, kind: Any, problem: str) -> None:
     for read in (lambda: user_files.convert(data, kind), lambda: user_files.decoder(kind)(json.dumps(data).encode())):
         try:
             read()

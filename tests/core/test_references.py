@@ -1,4 +1,5 @@
-"""References are autoregressive methods: what names another one is refused, and what only says so fails in the loop."""
+"""References are autoregressive methods: what names another one is refused, and what only states so fails in the
+loop."""
 
 from __future__ import annotations
 
@@ -106,7 +107,7 @@ def test_any_other_reference_is_refused(kinds: tuple[type[Decoder], ...], keywor
         references(of(*kinds))
 
 
-def test_an_answer_of_an_own_model_is_held_to_its_own_logits() -> None:
+def test_an_answer_of_an_own_model_is_kept_to_its_own_logits() -> None:
     decoder = Own(tiny_target("llama"))
     row = make([("a", "m", [step(0.01)] * 8, 0.1, None, 0)]).rows[0]
     row.token_ids = generate(decoder, [3, 4], StopParams(8), SamplingParams()).tokens

@@ -47,7 +47,7 @@ def asked(counts: dict[tuple[str, int], list[Any]], remembers: bool | None = Fal
     return made
 
 
-def told(made: Run) -> list[str]:
+def reported(made: Run) -> list[str]:
     return cross_request_memory(made, "m")
 
 
@@ -55,8 +55,8 @@ SLOW, FAST = [step(0.01)] * 9, [step(0.01, 2, 2)] * 3
 HALF: dict[str, Any] = {"model": {"dtype": "bfloat16"}}
 
 
-def test_steps_that_differ_between_repeats_are_told() -> None:
-    (line,) = told(asked({("a", 0): SLOW, ("a", 1): FAST, ("b", 0): SLOW, ("b", 1): SLOW}))
+def test_steps_that_differ_between_repeats_are_reported() -> None:
+    (line,) = reported(asked({("a", 0): SLOW, ("a", 1): FAST, ("b", 0): SLOW, ("b", 1): SLOW}))
     assert line.startswith("invalid: the steps of 1 of 2 prompts differ between repeats with the same output (first a")
 
 
@@ -72,23 +72,23 @@ def test_steps_that_differ_between_repeats_are_told() -> None:
         asked({("a", 0): [*SLOW, *FAST], ("a", 1): [*SLOW[:8], step(0.01, 2, 0), *FAST]}, **HALF),  # a tie
     ],
 )
-def test_nothing_else_is_told(made: Run) -> None:
-    assert told(made) == []
+def test_nothing_else_is_reported(made: Run) -> None:
+    assert reported(made) == []
 
 
 def test_in_half_precision_steps_must_be_saved() -> None:
-    assert told(asked({("a", 0): SLOW, ("a", 1): FAST}, **HALF))
+    assert reported(asked({("a", 0): SLOW, ("a", 1): FAST}, **HALF))
 
 
-def test_a_sample_that_was_made_again_says_nothing() -> None:
+def test_a_sample_that_was_made_again_states_nothing() -> None:
     made = asked({("a", 0): SLOW, ("a", 1): FAST, ("b", 0): SLOW, ("b", 1): SLOW})
-    assert told(made)
+    assert reported(made)
     next(row for row in made.rows if (row.question_id, row.repeat) == ("a", 1)).n_reruns = 1
-    assert told(made) == []
+    assert reported(made) == []
 
 
 @pytest.mark.parametrize(("remembers", "warmup"), [(False, 0), (True, 0), (False, 4)])
-def test_a_plugin_that_remembers_makes_its_numbers_void(remembers: bool, warmup: int, tmp_path: Path) -> None:
+def test_a_plugin_that_remembers_makes_its_numbers_invalid(remembers: bool, warmup: int, tmp_path: Path) -> None:
     """Also where the warm-up is longer than the run, which must not teach it the run's questions."""
     plugin = tmp_path / "cribs.py"
     plugin.write_text(PLUGIN.format(remembers=remembers))

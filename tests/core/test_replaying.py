@@ -69,7 +69,7 @@ class FakeCuda:
             raise RuntimeError("already recording to mempool_id")
         self.underway.append(pool)
         self.users[pool] = self.users.get(pool, 0) + 1
-        yield  # what fails within comes out of here, before the allocator hears of the end
+        yield  # what fails within comes out of here, before the allocator receives of the end
         self.underway.remove(pool)
 
     def end(self, device: int, pool: Any) -> None:
@@ -154,7 +154,7 @@ def fails_later(one: Any) -> Any:
     [(no_memory, "not enough memory"), (fails_later, "cannot be captured .*an illegal memory access")],
 )
 @torch.inference_mode()
-def test_whatever_keeps_a_pass_from_being_replayed_is_told(replay: Any, why: str) -> None:
+def test_whatever_keeps_a_pass_from_being_replayed_is_reported(replay: Any, why: str) -> None:
     passes = CudaGraphRunner(replay)
     passes.call("doubled", doubled, torch.ones(1))
     assert re.search(why, next(iter(passes.fallbacks)))

@@ -64,8 +64,8 @@ class Recorded:
     """A pass that was recorded, whose buffers can be changed behind its back before it is replayed."""
 
     def __init__(self, one: Pass) -> None:
-        held = inspect.getclosurevars(one).nonlocals
-        self.one, self.buffers, self.rows = one, held["buffers"], held["where"]
+        kept = inspect.getclosurevars(one).nonlocals
+        self.one, self.buffers, self.rows = one, kept["buffers"], kept["where"]
         x, at = self.buffers.x.clone(), self.buffers.at.clone()
         self.first = SimpleNamespace(x=x, at=at)
 
@@ -144,7 +144,7 @@ def one_number_is_rounded_otherwise(target: Target, made: Recorded) -> Pass:
 
 
 def first_results_again_from_the_fourth_time_on(target: Target, made: Recorded) -> Pass:
-    """Nothing is proven by then: the logits at the end have to tell."""
+    """Nothing is proven by then: the logits at the end have to show."""
     given: list[tuple[Tensor, ...]] = []
 
     def replayed() -> tuple[Tensor, ...]:
@@ -158,13 +158,13 @@ def changed(made: Recorded, change: Callable[[Any], object]) -> Pass:
     """Return the pass over buffers that are changed first, and are as they were afterwards."""
 
     def replayed() -> tuple[Tensor, ...]:
-        held = (made.buffers.x, made.buffers.mask, made.buffers.at, *made.buffers.turn)
-        before = [tensor.clone() for tensor in held]
+        kept = (made.buffers.x, made.buffers.mask, made.buffers.at, *made.buffers.turn)
+        before = [tensor.clone() for tensor in kept]
         change(made.buffers)
         try:
             return made.one()
         finally:
-            for tensor, was in zip(held, before, strict=True):
+            for tensor, was in zip(kept, before, strict=True):
                 tensor.copy_(was)
 
     return replayed

@@ -32,7 +32,7 @@ def made_of(run: Run) -> dict[str, Check]:
     return {check.name: check for check in checks(run, summarise(run))}
 
 
-def told(run: Run) -> list[str]:
+def reported(run: Run) -> list[str]:
     out = StringIO()
     print_verbose(analyse(run), Console(file=out, width=110))
     return out.getvalue().splitlines()
@@ -73,10 +73,10 @@ def test_timing_is_called_stable_only_where_it_was_seen(steady: Run, change: Cal
     change(steady)
     timing = made_of(steady)["timing"]
     assert timing.state == state and timing.sentence.startswith("Timing is stable") == (state == "ok")
-    assert any("Timing is stable" in line for line in told(steady)) is False, "only what is not ok is printed"
+    assert any("Timing is stable" in line for line in reported(steady)) is False, "only what is not ok is printed"
 
 
-def test_passes_that_were_not_replayed_are_told_by_method_and_reason(steady: Run) -> None:
+def test_passes_that_were_not_replayed_are_reported_by_method_and_reason(steady: Run) -> None:
     assert "engine" not in made_of(steady)  # nothing was to be replayed
     for row in steady.rows:
         row.n_eager_fallbacks, row.eager_fallback_reason = 0, ""
@@ -87,7 +87,7 @@ def test_passes_that_were_not_replayed_are_told_by_method_and_reason(steady: Run
     check = made_of(steady)["engine"]
     assert check.state == "warning"
     assert "eagerly" in check.sentence and check.sentence.endswith(": 1,600 of ss (more than 128 rows).")
-    assert "1,600 of ss (more than 128 rows)" in " ".join(told(steady))
+    assert "1,600 of ss (more than 128 rows)" in " ".join(reported(steady))
 
 
 def test_timing_without_a_good_sample_is_not_checked_nor_are_its_numbers(steady: Run) -> None:
@@ -98,14 +98,14 @@ def test_timing_without_a_good_sample_is_not_checked_nor_are_its_numbers(steady:
     assert made["failed"].state == "wrong"
 
 
-def test_a_speedup_that_cannot_be_held_against_tau_is_not_checked(make_run: MakeRun) -> None:
+def test_a_speedup_that_cannot_be_kept_against_tau_is_not_checked(make_run: MakeRun) -> None:
     assert (
         made_of(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=1)))["tau"].state == "not checked"
     )
     assert made_of(read_run(make_run(**STEADY)))["tau"].state == "ok"
 
 
-def test_a_lead_within_what_plain_decoding_seems_to_gain_is_not_told_without_a_word(make_run: MakeRun) -> None:
+def test_a_lead_within_what_plain_decoding_seems_to_gain_is_not_reported_without_a_word(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss", "ss-shared", "ss-shared-ar"), references={"ss-shared": "ss-shared-ar"}))
     bounds = {"ss": (1.05, 1.30), "ss-shared": (1.12, 1.20), "ss-shared-ar": (0.97, 1.08)}
     speed = {"ss": 1.25, "ss-shared": 1.15, "ss-shared-ar": 1.01}
@@ -125,11 +125,11 @@ def test_a_lead_within_what_plain_decoding_seems_to_gain_is_not_told_without_a_w
     assert "noise" not in {check.name for check in checks(run, without)}
 
 
-def test_the_terminal_and_the_report_say_the_same(make_run: MakeRun) -> None:
+def test_the_terminal_and_the_report_state_the_same(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss", "medusa"), questions=2, failing=("medusa",), verdict="mismatch"))
     run.manifest["warnings"] = ["the machine is busy: times will be unstable"]
     made = checks(run, summarise(run))
-    lines = told(run)
+    lines = reported(run)
     page = page_of(analyse(run))
     notices = {notice.title: (notice.level, list(notice.lines)) for notice in page["notices"]}
     for check in made:
@@ -143,16 +143,16 @@ def test_what_is_wrong_stands_on_the_first_screen_and_in_the_last_lines(make_run
     alerts = page_of(analyse(run))["alerts"]
     assert [alert.level for alert in alerts[:2]] == ["error", "error"]
     assert any("out of luck" in line for alert in alerts for line in alert.lines)
-    text = "\n".join(told(run))
+    text = "\n".join(reported(run))
     assert "Samples failed" in text and "without a numerical tie" in text
-    assert told(run)[0].startswith("Unreliable (mismatch)")
+    assert reported(run)[0].startswith("Unreliable (mismatch)")
 
 
 def test_a_good_run_has_no_alert(steady: Run) -> None:
     for method in steady.manifest["methods"]:
         method["stateful"] = method["label"] != "ar"
     assert not page_of(analyse(steady))["alerts"]
-    assert not any(line.startswith(("✕", "!", "?")) for line in told(steady))
+    assert not any(line.startswith(("✕", "!", "?")) for line in reported(steady))
 
 
 def test_a_machine_that_nobody_could_see_is_not_called_quiet(steady: Run) -> None:
@@ -171,10 +171,10 @@ def test_a_machine_that_nobody_could_see_is_not_called_quiet(steady: Run) -> Non
 
 
 def test_warnings_of_times_are_known_where_they_are_made() -> None:
-    said: list[str] = []
+    stated: list[str] = []
     times, none = itertools.count(), cast(Any, None)
-    timed_sample.warm_up(["m"], [[1]], lambda label, prompt, most: float(2 ** next(times)), said.append, none)
-    assert said and all(map(is_of_times, said))
+    timed_sample.warm_up(["m"], [[1]], lambda label, prompt, most: float(2 ** next(times)), stated.append, none)
+    assert stated and all(map(is_of_times, stated))
     assert is_of_times("earlier sessions of this run had other conditions: torch; times do not compare")
 
 
@@ -210,7 +210,7 @@ def test_what_was_not_checked_is_verbose(make_run: MakeRun) -> None:
 
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2))
     unknown = [check for check in checks(run, summarise(run)) if check.state == "not checked"]
-    text = "\n".join(told(run))
+    text = "\n".join(reported(run))
     assert len(unknown) > 2 and all(f"? {check.sentence}" in text for check in unknown)
     assert not any(check.sentence in short(run) for check in unknown)
     again = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2, repeats=2))
@@ -267,7 +267,7 @@ def test_verdicts_that_are_still_to_come_are_not_missing(make_run: MakeRun) -> N
     assert {row.question_id for row in without_verdict(run)} == {last, others}
 
 
-def test_methods_with_many_disturbed_samples_are_marked(steady: Run) -> None:
+def test_methods_with_many_noisy_samples_are_marked(steady: Run) -> None:
     own = [row for row in steady.rows if row.method == "ss"]
     own[0].noise_reason = "other processes took 12% of the processor"
     assert often_noisy(steady) == {"ss"}, "one of eight"
@@ -293,30 +293,30 @@ def test_an_answer_without_a_verdict_is_not_compared_in_an_unfinished_run_too(st
     assert "uncompared" not in made_of(steady), "it may still come"
 
 
-def test_an_unfinished_run_says_what_it_found_so_far(steady: Run) -> None:
-    def said() -> str:
+def test_an_unfinished_run_states_what_it_found_so_far(steady: Run) -> None:
+    def stated() -> str:
         rows = summarise(steady)
         return headline(rows, checks(steady, rows), {})
 
-    whole = said()
+    whole = stated()
     steady.manifest["status"], steady.manifest["suite"]["prompts"] = "killed", 32
-    assert said() == f"Unfinished (25% of the samples): {whole}"
+    assert stated() == f"Unfinished (25% of the samples): {whole}"
     steady.rows[1].status, steady.rows[1].error = "failed", "RuntimeError: no"
-    assert said().startswith("Unreliable (incomplete, failed): "), "and more than that"
+    assert stated().startswith("Unreliable (incomplete, failed): "), "and more than that"
     steady.rows[1].status, steady.manifest["suite"]["prompts"] = "ok", 8
     steady.manifest["status"] = "complete"
     steady.rows = steady.rows[:-1]
-    assert said().startswith("Unreliable (incomplete): "), "it will not go on"
+    assert stated().startswith("Unreliable (incomplete): "), "it will not go on"
 
 
-def test_it_is_said_of_what_the_times_spread(steady: Run) -> None:
+def test_it_is_stated_of_what_the_times_spread(steady: Run) -> None:
     for i, row in enumerate(row for row in steady.rows if row.method == "ar"):
         row.decode_s = 0.01 * (1 + i % 2) * (row.steps or 0)
     (line,) = made_of(steady)["timing"].lines
     assert line.startswith("ar: its step times over different prompts differ by ") and line.endswith("(middle half)")
 
 
-def said_of(run: Run) -> str:
+def stated_of(run: Run) -> str:
     rows = summarise(run)
     return headline(rows, checks(run, rows), rank_ranges(run, rows))
 
@@ -325,7 +325,7 @@ def said_of(run: Run) -> str:
 def test_a_method_that_fails_changes_nothing_about_the_others(make_run: MakeRun, every: bool) -> None:
     """Neither where all samples of `ss` failed nor where one did, and it is the fastest by the others."""
     run = read_run(make_run(labels=("ar", "ss", "medusa"), categories=("qa",), questions=8))
-    assert said_of(run).startswith("ss ")
+    assert stated_of(run).startswith("ss ")
     alone = replace(run, rows=[row for row in run.rows if row.method != "ss"])
     alone.output_match = [one for one in run.output_match if one.method != "ss"]
     alone.manifest = {**run.manifest, "methods": [m for m in run.manifest["methods"] if m["label"] != "ss"]}
@@ -333,18 +333,18 @@ def test_a_method_that_fails_changes_nothing_about_the_others(make_run: MakeRun,
         if row.method == "ss" and (every or row.question_id.endswith("-0")):
             row.status, row.error = "failed", "RuntimeError: no"
             run.output_match = [one for one in run.output_match if one.key != row.key]
-    assert said_of(alone).startswith("medusa ")
-    assert said_of(run) == said_of(alone)
+    assert stated_of(alone).startswith("medusa ")
+    assert stated_of(run) == stated_of(alone)
     mine, theirs = (rank_ranges(one, summarise(one)) for one in (run, alone))
     assert mine == theirs
     made, without = made_of(run), made_of(alone)
     assert made["failed"].state == "wrong"
     differ = {name for name in made if made[name].sentence != without[name].sentence}
-    if every:  # of the others every check says the same
+    if every:  # of the others every check states the same
         assert differ == {"failed", "incomplete"}
 
 
 def test_failures_of_the_reference_or_of_every_method_concern_the_headline(make_run: MakeRun) -> None:
     for failing in (("ss",), ("ar",)):
         run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8, failing=failing))
-        assert said_of(run).startswith("Unreliable (failed)")
+        assert stated_of(run).startswith("Unreliable (failed)")

@@ -98,7 +98,7 @@ def test_steps_cut_at_any_byte_before_their_row_are_forgotten(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("file", [SAMPLES, STEPS])
-def test_damage_in_the_middle_is_told_not_repaired(tmp_path: Path, file: str) -> None:
+def test_damage_in_the_middle_is_reported_not_repaired(tmp_path: Path, file: str) -> None:
     fill(tmp_path / "run", range(4))
     path = tmp_path / "run" / file
     lines = path.read_bytes().splitlines(keepends=True)
@@ -132,7 +132,7 @@ def test_damage_in_the_middle_is_told_not_repaired(tmp_path: Path, file: str) ->
         (OUTPUT_MATCH, "gap", "0", "gap is not a number"),
     ],
 )
-def test_a_wrong_type_is_told_with_its_line_and_nothing_is_cut(
+def test_a_wrong_type_is_reported_with_its_line_and_nothing_is_cut(
     tmp_path: Path, file: str, key: str, value: Any, words: str, line: int
 ) -> None:
     fill(tmp_path / "run", range(5))

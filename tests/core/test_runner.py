@@ -371,18 +371,18 @@ def test_seeds_differ_by_prompt_and_repeat_but_not_by_method(tmp_path: Path) -> 
     assert [seed for *_, seed in bench.calls] == [row.seed for row in done.rows]
 
 
-def test_sameness_holds_every_sample_against_the_reference(tmp_path: Path) -> None:
+def test_output_match_holds_every_sample_against_the_reference(tmp_path: Path) -> None:
     bench = Bench(tmp_path, repeats=2)
     bench.answer = lambda label, prompt: "xyA" if label == "m" and prompt == "<u>go" else "xyz"
     done = bench.run()
     verdicts = Counter((s.method, s.verdict) for s in done.output_match)
-    # the reference's second repeat is held against its first
+    # the reference's second repeat is compared with its first
     assert verdicts == {("m", "identical"): 8, ("m", "mismatch"): 2, ("ar", "identical"): 5}
     assert {s.first_difference for s in done.output_match if s.verdict == "mismatch"} == {2}
     assert any("differs" in w for w in bench.events.warnings)
 
 
-def test_a_method_that_changes_the_model_is_held_against_its_own_reference(tmp_path: Path) -> None:
+def test_a_method_that_changes_the_model_is_kept_against_its_own_reference(tmp_path: Path) -> None:
     bench = Bench(tmp_path, ("ar", "m", "own"))
     bench.decoders |= {"m": Changed(bench.target), "own": Own(bench.target)}
     bench.answer = lambda label, prompt: {"ar": "abc", "own": "xyz", "m": "xyA" if prompt == "<u>go" else "xyz"}[label]

@@ -120,8 +120,8 @@ def test_a_biased_method_has_no_speedup(
     assert bias.pop("ar") in ("no bias found", "too few tokens")
     assert set(bias.values()) == {"biased"}
     made = checks(done, summarise(done))
-    said = next(check for check in made if check.name == "biased")
-    assert said.state == "wrong" and {line.partition(":")[0] for line in said.lines} == set(names)
+    stated = next(check for check in made if check.name == "biased")
+    assert stated.state == "wrong" and {line.partition(":")[0] for line in stated.lines} == set(names)
     assert len(found(made, ["biased"])) == 1
     for name in names:
         row = row_of(done, name)
@@ -136,7 +136,7 @@ def test_an_honest_method_passes(tmp_path: Path) -> None:
     assert next(check for check in checks(done, summarise(done)) if check.name == "biased").state == "ok"
 
 
-def test_a_method_that_promises_nothing_is_not_void(tmp_path: Path) -> None:
+def test_a_method_that_promises_nothing_is_not_invalid(tmp_path: Path) -> None:
     done = measured(tmp_path / "r", {"lossy": lossy()}, PLAIN, questions=4)
     row = row_of(done, "lossy")
     assert row.bias == "biased" and row.comparison != "invalid" and row.speedup is not None
@@ -152,9 +152,9 @@ def test_the_report_and_the_table_show_the_test(tmp_path: Path) -> None:
     cells = dict(zip(names, page["output_match"].rows[1], strict=True))
     assert cells["tokens"].text == "400" and float(cells["p at most"].sort) < 1e-6
     console = Console(width=120)
-    with console.capture() as told:
+    with console.capture() as reported:
         print_verbose(analyse(done), console)
-    assert "biased (400)" in told.get() and "do not follow" in told.get()
+    assert "biased (400)" in reported.get() and "do not follow" in reported.get()
     assert "biased (400)" in MarkdownReport().content(analyse(done)).decode()
     table = analyse(done).summary(all=True).query("category == 'overall' and method == 'greedy'").iloc[0]
     assert (table["bias"], table["bias_tokens"], table["comparison"]) == ("biased", 400, "invalid")
@@ -218,8 +218,8 @@ def test_methods_are_not_testable_where_plain_decoding_fails_the_test(tmp_path: 
         if verdict.method == "ar" and verdict.sampled is not None:
             verdict.sampled.pit_counts = [TOKENS, *[0] * PIT_BINS]
     assert row_of(done, "greedy").bias == "not testable" and row_of(done, "greedy").comparison != "invalid"
-    said = next(check for check in checks(done, summarise(done)) if check.name == "untestable")
-    assert said.state == "warning" and "greedy" in said.lines[0]
+    stated = next(check for check in checks(done, summarise(done)) if check.name == "untestable")
+    assert stated.state == "warning" and "greedy" in stated.lines[0]
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ def test_rounding_of_half_precision_voids_no_honest_method(
     assert found == bias
     if sampling.temperature == 0.1:
         assert min(evidence) < BIASED  # so that a verdict would be wrong
-    said = [check.lines for check in checks(done, summarise(done)) if check.name == "untestable"]
-    assert bool(said) == (bias == {"not testable"}) and all("rounding" in line for lines in said for line in lines)
+    stated = [check.lines for check in checks(done, summarise(done)) if check.name == "untestable"]
+    assert bool(stated) == (bias == {"not testable"}) and all("rounding" in line for lines in stated for line in lines)
 
 
 def fp16_weights(seed: int, sampling: SamplingParams, n: int = 5000, noise: float = 0.1) -> SampledTokens:

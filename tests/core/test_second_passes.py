@@ -74,7 +74,7 @@ def test_a_step_is_written_down_with_what_became_of_each_node() -> None:
     assert step.text == ["<9>", "<5>", "<6>", "<7>"] and step.q is None
 
 
-def test_recorded_drafts_tell_the_answer_again(made: Path) -> None:
+def test_recorded_drafts_report_the_answer_again(made: Path) -> None:
     results = load_run(made)
     samples = results.samples.set_index(["method", "question_id"])
     steps = results.steps.set_index(["method", "question_id"]).sort_index()
@@ -85,11 +85,11 @@ def test_recorded_drafts_tell_the_answer_again(made: Path) -> None:
             continue
         assert one.same_answer and not one.reason
         answer = samples.loc[(one.method, one.question_id), "token_ids"]
-        told = [answer[0]]
+        reported = [answer[0]]
         for step in one.steps:
-            assert step.tokens[0] == told[-1]
-            told += [step.tokens[node] for node in step.path[1:]] + [step.next]
-        assert told[: len(answer)] == list(answer)
+            assert step.tokens[0] == reported[-1]
+            reported += [step.tokens[node] for node in step.path[1:]] + [step.next]
+        assert reported[: len(answer)] == list(answer)
         counted = steps.loc[(one.method, one.question_id)]
         assert [len(s.tokens) - 1 for s in one.steps] == counted["draft_nodes"].tolist()
         assert [len(s.tokens) - 1 - len(s.pruned) for s in one.steps] == counted["verified_nodes"].tolist()

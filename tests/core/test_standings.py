@@ -64,7 +64,7 @@ def test_an_order_may_be_sure_though_both_intervals_against_the_reference_are_wi
     }  # fmt: skip
 
 
-def test_methods_that_cannot_be_told_apart_share_their_places(make_run: MakeRun) -> None:
+def test_methods_that_cannot_be_reported_apart_share_their_places(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=LABELS))
     rows = paced(run, {"ar": 1, "ss": 1.5, "medusa": 1.49, "ar[n=1]": 0.5}, {"ss": 0.3, "medusa": 0.3})
     placed = rank_ranges(run, rows)

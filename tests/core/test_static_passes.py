@@ -144,7 +144,7 @@ def test_a_pass_that_keeps_the_number_of_rows_before_it_is_found_out() -> None:
 
 
 def baked(past: int) -> Callable[..., tuple[torch.Tensor]]:
-    """Layers that add a number which the host knows."""
+    """Layers that add a number which the host has."""
     return lambda x, *_: (x + past,)
 
 
@@ -235,8 +235,8 @@ def test_the_stand_in_for_a_graph_freezes_what_the_host_decides_and_forbids_look
     }
     for name, look in looks.items():
         assert torch.equal(passes.call(name, look, torch.ones(1))[0], look(torch.ones(1))[0])
-    told = "passes that cannot be captured (RuntimeError: operation not permitted when stream is capturing: a look"
-    assert passes.fallbacks.total() == len(looks) and all(why.startswith(told) for why in passes.fallbacks)
+    reported = "passes that cannot be captured (RuntimeError: operation not permitted when stream is capturing: a look"
+    assert passes.fallbacks.total() == len(looks) and all(why.startswith(reported) for why in passes.fallbacks)
 
 
 @torch.inference_mode()
@@ -324,7 +324,7 @@ def test_a_pass_that_cannot_be_replayed_is_counted_by_its_reason_and_gives_the_s
 
 
 @torch.inference_mode()
-def test_passes_that_take_no_rows_besides_may_have_more_than_the_widest_of_the_others() -> None:
+def test_passes_that_take_no_rows_in_addition_may_have_more_than_the_widest_of_the_others() -> None:
     passes, cache = CudaGraphRunner(run_eagerly, (1, 4)), prompted(tiny_target("llama", words=61), 600)
     x, mask = torch.ones(1, 9, 16), torch.zeros(1, 1, 9, 9 + len(PROMPTS[0]))
     made = passes.run("streams", lambda x, *_: (x + 1,), x, 0, cache, mask, None, pad=False)
@@ -345,7 +345,7 @@ def test_rows_of_a_pass_that_are_not_finite_stay_in_no_later_one() -> None:
         target.run(x, 0, target.n_layers, cache, target.causal_mask(3, 8), rotary)
     again = target.run(*two)
     assert torch.equal(again, expected)
-    assert all(held[:, :, 8:].isfinite().all() for held in cache.memory_of(0))
+    assert all(kept_here[:, :, 8:].isfinite().all() for kept_here in cache.memory_of(0))
 
 
 @pytest.mark.parametrize(
@@ -377,12 +377,12 @@ def test_streams_that_see_few_tokens_are_counted_step_by_step() -> None:
 
 def test_passes_of_a_training_are_not_counted() -> None:
     passes, cache = CudaGraphRunner(run_eagerly, WIDTHS), prompted(tiny_target("llama", words=61), 600)
-    for held in (cache, None):
-        assert passes.run("name", lambda *_: (), torch.zeros(1, 300, 16), 0, held, None, None) is None
+    for kept_here in (cache, None):
+        assert passes.run("name", lambda *_: (), torch.zeros(1, 300, 16), 0, kept_here, None, None) is None
     assert not passes.fallbacks
 
 
-def test_a_run_says_which_passes_were_run_eagerly(tmp_path: Path) -> None:
+def test_a_run_states_which_passes_were_run_eagerly(tmp_path: Path) -> None:
     target = load_model("lab", dtype="float32")
     target.graphs = CudaGraphRunner(run_eagerly, (1, 4))
     found = run(
@@ -404,7 +404,7 @@ def test_a_run_says_which_passes_were_run_eagerly(tmp_path: Path) -> None:
 # -- the engine ------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_gives_the_same_is_used_and_told() -> None:
+def test_an_engine_that_gives_the_same_is_used_and_reported() -> None:
     target = tiny_target("llama", words=61)
     before = target.kernel_summary
     replay_steps(target, run_eagerly, "calls")
@@ -414,7 +414,7 @@ def test_an_engine_that_gives_the_same_is_used_and_told() -> None:
 
 
 def test_a_model_in_place_of_the_target_is_replayed_only_if_its_layers_can_be() -> None:
-    """Sliding windows are folded into the mask by what the host knows, which a replay does not hear of."""
+    """Sliding windows are folded into the mask by what the host has, which a replay does not receive of."""
     target, windows = tiny_target("llama", words=61), tiny_target("mistral-window", words=61)
     decoder = registry.method_class("ar").test_instances(windows)["default"]()
     expected = generate(decoder, PROMPTS[1], StopParams(30), SamplingParams()).tokens
@@ -460,7 +460,7 @@ def broken(one: Pass) -> Pass:
 
 
 @pytest.mark.parametrize(
-    ("replay", "said"),
+    ("replay", "stated"),
     [
         (stale, "passes that give something else when they are replayed"),
         (not_finite, "passes that give something else when they are replayed"),
@@ -469,10 +469,10 @@ def broken(one: Pass) -> Pass:
         (broken, r"passes that cannot be captured \(RuntimeError: operation not permitted when stream"),
     ],
 )
-def test_an_engine_that_does_not_prove_itself_is_refused(replay: Replay, said: str) -> None:
+def test_an_engine_that_does_not_prove_itself_is_refused(replay: Replay, stated: str) -> None:
     target = tiny_target("llama", words=61)
     before = target.kernel_summary
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=stated):
         replay_steps(target, replay, "calls")
     assert target.graphs is None
     assert target.kernel_summary == before
@@ -491,9 +491,11 @@ def test_padding_that_changes_the_logits_is_refused(monkeypatch: pytest.MonkeyPa
         replay_steps(tiny_target("llama", words=61), run_eagerly, "calls")
 
 
-@pytest.mark.parametrize(("kind", "said"), [("mistral-window", "sliding windows"), ("gemma3_text", "are called whole")])
-def test_layers_that_cannot_be_replayed_are_refused(kind: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+@pytest.mark.parametrize(
+    ("kind", "stated"), [("mistral-window", "sliding windows"), ("gemma3_text", "are called whole")]
+)
+def test_layers_that_cannot_be_replayed_are_refused(kind: str, stated: str) -> None:
+    with pytest.raises(UserError, match=stated):
         replay_steps(tiny_target(kind, words=61), run_eagerly, "calls")
 
 
@@ -533,10 +535,10 @@ def test_on_cuda_steps_are_replayed_unless_something_keeps_them_from_it(
 ) -> None:
     target = on_cuda(monkeypatch, kind, replay)
     use_engine(target, "auto")
-    said = [str(warning.message) for warning in recwarn if "eagerly" in str(warning.message)]
+    stated = [str(warning.message) for warning in recwarn if "eagerly" in str(warning.message)]
     assert target.engine == ("eager" if why else "graph")
-    assert len(said) == bool(why) and all(why in text for text in said)
-    assert f"; steps run eagerly: {said[0].partition(': ')[2]}" in target.kernel_summary if why else not said
+    assert len(stated) == bool(why) and all(why in text for text in stated)
+    assert f"; steps run eagerly: {stated[0].partition(': ')[2]}" in target.kernel_summary if why else not stated
     if why:
         with pytest.raises(UserError, match=why):
             use_engine(on_cuda(monkeypatch, kind, replay), "graph")
@@ -553,16 +555,16 @@ def test_on_a_cpu_there_is_one_engine() -> None:
 
 
 def test_without_a_gpu_the_command_refuses_graphs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    told = failing(
+    reported = failing(
         ["run", "--methods", "pld", "--engine", "graph", "--device", "cpu", "--out", str(tmp_path / "run")], capsys
     )
-    assert "engine graph needs a CUDA device" in told
+    assert "engine graph needs a CUDA device" in reported
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_rows_that_are_kept_by_numbers_on_the_device_are_those_of_the_list(layers: int) -> None:
-    held = []
+    kept_here = []
     for rows in ([0, 2, 3, 6], torch.tensor([0, 2, 3, 6])):
         cache = Cache(layers, 12)
         for layer in range(layers):
@@ -571,9 +573,9 @@ def test_rows_that_are_kept_by_numbers_on_the_device_are_those_of_the_list(layer
         cache.commit(2)
         cache.compact(2, rows)
         assert cache.lengths == [6] * layers
-        held.append(torch.stack([torch.stack(cache.memory_of(layer))[..., :6, :] for layer in range(layers)]))
-    assert torch.equal(held[0], held[1])
-    assert held[0][0, 0].flatten().tolist() == [0, 1, 2, 4, 5, 8]
+        kept_here.append(torch.stack([torch.stack(cache.memory_of(layer))[..., :6, :] for layer in range(layers)]))
+    assert torch.equal(kept_here[0], kept_here[1])
+    assert kept_here[0][0, 0].flatten().tolist() == [0, 1, 2, 4, 5, 8]
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""The numbers of the tables: laws they obey, and intervals that cover."""
+"""The numbers of the tables: checks they obey, and intervals that cover."""
 
 from __future__ import annotations
 
@@ -133,7 +133,10 @@ def test_repeats_are_averaged_and_turns_kept_together() -> None:
     row = overall(make(samples))
     assert row.speedup == pytest.approx((0.04 + 0.12) / 0.08, rel=0.01)
     assert (row.n_prompts, row.n_questions) == (2, 1)
-    assert (row.speedup_interval, row.comparison) == (None, "insufficient data")  # one question says nothing of others
+    assert (row.speedup_interval, row.comparison) == (
+        None,
+        "insufficient data",
+    )  # one question states nothing of others
 
 
 def test_a_prompt_with_a_failed_repeat_weighs_as_much_as_the_others() -> None:
@@ -240,12 +243,12 @@ def broken(**changes: Any) -> Step:
         (broken(verified_nodes=99), "verified than drafted"),
     ],
 )
-def test_impossible_steps_are_told(bad: Step, text: str) -> None:
+def test_impossible_steps_are_reported(bad: Step, text: str) -> None:
     row = overall(make([("a", "ar", [step(0.01)] * 3), ("a", "m", [bad])]))
     assert any(h.startswith("impossible:") and text in h for h in row.health), row.health
 
 
-def test_impossible_sums_are_told() -> None:
+def test_impossible_sums_are_reported() -> None:
     run = make([("a", "ar", [step(0.01)] * 3), ("a", "m", [step(0.01)] * 3)])
     run.rows[1].tokens = 9
     run.rows[1].wall_s = 0.05
@@ -261,7 +264,7 @@ def quick(factor: float, rest: float, depth: int = 0) -> list[tuple[Any, ...]]:
     return [(f"a{i}", m, [step(0.01) if m == "ar" else made] * 20) for i in range(8) for m in ("ar", "m")]
 
 
-def test_answers_that_took_less_than_their_steps_can_are_told_once_that_is_beyond_noise() -> None:
+def test_answers_that_took_less_than_their_steps_can_are_reported_once_that_is_beyond_noise() -> None:
     row = overall(make(quick(1.0, 0.1)))
     assert any("impossible: at least 1." in h and "with 1.00 tokens per step" in h for h in row.health)
     assert row.speedup_within_bound is False and row.speedup is None
@@ -299,7 +302,7 @@ def test_the_least_time_is_of_each_prompt() -> None:
 
 
 def test_a_speedup_beyond_tau_without_an_interval_is_no_finding_but_not_checked() -> None:
-    """One question says nothing of noise, so a step that seems 18% cheaper than one of ar is no impossibility."""
+    """One question states nothing of noise, so a step that seems 18% cheaper than one of ar is no impossibility."""
     run = make([("a", "ar", [step(0.01)] * 20, 1e-9), ("a", "m", [step(0.0085)] * 20, 1e-9)])
     row = overall(run)
     assert (row.speedup_interval, row.health, row.speedup_within_bound) == (None, (), None)
@@ -314,10 +317,10 @@ def test_answers_that_are_longer_than_the_references_may_exceed_tau() -> None:
     assert row.health == () and row.speedup_within_bound is True
 
 
-def test_unstable_times_are_told() -> None:
+def test_unstable_times_are_reported() -> None:
     calm = [(f"a{i}", m, [step(0.01)] * 9, 0.001) for i in range(8) for m in ("ar", "m")]
     assert overall(make(calm), "ar").unstable is False
-    assert overall(make(calm[:6]), "ar").unstable is None  # three prompts are too few to say so
+    assert overall(make(calm[:6]), "ar").unstable is None  # three prompts are too few to state so
     wild = [(f"a{i}", m, [step(0.01 * (1 + i % 2))] * 9, 0.001) for i in range(8) for m in ("ar", "m")]
     assert overall(make(wild), "ar").unstable
     assert overall(make(wild)).unstable is None  # a method's steps may differ in work from prompt to prompt
@@ -328,7 +331,7 @@ def test_unstable_times_are_told() -> None:
     assert overall(make(steady[:4])).unstable is None  # two repeats of one answer
 
 
-def test_sameness_counts_and_differences_are_told() -> None:
+def test_output_match_counts_and_differences_are_reported() -> None:
     run = make([(q, m, [step(0.01)] * 3) for q in ("a", "b", "c") for m in ("ar", "m")])
     run.output_match = [
         OutputMatch(q, 0, "m", 0, v) for q, v in zip("abc", ("identical", "numerical tie", "mismatch"), strict=True)

@@ -39,7 +39,7 @@ TRACE = {
 }  # fmt: skip
 READERS: dict[
     str, Callable[[Path, Path], list[str]]
-] = {  # besides the report: what reads a manifest, by the words of the command
+] = {  # in addition the report: what reads a manifest, by the words of the command
     "compare": lambda run, other: ["compare", str(other), str(run), "--force"],
     "export": lambda run, other: ["export", str(run), "--form", "markdown"],
     "answers": lambda run, other: ["export", str(run), "--form", "specbench", "--out", str(other / "out")],
@@ -109,7 +109,7 @@ def damaged() -> Iterator[str]:
     yield from ("[" * 100_000, '{"format": 1}', "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"))
 
 
-def test_whatever_became_of_a_manifest_a_report_is_made_or_one_line_is_told(
+def test_whatever_became_of_a_manifest_a_report_is_made_or_one_line_is_reported(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(assets, "plotly_js", lambda: "")  # its five megabytes are not what is tested
@@ -140,7 +140,7 @@ def test_whatever_became_of_a_manifest_every_reader_ends_in_one_line(
         shutil.rmtree(other / "out", ignore_errors=True)
 
 
-def test_whatever_became_of_a_manifest_resuming_is_done_or_one_line_is_told(tmp_path: Path) -> None:
+def test_whatever_became_of_a_manifest_resuming_is_done_or_one_line_is_reported(tmp_path: Path) -> None:
     wanted = manifest()
     RunDir.open(OutputOptions(tmp_path), wanted).close()
     for text in damaged():
@@ -160,7 +160,7 @@ def test_a_whole_manifest_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (lambda m: m["config"].update(seed=1), "seed 0, not 1"),
         (lambda m: m["config"].update(temperature=0.5, max_new_tokens=8), "max-new-tokens none, not 8; temperature"),
@@ -177,11 +177,11 @@ def test_a_whole_manifest_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_another_run_is_not_continued_and_what_differs_is_named_with_both_values(
-    tmp_path: Path, change: Change, told: str
+    tmp_path: Path, change: Change, reported: str
 ) -> None:
     RunDir.open(OutputOptions(tmp_path), manifest()).close()
     wanted = manifest()
     change(wanted)
     with pytest.raises(UserError) as refused:
         RunDir.open(OutputOptions(tmp_path, resume=True), wanted)
-    assert f"--resume: the run in {tmp_path} has {told}" in str(refused.value)
+    assert f"--resume: the run in {tmp_path} has {reported}" in str(refused.value)

@@ -21,7 +21,7 @@ from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
 
-def told(run: Run, **console: Any) -> str:
+def reported(run: Run, **console: Any) -> str:
     out = StringIO()
     print_verbose(analyse(run), Console(file=out, **console))
     return out.getvalue()
@@ -34,7 +34,7 @@ def short(run: Run, width: int = 80) -> list[str]:
 
 
 def test_a_value_without_an_interval_is_marked_and_the_mark_explained(make_run: MakeRun) -> None:
-    text = told(read_run(make_run(labels=("ar", "ss"), categories=("writing", "qa"), questions=2)))
+    text = reported(read_run(make_run(labels=("ar", "ss"), categories=("writing", "qa"), questions=2)))
     line = next(line for line in text.splitlines() if " ar " in line)
     assert "1.00×" in line and "?" not in line  # the reference bears no mark
     by_task = text[: text.index("Overall")]
@@ -42,9 +42,9 @@ def test_a_value_without_an_interval_is_marked_and_the_mark_explained(make_run: 
     assert "? no confidence interval (fewer than 4 questions)" in text
 
 
-def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> None:
+def test_n_states_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> None:
     several = {"labels": ("ar", "ss"), "categories": ("qa",), "questions": 5, "failing": ("ss",)}
-    text = told(read_run(make_run(turns=2, repeats=3, **several)))
+    text = reported(read_run(make_run(turns=2, repeats=3, **several)))
     assert "10 (5 q)" in text  # of ar
     assert "8 (4 q, 6 failed)" in text
     assert "quality is a mean over questions" in text
@@ -55,9 +55,9 @@ def test_n_says_how_many_questions_and_repeats_there_are(make_run: MakeRun) -> N
 def test_measures_that_differ_have_no_common_mean(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa", "translation"), questions=5))
     one = "left out: the tasks are scored by different measures (bleu, rouge_l)"
-    assert one not in told(run)
+    assert one not in reported(run)
     run.questions = [replace(q, metric="bleu" if q.category == "translation" else q.metric) for q in run.questions]
-    assert one in " ".join(told(run).split())
+    assert one in " ".join(reported(run).split())
     rows, config = summarise(run), config_of(run)
     shown = {(row.category, quality(row, config) is None) for row in rows}
     assert shown == {("overall", True), ("qa", False), ("translation", False)}
@@ -70,14 +70,14 @@ SHARED: dict[str, Any] = {"labels": ("ar", "ss-shared", "ss-shared-ar"), "refere
 
 
 @pytest.mark.parametrize(("temperature", "output"), [(0.0, "identical"), (0.7, "sampled")])
-def test_what_is_promised_when_sampling_is_said(make_run: MakeRun, temperature: float, output: str) -> None:
-    text = told(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5, temperature=temperature)))
+def test_what_is_promised_when_sampling_is_stated(make_run: MakeRun, temperature: float, output: str) -> None:
+    text = reported(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5, temperature=temperature)))
     assert output in text and "not compared" not in text
     assert ("the same distribution, not the same text" in text) == bool(temperature)
 
 
 def test_a_method_that_changes_the_model_names_its_own_reference(make_run: MakeRun) -> None:
-    text = told(read_run(make_run(**SHARED, questions=5)))
+    text = reported(read_run(make_run(**SHARED, questions=5)))
     assert "identical †" in text and "reference †" in text and "† a method that changes the model" in text
     assert "not compared" not in text
     assert "ss-shared over ss-shared-ar, its own model: " in text
@@ -85,16 +85,16 @@ def test_a_method_that_changes_the_model_names_its_own_reference(make_run: MakeR
 
 
 def test_a_mismatch_names_the_reference_that_it_is_against(make_run: MakeRun) -> None:
-    text = told(read_run(make_run(**SHARED, questions=5, verdict="mismatch")), width=200)
+    text = reported(read_run(make_run(**SHARED, questions=5, verdict="mismatch")), width=200)
     assert "ss-shared: 20 of 20 outputs against the reference, ss-shared-ar" in text
     assert text.startswith("Unreliable (mismatch): ")
     assert "20 mismatches of 20 †" in text
 
 
-def test_what_a_method_does_not_promise_is_said(make_run: MakeRun) -> None:
+def test_what_a_method_does_not_promise_is_stated(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), questions=5, verdict="not compared"))
     run.manifest["methods"][1]["lossless"] = False
-    assert "not compared: the method does not preserve the output of its reference" in told(run)
+    assert "not compared: the method does not preserve the output of its reference" in reported(run)
 
 
 @pytest.mark.parametrize(("width", "missing"), [(80, {"quality"}), (60, {"tok/s", "quality"}), (130, set())])
@@ -106,7 +106,7 @@ def test_a_narrow_terminal_lacks_whole_columns_and_never_half_a_number(
     table = lines[2:5]
     assert not any("…" in line for line in table) and max(map(len, lines)) <= width
     assert {name for name in DISPENSABLE if name not in table[0]} - {"judge", "n", "decode"} == missing
-    verbose = told(run, width=width)
+    verbose = reported(run, width=width)
     assert ("not shown in a terminal" in verbose) == (width < 130)
 
 
@@ -195,7 +195,7 @@ def test_the_cause_of_a_speedup_and_of_a_lost_one_is_named(make_run: MakeRun) ->
 )  # fmt: skip
 def test_the_first_line_is_the_finding(make_run: MakeRun, changes: dict[str, Any], sentence: str) -> None:
     run = read_run(make_run(**{"questions": 5, **changes}))
-    for first in (told(run).splitlines()[0], short(run)[0]):
+    for first in (reported(run).splitlines()[0], short(run)[0]):
         assert re.match(sentence, first), first
 
 
@@ -205,7 +205,7 @@ def test_quality_of_a_changed_model_is_judged_against_a_margin(make_run: MakeRun
         odd = int(row.question_id[-1]) % 2
         by_method = {"ss-shared": -0.1, "ss-shared-ar": 0.011 if odd else -0.011}
         row.quality = 0.5 + by_method.get(row.method, 0.0)
-    text = told(run)
+    text = reported(run)
     assert re.search(r"ss-shared: quality −0\.10 \(.*\), inferior to ar \(margin 0\.02\)", text)
     assert "ss-shared-ar: quality" in text and "non-inferior to ar (margin 0.02)" in text
 

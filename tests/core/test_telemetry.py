@@ -99,15 +99,15 @@ CLOCKS = [[0, mhz] for sm in (345, 900, 1980, 1980, 1400, 1980) for mhz in (sm, 
         ({"nvmlDeviceGetCurrentClocksEventReasons": [[0, 0], [0, 0x01 | 0x02 | 0x10]]}, ""),  # idle, asked for, in step
     ],
 )
-def test_what_disturbs_a_device_is_told(
+def test_what_disturbs_a_device_is_reported(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, list[list[Any]]], words: str
 ) -> None:
     steady = {"nvmlDeviceGetClockInfo": [[0, 1980]]}
-    told = noise_of(device_seen(monkeypatch, 6, **(steady | changes)))
-    assert words in told and bool(words) == bool(told)
+    reported = noise_of(device_seen(monkeypatch, 6, **(steady | changes)))
+    assert words in reported and bool(words) == bool(reported)
 
 
-def test_foreign_work_on_the_processor_is_told() -> None:
+def test_foreign_work_on_the_processor_is_reported() -> None:
     seen = Seen()
     for when in range(3):
         seen.add(when, {"host_foreign_share": 0.25})
@@ -131,7 +131,7 @@ def test_samples_are_made_again_a_few_times_and_not_for_ever() -> None:
     assert tries.again("heat", 0), "a quiet sample gives hope again"
 
 
-def test_the_host_tells_its_own_share_from_that_of_others() -> None:
+def test_the_host_reports_its_own_share_from_that_of_others() -> None:
     host = Host()
     until = time.perf_counter() + 0.3
     while time.perf_counter() < until:
@@ -183,7 +183,7 @@ def test_every_sample_has_its_readings(machine: StillHost, tmp_path: Path) -> No
     assert done.telemetry["host_core_share"].iloc[0] == [0.5, 0.5]
 
 
-def test_a_disturbed_sample_is_made_again_and_says_how_often(machine: StillHost, tmp_path: Path) -> None:
+def test_a_noisy_sample_is_made_again_and_states_how_often(machine: StillHost, tmp_path: Path) -> None:
     busy = ALONE | {"host_foreign_share": 0.5}
     machine.readings = [ALONE, busy, ALONE, busy, ALONE]
     bench = Recorded(tmp_path)

@@ -59,7 +59,7 @@ def test_samples_over_the_limit_fail_and_the_run_goes_on(tmp_path: Path) -> None
 
 
 def test_a_run_is_resumed_with_another_limit(tmp_path: Path) -> None:
-    """The limit is no part of what is measured; failed samples are made again."""
+    """The limit is no part of what is measured; failed samples are run again."""
     file, out = plugin(tmp_path, "sleeps"), str(tmp_path / "run")
     words = ["run", "--methods", "sleeps", "--plugin", str(file), "--categories", "qa", "--limit", "1", "--warmup", "0"]
     words += ["--max-new-tokens", "4", "--out", out]

@@ -33,7 +33,7 @@ def test_a_chain_of_a_list_is_that_of_a_tensor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "parents", "said"),
+    ("tokens", "parents", "stated"),
     [
         ([], [], "a tree has at least its root"),
         ([3, 5], [-1], "a tree of 2 tokens (with the root) has 1 parents"),
@@ -43,8 +43,8 @@ def test_a_chain_of_a_list_is_that_of_a_tensor() -> None:
         (torch.tensor([3.0]), [-1], "tree tokens must be integers [n], not torch.float32 [1]"),
     ],
 )
-def test_a_tree_that_is_none_is_named(tokens: Any, parents: list[int], said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_a_tree_that_is_none_is_named(tokens: Any, parents: list[int], stated: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(stated)):
         DraftTree.from_parents(tokens, parents)
 
 

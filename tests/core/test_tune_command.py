@@ -1,4 +1,4 @@
-"""`ssbench tune`: what it writes, what it says last. Sessions are made up; nothing is timed."""
+"""`ssbench tune`: what it writes, what it states last. Sessions are made up; nothing is timed."""
 
 from __future__ import annotations
 
@@ -54,33 +54,33 @@ def tune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_what_is_faster_is_written_and_named_last(tune: Any) -> None:
-    preset, told = tune(book(ar=1.4, ss=1.0, ss_2=0.8))
+    preset, reported = tune(book(ar=1.4, ss=1.0, ss_2=0.8))
     assert preset.options == {"k": "2"}
     assert (preset.made_for["model"], preset.made_for["dtype"], preset.made_for["device"]) == ("lab", "float32", "cpu")
     assert preset.resolved["k"] == 2 and preset.resolved["streams_hash"]
     calibration = text.questions(("math", "qa"), "calibration", 4)
     assert preset.prompts == tuple(question.mark for question in calibration)
-    assert told.out.splitlines()[-1] == f"use it: ssbench run --methods ss --preset {preset.file}"
+    assert reported.out.splitlines()[-1] == f"use it: ssbench run --methods ss --preset {preset.file}"
     for words in ("ss[k=2] is faster than the default (1.25×", "1.75×", "RuntimeError: [no] room", "ss (default)"):
-        assert words in told.out
+        assert words in reported.out
 
 
 @pytest.mark.parametrize("prompts", [0, 3])
 def test_a_leader_that_is_not_confirmed_is_a_candidate_and_the_default_is_kept(tune: Any, prompts: int) -> None:
-    preset, told = tune(book(prompts, ar=1.4, ss=1.0, ss_2=0.8), interrupted=True)
+    preset, reported = tune(book(prompts, ar=1.4, ss=1.0, ss_2=0.8), interrupted=True)
     assert preset.options == {} and preset.resolved["k"] != 2
-    assert "interrupted" in told.err
-    said = (
+    assert "interrupted" in reported.err
+    stated = (
         f"the default is kept: ss[k=2] led the search, but was not confirmed on other prompts ({prompts} of at least 4)"
     )
-    assert said in told.out and "46 s more" in told.out
-    assert "use it" not in told.out
-    assert told.out.splitlines()[-1] == f"no preset is needed; the measurements are in {preset.file}"
+    assert stated in reported.out and "46 s more" in reported.out
+    assert "use it" not in reported.out
+    assert reported.out.splitlines()[-1] == f"no preset is needed; the measurements are in {preset.file}"
     written = yaml.safe_load(Path(preset.file).read_text())
-    assert written["candidate"] == "ss[k=2]" and written["verdict"].startswith(said)
+    assert written["candidate"] == "ss[k=2]" and written["verdict"].startswith(stated)
 
 
-def test_a_suite_without_a_split_of_its_own_lends_its_last_questions_and_says_so(tmp_path: Path) -> None:
+def test_a_suite_without_a_split_of_its_own_lends_its_last_questions_and_states_so(tmp_path: Path) -> None:
     class Plain(Suite):
         name, summary, categories = "plain", "plain", ("a", "b")
 

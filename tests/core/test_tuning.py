@@ -165,7 +165,7 @@ def test_every_block_holds_the_default_and_each_configuration_once() -> None:
     bench.tune()
     block: list[str] = []
     places = Counter[int]()
-    booked = bench.asked[2:]  # after one answer of the reference and the default, to know their pace
+    booked = bench.asked[2:]  # after one answer of the reference and the default, to have their pace
     prompt = booked[0][1]
     for label, asked in [*booked, ("", -1)]:
         if asked != prompt:
@@ -185,7 +185,7 @@ def test_hopeless_ones_are_dropped_early_and_no_race_is_endless() -> None:
     answers = Counter(label for label, prompt in bench.asked if prompt in bench.searched)
     assert answers["m[size=32]"] == FIRST_CHECK
     assert answers["m[size=16]"] == CUTS[0]  # three quarters of the leader's speed: it may be noise
-    assert answers["m"] <= CUTS[-1] + 1  # one to know the pace
+    assert answers["m"] <= CUTS[-1] + 1  # one to have the pace
 
 
 @pytest.mark.parametrize("after", [1, 60, 150])

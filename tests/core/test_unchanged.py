@@ -47,7 +47,7 @@ def test_a_method_that_changes_the_target_while_it_loads_is_refused(tmp_path: Pa
         run("zeroes", plugin=plugin(tmp_path, True), out=tmp_path / "run", **SMALL)  # type: ignore[arg-type]
 
 
-def test_a_target_that_changed_during_the_run_makes_all_of_it_void(tmp_path: Path) -> None:
+def test_a_target_that_changed_during_the_run_makes_all_of_it_invalid(tmp_path: Path) -> None:
     made = run("zeroes", plugin=plugin(tmp_path, False), out=tmp_path / "run", **SMALL)  # type: ignore[arg-type]
     for results in (made, load_run(tmp_path / "run")):
         table = results.summary(all=True).set_index(["category", "method"])
@@ -77,7 +77,7 @@ def test_any_weight_that_changes_is_noticed(kind: str, prepack: bool, monkeypatc
 
 
 class Improper(Decoder):
-    """Says that its candidate was drawn from something that is no distribution."""
+    """States that its candidate was drawn from something that is no distribution."""
 
     name, summary = "improper", "improper"
     row: tuple[float, float] = (0.5, 0.5)

@@ -1,4 +1,4 @@
-"""A GPU that the driver lists and torch does not see: told in one line, once, and kept with a run."""
+"""A GPU that the driver lists and torch does not see: reported in one line, once, and kept with a run."""
 
 from __future__ import annotations
 
@@ -45,11 +45,13 @@ def warned(device: str = "auto") -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def test_auto_says_once_that_it_takes_the_processor() -> None:
+def test_auto_states_once_that_it_takes_the_processor() -> None:
     assert warned() == [TOO_OLD]
 
 
-def test_nothing_is_said_where_the_processor_is_asked_for_or_the_gpu_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_stated_where_the_processor_is_asked_for_or_the_gpu_is_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert not warned("cpu")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert not warned()

@@ -1,4 +1,4 @@
-"""A method need not say how many rows a step puts through the target; one that does is held to it."""
+"""A method need not state how many rows a step puts through the target; one that does is kept to it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Bushy(Decoder):
 
 
 class Modest(Bushy):
-    """Says that it needs two rows."""
+    """States that it needs two rows."""
 
     name = "modest"
 
@@ -64,7 +64,7 @@ def test_sampled_tokens_are_those_of_a_cache_that_was_large_enough(target: Targe
     assert tokens(Target(tiny_model("llama"))) == tokens(roomy)
 
 
-def test_a_method_that_needs_more_than_it_says_ends_with_an_error() -> None:
+def test_a_method_that_needs_more_than_it_states_ends_with_an_error() -> None:
     fresh = Target(tiny_model("llama"))
     with pytest.raises(
         RuntimeError, match=r"more rows through the model than the method's max_tokens_per_step\(\) says"
@@ -72,7 +72,7 @@ def test_a_method_that_needs_more_than_it_says_ends_with_an_error() -> None:
         generate(Modest(fresh), PROMPT, StopParams(20), SamplingParams())
     generate(
         Bushy(fresh), PROMPT, StopParams(20), SamplingParams()
-    )  # one that says nothing, then one that does, on one target
+    )  # one that states nothing, then one that does, on one target
     with pytest.raises(RuntimeError, match="more rows"):
         generate(Modest(fresh), PROMPT, StopParams(120), SamplingParams())
 
@@ -92,8 +92,8 @@ def test_a_cache_that_grows_keeps_rows_that_no_length_counts_yet() -> None:
     assert grown.capacity >= 40
 
 
-def test_the_checks_hold_for_a_method_that_says_nothing() -> None:
-    """All but the one that holds a method to what it says."""
+def test_the_checks_hold_for_a_method_that_states_nothing() -> None:
+    """All but the one that holds a method to what it states."""
     tried = check_decoder(Bushy, architectures=["llama"], checks=checks(0), all=True)
     results = {result.check.name: result for result in tried}
     assert results["rows"].exempt == "it states no max_tokens_per_step" and not results["rows"].tried

@@ -1,4 +1,4 @@
-"""transformers' assisted generation, told what each of its steps keeps: what our own steps are held against."""
+"""transformers' assisted generation, reported what each of its steps keeps: what our own steps are compared with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Of decoders that the kit does not make (trained or loaded ones, biased rules): greedy sameness, and how biased."""
+"""Of decoders that the kit does not make (trained or loaded ones, biased rules): greedy output match, and how
+biased."""
 
 from __future__ import annotations
 

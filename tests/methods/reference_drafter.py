@@ -58,7 +58,7 @@ def layer_weights(
     return made
 
 
-def refused(method: type[Decoder], options: Any, target: Target, told: str, *, only_load: bool = False) -> None:
+def refused(method: type[Decoder], options: Any, target: Target, reported: str, *, only_load: bool = False) -> None:
     """Check that `check` and `load` refuse in one line that begins with the method and has the keyword."""
     asks: list[Callable[[], Any]] = [lambda: method.load(target, options)]
     for ask in asks if only_load else [*asks, lambda: method.check(options, target)]:
@@ -68,7 +68,7 @@ def refused(method: type[Decoder], options: Any, target: Target, told: str, *, o
             text = str(error)
         else:
             raise AssertionError("it is accepted")
-        assert told in text and "\n" not in text, text
+        assert reported in text and "\n" not in text, text
         assert only_load or text.startswith(method.name), text
 
 

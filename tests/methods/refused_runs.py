@@ -16,7 +16,7 @@ from tests.cli import failing
 
 def check_refused_run(
     drafter: str,
-    told: str,
+    reported: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     *,
@@ -24,7 +24,7 @@ def check_refused_run(
 ) -> None:
     """A run and a check of `drafter`, as METHOD[weights=FOLDER], on a tiny model of so many layers.
 
-    It is said before the model is loaded: this one's weights are NaN, of which loading would complain.
+    It is stated before the model is loaded: this one's weights are NaN, of which loading would complain.
     """
     model, prompts = tmp_path / "model", tmp_path / "prompts.jsonl"
     made = tiny_model("llama", layers=layers)
@@ -34,17 +34,17 @@ def check_refused_run(
     prompts.write_text(json.dumps({"prompt": "abc"}) + "\n")
     before = sorted(tmp_path.rglob("*"))
     given = ["--model", str(model), "--chat-template", "plain", "--suite", f"jsonl:{prompts}", "--limit", "1"]
-    said = failing(["run", "--methods", drafter, *given, "--out", str(tmp_path / "out")], capsys)
+    stated = failing(["run", "--methods", drafter, *given, "--out", str(tmp_path / "out")], capsys)
     assert main(["models", "check", str(model), drafter, "--chat-template", "plain"]) == 2
     checked = capsys.readouterr()
-    assert checked.err == said and "works" not in checked.out
-    assert said.startswith(f"ssbench: {drafter.partition('[')[0]}: ") and told in said, said
-    assert drafter.partition("weights=")[2].removesuffix("]") in said, said
+    assert checked.err == stated and "works" not in checked.out
+    assert stated.startswith(f"ssbench: {drafter.partition('[')[0]}: ") and reported in stated, stated
+    assert drafter.partition("weights=")[2].removesuffix("]") in stated, stated
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def check_warned(drafter: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Check `drafter`, as METHOD[weights=FOLDER], with a tiny model: it works, and one line warns of `told`."""
+def check_warned(drafter: str, reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Check `drafter`, as METHOD[weights=FOLDER], with a tiny model: it works, and one line warns of `reported`."""
     model = tmp_path / "model"
     made = tiny_model("llama")
     made.save_pretrained(model)
@@ -54,5 +54,5 @@ def check_warned(drafter: str, told: str, tmp_path: Path, capsys: pytest.Capture
     checked = capsys.readouterr()
     assert f"works: {drafter.partition('[')[0]}" in checked.out
     [line] = checked.err.splitlines()
-    assert line.startswith(f"ssbench: warning: {drafter.partition('[')[0]}: vLLM ") and told in line, line
+    assert line.startswith(f"ssbench: warning: {drafter.partition('[')[0]}: vLLM ") and reported in line, line
     assert drafter.partition("weights=")[2].removesuffix("]") in line, line

@@ -112,7 +112,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 @torch.no_grad()
-def test_drafts_are_what_the_description_says(name: str, tmp_path: Path) -> None:
+def test_drafts_are_what_the_description_states(name: str, tmp_path: Path) -> None:
     """At the first and the last step of an answer; features are transformers' own hidden states."""
     weights, config = CHECKPOINTS[name]
     model = tiny_model("llama")
@@ -240,7 +240,7 @@ def test_what_is_written_is_served_as_it_drafts(
 
 
 @pytest.mark.parametrize(
-    ("layer_masks", "said"),
+    ("layer_masks", "stated"),
     [
         ((BlockAttention(), BlockAttention(4, from_root=True, causal=True)), "sliding_window_non_causal"),
         ((BlockAttention(4, from_root=True), BlockAttention(4, from_root=True, causal=True)), "window"),
@@ -249,14 +249,14 @@ def test_what_is_written_is_served_as_it_drafts(
         ((BlockAttention(4, from_root=True), BlockAttention(5, from_root=True)), "window"),
     ],
 )
-def test_layers_that_the_speculators_layout_cannot_describe_are_refused(layer_masks: Any, said: str) -> None:
+def test_layers_that_the_speculators_layout_cannot_describe_are_refused(layer_masks: Any, stated: str) -> None:
     target = Target(tiny_model("llama"))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=stated):
         speculators_config_of(random_drafter(target, layer_masks=layer_masks), target)
 
 
 def test_the_anchor_is_stated_where_vllm_looks() -> None:
-    """Beside the mask token in z-lab's layout: elsewhere vLLM serves such a drafter with all drafts one place off."""
+    """Next to the mask token in z-lab's layout: elsewhere vLLM serves such a drafter with all drafts one place off."""
     target = Target(tiny_model("llama"))
     drafter = random_drafter(target, from_anchor=True)
     assert config_of(drafter, target)["dflash_config"]["sample_from_anchor"] is True
@@ -280,8 +280,8 @@ del SERVED_OTHERWISE["sliding layers"][0]["sliding_window_non_causal"]  # vLLM t
 def test_models_check_warns_of_what_vllm_serves_otherwise(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config, said = SERVED_OTHERWISE[name]
-    check_warned(f"dflash[weights={folder(tmp_path / 'd', tensors(), config)}]", said, tmp_path, capsys)
+    config, stated = SERVED_OTHERWISE[name]
+    check_warned(f"dflash[weights={folder(tmp_path / 'd', tensors(), config)}]", stated, tmp_path, capsys)
 
 
 def test_layers_and_mask_of_a_new_drafter() -> None:
@@ -454,17 +454,17 @@ SEEN_LATER = ("NaN",)  # in numbers, of which `check` reads the map's alone
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_does_not_fit_is_one_line(name: str, tmp_path: Path) -> None:
-    weights, config, told = BAD[name]
+    weights, config, reported = BAD[name]
     target = Target(tiny_model("llama"))
     options = DFlashOptions(weights=folder(tmp_path / "d", weights, config))
-    refused(DFlash, options, target, told, only_load=name in SEEN_LATER)
+    refused(DFlash, options, target, reported, only_load=name in SEEN_LATER)
 
 
 @pytest.mark.parametrize("name", ["mask token"])
 def test_a_run_with_it_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    weights, config, told = BAD[name]
+    weights, config, reported = BAD[name]
     there = folder(tmp_path / "d", weights, config)
-    check_refused_run(f"dflash[weights={there}]", told, tmp_path, capsys)
+    check_refused_run(f"dflash[weights={there}]", reported, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "tree"}, {"sample": "on"}])

@@ -164,7 +164,7 @@ def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(draft_vocab: in
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_beside_another_drafter_it_learns_what_it_would_alone(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_next_to_another_drafter_it_learns_what_it_would_alone(dtype: torch.dtype, tmp_path: Path) -> None:
     """By autocast to bfloat16, on labels that reach further than its block."""
     target = Target(tiny_model("llama", dtype=dtype))
     text, budget, states = text_of(target), Budget(3, 4, 8, DRAFTS + 2), []

@@ -1,4 +1,4 @@
-"""What a drafter's folder advises is used where the user states nothing, said in one line, and written down."""
+"""What a drafter's folder advises is used where the user states nothing, stated in one line, and written down."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_ss_drafts_as_advised_and_its_variants_do(tmp_path: Path, lab: Target) -
     assert (other.settings.n_draft, other.settings.gamma) == (6, 2)
 
 
-def test_the_folder_of_ss_may_advise_streams_that_know_their_parent(tmp_path: Path) -> None:
+def test_the_folder_of_ss_may_advise_streams_that_have_their_parent(tmp_path: Path) -> None:
     base = load_model("lab")
     base.bundled_drafters = tmp_path
     folder(tmp_path / "ss", {"n_draft": 4, "cpu": {"parent": "on", "gamma": 1}})
@@ -108,14 +108,16 @@ def test_the_folder_of_ss_may_advise_streams_that_know_their_parent(tmp_path: Pa
     assert SpeculativeStreaming.load(base, SSOptions()).advised == {"n_draft": 4}
 
 
-def test_a_run_says_and_records_what_was_advised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_states_and_records_what_was_advised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = folder(tmp_path / "ss", BY_DEVICE)
     prompts = tmp_path / "own.jsonl"
     prompts.write_text('{"prompt": "Hello"}\n')
     asked = ["run", "--methods", f"ss[weights={weights},k=2]", "--suite", f"jsonl:{prompts}", "--warmup", "0"]
     assert main([*asked, "--max-new-tokens", "4", "--out", str(tmp_path / "run")]) == 0
-    said = [line for line in capsys.readouterr().err.splitlines() if "advice" in line]
-    assert said == [f"ss[weights={weights},k=2]: n_draft=2, gamma=2, prune=off from its drafter's advice for cpu"]
+    stated_here = [line for line in capsys.readouterr().err.splitlines() if "advice" in line]
+    assert stated_here == [
+        f"ss[weights={weights},k=2]: n_draft=2, gamma=2, prune=off from its drafter's advice for cpu"
+    ]
     method = next(m for m in read_manifest(tmp_path / "run")["methods"] if m["name"] == "ss")
     assert method["advised"] == {"n_draft": 2, "gamma": 2, "prune": "off"}
     assert {name: method["options"][name] for name in ("k", "n_draft", "gamma", "prune")} == {

@@ -161,7 +161,7 @@ def check_dynamic(
     [("llama", {}), ("opt", {}), ("qwen2", {"bias": False, "embed": True, "qkv_bias": True})],
 )
 @pytest.mark.parametrize("pickled", [False, True])
-def test_eagle_1_drafts_what_its_description_says(
+def test_eagle_1_drafts_what_its_description_states(
     kind: str, change: dict[str, bool], pickled: bool, tmp_path: Path
 ) -> None:
     w, target = eagle1(**change), Target(tiny_model(kind))
@@ -177,7 +177,7 @@ BIAS = {f"layers.0.self_attn.{n}.bias": torch.zeros(r) for n, r in (("q_proj", H
 
 
 @pytest.mark.parametrize(
-    ("tensors", "about", "said"),
+    ("tensors", "about", "stated"),
     [
         (eagle1(), {}, "drops fc.bias"),
         (eagle1(), {"bias": True}, 'drops fc.bias and takes "bias": true in config.json for attention biases'),
@@ -186,16 +186,16 @@ BIAS = {f"layers.0.self_attn.{n}.bias": torch.zeros(r) for n, r in (("q_proj", H
     ],
 )
 def test_biases_that_vllm_misreads_are_warned_of_once(
-    tensors: dict[str, Tensor], about: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tensors: dict[str, Tensor], about: dict[str, Any], stated: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = folder(tmp_path / "e", tensors, **about)
-    check_warned(f"eagle[weights={weights}]", said, tmp_path, capsys)
-    with warnings.catch_warnings(record=True) as told:
+    check_warned(f"eagle[weights={weights}]", stated, tmp_path, capsys)
+    with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("default")
         target, options = Target(tiny_model("llama")), EagleOptions(weights=weights)
         Eagle.check(options, target)
         assert Eagle.load(target, options).drafter.fc.bias is None or "fc.bias" in tensors
-    assert [said in str(warning.message) for warning in told] == [True]
+    assert [stated in str(warning.message) for warning in reported] == [True]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_biases_that_vllm_reads_as_they_are_meant_are_not_warned_of(
     assert not recwarn.list
 
 
-def test_a_new_drafter_has_no_bias_and_says_so() -> None:
+def test_a_new_drafter_has_no_bias_and_states_so() -> None:
     """The authors' code takes a missing `bias` for true, vLLM takes a true one for attention biases."""
     drafter, config = new_eagle(Target(tiny_model("llama")))
     assert config["bias"] is False and not [name for name in drafter.state_dict() if name.endswith("bias")]
@@ -228,7 +228,7 @@ def test_a_new_drafter_has_no_bias_and_says_so() -> None:
         ({"norms": True}, {"norm_output": True, "fc_norm": True}),
     ],
 )
-def test_eagle_3_drafts_what_its_description_says(
+def test_eagle_3_drafts_what_its_description_states(
     change: dict[str, Any], about: dict[str, Any], tmp_path: Path
 ) -> None:
     w, target = eagle3(**change), Target(tiny_model("llama", layers=8))
@@ -249,7 +249,7 @@ def test_a_nested_configuration_is_read(tmp_path: Path) -> None:
 
 
 class Oracle:
-    """Knows the features of these layers by heart, and what comes two tokens after each."""
+    """Has the features of these layers by heart, and what comes two tokens after each."""
 
     def __init__(self, target: Target, ids: list[int], layers: tuple[int, ...]) -> None:
         self.config = random_eagle(target).config
@@ -349,7 +349,7 @@ def test_a_child_as_likely_as_its_parent_does_not_lose_it(sure: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "about", "said"),
+    ("change", "about", "stated"),
     [
         ({"layers.1.weird": torch.zeros(1)}, {}, "has unknown tensors: layers.1.weird"),
         ({"layers.0.input_layernorm.weight": torch.ones(H)}, {}, "unknown tensors: layers.0.input_layernorm.weight"),
@@ -373,15 +373,15 @@ def test_a_child_as_likely_as_its_parent_does_not_lose_it(sure: float) -> None:
     ],
 )
 def test_wrong_eagle_folders_are_one_line(
-    change: dict[str, Tensor | None], about: dict[str, Any], said: str, tmp_path: Path
+    change: dict[str, Tensor | None], about: dict[str, Any], stated: str, tmp_path: Path
 ) -> None:
     tensors = {n: t for n, t in {**eagle1(), **change}.items() if t is not None}
     weights = folder(tmp_path / "e", tensors, **about)
-    refused(Eagle2, DynamicOptions(weights=weights), Target(tiny_model("llama")), said)
+    refused(Eagle2, DynamicOptions(weights=weights), Target(tiny_model("llama")), stated)
 
 
 @pytest.mark.parametrize(
-    ("change", "about", "said"),
+    ("change", "about", "stated"),
     [
         ({"fc_norm.0.weight": torch.ones(H)}, {}, "lacks tensors: fc_norm.1.weight, fc_norm.2.weight"),
         ({"midlayer.self_attn.q_norm.weight": torch.ones(HD)}, {}, "unknown tensors: layers.0.self_attn.q_norm.weight"),
@@ -396,11 +396,11 @@ def test_wrong_eagle_folders_are_one_line(
     ],
 )
 def test_wrong_eagle3_folders_are_one_line(
-    change: dict[str, Tensor | None], about: dict[str, Any], said: str, tmp_path: Path
+    change: dict[str, Tensor | None], about: dict[str, Any], stated: str, tmp_path: Path
 ) -> None:
     tensors = {n: t for n, t in {**eagle3(), **change}.items() if t is not None}
     weights = folder(tmp_path / "e", tensors, **about)
-    refused(Eagle3, Eagle3Options(weights=weights), Target(tiny_model("llama", layers=8)), said)
+    refused(Eagle3, Eagle3Options(weights=weights), Target(tiny_model("llama", layers=8)), stated)
 
 
 def test_weights_of_the_other_kind_and_of_another_size_are_named(tmp_path: Path) -> None:
@@ -458,7 +458,7 @@ def test_advice_and_options_settle_the_tree() -> None:
     assert size_of(DynamicOptions(), 7).top_k == 7
 
 
-def test_it_tells_weights_and_trees_apart() -> None:
+def test_it_reports_weights_and_trees_apart() -> None:
     target = Target(tiny_model("llama"))
     drafter = random_eagle(target)
     one = Eagle(target, EagleOptions(), drafter, {})

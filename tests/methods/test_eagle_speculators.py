@@ -134,7 +134,7 @@ def watched(decoder: Any, prompt: list[int], tokens: int = 8) -> list[tuple[list
 
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
-def test_drafts_are_what_the_format_says(name: str, target: Target, tmp_path: Path) -> None:
+def test_drafts_are_what_the_format_states(name: str, target: Target, tmp_path: Path) -> None:
     """Features are transformers' own hidden states: number i is what layer i reads."""
     config, embed = VARIANTS[name]
     w, model = tensors_of(config, embed), target.model
@@ -174,7 +174,7 @@ def their_model(path: Path, embedding: Tensor) -> Any:
 
 
 def their_logits(model: Any, features: Tensor, ids: Tensor, steps: int) -> list[Tensor]:
-    """Logits [slots, words] a training-time step; features [slots, wide] beside the tokens after them, ids [slots]."""
+    """Logits [slots, words] a training-time step; features [slots, wide] next to the tokens after them, ids [slots]."""
     found: list[Tensor] = []
     hook = model.lm_head.register_forward_hook(lambda _module, _given, out: found.append(out[0]))
     model(features[None], ids[None], torch.zeros_like(ids)[None], ttt_steps=steps)
@@ -337,18 +337,18 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {  # co
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_folders_are_one_line(name: str, target: Target, tmp_path: Path) -> None:
-    changed, tensors, said = WRONG[name]
+    changed, tensors, stated = WRONG[name]
     made = {k: v for k, v in (tensors_of(config_of()) | tensors).items() if v is not None}
     weights = folder(tmp_path / "e", made, config_of(**changed))
-    refused(Eagle3, Eagle3Options(weights=weights), target, said)
+    refused(Eagle3, Eagle3Options(weights=weights), target, stated)
 
 
 @pytest.mark.parametrize("name", ["an unknown type"])
 def test_a_run_with_a_wrong_folder_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changed, tensors, said = WRONG[name]
+    changed, tensors, stated = WRONG[name]
     made = {k: v for k, v in (tensors_of(config_of()) | tensors).items() if v is not None}
     weights = folder(tmp_path / "e", made, config_of(**changed))
-    check_refused_run(f"eagle3[weights={weights}]", said, tmp_path, capsys, layers=N)
+    check_refused_run(f"eagle3[weights={weights}]", stated, tmp_path, capsys, layers=N)
 
 
 def test_other_methods_name_the_one_that_reads_it(target: Target, tmp_path: Path) -> None:

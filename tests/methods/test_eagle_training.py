@@ -220,7 +220,7 @@ def tau(target: Target, folder: Path, name: str) -> float:
     return min(found)
 
 
-def test_the_draft_vocabulary_is_what_answers_say_most(tmp_path: Path) -> None:
+def test_the_draft_vocabulary_is_what_answers_state_most(tmp_path: Path) -> None:
     target = Target(tiny_model("llama"))
     trainee = Eagle3Trainer(target, Eagle3TrainOptions(LEVELS, 3))
     ids = torch.tensor([[9, 9, 50, 50, 50, 4, 4, 30, 30, 30, 30, 8]])

@@ -1,4 +1,5 @@
-"""What is to be run on a GPU: every stage is asked for rightly, and what can be tried without one does what it says."""
+"""What is to be run on a GPU: every stage is asked for rightly, and what can be tried without one does what it
+states."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def test_scripts_can_be_read(script: Path) -> None:
         assert re.search(r"^\. benchmarks/gpu/preamble\.sh$", script.read_text(), re.MULTILINE)
 
 
-def test_every_stage_asks_for_what_the_page_says(asked: dict[str, str], tmp_path: Path) -> None:
+def test_every_stage_asks_for_what_the_page_states(asked: dict[str, str], tmp_path: Path) -> None:
     export = Path(asked["WORK"], "lab-m", "export")
     export.mkdir(parents=True)
     (export / "lab.json").write_text("{}")
@@ -139,7 +140,7 @@ def test_the_checkout_is_known_to_python_without_an_installation(tmp_path: Path)
     }
 
 
-def test_packages_that_are_missing_are_told_by_what_they_cost() -> None:
+def test_packages_that_are_missing_are_reported_by_what_they_cost() -> None:
     ready = runpy.run_path(str(GPU / "ready.py"))
     missing, optional, old = ready["packages"]({"dependencies": ["torch>=99", "no-such>=1", "plotly>=7", "pytest>=1"]})
     assert missing == ["no-such"] and optional in ([], ["plotly"]) and old[0].startswith("torch ")
@@ -163,15 +164,17 @@ def output_match() -> dict[str, Any]:
 SMALL = ["--device", "cpu", "--dtypes", "float32", "--prompts", "1", "--categories", "1", "--new", "8"]
 
 
-def test_replayed_and_not_replayed_answers_are_held_against_each_other(
+def test_replayed_and_not_replayed_answers_are_kept_against_each_other(
     output_match: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "output_match.jsonl"
     words = [*SMALL, "--methods", "ar;sd;peagle", "--out", str(out), "--engines", "called"]
     assert output_match["main"](words) == 0
-    told = capsys.readouterr().out
-    assert re.search(r"^ok +float32 called sd +1 identical; \d+ replays in \d+ steps, \d+ recorded", told, re.MULTILINE)
-    assert "declined: none" in told and "left out: float32 called peagle" in told
+    reported = capsys.readouterr().out
+    assert re.search(
+        r"^ok +float32 called sd +1 identical; \d+ replays in \d+ steps, \d+ recorded", reported, re.MULTILINE
+    )
+    assert "declined: none" in reported and "left out: float32 called peagle" in reported
     ar, sd = output_match["read"](out)
     assert set(sd.kept) == {"model", "draft"} and sd.kept["draft"] and sd.recorded and sd.replays > sd.steps
     assert output_match["main"]([*words, "eager"]) == 0
@@ -201,8 +204,8 @@ def test_a_method_that_fails_or_differs_is_bad_and_the_others_are_measured(
 
     monkeypatch.setattr(output_match["Bench"], "answers", answers)
     assert output_match["main"]([*SMALL, "--methods", "pld;recycling;ar", "--engines", "eager"]) == 1
-    told = capsys.readouterr().out
-    assert "FAILED float32 eager pld: RuntimeError: CUDA error" in told and "1 bad, 1 failed" in told
-    assert re.search(r"^BAD .*recycling +1 mismatch", told, re.MULTILINE) and re.search(
-        r"^ok .*ar ", told, re.MULTILINE
+    reported = capsys.readouterr().out
+    assert "FAILED float32 eager pld: RuntimeError: CUDA error" in reported and "1 bad, 1 failed" in reported
+    assert re.search(r"^BAD .*recycling +1 mismatch", reported, re.MULTILINE) and re.search(
+        r"^ok .*ar ", reported, re.MULTILINE
     )

@@ -33,7 +33,7 @@ H, V, HEAD, KV = 32, 61, 8, 2
 TREE = [[0], [1], [0, 0], [0, 2], [1, 1], [0, 0, 0], [0, 2, 1]]
 
 
-def test_a_lossy_rule_says_so_and_is_greedy_without_a_temperature() -> None:
+def test_a_lossy_rule_states_so_and_is_greedy_without_a_temperature() -> None:
     target = Target(tiny_model("llama"))
     made = Hydra.test_instances(target)
     assert {name for name, make in made.items() if not make().lossless} == {"typical"}
@@ -134,7 +134,7 @@ def head_by_hand(t: dict[str, Tensor], i: int, x: Tensor, tokens: list[Tensor], 
 
 
 @pytest.mark.parametrize(("plus", "offset"), [(True, 0), (False, 0), (True, 1)])
-def test_published_heads_draft_what_their_definition_says(plus: bool, offset: int, tmp_path: Path) -> None:
+def test_published_heads_draft_what_their_definition_states(plus: bool, offset: int, tmp_path: Path) -> None:
     """Every tree of an answer, against states of the whole model and a prefix layer that keeps nothing."""
     target, tensors = Target(tiny_model("llama")), published(plus=plus)
     arch = "prefix-mlp" if plus else "mlp"
@@ -165,7 +165,9 @@ def test_published_heads_draft_what_their_definition_says(plus: bool, offset: in
 
     decoder.propose = checked  # type: ignore[method-assign]
     answer = generate(decoder, PROMPTS[0], StopParams(12), SamplingParams())
-    of_answer = len(answer.steps)  # one in vain is begun again, to see whether its drafts are chosen from numbers
+    of_answer = len(
+        answer.steps
+    )  # one without success is begun again, to see whether its drafts are chosen from numbers
     assert seen[of_answer:] in ([], seen[: len(seen) - of_answer]) and len(seen) >= of_answer
 
 
@@ -177,7 +179,7 @@ def test_the_prefix_layer_reads_all_that_was_accepted() -> None:
     fed: list[Tensor] = []
     extend = decoder._extend  # type: ignore[attr-defined]
 
-    def told(state: DecodeState) -> DraftTree:
+    def reported(state: DecodeState) -> DraftTree:
         assert decoder.cache.get_seq_length() == state.position  # type: ignore[attr-defined]
         answered = len(state.ids) - len(PROMPTS[0])
         right = expected[answered : answered + 3]
@@ -185,7 +187,7 @@ def test_the_prefix_layer_reads_all_that_was_accepted() -> None:
         tokens = torch.tensor([int(state.root), *wrong, *right])
         return DraftTree.from_parents(tokens, (-1, *([0, 0] if right else []), *range(2, 1 + len(right))))
 
-    decoder.propose = told  # type: ignore[method-assign]
+    decoder.propose = reported  # type: ignore[method-assign]
     decoder._extend = lambda states: (fed.append(states), extend(states))  # type: ignore[attr-defined]
     answer = generate(decoder, PROMPTS[0], StopParams(30), SamplingParams())
     assert answer.tokens == expected and max(s.accepted_tokens for s in answer.steps) == 3
@@ -200,7 +202,7 @@ def test_the_prefix_layer_reads_all_that_was_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "config", "said"),
+    ("change", "config", "stated"),
     [
         ({"hydra_mlp.1.3.linear.bias": None}, {}, "lacks tensors: hydra_mlp.1.3.linear.bias"),
         ({"hydra_lm_head.2.1.bias": None}, {}, "lacks tensors: hydra_lm_head.2.1.bias"),
@@ -224,15 +226,15 @@ def test_the_prefix_layer_reads_all_that_was_accepted() -> None:
     ],
 )
 def test_what_is_wrong_is_named(
-    change: dict[str, Tensor | None], config: dict[str, Any], said: str, tmp_path: Path
+    change: dict[str, Tensor | None], config: dict[str, Any], stated: str, tmp_path: Path
 ) -> None:
     target, tensors = Target(tiny_model("llama")), published()
     changed = {k: v for k, v in {**tensors, **change}.items() if v is not None}
     options = saved(tmp_path, target, changed, **{"hydra_head_arch": "prefix-mlp", **config})
-    if "another base" not in said:  # which only the numbers tell
-        with pytest.raises(UserError, match=said):
+    if "another base" not in stated:  # which only the numbers show
+        with pytest.raises(UserError, match=stated):
             Hydra.check(options, target)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=stated):
         Hydra.load(target, options)
 
 
@@ -256,7 +258,7 @@ def trainee_of(target: Target, prefix: bool = True) -> HydraTrainer:
 @pytest.mark.parametrize("prefix", [True, False])
 @pytest.mark.parametrize("kind", ["llama", "opt", "gpt_neox"])
 def test_training_sees_what_decoding_sees(kind: str, prefix: bool) -> None:
-    """Logits of all heads at an anchor, teacher-forced, equal those of a decoder that was told the same tokens."""
+    """Logits of all heads at an anchor, teacher-forced, equal those of a decoder that was reported the same tokens."""
     target = Target(tiny_model(kind))
     trainee = trainee_of(target, prefix)
     ids, at = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]]), 4
@@ -293,7 +295,8 @@ def test_documents_in_a_row_do_not_see_each_other() -> None:
 
 
 def test_the_loss_is_the_cross_entropy_from_the_bases_distribution() -> None:
-    """Against what the base says at each place, in plain arithmetic; what lies past an answer's end counts nothing."""
+    """Against what the base states at each place, in plain arithmetic; what lies past an answer's end counts
+    nothing."""
     target = Target(tiny_model("llama"))
     trainee = trainee_of(target)
     ids, at = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 14]]), torch.tensor([[2, 5]])

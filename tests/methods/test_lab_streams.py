@@ -1,4 +1,4 @@
-"""The lab's streams that know their root and parent, which no paper has: the base's answers, in fewer steps."""
+"""The lab's streams that have their root and parent, which no paper has: the base's answers, in fewer steps."""
 
 from __future__ import annotations
 

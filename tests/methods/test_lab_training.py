@@ -37,7 +37,7 @@ SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "user": 3, "assistant": 4}
 
 
 SCALE = 0.001  # of every budget
-# learns enough in 24 steps to say something else than the token before, which drafters then learn
+# learns enough in 24 steps to state something else than the token before, which drafters then learn
 TINY = BaseSize(
     hidden=32, layers=4, heads=2, kv_heads=1, ffn=64, vocab=512, context=512, tokens=int(10_000 / SCALE),
     rows_per_step=2, row_length=256, lr=0.1,
@@ -56,9 +56,9 @@ def tiny_lab(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_stage_in_small_and_nothing_twice(tmp_path: Path, tiny_lab: None) -> None:
-    said: list[str] = []
-    train(tmp_path, device="cpu", budget_scale=SCALE, log=said.append)
-    assert not [line for line in said if " loss 0.000" in line]  # there was something to learn
+    stated: list[str] = []
+    train(tmp_path, device="cpu", budget_scale=SCALE, log=stated.append)
+    assert not [line for line in stated if " loss 0.000" in line]  # there was something to learn
     target = load_target(str(tmp_path / "export" / "base"), dtype="float32", device="cpu")
     assert target.is_lab
     prompt = target.encode_chat([{"role": "user", "content": "Tell me the capital of France."}])
@@ -77,17 +77,17 @@ def test_every_stage_in_small_and_nothing_twice(tmp_path: Path, tiny_lab: None) 
     learnt = torch.load(tmp_path / "ss" / "checkpoint.pt", weights_only=True)["modules"][0]
     for name, tensor in load_file(tmp_path / "export" / "ss" / "model.safetensors").items():
         assert torch.equal(tensor, learnt[name].half()), f"{name} is not what was learnt"
-    said.clear()
-    train(tmp_path, device="cpu", budget_scale=SCALE, log=said.append)
-    assert said == [f"{stage}: done before" for stage in STAGES]
-    said.clear()
+    stated.clear()
+    train(tmp_path, device="cpu", budget_scale=SCALE, log=stated.append)
+    assert stated == [f"{stage}: done before" for stage in STAGES]
+    stated.clear()
     files = [p for p in tmp_path.rglob("*") if p.is_file() and tmp_path / "draft" not in p.parents]
     others = {path: path.read_bytes() for path in files}
     (tmp_path / "draft" / "model" / "model.safetensors").unlink()
-    train(tmp_path, stages=("draft",), device="cpu", budget_scale=SCALE, log=said.append)
+    train(tmp_path, stages=("draft",), device="cpu", budget_scale=SCALE, log=stated.append)
     assert (tmp_path / "draft" / "model" / "model.safetensors").exists()
-    assert said[0].startswith("draft: done before, run again")
-    assert all(line.startswith("draft step") for line in said[1:])  # on the rows that were there
+    assert stated[0].startswith("draft: done before, run again")
+    assert all(line.startswith("draft step") for line in stated[1:])  # on the rows that were there
     assert {path: path.read_bytes() for path in others} == others
 
 

@@ -1,4 +1,4 @@
-"""The window sees what the paper says, the pool keeps the newest, a guess that matches whole yields N tokens."""
+"""The window sees what the paper states, the pool keeps the newest, a guess that matches whole yields N tokens."""
 
 from __future__ import annotations
 

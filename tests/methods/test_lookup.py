@@ -28,7 +28,7 @@ def target(request: pytest.FixtureRequest) -> Target:
         ("abcXabc", LookupOptions(length=9), "Xabc"),
         ("abcXabc", LookupOptions(length=5, complete=True), ""),
         ("abcXabc", LookupOptions(length=4, complete=True), "Xabc"),
-        ("abcdabcda", LookupOptions(length=10, complete=True), ""),  # nothing so long has been said
+        ("abcdabcda", LookupOptions(length=10, complete=True), ""),  # nothing so long has been stated
         ("bcYabcXdbc", LookupOptions(), "YabcXdbc"),  # the trigram is new, the bigram is not
         ("bcYabcXdbc", LookupOptions(ngram=1, length=2), "Ya"),
         ("aaa", LookupOptions(), "a"),  # the newest n-gram itself is no occurrence, one that overlaps it is

@@ -1,4 +1,5 @@
-"""A LoRA in the draft of `sd`: merged it says what peft says, decoding stays exact, and what does not fit is told."""
+"""A LoRA in the draft of `sd`: merged it states what peft states, decoding stays exact, and what does not fit is
+reported."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ def lora(draft: Target, tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     write_config(folder, {**belongs_to(draft), "trained": {"tokens": 77}})
     save_lora(folder, tuned.tuned)
-    said = tuned.module(torch.tensor([[1, 5, 9, 30]])).logits
-    torch.save(said.detach(), tmp_path / "said.pt")
+    stated = tuned.module(torch.tensor([[1, 5, 9, 30]])).logits
+    torch.save(stated.detach(), tmp_path / "said.pt")
     yield folder
 
 
@@ -64,9 +65,9 @@ def options(folder: Path) -> TwoModelOptions:
 def test_the_draft_that_came_with_the_model_has_the_lora(lora: Path, lab: Target) -> None:
     preflight.check_methods(RunConfig((MethodSpec("sd", {"weights": str(lora)}),)))
     tuned, plain = TwoModel.load(lab, options(lora)), TwoModel.load(lab, TwoModelOptions())
-    said = tuned.draft.model.model(torch.tensor([[1, 5, 9, 30]])).logits
-    assert torch.allclose(said, torch.load(lora.parent / "said.pt"), atol=1e-4)
-    assert not torch.allclose(said, plain.draft.model.model(torch.tensor([[1, 5, 9, 30]])).logits, atol=0.1)
+    stated = tuned.draft.model.model(torch.tensor([[1, 5, 9, 30]])).logits
+    assert torch.allclose(stated, torch.load(lora.parent / "said.pt"), atol=1e-4)
+    assert not torch.allclose(stated, plain.draft.model.model(torch.tensor([[1, 5, 9, 30]])).logits, atol=0.1)
     assert tuned.training_info == {"tokens": 77}
     assert tuned.metadata()["draft_parameters"] == plain.metadata()["draft_parameters"]
     assert tuned.metadata()["draft_hash"] != plain.metadata()["draft_hash"]
@@ -75,7 +76,7 @@ def test_the_draft_that_came_with_the_model_has_the_lora(lora: Path, lab: Target
     assert generate(tuned, prompt, StopParams(24), SamplingParams()).tokens == expected.tokens
 
 
-def test_a_lora_that_does_not_fit_is_told(lora: Path, lab: Target) -> None:
+def test_a_lora_that_does_not_fit_is_reported(lora: Path, lab: Target) -> None:
     alone = Target(tiny_model("llama"), name="alone")
     with pytest.raises(UserError, match="has a LoRA that names no model, and 'alone' has no bundled draft"):
         TwoModel.check(options(lora), alone)
@@ -85,15 +86,15 @@ def test_a_lora_that_does_not_fit_is_told(lora: Path, lab: Target) -> None:
         TwoModel.load(lab, options(lora))
 
 
-def said_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def stated_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """The line that a dry run ends with."""
     line = failing(["run", "--methods", f"sd[weights={folder}]", "--dry-run", "--device", "cpu"], capsys)
     assert line.startswith("ssbench: sd: ") and "Traceback" not in line
     return line
 
 
-def say(lora: Path, **changed: Any) -> None:
-    """Change what the LoRA's configuration says."""
+def state(lora: Path, **changed: Any) -> None:
+    """Change what the LoRA's configuration states."""
     config = json.loads((lora / ADAPTER_CONFIG).read_text())
     (lora / ADAPTER_CONFIG).write_text(json.dumps({**config, **changed}))
 
@@ -110,9 +111,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "broken JSON": (lambda lora: (lora / ADAPTER_CONFIG).write_text("{r"), "cannot read .*adapter_config.json"),
     "no object": (lambda lora: (lora / ADAPTER_CONFIG).write_text("[]"), "adapter_config.json is not a JSON object"),
     "nothing said": (lambda lora: (lora / ADAPTER_CONFIG).write_text("{}"), "has another peft_type"),
-    "another kind": (lambda lora: say(lora, peft_type="IA3"), "has another peft_type"),
-    "another rank": (lambda lora: say(lora, r=3), "has rank 4, but .* has r = 3"),
-    "no rank": (lambda lora: say(lora, r="x"), "has rank 4, but .* has r = 'x'"),
+    "another kind": (lambda lora: state(lora, peft_type="IA3"), "has another peft_type"),
+    "another rank": (lambda lora: state(lora, r=3), "has rank 4, but .* has r = 3"),
+    "no rank": (lambda lora: state(lora, r="x"), "has rank 4, but .* has r = 'x'"),
     "another width": (
         lambda lora: rewrite(lora, lambda k, t: (k, t[:, :-1] if "lora_A" in k else t)), "weights; the model has"
     ),
@@ -129,27 +130,27 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "cut weights": (lambda lora: os.truncate(lora / ADAPTER, 5000), "cannot read weights"),
     "no config.json": (lambda lora: (lora / "config.json").unlink(), "no config.json"),
     "a model that is nowhere": (
-        lambda lora: say(lora, base_model_name_or_path="/no/such/model"),
+        lambda lora: state(lora, base_model_name_or_path="/no/such/model"),
         "is for the model '/no/such/model'.*: '/no/such/model' is neither a local folder nor a valid hub id",
     ),
     "a larger model": (
-        lambda lora: say(lora, base_model_name_or_path=str(LAB / "base")),
+        lambda lora: state(lora, base_model_name_or_path=str(LAB / "base")),
         "is for the model .* by its adapter_config.json .* weights; the model has",
     ),
-    "no name": (lambda lora: say(lora, base_model_name_or_path=["a"]), "does not name the model that it adapts"),
+    "no name": (lambda lora: state(lora, base_model_name_or_path=["a"]), "does not name the model that it adapts"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_or_wrong_lora_is_told_before_a_model_is_loaded(
+def test_a_damaged_or_wrong_lora_is_reported_before_a_model_is_loaded(
     damage: str, lora: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     harm, words = DAMAGE[damage]
     harm(lora)
-    assert re.search(words, said_of(lora, capsys))
+    assert re.search(words, stated_of(lora, capsys))
 
 
-def test_a_lora_that_names_a_hub_model_is_told_where_there_is_no_hub(
+def test_a_lora_that_names_a_hub_model_is_reported_where_there_is_no_hub(
     lora: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nowhere() -> Any:
@@ -157,8 +158,8 @@ def test_a_lora_that_names_a_hub_model_is_told_where_there_is_no_hub(
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(resolve, "get_session", nowhere)
-    say(lora, base_model_name_or_path="someone/nothing-here")
-    line = said_of(lora, capsys)
+    state(lora, base_model_name_or_path="someone/nothing-here")
+    line = stated_of(lora, capsys)
     assert "is for the model 'someone/nothing-here' by its adapter_config.json" in line
     assert "cannot be reached" in line
 
@@ -169,8 +170,8 @@ def test_a_lora_that_names_its_model_is_loaded_as_that_model(lora: Path, lab: Ta
     (lora / "config.json").unlink()
     for file in (LAB / "draft").glob("tokenizer*"):
         (lora / file.name).write_bytes(file.read_bytes())
-    said = TwoModel.load(lab, options(lora)).draft.model.model(torch.tensor([[1, 5, 9, 30]])).logits
-    assert torch.allclose(said, torch.load(lora.parent / "said.pt"), atol=1e-4)
+    stated = TwoModel.load(lab, options(lora)).draft.model.model(torch.tensor([[1, 5, 9, 30]])).logits
+    assert torch.allclose(stated, torch.load(lora.parent / "said.pt"), atol=1e-4)
 
 
 def test_the_lora_alone_learns_and_answers_alone_are_learnt(draft: Target) -> None:

@@ -39,7 +39,7 @@ def layout(heads: int = 3, layers: int = 2, own: bool = True, prefix: str = "") 
 
 
 @pytest.mark.parametrize(("own", "prefix"), [(True, ""), (False, ""), (True, "medusa_head.")])
-def test_published_layouts_compute_what_their_definition_says(own: bool, prefix: str) -> None:
+def test_published_layouts_compute_what_their_definition_states(own: bool, prefix: str) -> None:
     tensors, x, shared = layout(own=own, prefix=prefix), torch.randn(5, H), torch.randn(V, H)
     logits = heads_from_tensors(tensors, H, V)(x, lambda states: F.linear(states, shared))
     for i in range(3):
@@ -53,7 +53,7 @@ def test_published_layouts_compute_what_their_definition_says(own: bool, prefix:
 
 
 @pytest.mark.parametrize("biases", [True, False])
-def test_vllms_layout_computes_what_its_definition_says(biases: bool) -> None:
+def test_vllms_layout_computes_what_its_definition_states(biases: bool) -> None:
     """blocks.{i}.layers.{j}, lm_heads.{i}; linear layers may come without biases."""
     torch.manual_seed(0)
     tensors = {f"blocks.{i}.layers.{j}.weight": torch.randn(H, H) * 0.2 for i in range(3) for j in range(2)}
@@ -102,7 +102,9 @@ def test_one_block_under_several_names_is_read_as_often_as_it_stands(tmp_path: P
         assert heads.weight.shape[:2] == (3, 2)
         torch.testing.assert_close(heads.weight, heads_from_tensors(tensors, H, V).weight)
     save_file(load_file(tmp_path / "st" / "medusa_lm_head.safetensors"), tmp_path / "st" / "medusa_lm_head.safetensors")
-    with pytest.raises(UserError, match=r"tensor 0\.[01]\.linear\.weight is missing"):  # nothing says what stood there
+    with pytest.raises(
+        UserError, match=r"tensor 0\.[01]\.linear\.weight is missing"
+    ):  # nothing states what stood there
         Medusa.check(options, target)
 
 
@@ -140,7 +142,7 @@ def test_accuracies_measured_elsewhere_make_the_tree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "stated"),
     [
         ({"9.weird": torch.zeros(1)}, "unknown tensor '9.weird'"),
         ({"0.0.linear.bias": None}, "0.0.linear.bias is missing"),
@@ -148,9 +150,9 @@ def test_accuracies_measured_elsewhere_make_the_tree(tmp_path: Path) -> None:
         ({f"{i}.2.weight": torch.zeros(V + 1, H) for i in range(3)}, "unembed has shape"),
     ],
 )
-def test_wrong_tensors_are_named(change: dict[str, torch.Tensor | None], said: str) -> None:
+def test_wrong_tensors_are_named(change: dict[str, torch.Tensor | None], stated: str) -> None:
     tensors = {k: v for k, v in {**layout(), **change}.items() if v is not None}
-    with pytest.raises(UserError, match=said.replace(".", r"\.")):
+    with pytest.raises(UserError, match=stated.replace(".", r"\.")):
         heads_from_tensors(tensors, H, V)
 
 
@@ -174,7 +176,7 @@ def test_only_heads_that_are_there_can_be_asked_for(heads: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "stated"),
     [
         ({"accuracies": "high"}, "accuracies"),
         ({"accuracies": [0.5]}, "accuracies"),
@@ -186,12 +188,12 @@ def test_only_heads_that_are_there_can_be_asked_for(heads: int, tmp_path: Path) 
         ({"accuracies": [[0.5]], "nodes": MOST_NODES + 1}, "nodes"),
     ],
 )
-def test_a_malformed_config_is_named(config: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=f"config.json: .*{said}"):
+def test_a_malformed_config_is_named(config: dict[str, Any], stated: str) -> None:
+    with pytest.raises(UserError, match=f"config.json: .*{stated}"):
         requested_tree("auto", 0, config, 3, "medusa")
 
 
-def test_it_describes_its_tree_and_tells_weights_apart() -> None:
+def test_it_describes_its_tree_and_reports_weights_apart() -> None:
     target = Target(tiny_model("llama"))
     one = medusa(target).metadata()
     assert (one["tree_nodes"], one["depth"]) == (len([c for c in PUBLISHED if len(c) <= 3]), 3)
@@ -202,7 +204,7 @@ def test_it_describes_its_tree_and_tells_weights_apart() -> None:
     assert {k for k, v in other.metadata().items() if v != one[k]} == {"heads_hash"}
 
 
-def test_no_weights_for_a_model_says_what_to_do() -> None:
+def test_no_weights_for_a_model_states_what_to_do() -> None:
     with pytest.raises(UserError, match="--set medusa.weights="):
         Medusa.load(Target(tiny_model("llama")), MedusaOptions())
 
@@ -245,7 +247,7 @@ def test_a_tree_of_too_many_nodes_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", '[["0"]]', "[[0.5]]", "3"])
-def test_a_tree_file_of_another_form_says_which_is_expected(content: str, tmp_path: Path) -> None:
+def test_a_tree_file_of_another_form_states_which_is_expected(content: str, tmp_path: Path) -> None:
     (tmp_path / "tree.json").write_text(content)
     with pytest.raises(UserError, match=r"each a list of ranks from 0, as in \[\[0\], \[0, 0\], \[1\]\]"):
         read_tree(tmp_path / "tree.json", 3, "medusa")
@@ -257,9 +259,9 @@ def test_heads_are_checked_without_their_numbers(tmp_path: Path) -> None:
     torch.save(layout(), path)
     Medusa.check(MedusaOptions(weights=str(path), tree="published"), target)
     torch.save({k: v.repeat(2, *[1] * (v.ndim - 1)) for k, v in layout().items()}, path)
-    told = []
+    reported = []
     for ask in (lambda o: Medusa.check(o, target), lambda o: Medusa.load(target, o)):
         with pytest.raises(UserError) as refused:
             ask(MedusaOptions(weights=str(path)))
-        told.append(str(refused.value))
-    assert told[0] == told[1] and str(path) in told[0]
+        reported.append(str(refused.value))
+    assert reported[0] == reported[1] and str(path) in reported[0]

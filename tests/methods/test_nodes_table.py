@@ -1,4 +1,5 @@
-"""The table of tau by nodes: every row drafts as many nodes as it says, and its lines are summed as tau is defined."""
+"""The table of tau by nodes: every row drafts as many nodes as it states, and its lines are summed as tau is
+defined."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def test_every_row_is_asked_for_with_its_number_of_nodes(way: str, nodes: int) -
         assert getattr(options, field) == nodes
 
 
-def test_the_table_holds_the_newest_weights_and_says_what_cannot_be(tmp_path: Path) -> None:
+def test_the_table_holds_the_newest_weights_and_states_what_cannot_be(tmp_path: Path) -> None:
     line = {
         "way": "ar",
         "nodes": 0,

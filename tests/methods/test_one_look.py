@@ -72,8 +72,8 @@ def on_meta(*shape: int) -> torch.Tensor:
     return torch.empty(*shape, dtype=torch.long, device=META)
 
 
-def told_anything(tree: DraftTree) -> None:
-    """As verification would: the host is told a shape, here a star."""
+def reported_anything(tree: DraftTree) -> None:
+    """As verification would: the host is reported a shape, here a star."""
     for shape in tree.topology.pending_topologies() if isinstance(tree.topology, DeviceTopology) else []:
         shape.set_host_values([0] * len(shape.pending_values()))
 
@@ -90,7 +90,7 @@ def two_steps(decoder: Decoder) -> list[int]:
         output = decoder.forward(state, tree)
         kept = output.tree or tree
         rows.append(len(kept))
-        told_anything(kept)
+        reported_anything(kept)
         path = [0, 1] if len(kept) > 1 else [0]
         for lo, hi, offsets in output.rows or [(0, decoder.target.n_layers, range(output.logits.shape[1]))]:
             cache.compact(start, gather_offsets(offsets, path), lo, hi)
@@ -128,7 +128,7 @@ def test_no_step_looks_at_the_device_before_it_verifies(
 
 @pytest.mark.parametrize("name", registry.names(registry.METHODS))
 def test_the_same_request_again_is_made_over_the_same_memory(name: str) -> None:
-    """Nothing is recorded or proven, and no cache and no buffer is taken anew."""
+    """Nothing is recorded or proven, and no cache and no buffer is taken again."""
     target = tiny_target("llama", words=61)
     for label, make in registry.method_class(name).test_instances(target).items():
         decoder = make()
@@ -145,8 +145,8 @@ def places(passes: CudaGraphRunner) -> list[int]:
     """Where the buffers of all recordings lie, and the memory that these write."""
     found = []
     for kept in passes.kept.values():
-        held = kept.buffers.held if isinstance(kept.buffers, TensorInputs) else [kept.buffers.x, kept.buffers.mask]
-        found += [one.data_ptr() for one in (*held, *(kept.memory[0] if kept.memory else ())) if one is not None]
+        kept_here = kept.buffers.held if isinstance(kept.buffers, TensorInputs) else [kept.buffers.x, kept.buffers.mask]
+        found += [one.data_ptr() for one in (*kept_here, *(kept.memory[0] if kept.memory else ())) if one is not None]
     return sorted(found)
 
 

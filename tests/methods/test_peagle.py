@@ -115,7 +115,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 @torch.no_grad()
-def test_drafts_are_what_the_description_says(name: str, tmp_path: Path) -> None:
+def test_drafts_are_what_the_description_states(name: str, tmp_path: Path) -> None:
     """At the first and the last step of an answer; features are transformers' own hidden states."""
     weights, config = CHECKPOINTS[name]
     model = tiny_model("llama")
@@ -139,9 +139,9 @@ def test_drafts_are_what_the_description_says(name: str, tmp_path: Path) -> None
 def test_what_a_configuration_leaves_open(tmp_path: Path) -> None:
     """EAGLE-3's own layers, eight depths, the mask token by each of its names."""
     target = Target(tiny_model("llama"))
-    told = {k: v for k, v in flat().items() if k not in ("eagle_config", "ptd_token_id")}
+    reported = {k: v for k, v in flat().items() if k not in ("eagle_config", "ptd_token_id")}
     for i, name in enumerate(("mask_token_id", "pard_token", "ptd_token_id")):
-        there = folder(tmp_path / str(i), tensors(features=3), told | {name: 5})
+        there = folder(tmp_path / str(i), tensors(features=3), reported | {name: 5})
         shape = read_drafter(Path(there), target, read_tensors)[0].shape
         assert (shape.layers, shape.depths, shape.mask_token) == ((1, 2, 3), 8, 5)
     assert input_levels(36) == (2, 18, 33) and input_levels(2) == (1,) and input_levels(1) == (0,)
@@ -287,14 +287,14 @@ SEEN_LATER = ("NaN",)  # in numbers, of which `check` reads the map's alone
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_does_not_fit_is_one_line(name: str, tmp_path: Path) -> None:
-    weights, config, told = BAD[name]
+    weights, config, reported = BAD[name]
     target = Target(tiny_model("llama"))
     options = PEagleOptions(weights=folder(tmp_path / "d", weights, config))
-    refused(PEagle, options, target, told, only_load=name in SEEN_LATER)
+    refused(PEagle, options, target, reported, only_load=name in SEEN_LATER)
 
 
 @pytest.mark.parametrize("name", ["mask token"])
 def test_a_run_with_it_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    weights, config, told = BAD[name]
+    weights, config, reported = BAD[name]
     there = folder(tmp_path / "d", weights, config)
-    check_refused_run(f"peagle[weights={there}]", told, tmp_path, capsys)
+    check_refused_run(f"peagle[weights={there}]", reported, tmp_path, capsys)

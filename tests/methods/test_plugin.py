@@ -66,7 +66,7 @@ def test_it_is_checked_by_its_name(
     capsys: pytest.CaptureFixture[str],
     few_checks: tuple[Check, ...],
 ) -> None:
-    """By a few checks: its own test has held it to all."""
+    """By a few checks: its own test has kept it to all."""
     monkeypatch.syspath_prepend(str(site))
     assert main(["check", "copycat"]) == 0
     lines = capsys.readouterr().out.splitlines()

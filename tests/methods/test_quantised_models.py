@@ -72,7 +72,7 @@ def linear(target: Target) -> dict[str, torch.Tensor]:
     return {name: m.weight for name, m in modules.items() if isinstance(m, torch.nn.Linear)}
 
 
-def test_a_lora_is_merged_in_full_precision_and_then_held_as_the_base_is(lora: Path) -> None:
+def test_a_lora_is_merged_in_full_precision_and_then_kept_as_the_base_is(lora: Path) -> None:
     own = merged_target(rounded()[0], lora, "test")
     expected = copy.deepcopy(merged_target(Target(small_model()), lora, "test").model)
     on_a_grid(expected)
@@ -96,7 +96,7 @@ def test_the_base_stays_and_lends_what_neither_changes_nor_is_quantised(lora: Pa
     assert read and not [p for p in read if p() is not None], "a weight in full precision stays in memory"
 
 
-def test_a_whole_model_is_held_as_the_base_is(tmp_path: Path) -> None:
+def test_a_whole_model_is_kept_as_the_base_is(tmp_path: Path) -> None:
     other = small_model(seed=5)
     other.save_pretrained(tmp_path)
     on_a_grid(other)

@@ -23,7 +23,7 @@ PROMPT = [20, 4, 4, 30, 12, 9, 8, 50, 41] * 2
 
 
 class Watched(Recycling):
-    """Beside the matrix, a plain dict of rows, written node by node."""
+    """Next to the matrix, a plain dict of rows, written node by node."""
 
     def on_prefill(self, state: DecodeState) -> None:
         super().on_prefill(state)
@@ -70,12 +70,12 @@ def published(target: Target, prompt: list[int], n: int) -> list[int]:
         for choice in by_depth:
             above = paths[choice[:-1]]
             paths[choice] = (*above, rows[(above or ids)[-1]][choice[-1]])
-        said = {path: target.next_logits([*ids, *path]) for path in set(paths.values())}
+        stated = {path: target.next_logits([*ids, *path]) for path in set(paths.values())}
         best: tuple[int, ...] = ()
-        while (longer := (*best, int(said[best].argmax()))) in said:
+        while (longer := (*best, int(stated[best].argmax()))) in stated:
             best = longer
         for path in paths.values():  # of nodes with one token the last one's
-            rows[(path or ids)[-1]] = said[path].topk(8).indices.tolist()
+            rows[(path or ids)[-1]] = stated[path].topk(8).indices.tolist()
         ids += longer
         kept.append(len(longer))
     return kept
@@ -150,7 +150,7 @@ def test_a_tree_of_ones_own(tmp_path: Path) -> None:
             Recycling.check(options, target)
 
 
-def test_described_tells_trees_apart() -> None:
+def test_described_reports_trees_apart() -> None:
     target = Target(tiny_model("llama"))
     hashes = {Recycling(target, RecyclingOptions(nodes=n)).metadata()["tree_hash"] for n in (5, 8, 80)}
     assert len(hashes) == 3

@@ -1,4 +1,5 @@
-"""REST: what it retrieves is what stands in the text, whatever the datastore it is exact, and bad files are told."""
+"""REST: what it retrieves is what stands in the text, whatever the datastore it is exact, and bad files are
+reported."""
 
 from __future__ import annotations
 
@@ -119,7 +120,7 @@ def test_of_many_occurrences_those_that_are_read_lie_all_over_the_text() -> None
 # -- decoding -------------------------------------------------------------------------------------------------------
 
 
-def test_the_published_rule_is_told_and_differs() -> None:
+def test_the_published_rule_is_reported_and_differs() -> None:
     target = Target(tiny_model("llama", vocab=7, layers=2))
     rows = REST.test_instances(target)["per-path"]()
     assert REST.lossless and not rows.lossless
@@ -197,7 +198,7 @@ def test_a_failed_build_leaves_nothing(base: Target, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def told(path: Path, base: Target) -> str:
+def reported(path: Path, base: Target) -> str:
     """The one line for a bad datastore, before any weights are needed."""
     with pytest.raises(UserError) as error:
         REST.check(RESTOptions(datastore=str(path)), base)
@@ -205,74 +206,74 @@ def told(path: Path, base: Target) -> str:
     return str(error.value)
 
 
-def test_bad_folders_are_told(base: Target, tmp_path: Path) -> None:
+def test_bad_folders_are_reported(base: Target, tmp_path: Path) -> None:
     folder = tmp_path / "a"
-    assert "no datastore" in told(folder, base)
+    assert "no datastore" in reported(folder, base)
     header = build(iter(random_docs(3, 40, 61)), base, "a test", folder, small=0)
-    assert "another tokenizer" in told(folder, Target(base.model, Words(60), "other"))
+    assert "another tokenizer" in reported(folder, Target(base.model, Words(60), "other"))
     small = Target(tiny_model("llama", vocab=50), None, "small")
-    assert "token id 60, the vocabulary of 'small' ends at 49" in told(folder, small)
+    assert "token id 60, the vocabulary of 'small' ends at 49" in reported(folder, small)
     tokens, suffixes = folder / "tokens-0.npy", folder / "suffixes-0.npy"
-    told_of_cut_files(tokens, base)
+    reported_of_cut_files(tokens, base)
     entries = np.load(suffixes)
     np.save(suffixes, entries[::-1])
-    assert "not in order" in told(folder, base)
+    assert "not in order" in reported(folder, base)
     np.save(suffixes, entries + len(entries))
-    assert "not in order" in told(folder, base)
+    assert "not in order" in reported(folder, base)
     np.save(suffixes, entries[:-1])
-    assert "damaged" in told(folder, base)
+    assert "damaged" in reported(folder, base)
     suffixes.unlink()
-    assert "suffixes-0.npy" in told(folder, base)
-    told_of_headers(folder, header, base)
+    assert "suffixes-0.npy" in reported(folder, base)
+    reported_of_headers(folder, header, base)
 
 
-def told_of_cut_files(file: Path, base: Target) -> None:
+def reported_of_cut_files(file: Path, base: Target) -> None:
     """And a file that is cut, empty or none of numpy's, by its name and without numpy's own words."""
     whole = file.read_bytes()
     strange = whole.replace(b"(", b"((", 1), whole.replace(b"<", b"?", 1), b"PK\x03\x04" + whole[4:]
     for content in (whole[:-40], whole[:100], whole[:9], whole[:3], b"", b"x" * 200, *strange):
         file.write_bytes(content)
-        said = f"rest: {file} is damaged: it is truncated, or not a .npy file; rebuild the datastore"
-        assert told(file.parent, base).startswith(said)
+        stated = f"rest: {file} is damaged: it is truncated, or not a .npy file; rebuild the datastore"
+        assert reported(file.parent, base).startswith(stated)
     file.unlink()
-    assert f"{file} cannot be read: no such file or directory; rebuild" in told(file.parent, base)
+    assert f"{file} cannot be read: no such file or directory; rebuild" in reported(file.parent, base)
     file.write_bytes(whole)
 
 
-def told_of_headers(folder: Path, header: dict[str, Any], base: Target) -> None:
+def reported_of_headers(folder: Path, header: dict[str, Any], base: Target) -> None:
     """And a header that is empty, of another version, wrong or missing."""
-    for changed, said in (
+    for changed, stated in (
         ({"chunks": []}, "is empty"),
         ({"format": 9}, "format 9"),
         ({"hash": 3}, "hash is not a text"),
     ):
         (folder / "datastore.json").write_text(json.dumps(header | {"hash": EMPTY} | changed))
-        assert said in told(folder, base)
+        assert stated in reported(folder, base)
     for content in (b"", b"{", b"[]", b"\xff{}", json.dumps(header).encode()[:-30]):
         (folder / "datastore.json").write_bytes(content)
-        assert "datastore.json cannot be read as a JSON object; rebuild the datastore" in told(folder, base)
+        assert "datastore.json cannot be read as a JSON object; rebuild the datastore" in reported(folder, base)
     (folder / "datastore.json").unlink()
-    assert "has no datastore.json" in told(folder, base)
+    assert "has no datastore.json" in reported(folder, base)
 
 
-def test_a_small_datastore_is_its_tokens_and_damage_to_them_is_told(base: Target, tmp_path: Path) -> None:
+def test_a_small_datastore_is_its_tokens_and_damage_to_them_is_reported(base: Target, tmp_path: Path) -> None:
     folder = tmp_path / "a"
     header = build(iter(random_docs(3, 40, 61)), base, "a test", folder)
     assert sorted(p.name for p in folder.iterdir()) == ["datastore.json", "tokens-0.npy"]
     tokens = folder / "tokens-0.npy"
     whole, stored = tokens.read_bytes(), np.load(tokens)
-    told_of_cut_files(tokens, base)
+    reported_of_cut_files(tokens, base)
     stored[5] += 1
     np.save(tokens, stored)
-    assert "damaged: its tokens do not match" in told(folder, base)
+    assert "damaged: its tokens do not match" in reported(folder, base)
     for strange in (stored[:-1], stored.astype(np.int64)):
         np.save(tokens, strange)
-        assert "not int32 or uint16" in told(folder, base)
+        assert "not int32 or uint16" in reported(folder, base)
     tokens.write_bytes(whole)
-    assert "another tokenizer" in told(folder, Target(base.model, Words(60), "other"))
+    assert "another tokenizer" in reported(folder, Target(base.model, Words(60), "other"))
     small = Target(tiny_model("llama", vocab=50), None, "small")
-    assert "token id 60, the vocabulary of 'small' ends at 49" in told(folder, small)
-    told_of_headers(folder, header, base)
+    assert "token id 60, the vocabulary of 'small' ends at 49" in reported(folder, small)
+    reported_of_headers(folder, header, base)
 
 
 @pytest.mark.parametrize(("vocab", "kind"), [(61, np.uint16), (0xFFFF, np.uint16), (0x10000, np.int32)])
@@ -322,21 +323,21 @@ def test_rests_own_files_are_read(width: str, bits: int, base: Target, tmp_path:
     assert_greedy_same(decoder, Autoregressive(base), 20)
 
 
-def test_bad_files_of_rest_are_told(base: Target, tmp_path: Path) -> None:
+def test_bad_files_of_rest_are_reported(base: Target, tmp_path: Path) -> None:
     path = idx(tmp_path / "a.idx", [random_docs(5, 9, 61), random_docs(6, 9, 61)], "H")
     whole = path.read_bytes()
     for cut in (1, 5, len(whole) // 2):
         path.write_bytes(whole[:-cut])
-        assert "is truncated: chunk" in told(path, base)
+        assert "is truncated: chunk" in reported(path, base)
     path.write_bytes(b"")
-    assert "is empty" in told(path, base)
+    assert "is empty" in reported(path, base)
     path.write_bytes(struct.pack("<I", 6) + b"abcdef" + struct.pack("<I", 4) + b"abcd")
-    assert "no datastore of REST" in told(path, base)
+    assert "no datastore of REST" in reported(path, base)
     idx(path, [random_docs(5, 9, 70)], "H")
-    assert "the vocabulary of 'tiny' ends at 60" in told(path, base)
+    assert "the vocabulary of 'tiny' ends at 60" in reported(path, base)
     large = Target(base.model, None, "large")
     large.vocab_size = 70_000
-    assert "16-bit ids" in told(path, large)
+    assert "16-bit ids" in reported(path, large)
 
 
 # -- the command ----------------------------------------------------------------------------------------------------
@@ -359,14 +360,14 @@ def test_the_command_builds_from_text_and_chats(tmp_path: Path, capsys: pytest.C
     preflight.check_methods(RunConfig((MethodSpec("rest", {"datastore": str(out)}),)))
     assert main(["datastore", "info", str(out), "--model", "lab"]) == 0
     assert "fits lab" in capsys.readouterr().out
-    for bad, said in (
+    for bad, stated in (
         ([*command, "--out", str(out)], "is not empty"),
         (["datastore", "build", "--out", str(tmp_path / "x")], "no text given"),
         (["datastore", "build", "--data", str(tmp_path / "none.txt"), "--out", str(tmp_path / "x")], "cannot read"),
         (["datastore", "info", str(tmp_path / "x")], "no datastore"),
     ):
         assert main(bad) == 2
-        assert said in capsys.readouterr().err
+        assert stated in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 
@@ -416,7 +417,7 @@ def test_a_large_vocabulary_keeps_its_ids(base: Target, tmp_path: Path) -> None:
     assert chunk.tokens.dtype == chunk.suffixes.dtype == np.int32
 
 
-def test_without_the_package_that_sorts_suffixes_one_line_is_told(
+def test_without_the_package_that_sorts_suffixes_one_line_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And with --methods all the other methods run."""
@@ -426,7 +427,9 @@ def test_without_the_package_that_sorts_suffixes_one_line_is_told(
     assert words in failing([*run, "--methods", "rest", "--out", str(tmp_path / "rest")], capsys)
     assert words in failing(["datastore", "build", "--lab", "2", "--out", str(tmp_path / "store")], capsys)
     assert main([*run, "--methods", "all", "--dry-run"]) == 0
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     assert (
-        f"rest is left out: {words}" in told.err and "method     pld" in told.out and "method     rest" not in told.out
+        f"rest is left out: {words}" in reported.err
+        and "method     pld" in reported.out
+        and "method     rest" not in reported.out
     )

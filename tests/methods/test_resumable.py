@@ -1,4 +1,4 @@
-"""Training that is cut off: at any step, in the middle of a save, and gone on with under other settings."""
+"""Training that is cut off: at any step, in the middle of a save, and resumed under other settings."""
 
 from __future__ import annotations
 

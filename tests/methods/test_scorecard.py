@@ -82,7 +82,7 @@ def one_step(rule: Rule, tree: DraftTree, cells: int = K) -> Joint:
 
 
 def _continued(accepted: Sequence[int], last: Tensor) -> Iterator[tuple[tuple[int, int], float]]:
-    """Two tokens: those accepted, the one drawn from `last`, and what the target says after them."""
+    """Two tokens: those accepted, the one drawn from `last`, and what the target states after them."""
     if len(accepted) >= 2:
         yield (accepted[0], accepted[1]), 1.0
         return
@@ -184,7 +184,9 @@ def test_leviathan_and_drawing_without_replacement_are_exact() -> None:
 
     assert distance(mixture(rule, drawn(Q, 1))) < 1e-6
     assert distance(mixture(rule, drawn(Q, 2))) < 1e-6
-    assert distance(mixture(rule, drawn(Q, 2, without_replacement=False))) > 0.01  # told otherwise than they were drawn
+    assert (
+        distance(mixture(rule, drawn(Q, 2, without_replacement=False))) > 0.01
+    )  # reported otherwise than they were drawn
 
 
 def test_rows_are_biased_where_they_share_a_node() -> None:

@@ -134,12 +134,12 @@ class OwnPasses(Autoregressive):
 
 
 @pytest.mark.usefixtures("second")
-def test_a_method_that_calls_layers_itself_needs_to_know_nothing_of_devices() -> None:
+def test_a_method_that_calls_layers_itself_needs_to_have_nothing_of_devices() -> None:
     assert answer(OwnPasses(divided("llama"))) == answer(OwnPasses(whole("llama")))
 
 
 @pytest.mark.usefixtures("second")
-def test_a_mask_that_is_written_anew_is_moved_anew() -> None:
+def test_a_mask_that_is_written_again_is_moved_again() -> None:
     given, mask = PerDeviceInputs(), torch.zeros(3)
     first, again = (given.on(SECOND, layer, mask)[0] for layer in (2, 3))
     assert first is again

@@ -72,7 +72,7 @@ def test_output_is_the_shared_models_own(kind: str, attends: bool, tmp_path: Pat
 
 @pytest.mark.parametrize("attends", [True, False])
 def test_its_logits_are_those_it_decodes_with(attends: bool, tmp_path: Path) -> None:
-    """What sameness asks for: after any part of an answer, the token that the answer goes on with."""
+    """What output match asks for: after any part of an answer, the token that the answer goes on with."""
     target, trainee = trained("llama", config(attends))
     trainee.save(tmp_path, {})
     own = SharedAutoregressive.load(target, SharedAROptions(weights=str(tmp_path)))
@@ -81,7 +81,7 @@ def test_its_logits_are_those_it_decodes_with(attends: bool, tmp_path: Path) -> 
         assert [int(own.next_logits(PROMPT, tokens[:i]).argmax()) for i in range(len(tokens))] == tokens
         every = torch.cat(list(own.answer_logits(PROMPT, tokens)))
         assert every.argmax(-1).tolist() == tokens
-        if attends:  # and without their streams the rows say something else
+        if attends:  # and without their streams the rows state something else
             after = own.next_logits(PROMPT, tokens[:6])
             assert (after - own.target.next_logits([*PROMPT, *tokens[:6]])).abs().max() > 1e-2
 
@@ -126,8 +126,8 @@ def test_training_sees_what_decoding_sees(kind: str, attends: bool, more: dict[s
         state = DecodeState(ids[0, :first].tolist(), first, ids[0, first - 1 : first], cache, SamplingParams())
         out = decoder.prefill(state, ids[:, :first])
         for column in range(len(carriers[0])):
-            told = decoder.streams.condition_on_tokens(decoder.target, decoder.next_streams, roots[0, column, None])
-            streams = decoder.target.logits(told)
+            reported = decoder.streams.condition_on_tokens(decoder.target, decoder.next_streams, roots[0, column, None])
+            streams = decoder.target.logits(reported)
             decoded = torch.cat((out.logits[0], streams))
             torch.testing.assert_close(logits[0, column], decoded, atol=1e-4, rtol=1e-4)
             root = DraftTree.root_only(ids[0, first + column : first + column + 1])
@@ -189,16 +189,18 @@ def test_main_logits_depend_on_streams_only_where_they_attend() -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "opt"])
-def test_where_streams_stand_changes_what_they_say_and_what_sees_them(kind: str) -> None:
+def test_where_streams_stand_changes_what_they_state_and_what_sees_them(kind: str) -> None:
     """The same weights at both positions; where positions were added below the streams, both are one."""
     ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]])
     carriers, real = carriers_of(answers_of(ids, 4).labels[..., 0] != -100)
-    said = {}
+    stated = {}
     for position in ("ahead", "same"):
         _, trainee = trained(kind, config(stream_position=position))
         with torch.no_grad():
-            said[position], _ = trainee.upper(trainee._lower(ids)[0], 0, carriers, real, [], 3)
-    differs = (said["ahead"] - said["same"]).abs().amax((0, 1, 3))  # of the main row under eq. 3, and of its streams
+            stated[position], _ = trainee.upper(trainee._lower(ids)[0], 0, carriers, real, [], 3)
+    differs = (
+        (stated["ahead"] - stated["same"]).abs().amax((0, 1, 3))
+    )  # of the main row under eq. 3, and of its streams
     assert (differs > 1e-3).tolist() == [kind == "llama"] * 4
 
 

@@ -1,4 +1,4 @@
-"""SPACE: its output is its own model's, masks see what they were trained to see, and bad files are told."""
+"""SPACE: its output is its own model's, masks see what they were trained to see, and bad files are reported."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ EMPTY = BaseStates(torch.empty(0), {}, {})
 
 
 class Oracle(SPACE):
-    """Drafts what its own model will say, or, from the place `wrong` on, something else: so that paths are long."""
+    """Drafts what its own model will state, or, from the place `wrong` on, something else: so that paths are long."""
 
     answer: list[int]
     wrong = 99
 
     def propose(self, state: DecodeState) -> DraftTree:
-        said = len(state.ids) - state.prompt_tokens
-        true = (self.answer[said : said + self.k] + [3] * self.k)[: self.k]
+        stated = len(state.ids) - state.prompt_tokens
+        true = (self.answer[stated : stated + self.k] + [3] * self.k)[: self.k]
         drafted = [x if i < self.wrong else (x + 1) % self.target.vocab_size for i, x in enumerate(true)]
         return DraftTree.chain(state.root, torch.tensor(drafted))
 
@@ -104,7 +104,7 @@ def test_rows_are_a_chain_and_a_group_behind_each_node() -> None:
     assert SPACE(target, SPACEOptions(), masked(target, 5)).max_tokens_per_step() == 36 == len(rows_of(6, 5).parents)
 
 
-def test_the_published_rule_is_told_and_differs() -> None:
+def test_the_published_rule_is_reported_and_differs() -> None:
     target = Target(tiny_model("llama", vocab=7, layers=2))
     biased = SPACE.test_instances(target)["resample"]()
     assert SPACE.lossless and not biased.lossless
@@ -219,32 +219,32 @@ def test_a_whole_model_with_the_mask_in_its_vocabulary(tmp_path: Path) -> None:
             assert torch.equal(found.propose(state).tokens[1:], expected)
 
 
-def told(base: Target, **given: Any) -> str:
+def reported(base: Target, **given: Any) -> str:
     with pytest.raises(UserError) as error:
         SPACE.check(SPACEOptions(**given), base)
     assert "\n" not in str(error.value) and "space" in str(error.value)
     return str(error.value)
 
 
-def test_bad_models_are_told(tmp_path: Path) -> None:
+def test_bad_models_are_reported(tmp_path: Path) -> None:
     target, trainee = trained("llama")
     ours, whole = tmp_path / "ours", tmp_path / "whole"
     save(ours, trainee.mask, trainee.tuned, {})
     SPACE.check(SPACEOptions(weights=str(ours)), target)
-    assert "k must be 1 to 3" in told(target, weights=str(ours), k=4)
-    assert "mask_id is for a whole model" in told(target, weights=str(ours), mask_id=3)
-    assert "give them with --set space.weights" in told(target)
-    assert "mask_id must be 1 to 60" in told(target, mask_id=61)
+    assert "k must be 1 to 3" in reported(target, weights=str(ours), k=4)
+    assert "mask_id is for a whole model" in reported(target, weights=str(ours), mask_id=3)
+    assert "give them with --set space.weights" in reported(target)
+    assert "mask_id must be 1 to 60" in reported(target, mask_id=61)
     whole_model(whole)
-    assert "give its mask token" in told(target, weights=str(whole))
-    assert "mask_id must be 1 to 63" in told(target, weights=str(whole), mask_id=64)
+    assert "give its mask token" in reported(target, weights=str(whole))
+    assert "mask_id must be 1 to 63" in reported(target, weights=str(whole), mask_id=64)
     whole_model(whole, vocab=50)
-    assert "has 50 tokens" in told(target, weights=str(whole), mask_id=3)
+    assert "has 50 tokens" in reported(target, weights=str(whole), mask_id=3)
     tensors = load_file(ours / "model.safetensors")
     save_file({"offset": tensors["offset"][:9].contiguous()}, ours / "model.safetensors")
-    assert "offset has shape (9,), the model needs (32,)" in told(target, weights=str(ours))
+    assert "offset has shape (9,), the model needs (32,)" in reported(target, weights=str(ours))
     save_file({**tensors, "more": tensors["offset"].clone()}, ours / "model.safetensors")
-    assert "unknown tensors: more" in told(target, weights=str(ours))
+    assert "unknown tensors: more" in reported(target, weights=str(ours))
     save_file(tensors, ours / "model.safetensors")
     config = json.loads((ours / "config.json").read_text())
     (ours / "config.json").write_text(json.dumps({**config, "base_hash": "another"}))
@@ -252,7 +252,7 @@ def test_bad_models_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="space was trained for another base"):
         SPACE.load(target, SPACEOptions(weights=str(ours)))
     (ours / "config.json").write_text(json.dumps({"space": {"masks": 3}}))
-    assert "it lacks space.mask_id" in told(target, weights=str(ours))
+    assert "it lacks space.mask_id" in reported(target, weights=str(ours))
     (ours / "adapter_model.safetensors").unlink()
     with pytest.raises(UserError, match=r"no weight file .*adapter_model\.safetensors"):
         SPACE.check(SPACEOptions(weights=str(ours)), target)

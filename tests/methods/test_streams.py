@@ -88,16 +88,16 @@ def test_training_sees_the_streams_that_decoding_uses(kind: str, window: int | N
 
 
 @pytest.mark.parametrize(
-    "beside", [TWO_LAYERS, PARENT_CONDITIONED, ROTATED], ids=["plain", "root and parent", "rotation"]
+    "next_to", [TWO_LAYERS, PARENT_CONDITIONED, ROTATED], ids=["plain", "root and parent", "rotation"]
 )
 @pytest.mark.parametrize("kind", [*(kind for kind in SOME if kind != "opt"), "opt"])
 @torch.inference_mode()
-def test_where_streams_stand_changes_what_they_say(kind: str, beside: StreamConfig) -> None:
+def test_where_streams_stand_changes_what_they_state(kind: str, next_to: StreamConfig) -> None:
     """By rotary positions; learned ones were added below the streams, so nothing is left to choose."""
     target = Target(tiny_model(kind))
     found = []
     for position in ("ahead", "same"):
-        decoder = streaming(target, replace(beside, stream_position=position), SSOptions())
+        decoder = streaming(target, replace(next_to, stream_position=position), SSOptions())
         prefilled(decoder, [5, 6, 7, 8, 9, 10])
         found.append(decoder.next_streams)
     assert torch.equal(*found) is (kind == "opt")
@@ -115,7 +115,7 @@ def test_streams_stand_ahead_unless_they_were_trained_otherwise() -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral-window"])
-def test_streams_of_several_requests_stand_beside_their_own_rows(kind: str) -> None:
+def test_streams_of_several_requests_stand_next_to_their_own_rows(kind: str) -> None:
     decoder = streaming(Target(tiny_model(kind)), SAME_POSITION, SSOptions(k=2, n_keep=6))
     prompts = [[5, 6, 7, 8, 9, 10, 11], [20, 4, 4, 30, 12, 9, 8, 50, 41, 33]]
     alone = [generate(decoder, prompt, StopParams(20), SamplingParams()) for prompt in prompts]
@@ -130,15 +130,15 @@ def test_streams_of_several_requests_stand_beside_their_own_rows(kind: str) -> N
 
 def test_an_adapter_that_adds_nothing_leaves_the_mlp_alone() -> None:
     target = Target(tiny_model("llama"))
-    beside, without = (Streams(replace(WITH_MLP, adapter_rank=r, keep_mlp=bool(r)), 32) for r in (4, 0))
+    next_to, without = (Streams(replace(WITH_MLP, adapter_rank=r, keep_mlp=bool(r)), 32) for r in (4, 0))
     x, attended = torch.randn(1, 7, 32), torch.randn(1, 7, 32)
     block = target.family.blocks[-1]
     for mains in (0, 3):
         alone = without.pass_layer(1, block, x, mains, attended)
-        torch.testing.assert_close(beside.pass_layer(1, block, x, mains, attended), alone)
+        torch.testing.assert_close(next_to.pass_layer(1, block, x, mains, attended), alone)
     with torch.no_grad():
-        beside.up += 0.1
-    changed = (beside.pass_layer(1, block, x, 3, attended) - alone).abs().amax(-1)[0]
+        next_to.up += 0.1
+    changed = (next_to.pass_layer(1, block, x, 3, attended) - alone).abs().amax(-1)[0]
     assert (changed > 1e-4).tolist() == [False] * 3 + [True] * 4
 
 
@@ -148,7 +148,7 @@ def test_keeping_the_mlp_wants_an_adapter() -> None:
 
 
 @pytest.mark.parametrize("kind", SOME)
-def test_training_and_decoding_tell_streams_their_root(kind: str) -> None:
+def test_training_and_decoding_report_streams_their_root(kind: str) -> None:
     """The same root gives the same guesses in both, and another root others."""
     target = Target(tiny_model(kind))
     trainee = StreamsTrainer(target, ROOT_CONDITIONED)
@@ -169,7 +169,7 @@ def test_training_and_decoding_tell_streams_their_root(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SOME)
-def test_training_and_decoding_tell_a_nodes_children_the_node(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_and_decoding_report_a_nodes_children_the_node(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each token of a chain is the best guess after those before it, as training sees them; and a tree has several."""
     target = Target(tiny_model(kind))
     monkeypatch.setattr(drafting, "SHORTLIST", target.vocab_size)  # random maps change more than trained ones
@@ -183,12 +183,12 @@ def test_training_and_decoding_tell_a_nodes_children_the_node(kind: str, monkeyp
     for root in range(3, 30):
         with torch.inference_mode():
             state = replace(prefilled(chain, ids[: at + 1]), root=torch.tensor([root]))
-            told = chain.propose(state).tokens
+            reported = chain.propose(state).tokens
             tree.next_streams, tree._next_logits = chain.next_streams, chain._next_logits
             grown = tree.propose(state)
         with torch.no_grad():
-            known = trainee.stream_logits(states, torch.tensor([[at]]), told[None, None, :-1])[0, 0]
-        assert told[1:].tolist() == known.argmax(-1).tolist()
+            known = trainee.stream_logits(states, torch.tensor([[at]]), reported[None, None, :-1])[0, 0]
+        assert reported[1:].tolist() == known.argmax(-1).tolist()
         children: dict[int, set[int]] = {}
         for node, parent in enumerate(grown.parents().tolist()):
             children.setdefault(parent, set()).add(int(grown.tokens[node]))
@@ -202,12 +202,12 @@ def test_while_learning_half_of_the_parents_are_kept_back() -> None:
     """The root never; the others without a pattern by place, so that each token is a parent for some stream."""
     streams = random_streams(Target(tiny_model("llama")), PARENT_CONDITIONED)
     tokens, at = torch.arange(3, 6 * 400 * 3 + 3).view(6, 400, 3), torch.arange(400).expand(6, -1)
-    heard = streams.mask_parents(tokens, at)
-    assert (heard[..., 0] == tokens[..., 0]).all() and set((heard - tokens)[heard >= 0].tolist()) == {0}
-    told = heard[0, :, 1:] >= 0
-    assert 0.4 < told.float().mean() < 0.6
-    assert min(told[place::2, j].float().mean() for place in (0, 1) for j in (0, 1)) > 0.4
-    with torch.no_grad():  # as where held-out text is judged
+    received = streams.mask_parents(tokens, at)
+    assert (received[..., 0] == tokens[..., 0]).all() and set((received - tokens)[received >= 0].tolist()) == {0}
+    reported = received[0, :, 1:] >= 0
+    assert 0.4 < reported.float().mean() < 0.6
+    assert min(reported[place::2, j].float().mean() for place in (0, 1) for j in (0, 1)) > 0.4
+    with torch.no_grad():  # as where validation text is judged
         assert streams.mask_parents(tokens, at) is tokens
 
 
@@ -242,8 +242,8 @@ def test_a_conditioned_tree_is_the_best_part_of_the_whole(k: int, n_draft: int) 
     assert {tuple(tree.tokens[p[1:]].tolist()) for p in paths(tree.parents().tolist())[1:]} == set(best)
     same = conditioned_tree(root, logits, lambda above, below: torch.zeros(*above.shape, below.shape[-1]), k, n_draft)
     plain = draft_tree(root, logits, k, n_draft)
-    said = [sorted(tuple(t.tokens[p].tolist()) for p in paths(t.parents().tolist())) for t in (same, plain)]
-    assert said[0] == said[1]
+    stated = [sorted(tuple(t.tokens[p].tolist()) for p in paths(t.parents().tolist())) for t in (same, plain)]
+    assert stated[0] == stated[1]
 
 
 def test_what_a_shortlist_leaves_out_keeps_its_mass() -> None:
@@ -263,7 +263,7 @@ def test_what_a_shortlist_leaves_out_keeps_its_mass() -> None:
     assert {tuple(found.tokens[p[1:]].tolist()) for p in paths(found.parents().tolist())[1:]} == set(wanted)
 
 
-def test_streams_that_learn_their_root_are_told_it() -> None:
+def test_streams_that_learn_their_root_are_reported_it() -> None:
     target = Target(tiny_model("llama"))
     trainee = StreamsTrainer(target, ROOT_CONDITIONED)
     states = base_states(target, torch.tensor([[5, 6, 7, 8]]), trainee.aux_hidden_state_layers, trainee.kv_from)
@@ -330,7 +330,7 @@ def test_training_learns_and_leaves_the_base_alone() -> None:
 @pytest.mark.parametrize("kind", WITHOUT_WINDOW)
 @torch.inference_mode()
 def test_top_p_attention_over_all_keys_is_attention(kind: str) -> None:
-    """And over few keys it changes what streams say, but no main logit (ACL H.1)."""
+    """And over few keys it changes what streams state, but no main logit (ACL H.1)."""
     target = Target(tiny_model(kind))
     ids, tree = [5, 6, 7, 8, 9, 10, 11, 12], DraftTree.from_parents(torch.tensor([3, 4, 5, 6]), [-1, 0, 0, 1])
     found = []
@@ -395,7 +395,7 @@ def test_values_are_turned_in_single_precision(angle: float) -> None:
 
 
 @torch.inference_mode()
-def test_value_rotation_tells_streams_apart() -> None:
+def test_value_rotation_reports_streams_apart() -> None:
     """Eq. 8: a step of zero degrees leaves equal values; a larger step moves later streams further."""
     v = torch.randn(1, 2, 7, 8)  # one main row, two positions of three streams
     target = PrefixCache({0: None})
@@ -514,7 +514,7 @@ def test_extra_parameters_are_the_papers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "options", "said"),
+    ("config", "options", "stated"),
     [
         ({"gamma": 0}, {}, "gamma"),
         ({"n_msa_layers": 9}, {}, "9 MSA layers"),
@@ -522,8 +522,8 @@ def test_extra_parameters_are_the_papers() -> None:
         ({"n_msa_layers": 3, "prune_layer": 2}, {}, "pruning layer"),
     ],
 )
-def test_bad_shapes_are_one_clear_line(config: dict[str, int], options: dict[str, int], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_bad_shapes_are_one_clear_line(config: dict[str, int], options: dict[str, int], stated: str) -> None:
+    with pytest.raises(UserError, match=stated):
         streaming(Target(tiny_model("llama")), StreamConfig(**config), SSOptions(**options))  # type: ignore[arg-type]
 
 

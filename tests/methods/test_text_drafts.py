@@ -73,14 +73,14 @@ def test_a_draft_through_text_is_about_as_good_as_one_of_the_same_vocabulary(lab
     assert one > 1.5
     assert two > 0.85 * one
     calls = [sum(r.num_draft_forwards for r in runs) for runs in made.values()]
-    assert calls[1] < 1.3 * calls[0]  # nothing is read twice but the end of what is cut anew
+    assert calls[1] < 1.3 * calls[0]  # nothing is read twice but the end of what is cut again
     assert through.metadata()["retokenised"] and not direct.metadata()["retokenised"]
     assert (
         answer(through, SamplingParams(0.8, seed=5), 8).tokens == answer(through, SamplingParams(0.8, seed=5), 8).tokens
     )
 
 
-def test_the_draft_reads_what_reading_everything_anew_would_give(lab: Target, other: Path) -> None:
+def test_the_draft_reads_what_reading_everything_again_would_give(lab: Target, other: Path) -> None:
     through = TwoModel.load(lab, TwoModelOptions(weights=str(other), retokenise=True, gamma=3))
     drafted, seen = through._draft_tree, 0
 
@@ -101,7 +101,7 @@ def test_the_draft_reads_what_reading_everything_anew_would_give(lab: Target, ot
 
 @pytest.mark.parametrize("kinds", [("gpt", "llama"), ("llama", "gpt"), ("gpt", "gpt")])
 def test_greedy_equals_autoregressive_through_text(kinds: tuple[str, str]) -> None:
-    """Random models say random bytes, characters cut in two among them."""
+    """Random models state random bytes, characters cut in two among them."""
     tokenizers = [made_tokenizer(kind, "plain") for kind in kinds]
     target, draft = (Target(tiny_model("llama", seed=i, vocab=len(t)), t) for i, t in enumerate(tokenizers))
     options = TwoModelOptions(retokenise=True, gamma=3)
@@ -140,11 +140,11 @@ def test_half_a_character_is_waited_for() -> None:
     assert retokenizer.append(ids) and tokenizer.decode(retokenizer.ids) == "a é b"
 
 
-def test_vocabularies_are_compared_by_what_they_say(lab: Target, other: Path) -> None:
+def test_vocabularies_are_compared_by_what_they_state(lab: Target, other: Path) -> None:
     assert mismatch(lab, outline_of(str(LAB / "draft"))) == ""
     usual = lab.vocab_size - len(lab.tokenizer.all_special_ids)
-    said = mismatch(lab, outline_of(str(other)))
-    assert said.startswith(f"{usual // 2 * 2} ids have other tokens, id ")
+    stated = mismatch(lab, outline_of(str(other)))
+    assert stated.startswith(f"{usual // 2 * 2} ids have other tokens, id ")
     wider = outline_of(str(LAB / "draft"))
     wider.vocab_size += 64
     assert mismatch(lab, wider) == ""
@@ -153,21 +153,23 @@ def test_vocabularies_are_compared_by_what_they_say(lab: Target, other: Path) ->
 
 
 def test_pairs_that_do_not_fit_are_one_line_before_anything_is_loaded(lab: Target, other: Path, tmp_path: Path) -> None:
-    def told(options: TwoModelOptions, base: Any = lab) -> str:
+    def reported(options: TwoModelOptions, base: Any = lab) -> str:
         with pytest.raises(UserError) as refused:
             TwoModel.check(options, base)
         assert "\n" not in str(refused.value)
         return str(refused.value)
 
-    wrong = told(TwoModelOptions(weights=str(other)))
+    wrong = reported(TwoModelOptions(weights=str(other)))
     assert f"sd: the draft {str(other)!r} has another vocabulary: " in wrong and "--set sd.retokenise=on" in wrong
     TwoModel.check(TwoModelOptions(weights=str(other), retokenise=True), lab)
     TwoModel.check(TwoModelOptions(), lab)
     TwoModel.check(TwoModelOptions(weights=str(LAB / "base")), lab)  # its own draft
-    assert "no such file or folder" in told(TwoModelOptions(weights="./nowhere"))
-    assert told(TwoModelOptions(weights=str(tmp_path))).startswith("sd: the draft: ")
-    assert "--set sd.weights=PATH" in told(TwoModelOptions(), Target(tiny_model("llama")))
-    assert "k must be at most 4000, the size" in told(TwoModelOptions(form="tree", gamma=1, k=4095), outline(lab, 4000))
+    assert "no such file or folder" in reported(TwoModelOptions(weights="./nowhere"))
+    assert reported(TwoModelOptions(weights=str(tmp_path))).startswith("sd: the draft: ")
+    assert "--set sd.weights=PATH" in reported(TwoModelOptions(), Target(tiny_model("llama")))
+    assert "k must be at most 4000, the size" in reported(
+        TwoModelOptions(form="tree", gamma=1, k=4095), outline(lab, 4000)
+    )
 
 
 def outline(like: Target, size: int) -> Any:
@@ -178,7 +180,7 @@ def outline(like: Target, size: int) -> Any:
 
 
 def test_a_draft_that_ships_is_found_by_its_name(lab: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the lab alone, and a folder of that name that lies here comes first."""
+    """Next to the lab alone, and a folder of that name that lies here comes first."""
     monkeypatch.chdir(tmp_path)
     assert drafter_here("draft", "sd", lab) == LAB / "draft"
     with pytest.raises(UserError, match="no such file or folder: drift"):

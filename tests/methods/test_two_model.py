@@ -174,7 +174,7 @@ def test_a_chain_of_fixed_length_never_waits_for_the_device(
 
 @pytest.mark.parametrize("width", [50, 70])
 def test_embeddings_of_another_width(width: int, llama: Target) -> None:
-    """Padded to more, or to fewer than the target's, which then has ids that the draft does not know."""
+    """Padded to more, or to fewer than the target's, which then has ids that the draft does not have."""
     draft = Target(tiny_model("qwen2", seed=3, vocab=width))
     fed = Draft(draft, 61)
     fed.reset(8)

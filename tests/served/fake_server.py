@@ -56,7 +56,7 @@ class Behaviour:
     drafted: int = 0
     delay: float = 0.0
     pause: float = 0.0
-    say: str = "word"
+    state: str = "word"
     metrics: str = ""  # 'vllm', 'sglang', 'nan', 'llama.cpp', which counts in its last event, or none
     key: str = ""
     counted: Any = None
@@ -247,7 +247,7 @@ class Handler(BaseHTTPRequestHandler):
     def _lines(self, body: dict[str, Any], made: int, usage: bool) -> Iterator[str]:
         yield ": a comment"
         yield ""
-        said = body["messages"][-1]["content"]
+        stated = body["messages"][-1]["content"]
         pieces = [min(self.how.per_chunk, made - i) for i in range(0, made, self.how.per_chunk)]
         for i, size in enumerate(pieces):
             self.how.clock.pass_by(self.how.delay)
@@ -255,7 +255,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.how.counts["drafts"] += bool(self.how.drafted)
                 self.how.counts["drafted"] += self.how.drafted
                 self.how.counts["accepted"] += (size - 1) if self.how.drafted else 0
-            text = f"{self.how.say}{i} of {len(said)} "
+            text = f"{self.how.say}{i} of {len(stated)} "
             yield "data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
             yield ""
         finish = "length" if made == body["max_tokens"] else "stop"
@@ -270,8 +270,8 @@ class Handler(BaseHTTPRequestHandler):
         yield "data: " + json.dumps(last)
         yield ""
         if self.how.usage and usage:
-            told = {"prompt_tokens": 3, "completion_tokens": made, "total_tokens": made + 3}
-            yield "data: " + json.dumps({"choices": [], "usage": told})
+            reported = {"prompt_tokens": 3, "completion_tokens": made, "total_tokens": made + 3}
+            yield "data: " + json.dumps({"choices": [], "usage": reported})
             yield ""
         yield "data: [DONE]"
         yield ""

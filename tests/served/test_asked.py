@@ -48,7 +48,7 @@ def test_a_stream_may_come_in_any_pieces() -> None:
         b'{"error": ' + b"[" * 200_000,
     ],
 )
-def test_what_is_no_event_is_told(data: bytes) -> None:
+def test_what_is_no_event_is_reported(data: bytes) -> None:
     with pytest.raises(AnswerError) as e:
         event(data)
     assert str(e.value).isprintable()
@@ -66,10 +66,10 @@ def test_counters_are_those_of_the_model_and_of_all_engines() -> None:
     assert read(text + "".join(line(n, 0, "other", "999.0") for n in names), "m") == Counters(1, 41, 21)
     bare = "".join(f"vllm:spec_decode_num_{n} {i}\n" for i, n in enumerate(names))
     assert read(bare, "m") == Counters(0, 2, 1)
-    for text, said in (
+    for text, stated in (
         ("a{b 1", "not in Prometheus format"),
         ("", "has no vllm:spec_decode"),
         (bare.replace("2", "NaN"), ""),
     ):
         found = read(text, "m")
-        assert isinstance(found, str) and said in found
+        assert isinstance(found, str) and stated in found

@@ -41,7 +41,7 @@ def asked(fake: Fake, most_s: float | None = None, wait_s: float = AMPLE_S, **se
 
 
 @pytest.mark.parametrize(
-    ("mode", "said"),
+    ("mode", "stated"),
     [
         ("comments", "no text.* 0.3 s"),
         ("drip", "no text.* 0.3 s"),
@@ -50,9 +50,9 @@ def asked(fake: Fake, most_s: float | None = None, wait_s: float = AMPLE_S, **se
         ("endless text", "max_tokens 8"),
     ],
 )
-def test_an_endless_answer_fails_in_one_line(mode: str, said: str) -> None:
-    with serving(Behaviour(mode=mode)) as fake, pytest.raises(AnswerError, match=said) as e:
-        asked(fake, wait_s=0.3 if "0.3 s" in said else AMPLE_S)
+def test_an_endless_answer_fails_in_one_line(mode: str, stated: str) -> None:
+    with serving(Behaviour(mode=mode)) as fake, pytest.raises(AnswerError, match=stated) as e:
+        asked(fake, wait_s=0.3 if "0.3 s" in stated else AMPLE_S)
     assert str(e.value).isprintable()
 
 
@@ -70,12 +70,12 @@ def test_a_whole_answer_is_kept_though_its_stream_does_not_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "said"),
+    ("page", "stated"),
     [("endless", "over 4 MiB"), ("drip", "within 0.3 s"), ("silent", "within 0.3 s"), ("deep", "list of models")],
 )
-def test_an_endless_list_of_models_is_one_line(page: str, said: str, questions: Path, tmp_path: Path) -> None:
-    with serving(Behaviour(page=page)) as fake, pytest.raises(UserError, match=said) as e:
-        measured([fake], questions, tmp_path / "r", endpoint_timeout=0.3 if "0.3 s" in said else AMPLE_S)
+def test_an_endless_list_of_models_is_one_line(page: str, stated: str, questions: Path, tmp_path: Path) -> None:
+    with serving(Behaviour(page=page)) as fake, pytest.raises(UserError, match=stated) as e:
+        measured([fake], questions, tmp_path / "r", endpoint_timeout=0.3 if "0.3 s" in stated else AMPLE_S)
     assert "\n" not in str(e.value) and not (tmp_path / "r").exists()
 
 
@@ -102,7 +102,7 @@ def test_an_endless_answer_is_a_failed_sample_of_a_run(questions: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("counted", "settings", "said"),
+    ("counted", "settings", "stated"),
     [
         (4000, {}, "4000 tokens.*max_tokens 8"),
         (600, {"max_tokens": 1024}, "600 tokens.* 88 bytes"),
@@ -111,21 +111,21 @@ def test_an_endless_answer_is_a_failed_sample_of_a_run(questions: Path, tmp_path
         (True, {}, "malformed chat completion"),
     ],
 )
-def test_an_impossible_count_of_tokens_is_an_error(counted: Any, settings: dict[str, Any], said: str) -> None:
-    with serving(Behaviour(mode="miscount", counted=counted)) as fake, pytest.raises(AnswerError, match=said):
+def test_an_impossible_count_of_tokens_is_an_error(counted: Any, settings: dict[str, Any], stated: str) -> None:
+    with serving(Behaviour(mode="miscount", counted=counted)) as fake, pytest.raises(AnswerError, match=stated):
         asked(fake, **settings)
 
 
 @pytest.mark.parametrize(
-    ("timings", "said"),
+    ("timings", "stated"),
     [
         ({"draft_n": 3, "draft_n_accepted": 4}, "4 of 3 drafted tokens"),
         ({"draft_n": 90, "draft_n_accepted": 60}, "60 .*8 tokens"),
         ({"draft_n": -1, "draft_n_accepted": -1}, "malformed chat completion"),
     ],
 )
-def test_an_impossible_count_of_drafts_is_an_error(timings: dict[str, Any], said: str) -> None:
-    with serving(Behaviour(metrics="llama.cpp", timings=timings)) as fake, pytest.raises(AnswerError, match=said):
+def test_an_impossible_count_of_drafts_is_an_error(timings: dict[str, Any], stated: str) -> None:
+    with serving(Behaviour(metrics="llama.cpp", timings=timings)) as fake, pytest.raises(AnswerError, match=stated):
         asked(fake)
 
 

@@ -61,7 +61,7 @@ def test_counts_add_up_and_the_schedule_is_that_of_every_run(questions: Path, tm
     asked = [Question(name, "fish", tuple(turns)) for name, turns in TWO_TURNS.items()]
     planned = [(s.question.id, s.turn, s.method, s.repeat) for s in plan(asked, ["plain", "fast ✓"], 2, 0)]
     assert [tuple(row) for row in rows[["question_id", "turn", "method", "repeat"]].itertuples(index=False)] == planned
-    # a later turn continues the baseline's answer, whoever is asked
+    # a later turn continues the baseline's answer, anyone who is asked
     later = [body for body in other.behaviour.asked if len(body["messages"]) > 1]
     assert len(later) == 2 and {body["messages"][1]["content"] for body in later} == {
         row.text for row in rows.itertuples() if (row.question_id, row.turn, row.method) == ("a", 0, "plain")
@@ -72,8 +72,8 @@ def test_counts_add_up_and_the_schedule_is_that_of_every_run(questions: Path, tm
 
 
 def test_a_server_is_sent_all_that_stands_before_a_question(tmp_path: Path) -> None:
-    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one fish"}]
-    few = [*said, {"role": "assistant", "content": "two"}, {"role": "user", "content": "red fish"}]
+    stated = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one fish"}]
+    few = [*stated, {"role": "assistant", "content": "two"}, {"role": "user", "content": "red fish"}]
     file = tmp_path / "own.jsonl"
     file.write_text(json.dumps({"messages": few}) + "\n")
     with serving() as one:
@@ -100,7 +100,7 @@ def test_a_server_that_takes_half_the_time_is_twice_as_fast(
     assert table["n_mismatch"].sum() == 0 and table.loc["fast", "n_text_differs"] == PROMPTS
 
 
-def test_tau_is_what_the_counters_say(questions: Path, tmp_path: Path) -> None:
+def test_tau_is_what_the_counters_state(questions: Path, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     with (
         serving(Behaviour(metrics="vllm")) as plain,
@@ -120,11 +120,11 @@ def test_tau_is_what_the_counters_say(questions: Path, tmp_path: Path) -> None:
     assert set(own["drafts"]) == {4} and set(own["draft_nodes"]) == {12} and set(own["accepted_tokens"]) == {4}
     at_two = made.concurrency().query("concurrency == 2").set_index("method")["mean_acceptance_length"]
     assert at_two["drafting"] == pytest.approx(2.0) and at_two[["plain", "shared", "gauge"]].isna().all()
-    told = {entry["label"]: entry["served"]["acceptance"] for entry in made.manifest["methods"]}
-    assert "sglang:spec_accept_length" in told["gauge"] and told["drafting"] == "its counters in /metrics"
+    reported = {entry["label"]: entry["served"]["acceptance"] for entry in made.manifest["methods"]}
+    assert "sglang:spec_accept_length" in reported["gauge"] and reported["drafting"] == "its counters in /metrics"
 
 
-def test_without_usage_pieces_are_counted_and_the_results_say_so(questions: Path, tmp_path: Path) -> None:
+def test_without_usage_pieces_are_counted_and_the_results_state_so(questions: Path, tmp_path: Path) -> None:
     with serving(Behaviour(mode="strict")) as one, serving(Behaviour(usage=False)) as other:
         made = measured([one, other], ["strict", "silent"], questions, tmp_path / "run")
     assert set(made.samples["counted"]) == {"chunks"} and set(made.samples["tokens"]) == {8}
@@ -185,7 +185,7 @@ def gone(server: Fake) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "said"),
+    ("mode", "stated"),
     [
         ("stall", "sent no text within 0.5 s"),
         ("drop", "the connection to .* failed"),
@@ -198,18 +198,18 @@ def gone(server: Fake) -> None:
     ],
 )
 def test_an_answer_that_goes_wrong_is_a_row_with_a_status(
-    mode: str, said: str, questions: Path, tmp_path: Path
+    mode: str, stated: str, questions: Path, tmp_path: Path
 ) -> None:
     with serving() as one, serving(Behaviour(mode=mode, after=1)) as other:
         made = measured([one, other], ["one", "other"], questions, tmp_path / "r", limit=1, endpoint_timeout=0.5)
     failed = made.samples.query("method == 'other'")
-    assert set(failed["status"]) == {"failed"} and failed["error"].str.contains(said).all(), failed["error"].tolist()
+    assert set(failed["status"]) == {"failed"} and failed["error"].str.contains(stated).all(), failed["error"].tolist()
     assert failed[["tokens", "wall_s", "text"]].isna().all(axis=None)
     assert set(made.samples.query("method == 'one'")["status"]) == {"ok"} and made.manifest["status"] == "complete"
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "more", "said"),
+    ("behaviour", "more", "stated"),
     [
         (Behaviour(models=("m", "n")), {}, "has 2 models; choose one with --endpoint-model: m, n"),
         (Behaviour(models=()), {}, "has 0 models"),
@@ -221,9 +221,9 @@ def test_an_answer_that_goes_wrong_is_a_row_with_a_status(
     ],
 )
 def test_a_server_that_cannot_be_measured_is_one_line(
-    behaviour: Behaviour, more: dict[str, Any], said: str, questions: Path, tmp_path: Path
+    behaviour: Behaviour, more: dict[str, Any], stated: str, questions: Path, tmp_path: Path
 ) -> None:
-    with serving(behaviour) as server, pytest.raises(UserError, match=said) as e:
+    with serving(behaviour) as server, pytest.raises(UserError, match=stated) as e:
         measured([server], ["s"], questions, tmp_path / "r", **more)
     assert "\n" not in str(e.value) and not (tmp_path / "r").exists()
 

@@ -19,7 +19,7 @@ class RayError(Exception):
 class FakeRay:
     """lost: called with the name of a method and its arguments; True loses the worker before it answers.
 
-    As Ray does, it starts another worker in its place, and asks it again, as often as `max_task_retries` says.
+    As Ray does, it starts another worker in its place, and asks it again, as often as `max_task_retries` states.
     """
 
     exceptions = SimpleNamespace(RayError=RayError)

@@ -34,10 +34,10 @@ def test_a_killed_worker_costs_no_sample(tmp_path: Path) -> None:
     )
     try:
         _kill_one(process, out)
-        told = process.communicate(timeout=LONGEST_S)[0]
+        reported = process.communicate(timeout=LONGEST_S)[0]
     finally:
         process.kill()
-    assert process.returncode == 0, told
+    assert process.returncode == 0, reported
     made = read_run(out)
     # on a busy machine the run may end before the other worker, or the one in place of the killed one, has begun
     assert made.manifest["status"] == "complete" and made.manifest["sessions"][-1]["workers"]

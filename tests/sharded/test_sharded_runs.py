@@ -1,4 +1,4 @@
-"""Runs by workers: samples, verdicts and drafts as of one process; what is lost with a worker is made again."""
+"""Runs by workers: samples, verdicts and drafts as of one process; what is lost with a worker is run again."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def loaded_once(lab: Target, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def alone(lab: Target, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run by this process, which others are held against."""
+    """The run by this process, which others are compared with."""
     where = OutputOptions(tmp_path_factory.mktemp("runs") / "alone", recording=RECORDING)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "_load", lambda plan: lab)
@@ -97,13 +97,13 @@ def pool_of(ray: FakeRay, job: Any, count: int) -> Iterator[pools.RayPool]:
         pools.Worker.machine = monkey_machine  # type: ignore[method-assign]
 
 
-def told(row: SampleRecord) -> dict[str, Any]:
+def reported(row: SampleRecord) -> dict[str, Any]:
     return {name: getattr(row, name) for name in SAME}
 
 
 def same(one: Run, other: Run) -> None:
     """Whether two runs have the same samples, verdicts and drafts."""
-    assert {row.key: told(row) for row in one.rows} == {row.key: told(row) for row in other.rows}
+    assert {row.key: reported(row) for row in one.rows} == {row.key: reported(row) for row in other.rows}
     assert {v.key: v.verdict for v in one.output_match} == {v.key: v.verdict for v in other.output_match}
     assert {d.key: len(d.steps) for d in read_drafts(one.path)} == {
         d.key: len(d.steps) for d in read_drafts(other.path)
@@ -192,7 +192,7 @@ def test_a_sample_is_committed_behind_its_side_lines_and_before_its_verdict(by: 
 
 
 def test_all_repeats_of_a_question_are_made_by_one_worker(by: Callable[..., Run], tmp_path: Path) -> None:
-    """Also where a sample of the first round is missing and later rounds are there: these are held against it."""
+    """Also where a sample of the first round is missing and later rounds are there: these are compared with it."""
     goal = StoppingRule(0.011, max_repeats=2)
     whole = by(FakeRay(), "run", goal=goal)
     file, bad = tmp_path / "run" / "samples.jsonl", whole.rows[0].key
@@ -240,11 +240,11 @@ def test_the_cluster_is_shared_out(
 
 
 @pytest.mark.parametrize(
-    ("device", "asked", "gpus", "said"),
+    ("device", "asked", "gpus", "stated"),
     [("cuda:1", "cuda:1", 2, "use --device cuda"), ("cpu", "auto", 2, "has GPUs, but this machine has none")],
 )
-def test_workers_compute_on_what_the_checks_were_made_for(device: str, asked: str, gpus: int, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_workers_compute_on_what_the_checks_were_made_for(device: str, asked: str, gpus: int, stated: str) -> None:
+    with pytest.raises(UserError, match=stated):
         pools._check_device(FakeRay(lambda *_: False, (4, gpus)), device, asked)
     for fine in (("cpu", "cpu"), ("cuda", "auto"), ("cuda", "cuda")):
         pools._check_device(FakeRay(lambda *_: False, (4, gpus)), *fine)

@@ -1,4 +1,4 @@
-"""Fetching through a loopback server: what is kept, what is retried, what is said. No real network."""
+"""Fetching through a loopback server: what is kept, what is retried, what is stated. No real network."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def fetch(site: Site, path: Path, sha256: str = SHA) -> Path:
     return download(site.url, sha256, path, pause=0.001)
 
 
-def test_a_file_comes_whole_and_leaves_nothing_beside_it(site: Site, tmp_path: Path) -> None:
+def test_a_file_comes_whole_and_leaves_nothing_next_to_it(site: Site, tmp_path: Path) -> None:
     path = fetch(site, tmp_path / "new" / "folder" / "question.jsonl")
     assert path.read_bytes() == BODY
     assert file_sha256(path) == SHA

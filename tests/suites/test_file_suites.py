@@ -103,7 +103,7 @@ def test_real_files_passes_the_checks() -> None:
     )
 
 
-def test_a_reference_file_beside_mt_bench_gives_the_references(tmp_path: Path) -> None:
+def test_a_reference_file_next_to_mt_bench_gives_the_references(tmp_path: Path) -> None:
     file = write(tmp_path / "question.jsonl", *SMALL["mtbench"])
     answers = {"question_id": 111, "choices": [{"turns": ["first", "second"]}]}
     write(tmp_path / "reference_answer_gpt-4.jsonl", answers)

@@ -57,8 +57,8 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
             if status == 200:
                 judge.requests.append(body)
                 judge.keys.add(str(self.headers["Authorization"]))
-            said = "No idea." if judge.silent else "As in [[3]]? No: [[8]]"
-            message = {"role": "assistant", "content": said}
+            stated = "No idea." if judge.silent else "As in [[3]]? No: [[8]]"
+            message = {"role": "assistant", "content": stated}
             reply = {
                 "id": "1",
                 "object": "chat.completion",
@@ -93,16 +93,16 @@ def ask(run: Path, judge: Judge, *more: str, model: str = "strict") -> int:
     return main(["judge", str(run), "--model", model, "--base-url", judge.url, "--workers", "2", *more])
 
 
-def test_nothing_is_sent_before_the_user_says_so(run: Path, judge: Judge, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_sent_before_the_user_states_so(run: Path, judge: Judge, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(path.name for path in run.iterdir())
     assert ask(run, judge, "--price", "1000,0") == 0
-    said = capsys.readouterr().out
+    stated = capsys.readouterr().out
     assert not judge.requests and sorted(path.name for path in run.iterdir()) == before
-    assert "calls      16: about " in said and "at most 16,384 received" in said and "Nothing was sent" in said
-    assert "cost       at most about 0." in said or "cost       at most about " in said
+    assert "calls      16: about " in stated and "at most 16,384 received" in stated and "Nothing was sent" in stated
+    assert "cost       at most about 0." in stated or "cost       at most about " in stated
 
 
-def test_verdicts_stand_beside_speed_and_are_asked_for_once(
+def test_verdicts_stand_next_to_speed_and_are_asked_for_once(
     run: Path, judge: Judge, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(run, judge, "--yes") == 0
@@ -128,7 +128,7 @@ def test_equal_answers_share_one_verdict(run: Path, judge: Judge) -> None:
     (run / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert ask(run, judge, "--yes", "--methods", "ar") == 0
     assert len(judge.requests) == 8
-    assert ask(run, judge) == 0  # ss says what ar said: its verdicts are known, and cost nothing
+    assert ask(run, judge) == 0  # ss states what ar stated: its verdicts are known, and cost nothing
     assert len(judge.requests) == 8 and len(read_run(run).judged_scores) == 16
 
 
@@ -190,7 +190,7 @@ def test_mt_benchs_own_prompts() -> None:
 
 
 def test_ratings() -> None:
-    said = {
+    stated = {
         "[[7]]": 0.7,
         "[[3]] no, [[ 9.5 ]]": 0.95,
         "[[0]]": None,
@@ -199,4 +199,4 @@ def test_ratings() -> None:
         "": None,
         "[[1]]": 0.1,
     }
-    assert {text: rating(text) for text in said} == said
+    assert {text: rating(text) for text in stated} == stated

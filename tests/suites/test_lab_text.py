@@ -1,4 +1,4 @@
-"""The lab's text: right in what it says, split without overlap, and equal to the frozen questions."""
+"""The lab's text: right in what it states, split without overlap, and equal to the frozen questions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from specbench_ss.suites.scorers import METRICS, score
 from specbench_ss.training.data import conversations
 
 EVERY = (*text.SPECBENCH_CATEGORIES, *text.APP_CATEGORIES)
-# sha256 of the first 60 training and 60 evaluation examples: the shipped weights learnt this text, and runs are told
-# apart by the suite's content hash. Change a digest only together with the weights.
+# sha256 of the first 60 training and 60 evaluation examples: the shipped weights learnt this text, and runs are
+# distinguished by the suite's content hash. Change a digest only together with the weights.
 TEXT = {
     "writing": "d11908585814",
     "roleplay": "9ae1bebb0353",
@@ -93,11 +93,11 @@ def test_frozen_questions_have_one_prompt_each_and_full_marks_for_the_first_refe
 
 @pytest.mark.parametrize("name", EVERY)
 def test_no_evaluation_prompt_is_trained_on(name: str) -> None:
-    train, held_out = sample(name), sample(name, "eval")
-    assert {split_of(name, example.key) for example in held_out} == {"eval"}
-    assert not {example.turns[0] for example in train} & {example.turns[0] for example in held_out}
+    train, kept_out = sample(name), sample(name, "eval")
+    assert {split_of(name, example.key) for example in kept_out} == {"eval"}
+    assert not {example.turns[0] for example in train} & {example.turns[0] for example in kept_out}
     keys: dict[str, str] = {}
-    for example in (*train, *held_out):
+    for example in (*train, *kept_out):
         assert keys.setdefault(example.turns[0], example.key) == example.key
 
 

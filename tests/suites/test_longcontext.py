@@ -77,8 +77,8 @@ def test_files_folders_and_json_lines(book: Path, tmp_path: Path) -> None:
     one, two = (LongContext().load(request(data, limit=1)) for data in (folder, lines))
     assert one.content_hash == two.content_hash and "word599\n\nword600" in one.questions[0].turns[0]
     lines.write_text('{"prompt": "?"}\n')
-    for data, said in ((lines, "jsonl:1: 'text' must be a text"), (tmp_path / "none", "cannot read")):
-        with pytest.raises(UserError, match=said):
+    for data, stated in ((lines, "jsonl:1: 'text' must be a text"), (tmp_path / "none", "cannot read")):
+        with pytest.raises(UserError, match=stated):
             LongContext().load(request(data))
     with pytest.raises(UserError, match="needs --data"):
         LongContext().load(SuiteRequest())

@@ -88,7 +88,7 @@ def test_an_answer_at_the_end_is_the_reference_and_is_not_shown(row: dict[str, A
     assert [read_conversation(place, one).messages for place, one in read_rows(file)] == [(*SHOTS, ANSWER)]
 
 
-def test_prompts_with_answers_beside_them(tmp_path: Path) -> None:
+def test_prompts_with_answers_next_to_them(tmp_path: Path) -> None:
     rows = [{"prompt": "One?", "response": "Un."}, {"instruction": "Add.", "input": "1", "output": "Un."}]
     found = load(tmp_path, *rows, {"prompt": "One?", "completion": ""}).questions
     assert [(q.turns, q.references, q.history) for q in found] == [

@@ -79,7 +79,7 @@ def test_one_node_has_its_streams_and_no_early_exit() -> None:
     target = Target(tiny_model("llama").to("meta"))
     h, kv, rows, layers = target.hidden_size, 16, meta_drafters.GAMMA, 4
     linear = 2 * rows * (2 * h * h + 2 * h * kv + 2 * 8 * h)
-    attention = 2 * 2 * h * (rows * (meta_drafters.CONTEXT + 1 + rows) + rows)  # and the main row beside the streams
+    attention = 2 * 2 * h * (rows * (meta_drafters.CONTEXT + 1 + rows) + rows)  # and the main row next to the streams
     head = 2 * h * target.vocab_size
     assert meta_drafters.streaming(target).one_node == layers * (linear + attention) + meta_drafters.GAMMA * head
 
@@ -102,7 +102,7 @@ def costs(ours: tuple[float, float], eagle: tuple[float, float]) -> dict[str, Ov
     return {name: Overhead(1, 1, int(1e9 * draft), int(1e9 * one)) for name, (draft, one) in made.items()}
 
 
-def test_figure_9_says_by_which_count_the_streams_need_fewer() -> None:
+def test_figure_9_states_by_which_count_the_streams_need_fewer() -> None:
     result = Figure9().show(costs((9, 3), eagle=(7, 2)))
     assert [claim.holds for claim in Figure9().claims(result)] == [False, False]
     assert result.notes[-3:] == (
@@ -133,7 +133,7 @@ def test_equation_10() -> None:
 # -- appendix C: everything is counted, and ten drafters are ten times one ---------------------------------------------
 
 
-def test_drafters_outgrow_the_base_where_it_is_said(tmp_path: Path) -> None:
+def test_drafters_outgrow_the_base_where_it_is_stated(tmp_path: Path) -> None:
     made = AppendixC().run(bench(tmp_path))
     drafters, bases = made.grids
     sizes: list[Any] = [row[2] for row in bases.rows]

@@ -1,4 +1,4 @@
-"""Figures 17 and 19 say what a run recorded: kernels and NVML's readings, or operators and counted bytes; 22, 23."""
+"""Figures 17 and 19 state what a run recorded: kernels and NVML's readings, or operators and counted bytes; 22, 23."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def make(tmp_path: Path, make_run: MakeRun) -> Callable[..., Result]:
     return make
 
 
-def test_the_best_is_named_with_all_that_cannot_be_told_from_it(make: Callable[..., Result]) -> None:
+def test_the_best_is_named_with_all_that_cannot_be_reported_from_it(make: Callable[..., Result]) -> None:
     found = {row[:2]: row[2:4] for row in make().plots[0].grid.rows}
     assert found[STREAMS, 1][0] == 2 and found[STREAMS, 1][1] == "3", "nearly as fast, on half of the questions ahead"
     assert found[DRAFT_MODEL, 1] == (2, None) and found[STREAMS, 2] == found[DRAFT_MODEL, 2] == (1, None)
@@ -104,13 +104,13 @@ def test_of_few_questions_none_is_the_best(make: Callable[..., Result]) -> None:
     assert result.grids[0].rows and not result.plots[0].grid.rows and not result.plots[0].data
 
 
-def test_a_repeat_that_was_disturbed_decides_nothing(make: Callable[..., Result]) -> None:
+def test_a_repeat_that_was_noisy_decides_nothing(make: Callable[..., Result]) -> None:
     def change(run: Run) -> None:
         for row in run.requests:
             if row.method == "ar" and row.concurrency == 2 and row.repeat == 1:
-                row.wall_s = (row.wall_s or 0.0) / 1.3  # 1.5 against 1.3 is told, 1.5 against 1.0 is told
+                row.wall_s = (row.wall_s or 0.0) / 1.3  # 1.5 against 1.3 is reported, 1.5 against 1.0 is reported
             if row.method.startswith("sd[gamma=2]") and row.concurrency == 2 and row.repeat == 1:
-                row.wall_s = (row.wall_s or 0.0) / 1.7  # 1.53: not told from the best in one repeat
+                row.wall_s = (row.wall_s or 0.0) / 1.7  # 1.53: not reported from the best in one repeat
 
     found = {row[:2]: row[2:4] for row in make(change=change).plots[0].grid.rows}
     assert found[STREAMS, 2] == (1, None) and found[DRAFT_MODEL, 2] == (1, "2")

@@ -1,4 +1,4 @@
-"""Tables of the applications: whose quality the papers' Baseline has, and that the claim says what was compared."""
+"""Tables of the applications: whose quality the papers' Baseline has, and that the claim states what was compared."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_quality_is_kept_where_the_whole_interval_lies_within_the_margin(
 
 
 @pytest.mark.parametrize("table", [Table5, OldTable2])
-def test_a_draft_model_is_held_against_streams_in_time_and_calls(
+def test_a_draft_model_is_kept_against_streams_in_time_and_calls(
     table: type[RunTable], lora: Path, tmp_path: Path, make_run: MakeRun
 ) -> None:
     (lora.parent / "draft").mkdir()
@@ -172,8 +172,8 @@ def test_a_draft_model_is_held_against_streams_in_time_and_calls(
         assert time.says.startswith(f"{row[0]}: SS-Shared answers sooner") and time.found.endswith(", 6 questions")
         assert f"{row[1]:.2f}× (" in time.found and f"{row[3]:.2f}× (" in calls.found
     first = tuple(dataclasses.replace(grid, rows=(("sql", ratio, text, ratio, text, 6),)) for ratio, text in ENDS)
-    held = [[claim.holds for claim in draft_model_claims(one)] for one in first]
-    assert held == [[True, False], [False, True], [None, None]]
+    kept = [[claim.holds for claim in draft_model_claims(one)] for one in first]
+    assert kept == [[True, False], [False, True], [None, None]]
 
 
 ENDS = ((0.5, "0.40–0.60"), (2.0, "1.50–2.50"), (1.1, "0.90–1.30"))
@@ -208,7 +208,7 @@ def test_table_4_has_the_fine_tune_at_every_level_that_can_run(
     assert "INT4 on lab needs a CUDA device" in out[0] and "NF4 on lab needs the package bitsandbytes" in out[1]
 
 
-# -- --published: the papers' trees, where the user does not say otherwise ---------------------------------------------
+# -- --published: the papers' trees, where the user does not state otherwise ---------------------
 
 
 def test_every_method_takes_the_papers_tree() -> None:

@@ -1,4 +1,4 @@
-"""Experiments that train: every variant is trained as it says, and measured with its own weights."""
+"""Experiments that train: every variant is trained as it states, and measured with its own weights."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_means_are_of_all_seeds_gains_of_the_same_seed_and_all_are_drawn(made: t
     [
         ((1.5, 1.4, 1.7), (1.45, 1.55, 1.65), ["tends to agree", "tends not to"]),
         ((1.3, 1.4, 1.5), (1.5, 1.4, 1.7), ["tends not to", "tends to agree"]),
-        ((1.5,), (), []),  # one seed tells nothing
+        ((1.5,), (), []),  # one seed shows nothing
     ],
 )
 def test_the_identity_is_like_a_map_that_is_not_ahead_or_behind_with_every_seed(
@@ -207,7 +207,7 @@ def test_the_command_does_not_hold_its_variants_against_the_shipped_streams(
     assert "n_msa_layers=2" in capsys.readouterr().out
 
 
-def test_a_place_that_cannot_be_written_is_told_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_place_that_cannot_be_written_is_reported_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", "figure-4", "--out", "/proc/x"]) == 2
     assert capsys.readouterr().err == "ssbench: cannot write to /proc/x: no such file or directory\n"
 
@@ -300,10 +300,10 @@ def test_an_answer_is_right_only_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> 
 def test_figure_4_trains_every_gamma_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "PEEKING_BUDGET", SHORT)
     monkeypatch.setattr(figures, "lab_text", answers)
-    said: list[str] = []
-    here = bench(tmp_path, target=Target(tiny_model("llama")), log=said.append)
+    stated: list[str] = []
+    here = bench(tmp_path, target=Target(tiny_model("llama")), log=stated.append)
     first, again = Figure4().run(here), Figure4().run(here)
-    assert len(said) == 1 and all(f"gamma-{g} loss" in said[0] for g in figures.GAMMAS)
+    assert len(stated) == 1 and all(f"gamma-{g} loss" in stated[0] for g in figures.GAMMAS)
     assert [row[:2] for row in first.grids[0].rows] == [("base", 0), *(("2 steps", g) for g in figures.GAMMAS)]
     assert first.grids == again.grids
     assert len({row[4] for row in first.grids[0].rows}) == len(first.grids[0].rows)

@@ -82,8 +82,8 @@ def test_a_peak_is_what_tensors_hold_at_once() -> None:
 
     cpu, size = torch.device("cpu"), 1_000_000
     works: list[tuple[Callable[[], object], int]] = [(one_after_the_other, size), (at_once, 3 * size)]
-    for work, held in works:
-        assert held <= peak_bytes(work, cpu)[1] < held + size / 10
+    for work, kept in works:
+        assert kept <= peak_bytes(work, cpu)[1] < kept + size / 10
     assert peak_bytes(lambda: 5, cpu) == (5, 0)
 
 
@@ -169,15 +169,15 @@ def row(form: str, peak: float, time: str, alone: str, differs: float | None) ->
 
 
 def test_claims_hold_by_intervals_and_by_counts() -> None:
-    def held(*cut: tuple[Any, ...], whole: float = 0.6) -> list[bool | None]:
+    def kept(*cut: tuple[Any, ...], whole: float = 0.6) -> list[bool | None]:
         grid = table("segments", FORMS, [row(NAIVE, 1, "", "", None), row(WHOLE, whole, "", "", None), *cut], "")
         return [claim.holds for claim in Figure16().claims(Result((grid,)))]
 
     good = row("segments of 64", 0.4, "0.5–0.6", "0.75–0.85", 1e-6)
-    assert held(good) == [True, True, True, True, True]
-    assert held(good, row("segments of 256", 0.7, "0.95–1.03", "1.1–1.3", 1e-3)) == [True, False, None, False, False]
-    assert held(row("segments of 256", 0.5, "1.1–1.3", "1.1–1.3", 0.0), whole=1.1) == [False, True, False, False, True]
-    assert held() == [True, None, None, None, None]
+    assert kept(good) == [True, True, True, True, True]
+    assert kept(good, row("segments of 256", 0.7, "0.95–1.03", "1.1–1.3", 1e-3)) == [True, False, None, False, False]
+    assert kept(row("segments of 256", 0.5, "1.1–1.3", "1.1–1.3", 0.0), whole=1.1) == [False, True, False, False, True]
+    assert kept() == [True, None, None, None, None]
 
 
 # -- appendix J: all drafters learn at the same positions --------------------------------------------------------------

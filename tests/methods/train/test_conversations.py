@@ -1,4 +1,4 @@
-"""Every form of conversation data says the same conversation; wrong rows are one line with their place."""
+"""Every form of conversation data states the same conversation; wrong rows are one line with their place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TALK = ({"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "He
 LONGER = (*TALK, {"role": "user", "content": "More?"}, {"role": "assistant", "content": "No."})
 
 
-def said(role: str, content: Any) -> dict[str, Any]:
+def stated(role: str, content: Any) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
@@ -25,7 +25,7 @@ def said(role: str, content: Any) -> dict[str, Any]:
     "row",
     [
         {"messages": list(TALK)},
-        {"messages": [said("user", [{"type": "text", "text": "Hi"}, {"type": "text", "text": "?"}]), TALK[1]]},
+        {"messages": [stated("user", [{"type": "text", "text": "Hi"}, {"type": "text", "text": "?"}]), TALK[1]]},
         {"id": "x_0", "conversations": [{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "Hello."}]},
         {"prompt": "Hi?", "completion": "Hello."},
         {"prompt": [TALK[0]], "completion": [TALK[1]]},
@@ -38,8 +38,8 @@ def test_all_forms_are_one_conversation(row: dict[str, Any]) -> None:
 
 
 def test_system_inputs_and_own_column_names() -> None:
-    row = {"messages": [said("system", "Be brief."), *TALK]}
-    assert read_conversation("f:1", row).messages == (said("system", "Be brief."), *TALK)
+    row = {"messages": [stated("system", "Be brief."), *TALK]}
+    assert read_conversation("f:1", row).messages == (stated("system", "Be brief."), *TALK)
     alpaca = {"instruction": "Add.", "input": "1, 2", "output": "3"}
     assert read_conversation("f:1", alpaca).messages[0]["content"] == "Add.\n\n1, 2"
     columns = {"prompt": "question", "completion": "answer"}
@@ -54,9 +54,9 @@ def test_system_inputs_and_own_column_names() -> None:
         ({"prompt": "a"}, "no column 'completion'; there are prompt"),
         ({"prompt": "a", "completion": 3}, "'completion' must be a text, not int"),
         ({"instruction": "a"}, "no column 'output'"),
-        ({"messages": [said("user", "a"), "b"]}, r"messages\[1\] is not a message"),
-        ({"messages": [said("tool", "a")]}, r"messages\[0\] has role 'tool'; known roles: system, user"),
-        ({"messages": [said("user", None)]}, r"messages\[0\]: 'content' must be a text, not nothing"),
+        ({"messages": [stated("user", "a"), "b"]}, r"messages\[1\] is not a message"),
+        ({"messages": [stated("tool", "a")]}, r"messages\[0\] has role 'tool'; known roles: system, user"),
+        ({"messages": [stated("user", None)]}, r"messages\[0\]: 'content' must be a text, not nothing"),
         ({"messages": "hi"}, "'messages' must be a list, not a text"),
         ({"conversations": None}, "'conversations' must be a list, not nothing"),
         ({"conversations": [{"value": "a"}]}, r"conversations\[0\] has role None"),
@@ -69,7 +69,7 @@ def test_a_wrong_row_is_one_line_with_its_place(row: dict[str, Any], problem: st
         read_conversation("data.jsonl:7", row)
 
 
-def test_a_missing_renamed_column_is_told() -> None:
+def test_a_missing_renamed_column_is_reported() -> None:
     with pytest.raises(UserError, match="f:1: no column 'query'; there are question, answer"):
         read_conversation("f:1", {"question": "a", "answer": "b"}, {"prompt": "query"})
 
@@ -79,18 +79,18 @@ def test_a_missing_renamed_column_is_told() -> None:
     [
         ([TALK[1], *LONGER], LONGER),  # ShareGPT cut in the middle
         ([*TALK, TALK[1], *TALK], TALK),
-        ([*TALK, said("user", "More?"), said("assistant", " ")], (*TALK, said("user", "More?"))),
-        ([said("user", ""), TALK[1]], ()),
-        ([*TALK, said("system", "Be brief."), *TALK], TALK),
+        ([*TALK, stated("user", "More?"), stated("assistant", " ")], (*TALK, stated("user", "More?"))),
+        ([stated("user", ""), TALK[1]], ()),
+        ([*TALK, stated("system", "Be brief."), *TALK], TALK),
     ],
 )
-def test_what_is_out_of_order_is_left_out_and_told(messages: list[Any], kept: tuple[Any, ...]) -> None:
+def test_what_is_out_of_order_is_left_out_and_reported(messages: list[Any], kept: tuple[Any, ...]) -> None:
     found = read_conversation("f:1", {"messages": messages})
     assert (found.messages, found.out_of_order) == (kept, True)
 
 
 def test_for_own_answers_only_questions_count() -> None:
-    system = said("system", "Be brief.")
+    system = stated("system", "Be brief.")
     found = read_conversation("f:1", {"messages": [system, *LONGER]}, prompts_only=True)
     assert found.messages == found.questions == (system, LONGER[0], LONGER[2])
     for row in ({"turns": ["Hi?", "More?"]}, {"messages": [LONGER[0], LONGER[2]]}):
@@ -100,7 +100,7 @@ def test_for_own_answers_only_questions_count() -> None:
 
 
 def asking(question: str, answer: str = "b") -> Conversation:
-    return Conversation("f:1", (said("user", question), said("assistant", answer)))
+    return Conversation("f:1", (stated("user", question), stated("assistant", answer)))
 
 
 def test_the_split_goes_by_what_is_asked() -> None:
@@ -143,7 +143,7 @@ def test_files_folders_lists_and_their_places(tmp_path: Path) -> None:
     ("content", "problem"),
     [('{"a": 1}\n{"a"', ":2: not valid JSON"), ("[1]\n", ":1: expected a JSON object"), ("\xff", "not a UTF-8 text")],
 )
-def test_a_line_that_cannot_be_read_is_told(content: str, problem: str, tmp_path: Path) -> None:
+def test_a_line_that_cannot_be_read_is_reported(content: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(UserError, match=problem):
@@ -151,7 +151,7 @@ def test_a_line_that_cannot_be_read_is_told(content: str, problem: str, tmp_path
 
 
 @pytest.mark.parametrize(("content", "problem"), [("[\n{", ":2: not valid JSON"), ("[{}, 3]", ", entry 2: expected a")])
-def test_a_list_that_cannot_be_read_is_told(content: str, problem: str, tmp_path: Path) -> None:
+def test_a_list_that_cannot_be_read_is_reported(content: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_text(content)
     with pytest.raises(UserError, match=rf"data\.json{problem}"):
@@ -165,7 +165,7 @@ def test_the_digest_is_the_content(tmp_path: Path) -> None:
     assert len({FileSource(p).digest() for p in ((a,), (b,), (a, b), (b, a), (a, a))}) == 5
 
 
-def test_what_is_no_data_is_told_without_asking_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_data_is_reported_without_asking_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HubSource, "_load", lambda self: pytest.fail("the hub was asked"))
     for given in ("missing.jsonl", "folder/missing.json", "/data/x/y", "./own/data", "plain", [tmp_path / "a", "b/c"]):
         with pytest.raises(UserError, match="neither a file, a folder nor a hub id"):
@@ -179,7 +179,7 @@ def test_what_is_no_data_is_told_without_asking_the_hub(tmp_path: Path, monkeypa
     assert isinstance(open_source("org/name"), FileSource)  # a folder comes first
 
 
-def test_a_hub_id_without_datasets_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_without_datasets_states_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"^no file or folder 'org/name'; .*: pip install datasets$"):
         list(open_source("org/name").rows())

@@ -1,4 +1,4 @@
-"""Rows from a user's conversations: nothing lost untold, nothing seen twice, made once, whole or not at all."""
+"""Rows from a user's conversations: nothing lost unreported, nothing seen twice, made once, whole or not at all."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def simple(count: int) -> list[dict[str, str]]:
 
 
 def load(tmp_path: Path, rows: list[Any], length: int = 96, **how: Any) -> TrainingText:
-    said: list[str] = how.pop("said", [])
+    stated: list[str] = how.pop("said", [])
     file = write(tmp_path / "data.jsonl", rows)
-    return load_rows(file, made_tokenizer("lab", ""), length, cache=tmp_path / "cache", log=said.append, **how)
+    return load_rows(file, made_tokenizer("lab", ""), length, cache=tmp_path / "cache", log=stated.append, **how)
 
 
 def documents(rows: TrainingRows) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
@@ -101,19 +101,19 @@ def test_ids_masks_and_numbers_are_laid_out_alike() -> None:
 
 
 def test_every_conversation_is_in_one_row_of_one_side(tmp_path: Path) -> None:
-    said: list[str] = []
+    stated: list[str] = []
     given = simple(300)
-    text = load(tmp_path, given, eval_fraction=0.1, said=said)
+    text = load(tmp_path, given, eval_fraction=0.1, stated=stated)
     renderer = Renderer(made_tokenizer("lab", ""))
-    for held_out, rows in ((False, text.train), (True, text.validation)):
+    for kept_out, rows in ((False, text.train), (True, text.validation)):
         talks = [read_conversation("", row) for row in given]
-        expected = [renderer.render(t.messages) for t in talks if t.in_validation(0.1) is held_out]
+        expected = [renderer.render(t.messages) for t in talks if t.in_validation(0.1) is kept_out]
         assert sorted(documents(rows)) == sorted((tuple(d.ids.tolist()), tuple(d.mask.tolist())) for d in expected)
         assert rows.counts.documents == rows.counts.conversations == len(expected) > 10
         assert rows.counts.tokens == sum(len(d.ids) for d in expected)
         assert rows.counts.completion_tokens == sum(int(d.mask.sum()) for d in expected)
         assert (rows.ids.dtype, rows.mask.dtype) == (np.int32, np.bool_)
-    assert len(said) == 1 and f"{text.train.counts.documents} of {text.train.counts.conversations}" in said[0]
+    assert len(stated) == 1 and f"{text.train.counts.documents} of {text.train.counts.conversations}" in stated[0]
 
 
 def test_a_stored_mask_has_gaps_between_completions_of_neighbours(tmp_path: Path) -> None:
@@ -137,15 +137,15 @@ def test_what_does_not_fit_is_cut_or_dropped_and_counted(tmp_path: Path) -> None
         {"messages": [{"role": "user", "content": "Hi?"}]},
         {"messages": [{"role": "assistant", "content": "So."}, *long_talk["messages"][:2]]},
     ]
-    said: list[str] = []
-    rows = load(tmp_path, given, length=48, eval_fraction=0.0, said=said).train
+    stated: list[str] = []
+    rows = load(tmp_path, given, length=48, eval_fraction=0.0, stated=stated).train
     counts = rows.counts
     assert (counts.conversations, counts.documents) == (6, 4)
     assert (counts.cut, counts.too_long, counts.unanswered, counts.out_of_order) == (2, 1, 1, 1)
     for part in ("4 of 6 conversations", "2 cut to a row", "1 dropped as too long", "1 dropped without an answer",
                  "1 with turns out of order"):  # fmt: skip
-        assert part in said[0]
-    assert "\n" not in said[0]
+        assert part in stated[0]
+    assert "\n" not in stated[0]
     found = documents(rows)
     whole = Renderer(made_tokenizer("lab", "")).render(long_talk["messages"][:2])
     assert found.count((tuple(whole.ids.tolist()), tuple(whole.mask.tolist()))) == 3
@@ -286,8 +286,8 @@ def test_gsm8k_by_its_own_column_names(tmp_path: Path) -> None:
     asked = {json.loads(line)["answer"] for line in few.read_text().splitlines()}
     for rows in (text.train, text.validation):
         for ids, mask in documents(rows):
-            said = tokenizer.decode([i for i, inside in zip(ids, mask, strict=True) if inside])
-            assert said.removesuffix("</s>").removeprefix(" ") in asked
+            stated = tokenizer.decode([i for i, inside in zip(ids, mask, strict=True) if inside])
+            assert stated.removesuffix("</s>").removeprefix(" ") in asked
 
 
 def test_dialogsum_and_mt_bench_as_they_are(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, on_full_disk(getattr(owner, name), skipped))
         assert main(words) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and ("cannot write" in told or "cannot store" in told)
-    assert "file too large" in told or "part of a file" in told or "requested" in told
+    reported = capsys.readouterr().err
+    assert reported.count("\n") == 1 and ("cannot write" in reported or "cannot store" in reported)
+    assert "file too large" in reported or "part of a file" in reported or "requested" in reported
     steps = {"rows": 0, "checkpoint": skipped, "weights": 2}[place]
     assert (out / CHECKPOINT).exists() == bool(steps) and not list(out.glob("*.tmp"))
     assert main(words) == 0

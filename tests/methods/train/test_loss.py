@@ -50,14 +50,14 @@ def pair(name: str, target: Target, batch: Batch) -> list[DrafterTrainer]:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_base_that_is_sure_teaches_the_tokens_that_it_would_say(name: str) -> None:
+def test_a_base_that_is_sure_teaches_the_tokens_that_it_would_state(name: str) -> None:
     model = tiny_model("llama")
     model.lm_head.weight.data.mul_(1000)
     target = Target(model)
     batch = answers_of(torch.randint(3, 61, (2, 20), generator=torch.Generator().manual_seed(5)), 4, 5)
-    said = target.logits(base_states(target, batch.ids, (), None).final).argmax(-1)  # [2, 20], behind each position
+    stated = target.logits(base_states(target, batch.ids, (), None).final).argmax(-1)  # [2, 20], behind each position
     at = batch.anchors.at
-    labels = torch.stack([said.gather(1, (at + j).clamp_max(19)) for j in range(6)], -1)
+    labels = torch.stack([stated.gather(1, (at + j).clamp_max(19)) for j in range(6)], -1)
     labels[batch.anchors.labels == -100] = -100
     batch = Batch(batch.ids, batch.labels, Anchors(at, labels))
     tokens, distribution = (loss_of(trainee, target, batch) for trainee in pair(name, target, batch))

@@ -1,4 +1,4 @@
-"""A model's own answers: the tokens that it says by itself, in one row with others or alone, cut off or not."""
+"""A model's own answers: the tokens that it states by itself, in one row with others or alone, cut off or not."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def alone(turns: list[str]) -> list[int]:
     return ids
 
 
-def test_greedy_answers_are_what_decoding_says(tmp_path: Path) -> None:
+def test_greedy_answers_are_what_decoding_states(tmp_path: Path) -> None:
     rows = load(tmp_path, ResponseCache(lab(), LIMIT, batch=2)).train
     assert sorted(ids for ids, _ in documents(rows)) == sorted(tuple(alone(turns)) for turns in ASKED)
-    said = sum(int(mask[-1]) for _, mask in documents(rows))
-    assert said == len(ASKED)  # every document ends with what the model says
+    stated = sum(int(mask[-1]) for _, mask in documents(rows))
+    assert stated == len(ASKED)  # every document ends with what the model states
 
 
 def test_answers_in_the_data_are_not_used(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_alike_conversations_are_sampled_apart(tmp_path: Path) -> None:
 # -- batches ------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_says_what_each_prompt_would_alone() -> None:
+def test_a_batch_states_what_each_prompt_would_alone() -> None:
     target = lab()
     prompts = [target.encode_chat([{"role": "user", "content": turns[0]}]) for turns in ASKED]
     how = GenerationOptions(target.eos_ids, LIMIT)

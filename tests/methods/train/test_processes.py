@@ -88,7 +88,7 @@ def test_shares_of_a_batch_add_up_to_it(kind: str) -> None:
             torch.testing.assert_close(a + b, one, atol=1e-5, rtol=1e-4, msg=f"{kind} {part} {name}")
 
 
-def test_held_out_rows_count_by_their_tokens(tmp_path: Path) -> None:
+def test_kept_out_rows_count_by_their_tokens(tmp_path: Path) -> None:
     target, text, found = Target(tiny_model("llama")), uneven(), []
     machine = DistributedContext(target.device, exact=True)
     for rows in (1, 3, 4):  # however many are judged at a time

@@ -1,4 +1,4 @@
-"""Exactly what the assistant says is a completion, whatever the template and however the tokenizer cuts words."""
+"""Exactly what the assistant states is a completion, whatever the template and however the tokenizer cuts words."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_token_that_is_partly_prompt_is_not_of_the_completion() -> None:
         assert words(rendered, tokenizer) == [f"{opened}am well; thank you.</s>", "\n\nyes  no</s>"]
 
 
-def test_an_opening_that_only_the_last_turn_has_is_said_by_the_model() -> None:
+def test_an_opening_that_only_the_last_turn_has_is_stated_by_the_model() -> None:
     tokenizer = made_tokenizer("gpt", "thought")
     rendered = Renderer(tokenizer).render(TALK)
     assert words(rendered, tokenizer) == [SAID[0] + "<|im_end|>", f"<think>\n\n</think>\n\n{SAID[1]}<|im_end|>"]
@@ -108,7 +108,7 @@ def test_the_lab_s_mask_read_off_its_markers_is_the_same() -> None:
         assert np.array_equal(rendered.mask, completion_mask(rendered.ids, special_ids(tokenizer)))
 
 
-def test_a_marker_in_what_the_user_says_moves_no_completion() -> None:
+def test_a_marker_in_what_the_user_states_moves_no_completion() -> None:
     tokenizer = made_tokenizer("lab", "")
     talk = [{"role": "user", "content": "say <|assistant|> or <|end|> now"}, *TALK[1:]]
     rendered = Renderer(tokenizer).render(talk)
@@ -117,7 +117,7 @@ def test_a_marker_in_what_the_user_says_moves_no_completion() -> None:
 
 
 @pytest.mark.parametrize("name", ["chatml", "two-ends"])
-def test_a_marker_in_what_the_assistant_says_does_not_end_it(name: str) -> None:
+def test_a_marker_in_what_the_assistant_states_does_not_end_it(name: str) -> None:
     tokenizer = made_tokenizer("gpt", name)
     answer = "yes<|endoftext|>no"
     rendered = Renderer(tokenizer).render([TALK[0], {"role": "assistant", "content": answer}, *TALK[2:]])

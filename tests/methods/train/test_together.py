@@ -152,11 +152,11 @@ def test_it_cannot_be_made_shorter_than_it_was_at_its_peak(
     ):
         capsys.readouterr()
         assert main(asked) == 2
-        said = capsys.readouterr().err
-        assert said.endswith(words) and said.count("\n") == 1
+        stated = capsys.readouterr().err
+        assert stated.endswith(words) and stated.count("\n") == 1
 
 
-def test_lengths_whose_cooldown_begins_at_the_same_step_are_told_apart(
+def test_lengths_whose_cooldown_begins_at_the_same_step_are_reported_apart(
     tmp_path: Path, given: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(cooled(tmp_path / "whole", given, 5)) == 0
@@ -176,6 +176,6 @@ def test_a_folder_is_trained_by_one_process_at_a_time(
     out = tmp_path / "both"
     with locked(out):
         assert main(together(out, given)) == 2
-    told = capsys.readouterr().err
-    assert f"{out} is in use by another process" in told and not list(out.iterdir())
+    reported = capsys.readouterr().err
+    assert f"{out} is in use by another process" in reported and not list(out.iterdir())
     assert main(together(out, given)) == 0

@@ -211,7 +211,7 @@ def test_a_draft_is_a_model_of_the_same_tokens(way: str, models: dict[str, Path]
     assert len(answer(Autoregressive(draft))) == 24
 
 
-def test_regenerated_responses_are_what_the_base_says(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
+def test_regenerated_responses_are_what_the_base_states(models: dict[str, Path], chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     more = ["--regenerate-responses", "--answer-limit", "12", "--steps", "1"]
     assert main(arguments("ss", models["llama"], chats, out, *STREAMS, *more)) == 0
@@ -272,10 +272,10 @@ def test_cut_off_it_ends_as_if_it_had_not_been(
     for last in (1, 5):  # before any checkpoint, and a step after one
 
         def killed(self: DrafterLoop, last: int = last) -> str:
-            said = step(self)
+            stated = step(self)
             if self.step == last:
                 raise Killed
-            return said
+            return stated
 
         with monkeypatch.context() as patch:
             patch.setattr(DrafterLoop, "advance", killed)
@@ -290,7 +290,7 @@ def test_cut_off_it_ends_as_if_it_had_not_been(
     assert run("cut") == 0  # all is done: written again, the same
 
 
-def test_ctrl_c_says_where_it_is_and_how_to_go_on(
+def test_ctrl_c_states_where_it_is_and_how_to_go_on(
     models: dict[str, Path], chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -335,16 +335,16 @@ def test_another_training_in_the_folder_is_kept(
         (["--steps", "2", "--lr", "0.1"], "lr none, not 0.1"),
         (["--steps", "2", "--prune-rank", "4", "--seed", "1"], "seed 0, not 1 and prune_rank 8, not 4"),
     ):
-        said = _said(arguments("ss", models["llama"], chats, out, *STREAMS, *more), capsys)
-        assert said.endswith(f"checkpoint.pt was made with {differs}; use another --out\n")
-    said = _said(arguments("medusa", models["llama"], chats, out, "--steps", "2"), capsys)
-    assert "was made with trainer ss, not medusa;" in said
-    said = _said(arguments("ss", models["another"], chats, out, *STREAMS, "--steps", "2"), capsys)
-    assert "made with base" in said
+        stated = _stated(arguments("ss", models["llama"], chats, out, *STREAMS, *more), capsys)
+        assert stated.endswith(f"checkpoint.pt was made with {differs}; use another --out\n")
+    stated = _stated(arguments("medusa", models["llama"], chats, out, "--steps", "2"), capsys)
+    assert "was made with trainer ss, not medusa;" in stated
+    stated = _stated(arguments("ss", models["another"], chats, out, *STREAMS, "--steps", "2"), capsys)
+    assert "made with base" in stated
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
 
 
-def _said(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def _stated(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
     assert main(command) == 2
     return capsys.readouterr().err

@@ -66,8 +66,8 @@ def test_heads_that_there_are_can_be_measured(
         assert main(arguments(name, models["llama"], chats, out, "--measure", str(trained))) == 0
         measured = json.loads((out / "accuracies.json").read_text())["accuracies"]
         assert [len(row) for row in measured] == [10, 10, 10] and all(0 <= p <= 1 for row in measured for p in row)
-        said = capsys.readouterr().out
-        assert f"--set {name}.weights={trained} --set {name}.tree={out / 'accuracies.json'}" in said
+        stated = capsys.readouterr().out
+        assert f"--set {name}.weights={trained} --set {name}.tree={out / 'accuracies.json'}" in stated
         target = load_target(str(models["llama"]), device="cpu")
         method = Medusa if name == "medusa" else Hydra
         options = method.Options(weights=str(trained), tree=str(out / "accuracies.json"), nodes=7)
