@@ -265,14 +265,18 @@ def show(results: Results, open_report: bool, fail_on: str | None = None, form: 
 
     Exit with code 1 if a method has no good sample, or if the run has one of the findings in `fail_on`.
     """
+    console = Console()
+    if form == "quiet":
+        print_answer(results, console)
+    elif form != "json":
+        _print_results(results, form, console)
     report = write_report(results)
     if form == "json":
         print(json.dumps(_record(results, report), indent=1, ensure_ascii=False))
-    elif form == "quiet":
-        print_answer(results, Console())
-        print(f"report   {report}")
     else:
-        _print_results(results, report, form, open_report)
+        print(f"report   {report}{'   (open: add --open)' if form == 'short' and not open_report else ''}")
+    if form in ("short", "verbose"):
+        print(f'{"details  -v      " if form == "short" else ""}Python  load_run("{results.path}")')
     if open_report:
         open_in_browser(report)
     if errors := without_result(results.run):
@@ -282,15 +286,11 @@ def show(results: Results, open_report: bool, fail_on: str | None = None, form: 
     fail(results, fail_on)
 
 
-def _print_results(results: Results, report: Path, form: Form, opened: bool) -> None:
-    console, manifest = Console(), results.manifest
+def _print_results(results: Results, form: Form, console: Console) -> None:
     (print_verbose if form == "verbose" else print_short)(results, console)
     print_concurrency(results.run, console)
-    if "target_ci" in manifest:
-        print(f"repeats  {manifest['target_ci']['why']}")
-    print(f"report   {report}{'' if opened else '   (open: add --open)'}")
-    details = "" if form == "verbose" else "details  -v      "
-    print(f'{details}Python  load_run("{results.path}")')
+    if "target_ci" in results.manifest:
+        print(f"repeats  {results.manifest['target_ci']['why']}")
 
 
 def _record(results: Results, report: Path) -> dict[str, Any]:
