@@ -73,7 +73,7 @@ def _follow_up(rng: random.Random, family: Family, slots: Slots) -> tuple[str, t
     asked = render(rng, _FOLLOW_UPS[kind]["ask"], words)
     doc = render(rng, "{d}.", slots) if kind == "documented" else ""
     code = f"\n{_block(name, slots, family.changed if kind == 'changed' else family.code, doc)}"
-    template = _FOLLOW_UPS[kind]["tell"]
+    template = _FOLLOW_UPS[kind]["statement"]
     return asked, wordings(lambda: render(rng, template, words) + (code if kind != "explained" else ""), 4)
 
 
@@ -166,7 +166,7 @@ class Puzzle:
     """Templates of a kind of puzzle. facts: parts of the question in any order. then: follow-up -> its answer."""
 
     ask: str
-    tell: str
+    statement: str
     then: dict[str, str]
     facts: tuple[str, ...] = ()
 
@@ -295,6 +295,6 @@ def generate_reasoning(rng: random.Random) -> Example:
     puzzle = PUZZLES[draw.__name__]
     follow, answer = tuple(puzzle.then.items())[then]
     question, follow = render(rng, puzzle.ask, slots), render(rng, follow, slots)
-    answers = tuple(wordings(partial(render, rng, template, slots), 5) for template in (puzzle.tell, answer))
+    answers = tuple(wordings(partial(render, rng, template, slots), 5) for template in (puzzle.statement, answer))
     prompt = render(rng, pick(rng, _FRAMES), {"question": question})
     return Example("reasoning", (prompt, follow), answers, key_of(draw.__name__, *key), "rouge_l")

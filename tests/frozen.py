@@ -20,15 +20,15 @@ class Step:
         self.func, self.args, self.kwargs, self.outs = func, args, kwargs, _tensors(out)
         self.leaves, spec = tree_flatten((args, kwargs))
         self.spec: TreeSpec = spec
-        self.anew = [i for i, leaf in enumerate(self.leaves) if id(leaf) in made]
+        self.remapped = [i for i, leaf in enumerate(self.leaves) if id(leaf) in made]
         made |= {id(one) for one in self.outs}
 
     def again(self, now: dict[int, torch.Tensor]) -> None:
         """Make it again. now: what an operator made in the recording -> what it makes this time."""
         args, kwargs = self.args, self.kwargs
-        if self.anew:
+        if self.remapped:
             leaves = list(self.leaves)
-            for i in self.anew:
+            for i in self.remapped:
                 leaves[i] = now[id(leaves[i])]
             args, kwargs = tree_unflatten(leaves, self.spec)
         for before, after in zip(self.outs, _tensors(self.func(*args, **kwargs)), strict=True):

@@ -211,8 +211,8 @@ def _measured(name: str, seed: int, folder: Path, row: SummaryRow) -> tuple[Valu
     """Return a training's row: parameters, top-1 accuracy of each stream on validation text, results of decoding."""
     trained = json.loads((folder / "config.json").read_text())["trained"]
     log = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
-    last = [line for line in log if line["step"] == trained["steps"] and "held_out_right" in line]
-    right = last[-1]["held_out_right"][:GAMMA] if last else (None,) * GAMMA  # None: no validation at the end
+    last = [line for line in log if line["step"] == trained["steps"] and "validation_accuracy" in line]
+    right = last[-1]["validation_accuracy"][:GAMMA] if last else (None,) * GAMMA  # None: no validation at the end
     return (name, seed, trained["parameters"], *right, *measured(row))
 
 

@@ -282,7 +282,7 @@ def _lines(items: Sequence[Item], request: Request) -> Iterator[str]:
         yield from (f"{item.experiment.source}. [Full result]({item.experiment.name}/{FIGURE}).", "")
         head, stored = ("statement of the paper", "here", "found"), item.stored
         if stored.claims:
-            yield table(head, [(claim.says, claim.verdict, claim.found) for claim in stored.claims], head)
+            yield table(head, [(claim.statement, claim.verdict, claim.found) for claim in stored.claims], head)
         else:
             yield "No statement of the paper is compared with it here."
         if item.lacking:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from specbench_ss.cli.shared import FailOn, fail, read
 from specbench_ss.errors import UserError, os_reason
@@ -17,6 +18,7 @@ from specbench_ss.registry import REPORTS, load, names
 from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.report import Report
+from specbench_ss.results.terminal import print_answer
 from specbench_ss.runs.manifest import MANIFEST, read_manifest
 from specbench_ss.runs.run_dir import is_of_run, read_run
 
@@ -63,6 +65,8 @@ def command(
     for results in done:
         if results.unfinished:
             print(f"ssbench: warning: {results.path} is {results.unfinished}", file=sys.stderr)
+    if len(done) == 1:
+        print_answer(done[0], Console())
     print(f"report: {path}")
     if open_it:
         open_in_browser(path)

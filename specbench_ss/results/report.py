@@ -98,7 +98,7 @@ class Claim:
     sure: False where single values were compared, of which it is not known how far they are off.
     """
 
-    says: str
+    statement: str
     holds: bool | None
     found: str
     sure: bool = True
@@ -127,7 +127,7 @@ class Result:
         if not claims:
             return self
         columns = (Column("the paper", "text"), Column("here", "text"), Column("found", "text"))
-        rows = tuple((claim.says, claim.verdict, claim.found) for claim in claims)
+        rows = tuple((claim.statement, claim.verdict, claim.found) for claim in claims)
         return replace(
             self, grids=(*self.all_grids(), Grid(CLAIMS, columns, rows, "Statements of the paper, and measurements"))
         )

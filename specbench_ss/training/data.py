@@ -149,7 +149,7 @@ def lay_out(documents: Sequence[NDArray[Any]], plan: Sequence[Sequence[int]], ro
 
 
 Built = tuple[TrainingRows, TrainingRows]  # training, validation
-SPLITS = ("train", "held_out")  # as in file names
+SPLITS = ("train", "validation")  # as in file names
 ARRAYS = ("ids", "mask", "documents")
 
 

@@ -464,7 +464,11 @@ class DrafterLoop(Resumable):
             line |= {"loss": outcome.loss, "right": outcome.right}
             if validation := evaluated.get(trainer.name):
                 tau = estimated_tau(validation.right)
-                line |= {"held_out_loss": validation.loss, "held_out_right": validation.right, "estimated_tau": tau}
+                line |= {
+                    "validation_loss": validation.loss,
+                    "validation_accuracy": validation.right,
+                    "estimated_tau": tau,
+                }
                 prefix = f"{trainer.name} " if len(self.trainers) > 1 else ""
                 parts.append(f"validation: {prefix}loss {validation.loss:.3f}, estimated tau {tau:.2f}")
             if self.machine.first:

@@ -76,9 +76,9 @@ def base_name(target: Target) -> str:
 
 
 def _results(last: dict[str, Any]) -> str:
-    if "held_out_loss" in last:
-        right, tau = _shares(last["held_out_right"]), last["estimated_tau"]
-        return VALIDATION_RESULT.format(loss=last["held_out_loss"], right=right, tau=tau)
+    if "validation_loss" in last:
+        right, tau = _shares(last["validation_accuracy"]), last["estimated_tau"]
+        return VALIDATION_RESULT.format(loss=last["validation_loss"], right=right, tau=tau)
     return TRAINING_RESULT.format(loss=last["loss"], right=_shares(last["right"]))
 
 

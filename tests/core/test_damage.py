@@ -24,7 +24,7 @@ from tests.core.test_rundir import put
 
 LINES = (SAMPLES, STEPS, OUTPUT_MATCH)
 NUMBERS = range(6)  # samples: `ar` and `m` on three questions, with 0, 1, 2, 0, 1 and 2 steps
-HELD = [1, 3, 5]
+KEPT = [1, 3, 5]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def sample(i: int) -> tuple[SampleRecord, list[Step]]:
 
 def _manifest() -> dict[str, Any]:
     made = conftest.manifest(("ar", "m"), SuiteData("specbench", "generated", test_rundir.QUESTIONS))
-    made["suite"]["prompts"] = len(HELD)
+    made["suite"]["prompts"] = len(KEPT)
     return made
 
 
@@ -53,7 +53,7 @@ def _go_on(run: RunDir) -> list[int]:
     todo = [i for i in NUMBERS if sample(i)[0].key not in run.rows]
     for i in todo:
         run.append(*sample(i))
-    for i in HELD:
+    for i in KEPT:
         if sample(i)[0].key not in run.compared_keys:
             run.append_output_match(OutputMatch(*sample(i)[0].key, verdict="identical"))
     return todo
@@ -75,7 +75,7 @@ def test_a_last_line_that_is_cut_is_made_again(path: Path, name: str) -> None:
         done = read_run(path)
         assert [row.index for row in done.rows] == list(NUMBERS) and not unfinished(done)
         assert [done.steps.of(row.key).steps() for row in done.rows] == [sample(i)[1] for i in NUMBERS]
-        assert len(done.output_match) == len(HELD)
+        assert len(done.output_match) == len(KEPT)
 
 
 def test_steps_that_are_lost_are_one_line(path: Path) -> None:

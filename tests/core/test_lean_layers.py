@@ -16,7 +16,7 @@ from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.engine.tree import DraftTree
 from tests.tiny import ARCHITECTURES, tiny_model
 
-LEAN = [kind for kind in ARCHITECTURES if kind not in ("opt", "gpt_neox", "gpt_neox-serial")]
+FUSED = [kind for kind in ARCHITECTURES if kind not in ("opt", "gpt_neox", "gpt_neox-serial")]
 PROMPT, TREE = torch.arange(1, 14)[None], [-1, 0, 0, 1, 3, 2]
 
 
@@ -39,7 +39,7 @@ def passes(target: Target) -> tuple[torch.Tensor, torch.Tensor]:
         return first, target.forward_tree(tree, cache, (1,)).logits
 
 
-@pytest.mark.parametrize("kind", LEAN)
+@pytest.mark.parametrize("kind", FUSED)
 def test_fused_layers_give_what_the_modules_give(kind: str) -> None:
     target = Target(tiny_model(kind))
     assert is_fused(target) and target.kernel_summary.startswith(f"{target.n_layers} of {target.n_layers} layers fused")

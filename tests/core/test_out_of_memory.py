@@ -32,13 +32,13 @@ class Greedy:
 
     def __init__(self, decoder: Decoder, steps: int, error: Exception) -> None:
         self.own, self.left, self.error = decoder.propose, steps, error
-        self.held: list[weakref.ref[Any]] = []
+        self.kept: list[weakref.ref[Any]] = []
 
     def __call__(self, state: DecodeState) -> DraftTree:
         large = torch.zeros(1000)  # what a pass holds in its variables
         self.left -= 1
         if self.left < 0:
-            self.held.append(weakref.ref(large))
+            self.kept.append(weakref.ref(large))
             raise self.error
         return self.own(state)
 
@@ -64,7 +64,7 @@ def test_a_method_without_memory_holds_nothing_afterwards_and_answers_again(
         """Whether anything of the request is still there when torch is asked to give its blocks back."""
         own = [getattr(one, "cache", None) for one in (decoder, getattr(decoder, "draft", None))]
         kept = any(keys is not None for cache in own if cache is not None for keys in cache.keys)
-        return kept or target._cache is not None or greedy.held[0]() is not None
+        return kept or target._cache is not None or greedy.kept[0]() is not None
 
     with monkeypatch.context() as patch:
         patch.setattr(decoder, "propose", greedy)

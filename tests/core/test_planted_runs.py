@@ -32,7 +32,7 @@ REFUSED = {
     "of-missing": "no method 'nobody'",
     "of-text": "return MethodSpec",
 }
-SAID = {  # method -> what a finding about it holds
+STATED = {  # method -> what a finding about it holds
     "fails": r"failed: .* failed in warm-up: RuntimeError: out of luck (planted_lies.py, line ",
     "exits": r"failed in warm-up: SystemExit: 0 (planted_lies.py, line ",
     "keeps-nothing": "failed in warm-up: ValueError: keeps-nothing: accept returned no token",
@@ -86,7 +86,7 @@ def lied(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(timed_sample, "EXTRA_ROUNDS", 0)
         return made(
-            ",".join([*NO_FINDING, COMPARED_WITH_A_LIAR, *SAID]), questions, tmp_path_factory.mktemp("lied") / "run"
+            ",".join([*NO_FINDING, COMPARED_WITH_A_LIAR, *STATED]), questions, tmp_path_factory.mktemp("lied") / "run"
         )
 
 
@@ -94,11 +94,11 @@ def overall(of: Run, method: str) -> SummaryRow:
     return next(row for row in summarise(of) if (row.category, row.method) == (OVERALL, method))
 
 
-@pytest.mark.parametrize("method", SAID)
+@pytest.mark.parametrize("method", STATED)
 def test_a_lie_is_found_under_its_name(lied: Run, method: str) -> None:
     row = overall(lied, method)
     stated = " | ".join(row.health)
-    for part in SAID[method].split(" .* "):
+    for part in STATED[method].split(" .* "):
         assert part in stated
     assert stated.startswith("impossible") or not output(row, {"temperature": 0.0}).startswith("identical")
     assert ("failed" in stated) == (row.n_failed == 4) == (not row.n_prompts)

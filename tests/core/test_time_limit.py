@@ -32,7 +32,7 @@ BODIES = {
     "garbage": "return DraftTree([1, 2], DraftTree.root_only(state.root).topology)",
     "uprooted": "return DraftTree.root_only(state.root + 1)",
 }
-SAID = {
+STATED = {
     "exits": "SystemExit: 3",
     "listing": "TypeError: propose returned a list, not a DraftTree",
     "garbage": "TypeError: propose returned a DraftTree of 1 nodes with tokens a list",
@@ -55,7 +55,7 @@ def test_samples_over_the_limit_fail_and_the_run_goes_on(tmp_path: Path) -> None
     found = {row.method: row.error or "" for row in done.rows}
     assert found.pop("ar") == found.pop("pld") == ""
     for name, error in found.items():
-        assert error.startswith(SAID.get(name, "TimeoutError: no answer within 0.4 s")), (name, error)
+        assert error.startswith(STATED.get(name, "TimeoutError: no answer within 0.4 s")), (name, error)
 
 
 def test_a_run_is_resumed_with_another_limit(tmp_path: Path) -> None:

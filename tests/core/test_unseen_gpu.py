@@ -15,8 +15,8 @@ from specbench_ss.models.devices import resolve_device
 from tests.core.nvml_replay import replay
 from tests.core.test_runner import Bench
 
-TOLD = "auto uses the CPU: the driver lists a GPU (NVIDIA H100 80GB HBM3), but torch 2.11.0 has none ({})"
-TOO_OLD = TOLD.format("it is built for CUDA 13.0, the driver is 570.86.15")
+REPORTED = "auto uses the CPU: the driver lists a GPU (NVIDIA H100 80GB HBM3), but torch 2.11.0 has none ({})"
+TOO_OLD = REPORTED.format("it is built for CUDA 13.0, the driver is 570.86.15")
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.heads import PUBLISHED, asked_tree, tree_of
+from specbench_ss.methods._shared.heads import PUBLISHED, requested_tree, tree_of
 from specbench_ss.models.tiny import tiny_target
 from specbench_ss.options import MethodSpec, describe_options
 from specbench_ss.runs.preset import Preset
@@ -57,9 +57,9 @@ def test_every_method_that_drafts_has_a_node_budget() -> None:
 
 
 def test_a_published_tree_is_cut_to_its_likeliest_nodes() -> None:
-    choices = asked_tree("auto", 6, {}, 4, "medusa")
+    choices = requested_tree("auto", 6, {}, 4, "medusa")
     assert len(choices) == len(tree_of(choices).ranks) == 6 and (0, 0) in choices
-    assert asked_tree("published", 6, {}, 4, "medusa") == list(PUBLISHED)
+    assert requested_tree("published", 6, {}, 4, "medusa") == list(PUBLISHED)
 
 
 def test_a_budget_for_all_methods_is_set_where_none_is_given() -> None:

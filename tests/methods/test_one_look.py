@@ -145,7 +145,9 @@ def places(passes: CudaGraphRunner) -> list[int]:
     """Where the buffers of all recordings lie, and the memory that these write."""
     found = []
     for kept in passes.kept.values():
-        kept_here = kept.buffers.held if isinstance(kept.buffers, TensorInputs) else [kept.buffers.x, kept.buffers.mask]
+        kept_here = (
+            kept.buffers.buffers if isinstance(kept.buffers, TensorInputs) else [kept.buffers.x, kept.buffers.mask]
+        )
         found += [one.data_ptr() for one in (*kept_here, *(kept.memory[0] if kept.memory else ())) if one is not None]
     return sorted(found)
 

@@ -67,7 +67,7 @@ def test_one_is_the_smallest() -> None:
 def test_an_order_is_the_published_one_the_opposite_or_open() -> None:
     theirs = {name: float(10 - i) for i, name in enumerate("abcdef")}
     (same,), (other,) = (same_order(theirs, {n: s * v for n, v in theirs.items()}, "qa") for s in (1, -1))
-    assert same.holds and other.holds is False and same.says == "qa: a > b > c > d > e > f"
+    assert same.holds and other.holds is False and same.statement == "qa: a > b > c > d > e > f"
     assert "15 of 15 pairs alike" in same.found and "0 of 15 pairs alike" in other.found
     (mixed,) = same_order(theirs, dict(zip("abcdef", (3.0, 6.0, 1.0, 5.0, 2.0, 4.0), strict=True)), "qa")
     assert mixed.holds is None

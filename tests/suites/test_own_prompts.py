@@ -21,14 +21,14 @@ from specbench_ss.runs.run_dir import read_run
 from specbench_ss.suite import Message, SuiteData, SuiteRequest
 from specbench_ss.user_files import read_rows
 
-SYSTEM, ASKED, SAID, AGAIN = (
+SYSTEM, ASKED, STATED, AGAIN = (
     {"role": "system", "content": "Answer in French."},
     {"role": "user", "content": "One?"},
     {"role": "assistant", "content": "Un."},
     {"role": "user", "content": "Two?"},
 )
 ANSWER = {"role": "assistant", "content": "Deux."}
-SHOTS = [SYSTEM, ASKED, SAID, AGAIN]
+SHOTS = [SYSTEM, ASKED, STATED, AGAIN]
 NO_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -101,7 +101,7 @@ def test_prompts_with_answers_next_to_them(tmp_path: Path) -> None:
 def test_turns_are_answered_in_order(tmp_path: Path) -> None:
     plain, spoken = load(tmp_path, {"turns": ["One?", "Two?"]}, {"turns": ["A?"], "system": "Be brief."}).questions
     assert plain.turns == ("One?", "Two?") and plain.history == ()
-    assert plain.messages(["Un."]) == [ASKED, SAID, AGAIN]
+    assert plain.messages(["Un."]) == [ASKED, STATED, AGAIN]
     assert spoken.turns == ("A?",) and spoken.history == (Message("system", "Be brief."),)
 
 

@@ -169,7 +169,7 @@ def test_a_draft_model_is_kept_against_streams_in_time_and_calls(
         own, other = true[row[0], "ss-shared"], true[row[0], "sd"]
         assert row[1] == pytest.approx(own.tokens / own.tokens_per_s / (other.tokens / other.tokens_per_s))
         assert row[3] == pytest.approx(own.num_target_forwards / other.num_target_forwards) and row[5] == 6
-        assert time.says.startswith(f"{row[0]}: SS-Shared answers sooner") and time.found.endswith(", 6 questions")
+        assert time.statement.startswith(f"{row[0]}: SS-Shared answers sooner") and time.found.endswith(", 6 questions")
         assert f"{row[1]:.2f}× (" in time.found and f"{row[3]:.2f}× (" in calls.found
     first = tuple(dataclasses.replace(grid, rows=(("sql", ratio, text, ratio, text, 6),)) for ratio, text in ENDS)
     kept = [[claim.holds for claim in draft_model_claims(one)] for one in first]

@@ -30,8 +30,8 @@ from specbench_ss.reports.paper.training_figures import (
     PeekingTrainee,
     Shape,
     accuracies,
-    held_out,
     least_sure,
+    validation_results,
 )
 from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.report import Request, Result
@@ -162,7 +162,7 @@ def test_accuracy_counts_each_stream_by_itself(monkeypatch: pytest.MonkeyPatch, 
     found = accuracies(target, [one, two], text())
     assert found[0] == [1.0, 0.0, 0.0, 0.0]
     assert found[1] != found[0] and all(0 <= share <= 1 for share in found[1])
-    assert len(seen) == figures.HELD_OUT_BATCHES  # the base ran once a batch for both
+    assert len(seen) == figures.VALIDATION_BATCHES  # the base ran once a batch for both
 
 
 @pytest.mark.parametrize("kind,series", [(Figure11, {EMBEDDINGS}), (Figure12a, {EMBEDDINGS, ROTATION})])
@@ -292,7 +292,7 @@ def test_an_answer_is_right_only_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> 
         return logits
 
     monkeypatch.setattr(made, "logits", guess)
-    (found,) = held_out(target, [made], data)
+    (found,) = validation_results(target, [made], data)
     assert found.tokens == 6 * 19 and found.answers == 0.5
     assert found.right == pytest.approx(18 / 19)
 

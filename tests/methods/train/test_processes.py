@@ -154,7 +154,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path, monkeypatch: pytest.M
 def assert_alike(found: Path, expected: Path) -> None:
     """The step's line, and the gradients, which Adam's first moments are a tenth of."""
     two, one = (json.loads((out / "training.jsonl").read_text()) for out in (found, expected))
-    for name in ("loss", "right", "held_out_loss", "held_out_right"):
+    for name in ("loss", "right", "validation_loss", "validation_accuracy"):
         assert two[name] == pytest.approx(one[name], rel=1e-4), (found.name, name)
     moments, wanted = (gradients(out / "checkpoint.pt") for out in (found, expected))
     for number, tensor in wanted.items():

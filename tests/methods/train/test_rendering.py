@@ -19,7 +19,7 @@ TALK = [
     {"role": "assistant", "content": "a\n\nyes  no"},
 ]
 SYSTEM = {"role": "system", "content": "a chat"}
-SAID = ("I am well; thank you.", "a\n\nyes  no")
+STATED = ("I am well; thank you.", "a\n\nyes  no")
 CLOSED = {  # template: what closes an answer; what opens it behind the generation prompt is added where it differs
     "chatml": "<|im_end|>", "two-ends": "<|end|>", "late-system": "</s>", "plain": "\n", "vicuna": "</s>",
     "llama-2": " </s>",
@@ -39,7 +39,7 @@ def test_completions_to_the_token(kind: str, name: str, talk: list[dict[str, str
     tokenizer = made_tokenizer(kind, name)
     rendered = Renderer(tokenizer).render(talk)
     opened = "" if kind == "llama" else OPENED.get(name, "")
-    assert words(rendered, tokenizer) == [opened + text + CLOSED[name] for text in SAID]
+    assert words(rendered, tokenizer) == [opened + text + CLOSED[name] for text in STATED]
     whole = tokenizer.apply_chat_template(talk, tokenize=False)
     assert rendered.ids.tolist() == tokenizer(whole, add_special_tokens=False)["input_ids"]
     assert rendered.ids.dtype == np.int32
@@ -84,7 +84,7 @@ def test_a_token_that_is_partly_prompt_is_not_of_the_completion() -> None:
 def test_an_opening_that_only_the_last_turn_has_is_stated_by_the_model() -> None:
     tokenizer = made_tokenizer("gpt", "thought")
     rendered = Renderer(tokenizer).render(TALK)
-    assert words(rendered, tokenizer) == [SAID[0] + "<|im_end|>", f"<think>\n\n</think>\n\n{SAID[1]}<|im_end|>"]
+    assert words(rendered, tokenizer) == [STATED[0] + "<|im_end|>", f"<think>\n\n</think>\n\n{STATED[1]}<|im_end|>"]
 
 
 def test_words_that_also_stand_elsewhere_are_not_mistaken() -> None:
@@ -112,7 +112,7 @@ def test_a_marker_in_what_the_user_states_moves_no_completion() -> None:
     tokenizer = made_tokenizer("lab", "")
     talk = [{"role": "user", "content": "say <|assistant|> or <|end|> now"}, *TALK[1:]]
     rendered = Renderer(tokenizer).render(talk)
-    assert words(rendered, tokenizer) == [text + "<|end|>" for text in SAID]
+    assert words(rendered, tokenizer) == [text + "<|end|>" for text in STATED]
     assert not np.array_equal(rendered.mask, completion_mask(rendered.ids, special_ids(tokenizer)))
 
 
@@ -121,13 +121,13 @@ def test_a_marker_in_what_the_assistant_states_does_not_end_it(name: str) -> Non
     tokenizer = made_tokenizer("gpt", name)
     answer = "yes<|endoftext|>no"
     rendered = Renderer(tokenizer).render([TALK[0], {"role": "assistant", "content": answer}, *TALK[2:]])
-    assert words(rendered, tokenizer) == [text + CLOSED[name] for text in (answer, SAID[1])]
+    assert words(rendered, tokenizer) == [text + CLOSED[name] for text in (answer, STATED[1])]
 
 
 def test_a_prompt_has_the_completions_before_it() -> None:
     tokenizer = made_tokenizer("gpt", "chatml")
     rendered = Renderer(tokenizer).render(TALK[:3], generation_prompt=True)
-    assert words(rendered, tokenizer) == [SAID[0] + "<|im_end|>"]
+    assert words(rendered, tokenizer) == [STATED[0] + "<|im_end|>"]
     assert tokenizer.decode(rendered.ids.tolist()).endswith("<|im_start|>assistant\n")
 
 

@@ -229,11 +229,11 @@ def test_the_loss_falls_and_is_written_down(trainer: str, models: dict[str, Path
     assert [line["step"] for line in found] == list(range(1, 31))
     assert [line["tokens"] for line in found] == [192 * step for step in range(1, 31)]
     assert found[-1]["loss"] < 0.9 * found[0]["loss"]
-    looks = [line for line in found if "held_out_loss" in line]
+    looks = [line for line in found if "validation_loss" in line]
     assert [line["step"] for line in looks] == [10, 20, 30]
-    assert looks[-1]["held_out_loss"] < looks[0]["held_out_loss"]
-    assert looks[-1]["estimated_tau"] == estimated_tau(looks[-1]["held_out_right"])
-    assert f"{looks[-1]['held_out_loss']:.4f}" in (out / "README.md").read_text()
+    assert looks[-1]["validation_loss"] < looks[0]["validation_loss"]
+    assert looks[-1]["estimated_tau"] == estimated_tau(looks[-1]["validation_accuracy"])
+    assert f"{looks[-1]['validation_loss']:.4f}" in (out / "README.md").read_text()
 
 
 def test_the_estimate_is_the_sum_of_products() -> None:
