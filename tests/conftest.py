@@ -1,4 +1,4 @@
-"""What several tests share: a made-up run directory with known properties."""
+"""Fixtures that several tests share: a made-up run directory with known properties."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: anyone who collects garbage later need not look at a million objects."""
+    """Freeze imported objects, so that later garbage collections need not scan a million of them."""
     gc.collect()
     gc.freeze()
 
@@ -154,7 +154,7 @@ def _turns(category: str, number: int, turns: int) -> tuple[str, ...]:
 
 
 def manifest(labels: tuple[str, ...], data: SuiteData) -> dict[str, Any]:
-    """What a runner would write."""
+    """Return the record that a runner would write."""
     return {
         "format": FORMAT,
         "version": "0.1.0",

@@ -129,7 +129,7 @@ def _names(weights: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Ten
 
 
 def _turned(kind: str, name: str) -> int:
-    """How many heads of the tensor have their rows in llama.cpp's order: pairs instead of halves."""
+    """Return the number of heads of the tensor that have their rows in llama.cpp's order: pairs instead of halves."""
     if kind != "llama":
         return 0
     return HEADS if ".attn_q." in name else GROUPS if ".attn_k." in name else 0

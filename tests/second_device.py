@@ -57,7 +57,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 class _Factories(TorchFunctionMode):
-    """What is made on the second device, or sent there by torch itself, lies there."""
+    """Tensor that was made on the second device, or sent there by torch itself."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -1,4 +1,4 @@
-"""What tests ask of tiny models; the models are the conformance kit's."""
+"""Tiny models of the tests; the models are the conformance kit's."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def safe_div(a: float | None, b: float | None) -> float | None:
 
 
 class Counted(Protocol):
-    """Whatever has a server's counts: a sample, or a level."""
+    """Record with a server's counts: a sample or a concurrency level."""
 
     drafts: int | None
     draft_nodes: int | None

@@ -43,7 +43,7 @@ def tiny() -> Target:
 
 
 def python(code: str, *arguments: str) -> str:
-    """What a new interpreter prints."""
+    """Return what a new interpreter prints."""
     command = [sys.executable, *arguments, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.strip()
 

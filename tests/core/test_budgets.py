@@ -1,4 +1,4 @@
-"""What each method of a run had: nodes, settings, training."""
+"""Settings and training budget of each method of a run."""
 
 from __future__ import annotations
 

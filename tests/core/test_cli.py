@@ -33,7 +33,7 @@ Asked = list[tuple[RunConfig, OutputOptions]]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """What `ssbench run` would have run, instead of running it."""
+    """Return the configuration that `ssbench run` would run."""
     seen: Asked = []
     monkeypatch.setattr(run_output, "run", lambda config, where, *_: seen.append((config, where)))
     return seen

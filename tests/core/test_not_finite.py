@@ -183,7 +183,7 @@ def test_a_drafter_that_gives_nan_is_named(method: str, temperature: float) -> N
 
 @pytest.mark.parametrize("method", ["medusa", "hydra", "eagle"])
 def test_a_drafter_that_gives_nan_is_named_where_it_is_replayed(method: str) -> None:
-    """What is chosen within a replay is seen by nobody: the answer is begun again eagerly."""
+    """Choices within a replay cannot be observed: the answer is begun again eagerly."""
     decoder = load_method(method, load_model("lab"))
     decoder.target.graphs = CudaGraphRunner(frozen)
     prompt = list(range(5, 25))

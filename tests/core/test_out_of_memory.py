@@ -1,4 +1,4 @@
-"""Where memory runs out: one line that helps, what was kept is given back, and the run goes on."""
+"""Out of memory: one helpful line, memory is freed, and the run goes on."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_method_without_memory_holds_nothing_afterwards_and_answers_again(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(kept_here()))
 
     def kept_here() -> bool:
-        """Whether anything of the request is still there when torch is asked to give its blocks back."""
+        """Return True if anything of the request is left when torch frees its blocks."""
         own = [getattr(one, "cache", None) for one in (decoder, getattr(decoder, "draft", None))]
         kept = any(keys is not None for cache in own if cache is not None for keys in cache.keys)
         return kept or target._cache is not None or greedy.kept[0]() is not None

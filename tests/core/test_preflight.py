@@ -1,4 +1,4 @@
-"""What is found before the model is loaded, in which order, and that nothing is left behind."""
+"""Checks before the model is loaded: their order, and that nothing is left behind."""
 
 from __future__ import annotations
 

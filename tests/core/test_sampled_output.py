@@ -332,7 +332,7 @@ def test_the_candidates_of_each_token_are_those_behind_its_node() -> None:
 
 
 def test_the_share_of_top_p_may_lie_between_two_tokens() -> None:
-    """Where the mass before a token is top-p up to rounding, it may be kept or not."""
+    """A token before which the mass is top-p up to rounding may be kept or not."""
     p = torch.tensor([[0.6, 0.3 + 2e-7, 0.1]])
     found = compare([p.log()], [2], [], SamplingParams(1.0, top_p=0.9), "float32", 0)
     assert found.pit_counts[OUTSIDE] == 0 and found.log_ratios != SampledTokens().log_ratios

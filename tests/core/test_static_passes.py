@@ -56,12 +56,12 @@ DECLINED = {  # all that methods run eagerly where their steps are replayed
 
 
 def of_a_drafter(key: Any) -> bool:
-    """Whether a recording's name is of a drafter's layers, heads or streams: those of a model begin with a number."""
+    """Return True if a recording's name is of a drafter's layers, heads or streams: those of a model begin with a number."""
     return not (isinstance(key[0], tuple) and isinstance(key[0][0], int))
 
 
 class Seen:
-    """What a decoder drafts and computes of its drafts, step by step, while it answers the prompts."""
+    """Drafts of a decoder and its computations of its drafts, step by step, while it answers the prompts."""
 
     def __init__(self, decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
         self.drafted: list[list[int]] = []

@@ -43,7 +43,7 @@ class StillHost:
 
 
 def device_seen(monkeypatch: pytest.MonkeyPatch, readings: int = 4, **changes: list[list[Any]]) -> Seen:
-    """What is seen of the replayed device, a reading each tenth of a second."""
+    """Readings of the replayed device, a reading each tenth of a second."""
     replay(monkeypatch, **changes)
     device, seen = Nvml("00000000:17:00.0"), Seen()
     for i in range(readings):

@@ -75,7 +75,7 @@ class FakeBench:
 
     @property
     def confirmed(self) -> list[tuple[str, int]]:
-        """What was measured on prompts of the second half."""
+        """Return the measurements on prompts of the second half."""
         return [(label, prompt) for label, prompt in self.asked if prompt not in self.searched]
 
 

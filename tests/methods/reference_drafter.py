@@ -125,7 +125,7 @@ class Reference:
         return self.product(feature, "fc")
 
     def wide(self, token: int, state: Tensor) -> tuple[Tensor, Tensor]:
-        """What EAGLE-3's attention reads of a token and a state, and the residual."""
+        """Return what EAGLE-3's attention reads of a token and a state, and the residual."""
         inner = self.normed(state, f"{self.first}.hidden_norm")
         read = torch.cat((self.normed(self.table[token], f"{self.first}.input_layernorm"), inner))
         return read, inner if self.config.get("norm_before_residual") else state

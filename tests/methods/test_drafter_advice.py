@@ -1,4 +1,4 @@
-"""What a drafter's folder advises is used where the user states nothing, stated in one line, and written down."""
+"""Advice of a drafter's folder is used where the user states nothing, stated in one line, and written down."""
 
 from __future__ import annotations
 

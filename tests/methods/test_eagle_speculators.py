@@ -219,7 +219,7 @@ def test_the_package_speculators_computes_the_same(name: str, target: Target, tm
 
 
 def saved(target: Target, path: Path, layout: str, words: int) -> Eagle3Trainer:
-    """What `ssbench train eagle3 --format LAYOUT` writes at its end, of random weights."""
+    """Write what `ssbench train eagle3 --format LAYOUT` writes at its end, of random weights."""
     options = Eagle3TrainOptions(levels=4, draft_vocab=words, format=layout)  # type: ignore[arg-type]
     trainer = Eagle3Trainer(target, options)
     randomise(trainer.module, 3, 0.15)

@@ -1,4 +1,4 @@
-"""What is to be run on a GPU: every stage is asked for rightly, and what can be tried without one does what it
+"""Scripts for a GPU: every stage is asked for rightly, and what can be tried without one does what it
 states."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def all_stages(asked: dict[str, str], out: Path, *stages: str) -> subprocess.Com
 
 
 def calls(asked: dict[str, str]) -> list[str]:
-    """What was asked for, without what the preamble asks."""
+    """Return the commands without those of the preamble."""
     return [line for line in Path(asked["ASKED"]).read_text().splitlines() if "gpu/ready.py" not in line]
 
 

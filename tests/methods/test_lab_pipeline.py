@@ -1,4 +1,4 @@
-"""Which stages of the lab run when, and what keeps one work folder from mixing two trainings."""
+"""Stages of the lab's training, and what keeps one work folder from mixing two trainings."""
 
 from __future__ import annotations
 

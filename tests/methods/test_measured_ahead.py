@@ -1,4 +1,4 @@
-"""Which way of attention is fastest is measured when a method is loaded, also for its drafter's heads: in no step."""
+"""The fastest attention backend is measured when a method is loaded, also for its drafter's heads: in no step."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_the_same_request_again_is_made_over_the_same_memory(name: str) -> None:
 
 
 def places(passes: CudaGraphRunner) -> list[int]:
-    """Where the buffers of all recordings lie, and the memory that these write."""
+    """Return the addresses of all recordings' buffers, and of the memory that they write."""
     found = []
     for kept in passes.kept.values():
         kept_here = (
@@ -153,7 +153,7 @@ def places(passes: CudaGraphRunner) -> list[int]:
 
 
 def memory_of(decoder: Decoder) -> list[int]:
-    """Where the caches of a method, its model and its draft lie."""
+    """Return the addresses of the caches of a method, its model and its draft."""
     caches = [one for one in _members(decoder) if isinstance(one, Cache)]
     caches += [model._cache for model in models_of([decoder]) if model._cache is not None]
     return sorted(rows.data_ptr() for cache in caches for rows in (*cache.keys, *cache.values) if rows is not None)

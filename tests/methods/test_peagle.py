@@ -216,7 +216,7 @@ def test_what_is_written_is_read_again(layout: Any, form: dict[str, Any], tmp_pa
 
 @pytest.mark.parametrize("mode", ["chain", "tree"])
 def test_a_step_is_one_pass_and_leaves_true_slots_alone(mode: Any) -> None:
-    """However many tokens were accepted; a chain as long as the depths that are asked for."""
+    """For any number of accepted tokens; a chain as long as the depths that are asked for."""
     target = Target(tiny_model("llama"))
 
     class Counting(PEagle):

@@ -152,7 +152,7 @@ def test_a_tree_is_the_same_in_every_process() -> None:
 
 
 class Words:
-    """What a datastore asks of a tokenizer."""
+    """Tokenizer with the methods that a datastore uses."""
 
     eos_token_id = None
 

@@ -1,4 +1,4 @@
-"""Which rules of acceptance keep the target's distribution: one step on a small vocabulary, enumerated exactly.
+"""Acceptance rules that keep the target's distribution: one step on a small vocabulary, enumerated exactly.
 
 A rule draws numbers from 0 to 1 and compares them with probabilities. Where all of these are multiples of 1/K, the
 middles of K equal cells stand for all that can be drawn; what is drawn from a distribution is that distribution.
@@ -128,7 +128,7 @@ def test_deterministic_candidates_are_exact() -> None:
 
 
 def test_drawing_a_token_and_comparing_is_exact_on_one_chain() -> None:
-    """What transformers does with drafted tokens that have no probabilities: the token drawn is the one kept."""
+    """Treat drafted tokens as transformers does with drafted tokens that have no probabilities: the token drawn is the one kept."""
 
     def match(tree: DraftTree, at_nodes: Sequence[int]) -> list[int]:
         """The tokens of a step, where a token has been drawn at every node."""

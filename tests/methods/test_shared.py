@@ -72,7 +72,7 @@ def test_output_is_the_shared_models_own(kind: str, attends: bool, tmp_path: Pat
 
 @pytest.mark.parametrize("attends", [True, False])
 def test_its_logits_are_those_it_decodes_with(attends: bool, tmp_path: Path) -> None:
-    """What output match asks for: after any part of an answer, the token that the answer goes on with."""
+    """Output match requires, after any part of an answer, the token that the answer goes on with."""
     target, trainee = trained("llama", config(attends))
     trainee.save(tmp_path, {})
     own = SharedAutoregressive.load(target, SharedAROptions(weights=str(tmp_path)))

@@ -212,7 +212,7 @@ def test_while_learning_half_of_the_parents_are_kept_back() -> None:
 
 
 def changed(change: torch.Tensor) -> drafting.Changes:
-    """What parents change in logits, from a table [parent, child] of all tokens."""
+    """Changes of logits by parents, from a table [parent, child] of all tokens."""
     return lambda above, below: change[above[..., None], below[..., None, :]]
 
 

@@ -1,4 +1,4 @@
-"""What methods let be tuned: never the output, only values that exist, and the same weights."""
+"""Search spaces of methods: never the output, only values that exist, and the same weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a folder in speculators' layout calls the model that it was trained for."""
+"""Name of the base model in a folder of speculators' layout."""
 
 from __future__ import annotations
 

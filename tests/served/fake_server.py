@@ -38,7 +38,7 @@ class Clock:
 
 @dataclass
 class Behaviour:
-    """How a server answers. mode: `ok`, or how it misbehaves, always or `after` so many good answers.
+    """Behaviour of a server. mode: `ok`, or how it misbehaves, always or `after` so many good answers.
 
     per_chunk: tokens in a piece of text; each step of a drafting server drafts `drafted`, and all but one of a piece
     are accepted ones.

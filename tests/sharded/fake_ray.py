@@ -79,5 +79,5 @@ class _Asked:
 
 
 def _travelled(value: Any) -> Any:
-    """What another process would have of it."""
+    """Return the copy that another process would get."""
     return pickle.loads(pickle.dumps(value))

@@ -61,7 +61,7 @@ def _kill_one(process: subprocess.Popen[str], out: Path) -> None:
 
 
 def _makes(process: psutil.Process) -> bool:
-    """Whether it is a worker that makes a question now: Ray puts the method that runs into a process's title."""
+    """Return True for a worker that runs a question now: Ray puts the method that runs into a process's title."""
     try:
         return "Worker.make" in " ".join(process.cmdline())
     except psutil.Error:

@@ -102,7 +102,7 @@ def reported(row: SampleRecord) -> dict[str, Any]:
 
 
 def same(one: Run, other: Run) -> None:
-    """Whether two runs have the same samples, verdicts and drafts."""
+    """Return True if two runs have the same samples, verdicts and drafts."""
     assert {row.key: reported(row) for row in one.rows} == {row.key: reported(row) for row in other.rows}
     assert {v.key: v.verdict for v in one.output_match} == {v.key: v.verdict for v in other.output_match}
     assert {d.key: len(d.steps) for d in read_drafts(one.path)} == {

@@ -1,4 +1,4 @@
-"""What several tests of the papers' experiments share: text to train on, and a bench over made-up runs."""
+"""Helpers of the tests of the papers' experiments: text to train on, and a bench over made-up runs."""
 
 from __future__ import annotations
 

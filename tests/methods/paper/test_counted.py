@@ -1,4 +1,4 @@
-"""What needs no weights: printed parameter counts, FLOPs of the real code, equation 10, memory of many drafters."""
+"""Experiments without weights: printed parameter counts, FLOPs of the real code, equation 10, memory of many drafters."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ELSE = {1: 0.9, 2: 0.9, 4: 0.7, 8: 0.5}
 
 
 def faster(length: int, size: int, number: int) -> float:
-    """How many times as fast as autoregressive decoding a question is, a tenth more or less in turn, by length."""
+    """Speedup of a question over autoregressive decoding, a tenth more or less in turn, by length."""
     if not length:
         return 1.0
     return TIMES.get((length, size), ELSE[size]) * (1 + 0.1 * (-1) ** (number // length))
