@@ -44,9 +44,13 @@ def parts(path: Path) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
         documented = token.type == tokenize.STRING and token.string.lstrip("rRfFbB").startswith('"""')
         of_a_file = before == "." and token.string == "tell"  # io.IOBase.tell
-        if documented or token.type == tokenize.COMMENT or (token.type == tokenize.NAME and not of_a_file):
-            yield token.start[0], token.string
-        elif token.type == tokenize.STRING and literal:
+        if (
+            documented
+            or token.type == tokenize.COMMENT
+            or (token.type == tokenize.NAME and not of_a_file)
+            or token.type == tokenize.STRING
+            and literal
+        ):
             yield token.start[0], token.string
         before = token.string
 

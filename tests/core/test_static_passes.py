@@ -56,7 +56,7 @@ DECLINED = {  # all that methods run eagerly where their steps are replayed
 
 
 def of_a_drafter(key: Any) -> bool:
-    """Return True if a recording's name is of a drafter's layers, heads or streams: those of a model begin with a number."""
+    """Return True if a recording is of a drafter; names of a model's recordings begin with a number."""
     return not (isinstance(key[0], tuple) and isinstance(key[0][0], int))
 
 

@@ -175,7 +175,7 @@ def test_noise_is_off_at_zero_and_where_nothing_is_learnt() -> None:
 
 @pytest.mark.parametrize("anchors", [6, 24])
 def test_a_resumed_training_has_the_same_noise(anchors: int, tmp_path: Path) -> None:
-    """Independent of other random draws; and another one whenever a row comes again, even if all its places are anchors."""
+    """Independent of other random draws, and another one whenever a row is repeated."""
     target = Target(tiny_model("llama"))
     rows = np.random.default_rng(6).integers(3, 61, (4, 24), np.int32)
     text = DrafterText(rows, lambda row: np.arange(len(row)) > 9, 2, seed=1)

@@ -118,7 +118,7 @@ def as_the_papers_train_them(export: Path) -> None:
 
 
 def of_the_applications(out: Path, tokenizer: Any) -> None:
-    """Questions in the datastore of `rest` are from the applications' generators, never by those of Spec-Bench's categories."""
+    """Questions in the datastore of `rest` are from the applications' generators only."""
     asked = list(islice(conversations("train", ANSWERED_SEED), 64))
     prompts = tokenize(tokenizer, [f"<|bos|><|user|>{example.turns[0]}<|assistant|>" for example in asked])
     category = {ids.tobytes(): example.category for ids, example in zip(prompts, asked, strict=True)}

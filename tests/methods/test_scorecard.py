@@ -128,7 +128,7 @@ def test_deterministic_candidates_are_exact() -> None:
 
 
 def test_drawing_a_token_and_comparing_is_exact_on_one_chain() -> None:
-    """Treat drafted tokens as transformers does with drafted tokens that have no probabilities: the token drawn is the one kept."""
+    """Keep a drafted token if it equals the sampled one, as transformers does without draft probabilities."""
 
     def match(tree: DraftTree, at_nodes: Sequence[int]) -> list[int]:
         """The tokens of a step, where a token has been drawn at every node."""

@@ -1,4 +1,4 @@
-"""Experiments without weights: printed parameter counts, FLOPs of the real code, equation 10, memory of many drafters."""
+"""Experiments without weights: parameter counts, FLOPs of the real code, equation 10, memory of drafters."""
 
 from __future__ import annotations
 
