@@ -126,6 +126,14 @@ class SSOptions(Bounded):
         "Condition the children of a node on its token (an extension, not in the papers). on: the bundled "
         "weights of that kind. Only as trained, else an error. auto: as for root.",
     )
+    nodes: Annotated[int, Ge(0)] = option(
+        0, "Node budget: the best nodes of the whole tree, not pruned, without the folder's advice. 0: n_draft."
+    )
+
+    def check_together(self) -> None:
+        """Refuse two options for the number of nodes."""
+        if self.nodes and self.n_draft >= 0:
+            raise UserError("ss: nodes and n_draft are the same limit; give one of them")
 
 
 def check_trained(options: SSOptions, config: StreamConfig, name: str) -> None:
@@ -182,8 +190,10 @@ def resolve(options: SSOptions, config: StreamConfig, base: ModelInfo, name: str
         raise UserError(f"{name}: k={k} with gamma={gamma} makes a tree of more than {MOST_NODES} nodes")
     if layer > first_msa_layer:
         raise UserError(f"{name}: the pruning layer {layer} is above layer {first_msa_layer}, where streams begin")
+    n_draft = options.nodes or max(options.n_draft, 0)
+    n_keep = options.n_keep or (options.nodes + 1 if options.nodes else 32)
     return Settings(
-        gamma, k, max(options.n_draft, 0), options.n_keep or 32, options.prune != "off", layer, options.prune_threshold,
+        gamma, k, n_draft, n_keep, options.prune != "off", layer, options.prune_threshold,
         options.stream_attention_top_p, options.sample == "on",
     )  # fmt: skip
 

@@ -62,7 +62,7 @@ class SpeculativeStreaming(Decoder):
     mode: ClassVar[str] = "lossless"
     most_fused: ClassVar[int] = MOST_FUSED
     advisable: ClassVar[tuple[str, ...]] = ("k", "n_draft", "n_keep", "prune", "gamma", *CONDITIONING)
-    node_options: ClassVar[tuple[str, ...]] = ("n_draft", "n_keep")
+    node_options: ClassVar[tuple[str, ...]] = ("nodes", "n_draft", "n_keep")
     forms: ClassVar[Forms] = {  # trees, chains, early and late pruning, initializations and masks of streams
         "tree": (TWO_LAYERS, {"k": 2, "n_keep": 6}),
         "unpruned": (TWO_LAYERS, {"k": 2, "prune": "off"}),
@@ -110,7 +110,7 @@ class SpeculativeStreaming(Decoder):
                 base.require_hidden_eq_embedding(f"{cls.name}[{token}=on]")
         with torch.device("meta"):
             cls.read_streams(folder, shape, base, checkpoint.read_shapes)
-        options, _ = cls.advice_of(folder, config).settle(options, base.device_type, without=CONDITIONING)
+        options, _ = cls.advice_of(folder, config).settle(options, base.device_type, without=cls.not_advised(options))
         cls.resolve_options(cls.step_options(options), shape, base)
 
     @classmethod
@@ -122,16 +122,16 @@ class SpeculativeStreaming(Decoder):
         checkpoint.check_base(config, target, cls.name)
         streams = cls.read_streams(folder, shape, target, checkpoint.read_tensors)
         advice = cls.advice_of(folder, config)
-        options, advised = advice.settle(options, target.device_type, without=CONDITIONING)
+        options, advised = advice.settle(options, target.device_type, without=cls.not_advised(options))
         decoder = cls(cls.decoded_model(target, folder), options, streams, advice)
         decoder.training_info, decoder.advised = checkpoint.read_training_info(config), advised_kind | advised
         decoder.conditioning.prepare()
         return decoder
 
     @classmethod
-    def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
-        """Return the options with this number of drafted nodes, without pruning unless `n_keep` is given."""
-        return {"n_keep": str(nodes + 1), **super().with_nodes(given, nodes)}
+    def not_advised(cls, options: SSOptions) -> tuple[str, ...]:
+        """Return the options that a folder's advice does not change: with a node budget, all of them."""
+        return cls.advisable if options.nodes else CONDITIONING
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
@@ -249,7 +249,7 @@ class SpeculativeStreaming(Decoder):
         return space
 
     def with_options(self, options: Any) -> Self:
-        options, _ = self.advice.settle(options, self.target.device_type, without=CONDITIONING)
+        options, _ = self.advice.settle(options, self.target.device_type, without=self.not_advised(options))
         other = type(self)(self.target, options, self.streams, self.advice)
         other.conditioning = self.conditioning
         return other

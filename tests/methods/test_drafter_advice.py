@@ -71,7 +71,7 @@ def test_a_stated_value_that_means_all_or_none_is_kept(method: Any, stated: dict
 @pytest.mark.parametrize(
     ("advice", "words"),
     [
-        ({"gpu": {"k": 3}}, "advice for gpu: no such device class.*cpu, cuda"),
+        ({"gpu": {"k": 3}}, "advice for gpu: unknown device class.*cpu, cuda"),
         ({"n_drafts": 3}, "advice: no option 'n_drafts'.*did you mean n_draft"),
         ({"cuda": {"k": -1}}, "advice for cuda: k must be at least 0"),
     ],
@@ -90,6 +90,14 @@ def test_ss_drafts_as_advised_and_its_variants_do(tmp_path: Path, lab: Target) -
     assert found.advised == {"k": 3, "n_draft": 2, "gamma": 2, "prune": "off"} and found.options.gamma == 2
     other = found.with_options(SSOptions(weights=weights, n_draft=6))
     assert (other.settings.n_draft, other.settings.gamma) == (6, 2)
+
+
+def test_a_node_budget_replaces_the_advised_tree(tmp_path: Path) -> None:
+    weights = folder(tmp_path / "ss", {"gamma": 1, "k": 3, "prune": "off"})
+    found = SpeculativeStreaming.load(load_model("lab"), SSOptions(weights=weights, nodes=8))
+    assert not found.advised and (found.settings.n_draft, found.settings.n_keep) == (8, 9) and found.settings.gamma > 1
+    with pytest.raises(UserError, match="n_draft"):
+        SSOptions(nodes=8, n_draft=4)
 
 
 def test_the_folder_of_ss_may_advise_streams_that_have_their_parent(tmp_path: Path) -> None:

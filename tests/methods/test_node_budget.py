@@ -68,7 +68,7 @@ def test_a_budget_for_all_methods_is_set_where_none_is_given() -> None:
     assert labels == [
         "ar", "ss[nodes=8,k=2]", "pld[length=3]", "medusa[tree=published]", "suffix[nodes=9]", "sd[gamma=2]"
     ]  # fmt: skip
-    assert registry.method_options(specs[1]).n_draft == 8
+    assert registry.method_options(specs[1]).nodes == 8
 
 
 def test_a_budget_replaces_that_of_a_preset() -> None:
