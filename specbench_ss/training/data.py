@@ -377,7 +377,7 @@ def pack(docs: list[NDArray[np.int32]], length: int, pad: int) -> NDArray[np.int
     return rows
 
 
-FORMAT = 2  # of the stored rows and their construction: a change rebuilds all rows
+FORMAT = 3  # of the stored rows and their construction: a change rebuilds all rows
 
 Log = Callable[[str], None]
 

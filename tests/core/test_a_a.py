@@ -27,7 +27,7 @@ def test_the_reference_may_be_asked_for_twice_and_no_other_method() -> None:
         {"name": "ar", "options": {}, "copy": 2},
         {"name": "ss", "options": {}},
     ]
-    with pytest.raises(UserError, match="asked for twice"):
+    with pytest.raises(UserError, match="given twice"):
         method_specs("ss,ss", ())
 
 

@@ -145,7 +145,7 @@ def test_a_plugin_may_change_from_run_to_run(tiny: Target, tmp_path: Path) -> No
         ("pld", {"model": "labb"}, "did you mean lab?"),
         ("pld", {"model": 3}, "model= is a name, a folder or a target"),
         ("", {}, "no method given"),
-        (["pld", "pld"], {}, "asked for twice"),
+        (["pld", "pld"], {}, "given twice"),
         ({"pld": 3}, {}, "--methods must be text"),
         (None, {}, "--methods NAME"),
     ],
@@ -160,5 +160,5 @@ def test_what_cannot_be_run_is_one_line_and_leaves_nothing(
 
 
 def test_a_loaded_model_keeps_its_place(lab: Target) -> None:
-    with pytest.raises(UserError, match="dtype= makes no difference to a model that is loaded already"):
+    with pytest.raises(UserError, match="dtype= has no effect on a model that is loaded"):
         run("pld", model=lab, dtype="float32")

@@ -67,7 +67,7 @@ def test_reference_is_not_added_twice() -> None:
 def test_set_holds_for_every_variant_that_does_not_state_otherwise() -> None:
     specs = method_specs("ss,ss[k=1]", ["ss.k=4", "ss.prune=off"])
     assert [s.options for s in specs[1:]] == [{"k": "4", "prune": "off"}, {"k": "1", "prune": "off"}]
-    with pytest.raises(UserError, match="asked for twice"):
+    with pytest.raises(UserError, match="given twice"):
         method_specs("ss,ss[k=1]", ["ss.k=1"])
 
 

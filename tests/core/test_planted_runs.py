@@ -33,8 +33,8 @@ REFUSED = {
     "of-text": "return MethodSpec",
 }
 STATED = {  # method -> what a finding about it holds
-    "fails": r"failed: .* failed in warm-up: RuntimeError: out of luck (planted_lies.py, line ",
-    "exits": r"failed in warm-up: SystemExit: 0 (planted_lies.py, line ",
+    "fails": r"failed: .* failed in warm-up: RuntimeError: out of luck (planted_lies.py:",
+    "exits": r"failed in warm-up: SystemExit: 0 (planted_lies.py:",
     "keeps-nothing": "failed in warm-up: ValueError: keeps-nothing: accept returned no token",
     "keeps-more": "failed in warm-up: RuntimeError: ",
     "lengthens-answer": "failed in warm-up: RuntimeError: counts do not add up",
@@ -143,7 +143,7 @@ def test_a_model_that_was_altered_voids_every_method(questions: Path, tmp_path: 
 
 def test_without_warm_up_every_sample_fails(questions: Path, tmp_path: Path) -> None:
     row = overall(made("fails", questions, tmp_path / "run", warmup=0), "fails")
-    assert row.n_failed == 4 and "RuntimeError: out of luck (planted_lies.py, line " in " ".join(row.health)
+    assert row.n_failed == 4 and "RuntimeError: out of luck (planted_lies.py:" in " ".join(row.health)
 
 
 def test_a_liar_that_fails_leaves_the_headline_to_the_others(questions: Path, tmp_path: Path) -> None:

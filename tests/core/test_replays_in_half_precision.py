@@ -65,8 +65,8 @@ class Recorded:
 
     def __init__(self, one: Pass) -> None:
         kept = inspect.getclosurevars(one).nonlocals
-        self.one, self.buffers, self.rows = one, kept["buffers"], kept["where"]
-        x, at = self.buffers.x.clone(), self.buffers.at.clone()
+        self.one, self.buffers, self.rows = one, kept["buffers"], kept["cache_rows"]
+        x, at = self.buffers.x.clone(), self.buffers.positions.clone()
         self.first = SimpleNamespace(x=x, at=at)
 
 

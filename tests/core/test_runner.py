@@ -236,7 +236,7 @@ def test_a_failing_method_leaves_a_row_without_numbers_and_the_run_goes_on(tmp_p
     done = bench.run()
     bad = [r for r in done.rows if not r.ok]
     assert [(r.method, r.question_id, r.turn) for r in bad] == [("m", "a", 1)]
-    assert bad[0].error and bad[0].error.startswith("RuntimeError: out of luck (test_runner.py, line ")
+    assert bad[0].error and bad[0].error.startswith("RuntimeError: out of luck (test_runner.py:")
     numbers = ("tokens", "steps", "wall_s", "prefill_s", "decode_s", "accepted_tokens", "quality", "text", "token_ids")
     assert [getattr(bad[0], n) for n in numbers] == [None] * len(numbers)
     assert len(done.rows) == 10
@@ -489,7 +489,7 @@ def test_a_method_that_fails_in_warm_up_is_dropped_with_its_line(tmp_path: Path,
     bad = [row for row in done.rows if row.method == "bad"]
     assert len(bad) == 10 and not any(row.ok for row in bad)
     (why,) = {row.error for row in bad}
-    assert why and why.startswith("failed in warm-up: RuntimeError: out of luck (test_runner.py, line")
+    assert why and why.startswith("failed in warm-up: RuntimeError: out of luck (test_runner.py:")
     assert sum("bad" in text for text in bench.events.warnings) == 1
     assert all(row.ok for row in done.rows if row.method != "bad")
 

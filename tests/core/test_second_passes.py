@@ -81,7 +81,7 @@ def test_recorded_drafts_report_the_answer_again(made: Path) -> None:
     assert len(results.drafts) == len(samples)
     for one in results.drafts:
         if one.method.startswith("suffix"):
-            assert one.reason == draft_recording.REMEMBERS and not one.steps
+            assert one.reason == draft_recording.STATEFUL and not one.steps
             continue
         assert one.same_answer and not one.reason
         answer = samples.loc[(one.method, one.question_id), "token_ids"]

@@ -51,7 +51,7 @@ DRAFTERS = {"dflash", "eagle", "eagle2", "eagle3", "hydra", "medusa", "medusa2",
 DECLINED = {  # all that methods run eagerly where their steps are replayed
     ("peagle", "windows"): {DIFFERENT_MASKS},
     ("dflash", "windows"): {DIFFERENT_MASKS},
-    ("ss", "top-p"): {"streams that see few tokens (stream_attention_top_p)"},
+    ("ss", "top-p"): {"stream_attention_top_p"},
 }
 
 
@@ -371,7 +371,7 @@ def test_streams_that_see_few_tokens_are_counted_step_by_step() -> None:
     target.graphs = CudaGraphRunner(run_eagerly)
     decoder = registry.method_class("ss").test_instances(target)["top-p"]()
     steps = len(generate(decoder, PROMPTS[0], StopParams(12), SamplingParams()).steps)
-    why = "streams that see few tokens (stream_attention_top_p)"
+    why = "stream_attention_top_p"
     assert passes_of(target).fallbacks == {why: steps} and passes_of(target).n_captures
 
 
@@ -645,5 +645,5 @@ def test_an_answer_during_which_a_pass_was_recorded_is_given_again(
     rows = found.samples.set_index("method")
     assert again["ar"] > 1 or again["pld"] > 1
     noted = rows["noise_reason"].fillna("")
-    assert again["suffix[past=on]"] == 1 and "recorded" in noted["suffix[past=on]"]
+    assert again["suffix[past=on]"] == 1 and "captured" in noted["suffix[past=on]"]
     assert noted["ar"] == noted["pld"] == ""

@@ -54,5 +54,5 @@ def test_the_targets_own_end_tokens_stay(target: Any) -> None:
 
 @pytest.mark.parametrize("text", ["\n<|bos|>", "<|user|>Hello", "<|end|><|end|>"])
 def test_a_special_token_among_other_text_is_refused(target: Any, text: str) -> None:
-    with pytest.raises(UserError, match="holds the special token"):
+    with pytest.raises(UserError, match="contains the special token"):
         limits(target, 7, (text,))

@@ -79,7 +79,7 @@ def test_training_sees_what_decoding_sees(kind: str, shape: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.no_grad()
 def test_blocks_and_texts_stand_alone(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "AT_ONCE", 2)
+    monkeypatch.setattr(train, "BLOCKS_PER_PASS", 2)
     target = Target(tiny_model("llama"))
     one, two = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(2))
     numbers = torch.tensor([[0] * 12 + [1] * 12])

@@ -108,7 +108,7 @@ def test_figure_9_states_by_which_count_the_streams_need_fewer() -> None:
     assert result.notes[-3:] == (
         "Per draft: SS-Lossless needs 9 GFLOPs, more than Medusa, Eagle.",
         "Of one node each: SS-Lossless needs 3 GFLOPs, more than Medusa, Eagle.",
-        "Of one node, beside the whole drafts of the others: SS-Lossless needs 3 GFLOPs, more than Medusa and fewer "
+        "Of one node, next to the whole drafts of the others: SS-Lossless needs 3 GFLOPs, more than Medusa and fewer "
         "than Eagle.",
     )
     least = Figure9().show(costs((9, 0.5), eagle=(7, 2)))

@@ -111,7 +111,7 @@ def test_weights_as_the_paper_trains_them_are_taken_where_they_come_with_the_mod
     labels = asked(table(), *mine.settings)
     assert f"{method}[weights=mine]" in labels and f"{method}[weights={folder}]" not in labels
     result, _ = made(table(), tmp_path, make_run, mine)
-    assert f"{row_name} has the weights mine, as --set says" in result.notes
+    assert f"{row_name} has the weights mine of --set" in result.notes
 
 
 def test_the_acl_papers_tables_keep_the_weights_of_eq_3(lora: Path) -> None:
@@ -205,7 +205,7 @@ def test_table_4_has_the_fine_tune_at_every_level_that_can_run(
     assert "INT8: " in claim.found and "FP16 (here: float32): " in claim.found and claim.found.endswith("; 6 questions")
     assert any(TUNED in note for note in result.notes)
     out = [note for note in result.notes if note.startswith("left out: SS-Shared")]
-    assert "INT4 on lab needs a CUDA device" in out[0] and "NF4 on lab needs the package bitsandbytes" in out[1]
+    assert "INT4 on lab needs a CUDA device" in out[0] and "NF4 on lab needs bitsandbytes" in out[1]
 
 
 # -- --published: the papers' trees, where the user does not state otherwise ---------------------
@@ -250,7 +250,7 @@ def test_figures_take_no_published_trees(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_papers_tables_have_the_papers_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment, "comes_along", lambda model, name: True)
+    monkeypatch.setattr(experiment, "is_bundled", lambda model, name: True)
 
     def asked(**given: Any) -> list[dict[str, str]]:
         return [dict(spec.options) for spec in config_for(Request(**given), ["ss[k=2]", "medusa"]).methods[1:]]
