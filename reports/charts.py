@@ -16,7 +16,6 @@ from specbench_ss.reports.palette import (
     GRID,
     INK,
     LESS,
-    LONGEST,
     MORE,
     MUTED,
     PAPER,
@@ -174,11 +173,10 @@ def _in_rows(
     traces: Sequence[Any], names: Sequence[str], x: str, row: float = ROW, top: float = 0, **layout: Any
 ) -> go.Figure:
     """Return traces over rows numbered from 0 downwards, named at the left. row: pixels. top: pixels for a legend."""
-    short = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in map(visible, names)]
     made = figure(traces, x, height=FRAME + top + row * len(names), **layout)
     made.update_yaxes(
-        tickvals=list(range(len(names))), ticktext=list(map(text_of, short)), range=[len(names) - 0.5, -0.5],
-        showgrid=False,
+        tickvals=list(range(len(names))), ticktext=[text_of(visible(name)) for name in names],
+        range=[len(names) - 0.5, -0.5], showgrid=False,
     )  # fmt: skip
     return made
 

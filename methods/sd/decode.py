@@ -26,7 +26,7 @@ from specbench_ss.methods._shared.tree_growth import Choose, best, draw, grow
 from specbench_ss.methods.sd.draft import Draft, check_adapter, checked_lora, is_bundled_lora, merged_lora, mismatch
 from specbench_ss.models.checkpoint import drafter_here, read_config, read_training_info
 from specbench_ss.models.load import hash_weights, load_target, outline_of
-from specbench_ss.options import Bounded, option
+from specbench_ss.options import Bounded, option, parse_options, value_text
 
 LONGEST = 64  # tokens of a chain whose length is not fixed: more has never paid
 
@@ -235,13 +235,18 @@ class TwoModel(Decoder):
         return read_by_a_pass(self.draft.model.model)
 
     @classmethod
+    def _limits_nodes(cls, given: Mapping[str, str]) -> bool:
+        return "nodes" in given or ("gamma" in given and given.get("form") != "tree")  # of a tree gamma is the depth
+
+    @classmethod
     def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
         """Return the options with the length of a chain, or the nodes of a tree."""
-        tree = given.get("form") == "tree"
-        open_ended = {"candidates": "drawn"} if tree else {"schedule": "heuristic", "retokenise": "on"}
+        options = parse_options(cls.Options, dict(given), "method 'sd'")
+        tree = options.form == "tree"
+        open_ended = {"candidates": "drawn"} if tree else {"schedule": "heuristic", "retokenise": True}
         for name, value in open_ended.items():
-            if given.get(name) == value:
-                raise UserError(f"sd: {name}={value} sets no limit of nodes; leave out {name} or nodes")
+            if getattr(options, name) == value:
+                raise UserError(f"sd: {name}={value_text(value)} sets no limit of nodes; leave out {name} or nodes")
         return {**given, "nodes": str(nodes)} if tree else super().with_nodes(given, min(nodes, LONGEST))
 
     @classmethod

@@ -244,6 +244,8 @@ class SpeculativeStreaming(Decoder):
         }
         if nodes > min(s.n_keep, max(NODES)):  # else there is nothing to prune
             space["prune"] = ("off", "on")
+        if self.options.nodes:  # the user's limit stays
+            del space["n_draft"]
         if s.prune:
             space["n_keep"] = [n for n in NODES if n < nodes]
         return space

@@ -18,7 +18,7 @@ from specbench_ss.results.checks import worst_first
 from specbench_ss.results.compare import Change, ComparedRow, Difference, compared, differences, judged
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.terminal import NAMES, change_text, comparison_finding, interval_text
-from specbench_ss.results.text import MISSING, format_number, format_speedup, interval, title
+from specbench_ss.results.text import MISSING, format_number, format_speedup, interval, title, visible
 from specbench_ss.runs.records import Run
 
 MOST_RUNS = len(ascii_uppercase)
@@ -66,6 +66,7 @@ def page(runs: Sequence[Results]) -> dict[str, Any]:
         "title": f"{len(runs)} runs side by side",
         "version": __version__,
         "styles": list(look.values()),
+        "abbreviated": [style for style in look.values() if style.name != visible(style.label)],
         "definitions": symbols(),
         "runs": _runs(named),
         "findings": [f"{named[0].letter} to {pair.letter}: {pair.finding}" for pair in pairs],

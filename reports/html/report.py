@@ -19,7 +19,7 @@ from specbench_ss.results.checks import worst_first
 from specbench_ss.results.cost_model import parts, roof_of, waterfalls
 from specbench_ss.results.report import Experiment, Grid, Plot, Report, Result
 from specbench_ss.results.terminal import cell, machine_lines
-from specbench_ss.results.text import format_speedup, percent, visible
+from specbench_ss.results.text import cut, format_speedup, percent, visible
 from specbench_ss.runs.records import Run
 from specbench_ss.stats import FEWEST
 from specbench_ss.storage import replacing
@@ -146,7 +146,7 @@ def _abbreviated(text: str, view: View) -> str:
     """Return a text with long labels abbreviated."""
     for style in view.look.values():
         if style.name != visible(style.label):
-            text = text.replace(style.label, style.name)
+            text = text.replace(style.label, style.name).replace(cut(style.label), style.name)
     return text
 
 

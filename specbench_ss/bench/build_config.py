@@ -158,7 +158,7 @@ def _options(name: str, given: dict[str, str], preset: dict[str, str], nodes: in
     limits = {"nodes", *kind.node_options}
     if nodes is not None and not kind.node_options and not kind.autoregressive:
         warnings.warn(f"--nodes does not apply to {name}, which sets no node_options", stacklevel=2)
-    elif nodes is not None and kind.node_options and not limits & given.keys():
+    elif nodes is not None and kind.node_options and not kind._limits_nodes(given):
         given = {"nodes": str(nodes)} | given
     kept = {option: value for option, value in preset.items() if option not in limits or "nodes" not in given}
     return kept | given

@@ -23,7 +23,7 @@ def command(
         str | None,
         typer.Argument(
             metavar="METHODS",
-            help="Methods to check, separated by commas. A method given with options is checked in that form alone.",
+            help="Methods to check, separated by commas. A method given with options runs only with these options.",
         ),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Check all registered methods.")] = False,

@@ -30,7 +30,7 @@ def command(
     ] = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Compare runs of another model, other questions or another way of decoding too."),
+        typer.Option("--force", help="Compare runs with different models, questions or decoding settings."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
     verbose: Annotated[

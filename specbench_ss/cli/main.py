@@ -81,7 +81,7 @@ def _add(group: typer.Typer, name: str, found: Any) -> None:
 app = typer.Typer(
     name="ssbench",
     cls=LazyGroup,
-    help="Which speculative-decoding method pays on your model, prompts and hardware, and why.",
+    help="Compare speculative-decoding methods on your model, prompts and hardware.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -47,8 +47,7 @@ def command(
     quality_margin: Annotated[
         float,
         typer.Option(
-            help="How much lower than that of ar, on scores from 0 to 1, the quality of a method that changes the "
-            "model may be to be called non-inferior."
+            help="Non-inferiority margin for the quality of a method that changes the model, on scores from 0 to 1."
         ),
     ] = MARGIN,
     fail_on: FailOn = None,

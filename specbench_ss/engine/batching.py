@@ -34,7 +34,7 @@ STEP = "step"  # key of the wait before a step: served when nothing else is wait
 
 @dataclass(slots=True)
 class Waiting:
-    """A request's wait. serve: maps the values of all waits with the same key to their results."""
+    """Pending call of a request. serve: maps the arguments of all pending calls with the same key to their results."""
 
     key: Hashable
     value: Any

@@ -145,7 +145,7 @@ def measure_one_row(products: Iterable[PrepackedLinear]) -> None:
     """Use the prepacked copy for single rows where it is clearly faster on this machine.
 
     All matrices of a shape run one after the other, so that caches behave as in a pass. A baseline whose single row is
-    slower than necessary flatters every method: with AVX-512, without this, a pass of SmolLM2 over one row took 1.3
+    slower than necessary inflates every speedup: with AVX-512, without this, a pass of SmolLM2 over one row took 1.3
     times as long as one over five (docs/log.md). The choice per shape is fixed for the process, so that changed models
     and drafter layers of the same shape use the base's.
     """

@@ -174,11 +174,16 @@ class Decoder(ABC):
         """
 
     @classmethod
+    def _limits_nodes(cls, given: Mapping[str, str]) -> bool:
+        """Return True if one of these options limits the nodes of a step."""
+        return bool({"nodes", *cls.node_options} & given.keys())
+
+    @classmethod
     def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
         """Return options, as text, that limit a step to `nodes` draft nodes: the option `nodes` of a method.
 
         Sets the first of `node_options`, the options that limit the nodes of a step. given: the other options. Raises
-        UserError if one of them is the same limit or if there is no limit.
+        UserError if that option is given, or if the others set no limit.
         """
         option = cls.node_options[0]
         if option in given:

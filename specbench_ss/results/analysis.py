@@ -49,7 +49,7 @@ class Budget:
 
 
 def budgets(run: Run, labels: Sequence[str]) -> list[Budget]:
-    """Return what each of these methods had."""
+    """Return settings and training budget of each method."""
     config = run.manifest["config"]
     asked = [MethodSpec(one["name"], one["options"], one.get("copy", 1)) for one in config.get("methods", [])]
     given = {spec.label: _settings(spec.options) for spec in asked}
@@ -94,7 +94,7 @@ def scope_note(run: Run, found: Sequence[Budget]) -> str:
     often = "once" if run.repeats == 1 else f"{run.repeats} times"
     asked = f"{prompts:,} prompts ({questions:,} questions{made})"
     many = len({w["machine"] for session in run.manifest.get("sessions", []) for w in session.get("workers", [])}) > 1
-    scope = f"It holds for this model, {'these machines' if many else 'this machine'} and {asked}, measured {often}"
+    scope = f"Scope: this model, {'these machines' if many else 'this machine'}, {asked}, measured {often}"
     nodes = sorted(one.drafted for one in found if one.drafted)
     read = sorted(one.training_info["tokens"] for one in found if one.training_info and one.training_info.get("tokens"))
     unequal = []
@@ -244,7 +244,7 @@ class Results:
         Raises UserError for a name that is no column of `summary(all=True)`.
         """
         whole = self.summary(all=True)
-        if column not in whole:
+        if column not in whole or column in ("category", "method"):
             raise UserError(f"the summary has no column {column!r}{did_you_mean(column, whole)}")
         tasks = whole[whole["category"] != OVERALL].set_index(["category", "method"])[column]
         return tasks.unstack().reindex(index=self.run.categories, columns=self.run.labels)

@@ -1,13 +1,11 @@
 """Cost model: FLOPs, bytes, roofline, waterfall and the measured parts of a step for predictions.
 
-A floor: weights are read once a step, keys and values of the context once, and activations are not counted. Of rows
-of a method's own, and of those that it drops before the last layer, the products with matrices are counted
-(`Decoder.extra_work`), their attention is not. docs/metrics.md has the definitions.
+Counts are lower bounds: weights and the context's keys and values are read once per step, and activations are not
+counted. Extra rows of a method count with their GEMMs (`Decoder.extra_work`), without their attention.
+docs/metrics.md has the definitions.
 
-For predictions a step takes what reading or multiplying needs at the machine's limits, whichever is longer, and an
-overhead that the shapes do not explain (starting operators, above all), which is what was measured beyond that. What
-verifying several rows adds to a step beyond that is taken for products that are slower than the limit: it grows with
-the rows and with the model's size, and shrinks with faster products. docs/results has how far predictions are off.
+Predicted step time = max(bytes / bandwidth, FLOP / peak FLOP/s) + measured overhead. Additional verification time is
+modelled as GEMMs below the peak: it grows with the rows and the model's size. docs/results states the errors.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def checked_margin(margin: float) -> float:
 
 
 def measures(questions: Iterable[Question]) -> list[str]:
-    """Return by what the answers are scored, each measure once; a mean over several of them has no meaning."""
+    """Return the quality metrics of the questions, without duplicates; a mean over several of them has no meaning."""
     return sorted({question.metric for question in questions if question.metric})
 
 

@@ -503,7 +503,7 @@ class _Compared:
         }
 
     def steps(self) -> dict[str, Any]:
-        """Return what is computed from the steps of both."""
+        """Return the paired step metrics."""
         tau, step_ratio = self.mine.tau, safe_div(self.theirs.step_s, self.mine.step_s)
         explained = None if tau is None or step_ratio is None else tau * step_ratio
         residual = safe_div(self.times.speedup(), explained)

@@ -215,13 +215,12 @@ def _figures(row: SummaryRow) -> Line:
 
 def _cells(row: SummaryRow, config: Mapping[str, Any], short: bool = False) -> Line:
     significant = row.comparison in ("faster", "slower")
-    value = format_speedup(row.speedup) if short and row.comparison != "invalid" else speedup(row)
     without = {"invalid": "", "reference": "", "insufficient data": "" if short else row.comparison}
     failed = "failed" if row.n_failed and not row.n_prompts else ""
     return _figures(row) | {
         "task": escape(title(row.category)),
         "method": escape(row.method),
-        "speedup": f"[bold]{value}[/]" if significant else value,
+        "speedup": f"[bold]{speedup(row)}[/]" if significant else speedup(row),
         "95% CI": failed or without.get(row.comparison, interval(row.speedup_interval)),
         "quality": format_number(quality(row, config)),
         "output": escape(_match(row) if short else short_output(row, config)),

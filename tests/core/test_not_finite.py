@@ -130,7 +130,7 @@ def test_a_model_with_nan_is_not_loaded(tmp_path: Path, capsys: pytest.CaptureFi
     assert "its logits after a short prompt are not finite" in stated
     assert not (tmp_path / "o").exists()
     assert main(["models", "check", str(folder), "pld"]) == 0
-    assert "whether all weights and logits are finite" in capsys.readouterr().out
+    assert "finite weights and logits" in capsys.readouterr().out
     target = load_model("lab")
     poisoned(target)
     with pytest.raises(UserError, match="cannot be used"):

@@ -81,7 +81,7 @@ def stale_rows(target: Target, made: Recorded) -> Pass:
 
 def stale_places(target: Target, made: Recorded) -> Pass:
     """Those behind which it was recorded; the first pass of a form is right, a later one is not."""
-    return changed(made, lambda buffers: buffers.at.copy_(made.first.at))
+    return changed(made, lambda buffers: buffers.positions.copy_(made.first.at))
 
 
 def no_mask(target: Target, made: Recorded) -> Pass:
@@ -98,23 +98,23 @@ def a_key_is_not_seen(target: Target, made: Recorded) -> Pass:
 
 def siblings_see_each_other(target: Target, made: Recorded) -> Pass:
     def causal(buffers: Any) -> None:
-        for row, at in enumerate(buffers.at.tolist()):
+        for row, at in enumerate(buffers.positions.tolist()):
             buffers.mask[0, 0, row, : at + 1] = 0
 
     return changed(made, causal)
 
 
 def keys_go_one_place_off(target: Target, made: Recorded) -> Pass:
-    return changed(made, lambda buffers: buffers.at.add_(1))
+    return changed(made, lambda buffers: buffers.positions.add_(1))
 
 
 def positions_are_one_off(target: Target, made: Recorded) -> Pass:
     cos, sin = target.rotary(torch.ones(1, 1, dtype=torch.long))
 
     def turned(buffers: Any) -> None:
-        c, s = (part.clone() for part in buffers.turn)
-        buffers.turn[0].copy_(c * cos - s * sin)
-        buffers.turn[1].copy_(s * cos + c * sin)
+        c, s = (part.clone() for part in buffers.rotary)
+        buffers.rotary[0].copy_(c * cos - s * sin)
+        buffers.rotary[1].copy_(s * cos + c * sin)
 
     return changed(made, turned)
 
@@ -158,7 +158,7 @@ def changed(made: Recorded, change: Callable[[Any], object]) -> Pass:
     """Return the pass over buffers that are changed first, and are as they were afterwards."""
 
     def replayed() -> tuple[Tensor, ...]:
-        kept = (made.buffers.x, made.buffers.mask, made.buffers.at, *made.buffers.turn)
+        kept = (made.buffers.x, made.buffers.mask, made.buffers.positions, *made.buffers.rotary)
         before = [tensor.clone() for tensor in kept]
         change(made.buffers)
         try:

@@ -397,7 +397,7 @@ def test_a_method_that_changes_the_model_is_kept_against_its_own_reference(tmp_p
     assert {(r.reference, r.reference_speedup) for r in others} == {("ar", None)}
 
 
-@pytest.mark.parametrize(("options", "reason"), [({"lossy": True}, "promise"), ({"temperature": 0.5}, "no logits")])
+@pytest.mark.parametrize(("options", "reason"), [({"lossy": True}, "preserve"), ({"temperature": 0.5}, "no logits")])
 def test_where_equality_is_not_promised_it_is_not_compared(tmp_path: Path, options: Any, reason: str) -> None:
     done = Bench(tmp_path, **options).run()
     assert {s.verdict for s in done.output_match} == {"not compared"}

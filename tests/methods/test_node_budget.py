@@ -63,10 +63,13 @@ def test_a_published_tree_is_cut_to_its_likeliest_nodes() -> None:
 
 
 def test_a_budget_for_all_methods_is_set_where_none_is_given() -> None:
-    specs = method_specs("ss,pld[length=3],medusa[tree=published],suffix[nodes=9],sd[gamma=2]", ["ss.k=2"], nodes=8)
+    specs = method_specs(
+        "ss,pld[length=3],medusa[tree=published],suffix[nodes=9],sd[gamma=2],sd[form=tree,gamma=3]", ["ss.k=2"], nodes=8
+    )
     labels = [spec.label for spec in specs]
     assert labels == [
-        "ar", "ss[nodes=8,k=2]", "pld[length=3]", "medusa[tree=published]", "suffix[nodes=9]", "sd[gamma=2]"
+        "ar", "ss[nodes=8,k=2]", "pld[length=3]", "medusa[tree=published]", "suffix[nodes=9]", "sd[gamma=2]",
+        "sd[nodes=8,form=tree,gamma=3]",
     ]  # fmt: skip
     assert registry.method_options(specs[1]).nodes == 8
 

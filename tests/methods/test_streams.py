@@ -211,7 +211,7 @@ def test_while_learning_half_of_the_parents_are_kept_back() -> None:
         assert streams.mask_parents(tokens, at) is tokens
 
 
-def changed(change: torch.Tensor) -> drafting.Changes:
+def changed(change: torch.Tensor) -> drafting.Corrections:
     """Changes of logits by parents, from a table [parent, child] of all tokens."""
     return lambda above, below: change[above[..., None], below[..., None, :]]
 

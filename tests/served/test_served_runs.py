@@ -239,7 +239,7 @@ def test_no_key_and_no_password_is_written_down(
         with pytest.raises(UserError) as e:
             run(endpoint=one.url, label="one", api_key_env="SOME_KEY", **given)
         assert "wrong-key" not in str(e.value)
-        with pytest.raises(UserError, match="has a user, and --api-key-env a key"):
+        with pytest.raises(UserError, match="give either credentials"):
             run(endpoint=url, label="one", api_key_env="SOME_KEY", **given)
         one.behaviour.key = ""
         run(endpoint=url, label="one", **given)

@@ -131,7 +131,7 @@ def test_the_lab_model_is_asked_with_all_roles(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "words"), [(NO_SYSTEM, "question 'a': .*System role not"), (SILENT, "question 'a': .*leaves out")]
+    ("template", "words"), [(NO_SYSTEM, "question 'a': .*System role not"), (SILENT, "question 'a': .*omits its")]
 )
 def test_a_template_without_a_system_role_is_one_line(template: str, words: str, tmp_path: Path) -> None:
     data = load(tmp_path, {"id": "a", "messages": SHOTS})

@@ -1,5 +1,5 @@
 "use strict";
-// Predicted speedups, from the parts of a step: `Parts` of specbench_ss/results/cost_model.py.
+// Predicted speedups, from the parts of a step: `StepTimeParts` of specbench_ss/results/cost_model.py.
 const WhatIf = (() => {
   const { make, named } = Page, holder = document.getElementById("what-if-data");
   if (!holder) return null;
