@@ -129,12 +129,12 @@ def styles(labels: Sequence[str], plain: Collection[str] = (), baseline: str = R
 
 
 def short_labels(labels: Sequence[str]) -> dict[str, str]:
-    """Return each label, a long one as the method's name and the number of the variant: `ss-2`."""
+    """Return each label, a long one as the method's name and the number of the variant: `ss (2)`."""
     made: dict[str, str] = {}
     for label in labels:
         number, name, short = sum(_name(label) == _name(one) for one in made) + 1, _name(label), visible(label)
         while len(visible(label)) > LONGEST and (short == visible(label) or short in {*made.values(), *labels}):
-            short, number = f"{visible(name)[:LONGEST]}-{number}", number + 1
+            short, number = f"{visible(name)[:LONGEST]} ({number})", number + 1
         made[label] = short
     return made
 

@@ -102,7 +102,8 @@ def load(group: Group, name: str) -> type[Any]:
     if name not in registered:
         also = METHOD_ALIASES if group == METHODS else ()
         closest = did_you_mean(name, [*registered, *also])
-        raise UserError(f"no {group.kind} {name!r}{closest}; known: {', '.join(registered)}")
+        own = "; for one of your own give --plugin FILE.py" if group == METHODS and not closest else ""
+        raise UserError(f"no {group.kind} {name!r}{closest}; known: {', '.join(registered)}{own}")
     return _loaded(group, registered[name])
 
 

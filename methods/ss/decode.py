@@ -129,9 +129,9 @@ class SpeculativeStreaming(Decoder):
         return decoder
 
     @classmethod
-    def not_advised(cls, options: SSOptions) -> tuple[str, ...]:
+    def not_advised(cls, options: Any) -> tuple[str, ...]:
         """Return the options that a folder's advice does not change: with a node budget, all of them."""
-        return cls.advisable if options.nodes else CONDITIONING
+        return cls.advisable if isinstance(options, SSOptions) and options.nodes else CONDITIONING
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:

@@ -23,8 +23,8 @@ def command(
         str | None,
         typer.Option(
             "--fail-on",
-            metavar="FIGURE<CHANGE,...",
-            help="Exit with code 1 if, over all tasks, the whole interval of a method's change lies below this one: "
+            metavar="METRIC<CHANGE,...",
+            help="Exit with code 1 if, over all tasks, the whole 95% CI of a method's change is below this limit: "
             f"speedup<-5%. Metrics: {', '.join(METRICS)}; for quality, the change is a difference.",
         ),
     ] = None,

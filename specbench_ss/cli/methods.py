@@ -53,7 +53,8 @@ def new_method(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder to write the package to; it must not exist yet.  [default: ssbench-NAME]", file_okay=False
+            help="Folder to write the package to; it must be empty or not exist.  [default: ssbench-NAME]",
+            file_okay=False,
         ),
     ] = None,
 ) -> None:
@@ -62,7 +63,7 @@ def new_method(
     check_name(name)
     write_package(name, folder)
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
-    print(f"next: pip install -e {folder} && ssbench check {name}")
+    print(f"next: ssbench check --plugin {folder / module_name(name)}.py, or pip install -e {folder}")
 
 
 def check_name(name: str) -> None:
@@ -77,9 +78,14 @@ def check_name(name: str) -> None:
         raise UserError(f"there is a method {name!r} already; give another name")
 
 
+def module_name(name: str) -> str:
+    """Return the name of a method's module."""
+    return f"ssbench_{name.replace('-', '_')}"
+
+
 def write_package(name: str, folder: Path) -> None:
     """Fill in every template. Raise UserError if the folder is not empty or cannot be written."""
-    module = f"ssbench_{name.replace('-', '_')}"
+    module = module_name(name)
     camel = "".join(part.capitalize() for part in name.split("-"))
     values = {"name": name, "module": module, "kind": f"{camel}Method" if camel in TAKEN or iskeyword(camel) else camel}
     templates = Environment(

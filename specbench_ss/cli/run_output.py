@@ -29,7 +29,7 @@ from specbench_ss.cli.report import open_in_browser, write_report
 from specbench_ss.cli.shared import LiveView, fail
 from specbench_ss.models.checkpoint import advice_text
 from specbench_ss.models.devices import device_class
-from specbench_ss.options import options_text
+from specbench_ss.options import option_values, value_text
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.terminal import print_answer, print_concurrency, print_short, print_verbose
 from specbench_ss.results.text import parameters, pluralize
@@ -105,8 +105,8 @@ class Progress(LiveView):
         self._warmed.add(label)
 
     def on_estimate(self, seconds: float, samples: int) -> None:
-        """Print the upper bound of the time that the samples take."""
-        self.console.print(f"at most {_duration(seconds)} for {pluralize(samples, 'sample')}", highlight=False)
+        """Print the time of the samples if each output has the maximum length."""
+        self.console.print(f"about {_duration(seconds)} for {pluralize(samples, 'sample')}", highlight=False)
 
     def on_sample_start(self, label: str, question_id: str) -> None:
         """Show the method and its question."""
@@ -171,12 +171,19 @@ def describe(config: RunConfig, where: OutputOptions, access: Access | None = No
         print(f"{name:<10} {text}")
 
 
+def _stated(options: Any) -> str:
+    """Return the options that differ from their defaults, as text."""
+    defaults = option_values(type(options)())
+    given = {name: value for name, value in option_values(options).items() if value != defaults[name]}
+    return ",".join(f"{name}={value_text(value)}" for name, value in given.items()) or "defaults"
+
+
 def _planned(plan: preflight.Plan, where: OutputOptions) -> list[tuple[str, str]]:
     """Return the lines on a model in this process or in workers."""
     config = plan.config
     lines = [("model", f"{config.model}, dtype {plan.dtype}, device {plan.device}")]
     lines += [("dtype", plan.dtype_choice)] if plan.dtype_choice else []
-    lines += [("method", f"{label}: {options_text(own) or 'no options'}") for label, own in plan.options.items()]
+    lines += [("method", f"{label}: {_stated(own)}") for label, own in plan.options.items()]
     lines += [("preset", f"{preset.file}, {preset.sha256[:12]}") for preset in config.presets]
     lines += [("plugin", f"{file.file}, {file.sha256[:12]}") for file in config.plugin]
     if where.workers is not None:

@@ -540,8 +540,8 @@ EXACT_CHECKS = (
     Check("search_space", "no value of search_space changes the output", tuned, search_space,
         lambda subject: not_exact(subject) or ("" if subject.one.search_space() else "its search_space is empty"),
         on=("small",)),
-    Check("long", f"an answer of {ANSWER} tokens to a prompt of {PROMPT}, of {WORDS:,} words, is right, and the same "
-        "in the same steps when asked again", lengthy, long, on=("long",)),
+    Check("long", f"an answer of {ANSWER} tokens to a prompt of {PROMPT}, with a vocabulary of {WORDS:,} tokens, is "
+        "right, and the same in the same steps when requested again", lengthy, long, on=("long",)),
     Check("description", "name, options and metadata describe the method; the help names lossy options", asked,
         metadata, on=("small",)),
 )  # fmt: skip

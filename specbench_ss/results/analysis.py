@@ -243,7 +243,7 @@ class Results:
 
         Raises UserError for a name that is no column of `summary(all=True)`.
         """
-        whole = self.summary(all=True)
+        whole, column = self.summary(all=True), "mean_acceptance_length" if column == "tau" else column
         if column not in whole or column in ("category", "method"):
             raise UserError(f"the summary has no column {column!r}{did_you_mean(column, whole)}")
         tasks = whole[whole["category"] != OVERALL].set_index(["category", "method"])[column]

@@ -132,6 +132,7 @@ def _facts(run: Run) -> dict[str, str]:
         "repeats": run.repeats,
         "warm-up prompts": config.get("warmup"),
         "methods": ", ".join(run.labels),
+        "plugin code": ", ".join(file["sha256"][:SHOWN] for file in config.get("plugin", ())),
         "method that speedups are over": run.baseline,
         "version of ssbench": manifest["version"],
         "code revision": f"{revision['commit'][:SHOWN]}{' with changes' * revision['dirty']}" if revision else None,
@@ -455,13 +456,14 @@ def _read(part: str) -> Limit:
         raise UserError("--fail-on has a blank where a limit is expected: speedup<-5%, or several with commas")
     found = FORM.fullmatch(part)
     if found is None:
-        raise UserError(f"--fail-on: cannot read {part!r}; expected a figure, <, and a change: speedup<-5%")
-    if found["metric"] not in METRICS:
-        raise UserError(f"--fail-on: there is no figure {found['metric']!r}{known_words(found['metric'], METRICS)}")
+        raise UserError(f"--fail-on: cannot read {part!r}; expected a metric, <, and a change: speedup<-5%")
+    metric = "mean_acceptance_length" if found["metric"] == "tau" else found["metric"]
+    if metric not in METRICS:
+        raise UserError(f"--fail-on: no metric {metric!r}{known_words(metric, METRICS)}")
     value = float(found["value"].replace("−", "-")) / (100 if found["percent"] else 1)
     if not math.isfinite(value) or abs(value) > 1:
         raise UserError(f"--fail-on: {part!r} is a change of more than 100%: speedup<-5% is one of a twentieth")
-    return Limit(found["metric"], value, part)
+    return Limit(metric, value, part)
 
 
 def broken(rows: Iterable[ComparedRow], limits: Sequence[Limit]) -> list[tuple[ComparedRow, Limit]]:
@@ -497,7 +499,12 @@ class RunComparison:
     def __init__(self, a: Results, b: Results, force: bool = False) -> None:
         self.a, self.b = a.path, b.path
         self.found, self.rows = compared(a, b, force)
-        self.warnings = tuple(f"run {name}: {text}" for name, one in (("A", a), ("B", b)) for text in _doubts(one))
+        both = {row.method for row in self.rows}
+        alone = [(name, label) for name, one in (("A", a), ("B", b)) for label in one.run.labels if label not in both]
+        self.warnings = (
+            *(f"{label} is only in run {name}: not compared" for name, label in alone),
+            *(f"run {name}: {text}" for name, one in (("A", a), ("B", b)) for text in _doubts(one)),
+        )
 
     def __repr__(self) -> str:
         return f"<comparison of {self.a} and {self.b}: {len(self.found)} differences in configuration>"

@@ -277,12 +277,13 @@ def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange]) -> str
     if not known and not any(row.n_prompts for row in rows):
         return f"No method has an output that can be compared with {over}'s."
     if not known:
-        return f"Too few prompts to compare with {over}: a confidence interval needs {FEWEST} (--limit)."
+        return f"Too few questions to compare with {over}: a confidence interval needs {FEWEST} (--limit)."
     several = len(known) > 1
     if faster := [row for row in known if row.comparison == "faster"]:
         tied = placed[faster[0].method].tied_with if faster[0].method in placed else ()
         ties = f"; tied with {_some(tied)}" if tied else ""
-        return f"{cut(faster[0].method)} is {'fastest' if several else 'faster'}: {_measured(faster[0], over)}{ties}."
+        first = "faster" if not several else "fastest" if faster[0] is known[0] else "significantly faster"
+        return f"{cut(faster[0].method)} is {first}: {_measured(faster[0], over)}{ties}."
     best, slower = known[0], sum(row.comparison == "slower" for row in known)
     if not several:
         verdict = "is slower than" if slower else "is not significantly different from"
@@ -293,7 +294,7 @@ def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange]) -> str
         verdict = f"All {len(known)} methods are slower than {over}"
     else:
         verdict = f"No method is faster than {over} ({slower} slower, {len(known) - slower} not significant)"
-    return f"{verdict}; fastest: {cut(best.method)} {_measured(best)}."
+    return f"{verdict}; highest estimate: {cut(best.method)} {_measured(best)}."
 
 
 def _measured(row: SummaryRow, over: str = "") -> str:

@@ -100,17 +100,17 @@ def _limits(rows: Sequence[MachineRow]) -> str:
     return f"limits: share of memory bandwidth and of peak FLOP/s, counted from shapes: {'; '.join(parts)}"
 
 
-COLUMNS = ("method", "speedup", "95% CI", "decode", "tau", "accept", "step", "tok/s", "quality", "judge", "output")
+COLUMNS = ("method", "speedup", "95% CI", "decode", "tau", "accept@1", "step", "tok/s", "quality", "judge", "output")
 DISPENSABLE = (
     "n",
     "judge",
     "quality",
     "tok/s",
     "decode",
-    "accept",
+    "accept@1",
     "step",
 )  # dropped in this order in a narrow terminal
-OPTIONAL = ("decode", "tau", "accept", "step", "quality", "judge")  # left out if no row has a value
+OPTIONAL = ("decode", "tau", "accept@1", "step", "quality", "judge")  # left out if no row has a value
 LEFT = ("task", "method", "95% CI", "output", "configuration", "verdict")
 FOLDING = ("output",)  # columns that may take several lines
 LABELS = ("method",)  # these too, but they break after commas
@@ -136,7 +136,7 @@ def print_answer(results: Results, console: Console) -> None:
     """Print the finding over all tasks in one line, marked if timing is noisy."""
     good = [row for row in results.run.rows if row.ok]
     noisy = any(check.name == "timing" and check.state == "warning" for check in results.checks)
-    unreliable = "Timing unreliable, all samples are noisy: " if good and all(row.noise_reason for row in good) else ""
+    unreliable = "Timing unreliable, all samples are noisy. " if good and all(row.noise_reason for row in good) else ""
     mark = "  [yellow]! noisy[/]" * (noisy and not unreliable)
     console.print(f"[bold]{escape(unreliable + results.headline)}[/]{mark}", highlight=False, soft_wrap=True)
 
@@ -205,7 +205,7 @@ def _figures(row: SummaryRow) -> Line:
     return {
         "decode": format_speedup(decode),
         "tau": format_number(tau),
-        "accept": percent(row.acceptance_rate_per_pos[0] if row.acceptance_rate_per_pos else None),
+        "accept@1": percent(row.acceptance_rate_per_pos[0] if row.acceptance_rate_per_pos else None),
         "step": _step_time(row),
         "tok/s": format_number(row.tokens_per_s, 1),
         "quality": format_number(row.quality),
@@ -330,7 +330,7 @@ def _print_groups(results: Results, console: Console) -> None:
             len({(row.question_id, row.turn) for row in run.rows}),
         )
         each = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)}–{max(sizes)}"
-        many = f"{pluralize(prompts, 'prompt')}, {f'{turns:,} turns, ' if turns > prompts else ''}{each} per task"
+        many = f"{pluralize(prompts, 'question')}, {f'{turns:,} prompts, ' if turns > prompts else ''}{each} per task"
         _print_line(console, f"{many}: too few for results by task (--limit {FEWEST})", "  ")
     elif len(groups) <= MOST_TASKS:
         rows = [row for row in ranked(results.overall) if row.comparison not in ("reference", "invalid")]

@@ -438,7 +438,7 @@ class DrafterLoop(Resumable):
                 group["lr"] = peak * self.budget.rate(self.step)
             self.outcomes[trainer.name] = outcome = self.learn(trainer, optimizer, states, batch)
             shares = " ".join(f"{share:.2f}" for share in outcome.right)
-            parts.append(f"{trainer.name} loss {outcome.loss:.3f} right {shares}")
+            parts.append(f"{trainer.name} loss {outcome.loss:.3f} top-1 accuracy {shares}")
         return "; ".join([*parts, *self._log(self.step + 1)])
 
     def learn(

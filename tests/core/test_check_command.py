@@ -94,7 +94,7 @@ def test_references_are_those_that_methods_name(monkeypatch: pytest.MonkeyPatch)
 def test_a_new_method_is_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "a" / "b"
     assert main(["new-method", "my-way", "--out", str(folder)]) == 0
-    assert f"next: pip install -e {folder} && ssbench check my-way" in capsys.readouterr().out
+    assert f"next: ssbench check --plugin {folder}/ssbench_my_way.py" in capsys.readouterr().out
     written = {path.name: path.read_text() for path in folder.iterdir()}
     assert set(written) == {"README.md", "pyproject.toml", "ssbench_my_way.py", "test_ssbench_my_way.py"}
     assert 'my-way = "ssbench_my_way:MyWay"' in written["pyproject.toml"]

@@ -269,7 +269,7 @@ def test_progress_without_a_terminal_is_a_few_lines(make_run: MakeRun) -> None:
     assert isinstance(console.file, StringIO)
     lines = console.file.getvalue().splitlines()
     assert f"{len(rows)} of {len(rows)} samples" in lines and len(lines) < 18
-    assert f"at most 8 min for {len(rows)} samples" in lines
+    assert f"about 8 min for {len(rows)} samples" in lines
     assert lines[:2] == ["warming up: ar", "warming up: ss[k=1]"] and lines.count("warming up: ar") == 1
     assert "warning: the [fan] is loud" in lines
     samples, rate, tau = progress.totals["ss"].cells()

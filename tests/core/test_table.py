@@ -152,7 +152,7 @@ def test_a_run_of_four_methods_takes_at_most_20_lines(make_run: MakeRun, failing
     assert len(lines) <= 18 and max(map(len, lines[1:])) <= 80
     assert sum(line.startswith(("  x", "  !")) for line in lines) == 4 and "more warning" in lines[-2]
     assert "1–8 per task" in lines[-1] and "--limit 4" in lines[-1]
-    assert lines[0].startswith("Timing unreliable, all samples are noisy: ")
+    assert lines[0].startswith("Timing unreliable, all samples are noisy. ")
     if failing:
         at = next(i for i, line in enumerate(lines) if line.startswith("  x"))
         assert "medusa failed on 10 of 10 prompts: TypeError: expected a Tensor" in lines[at]
@@ -188,8 +188,8 @@ def test_the_cause_of_a_speedup_and_of_a_lost_one_is_named(make_run: MakeRun) ->
         ({"labels": ("ar", "ss", "medusa")}, r"^ss is fastest: \d\.\d\d× vs AR \(95% CI .*\)"),
         ({"labels": ("ar", "ss")}, r"^ss is faster: \d\.\d\d× vs AR \(95% CI .*\)"),
         ({"labels": ("ar", "ar[n=1]")}, r"^ar\[n=1\] is not significantly different from AR: \d"),
-        ({"labels": ("ar", "ar[n=1]", "ar[n=2]")}, r"^No method is significantly different from AR; fastest: ar"),
-        ({"labels": ("ar", "ss"), "questions": 2, "categories": ("qa",)}, r"^Too few prompts to compare"),
+        ({"labels": ("ar", "ar[n=1]", "ar[n=2]")}, r"^No method is significantly different .* highest estimate: ar"),
+        ({"labels": ("ar", "ss"), "questions": 2, "categories": ("qa",)}, r"^Too few questions to compare"),
         ({"labels": ("ar",)}, r"^Only AR was measured"),
     ],
 )  # fmt: skip

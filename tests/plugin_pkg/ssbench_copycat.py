@@ -18,7 +18,7 @@ class Options:
 
 
 class Copycat(Decoder):
-    """Drafts one chain: the tokens after the latest earlier occurrence of the last `ngram` tokens."""
+    """Draft one chain: the tokens after the latest earlier occurrence of the last `ngram` tokens."""
 
     name = "copycat"
     summary = "copies what followed the last occurrence of the newest tokens"

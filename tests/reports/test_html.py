@@ -192,7 +192,7 @@ def test_long_labels_are_abbreviated_and_no_two_alike() -> None:
     long = [f"ss[root=on,gamma=1,n_draft={i}]" for i in (1, 2)]
     names = short_labels(["ar", "ss", *long, "ss-2"])
     assert names["ss"] == "ss" and names["ss-2"] == "ss-2" and len(set(names.values())) == len(names)
-    assert all(names[label].startswith("ss-") for label in long)
+    assert all(names[label].startswith("ss (") for label in long)
 
 
 def test_colours_can_be_seen_on_a_dark_page() -> None:
