@@ -181,9 +181,16 @@ class Results:
         return machine_rows(self.run, invalid, self.pairs)
 
     @cached_property
+    def all_noisy(self) -> bool:
+        """Return True if the timing of every good sample is noisy."""
+        good = [row for row in self.run.rows if row.ok]
+        return bool(good) and all(row.noise_reason for row in good)
+
+    @cached_property
     def headline(self) -> str:
-        """Return the finding over all tasks, in a sentence."""
-        return headline(self.rows, self.checks, self.rank_ranges)
+        """Return the finding over all tasks, in a sentence, after a warning if all samples are noisy."""
+        warning = "Timing unreliable, all samples are noisy. " if self.all_noisy else ""
+        return warning + headline(self.rows, self.checks, self.rank_ranges)
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -134,11 +134,9 @@ def widen(console: Console, width: int = WIDTH) -> None:
 
 def print_answer(results: Results, console: Console) -> None:
     """Print the finding over all tasks in one line, marked if timing is noisy."""
-    good = [row for row in results.run.rows if row.ok]
     noisy = any(check.name == "timing" and check.state == "warning" for check in results.checks)
-    unreliable = "Timing unreliable, all samples are noisy. " if good and all(row.noise_reason for row in good) else ""
-    mark = "  [yellow]! noisy[/]" * (noisy and not unreliable)
-    console.print(f"[bold]{escape(unreliable + results.headline)}[/]{mark}", highlight=False, soft_wrap=True)
+    mark = "  [yellow]! noisy[/]" * (noisy and not results.all_noisy)
+    console.print(f"[bold]{escape(results.headline)}[/]{mark}", highlight=False, soft_wrap=True)
 
 
 def print_short(results: Results, console: Console) -> None:
