@@ -462,7 +462,7 @@ def _build(recipe: _Recipe, data: FileSource | HubSource, renderer: Renderer, wo
     own = recipe.own
     talks_read = [read_conversation(place, row, recipe.columns, own is not None) for place, row in data.rows()]
     if not talks_read:
-        raise UserError("the training data is empty")
+        raise UserError("the training data has no conversations")
     talks = [c for c in talks_read if (c.messages if own else c.has_completion)]
     if not talks:
         raise UserError("the training data has no prompt" if own else "the training data has no completion")

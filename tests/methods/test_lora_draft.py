@@ -137,7 +137,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda lora: state(lora, base_model_name_or_path=str(LAB / "base")),
         "is for the model .* by its adapter_config.json .* weights; the model has",
     ),
-    "no name": (lambda lora: state(lora, base_model_name_or_path=["a"]), "does not name the model that it adapts"),
+    "no name": (lambda lora: state(lora, base_model_name_or_path=["a"]), "lacks base_model_name_or_path"),
 }  # fmt: skip
 
 

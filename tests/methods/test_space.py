@@ -233,7 +233,7 @@ def test_bad_models_are_reported(tmp_path: Path) -> None:
     SPACE.check(SPACEOptions(weights=str(ours)), target)
     assert "k must be 1 to 3" in reported(target, weights=str(ours), k=4)
     assert "mask_id is for a whole model" in reported(target, weights=str(ours), mask_id=3)
-    assert "give them with --set space.weights" in reported(target)
+    assert "use --set space.weights" in reported(target)
     assert "mask_id must be 1 to 60" in reported(target, mask_id=61)
     whole_model(whole)
     assert "give its mask token" in reported(target, weights=str(whole))

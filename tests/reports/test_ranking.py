@@ -70,7 +70,7 @@ def test_a_value_without_an_interval_is_marked_and_is_not_in_the_task_map(make_r
     made = page_of(analyse(read_run(make_run(labels=("ar", "ss"), categories=("qa", "rag"), questions=2))))
     cells = [row[2] for row in made["everything"].rows if row[1].text == "ss" and row[0].text != "overall"]
     assert cells and all(cell.text.startswith("? ") and not cell.strong for cell in cells)
-    assert any(note.startswith("? no interval") for note in made["everything"].notes)
+    assert any(note.startswith("? no confidence interval") for note in made["everything"].notes)
     assert made["matrix"] is None and any("per task" in text for text in made["absent"])
 
 
@@ -91,7 +91,7 @@ def test_questions_stand_below_the_prompts_where_there_are_fewer(make_run: MakeR
     table, chips = made["everything"], dict(made["chips"])
     assert {(row[-1].text, *row[-1].small) for row in table.rows} == {("10", "5 questions")}
     assert any("quality is a mean over questions" in note for note in table.notes)
-    assert any("every prompt 2 times" in note for note in table.notes)
+    assert any("every prompt has 2 repeats" in note for note in table.notes)
     assert chips["Number of prompts"] == "n = 10 (5 questions), 2 repeats"
 
 

@@ -56,7 +56,7 @@ class Behaviour:
     drafted: int = 0
     delay: float = 0.0
     pause: float = 0.0
-    state: str = "word"
+    word: str = "word"
     metrics: str = ""  # 'vllm', 'sglang', 'nan', 'llama.cpp', which counts in its last event, or none
     key: str = ""
     counted: Any = None
@@ -255,7 +255,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.how.counts["drafts"] += bool(self.how.drafted)
                 self.how.counts["drafted"] += self.how.drafted
                 self.how.counts["accepted"] += (size - 1) if self.how.drafted else 0
-            text = f"{self.how.say}{i} of {len(stated)} "
+            text = f"{self.how.word}{i} of {len(stated)} "
             yield "data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
             yield ""
         finish = "length" if made == body["max_tokens"] else "stop"

@@ -41,7 +41,7 @@ def simple(count: int) -> list[dict[str, str]]:
 
 
 def load(tmp_path: Path, rows: list[Any], length: int = 96, **how: Any) -> TrainingText:
-    stated: list[str] = how.pop("said", [])
+    stated: list[str] = how.pop("stated", [])
     file = write(tmp_path / "data.jsonl", rows)
     return load_rows(file, made_tokenizer("lab", ""), length, cache=tmp_path / "cache", log=stated.append, **how)
 
@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_cut_or_dropped_and_counted(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("rows", "problem"),
     [
-        ([], "the training data is empty"),
+        ([], "no conversations"),
         ([{"messages": [{"role": "user", "content": "a"}]}], "the training data has no completion"),
         ([{"prompt": "word " * 200, "completion": "a"}], "no conversation is left for training: .*1 dropped as too"),
         ([{"prompt": "a", "completion": "b"}, {"prompt": "a"}], "data.jsonl:2: no column 'completion'"),
