@@ -145,7 +145,7 @@ def print_short(results: Results, console: Console) -> None:
     print_answer(results, console)
     rows = ranked(results.overall)
     console.print()
-    _print(console, "", _columns(rows), [[_cells(row, results.config, short=True) for row in rows]])
+    _print(console, "", _columns(rows, results.config), [[_cells(row, results.config, short=True) for row in rows]])
     console.print()
     for i, reason in enumerate(_reasons(rows)):
         _print_line(console, reason, "  why    " if i == 0 else " " * 9)
@@ -163,7 +163,7 @@ def print_verbose(results: Results, console: Console) -> None:
     repeats = f", {n_repeats} repeats" if n_repeats > 1 else ""
     tasks = [ranked(list(group)) for name, group in groupby(rows, key=lambda row: row.category) if name != OVERALL]
     overall = ranked(results.overall)
-    columns = (*_columns(overall), "n")
+    columns = (*_columns(overall, config), "n")
     by_task = [[_cells(row, config) for row in task] for task in tasks]
     dropped = _print(console, f"\nBy task{repeats}", ("task", *columns), by_task) if len(tasks) > 1 else {}
     name = f"\nOverall, {len(tasks)} tasks{repeats}" if len(tasks) > 1 else f"\nOverall{repeats}"
@@ -192,12 +192,12 @@ def ranked(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
     return sorted(rows, key=lambda row: (row.speedup is None, -(row.speedup or 0)))
 
 
-def _columns(rows: Sequence[SummaryRow]) -> tuple[str, ...]:
-    cells = [_figures(row) for row in rows]
+def _columns(rows: Sequence[SummaryRow], config: Mapping[str, Any]) -> tuple[str, ...]:
+    cells = [_figures(row, config) for row in rows]
     return tuple(name for name in COLUMNS if name not in OPTIONAL or any(line[name] != MISSING for line in cells))
 
 
-def _figures(row: SummaryRow) -> Line:
+def _figures(row: SummaryRow, config: Mapping[str, Any]) -> Line:
     tau, ratio = row.mean_acceptance_length, row.step_ratio
     decode = tau * ratio if tau and ratio and row.comparison != "invalid" else None
     return {
@@ -206,7 +206,7 @@ def _figures(row: SummaryRow) -> Line:
         "accept@1": percent(row.acceptance_rate_per_pos[0] if row.acceptance_rate_per_pos else None),
         "step": _step_time(row),
         "tok/s": format_number(row.tokens_per_s, 1),
-        "quality": format_number(row.quality),
+        "quality": format_number(quality(row, config)),
         "judge": format_number(row.judge_score),
     }
 
@@ -215,12 +215,11 @@ def _cells(row: SummaryRow, config: Mapping[str, Any], short: bool = False) -> L
     significant = row.comparison in ("faster", "slower")
     without = {"invalid": "", "reference": "", "insufficient data": "" if short else row.comparison}
     failed = "failed" if row.n_failed and not row.n_prompts else ""
-    return _figures(row) | {
+    return _figures(row, config) | {
         "task": escape(title(row.category)),
         "method": escape(row.method),
         "speedup": f"[bold]{speedup(row)}[/]" if significant else speedup(row),
         "95% CI": failed or without.get(row.comparison, interval(row.speedup_interval)),
-        "quality": format_number(quality(row, config)),
         "output": escape(_match(row) if short else short_output(row, config)),
         "n": short_n(row),
     }

@@ -47,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         (["run", "--methods", "arr", "--dry-run"], "did you mean ar?"),
         (["run", "--methods", "ar", "--suite", "specbnch", "--dry-run"], "did you mean specbench?"),
         (["run", "--methods", "ss", "--chat-template", "vicunja"], "did you mean vicuna?"),
-        (["report", "nowhere"], "nowhere is not a run directory"),
+        (["report", "nowhere"], "is not a run directory"),
         (["suites", "fetch", "specbnch"], "did you mean specbench?"),
     ],
 )
