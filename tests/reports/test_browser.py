@@ -132,7 +132,7 @@ def test_the_matrix_is_sorted_and_read_by_keyboard(running: Any, made: Path) -> 
     page.keyboard.press("Enter")
     names = {"ss-shared", "ar", "medusa", LABEL}
     qa = frame[(frame.category == "qa") & frame.method.isin(names)].sort_values("speedup", ascending=False)
-    assert rows_of(page) == ["ss-1" if name == LABEL else name for name in qa.method]
+    assert rows_of(page) == ["ss (1)" if name == LABEL else name for name in qa.method]
     assert button.locator("xpath=..").get_attribute("aria-sort") == "descending"
     page.locator("#matrix-table td[tabindex='0']").focus()
     first = page.locator("#matrix-note").text_content()
@@ -251,7 +251,7 @@ def test_hostile_texts_are_text(running: Any, made: Path) -> None:
     assert page.locator("#detail mark").text_content() == "another end", "from the first difference on"
     assert page.locator("a[href*='//x'], img, iframe").count() == 0
     legend = page.locator(".abbreviations").text_content()
-    assert "ss-1" in legend and "ss[<a href=//x>⟨RIGHT-TO-LEFT OVERRIDE⟩evil</a>]" in legend
+    assert "ss (1)" in legend and "ss[<a href=//x>⟨RIGHT-TO-LEFT OVERRIDE⟩evil</a>]" in legend
     page.goto((made / "report.html").as_uri() + "#sample=qa-1.0")
     page.reload()
     assert LONG.strip() in page.locator("#detail").text_content()
