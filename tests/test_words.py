@@ -34,7 +34,8 @@ def python_files() -> list[Path]:
 
 
 def documents() -> list[Path]:
-    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
+    folders = (ROOT / name for name in ("docs", "benchmarks", "lab", "specbench_ss"))
+    return sorted([*ROOT.glob("*.md"), *(path for folder in folders for path in folder.rglob("*.md"))])
 
 
 def parts(path: Path) -> Iterator[tuple[int, str]]:

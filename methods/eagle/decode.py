@@ -364,8 +364,8 @@ class Eagle2(EagleDecoder):
 
     @classmethod
     def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
-        """Return the options with `total_tokens`, which counts the root."""
-        return super().with_nodes(given, nodes + 1)
+        """Return the options with `total_tokens`, which counts the root, and the published depth and top_k."""
+        return {"depth": str(cls.published_depth), "top_k": "10"} | super().with_nodes(given, nodes + 1)
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)

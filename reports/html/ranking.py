@@ -10,7 +10,7 @@ from typing import Any
 from specbench_ss.reports.charts import ratio_axis
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, View, plain
 from specbench_ss.reports.palette import Style
-from specbench_ss.results import ranking as verdict_text
+from specbench_ss.results import ranking as run_ranking
 from specbench_ss.results.analysis import Budget
 from specbench_ss.results.checks import baseline_noise, often_noisy
 from specbench_ss.results.ranking import RankRange
@@ -142,7 +142,7 @@ def _ranked(
         rank="",
         at=None if row.speedup is None else axis.at(row.speedup),
         ends=None if ends is None else (axis.at(ends[0]), axis.at(ends[1])),
-        speedup=verdict_text.speedup(row),
+        speedup=run_ranking.speedup(row),
         interval=interval(row.speedup_interval),
         decode=format_speedup(decode),
         tau=format_number(row.mean_acceptance_length),
@@ -152,7 +152,7 @@ def _ranked(
         output=_output(row, config)[0],
         tags=tags,
         sure=row.comparison in ("faster", "slower"),
-        own_model=f"{verdict_text.own_model(row)} over {row.reference}" if row.reference_speedup is not None else "",
+        own_model=f"{run_ranking.own_model(row)} over {row.reference}" if row.reference_speedup is not None else "",
     )
 
 
@@ -185,7 +185,7 @@ def _tags(row: SummaryRow, config: Mapping[str, Any], near: bool, noisy: bool) -
 
 def _output(row: SummaryRow, config: Mapping[str, Any]) -> Tag:
     """Return how the outputs compare with those that they must equal."""
-    text = verdict_text.short_output(row, config)
+    text = run_ranking.short_output(row, config)
     if row.comparison == "reference":
         return "baseline", "flat"
     if row.bias:

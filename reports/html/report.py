@@ -13,7 +13,7 @@ from specbench_ss.reports import palette
 from specbench_ss.reports.html import assets, health, machine, ranking, samples, speed, steps
 from specbench_ss.reports.html import comparison_page as of_several
 from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Fact, Notice, Table, View
-from specbench_ss.results import ranking as verdict_text
+from specbench_ss.results import ranking as run_ranking
 from specbench_ss.results.analysis import Budget, Results, budgets, scope_note, trained
 from specbench_ss.results.checks import worst_first
 from specbench_ss.results.cost_model import parts, roof_of, waterfalls
@@ -25,7 +25,7 @@ from specbench_ss.stats import FEWEST
 from specbench_ss.storage import replacing
 
 SCRIPTS = ("page.js", "charts.js", "tables.js", "explorer.js", "scatter.js", "replay.js", "what-if.js")
-NOT_SHOWN = ("n counts", verdict_text.NO_MEAN)  # the ranking has neither n nor quality
+NOT_SHOWN = ("n counts", run_ranking.NO_MEAN)  # the ranking has neither n nor quality
 SHOWN = 3  # notices on the first screen
 RESULTS = (("error", "wrong"), ("warning", "warnings"), ("unknown", "not checked"), ("ok", "ok"))
 RANKS = (
@@ -158,7 +158,7 @@ def _absent(made: Mapping[str, Any], several: bool) -> list[str]:
 def _how_computed(view: View, had: Sequence[Budget]) -> list[str]:
     """Return how speedup, interval and rank are computed, and what the marks of the ranking mean."""
     rows = list(view.overall.values())
-    notes = verdict_text.notes(rows, view.results.config, short=True)
+    notes = run_ranking.notes(rows, view.results.config, short=True)
     open_ranks = any(found.best != found.worst for found in view.results.rank_ranges.values())
     return [
         f"Speedup: time per token of {view.run.baseline} over that of the method, prefill included; times and tokens "

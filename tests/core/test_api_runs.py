@@ -59,9 +59,11 @@ def test_a_run_is_silent_and_equals_that_of_the_command(
     assert capfd.readouterr() == ("", "")
     options = ["--methods", "pld,ss[k=2]", "--set", "pld.length=4", "--set", "pld.complete=on", "--device", "cpu"]
     options += [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    assert main(["run", *options, "--out", str(tmp_path / "told")]) == 0
-    reported = load_run(tmp_path / "told")
-    assert {p.name for p in (tmp_path / "told").iterdir()} - {p.name for p in named.path.iterdir()} == {"report.html"}
+    assert main(["run", *options, "--out", str(tmp_path / "reported")]) == 0
+    reported = load_run(tmp_path / "reported")
+    assert {p.name for p in (tmp_path / "reported").iterdir()} - {p.name for p in named.path.iterdir()} == {
+        "report.html"
+    }
     for made in (named, given):
         for name in ("samples", "steps", "output_match"):
             pd.testing.assert_frame_equal(compared(getattr(made, name)), compared(getattr(reported, name)))

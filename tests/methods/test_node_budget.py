@@ -74,6 +74,15 @@ def test_a_budget_for_all_methods_is_set_where_none_is_given() -> None:
     assert registry.method_options(specs[1]).nodes == 8
 
 
+def test_a_budget_leaves_aside_the_shape_that_a_folder_advises() -> None:
+    options = registry.method_options(MethodSpec("eagle2", {"nodes": "8"}))
+    assert (options.total_tokens, options.depth, options.top_k) == (
+        9,
+        5,
+        10,
+    )  # none is the default, which advice replaces
+
+
 def test_a_budget_replaces_that_of_a_preset() -> None:
     preset = Preset("p.json", "0" * 64, "pld", {"length": "4", "ngram": "2"})
     assert method_specs("pld", (), [preset])[1].options == {"length": "4", "ngram": "2"}
