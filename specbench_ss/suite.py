@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 
 from specbench_ss.errors import UserError
 
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")  # categories
+
 
 @dataclass(frozen=True, slots=True)
 class Message:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import specbench_ss
 from specbench_ss.errors import UserError, did_you_mean, known_words
 from specbench_ss.storage import cache_folder, file_sha256
-from specbench_ss.suite import Question, Suite, SuiteData, SuiteRequest
+from specbench_ss.suite import MT_BENCH, Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.suites.download import download
 from specbench_ss.suites.scorers import METRICS, score_turn
 from specbench_ss.user_files import Row, read_rows
@@ -53,12 +53,11 @@ def read_data(data: Path) -> Iterator[tuple[str, Row]]:
         yield place, dict(row)
 
 
-MT_BENCH_CATEGORIES = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-SPECBENCH_CATEGORIES = (*MT_BENCH_CATEGORIES, "translation", "summarization", "qa", "math_reasoning", "rag")
+SPECBENCH_CATEGORIES = (*MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag")
 APP_CATEGORIES = ("sql", "meaning_representation", "dialogue_summary")
 
 LAB_QUESTIONS = Path(specbench_ss.__file__).parent / "lab"  # next to the weights
-LAB_SIZES = {name: 10 if name in MT_BENCH_CATEGORIES else 80 for name in (*SPECBENCH_CATEGORIES, *APP_CATEGORIES)}
+LAB_SIZES = {name: 10 if name in MT_BENCH else 80 for name in (*SPECBENCH_CATEGORIES, *APP_CATEGORIES)}
 
 Reader = Callable[[str, int, Row], Question]  # location, number from 0, row
 

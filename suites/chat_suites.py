@@ -9,9 +9,8 @@ from typing import Any
 
 from specbench_ss.conversations import COLUMNS, FORMS, SYSTEM, read_messages, unread_keys
 from specbench_ss.errors import UserError
-from specbench_ss.suite import Message, Question, Suite, SuiteData, SuiteRequest
+from specbench_ss.suite import MT_BENCH, Message, Question, Suite, SuiteData, SuiteRequest
 from specbench_ss.suites.base import (
-    MT_BENCH_CATEGORIES,
     SPECBENCH_CATEGORIES,
     FileSuite,
     Published,
@@ -41,9 +40,9 @@ class MTBench(FileSuite):
     name = "mtbench"
     title = "MT-Bench"
     summary = "MT-Bench: 80 questions of two turns in eight categories, graded by a judge (`ssbench judge`)"
-    categories = MT_BENCH_CATEGORIES
+    categories = MT_BENCH
     files = (QUESTIONS, REFERENCES, PROMPTS)
-    lab_categories = MT_BENCH_CATEGORIES
+    lab_categories = MT_BENCH
 
     def read(self, data: Path) -> tuple[Question, ...]:
         """Return the questions, with reference answers if their file is in the same folder."""

@@ -12,8 +12,7 @@ from specbench_ss.reports.html.ranking import VERDICTS
 from specbench_ss.results import frames, ranking
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.results.text import format_number, interval, percent, title
-from specbench_ss.suite import Question
-from specbench_ss.suites.base import MT_BENCH_CATEGORIES
+from specbench_ss.suite import MT_BENCH, Question
 
 N = "Prompts that both the method and the reference answered; a prompt is one turn of a question"
 JUDGED = "Mean over questions of a judge's rating over ten; below it the paired difference to the reference"
@@ -147,7 +146,7 @@ def matrix(view: View) -> Table | None:
     """
     cells = by_task(view)
     every = [task for task in tasks(cells) if task != OVERALL]
-    parts = [task for task in every if task in MT_BENCH_CATEGORIES]
+    parts = [task for task in every if task in MT_BENCH]
     grouped = len(parts) > 1 and len(parts) < len(every)
     if grouped:
         cells = {**cells, **_group(view, parts)}

@@ -20,6 +20,7 @@ from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, faili
 from specbench_ss.results.text import MISSING, cut, format_speedup, interval, output_match, title
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats import FEWEST, Comparison, Floats, Interval, compare, pairwise
+from specbench_ss.suite import MT_BENCH
 
 RANKED = ("faster", "slower", "not significant")
 
@@ -314,9 +315,6 @@ def _noise(overall: Sequence[SummaryRow], rows: Sequence[SummaryRow]) -> str:
 def _some(names: Sequence[str], shown: int = 3) -> str:
     rest = len(names) - shown
     return ", ".join(map(cut, names[:shown])) + (f" and {rest} more" if rest > 0 else "")
-
-
-MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
 
 def task_groups(categories: Sequence[str]) -> dict[str, tuple[str, ...]]:

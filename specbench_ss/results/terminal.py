@@ -122,7 +122,7 @@ MOST_WARNINGS = 3
 SHOWN = 8  # details of a check
 MOST_LOST = 0.5  # share of the gain by tau that step time may take before `why` names it
 STATE_MARKS = {"wrong": "[red]x[/]", "warning": "[yellow]![/]", "not checked": "[dim]?[/]"}
-PLACE = re.compile(r"(?P<error>.*) \((?P<file>\S+), line (?P<line>\d+), in (?P<function>\S+)\)", re.DOTALL)
+PLACE = re.compile(r"(?P<error>.*) \((?P<where>(?P<file>[^\s:]+):\d+ in \S+)\)", re.DOTALL)  # `errors.failure_text`
 Line = dict[str, str]  # cells by column
 
 
@@ -198,11 +198,9 @@ def _columns(rows: Sequence[SummaryRow], config: Mapping[str, Any]) -> tuple[str
 
 
 def _figures(row: SummaryRow, config: Mapping[str, Any]) -> Line:
-    tau, ratio = row.mean_acceptance_length, row.step_ratio
-    decode = tau * ratio if tau and ratio and row.comparison != "invalid" else None
     return {
-        "decode": format_speedup(decode),
-        "tau": format_number(tau),
+        "decode": format_speedup(row.decode_speedup),
+        "tau": format_number(row.mean_acceptance_length),
         "accept@1": percent(row.acceptance_rate_per_pos[0] if row.acceptance_rate_per_pos else None),
         "step": _step_time(row),
         "tok/s": format_number(row.tokens_per_s, 1),
@@ -306,11 +304,12 @@ def _print_failure(results: Results, label: str, console: Console) -> None:
     text = text if text.startswith("failed in warm-up") else often + text
     _print_line(console, f"{cut(label)} {text}", f"  {STATE_MARKS['wrong']} ", 1 if place else 2)
     if place:
-        where = f"{place['file']}:{place['line']} in {place['function']}"
         plugins = [file["file"] for file in results.manifest["config"].get("plugin", [])]
         own = next((file for file in plugins if Path(file).name == place["file"]), None)
         what = f"--plugin {own}" if own else results.run.entry(label)["name"]
-        console.print(f"      {escape(where)}   ->  ssbench check {escape(what)}", highlight=False, soft_wrap=True)
+        console.print(
+            f"      {escape(place['where'])}   ->  ssbench check {escape(what)}", highlight=False, soft_wrap=True
+        )
 
 
 def _print_groups(results: Results, console: Console) -> None:
