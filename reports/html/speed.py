@@ -136,7 +136,7 @@ IN_MATRIX = (
     "n_failed",
 )
 STRONGEST = math.log(2.5)  # a speedup by this factor, or its inverse, has the strongest tint
-MT_BENCH = "MT-Bench"
+GROUP = "MT-Bench"
 
 
 def matrix(view: View) -> Table | None:
@@ -150,14 +150,14 @@ def matrix(view: View) -> Table | None:
     grouped = len(parts) > 1 and len(parts) < len(every)
     if grouped:
         cells = {**cells, **_group(view, parts)}
-        every = [MT_BENCH, *parts, *(task for task in every if task not in parts)]
+        every = [GROUP, *parts, *(task for task in every if task not in parts)]
     shown = [task for task in every if any(_judged_cell(cells[label, task]) for label in view.contestants)]
     if not shown or len(every) < 2:
         return None
     parts = [task for task in parts if grouped and task in shown]
     columns = [
         Column("method", numeric=False),
-        *(_task_column(task, task in parts, bool(parts) and task == MT_BENCH) for task in (OVERALL, *shown)),
+        *(_task_column(task, task in parts, bool(parts) and task == GROUP) for task in (OVERALL, *shown)),
     ]
     rows = [
         [method_cell(view.look[label]), *(_task_cell(cells[label, task]) for task in (OVERALL, *shown))]
@@ -172,12 +172,12 @@ def _judged_cell(row: SummaryRow) -> bool:
 
 
 def _group(view: View, parts: Sequence[str]) -> Cells:
-    """Return the summaries of these tasks together, by method and MT_BENCH."""
+    """Return the summaries of these tasks together, by method and GROUP."""
     rows = [row for row in view.run.rows if row.category in parts]
     keys = {row.key for row in rows}
     matches = [one for one in view.run.output_match if one.key in keys]
     found = summarise(replace(view.run, rows=rows, output_match=matches))
-    return {(row.method, MT_BENCH): replace(row, category=MT_BENCH) for row in found if row.category == OVERALL}
+    return {(row.method, GROUP): replace(row, category=GROUP) for row in found if row.category == OVERALL}
 
 
 def _task_column(task: str, part: bool, unfolds: bool) -> Column:
