@@ -184,9 +184,9 @@ def _in_rows(
 def pareto(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Figure:
     """Return tokens per step against relative step time, a point a method, with lines of equal speedup."""
     points = [
-        (row.step_cost, row.mean_acceptance_length, row.method)
+        (row.relative_step_time, row.mean_acceptance_length, row.method)
         for row in rows
-        if row.step_cost and row.mean_acceptance_length
+        if row.relative_step_time and row.mean_acceptance_length
     ]
     left, right = min([0.9, *(0.9 * x for x, _, _ in points)]), 1.12 * max(x for x, _, _ in points)
     top = 1.12 * max(y for _, y, _ in points)

@@ -50,7 +50,7 @@ class RunFigures(Figures):
     @property
     def contestants(self) -> list[SummaryRow]:
         """Rows of the methods to draw without the baseline."""
-        return [row for row in self.rows if row.comparison != "reference"]
+        return [row for row in self.rows if row.comparison != "baseline"]
 
     @property
     def title(self) -> str:
@@ -101,7 +101,7 @@ class RunFigures(Figures):
 
     def pareto(self) -> Figure:
         """Return tokens per step against relative step time."""
-        rows = [row for row in self.contestants if row.step_cost and row.mean_acceptance_length]
+        rows = [row for row in self.contestants if row.relative_step_time and row.mean_acceptance_length]
         if not rows:
             raise UserError("nothing to draw: no method has timed steps on the prompts of the baseline")
         return charts.pareto(rows, self.styles)

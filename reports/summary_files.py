@@ -37,27 +37,27 @@ class MarkdownReport(_File):
     """The report `md`."""
 
     name = "md"
-    summary = "the finding, what is wrong, and the summary as a Markdown table, with several requests at a time too"
+    summary = "headline, findings and summary as Markdown tables, concurrent requests included"
     filename = "report.md"
 
     def content(self, results: Results) -> bytes:
         """Return the bytes of the file."""
         run = results.run
         model, suite = run.manifest["model"]["name"], run.manifest["suite"]["name"]
-        wrong = [check for check in results.checks if check.state in ("wrong", "warning")]
-        alerts = [line for check in wrong for line in (f"- {check.sentence}", *(f"  - {line}" for line in check.lines))]
+        found = [check for check in results.checks if check.state in ("wrong", "warning")]
+        alerts = [line for check in found for line in (f"- {check.sentence}", *(f"  - {line}" for line in check.lines))]
         lines = [f"# {model} on {suite}", "", results.headline, "", *alerts]
         table = exchange.markdown(results)
         notes = [f"{NO_MEAN}.\n"] if len(measures(run.questions)) > 1 else []
-        levels = [markdown_concurrency(run)] if run.concurrency else []
-        return "\n".join([*map(safe, lines), "", table, *notes, *levels]).encode("utf-8", "replace")
+        concurrency = [markdown_concurrency(run)] if run.concurrency else []
+        return "\n".join([*map(safe, lines), "", table, *notes, *concurrency]).encode("utf-8", "replace")
 
 
 class CsvReport(_File):
     """The report `csv`."""
 
     name = "csv"
-    summary = "the summary, a row for each task and method; every frame: ssbench export --form csv"
+    summary = "summary, one row per task and method; all frames: ssbench export --form csv"
     filename = "summary.csv"
 
     def content(self, results: Results) -> bytes:
@@ -70,7 +70,7 @@ class ParquetReport(_File):
     """The report `parquet`."""
 
     name = "parquet"
-    summary = "the summary, a row for each task and method; every frame: ssbench export --form parquet"
+    summary = "summary, one row per task and method; all frames: ssbench export --form parquet"
     filename = "summary.parquet"
 
     def content(self, results: Results) -> bytes:
@@ -84,7 +84,7 @@ class JsonReport(_File):
     """The report `json`."""
 
     name = "json"
-    summary = "the finding, the checks, the summary and the run's manifest, for other programs"
+    summary = "headline, checks, summary and manifest of the run, for other programs"
     filename = "report.json"
 
     def content(self, results: Results) -> bytes:
@@ -94,22 +94,22 @@ class JsonReport(_File):
             {"name": one.name, "state": one.state, "sentence": one.sentence, "lines": list(one.lines)}
             for one in results.checks
         ]
-        whole = {
-            "finding": results.headline,
+        content = {
+            "headline": results.headline,
             "checks": checks,
-            "places": {label: asdict(standing) for label, standing in results.rank_ranges.items()},
+            "rank_ranges": {label: asdict(ranks) for label, ranks in results.rank_ranges.items()},
             "summary": [row.as_dict() for row in results.rows],
-            **({"levels": [asdict(row) for row in concurrency_rows(run)]} if run.concurrency else {}),
+            **({"concurrency": [asdict(row) for row in concurrency_rows(run)]} if run.concurrency else {}),
             "manifest": run.manifest,
         }
-        return json.dumps(whole, indent=1, ensure_ascii=False).encode("utf-8", "replace")
+        return json.dumps(content, indent=1, ensure_ascii=False).encode("utf-8", "replace")
 
 
 class PngReport(Report):
     """The report `png`."""
 
     name = "png"
-    summary = "a picture of the ranking; other figures: ssbench plot"
+    summary = "figure of the ranking; other figures: ssbench plot"
     filename = "ranking.png"
 
     def write(self, results: Results, path: Path) -> None:

@@ -80,7 +80,7 @@ def drawn(n: int, rows: int, seed: int) -> Resamples:
 
 
 Interval = tuple[float, float]
-Comparison = Literal["reference", "faster", "slower", "not significant", "insufficient data", "invalid"]
+Comparison = Literal["baseline", "faster", "slower", "not significant", "insufficient data", "invalid"]
 Statistic = Callable[[Floats], Floats]  # of sums [..., k]: [...]
 
 LEVEL = 0.95

@@ -45,7 +45,7 @@ class Pair:
     """Changes from the first run to another one; no rows if the two are not comparable."""
 
     letter: str
-    finding: str
+    headline: str
     rows: Sequence[ComparedRow]
 
 
@@ -69,7 +69,7 @@ def page(runs: Sequence[Results]) -> dict[str, Any]:
         "abbreviated": [style for style in look.values() if style.name != visible(style.label)],
         "definitions": symbols(),
         "runs": _runs(named),
-        "findings": [f"{named[0].letter} to {pair.letter}: {pair.finding}" for pair in pairs],
+        "headlines": [f"{named[0].letter} to {pair.letter}: {pair.headline}" for pair in pairs],
         "matrix": _matrix(named, look),
         "differences": _differences(named, found),
         "speedups": _speedups(named, look),
@@ -171,7 +171,7 @@ def _ranked(named: Sequence[Named]) -> list[str]:
     best: dict[str, float] = {}
     for one in named:
         for label, row in one.overall.items():
-            if row.comparison != "reference" and not row.reference_of:
+            if row.comparison != "baseline" and not row.reference_of:
                 best[label] = max(best.get(label, 0.0), row.speedup or 0.0)
     return sorted(best, key=lambda label: -best[label])
 

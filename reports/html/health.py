@@ -34,11 +34,11 @@ def notices(made: Sequence[Check]) -> list[Notice]:
 
 
 def differences(view: View) -> Sequence[str]:
-    """Describe every answer that differs without a good reason, and where it differs."""
+    """Describe the outputs that differ, with the first token that differs."""
     return _some(
         [
             f"{_compared(view.overall[s.method])} on {s.question_id}, turn {s.turn + 1}: "
-            + f"{VERDICTS[s.verdict][0]} at token {s.first_difference}"
+            + f"{s.verdict} at token {s.first_difference}"
             + (f", {s.drop:.3g} below the best logit" if s.drop is not None else f" ({s.reason})" if s.reason else "")
             for s in view.run.output_match
             if s.verdict in ("mismatch", "numerical tie", "length differs")
@@ -47,7 +47,7 @@ def differences(view: View) -> Sequence[str]:
 
 
 def _compared(row: SummaryRow) -> str:
-    """Name the method, and what it is compared with where that is not the run's reference."""
+    """Name the method, and its baseline if that is not the run's."""
     return row.method if row.reference == row.baseline else f"{row.method} against {row.reference}"
 
 
@@ -71,7 +71,7 @@ def output_match(view: View) -> Table:
     columns = [
         view.method(),
         Column("against", _against, numeric=False),
-        *(Column(text, _counts(verdict), digits=0) for verdict, (text, _) in VERDICTS.items()),
+        *(Column(verdict, _counts(verdict), digits=0) for verdict in VERDICTS),
         Column("failed", "n_failed", digits=0),
     ]
     if any(row.bias for row in view.overall.values()):
@@ -82,7 +82,7 @@ def output_match(view: View) -> Table:
             Column("drafted tokens kept", "bias_accepted", digits=0),
             Column("expected", "bias_expected", digits=0),
         ]
-    rows = [row for row in view.overall.values() if row.comparison != "reference" or row.output_match]
+    rows = [row for row in view.overall.values() if row.comparison != "baseline" or row.output_match]
     return Table.of("output-match", columns, rows)
 
 
@@ -97,14 +97,14 @@ def _p(row: SummaryRow) -> Cell:
 
 def _against(row: SummaryRow) -> str:
     if row.bias:
-        own = row.comparison == "reference" or row.reference_of
-        return f"the distribution of {'its own model' if own else row.reference}"
-    if row.comparison == "reference":
+        itself = row.comparison == "baseline" or row.reference_of
+        return f"the distribution of {'its own model' if itself else row.reference}"
+    if row.comparison == "baseline":
         return "its first repeat"
     if row.reference_of:
-        return f"nothing: it is the reference of {', '.join(row.reference_of)}"
+        return f"nothing: it is the baseline of {', '.join(row.reference_of)}"
     compared = row.lossless or row.output_match.get("identical") or row.output_match.get("text differs")
-    return row.reference if compared else f"nothing: it does not promise the output of {row.reference}"
+    return row.reference if compared else "nothing: its output may differ"
 
 
 def _some(lines: Sequence[str]) -> list[str]:

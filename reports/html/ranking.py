@@ -30,7 +30,7 @@ VERDICTS: dict[str, Tag] = {
     "not significant": ("not significant", "flat"),
     "insufficient data": ("insufficient data", "flat"),
     "invalid": ("invalid", "bad"),
-    "reference": ("reference", "flat"),
+    "baseline": ("baseline", "flat"),
 }
 NOISY: Tag = ("depends on noisy samples: a tenth or more had background load", "note")
 MAYBE: Tag = ("may be noise: the interval begins within the apparent speedup of autoregressive decoding", "note")
@@ -57,7 +57,7 @@ class Ranked:
     decode: str
     tau: str
     acceptance: str
-    cost: str
+    step_time: str
     rate: str
     output: str
     tags: Sequence[Tag]
@@ -117,7 +117,7 @@ def ranking(view: View, axis: Axis) -> list[Ranked]:
     }
     for label in [label for label in rows if label not in left]:
         mine, row = rows[label], overall[label]
-        counts = row.speedup is not None and row.comparison != "reference"
+        counts = row.speedup is not None and row.comparison != "baseline"
         places += counts
         control = overall.get(row.reference)
         if mine.own_model and control and control.speedup is not None:
@@ -147,7 +147,7 @@ def _ranked(
         decode=format_speedup(decode),
         tau=format_number(row.mean_acceptance_length),
         acceptance=percent(row.acceptance_rate),
-        cost=format_number(row.step_cost),
+        step_time=format_number(row.relative_step_time),
         rate=format_number(row.tokens_per_s, 1),
         output=_output(row, config)[0],
         tags=tags,
@@ -175,7 +175,7 @@ def _tags(row: SummaryRow, config: Mapping[str, Any], near: bool, noisy: bool) -
     found = [("slower", "flat") if row.comparison == "slower" else speed]
     found += [MAYBE] if near else []
     found += [(f"{row.n_failed:,} failed", "bad")] if row.n_failed else []
-    found += [_output(row, config)] if row.comparison != "reference" else []
+    found += [_output(row, config)] if row.comparison != "baseline" else []
     found += [UNSTABLE] if row.unstable else []
     found += [QUALITY[row.quality_verdict]] if row.quality_verdict is not None else []
     found += [NOISY] if noisy else []
@@ -186,7 +186,7 @@ def _tags(row: SummaryRow, config: Mapping[str, Any], near: bool, noisy: bool) -
 def _output(row: SummaryRow, config: Mapping[str, Any]) -> Tag:
     """Return how the outputs compare with those that they must equal."""
     text = run_ranking.short_output(row, config)
-    if row.comparison == "reference":
+    if row.comparison == "baseline":
         return "baseline", "flat"
     if row.bias:
         return text, BIAS[row.bias] if row.lossless else "flat"

@@ -104,7 +104,7 @@ def page(results: Results) -> dict[str, Any]:
         "styles": list(view.look.values()),
         "definitions": palette.symbols(),
         "chips": health.chips(run),
-        "finding": _abbreviated(results.headline, view),
+        "headline": _abbreviated(results.headline, view),
         "alerts": alerts[:SHOWN],
         "more_alerts": alerts[SHOWN:],
         "checks": _counted(checks),
@@ -191,7 +191,7 @@ def _prefill(run: Run) -> str:
 
 def _unlike(view: View) -> list[str]:
     """Return a note if the methods were not compared on the same prompts, as in a run that is not complete."""
-    counts = [row.n_prompts for row in view.overall.values() if row.comparison != "reference"]
+    counts = [row.n_prompts for row in view.overall.values() if row.comparison != "baseline"]
     if not counts or min(counts) == max(counts):
         return []
     return [f"Not every method was compared on the same prompts: {min(counts):,} to {max(counts):,} of them"]

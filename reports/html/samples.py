@@ -15,16 +15,16 @@ from specbench_ss.results.text import percent, title, visible
 from specbench_ss.runs.records import OutputMatch, Run, SampleRecord, Steps
 from specbench_ss.runs.run_dir import Drafts, DraftStep, read_drafts
 
-VERDICTS = {
-    "identical": ("same output", "good"),
-    "numerical tie": ("numerical tie", "note"),
-    "length differs": ("other length", "note"),
-    "mismatch": ("mismatch", "bad"),
-    "text differs": ("text differs", "note"),
-    "sampled": ("sampled", ""),
-    "not compared": ("not compared", ""),
+VERDICTS = {  # output match -> kind of pill
+    "identical": "good",
+    "numerical tie": "note",
+    "length differs": "note",
+    "mismatch": "bad",
+    "text differs": "note",
+    "sampled": "",
+    "not compared": "",
 }
-REFERENCE_PILL = ("reference", "")
+BASELINE_PILL = ("baseline", "")
 DIGITS = 5  # significant ones of packed numbers
 MOST = 60_000  # characters of a text that are packed
 
@@ -84,7 +84,7 @@ def samples(view: View) -> dict[str, Any]:
         }
 
     return {
-        "reference": ranked.index(run.baseline) if run.baseline in ranked else -1,
+        "baseline": ranked.index(run.baseline) if run.baseline in ranked else -1,
         "methods": [
             {
                 "label": visible(label),
@@ -173,24 +173,24 @@ def _short(value: float | None) -> float | None:
 def pill(
     row: SampleRecord, verdict: OutputMatch | None, summary: SummaryRow, config: Mapping[str, Any]
 ) -> tuple[str, str] | None:
-    """Return (text, kind of pill) of how the answer compares with its reference's; None where nothing is known.
+    """Return the output match of a sample as (text, kind of pill); None if it is unknown.
 
-    The text names a reference that is not the run's own.
+    The text names the AR baseline of the method's own model.
     """
     if not row.ok:
         return ("failed", "bad")
-    if summary.comparison == "reference":
-        return REFERENCE_PILL
+    if summary.comparison == "baseline":
+        return BASELINE_PILL
     if verdict is None:
         return None
     if verdict.verdict == ranking.NOT_COMPARED:
         sampled = summary.lossless and config["temperature"]
         named = ranking.output(summary, config) if summary.reference_of else ranking.NOT_COMPARED
         return (ranking.SAMPLED if sampled else named, "")
-    text, kind = VERDICTS[verdict.verdict]
+    text, kind = verdict.verdict, VERDICTS[verdict.verdict]
     if summary.reference == summary.baseline:
         return (text, kind)
-    return (f"{text} {'as' if verdict.verdict == 'identical' else 'against'} {summary.reference}", kind)
+    return (f"{text} {'to' if text == 'identical' else 'against'} {summary.reference}", kind)
 
 
 KINDS = ("begins a word", "goes on with a word", "digits", "punctuation", "white space", "other")
@@ -229,7 +229,7 @@ def replay(view: View, drafts: Sequence[Drafts]) -> dict[str, Any] | None:
     if not answers:
         return None
     return {
-        "reference": ranked.index(run.baseline) if run.baseline in ranked else -1,
+        "baseline": ranked.index(run.baseline) if run.baseline in ranked else -1,
         "prompts": [[visible(f"{id}.{turn}"), visible(title(tasks.get(id, "")))] for id, turn in prompts.values()],
         "methods": [
             {"label": visible(one.label), "name": one.name, "css": one.css, "symbol": one.symbol}

@@ -204,7 +204,7 @@ def _task_cell(row: SummaryRow) -> Cell:
 def _task_note(row: SummaryRow) -> str:
     """Return the text that is shown for a cell on hover and on focus."""
     bounds = interval(row.speedup_interval)
-    around = f", 95 % CI {bounds}" if bounds else "" if row.comparison == "reference" else ", no interval"
+    around = f", 95 % CI {bounds}" if bounds else "" if row.comparison == "baseline" else ", no interval"
     unsure = ", not significant" if row.comparison == "not significant" else ""
     tau = format_number(row.mean_acceptance_length)
     return (

@@ -27,7 +27,7 @@ PARTS = {  # of a waterfall
 def pareto(view: View) -> Chart | None:
     """Return τ against relative step time, a point per method; None if no step was timed."""
     rows = [view.overall[label] for label in view.contestants if label != view.run.baseline]
-    rows = [row for row in rows if row.step_cost and row.mean_acceptance_length]
+    rows = [row for row in rows if row.relative_step_time and row.mean_acceptance_length]
     if not rows:
         return None
     return Chart(
@@ -204,16 +204,10 @@ def decomposition(view: View) -> Table:
         Column("step", "step_s", "Mean milliseconds of a step: the sum of its parts", per=1e-3),
         Column("median", lambda row: medians.get(row.method), "Median milliseconds of a step"),
         Column("τ", "mean_acceptance_length", unit="×"),
-        Column(
-            "relative step time", _step_cost, f"The method's step time over that of {REFERENCE}", fields=("step ratio",)
-        ),
+        Column("relative step time", "relative_step_time"),
         Column("other", "other_factor", unit="×"),
         Column("speedup", lambda row: figure(row.speedup, unit="×", strong=True), "τ ÷ relative step time × other"),
     ]
     rows = [row for row in view.overall.values() if row.step_s]
     caption = "Mean step, in milliseconds"
     return Table.of("step-times", columns, rows, caption)
-
-
-def _step_cost(row: SummaryRow) -> Cell:
-    return figure(row.step_cost, values=(row.step_ratio,))

@@ -198,7 +198,7 @@ def overall(run: Results) -> dict[str, SummaryRow]:
 
 def measured(row: SummaryRow) -> tuple[Value, ...]:
     """Return the cells of the columns MEASURED."""
-    return (row.speedup, interval_text(row), row.mean_acceptance_length, row.step_cost, row.n_prompts)
+    return (row.speedup, interval_text(row), row.mean_acceptance_length, row.relative_step_time, row.n_prompts)
 
 
 def interval_text(row: SummaryRow) -> str | None:

@@ -118,16 +118,16 @@ def _print_rescored(rows: list[RescoredRow]) -> None:
 
 def _print_task(task: str, rows: list[RescoredRow], console: object) -> None:
     table = result_table(escape(title(task)), COLUMNS)
-    for row in sorted(rows, key=lambda row: (row.comparison != "reference", -(row.speedup or 0))):
+    for row in sorted(rows, key=lambda row: (row.comparison != "baseline", -(row.speedup or 0))):
         table.add_row(
             escape(row.method),
             format_speedup(row.speedup),
             interval(row.speedup_interval) or row.comparison,
             format_number(row.mean_acceptance_length),
             format_number(None if row.mean_acceptance_length is None else row.mean_acceptance_length - 1),
-            format_number(row.tau_written),
+            format_number(row.mean_accept_lengths),
             format_speedup(row.speedup_specbench),
-            "" if row.comparison == "reference" else f"{row.n_same_text} of {row.n_turns}",
+            "" if row.comparison == "baseline" else f"{row.n_same_text} of {row.n_turns}",
             format_number(row.tokens_per_s, 1),
             f"{row.n_prompts:,}",
         )

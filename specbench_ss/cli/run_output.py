@@ -301,9 +301,9 @@ def _print_results(results: Results, form: Form, console: Console) -> None:
 
 
 def _record(results: Results, report: Path) -> dict[str, Any]:
-    """Return the results for other programs: finding, summary over all tasks, checks and paths."""
+    """Return the results for other programs: headline, summary over all tasks, checks and paths."""
     return {
-        "finding": results.headline,
+        "headline": results.headline,
         "rows": [row.as_dict() for row in results.overall],
         "checks": [asdict(check) for check in results.checks],
         "paths": {"run": str(results.path), "report": str(report)},

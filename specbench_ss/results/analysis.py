@@ -188,7 +188,7 @@ class Results:
 
     @cached_property
     def headline(self) -> str:
-        """Return the finding over all tasks, in a sentence, after a warning if all samples are noisy."""
+        """Return the result over all tasks, in a sentence, after a warning if all samples are noisy."""
         warning = "Timing unreliable, all samples are noisy. " if self.all_noisy else ""
         return warning + headline(self.rows, self.checks, self.rank_ranges)
 

@@ -18,7 +18,7 @@ from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paire
 from specbench_ss.results.text import format_number, format_speedup, interval, pluralize, title
 from specbench_ss.runs.environment import between_sessions, is_of_times
 from specbench_ss.runs.records import Run, SampleRecord
-from specbench_ss.stats import FEWEST, compare
+from specbench_ss.stats import FEWEST, Comparison, compare
 
 OF_METHOD = 0.1  # share of noisy samples from which a method is marked
 
@@ -52,7 +52,7 @@ class BaselineNoise:
 def plain(row: SummaryRow) -> bool:
     """Return whether a method decodes as the baseline does: it drafted nothing at all."""
     drafted = row.acceptance_rate is not None or any(row.acceptance_rate_per_pos_n)
-    return row.comparison != "reference" and row.mean_acceptance_length is not None and not drafted
+    return row.comparison != "baseline" and row.mean_acceptance_length is not None and not drafted
 
 
 def baseline_noise(overall: Iterable[SummaryRow]) -> BaselineNoise | None:
@@ -76,8 +76,8 @@ def repeats_itself(ids: Sequence[int]) -> bool:
     return len(tail) == TAIL and any(tail[n:] == tail[:-n] for n in range(1, LONGEST + 1))
 
 
-POOR = 0.1  # quality by the task's measure below which outputs are of low quality
-OTHERS = "it served other requests meanwhile, or did not report its counts every time"
+LOW_QUALITY = 0.1  # quality by the task's measure below which outputs are of low quality
+OTHERS = "it served other requests meanwhile, or did not always report its counts"
 CheckState = Literal["ok", "warning", "wrong", "not checked"]
 STATES: tuple[CheckState, ...] = ("wrong", "warning", "not checked", "ok")  # the worst first
 
@@ -86,16 +86,16 @@ USELESS = "speedups on low-quality outputs (e.g. from copying) may not carry ove
 KINDS = 3  # kinds of warnings in one sentence
 NUMBERS = re.compile(r"[\d.,]*\d")
 
-FOUND: dict[str, tuple[CheckState, str]] = {  # kind of a finding (`sample_checks`) -> state and sentence
+FINDINGS: dict[str, tuple[CheckState, str]] = {  # kind of a finding of `sample_checks` -> state and sentence
     "impossible": ("wrong", "Impossible results: a bug or an invalid measurement."),
     "invalid": ("wrong", "Invalid results."),
     "biased": ("wrong", "Sampled tokens do not follow the target's distribution; these methods have no speedup."),
     "untestable": ("warning", "Sampled tokens cannot be tested: rounding, or the baseline fails the test."),
     "failed": ("wrong", "Samples failed; no number includes them."),
-    "mismatch": ("wrong", "Outputs differ from the reference's without a numerical tie."),
-    "length-differs": ("warning", "Outputs end earlier or later than the reference's."),
+    "mismatch": ("wrong", "Outputs differ from the baseline's without a numerical tie."),
+    "length-differs": ("warning", "Outputs end earlier or later than the baseline's."),
     "numerical-tie": ("warning", "Numerical ties in float32, where they should be rare."),
-    "uncompared": ("warning", "Outputs were not compared with the reference's: their verdicts are missing."),
+    "uncompared": ("warning", "Outputs were not compared with the baseline's: their verdicts are missing."),
 }
 
 
@@ -103,8 +103,8 @@ FOUND: dict[str, tuple[CheckState, str]] = {  # kind of a finding (`sample_check
 class Check:
     """Result of one check.
 
-    name: the kind of finding, or `incomplete`, `warnings`, `sessions`, `timing`, `tau`, `noise`, `loops`, `poor`,
-    `engine`, `levels`, `levels of requests`, `tokens`, `acceptance`.
+    name: a key of `FINDINGS`, or `incomplete`, `warnings`, `sessions`, `timing`, `lower-bound`, `baseline-noise`,
+    `repetition`, `low-quality`, `cuda-graphs`, `concurrency`, `concurrency-verdicts`, `tokens`, `acceptance`.
     sentence: the finding, or the reason why there is none.
     lines: its details, one for each method or warning.
     made: share of the samples that an unfinished run has.
@@ -129,8 +129,8 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
             found.setdefault(kind, []).append(f"{row.method}: {text}")
     unstable = found.pop("unstable", [])
     answering = {row.method for row in run.rows if row.ok} or set(run.labels)  # others can only have failed
-    answered = [row for row in rows if row.method in answering or row.comparison == "reference"]
-    bad = {kind: Check(kind, *FOUND[kind], tuple(lines)) for kind, lines in found.items()}
+    answered = [row for row in rows if row.method in answering or row.comparison == "baseline"]
+    bad = {kind: Check(kind, *FINDINGS[kind], tuple(lines)) for kind, lines in found.items()}
     return [
         _finished(run),
         *_warned(run),
@@ -140,8 +140,8 @@ def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
         *_eager(run),
         *_bound(answered),
         *_noise(rows),
-        *_loops(run),
-        *_poor(run, summaries),
+        *_repetition(run),
+        *_low_quality(run, summaries),
     ]
 
 
@@ -171,7 +171,7 @@ def _warned(run: Run) -> Iterator[Check]:
 
 
 def _timing(run: Run, rows: Sequence[SummaryRow], unstable: Sequence[str]) -> Check:
-    """Return the check of all times: noisy samples, unstable step times, and the run's warnings of its times."""
+    """Return the check of all times: noisy samples, unstable step times, and the run's warnings about times."""
     warned = [text for text in run.manifest.get("warnings", []) if is_of_times(text)]
     noisy = [row.noise_reason for row in run.rows if row.noise_reason]
     good = [row for row in run.rows if row.ok]
@@ -212,20 +212,24 @@ def _noisy_text(run: Run, rows: Sequence[SummaryRow], noisy: Sequence[str]) -> s
     reason = next(_alike(noisy)).partition(": ")[2]
     text = f"Noisy timing: {reason} in {len(noisy):,} of {len(run.rows):,} samples"
     if all(row.noise_reason for row in run.rows if row.ok):
-        return f"{text}; compare tau, or re-run on an idle machine"
-    quiet = {label: [row for row in run.of(label) if not row.noise_reason] for label in run.labels}
-    ranked = [row for row in rows if row.speedup_interval and row.comparison != "reference" and not row.reference_of]
-    again = {
-        row.method: compare(PairedTimes(*paired(quiet[row.method], quiet[run.baseline])).interval()) for row in ranked
-    }
-    if "insufficient data" in again.values():
+        return f"{text}; compare τ, or re-run on an idle machine"
+    ranked = [row for row in rows if row.speedup_interval and row.comparison != "baseline" and not row.reference_of]
+    without = {row.method: _without_noise(run, row) for row in ranked}
+    if "insufficient data" in without.values():
         return f"{text}; too few samples are left without them"
-    before = [row.method for row in ranked if row.comparison == "faster"]
-    after = [method for method, comparison in again.items() if comparison == "faster"]
-    if before == after:
+    faster = [row.method for row in ranked if row.comparison == "faster"]
+    still_faster = [method for method, comparison in without.items() if comparison == "faster"]
+    if faster == still_faster:
         return f"{text}; the same methods are faster without them"
-    only = f"only {', '.join(after)} {'is' if len(after) == 1 else 'are'}" if after else "no method is"
-    return f"{text}; without them {only} significantly faster"
+    only = f"only {', '.join(still_faster)} {'is' if len(still_faster) == 1 else 'are'}"
+    return f"{text}; without them {only if still_faster else 'no method is'} significantly faster"
+
+
+def _without_noise(run: Run, row: SummaryRow) -> Comparison:
+    """Return the comparison of a method without noisy samples; that of its row if none of its pairs is noisy."""
+    pairs = paired(run.of(row.method), run.of(run.baseline))
+    quiet = paired(*([sample for sample in side if not sample.noise_reason] for side in pairs))
+    return row.comparison if len(quiet[0]) == len(pairs[0]) else compare(PairedTimes(*quiet).interval())
 
 
 def _seen(row: SampleRecord, manifest: Mapping[str, Any]) -> bool:
@@ -262,7 +266,7 @@ def _not_found(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
     else:
         yield Check("failed", "not checked", "Failures were not checked: there is no sample.")
     yield _sampled(rows) if any(row.bias for row in rows) else _same(rows)
-    silent = [row.method for row in rows if row.comparison != "reference" and not run.entry(row.method).get("stateful")]
+    silent = [row.method for row in rows if row.comparison != "baseline" and not run.entry(row.method).get("stateful")]
     rest = [label for label in silent if not comparable(run, label)]
     if len(rest) < len(silent):
         others = f" Not checked: {', '.join(rest)}." if rest else ""
@@ -272,18 +276,18 @@ def _not_found(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
 
 
 def _same(rows: Sequence[SummaryRow]) -> Check:
-    verdicts = {row.method: row.output_match for row in rows if row.comparison != "reference"}
+    verdicts = {row.method: row.output_match for row in rows if row.comparison != "baseline"}
     compared = {m for m, of in verdicts.items() if any(n for verdict, n in of.items() if verdict != "not compared")}
     rest = [method for method in verdicts if method not in compared]
     if not compared:
-        return Check("mismatch", "not checked", "No output was compared with its reference's.")
+        return Check("mismatch", "not checked", "No output was compared with the baseline's.")
     others = f" Not compared: {', '.join(rest)}." if rest else ""
     return Check("mismatch", "ok", f"No compared output differs without a numerical tie.{others}")
 
 
 def _sampled(rows: Sequence[SummaryRow]) -> Check:
     rest: dict[str, list[str]] = {}
-    promised = [row for row in rows if row.lossless and row.comparison != "reference"]
+    promised = [row for row in rows if row.lossless and row.comparison != "baseline"]
     for row in (row for row in promised if row.bias not in ("biased", "no bias found")):
         rest.setdefault(row.bias or "no tokens", []).append(row.method)
     if not promised:
@@ -297,27 +301,27 @@ def _sampled(rows: Sequence[SummaryRow]) -> Check:
 
 
 def _bound(rows: Sequence[SummaryRow]) -> Iterator[Check]:
-    """Yield the check of speedups against the lower bound of time, with the reason for speedups above tau."""
-    plain_s = next((row.verify_s for row in rows if row.comparison == "reference"), None)
-    rows = [row for row in rows if row.comparison != "reference"]
+    """Yield the check of times against their lower bound, with the reason for speedups above τ."""
+    baseline_s = next((row.verify_s for row in rows if row.comparison == "baseline"), None)
+    rows = [row for row in rows if row.comparison != "baseline"]
     unknown = [row.method for row in rows if row.speedup_within_bound is None]
     if unknown:
         why = f"fewer than {FEWEST} common questions, or no steps"
         what = "The lower bound of time was not checked"
-        yield Check("tau", "not checked", f"{what} for {', '.join(unknown)}: {why}.")
+        yield Check("lower-bound", "not checked", f"{what} for {', '.join(unknown)}: {why}.")
     elif rows and all(row.speedup_within_bound for row in rows):
         cheaper = tuple(
             f"{row.method}: {format_speedup(row.speedup)} with {format_number(row.mean_acceptance_length)} "
             f"tokens per step; its verification takes "
-            f"{format_number(row.verify_s / plain_s)} of an AR pass"
+            f"{format_number(row.verify_s / baseline_s)} of a step of {row.baseline}"
             for row in rows
             if row.speedup
             and row.mean_acceptance_length
             and row.speedup > row.mean_acceptance_length
             and row.verify_s
-            and plain_s
+            and baseline_s
         )
-        yield Check("tau", "ok", "Over all prompts no method is faster than its steps allow.", cheaper)
+        yield Check("lower-bound", "ok", "Over all prompts no method is faster than its steps allow.", cheaper)
 
 
 def _eager(run: Run) -> Iterator[Check]:
@@ -329,9 +333,11 @@ def _eager(run: Run) -> Iterator[Check]:
     in_order = sorted(counts.items(), key=lambda item: (run.labels.index(item[0][0]), item[0][1]))
     found = [f"{n:,} of {label} ({why})" for (label, why), n in in_order if n]
     if found:
-        yield Check("engine", "warning", f"Decode passes ran eagerly instead of as CUDA graphs: {', '.join(found)}.")
+        yield Check(
+            "cuda-graphs", "warning", f"Decode passes ran eagerly instead of as CUDA graphs: {', '.join(found)}."
+        )
     elif known:
-        yield Check("engine", "ok", "All decode passes ran as CUDA graphs.")
+        yield Check("cuda-graphs", "ok", "All decode passes ran as CUDA graphs.")
 
 
 def _noise(rows: Sequence[SummaryRow]) -> Iterator[Check]:
@@ -343,28 +349,32 @@ def _noise(rows: Sequence[SummaryRow]) -> Iterator[Check]:
     seems = f"the interval of {found.method}, which drafts nothing, reaches {format_speedup(found.speedup)}"
     if near:
         lines = tuple(f"{row.method}: {format_speedup(row.speedup)} ({interval(row.speedup_interval)})" for row in near)
-        yield Check("noise", "warning", f"Speedups that may be noise: {seems}, above the lower ends here.", lines)
+        yield Check(
+            "baseline-noise", "warning", f"Speedups that may be noise: {seems}, above the lower ends here.", lines
+        )
     else:
-        yield Check("noise", "ok", f"No speedup is within the noise: {seems}.")
+        yield Check("baseline-noise", "ok", f"No speedup is within the noise: {seems}.")
 
 
-def _loops(run: Run) -> Iterator[Check]:
+def _repetition(run: Run) -> Iterator[Check]:
     """Yield the count of the baseline's outputs that end in a repetition, from a tenth of them on."""
-    answers = [row.token_ids for row in run.of(run.baseline) if row.ok and row.token_ids]
-    looping = sum(map(repeats_itself, answers))
-    if answers and looping >= MANY * len(answers):
-        many = f"{looping:,} of {len(answers):,} outputs of {run.baseline}"
-        yield Check("loops", "ok", f"{many} end in a repetition, which favors methods that copy.")
+    outputs = [row.token_ids for row in run.of(run.baseline) if row.ok and row.token_ids]
+    repetitive = sum(map(repeats_itself, outputs))
+    if outputs and repetitive >= MANY * len(outputs):
+        many = f"{repetitive:,} of {len(outputs):,} outputs of {run.baseline}"
+        yield Check("repetition", "ok", f"{many} end in a repetition, which favors methods that copy.")
 
 
-def _poor(run: Run, summaries: Sequence[SummaryRow]) -> Iterator[Check]:
+def _low_quality(run: Run, summaries: Sequence[SummaryRow]) -> Iterator[Check]:
     """Yield the tasks in which the baseline's outputs are of low quality, the worst first."""
-    own = [row for row in summaries if row.comparison == "reference" and row.category != OVERALL]
-    tasks = sorted((row.quality, row.category) for row in own if row.quality is not None and row.quality < POOR)
+    baseline = [row for row in summaries if row.comparison == "baseline" and row.category != OVERALL]
+    tasks = sorted(
+        (row.quality, row.category) for row in baseline if row.quality is not None and row.quality < LOW_QUALITY
+    )
     if tasks:
         named = ", ".join(f"{title(task)} ({format_number(quality)})" for quality, task in tasks)
         why = "weak model or low --max-new-tokens"
-        yield Check("poor", "warning", f"Low-quality outputs of {run.baseline} in {named}: {why}.", (USELESS,))
+        yield Check("low-quality", "warning", f"Low-quality outputs of {run.baseline} in {named}: {why}.", (USELESS,))
 
 
 def served_checks(run: Run) -> Iterator[Check]:
@@ -372,21 +382,20 @@ def served_checks(run: Run) -> Iterator[Check]:
     if run.served:
         yield from _tokens(run)
         yield from _acceptance(run)
-    found = concurrency_rows(run)
-    alone = {row.method: row.comparison for row in found if row.concurrency == 1}
-    turned = tuple(
-        f"{row.method} with {row.concurrency} at a time: {format_speedup(row.speedup)} "
-        f"({interval(row.speedup_interval)}) by "
-        f"single requests, {row.comparison}"
-        for row in found
-        if row.concurrency > 1 and row.comparison in ("faster", "slower") and row.comparison != alone[row.method]
+    rows = concurrency_rows(run)
+    single = {row.method: row.comparison for row in rows if row.concurrency == 1}
+    changed = tuple(
+        f"{row.method} with {pluralize(row.concurrency, 'concurrent request')}: {row.comparison}, "
+        f"{format_speedup(row.speedup)} per request ({interval(row.speedup_interval)})"
+        for row in rows
+        if row.concurrency > 1 and row.comparison in ("faster", "slower") and row.comparison != single[row.method]
     )
-    if turned:
-        text = "Some verdicts with several requests at a time differ from those with one."
-        yield Check("levels of requests", "warning", text, turned)
+    if changed:
+        text = "Some methods are faster or slower with concurrent requests than with single ones."
+        yield Check("concurrency-verdicts", "warning", text, changed)
     if lacking := tuple(missing(run)):
-        text = "Not every number of requests at a time was measured; --resume continues."
-        yield Check("levels", "wrong", text, lacking)
+        text = "Not every number of concurrent requests was measured; --resume continues."
+        yield Check("concurrency", "wrong", text, lacking)
 
 
 def _tokens(run: Run) -> Iterator[Check]:
@@ -411,12 +420,12 @@ def _acceptance(run: Run) -> Iterator[Check]:
     """Yield the servers whose number of accepted draft tokens is unknown."""
     lacking = []
     for label in run.labels:
-        own = [row for row in run.of(label) if row.ok]
-        known = sum(row.accepted_tokens is not None for row in own)
-        if known < len(own):
+        good = [row for row in run.of(label) if row.ok]
+        known = sum(row.accepted_tokens is not None for row in good)
+        if known < len(good):
             stated = str(run.entry(label).get("served", {}).get("acceptance", ""))
             why = stated.removeprefix("not measured: ") if stated.startswith("not measured") else OTHERS
-            lacking.append(f"{label}, {len(own) - known:,} of {len(own):,} answers: {why}")
+            lacking.append(f"{label}, {len(good) - known:,} of {len(good):,} outputs: {why}")
     if lacking:
         text = f"Acceptance was not measured: {'; '.join(lacking)}."
         yield Check("acceptance", "not checked", text, tuple(lacking))

@@ -227,15 +227,19 @@ class ComparedRow:
     baseline: the method that speedups are over.
     """
 
-    category: Col[str, "task of the suite; `overall` is all of them together"]
+    category: Col[str, "task of the suite; `overall`: all tasks together"]
     method: Col[str, "label of the method"]
-    n_prompts: Col[int, "turns that the method and `ar` answered in both runs: what all numbers are of", "prompts"]
-    n_questions: Col[int, "questions that these turns belong to: what intervals resample", "questions"]
-    n_failed_a: Col[int, "the method's samples that failed in run A", "samples"]
-    n_failed_b: Col[int, "the method's samples that failed in run B", "samples"]
+    n_prompts: Col[
+        int,
+        "prompts with an output of the method and of `ar` in both runs; all numbers are computed from them",
+        "prompts",
+    ]
+    n_questions: Col[int, "questions of these prompts; the bootstrap resamples questions", "questions"]
+    n_failed_a: Col[int, "failed samples of the method in run A", "samples"]
+    n_failed_b: Col[int, "failed samples of the method in run B", "samples"]
     changes: Mapping[str, Change]
-    n_answers: Col[int, "answers of the same prompt and repeat in both runs", "answers"]
-    n_other_answers: Col[int, "of these, answers with other tokens", "answers"]
+    n_outputs: Col[int, "outputs of the same prompt and repeat in both runs", "answers"]
+    n_other_outputs: Col[int, "outputs among them whose tokens differ", "answers"]
     baseline: str
     error: str
 
@@ -243,22 +247,23 @@ class ComparedRow:
 OTHERS = "`not significant`, `insufficient data` or `failed`"
 CHANGES = {  # metric -> unit and meaning in both runs, unit and meaning of the change, verdicts
     "speedup": (
-        "×", "speedup over `ar` in run A, over these prompts", "speedup over `ar` in run B",
-        "share", "speedup of B over that of A, less 1",
-        "`faster`, `slower`, `not significant`, `insufficient data` (questions), `failed` (in a run) or `invalid`",
+        "×", "speedup over `ar` in run A, on these prompts", "speedup over `ar` in run B, on these prompts",
+        "share", "speedup in B / speedup in A - 1",
+        "`faster`, `slower`, `not significant`, `insufficient data`, `failed` (in a run) or `invalid`",
     ),
     "tokens_per_s": (
-        "tokens/s", "all tokens over all seconds in run A", "all tokens over all seconds in run B",
-        "share", "B over A, less 1; missing where the machine is another one",
-        "as that of the speedup, `other machine` or `other threads`",
+        "tokens/s", "all tokens / all seconds in run A", "all tokens / all seconds in run B",
+        "share", "tokens/s in B / tokens/s in A - 1; missing if the machines differ",
+        "as `speedup_verdict`, or `other machine`, `other threads`",
     ),
     "mean_acceptance_length": (
-        "tokens", "tokens per step in run A", "tokens per step in run B",
-        "share", "tau of B over that of A, less 1", f"`higher`, `lower`, {OTHERS}",
+        "tokens", "τ in run A", "τ in run B",
+        "share", "τ in B / τ in A - 1", f"`higher`, `lower`, {OTHERS}",
     ),
     "quality": (
-        "0 to 1", "the suite's score in run A, a mean over questions that have one in both",
-        "the suite's score in run B", "", "mean paired difference, B less A", f"`higher`, `lower`, {OTHERS}",
+        "0 to 1", "quality in run A, mean over questions with a score in both runs",
+        "quality in run B, mean over the same questions",
+        "", "mean paired difference, B - A", f"`higher`, `lower`, {OTHERS}",
     ),
 }  # fmt: skip
 METRICS = tuple(CHANGES)
@@ -335,8 +340,8 @@ def _compared(a: Run, b: Run, label: str, category: str, invalid: bool, apart: M
         n_failed_a=n_failed[0],
         n_failed_b=n_failed[1],
         changes=changes,
-        n_answers=len(twice),
-        n_other_answers=sum(made[0][key] != made[1][key] for key in twice),
+        n_outputs=len(twice),
+        n_other_outputs=sum(made[0][key] != made[1][key] for key in twice),
         baseline=a.baseline,
         error=first_error([*asked[0], *asked[1]]),
     )

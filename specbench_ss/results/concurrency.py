@@ -27,22 +27,24 @@ from specbench_ss.stats import Comparison, Interval, compare
 class ConcurrencyRow:
     """One method with so many requests in flight, its repeats together. waits: quantiles in seconds."""
 
-    concurrency: Col[int, "requests in flight at a time", "requests"]
-    method: Col[str, "label of the server"]
-    requests: Col[int, "requests that were sent, all repeats together", "requests"]
-    failed: Col[int, "of them, requests without a whole answer; no other number includes them", "requests"]
-    wall_s: Col[float, "time of all requests together; with one in flight, the sum of their times", "s"]
-    tokens: Col[int, "tokens of all answers", "tokens"]
-    tokens_per_s: Col[Number, "throughput: tokens over wall_s", "tokens/s"]
-    requests_per_s: Col[Number, "answers over wall_s", "requests/s"]
-    throughput_ratio: Col[Number, "tokens_per_s over the baseline's with as many in flight", "×"]
-    speedup: Col[Number, "of single requests: the baseline's seconds per token over its own, paired by prompt", "×"]
-    speedup_interval: Col[Interval | None, Ends("speedup", "×")]
-    comparison: Col[Comparison, "`reference`, `faster`, `slower`, `not significant` or `insufficient data`"]
-    mean_acceptance_length: Col[
-        Number, "tokens per step by the server's own counts; missing where not measured", "tokens"
+    concurrency: Col[int, "number of concurrent requests", "requests"]
+    method: Col[str, "label of the method or server"]
+    requests: Col[int, "sent requests, all repeats together", "requests"]
+    failed: Col[int, "failed requests; no other number includes them", "requests"]
+    wall_s: Col[
+        float,
+        "time from the first request to the end of the last; with one request at a time, the sum of their times",
+        "s",
     ]
-    acceptance_rate: Col[Number, "accepted over drafted tokens, by the same counts", "0 to 1"]
+    tokens: Col[int, "output tokens", "tokens"]
+    tokens_per_s: Col[Number, "throughput: tokens / wall_s", "tokens/s"]
+    requests_per_s: Col[Number, "successful requests / wall_s", "requests/s"]
+    throughput_ratio: Col[Number, "tokens_per_s / that of the baseline with as many concurrent requests", "×"]
+    speedup: Col[Number, "time per token of a request: baseline / method, paired by prompt", "×"]
+    speedup_interval: Col[Interval | None, Ends("speedup", "×")]
+    comparison: Col[Comparison, "`baseline`, `faster`, `slower`, `not significant` or `insufficient data`"]
+    mean_acceptance_length: Col[Number, "τ; of a server by its metrics, missing if not reported", "tokens"]
+    acceptance_rate: Col[Number, "accepted tokens / drafted tokens, from the same counts", "0 to 1"]
     waits: dict[str, Any]
 
 
@@ -91,7 +93,7 @@ def _row(
         throughput_ratio=1.0 if itself and rate else safe_div(rate, plain_rate),
         speedup=times.speedup(),
         speedup_interval=around,
-        comparison="reference" if itself else compare(around),
+        comparison="baseline" if itself else compare(around),
         mean_acceptance_length=served_tau(counts, tokens - len(good))
         if run.served
         else safe_div(total(good, "later"), total(good, "steps")),

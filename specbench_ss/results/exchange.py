@@ -207,7 +207,7 @@ class RescoredRow:
     """One file on one category (or `overall`). n_left_out: answers of this file that count on neither side.
 
     mean_acceptance_length: tokens per step, bonus token included, first token counted apart where the file does
-    so. tau_written: the mean
+    so. mean_accept_lengths: the mean
     of accept_lengths, which Spec-Bench prints. speedup_specbench: its formula, on the same questions and tokens.
     n_turns: answered turns, repeats included; n_same_text: of these, turns whose text is the baseline's; n_other_count:
     of these, turns with another number of tokens. longest: most tokens of a turn. beyond: tokens in accept_lengths that
@@ -225,7 +225,7 @@ class RescoredRow:
     speedup_geomean: float | None
     speedup_specbench: float | None
     mean_acceptance_length: float | None
-    tau_written: float | None
+    mean_accept_lengths: float | None
     tokens_per_s: float | None
     n_turns: int
     n_same_text: int
@@ -319,11 +319,11 @@ def _row(file: AnswerFile, baseline: AnswerFile, category: str) -> RescoredRow:
         n_left_out=len({(row.question_id, row.repeat) for row in asked} - {*answered}),
         speedup=times.speedup(),
         speedup_interval=around,
-        comparison="reference" if itself else compare(around),
+        comparison="baseline" if itself else compare(around),
         speedup_geomean=times.geomean(),
         speedup_specbench=times.specbench(),
         mean_acceptance_length=safe_div(in_steps, steps),
-        tau_written=safe_div(listed, lengths),
+        mean_accept_lengths=safe_div(listed, lengths),
         tokens_per_s=safe_div(tokens, sum(row.wall_s or 0.0 for row in own)),
         n_turns=len(own),
         n_same_text=len(same),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +42,11 @@ TALLIED = ("tokens", "steps", "share")  # of `tokens_per_step`, by method
 _KEY = (
     "question_id | string | | id of the question",
     "turn | Int64 | | number of the turn within the question, from 0",
-    "method | string | | label of the method: its name, with the options that were given for it",
+    "method | string | | label of the method: its name with the given options",
     "repeat | Int64 | | number of the repeat, from 0",
 )
 _CATEGORY = "category | string | | task of the suite that the question belongs to"
-JUDGED = table("judge_score | Float64 | 0 to 1 | a judge's rating over ten; missing where none was asked, or gave none")
+JUDGED = table("judge_score | Float64 | 0 to 1 | rating of the judge, divided by ten; missing without a rating")
 
 
 def _behind(columns: Sequence[Column], name: str, more: Sequence[Column]) -> tuple[Column, ...]:
@@ -60,7 +59,7 @@ STEP_TOKENS = Column(
     "step_tokens",
     "Int64",
     "tokens",
-    "tokens - prefill_tokens: their sum over that of `steps` is the mean acceptance length",
+    "output tokens from steps: tokens - prefill_tokens",
     lambda row: None if row.tokens is None else row.later,
 )
 SAMPLES = (
@@ -69,43 +68,43 @@ SAMPLES = (
 )
 TELEMETRY = table(
     *_KEY,
-    "attempt | Int64 | | which try at the sample this belongs to, from 0; the last one is the sample's",
-    "noise_reason | string | | why the timing of that try is noisy, or empty",
-    "t_s | Float64 | s | time since the try's first reading, which was made just before it",
-    "host_cpu_share | Float64 | 0 to 1 | share of the usable cores that this process took since the reading before",
-    "host_foreign_share | Float64 | 0 to 1 | share of the usable cores that everything else took since then",
-    "host_core_share | object | 0 to 1 | how busy each usable core was since then, for all processes; a list",
-    "host_mhz | Float64 | MHz | the processor's frequency, where the system reports it; read before and after a try",
-    "host_rss_bytes | Int64 | bytes | memory of this process that was resident",
-    "host_page_faults | Int64 | | page faults of this process so far, minor ones included",
-    "nvml_kernel_busy | Float64 | 0 to 1 | share of NVML's last sample period in which any kernel ran",
-    "nvml_memory_busy | Float64 | 0 to 1 | share of that period in which device memory was read or written",
-    "nvml_sm_mhz | Int64 | MHz | clock of the multiprocessors",
-    "nvml_mem_mhz | Int64 | MHz | clock of the device's memory",
-    "nvml_clock_events | Int64 | | NVML's reasons for that clock, as bits",
+    "attempt | Int64 | | attempt at the sample, from 0; the last attempt is the recorded sample",
+    "noise_reason | string | | reason why the time of the attempt is noisy, or empty",
+    "t_s | Float64 | s | time since the first reading of the attempt, just before its start",
+    "host_cpu_share | Float64 | 0 to 1 | share of the usable cores that this process used since the reading before",
+    "host_foreign_share | Float64 | 0 to 1 | share of the usable cores that other processes used since then",
+    "host_core_share | object | 0 to 1 | utilization of each usable core since then, all processes; a list",
+    "host_mhz | Float64 | MHz | clock of the processor, if the system reports it; read before and after the attempt",
+    "host_rss_bytes | Int64 | bytes | resident memory of this process",
+    "host_page_faults | Int64 | | page faults of this process since its start, minor ones included",
+    "nvml_kernel_busy | Float64 | 0 to 1 | share of NVML's last sampling period with at least one running kernel",
+    "nvml_memory_busy | Float64 | 0 to 1 | share of that period with memory traffic on the device",
+    "nvml_sm_mhz | Int64 | MHz | SM clock",
+    "nvml_mem_mhz | Int64 | MHz | memory clock",
+    "nvml_clock_events | Int64 | | NVML's clock event reasons, a bit mask",
     "nvml_power_w | Float64 | W | power of the device",
-    "nvml_energy_j | Float64 | J | energy that the device has used since its driver was loaded",
+    "nvml_energy_j | Float64 | J | energy of the device since its driver was loaded",
     "nvml_used_bytes | Int64 | bytes | device memory in use by all processes",
-    "nvml_foreign_processes | Int64 | | other processes that compute on the device",
-    "gpm_sm_active | Float64 | 0 to 1 | share of the multiprocessors that were busy since the reading before",
-    "gpm_tensor_active | Float64 | 0 to 1 | share of the time since then in which tensor cores worked",
-    "gpm_dram_active | Float64 | 0 to 1 | share of the memory's bandwidth that was used since then",
+    "nvml_foreign_processes | Int64 | | other compute processes on the device",
+    "gpm_sm_active | Float64 | 0 to 1 | SM activity since the reading before",
+    "gpm_tensor_active | Float64 | 0 to 1 | tensor core activity since the reading before",
+    "gpm_dram_active | Float64 | 0 to 1 | used share of the memory bandwidth since the reading before",
 )
 
 STEPS = table(
     *_KEY,
     _CATEGORY,
     "index | Int64 | | number of the step within the sample, from 0",
-    "draft_nodes | Int64 | nodes | drafted nodes of the step's tree, its root left out",
-    "verified_nodes | Int64 | nodes | of these, nodes that reached the model's last layer",
-    "draft_depth | Int64 | tokens | depth of the tree as drafted",
-    "accepted_tokens | Int64 | tokens | drafted tokens that were accepted, before the answer was cut at its end",
-    "tokens | Int64 | tokens | tokens that the step added to the answer",
-    "draft_s | Float64 | s | making the draft, and preparing for the next one",
-    "verify_s | Float64 | s | the model's pass over the draft",
-    "accept_s | Float64 | s | choosing the accepted path and compacting the cache",
-    "host_s | Float64 | s | the rest of the step",
-    "total_s | Float64 | s | the whole step: the sum of the four parts",
+    "draft_nodes | Int64 | nodes | nodes of the draft tree, root not counted",
+    "verified_nodes | Int64 | nodes | drafted nodes that are left after pruning and reach the last layer",
+    "draft_depth | Int64 | tokens | depth of the draft tree, before pruning",
+    "accepted_tokens | Int64 | tokens | accepted drafted tokens, before the output is cut at its end",
+    "tokens | Int64 | tokens | output tokens of the step",
+    "draft_s | Float64 | s | drafting, and updates of the drafter after the step",
+    "verify_s | Float64 | s | forward pass of the target model over the draft",
+    "accept_s | Float64 | s | acceptance, and compaction of the KV cache",
+    "host_s | Float64 | s | rest of the step",
+    "total_s | Float64 | s | whole step: sum of the four parts",
 )
 
 
@@ -113,7 +112,7 @@ def _sampled(name: str) -> Callable[[OutputMatch], Any]:
     return lambda row: None if row.sampled is None else getattr(row.sampled, name)
 
 
-TESTED = table("tokens | Int64 | tokens | tokens of a sampled answer that were compared with the model's distribution")
+TESTED = table("tokens | Int64 | tokens | tokens of a sampled output that were compared with the target's distribution")
 RENAMED = {"pit_counts": "pit", "log_ratios": "ratios"}  # fields of `SampledTokens` whose columns are called otherwise
 OUTPUT_MATCH = (
     *table(*_KEY, _CATEGORY),
@@ -130,26 +129,24 @@ def _number_of(verdict: str) -> Callable[[SummaryRow], Any]:
 
 
 VERDICTS = {  # what is counted -> its meaning
-    "identical": "answers equal to the reference's, token by token",
-    "numerical tie": "answers that part where two tokens are equally good to the model within rounding",
-    "length differs": "answers that are a beginning of the reference's, or the other way round",
-    "mismatch": "answers that differ in any other way: a bug",
-    "text differs": "answers of a server with another text, where equality is not promised",
-    "sampled": "sampled answers whose tokens were compared with the model's distribution",
-    "not compared": "answers of which equality is not promised, or could not be asked",
+    "identical": "outputs with the same tokens as the baseline's",
+    "numerical tie": "outputs that differ first where both tokens have the same logit within rounding",
+    "length differs": "outputs that are a prefix of the baseline's, or the reverse",
+    "mismatch": "outputs that differ in any other way: a bug",
+    "text differs": "outputs of servers with another text, which is no error",
+    "sampled": "sampled outputs whose tokens were tested against the target's distribution",
+    "not compared": "outputs that were not compared: the method is not lossless, or the sample failed",
 }
 COUNTED = [
-    Column(f"n_{verdict.replace('-', '_').replace(' ', '_')}", "Int64", "answers", meaning, _number_of(verdict))
+    Column(f"n_{verdict.replace('-', '_').replace(' ', '_')}", "Int64", "outputs", meaning, _number_of(verdict))
     for verdict, meaning in VERDICTS.items()
 ]
-OUTPUT = table("output | string | | these counts as text, as in the report")
+OUTPUT = table("output | string | | output match as text, as in the report")
 DECODE = table(
-    "decode_speedup | Float64 | × | mean_acceptance_length × step_ratio, without prefill; missing if invalid"
+    "decode_speedup | Float64 | × | mean_acceptance_length / relative_step_time: without prefill; missing if invalid"
 )
-_MEANING = "1 / step_ratio: mean time of a step over that of a step of `ar`"
-STEP_TIME = (Column("relative_step_time", "Float64", "×", _MEANING, attrgetter("step_cost")),)
 SUMMARY = columns_of(SummaryRow)
-for _name, _more in (("speedup_high", DECODE), ("step_ratio", STEP_TIME), ("peak_memory_bytes", (*COUNTED, *OUTPUT))):
+for _name, _more in (("speedup_high", DECODE), ("peak_memory_bytes", (*COUNTED, *OUTPUT))):
     SUMMARY = _behind(SUMMARY, _name, _more)
 SHORT_SUMMARY = (
     "category", "method", "speedup", "speedup_low", "speedup_high", "comparison", "decode_speedup",
@@ -167,7 +164,7 @@ LEVELS = (
     *(
         Column(f"{name}_s_{quantile}", "Float64", "s", f"{what}: {words} over requests", _wait(f"{name}_s_{quantile}"))
         for name, what in (
-            ("ttft", "time to the first piece of text"),
+            ("ttft", "time to first token"),
             ("tpot", "time per output token after the first"),
             ("latency", "time of a whole request"),
         )

@@ -79,7 +79,7 @@ BIAS = {
     "and quality, differ by chance",
     "biased": f"biased: sampled tokens (how many were tested) do not follow the target's distribution, p < {BIASED:g}",
     "too few tokens": "too few tokens: not enough to find a clear bias; use more prompts or longer outputs",
-    "not testable": "not testable: rounding at this temperature, or a reference that fails the test; see below",
+    "not testable": "not testable: rounding at this temperature, or a baseline that fails the test; see below",
 }
 MARKS = {"not significant": "≈", "insufficient data": "?"}
 
@@ -102,14 +102,14 @@ def _marked(value: float | None, comparison: Comparison) -> str:
 
 
 def output(row: SummaryRow, config: Mapping[str, Any]) -> str:
-    """Return the output match with its reference: 'identical', 'sampled', 'identical to ss-shared-ar'.
+    """Return the output match with its baseline: 'identical', 'sampled', 'identical to ss-shared-ar'.
 
     config: that of the manifest.
     """
-    if row.comparison == "reference":
-        return "reference"
+    if row.comparison == "baseline":
+        return "baseline"
     if row.reference_of:
-        return f"reference of {', '.join(row.reference_of)}"
+        return f"baseline of {', '.join(row.reference_of)}"
     text = _sampled(row) if row.bias else output_match(row.output_match)
     if text == NOT_COMPARED:
         return SAMPLED if row.lossless and config["temperature"] else text
@@ -126,10 +126,10 @@ def _sampled(row: SummaryRow) -> str:
 
 
 def short_output(row: SummaryRow, config: Mapping[str, Any]) -> str:
-    """Return `output` for narrow columns: 'identical †' if the reference is of the method's own model."""
+    """Return `output` for narrow columns: 'identical †' if the baseline is of the method's own model."""
     text = output(row, config)
     if row.reference_of:
-        return "reference †"
+        return "baseline †"
     if row.reference == row.baseline or not text.endswith(row.reference):
         return text
     return f"{text.removesuffix(row.reference).rsplit(maxsplit=1)[0]} †"
@@ -150,7 +150,7 @@ def quality(row: SummaryRow, config: Mapping[str, Any]) -> float | None:
 
 
 def quality_difference(row: SummaryRow) -> str:
-    """Return the paired difference of quality to the reference, as in '+0.01 (−0.02–0.04)'; '' without one."""
+    """Return the paired difference of quality to the baseline, as in '+0.01 (−0.02–0.04)'; '' without one."""
     return _difference(row, row.quality_difference, row.quality_interval)
 
 
@@ -160,7 +160,7 @@ def judged_difference(row: SummaryRow) -> str:
 
 
 def _difference(row: SummaryRow, difference: float | None, around: Interval | None) -> str:
-    if difference is None or row.comparison == "reference":
+    if difference is None or row.comparison == "baseline":
         return ""
     bounds = f" ({interval(around, line=0)})" if around else ""
     return f"{difference:+.2f}{bounds}".replace("-", "−")
@@ -217,35 +217,36 @@ def notes(
         f"{NO_MEAN} ({measured_by})": any(row.quality is not None and quality(row, config) is None for row in rows),
         PROMISED: (SAMPLED, True) in shown,
         **{text: outputs and any(bias in output(row, config) for row in rows) for bias, text in BIAS.items()},
-        f"{NOT_COMPARED}: the method does not preserve the output of its reference": (NOT_COMPARED, False) in shown,
+        f"{NOT_COMPARED}: the method does not preserve the output of the baseline": (NOT_COMPARED, False) in shown,
         f"{dagger}a method that changes the model must match the AR output of that model ({', '.join(own)}); in "
         f"every row speedup and quality are relative to {baseline}": bool(own),
     }
     return [text for text, here in explained.items() if here]
 
 
-# checks that make every speedup unreliable
-DISBELIEVE = ("impossible", "invalid", "biased", "mismatch", "failed", "incomplete", "tokens")
+UNRELIABLE = (  # checks that make every speedup unreliable
+    "impossible", "invalid", "biased", "mismatch", "failed", "incomplete", "tokens",
+)  # fmt: skip
 
 
 def headline(summaries: Sequence[SummaryRow], made: Sequence[Check], placed: Mapping[str, RankRange]) -> str:
-    """Return the finding over all tasks in one line, after the names of the checks that make it unreliable.
+    """Return the result over all tasks in one line, after the names of the checks that make it unreliable.
 
     made: the checks of the run. placed: as `rank_ranges` gives it.
     """
-    measured = [row for row in summaries if row.category == OVERALL and row.comparison != "reference"]
+    measured = [row for row in summaries if row.category == OVERALL and row.comparison != "baseline"]
     over = baseline_name(next((row.baseline for row in summaries), REFERENCE))
     rows = [row for row in measured if not row.reference_of] or measured  # without AR baselines of changed models
-    wrong = [check.name for check in made if check.state == "wrong" and check.name in DISBELIEVE]
+    wrong = [check.name for check in made if check.state == "wrong" and check.name in UNRELIABLE]
     rows, wrong = _without_failing(summaries, rows, wrong)
-    finding = _fastest(rows, placed) if rows else f"Only {over} was measured: add --methods to compare it with."
-    finding += _noise([row for row in summaries if row.category == OVERALL], rows)
+    sentence = _fastest(rows, placed) if rows else f"Only {over} was measured: add --methods to compare it with."
+    sentence += _noise([row for row in summaries if row.category == OVERALL], rows)
     if not wrong:
-        return finding
+        return sentence
     made_so_far = next((check.made for check in made if check.name == "incomplete"), None)
     if wrong == ["incomplete"] and made_so_far is not None:
-        return f"Unfinished ({math.floor(100 * made_so_far)}% of the samples): {finding}"
-    return f"Unreliable ({', '.join(wrong)}): {finding}"
+        return f"Unfinished ({math.floor(100 * made_so_far)}% of the samples): {sentence}"
+    return f"Unreliable ({', '.join(wrong)}): {sentence}"
 
 
 def baseline_name(label: str) -> str:
@@ -262,7 +263,7 @@ def _without_failing(
     """
     ill = failing(summaries)
     well = [row for row in rows if row.method not in ill]
-    reference = next((row for row in summaries if row.category == OVERALL and row.comparison == "reference"), None)
+    reference = next((row for row in summaries if row.category == OVERALL and row.comparison == "baseline"), None)
     if not ill or not well:
         return rows, wrong
     if not (reference and reference.n_failed):

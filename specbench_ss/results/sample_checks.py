@@ -2,7 +2,7 @@
 
 docs/metrics.md has the formula and the reason for the bound.
 
-Each sentence begins with its kind, `unstable` or one of `checks.FOUND`. A method with the kind `impossible` or
+Each sentence begins with its kind, `unstable` or one of `checks.FINDINGS`. A method with the kind `impossible` or
 `invalid` has no speedup.
 """
 
@@ -168,9 +168,9 @@ def _bad_steps(rows: Sequence[SampleRecord], steps: Steps) -> dict[str, list[Sam
     """Return the samples with a step that one of `STEP_CHECKS` finds."""
     made = [row for row in rows if row.key in steps.place]
     places = steps.places(row.key for row in made)
-    own = steps.columns.take(steps.steps_of(places))
+    columns = steps.columns.take(steps.steps_of(places))
     sample = np.repeat(np.arange(len(made)), steps.counts[places])  # [steps], index into `made`
-    return {text: [made[i] for i in np.unique(sample[broken(own)]).tolist()] for text, broken in STEP_CHECKS.items()}
+    return {text: [made[i] for i in np.unique(sample[bad(columns)]).tolist()] for text, bad in STEP_CHECKS.items()}
 
 
 def invalid_reasons(run: Run, label: str) -> list[str]:
@@ -225,10 +225,9 @@ def findings(
         yield f"failed: {_samples(bad)}: {bad[0].error}"
     exact = arithmetic(run.manifest["model"]["dtype"]) in ("float32", "float64")
     reference = run.reference(rows[0].method) if rows else run.baseline
-    named = f", {reference}" if reference != run.baseline else ""
     for kind in ("mismatch", "length differs", "numerical tie") if exact else ("mismatch", "length differs"):
         if n := verdicts.get(kind):
-            yield f"{kind.replace(' ', '-')}: {n} of {sum(verdicts.values())} outputs against the reference{named}"
+            yield f"{kind.replace(' ', '-')}: {n} of {sum(verdicts.values())} outputs compared with {reference}"
     if lacking := {row.key for row in without}.intersection(row.key for row in rows):
         yield f"uncompared: {len(lacking)} of {len(rows)} outputs, which --resume compares"
     if times and unstable(times):
@@ -243,7 +242,7 @@ def unfinished(run: Run) -> str:
     if status != "complete" or made < run.samples:
         reasons.append({"complete": "samples are missing", KILLED: NOT_LOCKED}.get(status, status))
     if n := len(without_verdicts(run)):
-        reasons.append(f"{n:,} {'output was' if n == 1 else 'outputs were'} not compared with the reference's")
+        reasons.append(f"{n:,} {'output was' if n == 1 else 'outputs were'} not compared with the baseline's")
     return f"not complete ({'; '.join(reasons)}): {made:,} of {run.samples:,} samples" if reasons else ""
 
 

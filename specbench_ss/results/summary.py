@@ -85,7 +85,7 @@ class Tally:
         """Return the part of a SummaryRow that is computed from the steps alone."""
         step_s, parts = self.step_s, {name: self._per_step(name) for name in PARTS}
         return {
-            "tau_request_mean": float(self.tau_of.mean()) if len(self.tau_of) else None,
+            "request_mean_acceptance_length": float(self.tau_of.mean()) if len(self.tau_of) else None,
             "acceptance_rate": safe_div(self.sums["accepted_tokens"], self.sums["draft_depth"]),
             **self.acceptance(),
             "num_target_forwards": safe_div(self.steps, self.samples),
@@ -271,68 +271,76 @@ Whole = int | None
 class SummaryRow:
     """One method on one category (or `overall`). None: there is nothing to compute from.
 
-    speedup = mean_acceptance_length * step_ratio * other_factor. acceptance_rate_per_pos[i] and
-    conditional_acceptance_rate[i] belong to draft position i + 1; the
-    _n are their denominators. bias and what begins with it: as in `SamplingTest`, whatever the category.
+    speedup = mean_acceptance_length / relative_step_time * other_factor. acceptance_rate_per_pos[i] and
+    conditional_acceptance_rate[i] belong to draft position i + 1; the columns that end in _n are their denominators.
+    The columns of `SamplingTest` begin with `bias` and hold for all tasks together.
     """
 
-    category: Col[str, "task of the suite; `overall` is all of them together"]
-    method: Col[str, "label of the method: its name, with the options that were given for it"]
-    lossless: Col[bool, "whether the method promises the output of its reference"]
-    n_prompts: Col[int, "turns that both the method and `ar` answered: what all numbers of the row are of", "prompts"]
-    n_questions: Col[int, "questions that these turns belong to: what intervals resample", "questions"]
-    n_failed: Col[int, "the method's own samples that failed", "samples"]
-    speedup: Col[Number, "time per token of `ar` over that of the method, same prompts; missing where invalid", "×"]
+    category: Col[str, "task of the suite; `overall`: all tasks together"]
+    method: Col[str, "label of the method: its name with the given options"]
+    lossless: Col[bool, "true if the output must equal the baseline's"]
+    n_prompts: Col[
+        int,
+        "prompts with an output of both the method and `ar`; all numbers of the row are computed from them",
+        "prompts",
+    ]
+    n_questions: Col[int, "questions of these prompts; the bootstrap resamples questions", "questions"]
+    n_failed: Col[int, "failed samples of the method", "samples"]
+    speedup: Col[Number, "time per token of `ar` / of the method, on the same prompts; missing if invalid", "×"]
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
-    speedup_geomean: Col[Number, "the same ratio taken prompt by prompt, its geometric mean", "×"]
-    speedup_specbench: Col[Number, "Spec-Bench's formula: mean tokens per second over questions, method over `ar`", "×"]
-    comparison: Col[
-        Comparison, "`faster`, `slower`, `not significant`, `insufficient data` (questions), `invalid` or `reference`"
+    speedup_geomean: Col[Number, "geometric mean over prompts of the ratio of times per token", "×"]
+    speedup_specbench: Col[
+        Number, "Spec-Bench's formula: mean over questions of tokens/s, of the method / of `ar`", "×"
     ]
-    reference: Col[str, "label of the method that the output is compared with"]
-    reference_speedup: Col[Number, "speedup over that method, where it is not `ar`", "×"]
+    comparison: Col[Comparison, "`faster`, `slower`, `not significant`, `insufficient data`, `invalid` or `baseline`"]
+    reference: Col[str, "label of the baseline of the output match: `ar`, or the AR baseline of the method's own model"]
+    reference_speedup: Col[Number, "speedup over that baseline, if it is not `ar`", "×"]
     reference_interval: Col[Interval | None, Ends("reference_speedup", "×")]
-    reference_of: Col[tuple[str, ...], "labels of the methods compared with this one, if it is not `ar`; a tuple"]
-    tokens_per_s: Col[Number, "all tokens over all seconds, prefill included", "tokens/s"]
-    tokens: Col[Number, "mean length of an answer", "tokens"]
-    prefill_s: Col[Number, "mean time to read a prompt, up to the first token", "s"]
-    mean_acceptance_length: Col[Number, "tokens per step, pooled over all steps; 1 for `ar`", "tokens"]
-    tau_request_mean: Col[Number, "tokens per step of each sample, their mean", "tokens"]
-    acceptance_rate: Col[Number, "accepted drafted tokens over drafted ones, where a tree counts its depth", "0 to 1"]
+    reference_of: Col[tuple[str, ...], "labels of the methods whose own AR baseline this method is; a tuple"]
+    tokens_per_s: Col[Number, "all tokens / all seconds, prefill included", "tokens/s"]
+    tokens: Col[Number, "mean output length", "tokens"]
+    prefill_s: Col[Number, "mean prefill time, up to the first token", "s"]
+    mean_acceptance_length: Col[Number, "τ: tokens of steps / steps, pooled over all samples; 1 for `ar`", "tokens"]
+    request_mean_acceptance_length: Col[Number, "mean over samples of each sample's τ", "tokens"]
+    acceptance_rate: Col[Number, "accepted tokens / draft depth, pooled over all steps", "0 to 1"]
     acceptance_rate_per_pos: Col[
-        tuple[float, ...], "for each draft position, share of the steps that drafted it and accepted it", "0 to 1"
+        tuple[float, ...], "by draft position: share accepted among the steps that drafted it; a tuple", "0 to 1"
     ]
-    acceptance_rate_per_pos_n: Col[tuple[int, ...], "for each draft position, the steps that drafted it", "steps"]
+    acceptance_rate_per_pos_n: Col[tuple[int, ...], "by draft position: steps that drafted it; a tuple", "steps"]
     conditional_acceptance_rate: Col[
-        tuple[float, ...], "for each draft position, the share accepted once the one before it was", "0 to 1"
+        tuple[float, ...],
+        "by draft position: share accepted among the steps that accepted the position before; a tuple",
+        "0 to 1",
     ]
     conditional_acceptance_rate_n: Col[
-        tuple[int, ...], "for each draft position, the steps that had accepted the one before it", "steps"
+        tuple[int, ...], "by draft position: steps that accepted the position before; a tuple", "steps"
     ]
-    num_target_forwards: Col[Number, "mean steps of a sample", "steps"]
-    num_draft_forwards: Col[Number, "mean forward passes of a draft model in a sample", "passes"]
-    tokens_past_stop: Col[Whole, "accepted tokens beyond the end of an answer, in all", "tokens"]
-    quality: Col[Number, "the suite's score, a mean over questions", "0 to 1"]
-    quality_n: Col[int, "questions that have a score on both sides", "questions"]
-    quality_difference: Col[Number, "mean paired difference of quality to `ar`"]
+    num_target_forwards: Col[Number, "mean steps per sample", "steps"]
+    num_draft_forwards: Col[Number, "mean forward passes of the draft model per sample", "passes"]
+    tokens_past_stop: Col[Whole, "accepted tokens after the end of an output, sum over samples", "tokens"]
+    quality: Col[Number, "mean over questions of the score by the task's metric", "0 to 1"]
+    quality_n: Col[int, "questions with a score of both the method and `ar`", "questions"]
+    quality_difference: Col[Number, "mean paired difference of quality: method - `ar`"]
     quality_interval: Col[Interval | None, Ends("quality_difference")]
     quality_verdict: Col[
-        NonInferiority | None, "of a method that changes the model: `non-inferior`, `inferior` or `not shown`"
+        NonInferiority | None, "methods that change the model: `non-inferior`, `inferior` or `not shown`"
     ]
-    quality_margin: Col[Number, "how much lower than `ar` its quality may be to be called non-inferior"]
-    judge_score: Col[Number, "rating over ten by the judge who judged last, a mean over questions", "0 to 1"]
-    judge_score_n: Col[int, "questions that have a rating on both sides", "questions"]
-    judge_score_difference: Col[Number, "mean paired difference of the rating to `ar`"]
+    quality_margin: Col[Number, "largest loss of quality against `ar` that counts as non-inferior"]
+    judge_score: Col[Number, "mean over questions of the latest judge's rating, divided by ten", "0 to 1"]
+    judge_score_n: Col[int, "questions with a rating of both the method and `ar`", "questions"]
+    judge_score_difference: Col[Number, "mean paired difference of the rating: method - `ar`"]
     judge_score_interval: Col[Interval | None, Ends("judge_score_difference")]
-    judge: Col[str, "that judge, its host, prompts and most tokens; empty where there is none"]
-    step_s: Col[Number, "mean time of a step: the sum of the next five", "s"]
-    draft_s: Col[Number, "of it, making the draft", "s"]
-    verify_s: Col[Number, "of it, the model's pass over the draft", "s"]
-    accept_s: Col[Number, "of it, choosing the accepted path and compacting the cache", "s"]
-    host_s: Col[Number, "of it, the rest, on the host", "s"]
-    parts_residual_s: Col[Number, "of it, by what it differs from the four parts; 0 but where clocks differ", "s"]
-    step_ratio: Col[Number, "mean time of a step of `ar` over that of the method", "×"]
-    other_factor: Col[Number, "speedup / (tau × step_ratio): prefill, the first token, answers of other lengths", "×"]
+    judge: Col[str, "that judge with host, prompts and token limit; empty without a judge"]
+    step_s: Col[Number, "mean step time: sum of the next five columns", "s"]
+    draft_s: Col[Number, "mean time per step of drafting", "s"]
+    verify_s: Col[Number, "mean time per step of the target model's forward pass", "s"]
+    accept_s: Col[Number, "mean time per step of acceptance and compaction of the KV cache", "s"]
+    host_s: Col[Number, "mean time per step of the rest, on the host", "s"]
+    parts_residual_s: Col[Number, "step_s minus the four parts; not 0 only if host and device clocks differ", "s"]
+    relative_step_time: Col[Number, "mean step time of the method / mean step time of `ar`", "×"]
+    other_factor: Col[
+        Number, "speedup / decode_speedup: effect of prefill, of the first token and of unequal output lengths", "×"
+    ]
     ttft_s_p50: Col[Number, "time to the first token: median over samples", "s"]
     ttft_s_p95: Col[Number, "time to the first token: 95th percentile over samples", "s"]
     ttft_s_p99: Col[Number, "time to the first token: 99th percentile over samples", "s"]
@@ -345,34 +353,32 @@ class SummaryRow:
     peak_memory_bytes: Col[Whole, "peak of the additional CUDA memory of a sample; missing with CUDA graphs", "bytes"]
     output_match: Mapping[str, int]
     bias: Col[
-        Bias | None, "of sampled tokens, over all tasks: `biased`, `no bias found`, `too few tokens`, `not testable`"
+        Bias | None,
+        "test of sampled tokens over all tasks: `biased`, `no bias found`, `too few tokens`, `not testable`",
     ] = None
-    bias_tokens: Col[Whole, "sampled tokens that were compared, over all tasks", "tokens"] = None
-    bias_p: Col[Number, "bound on the probability of such tokens without bias; `biased` below 1e-6", "0 to 1"] = None
-    bias_surplus: Col[Number, "their mean log-likelihood minus its expectation; 0 without bias", "nats"] = None
-    bias_outside: Col[Whole, "of them, tokens that top-p or top-k exclude, beyond rounding", "tokens"] = None
-    bias_offered: Col[Whole, "of them, tokens for which something was drafted", "tokens"] = None
-    bias_accepted: Col[Whole, "of these, tokens that were drafted", "tokens"] = None
-    bias_expected: Col[Number, "as many as should have been, by the model's distribution", "tokens"] = None
-    bias_reason: Col[str | None, "why they are not testable; empty where they are"] = None
+    bias_tokens: Col[Whole, "tested tokens, over all tasks", "tokens"] = None
+    bias_p: Col[Number, "upper bound of the test's p-value; `biased` below 1e-6", "0 to 1"] = None
+    bias_surplus: Col[
+        Number, "mean log-likelihood of the tested tokens minus its expectation; near 0 without bias", "nats"
+    ] = None
+    bias_outside: Col[Whole, "tested tokens that top-p or top-k exclude, beyond rounding", "tokens"] = None
+    bias_offered: Col[Whole, "tested tokens at positions with a draft", "tokens"] = None
+    bias_accepted: Col[Whole, "accepted drafted tokens among them", "tokens"] = None
+    bias_expected: Col[
+        Number, "expected number of accepted drafted tokens under the target's distribution", "tokens"
+    ] = None
+    bias_reason: Col[str | None, "reason of `not testable`; else empty"] = None
     speedup_within_bound: Col[
-        bool | None, "whether it is no faster than its steps allow, as it must be; missing where not checked"
+        bool | None, "false if the outputs took less time than their steps allow; missing if not checked"
     ]
-    unstable: Col[bool | None, "whether times of the same work spread by more than a tenth; missing where not checked"]
-    health: Col[tuple[str, ...], "problems of the numbers, a tuple of sentences; empty if there are none"]
-    baseline: Col[str, "label of the run's reference, which `speedup` is over: `ar`, or the first endpoint"]
-
-    @property
-    def step_cost(self) -> float | None:
-        """Return the method's step time over the reference's: 1 over `step_ratio`."""
-        return 1 / self.step_ratio if self.step_ratio else None
+    unstable: Col[bool | None, "true if times of the same work differ by more than 10 %; missing if not checked"]
+    health: Col[tuple[str, ...], "findings about the method's numbers, a tuple of sentences; empty without findings"]
+    baseline: Col[str, "label of the baseline of `speedup`: `ar`, or the first endpoint"]
 
     @property
     def decode_speedup(self) -> float | None:
         """Return the speedup of the steps alone, prefill left out; None if the row is invalid."""
-        if self.comparison == "invalid" or self.mean_acceptance_length is None or self.step_ratio is None:
-            return None
-        return self.mean_acceptance_length * self.step_ratio
+        return None if self.comparison == "invalid" else safe_div(self.mean_acceptance_length, self.relative_step_time)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as JSON-ready data."""
@@ -398,7 +404,7 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
 def failing(summaries: Sequence[SummaryRow]) -> set[str]:
     """Return the methods of which more samples failed than of the reference: others are judged without them."""
     rows = [row for row in summaries if row.category == OVERALL]
-    of_reference = next((row.n_failed for row in rows if row.comparison == "reference"), 0)
+    of_reference = next((row.n_failed for row in rows if row.comparison == "baseline"), 0)
     return {row.method for row in rows if row.n_failed > of_reference}
 
 
@@ -424,7 +430,7 @@ def _summary(
 ) -> SummaryRow:
     run, label, own = here.run, here.label, here.own
     others = (other for other in run.labels if run.entry(other).get("reference") == label)  # compared with this one
-    disbelieved = here.invalidating_checks(invalid)
+    invalidating = here.invalidating_checks(invalid)
     spread = sample_checks.spread(own, label == run.baseline)
     return SummaryRow(
         category=category,
@@ -433,7 +439,7 @@ def _summary(
         n_prompts=len(here.times.own_s),
         n_questions=len(here.times.questions),
         n_failed=sum(not r.ok for r in here.all_own),
-        **here.speedups(invalid=bool(disbelieved) and label != run.baseline),
+        **here.speedups(invalid=bool(invalidating) and label != run.baseline),
         reference=here.same_as,
         reference_of=() if label == run.baseline else tuple(other for other in others if other != label),
         tokens_per_s=safe_div(total(own, "tokens"), total(own, "wall_s")),
@@ -448,7 +454,7 @@ def _summary(
         speedup_within_bound=sample_checks.speedup_within_bound(here.excess),
         unstable=sample_checks.unstable(spread),
         health=(
-            *disbelieved,
+            *invalidating,
             *sample_checks.findings(run, here.all_own, here.verdicts, without, spread),
             *unsuited_control(run, label, test),
         ),
@@ -497,21 +503,19 @@ class _Compared:
             "speedup_interval": None if invalid else self.interval,
             "speedup_geomean": times and times.geomean(),
             "speedup_specbench": times and times.specbench(),
-            "comparison": "reference" if self.itself else "invalid" if invalid else compare(self.interval),
+            "comparison": "baseline" if self.itself else "invalid" if invalid else compare(self.interval),
             "reference_speedup": against and against.speedup(),
             "reference_interval": against and against.interval(),
         }
 
     def steps(self) -> dict[str, Any]:
         """Return the paired step metrics."""
-        tau, step_ratio = self.mine.tau, safe_div(self.theirs.step_s, self.mine.step_s)
-        explained = None if tau is None or step_ratio is None else tau * step_ratio
-        residual = safe_div(self.times.speedup(), explained)
+        tau, relative_step_time = self.mine.tau, safe_div(self.mine.step_s, self.theirs.step_s)
         columns = {
             "mean_acceptance_length": tau,
             **self.mine.columns(),
-            "step_ratio": step_ratio,
-            "other_factor": residual,
+            "relative_step_time": relative_step_time,
+            "other_factor": safe_div(self.times.speedup(), safe_div(tau, relative_step_time)),
         }
         return columns | served_columns(self.own)
 

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.checks import FOUND, Check, worst_first
+from specbench_ss.results.checks import FINDINGS, Check, worst_first
 from specbench_ss.results.compare import (
     FAILED,
     NO_VERDICT,
@@ -211,7 +211,7 @@ def _figures(row: SummaryRow, config: Mapping[str, Any]) -> Line:
 
 def _cells(row: SummaryRow, config: Mapping[str, Any], short: bool = False) -> Line:
     significant = row.comparison in ("faster", "slower")
-    without = {"invalid": "", "reference": "", "insufficient data": "" if short else row.comparison}
+    without = {"invalid": "", "baseline": "", "insufficient data": "" if short else row.comparison}
     failed = "failed" if row.n_failed and not row.n_prompts else ""
     return _figures(row, config) | {
         "task": escape(title(row.category)),
@@ -225,7 +225,7 @@ def _cells(row: SummaryRow, config: Mapping[str, Any], short: bool = False) -> L
 
 def _match(row: SummaryRow) -> str:
     """Return the output match in a word: 'same', 'base' for the baseline, or the worst verdict."""
-    if row.comparison == "reference" or row.reference_of:
+    if row.comparison == "baseline" or row.reference_of:
         return "base"
     if row.bias:
         return "biased" if row.bias == "biased" else "sampled"
@@ -240,8 +240,8 @@ def _match(row: SummaryRow) -> str:
 
 def _reasons(rows: Sequence[SummaryRow]) -> Iterator[str]:
     """Yield the cause of the fastest method's speedup, and of the method whose step time costs most of its gain."""
-    known = [row for row in rows if row.speedup and row.step_ratio and row.mean_acceptance_length]
-    base = next((row for row in known if row.comparison == "reference"), None)
+    known = [row for row in rows if row.speedup and row.relative_step_time and row.mean_acceptance_length]
+    base = next((row for row in known if row.comparison == "baseline"), None)
     known = [row for row in known if row is not base and not row.reference_of]
     for row in known[:1]:
         yield f"{_per_pass(row)} at {_step_time(row)} the step time"
@@ -257,13 +257,13 @@ def _per_pass(row: SummaryRow) -> str:
 
 
 def _step_time(row: SummaryRow) -> str:
-    return format_speedup(1 / row.step_ratio if row.step_ratio else None)
+    return format_speedup(row.relative_step_time)
 
 
 def _lost(row: SummaryRow) -> float:
     """Return the share of the gain by fewer target passes that a longer step costs."""
     tau = row.mean_acceptance_length or 1.0
-    return (tau - tau * (row.step_ratio or 1.0)) / (tau - 1) if tau > 1 else 0.0
+    return (tau - tau / (row.relative_step_time or 1.0)) / (tau - 1) if tau > 1 else 0.0
 
 
 def _print_line(console: Console, text: str, mark: str, most: int = 2, style: str = "") -> None:
@@ -286,7 +286,7 @@ def _print_warnings(results: Results, console: Console) -> None:
         _print_failure(results, row.method, console)
     shown = found[: max(0, MOST_WARNINGS - len(failed))]
     for check in shown:
-        detail = f" {check.lines[0]}" if check.name in FOUND and check.lines else ""
+        detail = f" {check.lines[0]}" if check.name in FINDINGS and check.lines else ""
         most = 1 if rest > 0 and check is shown[-1] else 2
         _print_line(console, check.sentence + detail, f"  {STATE_MARKS[check.state]} ", most)
     if rest > 0:
@@ -329,7 +329,7 @@ def _print_groups(results: Results, console: Console) -> None:
         many = f"{pluralize(prompts, 'question')}, {f'{turns:,} prompts, ' if turns > prompts else ''}{each} per task"
         _print_line(console, f"{many}: too few for results by task (--limit {FEWEST})", "  ")
     elif len(groups) <= MOST_TASKS:
-        rows = [row for row in ranked(results.overall) if row.comparison not in ("reference", "invalid")]
+        rows = [row for row in ranked(results.overall) if row.comparison not in ("baseline", "invalid")]
         lines = [
             {"task": name} | {row.method: format_speedup(speedup_of(run, row.method, of)) for row in rows}
             for name, of in groups.items()
@@ -407,8 +407,8 @@ def result_table(name: str, columns: Sequence[str], left: Collection[str] = LEFT
 
 def _of_one(row: ConcurrencyRow) -> str:
     """Return the speedup of single requests, as in '≈ 1.13×'."""
-    if row.comparison == "reference":
-        return "reference"
+    if row.comparison == "baseline":
+        return "baseline"
     return f"{MARKS.get(row.comparison, '')} {format_speedup(row.speedup)}".strip()
 
 
@@ -419,7 +419,7 @@ LEVEL_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
     "× baseline": lambda row: format_speedup(row.throughput_ratio),
     "speedup": _of_one,
     "95% interval": lambda row: (
-        interval(row.speedup_interval) or ("" if row.comparison == "reference" else row.comparison)
+        interval(row.speedup_interval) or ("" if row.comparison == "baseline" else row.comparison)
     ),
     "first ms": lambda row: format_number(row.waits["ttft_s_p50"], 2, scale=1000),
     "ms/token": lambda row: format_number(row.waits["tpot_s_p50"], 2, scale=1000),
@@ -544,9 +544,9 @@ def _notes(made: RunComparison) -> Iterator[str]:
         where = "Same machine, other threads" if rate.verdict == OTHER_THREADS else "Other machine"
         yield f"{where} ({rate.reason}): compare speedups, not tokens/s."
     for row in rows:
-        if row.n_other_answers:
-            yield f"{row.method}: {row.n_other_answers} of {row.n_answers} outputs have other tokens in B."
-    if any(row.n_answers for row in rows) and not any(row.n_other_answers for row in rows):
+        if row.n_other_outputs:
+            yield f"{row.method}: {row.n_other_outputs} of {row.n_outputs} outputs have other tokens in B."
+    if any(row.n_outputs for row in rows) and not any(row.n_other_outputs for row in rows):
         yield "All outputs of both runs have the same tokens."
     for row in rows:
         if row.n_failed_a or row.n_failed_b:

@@ -238,76 +238,68 @@ class SampleRecord(KeyedRecord):
     """
 
     category: Col[str, "task of the suite that the question belongs to"]
-    index: Col[Count, "place of the sample in the schedule of the whole run, from 0"]
-    position: Col[Count, "place of the method among those that answered this prompt, from 0"]
-    seed: Col[int, "seed of the sample's random numbers, the same for every method"]
+    index: Col[Count, "index of the sample in the schedule of the run, from 0"]
+    position: Col[Count, "index of the method in the order of this prompt, from 0"]
+    seed: Col[int, "seed of the sampling of this prompt, equal for all methods"]
     suite_edition: Col[str, "edition of the suite"]
-    suite_hash: Col[str, "sha256 of the suite's questions as asked"]
-    status: Col[Literal["ok", "failed"], "`ok` or `failed`; of a failed sample every number is missing"]
-    error: Col[str | None, "what the failed sample raised"] = None
-    started: Col[Number, "Unix time at which the sample began", "s"] = None
-    ended: Col[Number, "Unix time at which the sample ended", "s"] = None
-    prompt_tokens: Col[Known, "length of the prompt", "tokens"] = None
-    tokens: Col[Known, "length of the answer, its end token included", "tokens"] = None
-    prefill_tokens: Col[Known, "tokens of the answer that came from prefill, not from a step", "tokens"] = None
-    steps: Col[Known, "forward passes of the model that verify a draft", "steps"] = None
-    draft_nodes: Col[Known, "nodes of all draft trees, roots left out", "nodes"] = None
-    verified_nodes: Col[Known, "of these, nodes that reached the model's last layer", "nodes"] = None
-    draft_depth: Col[Known, "sum of the depths of all draft trees", "tokens"] = None
-    accepted_tokens: Col[Known, "drafted tokens that were accepted, before the answer was cut at its end", "tokens"] = (
-        None
-    )
-    tokens_past_stop: Col[Known, "accepted tokens that lay beyond the end of the answer", "tokens"] = None
-    num_draft_forwards: Col[Known, "forward passes of a draft model", "passes"] = None
-    finish: Col[str | None, "why the answer ended: `eos`, `stop`, `length` or `context`"] = None
-    prefill_s: Col[Seconds | None, "time to read the prompt, up to the first token", "s"] = None
+    suite_hash: Col[str, "sha256 of the questions of the run"]
+    status: Col[Literal["ok", "failed"], "`ok` or `failed`; a failed sample has no numbers"]
+    error: Col[str | None, "error message of a failed sample"] = None
+    started: Col[Number, "Unix time of the start", "s"] = None
+    ended: Col[Number, "Unix time of the end", "s"] = None
+    prompt_tokens: Col[Known, "length of the prompt, chat template included", "tokens"] = None
+    tokens: Col[Known, "length of the output, end token included", "tokens"] = None
+    prefill_tokens: Col[Known, "output tokens from prefill: the first token", "tokens"] = None
+    steps: Col[Known, "steps: forward passes of the target model that verify a draft", "steps"] = None
+    draft_nodes: Col[Known, "nodes of all draft trees, roots not counted", "nodes"] = None
+    verified_nodes: Col[Known, "drafted nodes that are left after pruning and reach the last layer", "nodes"] = None
+    draft_depth: Col[Known, "sum of the draft depths of all steps", "tokens"] = None
+    accepted_tokens: Col[Known, "accepted drafted tokens, before the output is cut at its end", "tokens"] = None
+    tokens_past_stop: Col[Known, "accepted tokens after the end of the output", "tokens"] = None
+    num_draft_forwards: Col[Known, "forward passes of the draft model", "passes"] = None
+    finish: Col[str | None, "reason of the end: `eos`, `stop`, `length` or `context`"] = None
+    prefill_s: Col[Seconds | None, "prefill time, up to the first token", "s"] = None
     decode_s: Col[Seconds | None, "time of all steps", "s"] = None
     wall_s: Col[Seconds | None, "prefill_s + decode_s", "s"] = None
-    peak_memory_bytes: Col[Known, "peak of the additional CUDA memory; missing with CUDA graphs", "bytes"] = None
+    peak_memory_bytes: Col[
+        Known, "peak CUDA memory beyond that before the sample; missing with CUDA graphs", "bytes"
+    ] = None
     quality: Col[
         Annotated[float, Meta(ge=0, le=1)] | None,
-        "the suite's score of the answer; missing where the question has no reference",
+        "score of the output by the task's metric; missing without an expected answer",
         "0 to 1",
     ] = None
-    text: Col[str | None, "the answer as text, special tokens left out"] = None
-    token_ids: Col[list[int] | None, "the answer as a list of token ids"] = None
-    noise_reason: Col[
-        str | None, "noise detected during the sample; empty without noise, missing without telemetry"
-    ] = None
-    n_reruns: Col[int | None, "number of re-runs because of noise; missing without telemetry"] = None
-    host_cpu_share: Col[
-        Number, "share of the usable cores that this process took, its mean over the sample", "0 to 1"
-    ] = None
-    host_foreign_share: Col[Number, "share of the usable cores that everything else took", "0 to 1"] = None
-    host_rss_bytes: Col[int | None, "most memory that this process had resident when it was read", "bytes"] = None
-    host_page_faults: Col[int | None, "page faults of this process, minor ones included"] = None
-    nvml_kernel_busy: Col[Number, "share of the time in which any kernel ran, as NVML samples it", "0 to 1"] = None
-    nvml_memory_busy: Col[Number, "share of the time in which device memory was read or written, by NVML", "0 to 1"] = (
+    text: Col[str | None, "output text without special tokens"] = None
+    token_ids: Col[list[int] | None, "output token ids, a list"] = None
+    noise_reason: Col[str | None, "reason why the time is noisy; empty without noise, missing without telemetry"] = None
+    n_reruns: Col[int | None, "re-runs because of noise; missing without telemetry"] = None
+    host_cpu_share: Col[Number, "share of the usable cores that this process used, mean over the sample", "0 to 1"] = (
         None
     )
-    nvml_sm_mhz: Col[Number, "mean clock of the multiprocessors", "MHz"] = None
+    host_foreign_share: Col[Number, "share of the usable cores that other processes used", "0 to 1"] = None
+    host_rss_bytes: Col[int | None, "highest resident memory of this process among the readings", "bytes"] = None
+    host_page_faults: Col[int | None, "page faults of this process, minor ones included"] = None
+    nvml_kernel_busy: Col[Number, "share of time with at least one running kernel (NVML utilization)", "0 to 1"] = None
+    nvml_memory_busy: Col[Number, "share of time with memory traffic on the device (NVML utilization)", "0 to 1"] = None
+    nvml_sm_mhz: Col[Number, "mean SM clock", "MHz"] = None
     nvml_power_w: Col[Number, "mean power of the device", "W"] = None
-    energy_j: Col[Number, "energy of the device: the difference of NVML's counter", "J"] = None
-    joules_per_token: Col[Number, "energy_j over tokens of the answer", "J"] = None
-    gpm_sm_active: Col[
-        Number, "share of the multiprocessors that were busy, by the device's GPM counters", "0 to 1"
-    ] = None
-    gpm_tensor_active: Col[Number, "share of the time in which tensor cores worked, by GPM", "0 to 1"] = None
-    gpm_dram_active: Col[Number, "share of the device memory's bandwidth that was used, by GPM", "0 to 1"] = None
+    energy_j: Col[Number, "energy of the device, from NVML's counter", "J"] = None
+    joules_per_token: Col[Number, "energy_j / tokens", "J"] = None
+    gpm_sm_active: Col[Number, "SM activity (GPM)", "0 to 1"] = None
+    gpm_tensor_active: Col[Number, "tensor core activity (GPM)", "0 to 1"] = None
+    gpm_dram_active: Col[Number, "used share of the memory bandwidth (GPM)", "0 to 1"] = None
     counted: Col[
         Literal["usage", "chunks"] | None,
-        "of a server: `usage` if it reported the number of tokens, `chunks` if chunks were counted",
+        "servers: `usage` if the server reported the token count, `chunks` if streamed chunks were counted",
     ] = None
-    chunks: Col[Known, "of a server: pieces of text that came", "chunks"] = None
-    drafts: Col[
-        Known, "of a server: how often it drafted, by its own counters; missing where not measured", "drafts"
+    chunks: Col[Known, "servers: streamed chunks of text", "chunks"] = None
+    drafts: Col[Known, "servers: number of drafts, by the server's metrics; missing if not reported", "drafts"] = None
+    concurrency: Col[Known, "number of concurrent requests; always missing in this frame", "requests"] = None
+    n_eager_fallbacks: Col[
+        Known, "passes that ran eagerly instead of as CUDA graphs; missing without CUDA graphs", "passes"
     ] = None
-    concurrency: Col[Known, "requests at a time, where more than one; missing in this frame", "requests"] = None
-    n_eager_fallbacks: Col[Known, "passes run eagerly where steps are replayed; missing where none are", "passes"] = (
-        None
-    )
     eager_fallback_reason: Col[
-        str | None, "why they were not replayed; empty where all were, missing where no steps are replayed"
+        str | None, "reason of these fallbacks; empty without one, missing without CUDA graphs"
     ] = None
 
     @property
@@ -370,21 +362,25 @@ class SampledTokens:
     """
 
     pit_counts: Col[
-        list[Count], "they by tenth of the cumulative distribution; last, those that filters exclude", "tokens"
+        list[Count],
+        "histogram of these tokens over tenths of the cumulative distribution; last bin: excluded by top-p or top-k",
+        "tokens",
     ] = field(default_factory=lambda: [0] * (PIT_BINS + 1))
-    log_ratios: Col[
-        list[float], "log-likelihood ratios of tempered distributions to the model's: the test's terms", "nats"
-    ] = field(default_factory=lambda: [0.0] * len(TILTS))
-    surplus: Col[float, "their log-likelihood minus its expectation", "nats"] = 0.0
-    variance: Col[NonNegative, "the variance of that under the model's distribution", "nats²"] = 0.0
-    offered: Col[Count, "tokens of the answer for which something was drafted", "tokens"] = 0
-    accepted: Col[Count, "of these, tokens that were drafted", "tokens"] = 0
-    expected: Col[NonNegative, "as many as should have been, by the model's distribution", "tokens"] = 0.0
-    accept_variance: Col[NonNegative, "the variance of their number"] = 0.0
-    accept_ratios: Col[list[float], "log-likelihood ratios of accepting more, or less, often", "nats"] = field(
+    log_ratios: Col[list[float], "log-likelihood ratios of tempered distributions to the target's", "nats"] = field(
+        default_factory=lambda: [0.0] * len(TILTS)
+    )
+    surplus: Col[float, "log-likelihood of these tokens minus its expectation", "nats"] = 0.0
+    variance: Col[NonNegative, "variance of the log-likelihood under the target's distribution", "nats²"] = 0.0
+    offered: Col[Count, "tokens at positions with a draft", "tokens"] = 0
+    accepted: Col[Count, "accepted drafted tokens among them", "tokens"] = 0
+    expected: Col[
+        NonNegative, "expected number of accepted drafted tokens under the target's distribution", "tokens"
+    ] = 0.0
+    accept_variance: Col[NonNegative, "variance of that number"] = 0.0
+    accept_ratios: Col[list[float], "log-likelihood ratios of higher and lower acceptance", "nats"] = field(
         default_factory=lambda: [0.0] * len(ACCEPT_TILTS)
     )
-    rounding: Col[NonNegative, "the sum over the tokens of the numerical tie bound over the temperature"] = 0.0
+    rounding: Col[NonNegative, "sum over tokens of the numerical tie bound / temperature"] = 0.0
 
     @property
     def tokens(self) -> int:
@@ -407,14 +403,15 @@ class OutputMatch(KeyedRecord):
     """
 
     verdict: Col[
-        Agreement, "`identical`, `numerical tie`, `length`, `mismatch`, `text differs`, `sampled` or `not compared`"
+        Agreement,
+        "`identical`, `numerical tie`, `length differs`, `mismatch`, `text differs`, `sampled` or `not compared`",
     ]
-    first_difference: Col[Count | None, "index of the first token that differs from the reference's answer"] = None
-    gap: Col[float | None, "there, the model's best logit minus its second best", "logits"] = None
-    drop: Col[float | None, "there, the model's best logit minus the lower one of the two tokens chosen", "logits"] = (
+    first_difference: Col[Count | None, "index of the first token that differs from the baseline's output"] = None
+    gap: Col[float | None, "at that token: highest logit minus second highest logit of the target", "logits"] = None
+    drop: Col[float | None, "at that token: highest logit minus the lower logit of the two chosen tokens", "logits"] = (
         None
     )
-    reason: Col[str, "why the answers were not compared, or a remark; may be empty"] = ""
+    reason: Col[str, "reason why the outputs were not compared, or a remark; may be empty"] = ""
     sampled: SampledTokens | None = None
 
 

@@ -339,9 +339,9 @@ class RunOptions(CommandOptions):
     verbose: bool = _where(
         False, "Print results by task, every check with its details, and notes.", places=(COMMAND,), short="-v"
     )
-    quiet: bool = _where(False, "Print only the finding and the path of the report.", places=(COMMAND,), short="-q")
+    quiet: bool = _where(False, "Print only the headline and the path of the report.", places=(COMMAND,), short="-q")
     json: bool = _where(
-        False, "Print one JSON object: the finding, the summary over all tasks, checks and paths.", places=(COMMAND,)
+        False, "Print one JSON object: the headline, the summary over all tasks, checks and paths.", places=(COMMAND,)
     )
     fail_on: str | None = option(
         None,

@@ -47,7 +47,7 @@ class Comparison:
     @property
     def verdict(self) -> stats.Comparison:
         """Return the interval's verdict: faster, slower, not significant, insufficient data or reference."""
-        return "reference" if self.itself else stats.compare(self.interval)
+        return "baseline" if self.itself else stats.compare(self.interval)
 
 
 class Measurements:

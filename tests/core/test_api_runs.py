@@ -18,7 +18,7 @@ from tests.tiny import tiny_model
 
 SMALL: dict[str, Any] = {"categories": "qa", "limit": 1, "max_new_tokens": 6, "warmup": 0}
 TIMES = (
-    "_s", "started", "ended", "speedup", "tokens_per_s", "step_ratio", "other_factor", "health", "unstable", "compar",
+    "_s", "started", "ended", "speedup", "tokens_per_s", "other_factor", "health", "unstable", "compar",
     "noise_reason", "host_", "ttft_s", "tpot_s", "latency_s", "speedup_within_bound", "relative_step_time",
 )  # fmt: skip
 

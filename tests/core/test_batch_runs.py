@@ -85,10 +85,10 @@ def test_a_level_that_was_not_finished_is_made_again(
     levels = out / "concurrency.jsonl"
     kept = levels.read_text().splitlines(keepends=True)
     levels.write_text("".join(kept[:-2]) + kept[-2][:20])  # killed while it wrote the level
-    assert [check for check in served_checks(read_run(out)) if check.name == "levels"]
+    assert [check for check in served_checks(read_run(out)) if check.name == "concurrency"]
     measured(asked, out, resume=True)
     assert len(levels.read_text().splitlines()) == len(kept) and len(read_concurrency(out)[1]) == 24
-    assert not [check for check in served_checks(read_run(out)) if check.name == "levels"]
+    assert not [check for check in served_checks(read_run(out)) if check.name == "concurrency"]
 
 
 def test_every_form_of_the_report_has_the_levels(finished: tuple[Path, Results], tmp_path: Path) -> None:
@@ -103,6 +103,6 @@ def test_every_form_of_the_report_has_the_levels(finished: tuple[Path, Results],
     counts = [line.split("|")[1].strip() for line in lines if line.startswith("| ")][2:]
     assert counts == [str(n) for n, _ in expected]
     JsonReport().write(analyse(run), tmp_path / "r.json")
-    levels = json.loads((tmp_path / "r.json").read_text())["levels"]
+    levels = json.loads((tmp_path / "r.json").read_text())["concurrency"]
     assert [(level["concurrency"], level["method"]) for level in levels] == expected
     assert all(level["tokens_per_s"] > 0 and not level["failed"] for level in levels)

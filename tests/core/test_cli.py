@@ -158,7 +158,7 @@ def test_the_end_of_a_run_reports_everything(make_run: MakeRun, capsys: pytest.C
         "1.00×",
         "32 numerical",
         "28 (4 failed)",
-        "reference",
+        "baseline",
         "x Samples failed; no number includes them.\n    medusa: 4 samples",
         "≈ not significant",
     ):
@@ -185,7 +185,7 @@ def test_quiet_is_two_lines_and_json_is_one_object(make_run: MakeRun, capsys: py
     assert finding.startswith(results.headline) and report == f"report   {results.path / 'report.html'}"
     run_output.show(results, False, form="json")
     record = json.loads(capsys.readouterr().out)
-    assert record["finding"] == results.headline and record["paths"]["report"].endswith("report.html")
+    assert record["headline"] == results.headline and record["paths"]["report"].endswith("report.html")
     assert [row["method"] for row in record["rows"]] == ["ar", "ss"]
     assert {check["name"] for check in record["checks"]} == {check.name for check in results.checks}
 

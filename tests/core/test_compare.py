@@ -145,7 +145,7 @@ def test_only_questions_that_both_runs_have_count(make_run: MakeRun) -> None:
     found, rows = compared(analyse(whole), analyse(part))
     assert ("questions in both", "5 of 12", "5 of 5") in [(d.what, d.a, d.b) for d in found]
     row = next(row for row in rows if row.method == "ss")
-    assert (row.n_questions, row.n_answers) == (5, 5)
+    assert (row.n_questions, row.n_outputs) == (5, 5)
     summary = next(s for s in summarise(part) if s.method == "ss")
     for name in ("speedup", "mean_acceptance_length", "quality", "tokens_per_s"):
         change = row.changes[name]
@@ -162,7 +162,7 @@ def test_tokens_per_step_and_answers_that_changed_are_counted(
         if row.method == "medusa":
             row.token_ids, row.steps = [*(row.token_ids or [])[:-1], 99], 2 * (row.steps or 0)
     rows = overall(a, b)
-    assert (rows["medusa"].n_other_answers, rows["medusa"].n_answers, rows["ss"].n_other_answers) == (24, 24, 0)
+    assert (rows["medusa"].n_other_outputs, rows["medusa"].n_outputs, rows["ss"].n_other_outputs) == (24, 24, 0)
     assert rows["medusa"].changes["mean_acceptance_length"].change == pytest.approx(-0.5)
     assert (
         rows["medusa"].changes["mean_acceptance_length"].verdict,
@@ -232,7 +232,7 @@ def test_json_and_frames_hold_the_documented_columns(make_run: MakeRun, capsys: 
 
 def test_doubts_about_a_run_are_reported(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(make_run()), str(make_run(verdict="mismatch"))]) == 0
-    assert "Warning: run B: Outputs differ from the reference's" in capsys.readouterr().out
+    assert "Warning: run B: Outputs differ from the baseline's" in capsys.readouterr().out
 
 
 def test_recorded_timings_of_the_same_work_are_not_distinguishable() -> None:

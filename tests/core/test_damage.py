@@ -95,7 +95,7 @@ def test_steps_that_are_lost_are_one_line(path: Path) -> None:
 def test_verdicts_that_are_lost_are_stated(path: Path) -> None:
     put(path, {OUTPUT_MATCH: (path / OUTPUT_MATCH).read_bytes().splitlines(keepends=True)[1]})
     assert load_run(path).unfinished == (
-        "not complete (2 outputs were not compared with the reference's): 6 of 6 samples"
+        "not complete (2 outputs were not compared with the baseline's): 6 of 6 samples"
     )
 
 

@@ -43,7 +43,7 @@ def test_what_is_exported_comes_back_with_the_numbers_of_the_run(
         ):
             assert getattr(again, name) == pytest.approx(getattr(row, name)), (name, row.method)
         assert (
-            again.tau_written == pytest.approx(row.mean_acceptance_length)
+            again.mean_accept_lengths == pytest.approx(row.mean_acceptance_length)
             and again.first_apart
             and not again.bonus_left_out
         )
@@ -167,8 +167,8 @@ def test_tau_is_counted_the_same_way_whatever_a_file_counts_as_a_step(tmp_path: 
     assert {name: row.mean_acceptance_length for name, row in rows.items()} == pytest.approx(
         dict.fromkeys(files, 3.0) | {"ar": 1.0}
     )
-    assert rows["bonus"].tau_written == 2 and rows["bonus"].bonus_left_out and not rows["apart"].bonus_left_out
-    assert rows["over"].beyond == 3 and rows["over"].tau_written == pytest.approx(63 / 20)
+    assert rows["bonus"].mean_accept_lengths == 2 and rows["bonus"].bonus_left_out and not rows["apart"].bonus_left_out
+    assert rows["over"].beyond == 3 and rows["over"].mean_accept_lengths == pytest.approx(63 / 20)
     assert [rows[name].first_apart for name in ("apart", "bonus", "over", "inside", "ar")] == [True] * 3 + [False] * 2
     reported = "\n".join(limitations(list(rows.values())))
     assert (

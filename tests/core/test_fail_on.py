@@ -10,7 +10,7 @@ import typer
 from specbench_ss.cli import run_output
 from specbench_ss.cli.main import main
 from specbench_ss.results.analysis import load_run
-from specbench_ss.results.checks import FOUND
+from specbench_ss.results.checks import FINDINGS as KINDS
 from specbench_ss.runs.run_options import FINDINGS
 from tests.conftest import MakeRun
 
@@ -43,8 +43,8 @@ def test_a_run_fails_after_everything_is_written(make_run: MakeRun, capsys: pyte
     with pytest.raises(typer.Exit) as ended:
         run_output.show(load_run(run), False, "mismatch")
     assert ended.value.exit_code == 1 and (run / "report.html").is_file()
-    assert capsys.readouterr().err == "ssbench: --fail-on: mismatch (ss: 5 of 5 outputs against the reference)\n"
+    assert capsys.readouterr().err == "ssbench: --fail-on: mismatch (ss: 5 of 5 outputs compared with ar)\n"
 
 
 def test_every_kind_of_finding_can_be_asked_for() -> None:
-    assert set(FOUND) <= set(FINDINGS)
+    assert set(KINDS) <= set(FINDINGS)

@@ -33,7 +33,7 @@ def test_many_loops_of_the_reference_are_reported_and_nothing_is_wrong_with_them
         row.token_ids = list(range(row.tokens or 0))
 
     def reported() -> list[tuple[str, str]]:
-        return [(check.state, check.sentence) for check in checks(run, summarise(run)) if check.name == "loops"]
+        return [(check.state, check.sentence) for check in checks(run, summarise(run)) if check.name == "repetition"]
 
     assert reported() == []
     first = next(row for row in run.rows if row.method == "ar")

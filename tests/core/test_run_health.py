@@ -100,9 +100,10 @@ def test_timing_without_a_good_sample_is_not_checked_nor_are_its_numbers(steady:
 
 def test_a_speedup_that_cannot_be_kept_against_tau_is_not_checked(make_run: MakeRun) -> None:
     assert (
-        made_of(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=1)))["tau"].state == "not checked"
+        made_of(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=1)))["lower-bound"].state
+        == "not checked"
     )
-    assert made_of(read_run(make_run(**STEADY)))["tau"].state == "ok"
+    assert made_of(read_run(make_run(**STEADY)))["lower-bound"].state == "ok"
 
 
 def test_a_lead_within_what_plain_decoding_seems_to_gain_is_not_reported_without_a_word(make_run: MakeRun) -> None:
@@ -135,7 +136,7 @@ def test_the_terminal_and_the_report_state_the_same(make_run: MakeRun) -> None:
     for check in made:
         assert notices[check.sentence][1] == list(check.lines)
         assert any(check.sentence in line for line in lines) == (check.state != "ok")
-    assert lines[0].startswith(page["finding"])
+    assert lines[0].startswith(page["headline"])
 
 
 def test_what_is_wrong_stands_on_the_first_screen_and_in_the_last_lines(make_run: MakeRun) -> None:
@@ -236,12 +237,12 @@ def test_all_problems_of_times_are_one_check(steady: Run) -> None:
     assert "idle machine" in made_of(steady)["timing"].sentence
 
 
-def test_tasks_with_poor_answers_are_named(make_run: MakeRun) -> None:
+def test_tasks_with_low_quality_outputs_are_named(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss", "medusa"), categories=("qa", "translation"), questions=8))
-    assert "poor" not in made_of(run)
+    assert "low-quality" not in made_of(run)
     for row in run.rows:
         row.quality = 0.03 if row.category == "translation" else 0.9
-    found = made_of(run)["poor"]
+    found = made_of(run)["low-quality"]
     assert found.state == "warning" and "translation (0.03)" in found.sentence
 
 

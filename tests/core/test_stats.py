@@ -60,7 +60,7 @@ def test_a_worked_example() -> None:
     assert row.speedup_geomean == pytest.approx(math.sqrt(0.08 / 0.044 * 0.10 / 0.064))
     assert row.speedup_specbench == pytest.approx((7 / 0.044 + 7 / 0.064) / (7 / 0.08 + 7 / 0.10))
     assert row.tokens_per_s == pytest.approx(14 / 0.108)
-    assert (row.mean_acceptance_length, row.tau_request_mean, row.acceptance_rate) == (3.0, 3.0, 0.5)
+    assert (row.mean_acceptance_length, row.request_mean_acceptance_length, row.acceptance_rate) == (3.0, 3.0, 0.5)
     assert row.acceptance_rate_per_pos == (1.0, 1.0, 0.0, 0.0)
     assert row.acceptance_rate_per_pos_n == (4, 4, 4, 4)
     assert row.conditional_acceptance_rate == (1.0, 1.0, 0.0)
@@ -77,9 +77,9 @@ def test_the_decomposition_and_the_parts_close() -> None:
         samples.append((f"a{i}", "m", [step(rng.uniform(0.012, 0.015), 3, int(rng.integers(0, 4))) for _ in range(12)]))
     for row in summarise(make(samples)):
         assert row.mean_acceptance_length is not None
-        assert row.step_ratio is not None
+        assert row.relative_step_time is not None
         assert row.other_factor is not None
-        assert row.speedup == pytest.approx(row.mean_acceptance_length * row.step_ratio * row.other_factor)
+        assert row.speedup == pytest.approx(row.mean_acceptance_length / row.relative_step_time * row.other_factor)
         parts = [row.draft_s, row.verify_s, row.accept_s, row.host_s, row.parts_residual_s]
         assert sum(p or 0 for p in parts) == pytest.approx(row.step_s)
         assert row.parts_residual_s == pytest.approx(0, abs=1e-12)
@@ -92,14 +92,14 @@ def test_tau_is_pooled_and_the_request_mean_is_not() -> None:
     ar = [step(0.01)] * 9
     row = overall(make([("a", "ar", ar), ("a", "m", long), ("b", "ar", ar), ("b", "m", short)]))
     assert row.mean_acceptance_length == pytest.approx(11 / 10)
-    assert row.tau_request_mean == pytest.approx((1 + 2) / 2)
+    assert row.request_mean_acceptance_length == pytest.approx((1 + 2) / 2)
 
 
 def test_the_reference_against_itself_is_one() -> None:
     run = make([(f"a{i}", m, [step(0.01 + i / 1000)] * 5) for i in range(3) for m in ("ar", "m")])
     row = overall(run, "ar")
     assert (row.speedup, row.speedup_geomean, row.speedup_specbench, row.mean_acceptance_length) == (1.0, 1.0, 1.0, 1.0)
-    assert (row.comparison, row.speedup_interval, row.other_factor) == ("reference", None, 1.0)
+    assert (row.comparison, row.speedup_interval, row.other_factor) == ("baseline", None, 1.0)
 
 
 def test_only_prompts_good_on_both_sides_count() -> None:

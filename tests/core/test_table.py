@@ -88,7 +88,7 @@ def test_a_method_that_changes_the_model_names_its_own_reference(make_run: MakeR
 
 def test_a_mismatch_names_the_reference_that_it_is_against(make_run: MakeRun) -> None:
     text = reported(read_run(make_run(**SHARED, questions=5, verdict="mismatch")), width=200)
-    assert "ss-shared: 20 of 20 outputs against the reference, ss-shared-ar" in text
+    assert "ss-shared: 20 of 20 outputs compared with ss-shared-ar" in text
     assert text.startswith("Unreliable (mismatch): ")
     assert "20 mismatches of 20 †" in text
 
@@ -185,8 +185,8 @@ def test_the_cause_of_a_speedup_and_of_a_lost_one_is_named(make_run: MakeRun) ->
     run = read_run(make_run(labels=("ar", "ss", "medusa"), questions=5))
     results = analyse(run)
     ss, medusa = (next(row for row in results.overall if row.method == name) for name in ("ss", "medusa"))
-    slow = replace(medusa, mean_acceptance_length=3.0, step_ratio=0.5, draft_s=0.02, verify_s=0.01)
-    fast = replace(ss, mean_acceptance_length=2.0, step_ratio=0.8)
+    slow = replace(medusa, mean_acceptance_length=3.0, relative_step_time=2.0, draft_s=0.02, verify_s=0.01)
+    fast = replace(ss, mean_acceptance_length=2.0, relative_step_time=1.25)
     results.__dict__["rows"] = [fast, slow, next(row for row in results.overall if row.method == "ar")]
     out = StringIO()
     print_short(results, Console(file=out, width=80))

@@ -218,5 +218,5 @@ def test_a_comparison_is_of_common_blocks_and_adds_up_blocks_of_one_prompt() -> 
     found = book.compare("a", "b")
     assert (found.speedup, found.prompts, found.tokens_per_s) == (2.0, 1, 10.0)
     assert (found.interval, found.verdict) == (None, "insufficient data")
-    assert book.compare("a", "a").verdict == "reference"
+    assert book.compare("a", "a").verdict == "baseline"
     assert book.compare("a", "c").speedup is None

@@ -41,8 +41,8 @@ def test_there_is_a_page_that_names_what_is_missing(make_run: MakeRun, harm: Cal
     harm(run)
     made = page(analyse(run))
     text = assets.render("report.html.jinja", [assets.joined(SCRIPTS)], page=made)
-    above = text[text.index('class="finding"') : text.index('id="samples"')]
-    assert made["finding"] and (EXPECTED[harm] in above or EXPECTED[harm] in made["finding"])
+    above = text[text.index('class="headline"') : text.index('id="samples"')]
+    assert made["headline"] and (EXPECTED[harm] in above or EXPECTED[harm] in made["headline"])
     assert len(made["ranking"]) == 3 and made["samples"]["methods"]
 
 

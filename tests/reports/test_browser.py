@@ -264,7 +264,7 @@ def test_a_run_that_lacks_something_opens_too(running: Any, tmp_path: Path, harm
     harm(run)
     HtmlReport().write(analyse(run), tmp_path / "report.html")
     page = Watched(running, tmp_path / "report.html")
-    assert page.errors == [] and page.locator(".finding").text_content()
+    assert page.errors == [] and page.locator(".headline").text_content()
     page.locator("#filters select[name=method]").select_option(label="ss")
     page.locator("#filters select[name=sort]").select_option("differ")
     assert page.errors == [] and page.locator("#detail").text_content()

@@ -228,33 +228,33 @@ def shared(make_run: MakeRun) -> Path:
     )
 
 
-def test_a_method_that_changes_the_model_is_shown_against_its_own_reference(shared: Path) -> None:
+def test_a_method_that_changes_the_model_is_shown_against_its_own_baseline(shared: Path) -> None:
     made = page_of(analyse(read_run(shared)))
     ranked = {row.label: row for row in made["ranking"]}
     assert set(ranked) == {"ar", "ss-shared"}, "the control is folded"
     assert [control.label for control in ranked["ss-shared"].controls] == ["ss-shared-ar"]
     assert ranked["ss-shared"].own_model.endswith(" over ss-shared-ar, itself 1.00×")
     assert ranked["ss-shared"].tags[0] == ("24 mismatches of 24 †", "bad") and ranked["ss-shared"].icon == "✕"
-    assert ("reference †", "flat") in ranked["ss-shared"].controls[0].tags
+    assert ("baseline †", "flat") in ranked["ss-shared"].controls[0].tags
     assert {row[0].text for row in made["matrix"].rows} == {"ar", "ss-shared"}
     everything = [row for row in made["everything"].rows if row[1].text == "ss-shared"]
     assert all(row[2].small[0].startswith("over ss-shared-ar ") for row in everything)
 
 
-def test_its_answers_and_verdicts_name_that_reference_too(shared: Path) -> None:
+def test_its_answers_and_verdicts_name_that_baseline_too(shared: Path) -> None:
     made = page_of(analyse(read_run(shared)))
     packed = made["samples"]
     verdicts = {method["label"]: packed["verdicts"][method["verdict"][0]] for method in packed["methods"]}
     assert verdicts == {
-        "ar": ("reference", ""),
+        "ar": ("baseline", ""),
         "ss-shared": ("mismatch against ss-shared-ar", "bad"),
-        "ss-shared-ar": ("reference of ss-shared", ""),
+        "ss-shared-ar": ("baseline of ss-shared", ""),
     }
     assert all(line.startswith("ss-shared against ss-shared-ar on ") for line in made["differences"][:-1])
     against = {row[0].text: row[1].text for row in made["output_match"].rows}
-    assert against == {"ss-shared": "ss-shared-ar", "ss-shared-ar": "nothing: it is the reference of ss-shared"}
+    assert against == {"ss-shared": "ss-shared-ar", "ss-shared-ar": "nothing: it is the baseline of ss-shared"}
     assert [line for notice in made["alerts"] if notice.level == "error" for line in notice.lines] == [
-        "ss-shared: 24 of 24 outputs against the reference, ss-shared-ar"
+        "ss-shared: 24 of 24 outputs compared with ss-shared-ar"
     ]
     facts = {fact.name: fact.value for fact in made["facts"]}
     assert "compared with that of ss-shared-ar" in facts["Method ss-shared"]
@@ -266,7 +266,7 @@ def test_sampled_answers_promise_a_distribution_and_the_page_states_it(make_run:
     made = page_of(analyse(read_run(run)))
     assert any("same distribution" in line for line in made["how"])
     assert next(row for row in made["ranking"] if row.label == "ss").output == "sampled"
-    assert set(made["samples"]["verdicts"]) == {("reference", ""), ("sampled", "")}
+    assert set(made["samples"]["verdicts"]) == {("baseline", ""), ("sampled", "")}
     greedy = page_of(analyse(read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5))))
     assert not any("same distribution" in line for line in greedy["how"])
 

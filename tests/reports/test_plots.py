@@ -88,12 +88,12 @@ def test_bars_of_a_waterfall_end_where_the_next_begins(make_run: MakeRun) -> Non
     assert [x for _, x in drawn] == [size for _, _, size in steps]
 
 
-def test_points_of_the_pareto_figure_are_tau_and_cost(make_run: MakeRun) -> None:
+def test_points_of_the_pareto_figure_are_tau_and_relative_step_time(make_run: MakeRun) -> None:
     numbers = RunFigures(load_run(make_run()))
     found = {trace.name: (trace.x[0], trace.y[0]) for trace in numbers.pareto().data}
     for row in numbers.contestants:
-        assert row.step_ratio
-        assert found[row.method] == (pytest.approx(1 / row.step_ratio), row.mean_acceptance_length)
+        assert row.relative_step_time
+        assert found[row.method] == (pytest.approx(row.relative_step_time), row.mean_acceptance_length)
 
 
 def test_the_roofline_has_the_machines_limits(make_run: MakeRun) -> None:

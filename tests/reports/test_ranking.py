@@ -54,7 +54,7 @@ def test_a_cell_of_the_matrix_has_its_interval_and_is_tinted_only_where_it_is_su
             assert cell.note.startswith(f"{of.method}, {task}: ") and ("95 % CI" in cell.note) == (of.method != "ar")
 
 
-def test_the_reference_has_one_word_for_its_output_with_repeats_and_without(make_run: MakeRun) -> None:
+def test_the_baseline_has_one_word_for_its_output_with_repeats_and_without(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2))
     for verdicts in (
         run.output_match,
@@ -63,7 +63,7 @@ def test_the_reference_has_one_word_for_its_output_with_repeats_and_without(make
         run.output_match = verdicts
         table = page_of(analyse(run))["everything"]
         column = [c.title for c in table.columns].index("output")
-        assert {row[column].text for row in table.rows if row[1].text == "ar"} == {"reference"}
+        assert {row[column].text for row in table.rows if row[1].text == "ar"} == {"baseline"}
 
 
 def test_a_value_without_an_interval_is_marked_and_is_not_in_the_task_map(make_run: MakeRun) -> None:

@@ -39,7 +39,7 @@ def test_csv_and_parquet_are_the_summary(make_run: MakeRun) -> None:
 
 def test_json_holds_finding_checks_summary_and_manifest(make_run: MakeRun) -> None:
     whole = json.loads(written(make_run(failing=("ss",)), "json", "report.json"))
-    assert whole["finding"].startswith("medusa is faster") and "ss" not in whole["finding"]
+    assert whole["headline"].startswith("medusa is faster") and "ss" not in whole["headline"]
     assert {"name", "state", "sentence", "lines"} == set(whole["checks"][0])
     assert {row["method"] for row in whole["summary"]} == {"ar", "ss", "medusa"}
     assert whole["manifest"]["suite"]["prompts"] > 0
@@ -63,7 +63,7 @@ def test_several_runs_are_shown_side_by_side(make_run: MakeRun) -> None:
     text = (runs[0] / "comparison.html").read_text(encoding="utf-8")
     made = comparison_page.page([analyse(read_run(run)) for run in runs])
     assert made["title"] in text
-    assert [line[:7] for line in made["findings"]] == ["A to B:", "A to C:"]
+    assert [line[:7] for line in made["headlines"]] == ["A to B:", "A to C:"]
     assert len(made["speedups"].figure["data"]) == 2 * 3  # two methods and ar, three runs
     tables = {table.name: table for table in made["changes"]}
     rows = {row[0].text: row for row in tables["change-speedup-c"].rows}
@@ -79,7 +79,7 @@ def test_runs_that_do_not_compare_are_shown_without_changes(make_run: MakeRun) -
     made = comparison_page.page([analyse(run) for run in runs])
     assert made["changes"] == [] and made["tasks"] == []
     assert made["differences"].rows[0][0].text.startswith("✕ model hash")
-    assert any("differ in model hash" in line for line in made["findings"])
+    assert any("differ in model hash" in line for line in made["headlines"])
     assert made["speedups"].figure["data"]
 
 

@@ -95,7 +95,7 @@ def test_a_server_that_takes_half_the_time_is_twice_as_fast(
         made = measured([slow, fast], ["slow", "fast"], questions, tmp_path / "run")
     table = made.summary(all=True).query("category == 'overall'").set_index("method")
     assert table.loc["fast", "speedup"] == pytest.approx(2.0) and table.loc["fast", "comparison"] == "faster"
-    assert table.loc["slow", "comparison"] == "reference" and set(table["baseline"]) == {"slow"}
+    assert table.loc["slow", "comparison"] == "baseline" and set(table["baseline"]) == {"slow"}
     assert table.loc["fast", "tpot_s_p50"] == pytest.approx(table.loc["slow", "tpot_s_p50"] / 2, rel=0.5)
     assert table["n_mismatch"].sum() == 0 and table.loc["fast", "n_text_differs"] == PROMPTS
 
@@ -288,4 +288,4 @@ def test_a_report_and_a_comparison_are_made_of_such_runs(questions: Path, tmp_pa
     found = compare(tmp_path / "a", tmp_path / "b")
     assert set(found.table["method"]) == {"one", "<b>two</b>"} and not found.differences["blocking"].any()
     rows = {row.method: row for row in summarise(read_run(tmp_path / "a")) if row.category == OVERALL}
-    assert rows["one"].comparison == "reference" and rows["<b>two</b>"].baseline == "one"
+    assert rows["one"].comparison == "baseline" and rows["<b>two</b>"].baseline == "one"

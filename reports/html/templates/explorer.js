@@ -3,18 +3,18 @@
 const Explorer = (() => {
   const { make, named } = Page;
   const data = JSON.parse(document.getElementById("samples-data").textContent);
-  const { prompts, methods, texts } = data, reference = methods[data.reference];
+  const { prompts, methods, texts } = data, baseline = methods[data.baseline];
   const form = document.getElementById("filters"), list = document.getElementById("list"), rows = document.getElementById("rows");
   const detail = document.getElementById("detail"), shown = document.getElementById("shown");
   const HEIGHT = 32, NONE = "–";
   const number = (value, digits = 2) => (value === null || value === undefined ? NONE : value.toFixed(digits));
-  const speedup = (method, p) => (method.invalid || !reference?.ms[p] || !method.ms[p] ? null : reference.ms[p] / method.ms[p]);
+  const speedup = (method, p) => (method.invalid || !baseline?.ms[p] || !method.ms[p] ? null : baseline.ms[p] / method.ms[p]);
   const verdict = (method, p) => data.verdicts[method.verdict[p]] ?? null;
   const name = (p) => `${prompts.id[p]}.${prompts.turn[p]}`;
   const places = new Map(prompts.id.map((_, p) => [name(p), p]));
   const all = prompts.id.map((_, p) => p);
   const spread = (p) => {
-    const ms = methods.filter((m) => m !== reference && !m.invalid && m.ms[p]).map((m) => m.ms[p]);
+    const ms = methods.filter((m) => m !== baseline && !m.invalid && m.ms[p]).map((m) => m.ms[p]);
     return Math.max(...ms) / Math.min(...ms) || 0;
   };
   const textOf = (p) => [prompts.asked[p], ...methods.map((m) => m.text[p])].map((i) => texts[i] ?? "").join("\n").toLowerCase();
@@ -25,13 +25,13 @@ const Explorer = (() => {
     fastest: ["fastest first", (p) => -(speedup(method(), p) ?? -Infinity)],
     accepted: ["tokens per step", (p) => -(method().tau[p] ?? -Infinity)],
   };
-  const contestant = methods.findIndex((m) => m !== reference && !m.invalid && m.ms.some((ms) => ms !== null));
+  const contestant = methods.findIndex((m) => m !== baseline && !m.invalid && m.ms.some((ms) => ms !== null));
   const state = { method: Math.max(contestant, 0), task: "", verdict: "", sort: "suite", search: "", sample: null };
   const method = () => methods[state.method];
   let found = [], onChange = () => {};
   methods.forEach((m) => { m.off = new Set(m.noisy); });
-  // Whether the times of the method or of the reference were noisy.
-  const noisy = (m, p) => m.off.has(p) || (reference ? reference.off.has(p) : false);
+  // Whether the times of the method or of the baseline were noisy.
+  const noisy = (m, p) => m.off.has(p) || (baseline ? baseline.off.has(p) : false);
 
   const choose = () => {
     const mine = all.filter((p) => method().text[p] >= 0
@@ -71,7 +71,7 @@ const Explorer = (() => {
     else if (top + HEIGHT > list.scrollTop + list.clientHeight) list.scrollTop = top + HEIGHT - list.clientHeight;
   };
 
-  // Equal outputs are shown once. An output that differs from the reference's is marked from the first difference.
+  // Equal outputs are shown once. An output that differs from the baseline's is marked from the first difference.
   const answer = (text, whole) => {
     let at = 0;
     if (whole !== null && whole !== text) while (at < text.length && text[at] === whole[at]) at += 1;
@@ -81,7 +81,7 @@ const Explorer = (() => {
   const answers = (p) => {
     const groups = new Map();
     methods.forEach((m) => { if (m.text[p] >= 0) groups.set(m.text[p], [...(groups.get(m.text[p]) ?? []), m]); });
-    const whole = reference && reference.text[p] >= 0 ? reference.text[p] : null;
+    const whole = baseline && baseline.text[p] >= 0 ? baseline.text[p] : null;
     const order = [...groups].sort(([a], [b]) => (b === whole) - (a === whole));
     return order.flatMap(([text, own]) => [
       make("div", { class: "who" }, ...own.map((m) => make("span", {}, ...named(m)))),

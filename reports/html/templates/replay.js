@@ -135,8 +135,8 @@ const Replay = (() => {
     KEYS[event.key]();
   });
   addEventListener("hashchange", read);
-  const there = recorded(0), rivals = there.filter((m) => m !== data.reference);
-  if (!read()) choose({ lanes: [rivals[0] ?? there[0], data.reference >= 0 && there.includes(data.reference) ? data.reference : rivals[1] ?? there[0]] });
+  const there = recorded(0), rivals = there.filter((m) => m !== data.baseline);
+  if (!read()) choose({ lanes: [rivals[0] ?? there[0], data.baseline >= 0 && there.includes(data.baseline) ? data.baseline : rivals[1] ?? there[0]] });
   else document.getElementById("replay").scrollIntoView();
   return { data, state, to, done: (i) => (answer(i) ? done(answer(i)) : 0) };
 })();

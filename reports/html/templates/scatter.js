@@ -1,5 +1,5 @@
 "use strict";
-// Speedup against acceptance: a dot for each prompt of the list, linked to it; of the reference milliseconds per token.
+// Speedup against acceptance: a dot for each prompt of the list, linked to it; of the baseline milliseconds per token.
 (() => {
   const { data } = Explorer, MOST = 2000;
   const box = document.getElementById("scatter"), note = document.getElementById("scatter-note");
@@ -10,13 +10,13 @@
     return `${Explorer.name(p)}: τ ${m.tau[p].toFixed(2)}, ${m.ms[p].toFixed(2)} ms per token${speed === null ? "" : `, ${speed.toFixed(2)}×`}${noise}`;
   };
   const spec = () => {
-    const m = Explorer.method(), reference = data.methods[data.reference];
-    const compared = reference && m !== reference && Explorer.found().some((p) => Explorer.speedup(m, p) !== null);
+    const m = Explorer.method(), baseline = data.methods[data.baseline];
+    const compared = baseline && m !== baseline && Explorer.found().some((p) => Explorer.speedup(m, p) !== null);
     const value = (p) => (compared ? Explorer.speedup(m, p) : m.ms[p]);
     dots = Explorer.found().filter((p) => m.tau[p] !== null && value(p) !== null).sort((a, b) => m.tau[a] - m.tau[b] || value(a) - value(b));
     const every = Math.ceil(dots.length / MOST);
     dots = dots.filter((p, i) => i % every === 0 || p === Explorer.state.sample);
-    const line = compared ? 1 : reference ? median(dots.map((p) => reference.ms[p]).filter((ms) => ms !== null)) : undefined;
+    const line = compared ? 1 : baseline ? median(dots.map((p) => baseline.ms[p]).filter((ms) => ms !== null)) : undefined;
     now = dots.indexOf(Explorer.state.sample);
     const opacity = Math.max(0.15, Math.min(0.7, 60 / dots.length));
     const marker = { symbol: m.symbol, color: m.colour, size: 9, opacity: dots.map((p) => (Explorer.noisy(m, p) ? opacity / 2 : opacity)) };
@@ -25,7 +25,7 @@
     return {
       data: [{ x: dots.map((p) => m.tau[p]), y: dots.map(value), text: dots.map(describe), hoverinfo: "text", mode: "markers", marker, showlegend: false }, chosen],
       layout: { height: box.clientHeight, xaxis: { type: "log", title: { text: "tokens per step, τ" } },
-        yaxis: { rangemode: "tozero", title: { standoff: 14, text: compared ? `speedup over ${reference.name}` : "ms per token, prefill included" } },
+        yaxis: { rangemode: "tozero", title: { standoff: 14, text: compared ? `speedup over ${baseline.name}` : "ms per token, prefill included" } },
         shapes: line ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: line, y1: line, line: { color: "#7A8089", dash: "dash", width: 1.5 } }] : [] },
     };
   };
