@@ -194,6 +194,7 @@ def train_drafter(lab: LabTraining, name: str) -> None:
     trained = {"steps": budget.steps, "lr": recipe.lr, "tokens": tokens}
     if hasattr(trainer, "alpha_j"):
         trained["alpha_j"] = trainer.alpha_j
+    trained["parameters"] = trainer.n_learning
     about: dict[str, Any] = {**belongs_to(target), "trained": trained, **recipe.about}
     if trainer.ranked:
         batches = lab.scaled(CALIBRATION_BATCHES, 1)

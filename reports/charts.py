@@ -25,7 +25,7 @@ from specbench_ss.reports.palette import (
 )
 from specbench_ss.results.cost_model import Point, Roof, Waterfall
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import format_number, format_speedup, percent, title, visible
+from specbench_ss.results.text import format_number, format_speedup, interval, percent, title, visible
 
 ROW, FRAME = 26, 64  # pixels of a row of a chart, and of what is around the rows
 HEIGHT = 360  # pixels of other charts
@@ -143,21 +143,41 @@ def ranking(rows: Sequence[SummaryRow], styles: Mapping[str, Style], names: Sequ
 
 
 def _speedup(row: SummaryRow, style: Style, at: float) -> go.Scatter:
-    low, high = row.speedup_interval or (row.speedup, row.speedup)
-    value = row.speedup or math.nan
     sure = row.comparison in ("faster", "slower")
-    error = {
-        "symmetric": False, "array": [(high or value) - value], "arrayminus": [value - (low or value)],
-        "color": style.colour, "thickness": 2, "width": 0,
-    }  # fmt: skip
-    bounds = "no interval" if row.speedup_interval is None else f"{format_number(low)}–{format_number(high)}"
     name = text_of(style.name)
     return go.Scatter(
-        x=[row.speedup], y=[at], error_x=error, name=name, showlegend=False, mode="markers",
+        x=[row.speedup], y=[at], error_x=_error_bars([row], style), name=name, showlegend=False, mode="markers",
         marker={"symbol": style.symbol, "size": 10, "color": style.colour if sure else PAPER,
                 "line": {"color": style.colour, "width": 2}},
-        hovertemplate=f"{name} {format_speedup(row.speedup)} ({bounds})<extra></extra>",
+        hovertemplate=f"{name} {format_speedup(row.speedup)} ({interval(row.speedup_interval) or 'no interval'})"
+        "<extra></extra>",
     )  # fmt: skip
+
+
+def _error_bars(rows: Sequence[SummaryRow], style: Style) -> dict[str, Any]:
+    """Return the intervals of these speedups as Plotly's error bars; of length 0 without an interval."""
+    points = [(row.speedup or math.nan, row.speedup_interval) for row in rows]
+    return {
+        "symmetric": False, "array": [ends[1] - value if ends else 0.0 for value, ends in points],
+        "arrayminus": [value - ends[0] if ends else 0.0 for value, ends in points],
+        "color": style.colour, "thickness": 2, "width": 0,
+    }  # fmt: skip
+
+
+def trend(found: Mapping[str, Mapping[str, SummaryRow]], styles: Mapping[str, Style], runs: Sequence[str]) -> go.Figure:
+    """Return speedups with 95 % intervals against the run, a line a method. found: rows by method and run."""
+    traces = []
+    for label, by_run in found.items():
+        style, rows = styles[label], list(by_run.values())
+        traces.append(go.Scatter(
+            x=list(by_run), y=[row.speedup for row in rows], error_y=_error_bars(rows, style), mode="lines+markers",
+            name=text_of(style.name), line={"color": style.colour, "width": 1.5},
+            marker={"symbol": style.symbol, "size": 9, "color": style.colour},
+            hovertemplate=f"{text_of(style.name)}, run %{{x}}: %{{y:.2f}}×<extra></extra>",
+        ))  # fmt: skip
+    made = figure(traces, "run", "speedup, 95 % interval", showlegend=True)
+    made.add_hline(1, line={"color": INK, "width": 1}, layer="below")
+    return made.update_xaxes(type="category", categoryorder="array", categoryarray=list(runs))
 
 
 def _with_ratios(made: go.Figure, values: Sequence[float]) -> go.Figure:
@@ -182,7 +202,7 @@ def _in_rows(
 
 
 def pareto(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Figure:
-    """Return tokens per step against relative step time, a point a method, with lines of equal speedup."""
+    """Return τ against relative step time, a point a method, with lines of equal speedup."""
     points = [
         (row.relative_step_time, row.mean_acceptance_length, row.method)
         for row in rows
@@ -195,7 +215,7 @@ def pareto(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Figure
         for dot in dots:
             side = "middle left" if dot.x[0] > (left + 2 * right) / 3 else "middle right"
             dot.update(mode="markers+text", text=[f" {dot.name} "], textposition=side)
-    made = figure(dots, f"relative step time ({REFERENCE} = 1)", "tokens per step, τ", showlegend=not few)
+    made = figure(dots, f"relative step time ({REFERENCE} = 1)", "τ, tokens per step", showlegend=not few)
     made.update_xaxes(range=[left, right]).update_yaxes(range=[0.9, top])
     for slope in SLOPES:
         x = min(right, top / slope)
@@ -230,16 +250,16 @@ def acceptance(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Fi
                 line={"color": style.colour, "width": 1.5}, marker={"symbol": style.symbol, "size": 8},
                 hovertemplate=f"{name}, position %{{x}}: %{{y:.1%}}<extra></extra>",
             ))  # fmt: skip
-    made = figure(traces, "draft position", "accepted, given all before", showlegend=True)
+    made = figure(traces, "draft position", "accepted, if the position before was", showlegend=True)
     made.update_yaxes(range=[0, 1.03], tickformat=".0%")
     longest = max((max(trace.x) for trace in traces), default=0)
     return made.update_xaxes(dtick=1 if longest <= 12 else None)
 
 
 def tokens_per_step(counted: pd.DataFrame, styles: Mapping[str, Style], order: Sequence[str], most: int) -> go.Figure:
-    """Return the share of steps by accepted tokens, a stacked bar a method. counted: `frames.tokens_per_step`.
+    """Return the share of steps by output tokens, one stacked bar per method. counted: `frames.tokens_per_step`.
 
-    most: of the last part, which has all that kept more too.
+    most: tokens of the last part, which includes steps with more.
     """
     longest = counted["tokens"].max()
     clipped = counted.assign(tokens=counted["tokens"].clip(upper=most))
@@ -301,14 +321,14 @@ def waterfall(found: Sequence[Waterfall]) -> go.Figure:
         for kind, colour in colours.items()
         if kind in traces
     ]  # fmt: skip
-    names = [f"{one.method} {one.reference_ms / one.method_ms:.2f}×" for one in found]
+    names = [f"{one.method} {one.baseline_ms / one.method_ms:.2f}×" for one in found]
     return _in_rows(drawn, names, "milliseconds per token", row=66, top=30, barmode="overlay",
                     legend_traceorder="normal")  # fmt: skip
 
 
 def steps_of(one: Waterfall) -> list[tuple[str, float, float]]:
     """Return name, start and signed length of each bar of a waterfall."""
-    at, steps = one.reference_ms, [(REFERENCE, 0.0, one.reference_ms)]
+    at, steps = one.baseline_ms, [(REFERENCE, 0.0, one.baseline_ms)]
     for name, part in one.parts.items():
         steps.append((name, at, part))
         at += part
@@ -316,7 +336,7 @@ def steps_of(one: Waterfall) -> list[tuple[str, float, float]]:
 
 
 def roofline(roof: Roof, found: Sequence[Point], styles: Mapping[str, Style]) -> go.Figure:
-    """Return parts of steps under the machine's limits. Filled: verifying; hollow: drafting."""
+    """Return parts of steps under the machine's limits. Filled: verification; hollow: drafting."""
     places = [point.intensity for point in found]
     x = [min(0.1, *places), roof.ridge, 4 * max(roof.ridge, *places)]
     limit = go.Scatter(x=x, y=[roof.at(one) / 1e9 for one in x], mode="lines", line={"color": INK, "width": 1.5},
@@ -324,7 +344,7 @@ def roofline(roof: Roof, found: Sequence[Point], styles: Mapping[str, Style]) ->
     seen: set[str] = set()
     traces = [limit]
     for point in found:
-        drafting = point.part != "verifying"
+        drafting = point.part != "verification"
         share = f" {point.part}, {percent(point.rate / roof.at(point.intensity))} of the limit"
         style = styles[point.method]
         traces.append(_point(style, point.intensity, point.rate / 1e9, drafting, point.method not in seen, share))

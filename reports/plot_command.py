@@ -17,7 +17,7 @@ def command(
         typer.Option(
             help="ranking: speedups with intervals. acceptance: acceptance rate by draft position. waterfall: "
             "milliseconds per token from the baseline to each method. roofline: FLOP per second against FLOP per byte, "
-            "under the machine's measured limits. pareto: tokens per step against relative step time. tasks: heat map "
+            "under the machine's measured limits. pareto: τ against relative step time. tasks: heat map "
             "of speedups. time: parts of a step. memory: peak memory of a sample."
         ),
     ] = "ranking",

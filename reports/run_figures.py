@@ -18,7 +18,7 @@ from specbench_ss.results.analysis import Results
 from specbench_ss.results.cost_model import points, roof_of, waterfalls
 from specbench_ss.results.report import Figures
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import visible
+from specbench_ss.results.text import pluralize, visible
 
 MIB = 2**20
 FORMATS = (".pdf", ".svg", ".png", ".html")
@@ -41,11 +41,12 @@ class RunFigures(Figures):
         for label in methods:
             if label not in run.labels:
                 raise UserError(f"the run has no method {label!r}{known_words(label, run.labels)}")
-        plain = {row.method for row in results.overall if row.reference_of}
-        kept = [row for row in results.overall if (row.method in methods if methods else row.method not in plain)]
+        own_baselines = {row.method for row in results.overall if row.reference_of}
+        shown = methods or {row.method for row in results.overall} - own_baselines
+        rows = [row for row in results.overall if row.method in shown]
         self.results = results
-        self.rows = sorted(kept, key=lambda row: -(row.speedup or 0.0))
-        self.styles = styles(run.labels, plain, run.baseline)
+        self.rows = sorted(rows, key=lambda row: -(row.speedup or 0.0))
+        self.styles = styles(run.labels, own_baselines, run.baseline)
 
     @property
     def contestants(self) -> list[SummaryRow]:
@@ -56,7 +57,7 @@ class RunFigures(Figures):
     def title(self) -> str:
         """Model, suite and device in a few words."""
         model, suite = self.results.manifest["model"], self.results.manifest["suite"]
-        prompts = f"{suite['prompts']:,} prompt{'s' * (suite['prompts'] != 1)}"
+        prompts = pluralize(suite["prompts"], "prompt")
         short = [f"{of.name} = {label}" for label, of in self.styles.items() if of.name != visible(label)]
         facts = f"{model['name']}, {model['dtype']}, {model['device']}; {suite['name']}, {prompts}"
         return "<br>".join(map(charts.text_of, [facts, *short]))
@@ -100,7 +101,7 @@ class RunFigures(Figures):
         return charts.roofline(roof, found, self.styles)
 
     def pareto(self) -> Figure:
-        """Return tokens per step against relative step time."""
+        """Return τ against relative step time."""
         rows = [row for row in self.contestants if row.relative_step_time and row.mean_acceptance_length]
         if not rows:
             raise UserError("nothing to draw: no method has timed steps on the prompts of the baseline")

@@ -18,7 +18,7 @@ from specbench_ss.results.checks import worst_first
 from specbench_ss.results.compare import Change, ComparedRow, Difference, compared, differences, judged
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.terminal import NAMES, change_text, comparison_finding, interval_text
-from specbench_ss.results.text import MISSING, format_number, format_speedup, interval, title, visible
+from specbench_ss.results.text import MISSING, format_number, format_speedup, interval, pluralize, title, visible
 from specbench_ss.runs.records import Run
 
 MOST_RUNS = len(ascii_uppercase)
@@ -58,8 +58,8 @@ def page(runs: Sequence[Results]) -> dict[str, Any]:
         for letter, of in zip(ascii_uppercase, runs, strict=False)
     ]
     labels = list(dict.fromkeys(label for one in named for label in one.run.labels))
-    plain = {label for one in named for label, row in one.overall.items() if row.reference_of}
-    look = styles(labels, plain, runs[0].run.baseline)
+    own_baselines = {label for one in named for label, row in one.overall.items() if row.reference_of}
+    look = styles(labels, own_baselines, runs[0].run.baseline)
     pairs = [_pair(named[0], other) for other in named[1:]]
     found = [(other.letter, differences(named[0].run, other.run)) for other in named[1:]]
     return {
@@ -72,6 +72,7 @@ def page(runs: Sequence[Results]) -> dict[str, Any]:
         "headlines": [f"{named[0].letter} to {pair.letter}: {pair.headline}" for pair in pairs],
         "matrix": _matrix(named, look),
         "differences": _differences(named, found),
+        "trend": _trend(named, look) if len(named) > 2 else None,
         "speedups": _speedups(named, look),
         "changes": [_changes(pair, metric, look) for pair in pairs for metric in NAMES if _known(pair, metric)],
         "tasks": [_tasks(pair, look) for pair in pairs if len({row.category for row in pair.rows}) > 2],
@@ -94,7 +95,10 @@ def _runs(named: Sequence[Named]) -> Table:
         Column("run", "letter", numeric=False),
         Column("folder", lambda one: one.run.path.name, numeric=False),
         of("model", lambda manifest: f"{manifest['model']['name']}, {manifest['model']['dtype']}"),
-        of("suite", lambda manifest: f"{manifest['suite']['name']}, {manifest['suite']['prompts']:,} prompts"),
+        of(
+            "suite",
+            lambda manifest: f"{manifest['suite']['name']}, {pluralize(manifest['suite']['prompts'], 'prompt')}",
+        ),
         of("device", lambda manifest: manifest["model"]["device"]),
         of("started", lambda manifest: str(manifest["created"]).replace("T", " ")[:16]),
         Column("checks", _worst, numeric=False),
@@ -159,15 +163,25 @@ def _speedups(named: Sequence[Named], look: Mapping[str, Style]) -> Chart:
         Column("95 % CI", lambda pair: _interval(pair[0])),
         Column("τ", lambda pair: pair[0].mean_acceptance_length),
         Column("tokens/s", lambda pair: pair[0].tokens_per_s, digits=1),
-        Column("n", lambda pair: pair[0].n_prompts, digits=0),
+        Column("prompts", lambda pair: pair[0].n_prompts, digits=0),
     ]
     table = Table.of("speedups", columns, rows, "Every method in every run")
-    title = f"Speedup over {named[0].run.baseline}, each in its own run"
+    title = f"Speedup over {named[0].run.baseline} of the same run"
     return Chart("speedups", title, drawn.to_plotly_json(), table)
 
 
+def _trend(named: Sequence[Named], look: Mapping[str, Style]) -> Chart:
+    """Return every method's speedup against the run, a line per method; the table above has the numbers."""
+    found = {
+        label: {one.letter: one.overall[label] for one in named if label in one.overall and one.overall[label].speedup}
+        for label in _ranked(named)
+    }
+    drawn = charts.trend(found, look, [one.letter for one in named])
+    return Chart("trend", f"Speedup over {named[0].run.baseline} by run", drawn.to_plotly_json())
+
+
 def _ranked(named: Sequence[Named]) -> list[str]:
-    """Return the methods that any run measured, without the reference, by the best speedup of any run."""
+    """Return the measured methods without the baseline, by their best speedup of any run."""
     best: dict[str, float] = {}
     for one in named:
         for label, row in one.overall.items():
@@ -207,7 +221,7 @@ def _columns(pair: Pair, metric: str, look: Mapping[str, Style]) -> list[Column]
         Column("change", lambda row: _change(metric, row.changes[metric])),
         Column("95 % CI", lambda row: _ends(metric, row.changes[metric])),
         Column("verdict", lambda row: _verdict(row.changes[metric]), numeric=False),
-        Column("n", "n_prompts", digits=0),
+        Column("prompts", "n_prompts", digits=0),
     ]
 
 

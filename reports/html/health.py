@@ -19,7 +19,7 @@ from specbench_ss.results.concurrency import at_a_time
 from specbench_ss.results.published import Mark, PublishedComparison, comparable, compare_with_published
 from specbench_ss.results.sample_checks import NOT_LOCKED
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import format_number, format_speedup, parameters, scientific
+from specbench_ss.results.text import format_number, format_speedup, parameters, pluralize, scientific
 from specbench_ss.runs.config import decoding
 from specbench_ss.runs.records import KILLED, Run
 
@@ -113,18 +113,18 @@ def _some(lines: Sequence[str]) -> list[str]:
 
 
 def chips(run: Run) -> list[tuple[str, str]]:
-    """Return the five facts of the page's head: model and suite, n, hardware, dtype and decoding, date."""
+    """Return the five facts of the page's head: model and suite, prompts, hardware, dtype and decoding, date."""
     model, suite, config = run.manifest["model"], run.manifest["suite"], run.manifest["config"]
     size = f" ({parameters(model['parameters'])})" if model.get("parameters") else ""
     whole = ", dequantised" if (model.get("origin") or {}).get("gguf") else ""
-    few = f" ({suite['size']:,} questions)" if suite["size"] != suite["prompts"] else ""
+    of_questions = f" of {pluralize(suite['size'], 'question')}" if suite["size"] != suite["prompts"] else ""
     repeats = f", {run.repeats} repeats" if run.repeats > 1 else ""
     dtype = [] if config.get("endpoints") else [model["dtype"]]
-    requests = [f"{at_a_time(run.manifest)} requests at a time"] if at_a_time(run.manifest) != "1" else []
+    requests = [f"{at_a_time(run.manifest)} concurrent requests"] if at_a_time(run.manifest) != "1" else []
     limit = [_limit(run)] if suite.get("max_new_tokens") else []
     return [
         ("Model and suite", f"{model['name']}{size}{whole} on {suite['name']} ({suite['edition']})"),
-        ("Number of prompts", f"n = {suite['prompts']:,}{few}{repeats}"),
+        ("Number of prompts", f"{pluralize(suite['prompts'], 'prompt')}{of_questions}{repeats}"),
         ("Hardware", _on(run)),
         ("Dtype and decoding", ", ".join([*dtype, decoding(config), *limit, *requests])),
         ("Started", str(run.manifest["created"]).replace("T", " ")[:16]),
@@ -132,11 +132,11 @@ def chips(run: Run) -> list[tuple[str, str]]:
 
 
 def _limit(run: Run) -> str:
-    """Return the limit of outputs and the share of the baseline's that reach it: '≤ 64 tokens (81 % cut)'."""
-    most = f"≤ {run.manifest['suite']['max_new_tokens']:,} tokens"
+    """Return the limit of outputs: 'outputs limited to 64 tokens (81 % reached it)', a share of the baseline's."""
+    limit = f"outputs limited to {pluralize(run.manifest['suite']['max_new_tokens'], 'token')}"
     ends = [row.finish for row in run.rows if row.ok and row.method == run.baseline]
-    cut = 100 * ends.count("length") / len(ends) if ends else 0
-    return f"{most} ({cut:.0f} % cut)" if cut else most
+    reached = 100 * ends.count("length") / len(ends) if ends else 0
+    return f"{limit} ({reached:.0f} % reached it)" if reached else limit
 
 
 def _on(run: Run) -> str:
@@ -169,7 +169,7 @@ def facts(run: Run) -> list[Fact]:
         Fact("Started, ended", f"{manifest['created']}, {manifest['finished'] or 'not finished'} ({status})"),
         Fact("Sessions", "; ".join(started) if len(started) > 1 else ""),
         Fact("Workers", "; ".join(_machine(worker["environment"], "cuda") for worker in workers)),
-        Fact("Requests", f"{at_a_time(manifest)} at a time"),
+        Fact("Concurrent requests", at_a_time(manifest)),
         Fact("Model", _words(manifest["model"])),
         Fact("Suite", _words(manifest["suite"])),
         *(fact for method in manifest["methods"] for fact in _method_facts(method, run.baseline)),
@@ -208,16 +208,16 @@ def _options(values: Mapping[str, Any]) -> str:
 
 
 FORMULA_OF = "specbench"  # the suite whose published speedups have a formula of their own
-FEWEST = 3  # methods: of two there is no order to speak of
+FEWEST = 3  # methods from which their order is compared
 SIGNS: dict[Mark, str] = {"same": "✓", "part": "~", "other": "✕"}
 NOTE = (
-    "✓ the same, ~ the same family of models or some of the questions, ✕ another. Drafters and settings are not "
-    "compared. Speedups next to those of Spec-Bench use its formula."
+    "✓ the same, ~ the same model family, ✕ another. Drafters and settings are not compared. Speedups next to those "
+    "of Spec-Bench use its formula."
 )
 
 
 def published(view: View) -> Table | None:
-    """Return a row for each published number of a method of the run; None where there are none."""
+    """Return a row for each published number of a method of the run; None without any."""
     figures = {
         label: (view.overall[label].mean_acceptance_length, view.overall[label].speedup) for label in view.contestants
     }
@@ -238,7 +238,7 @@ def published(view: View) -> Table | None:
     ]
     rows.sort(key=lambda one: view.contestants.index(one.method))
     notes = (*order_note(rows), NOTE)
-    return Table.of("published", columns, rows, "Published numbers next to this run's", notes=notes)
+    return Table.of("published", columns, rows, "Published numbers and those of this run", notes=notes)
 
 
 def _alike(one: PublishedComparison, row: SummaryRow) -> PublishedComparison:

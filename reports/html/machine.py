@@ -19,9 +19,9 @@ def _share(title: str, of: str, digits: int = 0) -> Column:
 
 
 COUNTED = (
-    Column("decoding speedup", "decode_speedup", unit="×"),
+    Column("decode speedup", "decode_speedup", unit="×"),
     Column("at the limits", "predicted_speedup", unit="×"),
-    Column("step, ms", "step_s", "Mean time of a step, over all paired samples", per=1e-3),
+    Column("step, ms", "step_s", "Mean step time, over all paired samples", per=1e-3),
     Column("fastest step, ms", "fastest_step_s", per=1e-3),
     _share("bandwidth", "bandwidth_share"),
     _share("peak FLOP/s", "compute_share", 1),
@@ -52,10 +52,10 @@ READ = (
 
 
 def tables(view: View, rows: Sequence[MachineRow]) -> list[Table]:
-    """Return what a step costs by its shapes, and what was read while samples were made, as far as it is known."""
+    """Return the counted cost of a step, and the readings during the samples, as far as they are known."""
     counted = [row for row in rows if row.flops_per_step is not None]
     read = [row for row in rows if any(_known(column, row) for column in SEEN)]
-    what = "One step: FLOP and bytes counted from shapes, next to the measured limits of the machine"
+    what = "One step: FLOP and bytes counted from shapes, with the measured limits of the machine"
     made = [
         ("machine-counted", COUNTED, counted, what),
         ("machine-read", READ, read, "Readings during the samples, weighted by time"),
@@ -90,14 +90,12 @@ def roofline(view: View) -> Chart | None:
     columns = [
         view.method(),
         Column("part", "part", numeric=False),
-        Column(
-            "FLOP/byte", "intensity", "Arithmetic intensity: operations for each byte that is read, counted from shapes"
-        ),
-        Column("GFLOP/s", "rate", "Counted operations over the measured seconds of that part", per=1e9),
+        Column("FLOP/byte", "intensity", "Arithmetic intensity: FLOP per byte read, counted from shapes"),
+        Column("GFLOP/s", "rate", "Counted FLOP / measured seconds of that part", per=1e9),
         Column(
             "of the limit",
             lambda point: _percent(point.rate / roof.at(point.intensity)),
-            "Of what this machine could do at most with so many operations a byte",
+            "Share of this machine's limit at this arithmetic intensity",
         ),
     ]
     return Chart(
@@ -105,9 +103,8 @@ def roofline(view: View) -> Chart | None:
         "Roofline",
         charts.roofline(roof, found, view.look).to_plotly_json(),
         Table.of("roofline", columns, found),
-        note=f"The line is this machine's limit: reading {format_number(roof.peak_bandwidth / 1e9, 1)} GB/s, then "
-        f"{format_number(roof.peak_flops / 1e9, 0)} GFLOP/s. Filled: verifying; hollow: drafting, where a "
-        f"drafter has weights.",
+        note=f"Line: this machine's limit, {format_number(roof.peak_bandwidth / 1e9, 1)} GB/s, then "
+        f"{format_number(roof.peak_flops / 1e9, 0)} GFLOP/s. Filled: verification; hollow: drafting with weights.",
     )
 
 
@@ -121,28 +118,32 @@ def timeline(view: View) -> Chart | None:
         view.method(),
         Column("of", "what", numeric=False),
         Column(
-            "busy", "busy_share", "Share of the time in which any of them ran, from the first to the last", 0, "%", 0.01
+            "busy",
+            "busy_share",
+            "Share of time with at least one of them running, from the first to the last",
+            0,
+            "%",
+            0.01,
         ),
-        Column("ms", "wall_s", "From the first to the last one; the profiler takes time itself", 1, per=1e-3),
-        Column("tokens", "tokens", "Of the answer", 0),
-        Column("launches per token", "launches_per_token", "Kernels that the host started, on a CPU operators", 0),
-        Column("gaps", "number", "How often none ran", 0),
-        Column("mean gap, µs", "mean_s", "Mean time in which none ran", 1, per=1e-6),
-        Column("longest gap, ms", "longest_s", "Longest time in which none ran", per=1e-3),
+        Column("ms", "wall_s", "From the first to the last one, overhead of the profiler included", 1, per=1e-3),
+        Column("tokens", "tokens", "Of the output", 0),
+        Column("launches per token", "launches_per_token", "Kernels that the host launched; operators on a CPU", 0),
+        Column("gaps", "number", "Spans of time without any of them", 0),
+        Column("mean gap, µs", "mean_s", "Mean length of these spans", 1, per=1e-6),
+        Column("longest gap, ms", "longest_s", "Longest of these spans", per=1e-3),
     ]
     what = next(iter(found.values()))["what"]
-    where = "" if what == "kernels" else " There is no GPU here: what is shown is operators on the processor."
+    where = "" if what == "kernels" else " Without a GPU it shows operators of the processor."
     note = (
-        f"To the right milliseconds of one profiled request, from its first {what[:-1]} on; up the share of each span "
-        f"of time in which any ran. The profiler takes time itself: shares are reliable, totals are not.{where} "
-        "Perfetto opens the files in the run's folder `traces`."
+        f"One profiled request: the share of each span of time with running {what}. The profiler has overhead, so that "
+        f"shares are reliable and totals are not.{where} Perfetto opens the files in `traces`, in the run directory."
     )
     drawn = charts.timeline(found, view.look).to_plotly_json()
     table = Table.of("timeline", columns, [{"method": label, **of, **of["gaps"]} for label, of in found.items()])
     return Chart("timeline", "One request in the profiler", drawn, table, note)
 
 
-MEASURED = "Tokens are counted by the servers; pieces of text if a server reports no count."
+MEASURED = "Token counts are those of the servers; if a server reports none, streamed chunks are counted."
 REPORTED = ("address", "model", "software", "tokens", "acceptance")  # of a server
 
 
@@ -150,12 +151,14 @@ def servers(view: View) -> Table | None:
     """Return a row for each server; None for a run of methods in this process."""
     if not view.served:
         return None
-    by_counts = "Tokens per step that had a draft: 1 + accepted tokens over drafts, by the server's own counts"
+    by_counts = "1 + accepted tokens / drafts, by the server's metrics; steps without a draft are left out"
     columns = [
         view.method("server"),
         *(Column(name, name, numeric=False) for name in REPORTED),
         Column("τ", "τ", by_counts),
-        Column("accepted", lambda row: _percent(row["accepted"]), "Accepted over drafted tokens, by the same counts"),
+        Column(
+            "acceptance rate", lambda row: _percent(row["accepted"]), "Accepted / drafted tokens, by the same counts"
+        ),
     ]
     rows = [_server(entry, view.overall[entry["label"]]) for entry in view.run.manifest["methods"]]
     return Table.of("servers", columns, rows, "Properties that the servers report", notes=[MEASURED])
@@ -174,28 +177,29 @@ def _percent(share: float | None) -> Cell:
 
 
 def in_flight(view: View) -> Table | None:
-    """Return a row for each number of requests in flight and method; None where all were made one at a time."""
+    """Return a row for each number of concurrent requests and method; None if requests ran one at a time."""
     found, baseline = concurrency_rows(view.run), view.run.baseline
     if not found:
         return None
     columns = [
-        Column("in flight", "concurrency", digits=0),
+        Column("concurrency", "concurrency", digits=0),
         view.method("server" if view.served else "method"),
-        Column("tokens/s", "tokens_per_s", "Tokens of all answers over the time of all requests together", 1),
-        Column("× baseline", "throughput_ratio", f"This over that of {baseline} with as many in flight", unit="×"),
-        Column("speedup", _speedup, f"Of single requests: seconds per token of {baseline} over its own, by prompt"),
-        Column("95 % interval", lambda row: plain(interval(row.speedup_interval)), "Of that speedup"),
-        _wait("first text" if view.served else "first token", "ttft"),
-        _wait("per token", "tpot"),
-        _wait("request", "latency"),
+        Column("tokens/s", "tokens_per_s", "Output tokens / time of all requests together", 1),
         Column(
-            "τ",
-            "mean_acceptance_length",
-            "By the server's own counts" if view.served else "Tokens per step, as everywhere",
+            "× baseline",
+            "throughput_ratio",
+            f"tokens/s: method / {baseline}, with as many concurrent requests",
+            unit="×",
         ),
+        Column("speedup", _speedup, f"Time per token of a request: {baseline} / method, paired by prompt"),
+        Column("95 % CI", lambda row: plain(interval(row.speedup_interval)), "Of that speedup"),
+        _wait("TTFT", "ttft"),
+        _wait("TPOT", "tpot"),
+        _wait("latency", "latency"),
+        Column("τ", "mean_acceptance_length"),
         Column("requests", lambda row: figure(row.requests, 0, small=[f"{row.failed} failed"] if row.failed else [])),
     ]
-    return Table.of("in-flight", columns, found, "Several requests at a time: throughput and waiting times")
+    return Table.of("in-flight", columns, found, "Concurrent requests: throughput and latency")
 
 
 def _speedup(row: ConcurrencyRow) -> Cell:

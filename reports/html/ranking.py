@@ -32,16 +32,17 @@ VERDICTS: dict[str, Tag] = {
     "invalid": ("invalid", "bad"),
     "baseline": ("baseline", "flat"),
 }
-NOISY: Tag = ("depends on noisy samples: a tenth or more had background load", "note")
-MAYBE: Tag = ("may be noise: the interval begins within the apparent speedup of autoregressive decoding", "note")
-UNSTABLE: Tag = ("unstable timing: step times differ by a tenth or more", "note")
-FEW: Tag = ("insufficient data: too few prompts for an interval", "note")
+NOISY: Tag = ("noisy timing: a tenth or more of the samples, or of the baseline's", "note")
+MAYBE: Tag = ("within baseline noise: a method that drafts nothing reaches this speedup", "note")
+UNSTABLE: Tag = ("unstable timing: times of the same work differ by more than 10 %", "note")
+FEW: Tag = ("insufficient data: too few questions for an interval", "note")
 ICONS = {"good": "✓", "note": "!", "bad": "✕"}
+NO_RANK = "–"  # of methods slower than the baseline
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One method of the ranking. rank: '1', or '1–3' if the order is open; '' for the baseline.
+    """One method of the ranking. rank: '1', '1–3' if the order is open, NO_RANK, or '' for the baseline.
 
     at, ends: percent along the axis of its speedup and interval. tags: reasons of its status, the worst first.
     controls: autoregressive decodings of its own model, folded below it.
@@ -107,7 +108,7 @@ def axis_of(rows: Iterable[SummaryRow]) -> Axis:
 
 def ranking(view: View, axis: Axis) -> list[Ranked]:
     """Return the methods in order, controls under the first method that is compared with them."""
-    overall, rank_ranges, places, made = view.overall, view.results.rank_ranges, 0, list[Ranked]()
+    overall, rank_ranges, place, made = view.overall, view.results.rank_ranges, 0, list[Ranked]()
     tags, left = _all_tags(view), controls(overall)
     decode = {row.method: row.decode_speedup for row in view.results.machine_rows}
     config = view.results.config
@@ -116,14 +117,15 @@ def ranking(view: View, axis: Axis) -> list[Ranked]:
         for label, row in overall.items()
     }
     for label in [label for label in rows if label not in left]:
-        mine, row = rows[label], overall[label]
+        ranked, row = rows[label], overall[label]
         counts = row.speedup is not None and row.comparison != "baseline"
-        places += counts
+        place += counts
         control = overall.get(row.reference)
-        if mine.own_model and control and control.speedup is not None:
-            mine = replace(mine, own_model=f"{mine.own_model}, itself {format_speedup(control.speedup)}")
-        mine = replace(mine, rank=_rank(places, rank_ranges.get(label)) if counts else "")
-        made.append(replace(mine, controls=[rows[row.reference]] if row.reference in left else []))
+        if ranked.own_model and control and control.speedup is not None:
+            ranked = replace(ranked, own_model=f"{ranked.own_model}, itself {format_speedup(control.speedup)}")
+        rank = NO_RANK if row.comparison == "slower" else _rank(place, rank_ranges.get(label))
+        controls_below = [rows[row.reference]] if row.reference in left else []
+        made.append(replace(ranked, rank=rank if counts else "", controls=controls_below))
         left.discard(row.reference)
     return [*made, *(rows[label] for label in rows if label in left)]
 
@@ -157,11 +159,10 @@ def _ranked(
 
 
 def _all_tags(view: View) -> dict[str, list[Tag]]:
-    """Return the reasons of the status of each method; noise that concerns all of them is a notice of the run."""
+    """Return the reasons of the status of each method."""
     noise, noisy = baseline_noise(view.overall.values()), often_noisy(view.run)
-    some = noisy if noisy != set(view.run.labels) else set()
     return {
-        label: _tags(row, view.results.config, noise is not None and noise.holds(row), label in some)
+        label: _tags(row, view.results.config, noise is not None and noise.holds(row), label in noisy)
         for label, row in view.overall.items()
     }
 
@@ -169,7 +170,7 @@ def _all_tags(view: View) -> dict[str, list[Tag]]:
 def _tags(row: SummaryRow, config: Mapping[str, Any], near: bool, noisy: bool) -> list[Tag]:
     """Return the reasons of a method's status, the worst first.
 
-    near: its interval begins within the apparent speedup of autoregressive decoding.
+    near: its interval begins within the baseline noise.
     """
     speed = FEW if row.comparison == "insufficient data" else VERDICTS[row.comparison]
     found = [("slower", "flat") if row.comparison == "slower" else speed]
@@ -184,7 +185,7 @@ def _tags(row: SummaryRow, config: Mapping[str, Any], near: bool, noisy: bool) -
 
 
 def _output(row: SummaryRow, config: Mapping[str, Any]) -> Tag:
-    """Return how the outputs compare with those that they must equal."""
+    """Return the output match and its kind."""
     text = run_ranking.short_output(row, config)
     if row.comparison == "baseline":
         return "baseline", "flat"
@@ -201,21 +202,17 @@ def budgets_table(view: View, found: Sequence[Budget]) -> Table:
     """Return a row for each method."""
     columns = [
         view.method(),
-        Column(
-            "draft nodes per step", "drafted", "Nodes of the draft tree, the root left out, a mean over all steps", 1
-        ),
-        Column("verified per step", "verified", "Of these, nodes that reached the model's last layer", 1),
+        Column("draft nodes per step", "drafted", "Nodes of the draft tree, root not counted, mean over all steps", 1),
+        Column("verified per step", "verified", "Nodes that are left after pruning", 1),
         Column("trained parameters", _of("parameters"), "Of the drafter", 0),
         Column("training tokens", _of("tokens"), "Prompts included, repeats counted", 0),
         Column("training steps", _of("steps"), digits=0),
         Column("peak learning rate", _rate),
-        Column(
-            "text", lambda one: _text(one.training_info), "Training data, or the text that is searched", numeric=False
-        ),
+        Column("text", lambda one: _text(one.training_info), "Training data, or the datastore", numeric=False),
         Column(
             "settings of this run",
             _settings,
-            "Options of the command line, and advice of the weights' folder",
+            "Options of the command line; advised settings of the drafter folder",
             numeric=False,
         ),
     ]
@@ -232,15 +229,15 @@ def _rate(budget: Budget) -> Cell:
 
 
 def _settings(budget: Budget) -> str:
-    given = budget.given + (" (a preset)" if budget.preset else "")
-    return "; ".join(filter(None, (given, f"advised: {budget.advised}" if budget.advised else "")))
+    options = budget.given + (" (a preset)" if budget.preset else "")
+    return "; ".join(filter(None, (options, f"advised: {budget.advised}" if budget.advised else "")))
 
 
 def _text(training_info: Mapping[str, Any] | None) -> str:
     if training_info is None:
         return "not recorded"
     if searched := training_info.get("searched"):
-        return f"{searched.get('tokens') or 0:,} tokens are searched: {searched.get('made_of') or 'of unknown origin'}"
+        return f"datastore of {searched.get('tokens') or 0:,} tokens: {searched.get('made_of') or 'of unknown origin'}"
     if "regenerate_responses" not in training_info:
         return "not recorded" if training_info else ""
-    return "the model's own answers" if training_info["regenerate_responses"] else "the answers of the data"
+    return "the model's outputs" if training_info["regenerate_responses"] else "responses of the data"

@@ -29,10 +29,10 @@ NOT_SHOWN = ("n counts", run_ranking.NO_MEAN)  # the ranking has neither n nor q
 SHOWN = 3  # notices on the first screen
 RESULTS = (("error", "wrong"), ("warning", "warnings"), ("unknown", "not checked"), ("ok", "ok"))
 RANKS = (
-    "A rank such as 1–3 is open: each pair of methods is compared question by question, and its order counts if the "
-    "95 % interval excludes equality."
+    "A rank such as 1–3 is open: the order of two methods counts if the 95 % interval of their ratio, paired by "
+    "question, excludes 1."
 )
-ABSENT = {  # parts of the page -> how a run gets them
+ABSENT = {  # parts of the page -> how to record them
     "matrix": f"Results by task: at least {FEWEST} prompts per task (`--limit {FEWEST}`).",
     "roofline": "Roofline and what-if: `ssbench doctor --calibrate` before the run.",
     "timeline": "Kernel timeline: `ssbench run --trace`.",
@@ -161,10 +161,10 @@ def _how_computed(view: View, had: Sequence[Budget]) -> list[str]:
     notes = run_ranking.notes(rows, view.results.config, short=True)
     open_ranks = any(found.best != found.worst for found in view.results.rank_ranges.values())
     return [
-        f"Speedup: time per token of {view.run.baseline} over that of the method, prefill included; times and tokens "
-        "are summed over all prompts before they are divided.",
+        f"Speedup: time per token of {view.run.baseline} / of the method, prefill included; times and tokens are "
+        "summed over all prompts before the division.",
         *_specbench(view),
-        "Speedup = τ ÷ relative step time × a factor for prefill, first token and outputs of other lengths.",
+        "Speedup = τ / relative step time × a factor for prefill, the first token and unequal output lengths.",
         "Intervals resample questions. They are widened by a factor of 1.25, further for few questions, and by 1 % "
         f"for effects that are constant within a process{'; one repeat' if view.run.repeats == 1 else ''}.",
         *([RANKS] if open_ranks else []),
@@ -190,11 +190,11 @@ def _prefill(run: Run) -> str:
 
 
 def _unlike(view: View) -> list[str]:
-    """Return a note if the methods were not compared on the same prompts, as in a run that is not complete."""
+    """Return a note if the methods have different numbers of prompts, as in a run that is not complete."""
     counts = [row.n_prompts for row in view.overall.values() if row.comparison != "baseline"]
     if not counts or min(counts) == max(counts):
         return []
-    return [f"Not every method was compared on the same prompts: {min(counts):,} to {max(counts):,} of them"]
+    return [f"The methods were compared on different numbers of prompts: {min(counts):,} to {max(counts):,}."]
 
 
 def _what_if(view: View) -> list[dict[str, Any]]:

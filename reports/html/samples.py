@@ -32,7 +32,7 @@ Prompt = tuple[str, int]  # question id, turn from 0
 
 
 class Store:
-    """Values that are kept once; a value stands for itself by its number."""
+    """Distinct values, each replaced by its number."""
 
     def __init__(self) -> None:
         self._places: dict[Any, int] = {}
@@ -50,7 +50,7 @@ class Store:
 class _Mean:
     """A method's samples of one prompt: the first repeat, and means over the good ones. ms: per token.
 
-    noisy: whether one of them had background load.
+    noisy: whether one of them is noisy.
     """
 
     first: SampleRecord
@@ -128,7 +128,7 @@ def _mean(rows: Sequence[SampleRecord]) -> _Mean:
 
 
 def _prompts(run: Run, of: Mapping[tuple[str, int, str], _Mean]) -> list[Prompt]:
-    """Return the prompts that have a sample, in the order of the suite; those of no known question come last."""
+    """Return the prompts that have a sample, in the order of the suite; those of unknown questions come last."""
     sampled = dict.fromkeys((id, turn) for id, turn, _ in of)
     known = [(q.id, turn) for q in run.questions for turn in range(len(q.turns)) if (q.id, turn) in sampled]
     return list(dict.fromkeys([*known, *sampled]))
@@ -145,7 +145,7 @@ def _turn(asked: Mapping[str, Any], prompt: Prompt, name: str) -> str:
 
 
 def _asked(asked: Mapping[str, Any], prompt: Prompt) -> str:
-    """Return what a turn asks, the first one with the messages before it and all their roles."""
+    """Return the text of a turn; the first turn includes earlier messages with their roles."""
     id, turn = prompt
     text = _turn(asked, prompt, "turns")
     history = asked[id].history if id in asked and turn == 0 else ()
@@ -160,10 +160,10 @@ def _expected(asked: Mapping[str, Any], prompt: Prompt) -> str:
 
 
 def _shown(text: str | None) -> str:
-    """Return a text as the page holds it: visible, and not longer than it can show well."""
-    whole = text or ""
-    rest = len(whole) - MOST
-    return visible(whole[:MOST]) + (f"\n⟨{rest:,} more characters are in the run directory⟩" if rest > 0 else "")
+    """Return a text for the page: hidden characters made visible, cut at MOST characters."""
+    text = text or ""
+    rest = len(text) - MOST
+    return visible(text[:MOST]) + (f"\n⟨{rest:,} more characters are in the run directory⟩" if rest > 0 else "")
 
 
 def _short(value: float | None) -> float | None:
@@ -193,23 +193,22 @@ def pill(
     return (f"{text} {'to' if text == 'identical' else 'against'} {summary.reference}", kind)
 
 
-KINDS = ("begins a word", "goes on with a word", "digits", "punctuation", "white space", "other")
-FEWEST = 20  # tokens of a kind that a share must rest on to be shown
+KINDS = ("start of a word", "inside a word", "digits", "punctuation", "white space", "other")
+FEWEST = 20  # tokens of a kind below which no share is shown
 PROBABILITY_DIGITS = 3  # significant ones of packed probabilities
 
 
 def recorded(run: Run) -> list[Drafts]:
-    """Return the answers whose drafts were recorded, those with steps alone."""
+    """Return the outputs with recorded drafts that have steps."""
     return [one for one in read_drafts(run.path) if one.steps]
 
 
 def replay(view: View, drafts: Sequence[Drafts]) -> dict[str, Any] | None:
-    """Return the data of the replay as JSON-ready columns; None where no drafts were recorded.
+    """Return the data of the replay as JSON-ready columns; None without recorded drafts.
 
     A step is [texts, parents, accepted path, text of the target's own token, pruned nodes, p, q], texts by their
-    numbers in `texts`; docs/api.md defines them. ends: milliseconds from the request to the end of each step, of
-    the timed answer; tokens: of that answer, which may end within its last step. Both are None where it has other
-    tokens than the recorded one.
+    numbers in `texts`; docs/api.md defines them. ends: milliseconds from the request to the end of each step of
+    the timed output; tokens: its length. Both are None if the timed output has other tokens than the recorded one.
     """
     run, ranked = view.run, list(view.look)
     tasks = {question.id: question.category for question in run.questions}
@@ -252,7 +251,7 @@ def _short_probability(value: float) -> float:
 
 
 def _ends(row: SampleRecord | None, one: Drafts, steps: Steps) -> list[float] | None:
-    """Return when each step of the timed answer ended, in milliseconds from the request; None for another answer."""
+    """Return the end of each step of the timed output, in ms from the request; None if its tokens differ."""
     took = steps.of(one.key).total_s
     if row is None or not one.same_answer or len(took) != len(one.steps):
         return None
@@ -260,32 +259,38 @@ def _ends(row: SampleRecord | None, one: Drafts, steps: Steps) -> list[float] | 
 
 
 def kinds(view: View, drafts: Sequence[Drafts]) -> Table | None:
-    """Return, for each method and kind of token, the share that drafts brought; None where no drafts were recorded."""
-    brought: dict[str, Counter[str]] = defaultdict(Counter)
+    """Return the share of accepted draft tokens by method and kind of token; None without recorded drafts."""
+    accepted_of: dict[str, Counter[str]] = defaultdict(Counter)
     all_of: dict[str, Counter[str]] = defaultdict(Counter)
     for one in drafts:
         for step in one.steps:
             accepted = Counter(kind(step.text[node]) for node in step.path[1:])
-            brought[one.method] += accepted
+            accepted_of[one.method] += accepted
             all_of[one.method] += accepted + Counter([kind(step.next_text)])
-    found = [label for label in view.look if brought[label]]
-    columns = [view.method(), *(Column(name, name, "Share of these tokens that a draft brought") for name in KINDS)]
-    rows = [{"method": label, **{k: _share(brought[label][k], all_of[label][k]) for k in KINDS}} for label in found]
-    title = "Tokens that drafts brought, by kind"
+    found = [label for label in view.look if accepted_of[label]]
+    columns = [
+        view.method(),
+        *(
+            Column(name, name, "Share of the output tokens of this kind that are accepted draft tokens")
+            for name in KINDS
+        ),
+    ]
+    rows = [{"method": label, **{k: _share(accepted_of[label][k], all_of[label][k]) for k in KINDS}} for label in found]
+    title = "Accepted draft tokens by kind of text"
     return Table.of("kinds", columns, rows, title, notes=(NOTE,)) if found else None
 
 
 NOTE = (
-    "Of the recorded answers alone. A token that no draft brought is the model's own, one a step. "
+    "From the outputs with recorded drafts. The other tokens are the target's own, one per step. "
     f"Kinds with fewer than {FEWEST} tokens are left out."
 )
 
 
-def _share(brought: int, all_of: int) -> Cell:
+def _share(accepted: int, all_of: int) -> Cell:
     if all_of < FEWEST:
         return Cell(percent(None))
-    share = brought / all_of
-    return Cell(percent(share), share, tint="up", share=round(share, 2), note=f"{brought} of {all_of}")
+    share = accepted / all_of
+    return Cell(percent(share), share, tint="up", share=round(share, 2), note=f"{accepted} of {all_of}")
 
 
 def kind(text: str) -> str:
@@ -295,7 +300,7 @@ def kind(text: str) -> str:
         return "white space"
     groups = {unicodedata.category(c)[0] for c in inner}
     if groups <= {"L", "M"}:
-        return "begins a word" if text[0].isspace() or inner[0].isupper() else "goes on with a word"
+        return "start of a word" if text[0].isspace() or inner[0].isupper() else "inside a word"
     if groups <= {"N"}:
         return "digits"
     return "punctuation" if groups <= {"P", "S"} else "other"

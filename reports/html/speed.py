@@ -14,14 +14,11 @@ from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.results.text import format_number, interval, percent, title
 from specbench_ss.suite import MT_BENCH, Question
 
-N = "Prompts that both the method and the reference answered; a prompt is one turn of a question"
-JUDGED = "Mean over questions of a judge's rating over ten; below it the paired difference to the reference"
-QUALITY = (
-    "Mean over questions, not over prompts, of the score against the expected answers, 0 to 1; "
-    "below it the paired difference to the reference"
-)
+N = "Prompts with an output of both the method and the baseline; a prompt is one turn of a question"
+JUDGED = "Mean over questions of the judge's rating, divided by ten; below: paired difference to the baseline"
+QUALITY = "Mean over questions of the score by the task's metric, 0 to 1; below: paired difference to the baseline"
 Cells = Mapping[tuple[str, str], SummaryRow]  # by (method, task)
-# Columns of a CSV file, by the names that docs/api.md has for them.
+# Columns of a CSV file, by their names in docs/columns.md.
 SPEEDUP = ("speedup", "reference", "reference_speedup", "reference_speedup_low", "reference_speedup_high")
 ENDS = ("speedup_low", "speedup_high")
 DIFFERENCE = ("quality", "quality_difference", "quality_difference_low", "quality_difference_high", "quality_verdict")
@@ -45,19 +42,19 @@ def _all(view: View) -> list[SummaryRow]:
 
 
 def fields(row: SummaryRow, names: Sequence[str]) -> list[float | str | None]:
-    """Return cells of a row of the summary, by the names that docs/api.md has for them."""
+    """Return cells of a row of the summary, by the names of docs/columns.md."""
     return [frames.summary_value(row, name) for name in names]
 
 
 def scored_by(questions: Sequence[Question]) -> str:
-    """Return the measure of each task: 'Quality is bleu for translation; for writing there is no score'."""
+    """Return the metric of each task: 'Quality is bleu for translation; no score for writing'."""
     by_metric: dict[str, list[str]] = {}
     for task, metric in dict.fromkeys((question.category, question.metric or "") for question in questions):
         by_metric.setdefault(metric, []).append(title(task))
     without = by_metric.pop("", [])
     parts = [f"{metric} for {_listed(tasks)}" for metric, tasks in by_metric.items()]
     texts = [f"Quality is {', '.join(parts)}"] if parts else []
-    texts += [f"{'for' if parts else 'For'} {_listed(without)} there is no score"] if without else []
+    texts += [f"{'no' if parts else 'No'} score for {_listed(without)}"] if without else []
     return "; ".join(texts)
 
 
@@ -66,20 +63,20 @@ def _listed(names: Sequence[str]) -> str:
 
 
 ACCEPTANCE = MEANINGS["acceptance_rate"]
-MEMORY = Column("peak memory", "peak_memory_bytes", "MiB that a sample needs in addition", 1, per=2**20)
+MEMORY = Column("peak memory, MiB", "peak_memory_bytes", digits=1, per=2**20)
 TASK = Column("task", lambda row: plain(title(row.category), row.category), numeric=False)
 
 
 def everything(view: View) -> Table:
     """Return the table with one row for each task and method."""
     rows, baseline, config = _all(view), view.run.baseline, view.results.config
-    help = f"Wall time per token, that of {baseline} over the method's, paired by prompt"
-    against = f"Against the answers of its reference: {baseline}, unless another is named"
+    help = f"Time per token: {baseline} / method, on the same prompts"
+    against = f"Outputs compared with those of {baseline}, or of the named AR baseline"
     columns = [
         TASK,
         view.method(),
         Column("speedup", _speedup, help, fields=SPEEDUP),
-        Column("95 % CI", _interval, "Sorted by its lower end", fields=ENDS),
+        Column("95 % CI", _interval, "95 % confidence interval of the speedup; sorted by its lower end", fields=ENDS),
         Column(
             "verdict",
             lambda row: Cell(*VERDICTS[row.comparison][:1] * 2, tag=VERDICTS[row.comparison][1]),
@@ -99,7 +96,7 @@ def everything(view: View) -> Table:
 
 
 def _speedup(row: SummaryRow) -> Cell:
-    """Return the speedup, with that over a reference of the method's own below it: 'over ss-shared-ar 1.52×'."""
+    """Return the speedup, and below it that over the method's own AR baseline: 'over ss-shared-ar 1.52×'."""
     own = () if row.reference_speedup is None else (f"over {row.reference} {ranking.own_model(row)}",)
     sure = row.comparison in ("faster", "slower")
     return Cell(ranking.speedup(row), row.speedup, own, strong=sure, values=fields(row, SPEEDUP))
@@ -111,7 +108,7 @@ def _interval(row: SummaryRow) -> Cell:
 
 
 def _quality(row: SummaryRow, config: Mapping[str, Any]) -> Cell:
-    """Return the quality, with its difference to the reference, and whether a changed model's is no worse."""
+    """Return the quality, with its difference to the baseline and the verdict on non-inferiority."""
     small = tuple(filter(None, (ranking.quality_difference(row), ranking.non_inferiority(row))))
     return figure(ranking.quality(row, config), small=small, values=fields(row, DIFFERENCE))
 
@@ -136,28 +133,27 @@ IN_MATRIX = (
     "n_failed",
 )
 STRONGEST = math.log(2.5)  # a speedup by this factor, or its inverse, has the strongest tint
-GROUP = "MT-Bench"
 
 
 def matrix(view: View) -> Table | None:
     """Return the table of methods by tasks; None unless at least one of several tasks has an interval.
 
-    The categories of MT-Bench are one column, as in Spec-Bench, which unfolds to them.
+    The tasks of MT-Bench are one column, as in Spec-Bench, which unfolds to them.
     """
-    cells = by_task(view)
+    cells, group = by_task(view), ranking.chat_group(view.run)
     every = [task for task in tasks(cells) if task != OVERALL]
     parts = [task for task in every if task in MT_BENCH]
     grouped = len(parts) > 1 and len(parts) < len(every)
     if grouped:
-        cells = {**cells, **_group(view, parts)}
-        every = [GROUP, *parts, *(task for task in every if task not in parts)]
+        cells = {**cells, **_group(view, group, parts)}
+        every = [group, *parts, *(task for task in every if task not in parts)]
     shown = [task for task in every if any(_judged_cell(cells[label, task]) for label in view.contestants)]
     if not shown or len(every) < 2:
         return None
     parts = [task for task in parts if grouped and task in shown]
     columns = [
         Column("method", numeric=False),
-        *(_task_column(task, task in parts, bool(parts) and task == GROUP) for task in (OVERALL, *shown)),
+        *(_task_column(task, task in parts, bool(parts) and task == group) for task in (OVERALL, *shown)),
     ]
     rows = [
         [method_cell(view.look[label]), *(_task_cell(cells[label, task]) for task in (OVERALL, *shown))]
@@ -171,13 +167,13 @@ def _judged_cell(row: SummaryRow) -> bool:
     return row.comparison in ("faster", "slower", "not significant", "invalid")
 
 
-def _group(view: View, parts: Sequence[str]) -> Cells:
-    """Return the summaries of these tasks together, by method and GROUP."""
+def _group(view: View, group: str, parts: Sequence[str]) -> Cells:
+    """Return the summaries of these tasks together, by method and the name of the group."""
     rows = [row for row in view.run.rows if row.category in parts]
     keys = {row.key for row in rows}
     matches = [one for one in view.run.output_match if one.key in keys]
     found = summarise(replace(view.run, rows=rows, output_match=matches))
-    return {(row.method, GROUP): replace(row, category=GROUP) for row in found if row.category == OVERALL}
+    return {(row.method, group): replace(row, category=group) for row in found if row.category == OVERALL}
 
 
 def _task_column(task: str, part: bool, unfolds: bool) -> Column:

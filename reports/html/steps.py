@@ -16,11 +16,11 @@ from specbench_ss.results.summary import QUANTILES, SummaryRow
 from specbench_ss.results.text import percent
 
 PARTS = {  # of a waterfall
-    "fewer target passes": f"Saved passes of {REFERENCE}",
-    "slower verification": f"Time of the passes beyond those of {REFERENCE}, including drafts made within them",
-    "draft overhead": "Making drafts",
-    "prefill": "Time to the first token, including work of the method on the prompt",
-    "other": "Accepting, and other parts of a step",
+    "fewer steps": f"Verification time of {REFERENCE} for the steps that the method saves",
+    "slower verification": f"Verification time beyond that of {REFERENCE}, drafting in the same forward pass included",
+    "draft overhead": "Drafting",
+    "prefill": "Time to the first token, work of the method on the prompt included",
+    "other": "Acceptance and the other parts of a step",
 }
 
 
@@ -32,7 +32,7 @@ def pareto(view: View) -> Chart | None:
         return None
     return Chart(
         "pareto",
-        "Tokens per step against step time",
+        "τ against relative step time",
         charts.pareto(rows, view.look).to_plotly_json(),
         note="A method is faster when τ exceeds its relative step time. Lines: equal decode speedup.",
     )
@@ -54,18 +54,17 @@ def waterfall_table(view: View, found: Sequence[Waterfall]) -> Table:
     """Return the numbers, a row for each method."""
     columns = [
         view.method(),
-        Column(REFERENCE, "reference_ms", f"Milliseconds per token of {REFERENCE} on the same prompts"),
+        Column(REFERENCE, "baseline_ms", f"Milliseconds per token of {REFERENCE} on the same prompts"),
         *(Column(part, partial(_part, part), meaning) for part, meaning in PARTS.items()),
         Column(
             "total",
             lambda one: figure(one.method_ms, strong=True),
-            "Milliseconds per token of the method: the sum of all before",
+            "Milliseconds per token of the method: sum of the columns before",
         ),
         Column(
-            "relative pass time",
-            lambda one: figure(one.pass_ratio, values=(one.pass_ratio,)),
-            f"Verification pass of the method over a pass of {REFERENCE}",
-            fields=("pass ratio",),
+            "relative verification time",
+            "relative_verify_time",
+            f"Verification time of a step: method / {REFERENCE}",
         ),
     ]
     caption = f"Milliseconds per token, from {REFERENCE} to the method"
@@ -76,11 +75,11 @@ def _part(name: str, one: Waterfall) -> float:
     return one.parts[name]
 
 
-PLACES = 12  # of a chart, at most: what lies beyond is in the table
+PLACES = 12  # tokens per step in the chart, at most; the table has all
 
 
 def histogram(view: View) -> Chart | None:
-    """Return the share of steps by the number of tokens that they kept, as `frames.tokens_per_step` counts them."""
+    """Return the share of steps by their output tokens, from `frames.tokens_per_step`."""
     counted = frames.tokens_per_step(view.run)
     counted = counted[counted["method"].isin(view.contestants)]
     order = [label for label in view.contestants if label in set(counted["method"])]
@@ -101,30 +100,40 @@ def histogram(view: View) -> Chart | None:
     )
 
 
-REACHED = "Share of all steps whose draft is at least that long"
+REACHED = "Share of all steps whose draft reaches this position"
 
 
 def by_position(view: View) -> Chart | None:
-    """Return conditional acceptance by draft position."""
-    drafting = [view.overall[label] for label in view.contestants if view.overall[label].conditional_acceptance_rate]
-    if not drafting:
+    """Return conditional acceptance by draft position; None if no method has enough steps at any position."""
+    overall = [view.overall[label] for label in view.contestants]
+    drafting = [row for row in overall if row.conditional_acceptance_rate]
+    if not any(n >= charts.FEW for row in drafting for n in row.conditional_acceptance_rate_n):
         return None
     steps = {pair.own.method: pair.own.tally.steps for pair in view.results.pairs}  # on the same samples
     columns = [
         view.method(),
         Column("position", "position", digits=0),
         Column(
-            "accepted, given the one before", lambda at: _share(at["given"]), MEANINGS["conditional_acceptance_rate"]
+            "accepted, if the position before was",
+            lambda at: _share(at["conditional"]),
+            MEANINGS["conditional_acceptance_rate"],
         ),
-        Column("n", "given_n", digits=0),
-        Column("accepted at", lambda at: _share(at["at"]), MEANINGS["acceptance_rate_per_pos"]),
-        Column("n", "at_n", digits=0),
-        Column("reached", lambda at: _share(at["at_n"] / steps[at["method"]]), REACHED),
+        Column("n", "conditional_n", "Steps that accepted the position before", digits=0),
+        Column("accepted", lambda at: _share(at["rate"]), MEANINGS["acceptance_rate_per_pos"]),
+        Column("n", "rate_n", "Steps that drafted the position", digits=0),
+        Column("drafted", lambda at: _share(at["rate_n"] / steps[at["method"]]), REACHED),
     ]
     rows = [
-        {"method": row.method, "position": i, "given": given, "given_n": given_n, "at": at, "at_n": at_n}
+        {
+            "method": row.method,
+            "position": i,
+            "conditional": conditional,
+            "conditional_n": conditional_n,
+            "rate": rate,
+            "rate_n": rate_n,
+        }
         for row in drafting
-        for i, (given, given_n, at, at_n) in enumerate(
+        for i, (conditional, conditional_n, rate, rate_n) in enumerate(
             zip(
                 row.conditional_acceptance_rate,
                 row.conditional_acceptance_rate_n,
@@ -140,7 +149,7 @@ def by_position(view: View) -> Chart | None:
         "Acceptance by draft position",
         charts.acceptance(drafting, view.look).to_plotly_json(),
         Table.of("acceptance", columns, rows),
-        note=f"Conditional on the position before; at least {charts.FEW} steps.",
+        note=f"Share of the steps that accepted the position before; positions with at least {charts.FEW} such steps.",
     )
 
 
@@ -154,7 +163,7 @@ WORDS = {"prefill": MEANINGS["prefill_s"], **{part: MEANINGS[f"{part}_s"] for pa
 
 
 def time_per_token(view: View) -> Chart | None:
-    """Return milliseconds per output token by part, a stacked bar per method; None if nothing was timed."""
+    """Return milliseconds per output token by part, one stacked bar per method; None if nothing was timed."""
     found = {label: parts for label in view.contestants if (parts := _ms_per_token(view.overall[label]))}
     if not found:
         return None
@@ -171,12 +180,12 @@ def time_per_token(view: View) -> Chart | None:
 
 
 def ms_per_step(row: SummaryRow) -> dict[str, float]:
-    """Return the mean milliseconds of each part of a step; nothing where nothing was measured."""
+    """Return the mean milliseconds of each part of a step; empty if nothing was measured."""
     return {part: 1000 * (getattr(row, f"{part}_s") or 0.0) for part in STEP_PARTS} if row.step_s else {}
 
 
 def _ms_per_token(row: SummaryRow) -> dict[str, float]:
-    """Return the mean milliseconds of each part for one kept token; nothing where nothing was measured."""
+    """Return the mean milliseconds of each part per output token; empty if nothing was measured."""
     if not row.tokens or row.num_target_forwards is None or row.prefill_s is None:
         return {}
     of_steps = {part: 1000 * (getattr(row, f"{part}_s") or 0.0) * row.num_target_forwards for part in STEP_PARTS}
@@ -184,7 +193,7 @@ def _ms_per_token(row: SummaryRow) -> dict[str, float]:
 
 
 def latency(view: View) -> Table:
-    """Show how long a user waits: quantiles over samples, in milliseconds."""
+    """Return quantiles of latencies over samples, in milliseconds."""
     waits = [
         Column(f"{words} {quantile}", f"{name}_s_{quantile}", digits=2 if name == "tpot" else 1, per=1e-3)
         for name, words in WAITS.items()
@@ -196,7 +205,7 @@ def latency(view: View) -> Table:
 
 
 def decomposition(view: View) -> Table:
-    """Split the speedup: tokens per step over step cost, times a residual."""
+    """Return the factors of the speedup: τ, relative step time and the rest, with the parts of a step."""
     medians = frames.median_step_ms(view.run)
     columns = [
         view.method(),
@@ -206,7 +215,7 @@ def decomposition(view: View) -> Table:
         Column("τ", "mean_acceptance_length", unit="×"),
         Column("relative step time", "relative_step_time"),
         Column("other", "other_factor", unit="×"),
-        Column("speedup", lambda row: figure(row.speedup, unit="×", strong=True), "τ ÷ relative step time × other"),
+        Column("speedup", lambda row: figure(row.speedup, unit="×", strong=True), "τ / relative step time × other"),
     ]
     rows = [row for row in view.overall.values() if row.step_s]
     caption = "Mean step, in milliseconds"

@@ -470,7 +470,7 @@ def machine_of(target: Target, decoders: Mapping[str, Decoder]) -> dict[str, Any
         label: {
             **model_shape(decoder.target),
             "drafter": drafter_shape(decoder.drafter_weights(), decoder.target),
-            "own": decoder.extra_work().as_dict(),
+            "extra_work": decoder.extra_work().as_dict(),
         }
         for label, decoder in decoders.items()
     }

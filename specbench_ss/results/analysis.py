@@ -31,12 +31,11 @@ from specbench_ss.runs.run_dir import Drafts, read_drafts, read_run, read_teleme
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """One method of a run. drafted, verified: nodes a step, the root left out; None where it took no step.
+    """Settings and training budget of one method.
 
-    given: options that the command gave, as text; '' where all are the method's or its weights' own. preset: whether
-    they come from a preset, as `ssbench tune` makes them. training_info: what is known of the training of its
-    weights, as
-    `Decoder.training_info` has it. advised: options that are as the folder of its weights advises, as text.
+    drafted, verified: nodes per step, root not counted; None without a step. given: options of the command, as text; ''
+    without any. preset: whether they come from a preset of `ssbench tune`. training_info: `Decoder.training_info`.
+    advised: options that the drafter folder advises, as text.
     """
 
     method: str
@@ -90,9 +89,9 @@ def sources(run: Run) -> dict[str, str]:
 def scope_note(run: Run, found: Sequence[Budget]) -> str:
     """Return one sentence on the scope of a run's ranking, and on unequal budgets."""
     prompts, questions = len({(row.question_id, row.turn) for row in run.rows}), len(run.questions)
-    made = " made up by a generator" if run.manifest["suite"].get("edition") == "generated" else ""
+    generated = " by a generator" if run.manifest["suite"].get("edition") == "generated" else ""
     often = "once" if run.repeats == 1 else f"{run.repeats} times"
-    asked = f"{prompts:,} prompts ({questions:,} questions{made})"
+    asked = f"{pluralize(prompts, 'prompt')} of {pluralize(questions, 'question')}{generated}"
     many = len({w["machine"] for session in run.manifest.get("sessions", []) for w in session.get("workers", [])}) > 1
     scope = f"Scope: this model, {'these machines' if many else 'this machine'}, {asked}, measured {often}"
     nodes = sorted(one.drafted for one in found if one.drafted)
@@ -131,11 +130,10 @@ def _training(training_info: Mapping[str, Any]) -> str:
 class Results:
     """A run's numbers, computed once: frames, summary, checks, ranking. `analyse`, `load_run` and `run` return it.
 
-    run: the records read from the directory. path, manifest: its place, and which methods were measured, on what, with
-    which settings, in which environment. unfinished: '' for a complete run, else a text on what is missing.
-    quality_margin: by how much the quality of a method that changes the model may be lower than the baseline's, on
-    scores from 0 to 1, for `quality_verdict` to call it non-inferior. docs/api.md lists the columns of the frames.
-    Whatever needs numbers of a run (terminal, reports, exports, comparisons, `--fail-on`) takes them from here.
+    run: the records of the directory. path: the directory. manifest: methods, suite, settings and environment.
+    unfinished: '' for a complete run, else a text on the missing part. quality_margin: largest loss of quality, on
+    scores from 0 to 1, that `quality_verdict` calls non-inferior. docs/columns.md lists the columns of the frames.
+    Terminal, reports, exports, comparisons and `--fail-on` take all numbers of a run from here.
     """
 
     def __init__(self, run: Run, quality_margin: float = MARGIN) -> None:
@@ -166,17 +164,17 @@ class Results:
 
     @cached_property
     def rank_ranges(self) -> Mapping[str, RankRange]:
-        """Return the ranks of the methods, from comparisons of every two of them."""
+        """Return the rank ranges of the methods, from their pairwise comparisons."""
         return rank_ranges(self.run, self.rows)
 
     @cached_property
     def pairs(self) -> list[PairedCost]:
-        """Return each method paired with the reference, over the samples of both."""
+        """Return each method paired with the baseline, over the samples of both."""
         return pairs(self.run)
 
     @cached_property
     def machine_rows(self) -> list[MachineRow]:
-        """Return the cost of each method's steps by their shapes, and the share of the machine's limits."""
+        """Return the cost of each method's steps, counted from shapes, and the share of the machine's limits."""
         invalid = {row.method for row in self.overall if row.comparison == "invalid"}
         return machine_rows(self.run, invalid, self.pairs)
 
@@ -199,7 +197,7 @@ class Results:
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """Return one row for each sample: a method's answer to one prompt, with its counts and times."""
+        """Return one row for each sample: a method's output for one prompt, with counts and times."""
         return frames.samples(self.run)
 
     @cached_property
@@ -209,25 +207,25 @@ class Results:
 
     @cached_property
     def output_match(self) -> pd.DataFrame:
-        """Return one row for each answer that was compared with its reference's, with the verdict."""
+        """Return one row for each output that was compared with the baseline's, with the verdict."""
         return frames.output_match(self.run)
 
     @cached_property
     def telemetry(self) -> pd.DataFrame:
-        """Return one row for each reading of the machine; empty where telemetry was switched off."""
+        """Return one row for each reading of the machine; empty without telemetry."""
         return frames.telemetry(read_telemetry(self.path))
 
     @cached_property
     def drafts(self) -> list[Drafts]:
-        """Return the recorded drafts, one entry for each recorded answer; docs/api.md lists the fields."""
+        """Return the recorded drafts, one entry for each recorded output; docs/api.md lists the fields."""
         return read_drafts(self.path)
 
     def machine(self) -> pd.DataFrame:
-        """Return one row for each method: cost of its steps by their shapes, and the share of the machine's limits."""
+        """Return one row for each method: cost of its steps, counted from shapes, and share of the machine's limits."""
         return frames.frame(frames.MACHINE, self.machine_rows)
 
     def concurrency(self) -> pd.DataFrame:
-        """Return one row for each number of requests in flight and method; empty if it was always one."""
+        """Return one row for each number of concurrent requests and method; empty if requests ran one at a time."""
         return frames.concurrency(self.run)
 
     @cached_property
@@ -236,24 +234,24 @@ class Results:
         return registry.load(registry.FIGURES, "run")(self)
 
     def summary(self, *, all: bool = False, quality_margin: float | None = None) -> pd.DataFrame:
-        """Return one row for each task and method, with the columns that are used most, or with all of them.
+        """Return one row for each task and method. all: with all columns, not only those of a result table.
 
-        quality_margin: another margin than that of this object. Raises UserError for a value that is no margin.
+        quality_margin: in place of that of this object. Raises UserError for an invalid margin.
         """
         if quality_margin is not None and checked_margin(quality_margin) != self.quality_margin:
             return Results(self.run, quality_margin).summary(all=all)
-        whole = frames.summary_of(self.rows, self.manifest["config"])
-        return whole if all else whole[list(frames.SHORT_SUMMARY)]
+        summary = frames.summary_of(self.rows, self.manifest["config"])
+        return summary if all else summary[list(frames.SHORT_SUMMARY)]
 
     def by_task(self, column: str) -> pd.DataFrame:
         """Return one column of the summary with a row for each task and a column for each method.
 
         Raises UserError for a name that is no column of `summary(all=True)`.
         """
-        whole, column = self.summary(all=True), "mean_acceptance_length" if column == "tau" else column
-        if column not in whole or column in ("category", "method"):
-            raise UserError(f"the summary has no column {column!r}{did_you_mean(column, whole)}")
-        tasks = whole[whole["category"] != OVERALL].set_index(["category", "method"])[column]
+        summary, column = self.summary(all=True), "mean_acceptance_length" if column == "tau" else column
+        if column not in summary or column in ("category", "method"):
+            raise UserError(f"the summary has no column {column!r}{did_you_mean(column, summary)}")
+        tasks = summary[summary["category"] != OVERALL].set_index(["category", "method"])[column]
         return tasks.unstack().reindex(index=self.run.categories, columns=self.run.labels)
 
     def _repr_html_(self) -> str:

@@ -335,7 +335,7 @@ def _compared(a: Run, b: Run, label: str, category: str, invalid: bool, apart: M
     return ComparedRow(
         category=category,
         method=label,
-        n_prompts=len(times[0].own_s),
+        n_prompts=len(times[0].method_s),
         n_questions=len(times[0].questions),
         n_failed_a=n_failed[0],
         n_failed_b=n_failed[1],

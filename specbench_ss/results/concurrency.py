@@ -25,7 +25,7 @@ from specbench_ss.stats import Comparison, Interval, compare
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyRow:
-    """One method with so many requests in flight, its repeats together. waits: quantiles in seconds."""
+    """One method with one number of concurrent requests, all repeats together. waits: quantiles in seconds."""
 
     concurrency: Col[int, "number of concurrent requests", "requests"]
     method: Col[str, "label of the method or server"]
@@ -49,7 +49,7 @@ class ConcurrencyRow:
 
 
 def concurrency_rows(run: Run) -> list[ConcurrencyRow]:
-    """Return a row for each number of requests in flight and method; none of a run that has one in flight alone."""
+    """Return a row for each number of concurrent requests and method; none if requests ran one at a time."""
     if not run.concurrency:
         return []
     found: list[ConcurrencyRow] = []
@@ -63,7 +63,7 @@ def concurrency_rows(run: Run) -> list[ConcurrencyRow]:
 
 
 def requests_of(run: Run, label: str, concurrency: int) -> list[SampleRecord]:
-    """Return a method's samples with so many requests in flight."""
+    """Return a method's samples with this number of concurrent requests."""
     if concurrency == 1:
         return run.of(label)
     return [row for row in run.requests if (row.method, row.concurrency) == (label, concurrency)]
@@ -103,14 +103,14 @@ def _row(
 
 
 def at_a_time(manifest: Mapping[str, Any]) -> str:
-    """Return how many requests were made at a time, as '1' or '1, 2, 4'."""
+    """Return the numbers of concurrent requests of a run, as '1' or '1, 2, 4'."""
     return ", ".join(map(str, (1, *manifest["config"].get("concurrency", ()))))
 
 
 def missing(run: Run) -> Iterator[str]:
-    """Yield the levels that were asked for and are not there, as 'vllm with 4 in flight'."""
-    there = {level.key for level in run.concurrency}
+    """Yield the requested numbers of concurrent requests that are missing: 'vllm with 4 concurrent requests'."""
+    measured = {level.key for level in run.concurrency}
     for concurrency in run.manifest["config"].get("concurrency", ()):
         for label in run.labels:
-            if any((label, concurrency, repeat) not in there for repeat in range(run.repeats)):
-                yield f"{label} with {concurrency} in flight"
+            if any((label, concurrency, repeat) not in measured for repeat in range(run.repeats)):
+                yield f"{label} with {concurrency} concurrent requests"

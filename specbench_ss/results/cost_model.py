@@ -51,28 +51,26 @@ class Cost:
 def counted(rows: Sequence[SampleRecord], shape: Mapping[str, Any]) -> Cost | None:
     """Return the cost of all steps of these samples; None if there are none, or if the shapes are incomplete.
 
-    shape: as `model_shape` gives it, with that of the drafter under `drafter` and the rows of the method's own under
-    `own`. The context of a step is taken as the mean of its lengths at the beginning and the end of the answer.
+    shape: of `model_shape`, with the drafter's under `drafter` and that of further tokens under `extra_work`. The
+    context of a step is taken as the mean of its lengths at the beginning and the end of the output.
     """
     good = [row for row in rows if row.ok and row.steps]
     if not good or shape["weight_bytes"] is None:
         return None
-    steps, own = sum(row.steps or 0 for row in good), shape.get("own") or {}
+    steps, extra = sum(row.steps or 0 for row in good), shape.get("extra_work") or {}
     dropped = sum(max(0, (row.draft_nodes or 0) - (row.verified_nodes or 0)) for row in good)
-    fixed = 2.0 * steps * own.get("step", 0.0)
-    flops, moved = fixed + 2.0 * dropped * own.get("dropped", 0.0), 0.0
+    fixed = 2.0 * steps * extra.get("step", 0.0)
+    flops, moved = fixed + 2.0 * dropped * extra.get("dropped", 0.0), 0.0
     for row in good:
-        in_last_layer = (row.verified_nodes or 0) + (
-            row.steps or 0
-        )  # of each step the root, and the nodes that were verified
+        in_last_layer = (row.verified_nodes or 0) + (row.steps or 0)  # verified nodes, and the root of each step
         context = (row.prompt_tokens or 0) + (row.tokens or 0) / 2
         seen = sum(context if window is None else min(context, window) for window in shape["windows"])
-        products = 2 * (shape["matrix_parameters"] + own.get("node", 0.0)) + shape["attention_flops"] * seen
+        products = 2 * (shape["matrix_parameters"] + extra.get("node", 0.0)) + shape["attention_flops"] * seen
         flops += in_last_layer * products
         moved += (row.steps or 0) * (shape["weight_bytes"] + shape["kv_bytes"] * seen)
     drafter = shape.get("drafter")
     if drafter is None or (not drafter["weight_bytes"] and any(row.num_draft_forwards for row in good)):
-        # what is called has weights: they are where nobody looked
+        # a draft model has weights that `drafter_weights` does not state
         return Cost(steps, flops, moved, None, fixed_flops=fixed)
     calls = sum(row.num_draft_forwards or row.steps or 0 for row in good)
     read, drafting = float(calls * drafter["weight_bytes"]), calls * 2.0 * drafter["matrix_parameters"]
@@ -95,14 +93,14 @@ class MethodCost:
 
 @dataclass(frozen=True, slots=True)
 class PairedCost:
-    """A method and the reference over the samples that both answered."""
+    """A method and the baseline over the samples that both have."""
 
     own: MethodCost
     baseline: MethodCost
 
 
 def pairs(run: Run) -> list[PairedCost]:
-    """Return a pair for each method, in the order in which the methods were asked for; the reference's is of itself."""
+    """Return a pair for each method, in the order of the run; the baseline is paired with itself."""
     both = [(label, *paired(run.of(label), run.of(run.baseline))) for label in run.labels]
     return [PairedCost(_work(run, label, own), _work(run, run.baseline, ref)) for label, own, ref in both]
 
@@ -144,9 +142,9 @@ def roof_of(run: Run) -> Roof | None:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A part of a method's steps, `verifying` or `drafting`. intensity: operations a byte. rate: operations a second.
+    """A part of a method's steps, `verification` or `drafting`. intensity: FLOP per byte. rate: FLOP per second.
 
-    Both are counted from shapes; the seconds are the measured ones of that part.
+    FLOP and bytes are counted from shapes, seconds are measured.
     """
 
     method: str
@@ -162,7 +160,7 @@ def points(pairs: Iterable[PairedCost]) -> list[Point]:
         if cost is not None:
             drafted, took = cost.drafter_bytes or 0.0, work.tally.sums
             parts = (
-                ("verifying", cost.flops - cost.drafter_flops, cost.bytes - drafted, took["verify_s"]),
+                ("verification", cost.flops - cost.drafter_flops, cost.bytes - drafted, took["verify_s"]),
                 ("drafting", cost.drafter_flops, drafted, took["draft_s"]),
             )
             found += [Point(work.method, part, x / y, x / s) for part, x, y, s in parts if x and y and s]
@@ -171,7 +169,7 @@ def points(pairs: Iterable[PairedCost]) -> list[Point]:
 
 @dataclass(frozen=True, slots=True)
 class MachineRow:
-    """One method over its samples that are paired with the reference's. Invalid results have no speedup."""
+    """One method over its samples that are paired with the baseline's. Invalid results have no speedup."""
 
     method: Col[str, "label of the method: its name with the given options"]
     step_s: Col[Number, "mean step time, over all paired samples", "s"]
@@ -244,7 +242,7 @@ def _row(run: Run, pair: PairedCost, invalid: bool) -> MachineRow:
 
 
 def _predicted(pair: PairedCost, limits: tuple[float | None, float | None]) -> float | None:
-    """Return the decode speedup predicted by tau and shapes; None if the drafter's bytes are unknown."""
+    """Return the decode speedup predicted by τ and shapes; None if the drafter's bytes are unknown."""
     own, plain = pair.own.cost, pair.baseline.cost
     if own is None or own.drafter_bytes is None or plain is None:
         return None
@@ -269,31 +267,32 @@ def _times(a: float | None, b: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """Milliseconds per output token on shared prompts: reference_ms + the parts = method_ms.
+    """Milliseconds per output token on shared prompts: baseline_ms + the parts = method_ms.
 
-    parts, in order: saved passes of the reference (below 0); the additional time of the method's passes; drafting;
-    prefill; accepting and the host. tau: tokens per step. pass_ratio: the method's pass over the reference's.
+    parts, in order: fewer steps (below 0), slower verification, draft overhead, prefill, acceptance and host.
+    relative_verify_time: verification time of a step, of the method / of the baseline.
     """
 
     method: str
-    reference_ms: float
+    baseline_ms: float
     parts: dict[str, float]
     method_ms: float
     tau: float
-    pass_ratio: float | None
+    relative_verify_time: float | None
 
     def sentence(self) -> str:
         """Return the parts as a sentence."""
         saved, verifying, drafting, reading, other = self.parts.values()
-        passes = "fewer target passes save nothing"
+        steps = "fewer steps save nothing"
         if saved < 0:
-            share = percent(-saved / self.reference_ms)
-            passes = f"fewer target passes save {format_number(-saved)} ms per token ({share})"
-        wide = f" ({format_number(self.pass_ratio)}× per pass)" if self.pass_ratio else ""
+            share = percent(-saved / self.baseline_ms)
+            steps = f"fewer steps save {format_number(-saved)} ms per token ({share})"
+        ratio = self.relative_verify_time
+        per_step = f" ({format_number(ratio)}× per step)" if ratio else ""
         return (
-            f"{self.method}, {format_number(self.tau)} tokens per step: {passes}; slower verification "
-            f"{_adds(verifying)}{wide}, drafting {_adds(drafting)}, prefill and other work "
-            f"{_adds(reading + other)}. Total: {format_number(self.reference_ms)} to "
+            f"{self.method}, {format_number(self.tau)} tokens per step: {steps}; slower verification "
+            f"{_adds(verifying)}{per_step}, drafting {_adds(drafting)}, prefill and other work "
+            f"{_adds(reading + other)}. Total: {format_number(self.baseline_ms)} to "
             f"{format_number(self.method_ms)} ms per token."
         )
 
@@ -305,7 +304,7 @@ def _adds(ms: float) -> str:
 
 
 def waterfalls(worked: Iterable[PairedCost]) -> dict[str, Waterfall]:
-    """Return the waterfall of each method with samples and steps in common with the reference, which has none."""
+    """Return the waterfall of each method with samples and steps in common with the baseline, which has none."""
     made = {pair.own.method: _waterfall(pair) for pair in worked if pair.own.method != REFERENCE}
     return {label: found for label, found in made.items() if found}
 
@@ -313,8 +312,8 @@ def waterfalls(worked: Iterable[PairedCost]) -> dict[str, Waterfall]:
 def _waterfall(pair: PairedCost) -> Waterfall | None:
     own, ref = pair.own, pair.baseline
     times = PairedTimes(*paired(own.rows, ref.rows))
-    start = safe_div(float(times.ref_s.sum()), float(times.ref_tokens.sum()))
-    end = safe_div(float(times.own_s.sum()), float(times.own_tokens.sum()))
+    start = safe_div(float(times.baseline_s.sum()), float(times.baseline_tokens.sum()))
+    end = safe_div(float(times.method_s.sum()), float(times.method_tokens.sum()))
     if not start or not end or not own.tally.steps or not ref.tally.steps or own.tally.tau is None:
         return None
 
@@ -322,10 +321,10 @@ def _waterfall(pair: PairedCost) -> Waterfall | None:
         return seconds / work.total("tokens")
 
     verify, verify_ref = (work.tally.sums["verify_s"] / work.tally.steps for work in (own, ref))
-    passes = a_token(own, own.tally.steps)
+    steps = a_token(own, own.tally.steps)
     parts = {
-        "fewer target passes": verify_ref * (passes - a_token(ref, ref.tally.steps)),
-        "slower verification": (verify - verify_ref) * passes,
+        "fewer steps": verify_ref * (steps - a_token(ref, ref.tally.steps)),
+        "slower verification": (verify - verify_ref) * steps,
         "draft overhead": a_token(own, own.tally.sums["draft_s"]) - a_token(ref, ref.tally.sums["draft_s"]),
         "prefill": a_token(own, own.total("prefill_s")) - a_token(ref, ref.total("prefill_s")),
     }
@@ -338,10 +337,9 @@ def _waterfall(pair: PairedCost) -> Waterfall | None:
 class StepTimeParts:
     """One method's step, for the page's predictions. depth, nodes: drafted tokens in a row, and verified nodes, a step.
 
-    read_s, product_s: seconds that counted bytes and operations take at the limits. overhead_s: measured time beyond
-    the longer of the two. rows_s: the part of it by which verifying takes longer than the reference's pass of one row,
-    beyond what counted operations explain. fixed_s: of product_s, what does not grow with the nodes: the drafter's, and
-    rows that each step has.
+    read_s, product_s: seconds of the counted bytes and operations at the limits. overhead_s: measured time beyond the
+    longer of the two. rows_s: the part of it by which verification takes longer than the baseline's step, beyond the
+    counted operations. fixed_s: the part of product_s that does not grow with the nodes.
     """
 
     method: str
@@ -356,7 +354,7 @@ class StepTimeParts:
 
 
 def parts(worked: Iterable[PairedCost], roof: Roof | None) -> dict[str, tuple[StepTimeParts, StepTimeParts]]:
-    """Return the step of every method that can be predicted, and the reference's over the same samples."""
+    """Return the step of every method that can be predicted, and the baseline's over the same samples."""
     found: dict[str, tuple[StepTimeParts, StepTimeParts]] = {}
     if roof is None:
         return found

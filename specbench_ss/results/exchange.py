@@ -314,7 +314,7 @@ def _row(file: AnswerFile, baseline: AnswerFile, category: str) -> RescoredRow:
     return RescoredRow(
         category=category,
         method=file.label,
-        n_prompts=len(times.own_s),
+        n_prompts=len(times.method_s),
         n_questions=len(times.questions),
         n_left_out=len({(row.question_id, row.repeat) for row in asked} - {*answered}),
         speedup=times.speedup(),

@@ -38,7 +38,7 @@ from specbench_ss.runs.step_files import (
 from specbench_ss.storage import replacing
 
 Facts = dict[bytes, bytes]
-TALLIED = ("tokens", "steps", "share")  # of `tokens_per_step`, by method
+TALLIED = ("tokens", "steps", "share")  # columns of `tokens_per_step` after the method
 _KEY = (
     "question_id | string | | id of the question",
     "turn | Int64 | | number of the turn within the question, from 0",
@@ -113,7 +113,7 @@ def _sampled(name: str) -> Callable[[OutputMatch], Any]:
 
 
 TESTED = table("tokens | Int64 | tokens | tokens of a sampled output that were compared with the target's distribution")
-RENAMED = {"pit_counts": "pit", "log_ratios": "ratios"}  # fields of `SampledTokens` whose columns are called otherwise
+RENAMED = {"pit_counts": "pit", "log_ratios": "ratios"}  # fields of `SampledTokens` -> names of their columns
 OUTPUT_MATCH = (
     *table(*_KEY, _CATEGORY),
     *columns_of(OutputMatch),
@@ -128,7 +128,7 @@ def _number_of(verdict: str) -> Callable[[SummaryRow], Any]:
     return lambda row: row.output_match.get(verdict, 0)
 
 
-VERDICTS = {  # what is counted -> its meaning
+VERDICTS = {  # verdict of the output match -> meaning of its count
     "identical": "outputs with the same tokens as the baseline's",
     "numerical tie": "outputs that differ first where both tokens have the same logit within rounding",
     "length differs": "outputs that are a prefix of the baseline's, or the reverse",
@@ -203,7 +203,7 @@ def samples(run: Run) -> pd.DataFrame:
 
 
 def steps(run: Run) -> pd.DataFrame:
-    """Return one row for each step, in the order in which the steps were made."""
+    """Return one row for each step, in order of time."""
     return step_frame(run.steps, _categories(run))
 
 
@@ -215,16 +215,15 @@ def step_frame(steps: Steps, category: Mapping[Any, str]) -> pd.DataFrame:
 
     def values(column: Column) -> Any:
         if column.name in of_sample:
-            own = array(column, of_sample[column.name])
-            return own.take(np.repeat(np.arange(len(counts)), counts))
-        whole = steps.index if column.name == "index" else getattr(steps.columns, column.name)
-        return array(column, whole)
+            by_sample = array(column, of_sample[column.name])
+            return by_sample.take(np.repeat(np.arange(len(counts)), counts))
+        return array(column, steps.index if column.name == "index" else getattr(steps.columns, column.name))
 
     return pd.DataFrame({column.name: values(column) for column in STEPS}, copy=False)
 
 
 def output_match(run: Run) -> pd.DataFrame:
-    """Return one row for each comparison of an answer with that of its reference."""
+    """Return one row for each comparison of an output with the baseline's."""
     category = _categories(run)
     return frame(OUTPUT_MATCH, run.output_match, category=lambda row: category.get(row.key))
 
@@ -244,29 +243,29 @@ def summary_value(row: SummaryRow, name: str) -> Any:
 
 
 def tokens_per_step(run: Run) -> pd.DataFrame:
-    """Return method, tokens, steps and share: how often a step of the method kept this many tokens."""
-    found = []
-    for label, own in _by_method(run).items():
-        counted = np.bincount(own.tokens)
-        kept = np.flatnonzero(counted)
-        found.append({"method": label, "tokens": kept, "steps": counted[kept], "share": counted[kept] / len(own)})
-    frames = [pd.DataFrame(of_one) for of_one in found]
+    """Return the steps of each method by their output tokens: method, tokens, steps, share."""
+    frames = []
+    for label, steps in _by_method(run).items():
+        counts = np.bincount(steps.tokens)
+        tokens = np.flatnonzero(counts)
+        columns = {"method": label, "tokens": tokens, "steps": counts[tokens], "share": counts[tokens] / len(steps)}
+        frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["method", *TALLIED])
 
 
 def median_step_ms(run: Run) -> dict[str, float]:
     """Return the median milliseconds of a step, by method."""
-    return {label: float(np.median(own.total_s)) * 1000 for label, own in _by_method(run).items()}
+    return {label: float(np.median(steps.total_s)) * 1000 for label, steps in _by_method(run).items()}
 
 
 def _by_method(run: Run) -> dict[str, StepColumns]:
     """Return the steps of each method that has some."""
     found = {label: run.steps.together(row.key for row in run.of(label)) for label in sorted(run.labels)}
-    return {label: own for label, own in found.items() if len(own)}
+    return {label: steps for label, steps in found.items() if len(steps)}
 
 
 def telemetry(tries: list[Readings]) -> pd.DataFrame:
-    """Return one row for each reading of the machine, in the order in which they were made."""
+    """Return one row for each reading of the machine, in order of time."""
 
     def values(column: Column) -> Iterator[Any]:
         for one in tries:
@@ -278,7 +277,7 @@ def telemetry(tries: list[Readings]) -> pd.DataFrame:
 
 
 def concurrency(run: Run) -> pd.DataFrame:
-    """Return one row for each number of requests in flight and method; empty where only one was in flight."""
+    """Return one row for each number of concurrent requests and method; empty if requests ran one at a time."""
     return frame(LEVELS, concurrency_rows(run))
 
 

@@ -1,7 +1,7 @@
-"""Published numbers of methods and how far a run compares with each.
+"""Published numbers of methods, with the conditions that a run shares with each.
 
-tau depends on the model, the questions, how tokens are chosen and the drafter; hardly on the machine. A speedup
-depends on the machine as well.
+τ depends on the model, the questions, the sampling and the drafter, and hardly on the machine. A speedup depends on the
+machine as well.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ FILE = Path(__file__).with_suffix(".csv")
 NEAR = 0.05  # share by which the number of parameters may differ
 Mark = Literal["same", "part", "other"]
 PARTS = ("model", "questions", "decoding", "number format", "GPU")
-OF_TAU = ("model", "questions", "decoding")  # what must be the same for tau to compare
+OF_TAU = ("model", "questions", "decoding")  # conditions that must be the same to compare τ
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
     """Numbers of one method on one model and GPU, with greedy decoding at batch 1.
 
-    method: our name of it, '' where there is none. parameters: of the model. questions: how many of the suite.
+    method: its name in ssbench, '' if ssbench lacks it. parameters: of the model. questions: their number. tau: the
+    mean acceptance length.
     """
 
     method: str
@@ -47,28 +48,28 @@ class Published:
 
     @property
     def model(self) -> str:
-        """Return the model's name for people: 'vicuna 7B v1.3'."""
+        """Return the model as text: 'vicuna 7B v1.3'."""
         return f"{self.family} {self.size} {self.version}"
 
 
 @cache
 def published() -> tuple[Published, ...]:
-    """Return every published number that is known here."""
+    """Return all published numbers."""
     with FILE.open(encoding="utf-8", newline="") as file:
         return tuple(msgspec.convert(list(csv.DictReader(file)), list[Published], strict=False))
 
 
 def marks(manifest: Mapping[str, Any], entry: Published) -> dict[str, Mark]:
-    """Return for each of PARTS whether a run has the same as a published number; `part` for some of the same.
+    """Return `same`, `part` or `other` for each of PARTS of a run against a published number.
 
-    Of the model, `part` is the same family in another size or version; of the questions, a choice of the same.
+    `part` is the same model family in another size or version, or some of the questions.
     """
     suite, config, model = (manifest[name] for name in ("suite", "config", "model"))
     gpus = [gpu["name"] for gpu in manifest["environment"]["gpus"]] if model["device"].startswith("cuda") else []
     name, near = model["name"].lower(), abs(model["parameters"] / entry.parameters - 1) <= NEAR
-    related = entry.family in name, (suite["name"], suite["edition"]) == (entry.suite, "official")
-    whole = near and entry.version in name, suite["size"] == entry.questions
-    model_mark, questions_mark = (_mark(*both) for both in zip(related, whole, strict=True))
+    model_mark = _mark(entry.family in name, near and entry.version in name)
+    same_suite = (suite["name"], suite["edition"]) == (entry.suite, "official")
+    questions_mark = _mark(same_suite, suite["size"] == entry.questions)
     return {
         "model": model_mark,
         "questions": questions_mark,
@@ -78,12 +79,12 @@ def marks(manifest: Mapping[str, Any], entry: Published) -> dict[str, Mark]:
     }
 
 
-def _mark(related: bool, whole: bool = True) -> Mark:
-    return "other" if not related else "same" if whole else "part"
+def _mark(related: bool, same: bool = True) -> Mark:
+    return "other" if not related else "same" if same else "part"
 
 
 def comparable(found: Mapping[str, Mark]) -> str:
-    """Return what of a published number compares with a run: 'τ and speedup', 'τ', or 'nothing'."""
+    """Return the comparable parts of a published number: 'τ and speedup', 'τ', or 'nothing'."""
     if any(found[part] != "same" for part in OF_TAU):
         return "nothing"
     return "τ and speedup" if all(mark == "same" for mark in found.values()) else "τ"

@@ -318,12 +318,17 @@ def _some(names: Sequence[str], shown: int = 3) -> str:
     return ", ".join(map(cut, names[:shown])) + (f" and {rest} more" if rest > 0 else "")
 
 
-def task_groups(categories: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the tasks by their names in Spec-Bench's tables, where the categories of MT-Bench are one task."""
+def chat_group(run: Run) -> str:
+    """Return the name of the group of MT-Bench's tasks, which a generated suite only imitates."""
+    return "chat (as MT-Bench)" if run.manifest["suite"]["edition"] == "generated" else "MT-Bench"
+
+
+def task_groups(categories: Sequence[str], chat: str = "MT-Bench") -> dict[str, tuple[str, ...]]:
+    """Return the tasks by their names in Spec-Bench's tables, which group those of MT-Bench. chat: `chat_group`."""
     parts = tuple(name for name in categories if name in MT_BENCH)
     if len(parts) < len(MT_BENCH):
         return {title(name): (name,) for name in categories}
-    return {"MT-Bench": parts, **{title(name): (name,) for name in categories if name not in parts}}
+    return {chat: parts, **{title(name): (name,) for name in categories if name not in parts}}
 
 
 def speedup_of(run: Run, label: str, categories: Sequence[str]) -> float | None:

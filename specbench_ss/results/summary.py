@@ -1,7 +1,7 @@
 """Summary of a run: speedups, mean acceptance lengths, times and counts of each method.
 
-A prompt is one turn of one question; its repeats are averaged. Only prompts that both the method and the reference
-answered count, and n is their number. Intervals resample questions.
+A prompt is one turn of one question; its repeats are averaged. Only prompts count that have an output of both the
+method and the baseline. Intervals resample questions.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 
 def latencies(rows: Sequence[SampleRecord]) -> dict[str, Any]:
-    """Return ttft_s_p50 to latency_s_p99 of good samples, in seconds; None where no sample has such a time.
+    """Return ttft_s_p50 to latency_s_p99 of good samples, in seconds; None if no sample has such a time.
 
-    Time per output token is that of the steps over the tokens that they produced; the first token is prefill's.
+    Time per output token is the time of the steps / their tokens; the first token comes from prefill.
     """
     times = {
         "ttft": [row.prefill_s for row in rows if row.prefill_s is not None],
@@ -59,8 +59,8 @@ PARTS = ("draft_s", "verify_s", "accept_s", "host_s")
 class Tally:
     """Sums over the steps of some samples.
 
-    samples, steps: how many there are. sums: of each column, by name. reached: [depths, accepted + 1], how many steps
-    drafted so deep and accepted so many. tau_of: tokens per step of each sample that has steps.
+    samples, steps: their numbers. sums: of each column, by name. reached: [depths, accepted + 1], number of steps by
+    draft depth and accepted tokens. tau_of: tokens per step of each sample that has steps.
     """
 
     samples: int
@@ -73,7 +73,7 @@ class Tally:
 
     @property
     def tau(self) -> float | None:
-        """Return all tokens that steps produced over all steps."""
+        """Return the mean acceptance length: tokens of steps / steps."""
         return self._per_step("tokens")
 
     @property
@@ -97,7 +97,7 @@ class Tally:
         }
 
     def acceptance(self) -> dict[str, tuple[Any, ...]]:
-        """Return the acceptance by draft position, as far as any draft reached."""
+        """Return the acceptance by draft position, up to the longest draft."""
         positions = range(1, len(self.reached))
         drafted = [int(self.reached[p:].sum()) for p in positions]
         taken = [int(self.reached[p:, p:].sum()) for p in positions]
@@ -129,7 +129,7 @@ def tally(rows: Sequence[SampleRecord], steps: Steps) -> Tally:
 
 
 def _reached(steps: Steps, places: Array) -> Array:
-    """Return how many steps drafted each depth and accepted each number: [depths + 1, accepted + 1]."""
+    """Return the number of steps by draft depth and accepted tokens: [depths + 1, accepted + 1]."""
     which = steps.steps_of(places)
     depth, accepted = steps.columns.draft_depth[which], steps.columns.accepted_tokens[which]
     if not len(which):
@@ -151,7 +151,7 @@ def paired(own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> tuple[li
 
 
 class PairedTimes:
-    """Paired times and tokens. own_s, own_tokens, ref_s, ref_tokens: [prompts], means over repeats."""
+    """Paired times and tokens of a method and the baseline: [prompts], means over repeats."""
 
     def __init__(self, own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> None:
         prompts = list(dict.fromkeys((r.question_id, r.turn) for r in own))
@@ -161,17 +161,17 @@ class PairedTimes:
         place = {p: i for i, p in enumerate(prompts)}
         self._at = at = np.array([place[r.question_id, r.turn] for r in own], dtype=np.int64)  # [samples], its prompt
         self._wall_s = np.array([r.wall_s for r in own], dtype=np.float64)
-        self.own_s, self.own_tokens = _means(own, at, "wall_s"), _means(own, at, "tokens")
-        self.ref_s, self.ref_tokens = _means(ref, at, "wall_s"), _means(ref, at, "tokens")
+        self.method_s, self.method_tokens = _means(own, at, "wall_s"), _means(own, at, "tokens")
+        self.baseline_s, self.baseline_tokens = _means(ref, at, "wall_s"), _means(ref, at, "tokens")
 
     def by_question(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return each question's sums: reference seconds and tokens, own seconds and tokens, [questions] each."""
-        columns = (self.ref_s, self.ref_tokens, self.own_s, self.own_tokens)
+        """Return sums by question: the baseline's seconds and tokens, the method's, [questions] each."""
+        columns = (self.baseline_s, self.baseline_tokens, self.method_s, self.method_tokens)
         a, b, c, d = (_grouped(self._question, x, len(self.questions)) for x in columns)
         return a, b, c, d
 
     def speedup(self) -> float | None:
-        """Return seconds per token, the reference's over the method's, each a ratio of sums."""
+        """Return the ratio of times per token, baseline / method, each a ratio of sums."""
         a, b, c, d = (float(x.sum()) for x in self.by_question())
         return a / b / (c / d) if b and c and d else None
 
@@ -180,25 +180,26 @@ class PairedTimes:
         return speedup_interval(*self.by_question())
 
     def faster_than(self, other_s: Floats) -> Interval | None:
-        """Return the 95% interval of other seconds over the method's own. other_s: [samples], as `own` was given.
+        """Return the 95% interval of other seconds / the method's. other_s: [samples], in their order.
 
-        Where the estimate lies below 1, so does the lower end, and the interval is that one number.
+        An estimate below 1 needs no bootstrap: the interval is that one number.
         """
         other = _grouped(self._question[self._at], other_s, len(self.questions))
-        own = _grouped(self._question[self._at], self._wall_s, len(self.questions))
-        if len(own) < FEWEST:
+        measured = _grouped(self._question[self._at], self._wall_s, len(self.questions))
+        if len(measured) < FEWEST:
             return None
-        estimate = float(other.sum() / own.sum())
-        return (estimate, estimate) if estimate <= 1 else ratio_interval((other,), (own,), processes=1)
+        estimate = float(other.sum() / measured.sum())
+        return (estimate, estimate) if estimate <= 1 else ratio_interval((other,), (measured,), processes=1)
 
     def geomean(self) -> float | None:
         """Return the geometric mean over prompts of the ratio of seconds per token."""
-        if not len(self.own_s):
+        if not len(self.method_s):
             return None
-        return float(np.exp(np.log(self.ref_s / self.ref_tokens * self.own_tokens / self.own_s).mean()))
+        ratios = self.baseline_s / self.baseline_tokens * self.method_tokens / self.method_s
+        return float(np.exp(np.log(ratios).mean()))
 
     def specbench(self) -> float | None:
-        """Return Spec-Bench's speedup: the mean over questions of tokens per second, over the reference's mean."""
+        """Return Spec-Bench's speedup: mean over questions of tokens per second, method / baseline."""
         a, b, c, d = self.by_question()
         return float((d / c).mean() / (b / a).mean()) if len(a) else None
 
@@ -232,7 +233,7 @@ class Counted(Protocol):
 
 
 def served_columns(rows: Sequence[SampleRecord]) -> dict[str, Any]:
-    """Return what replaces the counts of steps in a summary of samples that a server made; nothing for others."""
+    """Return the columns of a server's samples that replace counts of steps; empty for other samples."""
     if not any(row.counted for row in rows):
         return {}
     return {
@@ -249,10 +250,10 @@ def counted(of: Sequence[Counted], name: str) -> int | None:
 
 
 def served_tau(of: Sequence[Counted], later: int) -> float | None:
-    """Return tokens per step: 1 + accepted / drafts, of the steps that had a draft.
+    """Return tokens per step: 1 + accepted tokens / drafts, over steps with a draft.
 
-    Where the server does not count drafts: all tokens after the first of each answer (later) over those of them that no
-    draft brought, one a step.
+    later: tokens after the first of each output. If the server reports no number of drafts, the steps are the later
+    tokens that were not drafted.
     """
     drafts, accepted = counted(of, "drafts"), counted(of, "accepted_tokens")
     if accepted is None or drafts == 0:
@@ -386,9 +387,9 @@ class SummaryRow:
 
 
 def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
-    """Return a row for every method on `overall`, then on each category, in the order in which they were asked for.
+    """Return a row for every method on `overall`, then on each task, in the order of the run.
 
-    quality_margin: how much lower the quality of a method that changes the model may be to be called non-inferior.
+    quality_margin: largest loss of quality that counts as non-inferior.
     """
     without, tests = uncompared(run), sampling_tests(run)
     invalid = {label: [*invalid_reasons(run, label), *bias_found(run, label, tests.get(label))] for label in run.labels}
@@ -402,14 +403,14 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
 
 
 def failing(summaries: Sequence[SummaryRow]) -> set[str]:
-    """Return the methods of which more samples failed than of the reference: others are judged without them."""
+    """Return the methods with more failed samples than the baseline; the ranking leaves them out."""
     rows = [row for row in summaries if row.category == OVERALL]
-    of_reference = next((row.n_failed for row in rows if row.comparison == "baseline"), 0)
-    return {row.method for row in rows if row.n_failed > of_reference}
+    of_baseline = next((row.n_failed for row in rows if row.comparison == "baseline"), 0)
+    return {row.method for row in rows if row.n_failed > of_baseline}
 
 
 def _verdicts(run: Run) -> Mapping[tuple[str, str], Counter[str]]:
-    """Return how many answers had which verdict, by method and category. Those without were not compared."""
+    """Return the counts of the output match by method and task; outputs without a verdict are `not compared`."""
     category_of = {row.key: row.category for row in run.rows}
     verdicts = [(one.method, category_of[one.key], one.verdict) for one in run.output_match if one.key in category_of]
     verdicts += [(row.method, row.category, "not compared") for row in without_verdict(run)]
@@ -428,34 +429,34 @@ def _summary(
     invalid: Sequence[str],
     test: SamplingTest | None,
 ) -> SummaryRow:
-    run, label, own = here.run, here.label, here.own
-    others = (other for other in run.labels if run.entry(other).get("reference") == label)  # compared with this one
+    run, label, rows = here.run, here.label, here.samples
+    compared = (other for other in run.labels if run.entry(other).get("reference") == label)
     invalidating = here.invalidating_checks(invalid)
-    spread = sample_checks.spread(own, label == run.baseline)
+    spread = sample_checks.spread(rows, label == run.baseline)
     return SummaryRow(
         category=category,
         method=label,
         lossless=bool(here.method["lossless"]),
-        n_prompts=len(here.times.own_s),
+        n_prompts=len(here.times.method_s),
         n_questions=len(here.times.questions),
-        n_failed=sum(not r.ok for r in here.all_own),
+        n_failed=sum(not r.ok for r in here.every_sample),
         **here.speedups(invalid=bool(invalidating) and label != run.baseline),
-        reference=here.same_as,
-        reference_of=() if label == run.baseline else tuple(other for other in others if other != label),
-        tokens_per_s=safe_div(total(own, "tokens"), total(own, "wall_s")),
-        tokens=safe_div(total(own, "tokens"), len(own)),
-        prefill_s=safe_div(total(own, "prefill_s"), len(own)),
+        reference=here.reference,
+        reference_of=() if label == run.baseline else tuple(other for other in compared if other != label),
+        tokens_per_s=safe_div(total(rows, "tokens"), total(rows, "wall_s")),
+        tokens=safe_div(total(rows, "tokens"), len(rows)),
+        prefill_s=safe_div(total(rows, "prefill_s"), len(rows)),
         **here.steps(),
         **here.quality(margin),
         judge=run.judge,
-        **latencies(own),
-        peak_memory_bytes=max((r.peak_memory_bytes for r in own if r.peak_memory_bytes is not None), default=None),
+        **latencies(rows),
+        peak_memory_bytes=max((r.peak_memory_bytes for r in rows if r.peak_memory_bytes is not None), default=None),
         output_match=dict(here.verdicts),
         speedup_within_bound=sample_checks.speedup_within_bound(here.excess),
         unstable=sample_checks.unstable(spread),
         health=(
             *invalidating,
-            *sample_checks.findings(run, here.all_own, here.verdicts, without, spread),
+            *sample_checks.findings(run, here.every_sample, here.verdicts, without, spread),
             *unsuited_control(run, label, test),
         ),
         baseline=run.baseline,
@@ -464,36 +465,40 @@ def _summary(
 
 
 class _Compared:
-    """A method and the reference on some of the run's samples. own, ref: those that are paired.
+    """A method and the baseline on some samples of the run.
 
-    verdicts: how many of its answers compared how with those of the method whose output they must equal.
+    samples, baseline_samples: the paired ones. every_sample: of the method. reference: label of the baseline of the
+    output match. verdicts: counts of the output match. excess, outside: intervals of the lower bound of time / measured
+    time, and of the wall time / measured time.
     """
 
     def __init__(self, run: Run, label: str, rows: Sequence[SampleRecord], verdicts: Counter[str]) -> None:
         self.run, self.label, self.method, self.verdicts = run, label, run.entry(label), verdicts
-        self.same_as, self.itself = run.reference(label), label == run.baseline
-        self.all_own = [r for r in rows if r.method == label]
-        self.own, self.ref = self._paired(rows, run.baseline)
-        self.times = PairedTimes(self.own, self.ref)
-        self.against = PairedTimes(*self._paired(rows, self.same_as)) if self.same_as != run.baseline else None
-        self.mine, self.theirs = tally(self.own, run.steps), tally(self.ref, run.steps)
-        self.interval = self.excess = self.passed = None
+        self.reference, self.itself = run.reference(label), label == run.baseline
+        self.every_sample = [r for r in rows if r.method == label]
+        self.samples, self.baseline_samples = self._paired(rows, run.baseline)
+        self.times = PairedTimes(self.samples, self.baseline_samples)
+        self.against = PairedTimes(*self._paired(rows, self.reference)) if self.reference != run.baseline else None
+        self.tally, self.baseline_tally = tally(self.samples, run.steps), tally(self.baseline_samples, run.steps)
+        self.interval = self.excess = self.outside = None
         if not self.itself:
             self.interval = self.times.interval()
-            self.excess = self._faster_than(lower_bound(self.own, self.ref, run.steps) if self.mine.tau else None)
-            self.passed = self._faster_than(passed_seconds(self.own, self.ref))
+            self.excess = self._faster_than(
+                lower_bound(self.samples, self.baseline_samples, run.steps) if self.tally.tau else None
+            )
+            self.outside = self._faster_than(passed_seconds(self.samples, self.baseline_samples))
 
     def _paired(self, rows: Sequence[SampleRecord], other: str) -> tuple[list[SampleRecord], list[SampleRecord]]:
-        return paired(self.all_own, [r for r in rows if r.method == other])
+        return paired(self.every_sample, [r for r in rows if r.method == other])
 
     def _faster_than(self, seconds: Floats | None) -> Interval | None:
         return None if seconds is None else self.times.faster_than(seconds)
 
     def invalidating_checks(self, invalid: Sequence[str]) -> tuple[str, ...]:
         """Return the findings that make a speedup invalid. invalid: those of the whole run."""
-        impossible = sample_checks.impossible(self.own, self.run.steps)
-        too_fast = sample_checks.too_fast(self.excess, self.mine.tau)
-        return (*impossible, *invalid, *sample_checks.outside_clock(self.passed), *too_fast)
+        impossible = sample_checks.impossible(self.samples, self.run.steps)
+        too_fast = sample_checks.too_fast(self.excess, self.tally.tau)
+        return (*impossible, *invalid, *sample_checks.outside_clock(self.outside), *too_fast)
 
     def speedups(self, invalid: bool) -> dict[str, Any]:
         """Return the speedups with intervals and comparison; nothing if the numbers are invalid."""
@@ -510,21 +515,21 @@ class _Compared:
 
     def steps(self) -> dict[str, Any]:
         """Return the paired step metrics."""
-        tau, relative_step_time = self.mine.tau, safe_div(self.mine.step_s, self.theirs.step_s)
+        tau, relative_step_time = self.tally.tau, safe_div(self.tally.step_s, self.baseline_tally.step_s)
         columns = {
             "mean_acceptance_length": tau,
-            **self.mine.columns(),
+            **self.tally.columns(),
             "relative_step_time": relative_step_time,
             "other_factor": safe_div(self.times.speedup(), safe_div(tau, relative_step_time)),
         }
-        return columns | served_columns(self.own)
+        return columns | served_columns(self.samples)
 
     def quality(self, margin: float) -> dict[str, Any]:
         """Return scores and ratings and, of a method that may change the answers, whether it is non-inferior."""
-        both = (self.own, self.ref)
-        changes = not self.itself and (self.same_as != self.run.baseline or not self.method["lossless"])
-        given = {r.key: r.quality for rows in both for r in rows}
-        scores = mean_score(*both, self.itself, "quality", given, changes)
+        both = (self.samples, self.baseline_samples)
+        changes = not self.itself and (self.reference != self.run.baseline or not self.method["lossless"])
+        quality = {r.key: r.quality for rows in both for r in rows}
+        scores = mean_score(*both, self.itself, "quality", quality, changes)
         compared = bool(changes and scores["quality_n"])
         return {
             **scores,

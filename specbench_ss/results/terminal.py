@@ -38,6 +38,7 @@ from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows
 from specbench_ss.results.cost_model import MachineRow
 from specbench_ss.results.ranking import (
     MARKS,
+    chat_group,
     non_inferiority,
     notes,
     own_model,
@@ -315,7 +316,7 @@ def _print_failure(results: Results, label: str, console: Console) -> None:
 def _print_groups(results: Results, console: Console) -> None:
     """Print the speedups by task if each task has enough prompts; else a line that states how many there are."""
     run = results.run
-    groups = task_groups(run.categories)
+    groups = task_groups(run.categories, chat_group(run))
     if len(groups) < 2:
         return
     answered = {name: {row.question_id for row in run.rows if row.category in of} for name, of in groups.items()}

@@ -111,7 +111,7 @@ SHAPE = _struct_type(  # cost of a forward pass
     | {"windows": list[Amount | None]},
     {
         "drafter": _struct_type({"weight_bytes": Amount, "matrix_parameters": Amount}) | None,
-        "own": _struct_type({}, dict.fromkeys(("step", "node", "dropped"), Amount)) | None,
+        "extra_work": _struct_type({}, dict.fromkeys(("step", "node", "dropped"), Amount)) | None,
     },
 )
 TRACE = _struct_type(  # profile of one request

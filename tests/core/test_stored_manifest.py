@@ -31,7 +31,7 @@ Change = Callable[[dict[str, Any]], None]
 LIMITS = {"device": "cpu", "read_bytes_per_s": 1e9, "flops_per_s": {"float32": 1e9}, "launch_s": 1e-6, "busy": "no"}
 SHAPE = {
     "weight_bytes": 8, "matrix_parameters": 8, "kv_bytes": 8, "attention_flops": 8, "windows": [None, 3],
-    "drafter": {"weight_bytes": 8, "matrix_parameters": 8}, "own": {"step": 1.0, "node": 1.0, "dropped": 1.0},
+    "drafter": {"weight_bytes": 8, "matrix_parameters": 8}, "extra_work": {"step": 1.0, "node": 1.0, "dropped": 1.0},
 }  # fmt: skip
 TRACE = {
     "what": "operators", "tokens": 4, "wall_s": 0.1, "busy_share": 0.5, "launches_per_token": 2.0, "span_s": 0.1,

@@ -96,7 +96,7 @@ def test_a_mismatch_names_the_reference_that_it_is_against(make_run: MakeRun) ->
 def test_what_a_method_does_not_promise_is_stated(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), questions=5, verdict="not compared"))
     run.manifest["methods"][1]["lossless"] = False
-    assert "not compared: the method does not preserve the output of its reference" in reported(run)
+    assert "not compared: the method does not preserve the output of the baseline" in reported(run)
 
 
 @pytest.mark.parametrize(("width", "missing"), [(80, {"quality"}), (60, {"tok/s", "quality"}), (130, set())])
@@ -175,7 +175,7 @@ def test_a_task_needs_four_prompts_for_the_table_by_task(make_run: MakeRun) -> N
     tasks = (*MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag")
     lines = short(read_run(make_run(labels=("ar", "ss", "medusa"), categories=tasks, questions=4)))
     at = lines.index(next(line for line in lines if line.split()[:1] == ["task"]))
-    assert [line.split()[0] for line in lines[at + 1 :]] == ["MT-Bench", *(t.split("_")[0] for t in tasks[8:])]
+    assert [line.split()[0] for line in lines[at + 1 :]] == ["chat", *(t.split("_")[0] for t in tasks[8:])]
     assert lines[at].split() == ["task", "ss", "medusa"] and all(line.count("×") == 2 for line in lines[at + 1 :])
     lines = short(read_run(make_run(labels=("ar", "ss"), categories=("qa", "rag"), questions=3)))
     assert "3 per task: too few for results by task" in lines[-1]

@@ -21,8 +21,8 @@ def test_the_parts_lead_from_the_reference_to_the_method_and_give_its_speedup(ma
     found, rows = waterfalls(pairs(run)), {r.method: r for r in summarise(run) if r.category == OVERALL}
     assert set(found) == {"ss", "medusa"}
     for label, one in found.items():
-        assert one.reference_ms + sum(one.parts.values()) == pytest.approx(one.method_ms)
-        assert one.reference_ms / one.method_ms == pytest.approx(rows[label].speedup)
+        assert one.baseline_ms + sum(one.parts.values()) == pytest.approx(one.method_ms)
+        assert one.baseline_ms / one.method_ms == pytest.approx(rows[label].speedup)
         assert one.tau == pytest.approx(rows[label].mean_acceptance_length)
 
 
@@ -32,9 +32,9 @@ def test_passes_saved_are_the_references_passes_less_often_made(make_run: MakeRu
     by = {label: [row for row in run.rows if row.method == label] for label in run.labels}
     passes = {label: sum(r.steps or 0 for r in own) / sum(r.tokens or 0 for r in own) for label, own in by.items()}
     verify = {label: run.steps.together([r.key for r in own]).verify_s.mean() * 1000 for label, own in by.items()}
-    assert one.parts["fewer target passes"] == pytest.approx(verify["ar"] * (passes["ss"] - passes["ar"]))
+    assert one.parts["fewer steps"] == pytest.approx(verify["ar"] * (passes["ss"] - passes["ar"]))
     assert one.parts["slower verification"] == pytest.approx((verify["ss"] - verify["ar"]) * passes["ss"])
-    assert one.pass_ratio == pytest.approx(verify["ss"] / verify["ar"])
+    assert one.relative_verify_time == pytest.approx(verify["ss"] / verify["ar"])
 
 
 def test_reading_the_prompt_is_a_part_of_its_own(make_run: MakeRun) -> None:
@@ -55,9 +55,9 @@ def test_reading_the_prompt_is_a_part_of_its_own(make_run: MakeRun) -> None:
 
 def test_the_sentence_has_the_numbers_of_the_drawing(make_run: MakeRun) -> None:
     one = waterfalls(pairs(read_run(make_run(labels=("ar", "ss")))))["ss"]
-    text, saved = one.sentence(), -one.parts["fewer target passes"]
-    assert text.startswith(f"ss, {one.tau:.2f} tokens per step: fewer target passes save {saved:.2f} ms")
-    assert text.endswith(f"{one.reference_ms:.2f} to {one.method_ms:.2f} ms per token.")
+    text, saved = one.sentence(), -one.parts["fewer steps"]
+    assert text.startswith(f"ss, {one.tau:.2f} tokens per step: fewer steps save {saved:.2f} ms")
+    assert text.endswith(f"{one.baseline_ms:.2f} to {one.method_ms:.2f} ms per token.")
     rest = ("prefill and other work", one.parts["prefill"] + one.parts["other"])
     verification, drafting = one.parts["slower verification"], one.parts["draft overhead"]
     for name, part in (("verification", verification), ("drafting", drafting), rest):

@@ -329,13 +329,13 @@ def test_the_margin_of_quality_is_an_option_of_the_report(make_run: MakeRun) -> 
     assert set(load_run(run).summary(all=True, quality_margin=0.9)["quality_margin"].dropna()) == {0.9}
 
 
-def test_the_limit_of_the_answers_stands_on_the_first_screen(make_run: MakeRun) -> None:
+def test_the_limit_of_outputs_stands_on_the_first_screen(make_run: MakeRun) -> None:
     run = read_run(make_run())
     plain = [row for row in run.rows if row.method == run.baseline]
     for i, row in enumerate(plain):
         row.finish = "length" if i < len(plain) / 4 else "eos"
     decoding = dict(chips_of(run))["Dtype and decoding"]
-    assert "≤ 64 tokens (25 % cut)" in decoding and "at a time" not in decoding
+    assert "outputs limited to 64 tokens (25 % reached it)" in decoding and "concurrent" not in decoding
     run.manifest["config"]["concurrency"] = [2, 4]
-    assert "1, 2, 4 requests at a time" in dict(chips_of(run))["Dtype and decoding"]
+    assert "1, 2, 4 concurrent requests" in dict(chips_of(run))["Dtype and decoding"]
     assert len(chips_of(run)) == 5

@@ -111,7 +111,7 @@ def test_parts_of_the_roofline_add_up_to_the_counted_step(make_run: MakeRun) -> 
     run = shaped(make_run)
     parts = {(point.method, point.part): point for point in points(pairs(run))}
     for row in analyse(run).machine_rows:
-        own = [parts[row.method, part] for part in ("verifying", "drafting") if (row.method, part) in parts]
+        own = [parts[row.method, part] for part in ("verification", "drafting") if (row.method, part) in parts]
         seconds = [row.step_s * row.verify_share, row.step_s * row.draft_share][: len(own)]
         assert sum(p.rate * s for p, s in zip(own, seconds, strict=True)) == pytest.approx(row.flops_per_step)
         moved = [p.rate * s / p.intensity for p, s in zip(own, seconds, strict=True)]

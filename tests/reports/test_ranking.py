@@ -77,7 +77,10 @@ def test_a_value_without_an_interval_is_marked_and_is_not_in_the_task_map(make_r
 def test_tasks_of_mt_bench_are_one_column_that_unfolds(make_run: MakeRun) -> None:
     results = analyse(read_run(make_run(labels=("ar", "ss"), categories=("qa", "writing", "stem"), questions=6)))
     table, rows = page_of(results)["matrix"], {(row.method, row.category): row for row in results.rows}
-    assert [c.title for c in table.columns] == ["method", "overall", "MT-Bench", "writing", "stem", "qa"]
+    titles = ["method", "overall", "chat (as MT-Bench)", "writing", "stem", "qa"]
+    assert [c.title for c in table.columns] == titles
+    results.manifest["suite"]["edition"] = "official"
+    assert page_of(results)["matrix"].columns[2].title == "MT-Bench"
     assert [c.part for c in table.columns] == [False, False, False, True, True, False]
     assert [c.unfolds for c in table.columns].index(True) == 2
     both = [rows["ss", task].speedup for task in ("writing", "stem")]
@@ -92,7 +95,7 @@ def test_questions_stand_below_the_prompts_where_there_are_fewer(make_run: MakeR
     assert {(row[-1].text, *row[-1].small) for row in table.rows} == {("10", "5 questions")}
     assert any("quality is a mean over questions" in note for note in table.notes)
     assert any("every prompt has 2 repeats" in note for note in table.notes)
-    assert chips["Number of prompts"] == "n = 10 (5 questions), 2 repeats"
+    assert chips["Number of prompts"] == "10 prompts of 5 questions, 2 repeats"
 
 
 def test_the_measure_of_quality_of_each_task_is_named() -> None:
@@ -103,9 +106,9 @@ def test_the_measure_of_quality_of_each_task_is_named() -> None:
         Question("4", "qa", ("a",)),
         Question("5", "qa", ("b",)),
     ]
-    text = "Quality is bleu for translation, numeric for math reasoning; for writing and qa there is no score"
+    text = "Quality is bleu for translation, numeric for math reasoning; no score for writing and qa"
     assert speed.scored_by(asked) == text
-    assert speed.scored_by(asked[2:3]) == "For writing there is no score"
+    assert speed.scored_by(asked[2:3]) == "No score for writing"
     assert speed.scored_by([]) == ""
 
 
@@ -124,5 +127,5 @@ def test_nodes_and_training_of_each_method_stand_in_a_table(make_run: MakeRun) -
     }  # fmt: skip
     run.manifest["methods"][2]["training_info"] = {"searched": {"tokens": 12345, "made_of": "answers"}}
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in page_of(analyse(run))["budgets"].rows}
-    assert rows["ss"][2:] == ["7", "1,024", "8", "0.01", "the model's own answers", ""]
-    assert rows["medusa"][6] == "12,345 tokens are searched: answers" and rows["ar"][6] == "not recorded"
+    assert rows["ss"][2:] == ["7", "1,024", "8", "0.01", "the model's outputs", ""]
+    assert rows["medusa"][6] == "datastore of 12,345 tokens: answers" and rows["ar"][6] == "not recorded"

@@ -60,9 +60,9 @@ def test_texts_are_made_visible_and_kept_once(run: Run) -> None:
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        (" word", "begins a word"), ("Word", "begins a word"), ("ing", "goes on with a word"),
+        (" word", "start of a word"), ("Word", "start of a word"), ("ing", "inside a word"),
         (" 12", "digits"), (",", "punctuation"), (" +", "punctuation"), ("\n", "white space"), ("", "white space"),
-        ("x1", "other"), (" שלום", "begins a word"),
+        ("x1", "other"), (" שלום", "start of a word"),
     ],
 )  # fmt: skip
 def test_kinds_of_tokens(text: str, kind: str) -> None:
@@ -74,6 +74,6 @@ def test_shares_of_kinds_count_every_token_once(run: Run) -> None:
     assert {row[0].text for row in table.rows} == {"ss", "medusa"}, "autoregressive decoding drafts nothing"
     for row in table.rows:
         shares = {column.title: cell for column, cell in zip(table.columns[1:], row[1:], strict=True)}
-        brought, _, of = shares["begins a word"].note.partition(" of ")
-        assert brought == of, "all of these were drafted, none is the model's own"
+        accepted, _, of = shares["start of a word"].note.partition(" of ")
+        assert accepted == of, "all of these were drafted, none is the model's own"
         assert shares["punctuation"].sort == 0

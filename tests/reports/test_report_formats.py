@@ -65,6 +65,10 @@ def test_several_runs_are_shown_side_by_side(make_run: MakeRun) -> None:
     assert made["title"] in text
     assert [line[:7] for line in made["headlines"]] == ["A to B:", "A to C:"]
     assert len(made["speedups"].figure["data"]) == 2 * 3  # two methods and ar, three runs
+    trend = {line["name"]: line for line in made["trend"].figure["data"]}
+    assert trend.keys() == {"ss", "medusa"} and all(list(line["x"]) == ["A", "B", "C"] for line in trend.values())
+    assert list(trend["ss"]["y"]) == [load_run(run).overall[1].speedup for run in runs]
+    assert comparison_page.page([analyse(read_run(run)) for run in runs[:2]])["trend"] is None
     tables = {table.name: table for table in made["changes"]}
     rows = {row[0].text: row for row in tables["change-speedup-c"].rows}
     for at, run in ((1, runs[0]), (2, runs[2])):

@@ -279,7 +279,7 @@ def test_a_report_and_a_comparison_are_made_of_such_runs(questions: Path, tmp_pa
             measured([one, other], ["one", "<b>two</b>"], questions, tmp_path / name, concurrency=2)
     show(load_run(tmp_path / "a"), open_report=False)
     page = write_report(load_run(tmp_path / "a")).read_text()
-    assert "&lt;b&gt;two" in page and "<b>two</b>" not in page and "in flight" in page
+    assert "&lt;b&gt;two" in page and "<b>two</b>" not in page and "Concurrent requests" in page
     assert "over ar" not in page.lower()
     for form in ("md", "csv", "json", "parquet", "png"):
         assert main(["report", str(tmp_path / "a"), "--format", form]) == 0
