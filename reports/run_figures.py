@@ -109,7 +109,7 @@ class RunFigures(Figures):
 
     def tasks(self) -> Figure:
         """Return a heat map of speedups by task."""
-        cells = {(row.method, row.category): row for row in self.results.rows}
+        cells = {(row.method, row.task): row for row in self.results.rows}
         return charts.task_map(cells, self.styles, [row.method for row in self.rows])
 
     def time(self) -> Figure:

@@ -75,7 +75,7 @@ def page(runs: Sequence[Results]) -> dict[str, Any]:
         "trend": _trend(named, look) if len(named) > 2 else None,
         "speedups": _speedups(named, look),
         "changes": [_changes(pair, metric, look) for pair in pairs for metric in NAMES if _known(pair, metric)],
-        "tasks": [_tasks(pair, look) for pair in pairs if len({row.category for row in pair.rows}) > 2],
+        "tasks": [_tasks(pair, look) for pair in pairs if len({row.task for row in pair.rows}) > 2],
     }
 
 
@@ -203,7 +203,7 @@ def _known(pair: Pair, metric: str) -> bool:
 
 
 def _overall(pair: Pair, metric: str) -> list[ComparedRow]:
-    return [row for row in pair.rows if row.category == OVERALL and judged(metric, row)]
+    return [row for row in pair.rows if row.task == OVERALL and judged(metric, row)]
 
 
 def _changes(pair: Pair, metric: str, look: Mapping[str, Style]) -> Table:
@@ -238,6 +238,6 @@ def _verdict(change: Change) -> Cell:
 
 
 def _tasks(pair: Pair, look: Mapping[str, Style]) -> Table:
-    rows = [row for row in pair.rows if row.category != OVERALL and judged("speedup", row)]
-    columns = [Column("task", lambda row: title(row.category), numeric=False), *_columns(pair, "speedup", look)]
+    rows = [row for row in pair.rows if row.task != OVERALL and judged("speedup", row)]
+    columns = [Column("task", lambda row: title(row.task), numeric=False), *_columns(pair, "speedup", look)]
     return Table.of(f"tasks-{pair.letter}".lower(), columns, rows, f"Speedup by task, A to {pair.letter}")

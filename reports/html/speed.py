@@ -27,7 +27,7 @@ COUNTS = ("n_prompts", "n_questions", "n_failed")
 
 def by_task(view: View) -> Cells:
     """Return the summaries by method and task."""
-    return {(s.method, s.category): s for s in view.results.rows}
+    return {(s.method, s.task): s for s in view.results.rows}
 
 
 def tasks(cells: Cells) -> list[str]:
@@ -64,7 +64,7 @@ def _listed(names: Sequence[str]) -> str:
 
 ACCEPTANCE = MEANINGS["acceptance_rate"]
 MEMORY = Column("peak memory, MiB", "peak_memory_bytes", digits=1, per=2**20)
-TASK = Column("task", lambda row: plain(title(row.category), row.category), numeric=False)
+TASK = Column("task", lambda row: plain(title(row.task), row.task), numeric=False)
 
 
 def everything(view: View) -> Table:
@@ -173,7 +173,7 @@ def _group(view: View, group: str, parts: Sequence[str]) -> Cells:
     keys = {row.key for row in rows}
     matches = [one for one in view.run.output_match if one.key in keys]
     found = summarise(replace(view.run, rows=rows, output_match=matches))
-    return {(row.method, group): replace(row, category=group) for row in found if row.category == OVERALL}
+    return {(row.method, group): replace(row, task=group) for row in found if row.task == OVERALL}
 
 
 def _task_column(task: str, part: bool, unfolds: bool) -> Column:
@@ -204,6 +204,6 @@ def _task_note(row: SummaryRow) -> str:
     unsure = ", not significant" if row.comparison == "not significant" else ""
     tau = format_number(row.mean_acceptance_length)
     return (
-        f"{row.method}, {title(row.category)}: {ranking.speedup(row)}{around}{unsure}, τ {tau}, "
+        f"{row.method}, {title(row.task)}: {ranking.speedup(row)}{around}{unsure}, τ {tau}, "
         f"{format_number(row.tokens_per_s, 1)} tokens/s, n {ranking.n(row)}"
     )

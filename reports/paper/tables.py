@@ -254,7 +254,7 @@ class RunTable(RunExperiment):
 
 def _by_name(rows: Sequence[SummaryRow], tuned: str) -> dict[tuple[str, str], SummaryRow]:
     """Return rows by category and method name, whatever its options; the fine-tune's by its label."""
-    return {(row.category, row.method if row.method == tuned else row.method.partition("[")[0]): row for row in rows}
+    return {(row.task, row.method if row.method == tuned else row.method.partition("[")[0]): row for row in rows}
 
 
 class Table1(RunTable):

@@ -51,7 +51,7 @@ def command(
         print(json.dumps(record, indent=1, ensure_ascii=False))
     else:
         print_comparison(made, Console(), verbose)
-    rows = [row for row in made.rows if row.category == OVERALL]
+    rows = [row for row in made.rows if row.task == OVERALL]
     if unknown := not_judged(rows, limits):
         print(f"ssbench: --fail-on: not judged: {'; '.join(unknown)}", file=sys.stderr)
     why = [

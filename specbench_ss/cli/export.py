@@ -108,7 +108,7 @@ def import_specbench(
 def _print_rescored(rows: list[RescoredRow]) -> None:
     console = Console()
     widen(console)
-    tasks = {category: list(group) for category, group in groupby(rows, key=lambda row: row.category)}
+    tasks = {task: list(group) for task, group in groupby(rows, key=lambda row: row.task)}
     shown = [*(task for task in tasks if task != OVERALL and len(tasks) > 2), OVERALL]
     for task in shown:
         _print_task(task, tasks[task], console)

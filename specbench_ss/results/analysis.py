@@ -155,7 +155,7 @@ class Results:
     @property
     def overall(self) -> list[SummaryRow]:
         """Return the summary rows over all tasks."""
-        return [row for row in self.rows if row.category == OVERALL]
+        return [row for row in self.rows if row.task == OVERALL]
 
     @cached_property
     def checks(self) -> list[Check]:
@@ -249,14 +249,14 @@ class Results:
         Raises UserError for a name that is no column of `summary(all=True)`.
         """
         summary, column = self.summary(all=True), "mean_acceptance_length" if column == "tau" else column
-        if column not in summary or column in ("category", "method"):
+        if column not in summary or column in ("task", "method"):
             raise UserError(f"the summary has no column {column!r}{did_you_mean(column, summary)}")
-        tasks = summary[summary["category"] != OVERALL].set_index(["category", "method"])[column]
+        tasks = summary[summary["task"] != OVERALL].set_index(["task", "method"])[column]
         return tasks.unstack().reindex(index=self.run.categories, columns=self.run.labels)
 
     def _repr_html_(self) -> str:
         """Return the headline and the summary over all tasks, for notebooks."""
-        overall = self.summary().query("category == @OVERALL").drop(columns="category")
+        overall = self.summary().query("task == @OVERALL").drop(columns="task")
         cells = overall.astype(object).where(overall.notna(), "")  # missing cells are empty
         table: str = cells.to_html(index=False, float_format="{:.3g}".format)
         notes = [self.headline, self.unfinished] if self.run.rows else [self.unfinished]

@@ -121,7 +121,7 @@ class Check:
 
 def checks(run: Run, summaries: Sequence[SummaryRow]) -> list[Check]:
     """Return every check of a run, passed or not. summaries: as `summarise` gives them; those of all tasks count."""
-    rows = [row for row in summaries if row.category == OVERALL]
+    rows = [row for row in summaries if row.task == OVERALL]
     found: dict[str, list[str]] = {}
     for row in rows:
         for sentence in row.health:
@@ -367,10 +367,8 @@ def _repetition(run: Run) -> Iterator[Check]:
 
 def _low_quality(run: Run, summaries: Sequence[SummaryRow]) -> Iterator[Check]:
     """Yield the tasks in which the baseline's outputs are of low quality, the worst first."""
-    baseline = [row for row in summaries if row.comparison == "baseline" and row.category != OVERALL]
-    tasks = sorted(
-        (row.quality, row.category) for row in baseline if row.quality is not None and row.quality < LOW_QUALITY
-    )
+    baseline = [row for row in summaries if row.comparison == "baseline" and row.task != OVERALL]
+    tasks = sorted((row.quality, row.task) for row in baseline if row.quality is not None and row.quality < LOW_QUALITY)
     if tasks:
         named = ", ".join(f"{title(task)} ({format_number(quality)})" for quality, task in tasks)
         why = "weak model or low --max-new-tokens"

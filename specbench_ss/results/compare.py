@@ -222,12 +222,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """One method on one category (or `overall`). changes: by the names in METRICS. error: the first of a failed sample.
+    """One method on one task (or `overall`). changes: by the names in METRICS. error: the first of a failed sample.
 
     baseline: the method that speedups are over.
     """
 
-    category: Col[str, "task of the suite; `overall`: all tasks together"]
+    task: Col[str, "task of the suite; `overall`: all tasks together"]
     method: Col[str, "label of the method"]
     n_prompts: Col[
         int,
@@ -305,9 +305,9 @@ def compared(first: Results, second: Results, force: bool = False) -> tuple[list
         what = "question" if not shared else f"method other than {a.baseline}"
         raise UserError(f"the runs have no {what} in common: there is nothing to compare")
     apart = conditions_apart(a, b)
-    categories = [OVERALL, *(category for category in a.categories if category in b.categories)]
+    tasks = [OVERALL, *(task for task in a.categories if task in b.categories)]
     invalid = {row.method for row in (*first.overall, *second.overall) if row.comparison == "invalid"}
-    rows = [_compared(a, b, label, category, label in invalid, apart) for category in categories for label in labels]
+    rows = [_compared(a, b, label, task, label in invalid, apart) for task in tasks for label in labels]
     return found, rows
 
 
@@ -315,10 +315,10 @@ def _nothing(verdict: str, reason: str = "") -> Change:
     return Change(None, None, None, None, verdict, reason)
 
 
-def _compared(a: Run, b: Run, label: str, category: str, invalid: bool, apart: Mapping[str, str]) -> ComparedRow:
+def _compared(a: Run, b: Run, label: str, task: str, invalid: bool, apart: Mapping[str, str]) -> ComparedRow:
     """Compare a method's samples in two runs, with the baseline's, on the prompts with all four outputs."""
     asked, references = (
-        [[row for row in run.of(one) if category in (OVERALL, row.category)] for run in (a, b)]
+        [[row for row in run.of(one) if task in (OVERALL, row.category)] for run in (a, b)]
         for one in (label, a.baseline)
     )
     sides = [paired(*both) for both in zip(asked, references, strict=True)]
@@ -333,7 +333,7 @@ def _compared(a: Run, b: Run, label: str, category: str, invalid: bool, apart: M
         changes = {"mean_acceptance_length": _tau(own), "quality": _quality(own), **_of_times(times, invalid, apart)}
     n_failed = [sum(not row.ok for row in rows) for rows in asked]
     return ComparedRow(
-        category=category,
+        task=task,
         method=label,
         n_prompts=len(times[0].method_s),
         n_questions=len(times[0].questions),

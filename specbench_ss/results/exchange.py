@@ -181,7 +181,7 @@ def markdown(results: Results) -> str:
     """Return the summary of a run as a Markdown table: all tasks together first, then every task."""
     rows, config = results.rows, results.config
     cells: dict[str, Callable[[SummaryRow], str]] = {
-        "task": lambda row: "all" if row.category == OVERALL else title(row.category),
+        "task": lambda row: "all" if row.task == OVERALL else title(row.task),
         "method": lambda row: row.method,
         "speedup": lambda row: format_speedup(row.speedup),
         "95% interval": lambda row: interval(row.speedup_interval),
@@ -192,9 +192,9 @@ def markdown(results: Results) -> str:
         "tokens/s": lambda row: format_number(row.tokens_per_s, 1),
         "n": short_n,
     }
-    tasks = list(dict.fromkeys(row.category for row in rows))
+    tasks = list(dict.fromkeys(row.task for row in rows))
     tasks = tasks if len(tasks) > 2 else tasks[:1]  # a single task is all of them
-    ordered = [row for task in tasks for row in ranked([row for row in rows if row.category == task])]
+    ordered = [row for task in tasks for row in ranked([row for row in rows if row.task == task])]
     return table(list(cells), [[cell(row) for cell in cells.values()] for row in ordered], LEFT)
 
 
@@ -204,7 +204,7 @@ Place = tuple[str, int]  # question id, repeat
 
 @dataclass(frozen=True, slots=True)
 class RescoredRow:
-    """One file on one category (or `overall`). n_left_out: answers of this file that count on neither side.
+    """One file on one task (or `overall`). n_left_out: answers of this file that count on neither side.
 
     mean_acceptance_length: tokens per step, bonus token included, first token counted apart where the file does
     so. mean_accept_lengths: the mean
@@ -214,7 +214,7 @@ class RescoredRow:
     are no part of an answer.
     """
 
-    category: str
+    task: str
     method: str
     n_prompts: int
     n_questions: int
@@ -272,7 +272,7 @@ def _rows(label: str, answer: Answer, repeat: int, choice: Choice) -> Iterator[S
 
 
 def rescored(files: Sequence[Path], baseline: str | None = None) -> list[RescoredRow]:
-    """Return a row for each file, the baseline's first, on `overall` and then on each category.
+    """Return a row for each file, the baseline's first, on `overall` and then on each task.
 
     baseline: name of the baseline's file without its ending. Raises UserError where it is not known which that is.
     """
@@ -284,9 +284,9 @@ def rescored(files: Sequence[Path], baseline: str | None = None) -> list[Rescore
     ref = made[chosen]
     if not any(row.ok for row in ref.rows):
         raise UserError(f"the baseline {chosen} has no answer that did not fail")
-    categories = [OVERALL, *dict.fromkeys(row.category for row in ref.rows)]
+    tasks = [OVERALL, *dict.fromkeys(row.category for row in ref.rows)]
     ordered = [ref, *(one for label, one in made.items() if label != chosen)]
-    return [_row(one, ref, category) for category in categories for one in ordered]
+    return [_row(one, ref, task) for task in tasks for one in ordered]
 
 
 def _baseline(labels: Sequence[str], asked: str | None) -> str:
@@ -300,8 +300,8 @@ def _baseline(labels: Sequence[str], asked: str | None) -> str:
     return found[0]
 
 
-def _row(file: AnswerFile, baseline: AnswerFile, category: str) -> RescoredRow:
-    asked = [row for row in file.rows if category in (OVERALL, row.category)]
+def _row(file: AnswerFile, baseline: AnswerFile, task: str) -> RescoredRow:
+    asked = [row for row in file.rows if task in (OVERALL, row.category)]
     own, ref = _together(*paired(asked, baseline.rows), file, baseline)
     times, itself = PairedTimes(own, ref), file is baseline
     around = None if itself else times.interval()
@@ -312,7 +312,7 @@ def _row(file: AnswerFile, baseline: AnswerFile, category: str) -> RescoredRow:
     in_steps = tokens - len(own) * file.first_apart
     same = [(a, b) for a, b in zip(own, ref, strict=True) if a.text == b.text]
     return RescoredRow(
-        category=category,
+        task=task,
         method=file.label,
         n_prompts=len(times.method_s),
         n_questions=len(times.questions),
@@ -347,7 +347,7 @@ def _together(
 
 def limitations(rows: Sequence[RescoredRow]) -> Iterator[str]:
     """Yield notes on these files and on what they do not contain."""
-    rows = [row for row in rows if row.category == OVERALL]
+    rows = [row for row in rows if row.task == OVERALL]
     if len({row.first_apart for row in rows}) > 1:
         apart = ", ".join(row.method for row in rows if row.first_apart)
         yield f"The first token belongs to no step in {apart}, and to a step in the others: so it is in τ."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ _KEY = (
     "method | string | | label of the method: its name with the given options",
     "repeat | Int64 | | number of the repeat, from 0",
 )
-_CATEGORY = "category | string | | task of the suite that the question belongs to"
+_TASK = "task | string | | task of the suite that the question belongs to"
 JUDGED = table("judge_score | Float64 | 0 to 1 | rating of the judge, divided by ten; missing without a rating")
 
 
@@ -62,9 +63,13 @@ STEP_TOKENS = Column(
     "output tokens from steps: tokens - prefill_tokens",
     lambda row: None if row.tokens is None else row.later,
 )
+_RECORDED = tuple(
+    replace(column, name="task", value=attrgetter("category")) if column.name == "category" else column
+    for column in columns_of(SampleRecord)
+)
 SAMPLES = (
     *table(*_KEY),
-    *_behind(_behind(columns_of(SampleRecord), "prefill_tokens", (STEP_TOKENS,)), "quality", JUDGED),
+    *_behind(_behind(_RECORDED, "prefill_tokens", (STEP_TOKENS,)), "quality", JUDGED),
 )
 TELEMETRY = table(
     *_KEY,
@@ -93,7 +98,7 @@ TELEMETRY = table(
 
 STEPS = table(
     *_KEY,
-    _CATEGORY,
+    _TASK,
     "index | Int64 | | number of the step within the sample, from 0",
     "draft_nodes | Int64 | nodes | nodes of the draft tree, root not counted",
     "verified_nodes | Int64 | nodes | drafted nodes that are left after pruning and reach the last layer",
@@ -115,7 +120,7 @@ def _sampled(name: str) -> Callable[[OutputMatch], Any]:
 TESTED = table("tokens | Int64 | tokens | tokens of a sampled output that were compared with the target's distribution")
 RENAMED = {"pit_counts": "pit", "log_ratios": "ratios"}  # fields of `SampledTokens` -> names of their columns
 OUTPUT_MATCH = (
-    *table(*_KEY, _CATEGORY),
+    *table(*_KEY, _TASK),
     *columns_of(OutputMatch),
     *(
         replace(column, name=f"sampled_{RENAMED.get(column.name, column.name)}", value=_sampled(column.name))
@@ -149,7 +154,7 @@ SUMMARY = columns_of(SummaryRow)
 for _name, _more in (("speedup_high", DECODE), ("peak_memory_bytes", (*COUNTED, *OUTPUT))):
     SUMMARY = _behind(SUMMARY, _name, _more)
 SHORT_SUMMARY = (
-    "category", "method", "speedup", "speedup_low", "speedup_high", "comparison", "decode_speedup",
+    "task", "method", "speedup", "speedup_low", "speedup_high", "comparison", "decode_speedup",
     "mean_acceptance_length", "acceptance_rate", "relative_step_time", "tokens_per_s", "output", "n_prompts",
 )  # fmt: skip
 MACHINE = columns_of(MachineRow)
@@ -204,14 +209,14 @@ def samples(run: Run) -> pd.DataFrame:
 
 def steps(run: Run) -> pd.DataFrame:
     """Return one row for each step, in order of time."""
-    return step_frame(run.steps, _categories(run))
+    return step_frame(run.steps, _tasks(run))
 
 
-def step_frame(steps: Steps, category: Mapping[Any, str]) -> pd.DataFrame:
-    """Return the steps with the columns of `STEPS`. category: of each sample."""
+def step_frame(steps: Steps, tasks: Mapping[Any, str]) -> pd.DataFrame:
+    """Return the steps with the columns of `STEPS`. tasks: of each sample."""
     counts = steps.counts
     of_sample = {name: [key[i] for key in steps.keys] for i, name in enumerate(KEY)}
-    of_sample["category"] = [category[key] for key in steps.keys]
+    of_sample["task"] = [tasks[key] for key in steps.keys]
 
     def values(column: Column) -> Any:
         if column.name in of_sample:
@@ -224,11 +229,11 @@ def step_frame(steps: Steps, category: Mapping[Any, str]) -> pd.DataFrame:
 
 def output_match(run: Run) -> pd.DataFrame:
     """Return one row for each comparison of an output with the baseline's."""
-    category = _categories(run)
-    return frame(OUTPUT_MATCH, run.output_match, category=lambda row: category.get(row.key))
+    tasks = _tasks(run)
+    return frame(OUTPUT_MATCH, run.output_match, task=lambda row: tasks.get(row.key))
 
 
-def _categories(run: Run) -> dict[Any, str]:
+def _tasks(run: Run) -> dict[Any, str]:
     return {row.key: row.category for row in run.rows}
 
 
@@ -329,10 +334,10 @@ def write_frames(run: Run, rows: Sequence[SummaryRow], folder: Path) -> None:
 
 def _step_frames(run: Run) -> Iterator[pd.DataFrame]:
     """Yield the frame of all steps in parts. At least one, which may be empty."""
-    category = {row.key: row.category for row in run.rows}
+    tasks = _tasks(run)
     for start in range(0, max(1, len(run.steps.keys)), SAMPLES_AT_ONCE):
         some = np.arange(start, min(start + SAMPLES_AT_ONCE, len(run.steps.keys)))
-        yield step_frame(run.steps.only(some), category)
+        yield step_frame(run.steps.only(some), tasks)
 
 
 def _put(file: Path, columns: Sequence[Column], parts: Iterable[pd.DataFrame], facts: Facts | None = None) -> None:

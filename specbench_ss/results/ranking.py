@@ -39,7 +39,7 @@ class RankRange:
 
 def ranked(summaries: Sequence[SummaryRow]) -> list[SummaryRow]:
     """Return the methods with an interval over all tasks, without controls and without failing methods."""
-    rows = [row for row in summaries if row.category == OVERALL and row.comparison in RANKED and not row.reference_of]
+    rows = [row for row in summaries if row.task == OVERALL and row.comparison in RANKED and not row.reference_of]
     return [row for row in rows if row.method not in failing(summaries)]
 
 
@@ -146,7 +146,7 @@ def quality(row: SummaryRow, config: Mapping[str, Any]) -> float | None:
 
     config: that of the manifest, with `measures` of the tasks.
     """
-    return None if row.category == OVERALL and len(config.get("measures", ())) > 1 else row.quality
+    return None if row.task == OVERALL and len(config.get("measures", ())) > 1 else row.quality
 
 
 def quality_difference(row: SummaryRow) -> str:
@@ -234,13 +234,13 @@ def headline(summaries: Sequence[SummaryRow], made: Sequence[Check], placed: Map
 
     made: the checks of the run. placed: as `rank_ranges` gives it.
     """
-    measured = [row for row in summaries if row.category == OVERALL and row.comparison != "baseline"]
+    measured = [row for row in summaries if row.task == OVERALL and row.comparison != "baseline"]
     over = baseline_name(next((row.baseline for row in summaries), REFERENCE))
     rows = [row for row in measured if not row.reference_of] or measured  # without AR baselines of changed models
     wrong = [check.name for check in made if check.state == "wrong" and check.name in UNRELIABLE]
     rows, wrong = _without_failing(summaries, rows, wrong)
     sentence = _fastest(rows, placed) if rows else f"Only {over} was measured: add --methods to compare it with."
-    sentence += _noise([row for row in summaries if row.category == OVERALL], rows)
+    sentence += _noise([row for row in summaries if row.task == OVERALL], rows)
     if not wrong:
         return sentence
     made_so_far = next((check.made for check in made if check.name == "incomplete"), None)
@@ -263,7 +263,7 @@ def _without_failing(
     """
     ill = failing(summaries)
     well = [row for row in rows if row.method not in ill]
-    reference = next((row for row in summaries if row.category == OVERALL and row.comparison == "baseline"), None)
+    reference = next((row for row in summaries if row.task == OVERALL and row.comparison == "baseline"), None)
     if not ill or not well:
         return rows, wrong
     if not (reference and reference.n_failed):
@@ -323,15 +323,15 @@ def chat_group(run: Run) -> str:
     return "chat (as MT-Bench)" if run.manifest["suite"]["edition"] == "generated" else "MT-Bench"
 
 
-def task_groups(categories: Sequence[str], chat: str = "MT-Bench") -> dict[str, tuple[str, ...]]:
+def task_groups(tasks: Sequence[str], chat: str = "MT-Bench") -> dict[str, tuple[str, ...]]:
     """Return the tasks by their names in Spec-Bench's tables, which group those of MT-Bench. chat: `chat_group`."""
-    parts = tuple(name for name in categories if name in MT_BENCH)
+    parts = tuple(name for name in tasks if name in MT_BENCH)
     if len(parts) < len(MT_BENCH):
-        return {title(name): (name,) for name in categories}
-    return {chat: parts, **{title(name): (name,) for name in categories if name not in parts}}
+        return {title(name): (name,) for name in tasks}
+    return {chat: parts, **{title(name): (name,) for name in tasks if name not in parts}}
 
 
-def speedup_of(run: Run, label: str, categories: Sequence[str]) -> float | None:
+def speedup_of(run: Run, label: str, tasks: Sequence[str]) -> float | None:
     """Return the speedup of a method over the baseline on some tasks together."""
-    own, ref = ([row for row in run.of(one) if row.category in categories] for one in (label, run.baseline))
+    own, ref = ([row for row in run.of(one) if row.category in tasks] for one in (label, run.baseline))
     return PairedTimes(*paired(own, ref)).speedup()

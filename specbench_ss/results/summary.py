@@ -270,14 +270,14 @@ Whole = int | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRow:
-    """One method on one category (or `overall`). None: there is nothing to compute from.
+    """One method on one task (or `overall`). None: there is nothing to compute from.
 
     speedup = mean_acceptance_length / relative_step_time * other_factor. acceptance_rate_per_pos[i] and
     conditional_acceptance_rate[i] belong to draft position i + 1; the columns that end in _n are their denominators.
     The columns of `SamplingTest` begin with `bias` and hold for all tasks together.
     """
 
-    category: Col[str, "task of the suite; `overall`: all tasks together"]
+    task: Col[str, "task of the suite; `overall`: all tasks together"]
     method: Col[str, "label of the method: its name with the given options"]
     lossless: Col[bool, "true if the output must equal the baseline's"]
     n_prompts: Col[
@@ -394,36 +394,36 @@ def summarise(run: Run, quality_margin: float = MARGIN) -> list[SummaryRow]:
     without, tests = uncompared(run), sampling_tests(run)
     invalid = {label: [*invalid_reasons(run, label), *bias_found(run, label, tests.get(label))] for label in run.labels}
     verdicts, found = _verdicts(run), []
-    for category in (OVERALL, *run.categories):
-        rows = [row for row in run.rows if category in (OVERALL, row.category)]
+    for task in (OVERALL, *run.categories):
+        rows = [row for row in run.rows if task in (OVERALL, row.category)]
         for label in run.labels:
-            here = _Compared(run, label, rows, verdicts[label, category])
-            found.append(_summary(here, category, quality_margin, without, invalid[label], tests.get(label)))
+            here = _Compared(run, label, rows, verdicts[label, task])
+            found.append(_summary(here, task, quality_margin, without, invalid[label], tests.get(label)))
     return found
 
 
 def failing(summaries: Sequence[SummaryRow]) -> set[str]:
     """Return the methods with more failed samples than the baseline; the ranking leaves them out."""
-    rows = [row for row in summaries if row.category == OVERALL]
+    rows = [row for row in summaries if row.task == OVERALL]
     of_baseline = next((row.n_failed for row in rows if row.comparison == "baseline"), 0)
     return {row.method for row in rows if row.n_failed > of_baseline}
 
 
 def _verdicts(run: Run) -> Mapping[tuple[str, str], Counter[str]]:
     """Return the counts of the output match by method and task; outputs without a verdict are `not compared`."""
-    category_of = {row.key: row.category for row in run.rows}
-    verdicts = [(one.method, category_of[one.key], one.verdict) for one in run.output_match if one.key in category_of]
+    task_of = {row.key: row.category for row in run.rows}
+    verdicts = [(one.method, task_of[one.key], one.verdict) for one in run.output_match if one.key in task_of]
     verdicts += [(row.method, row.category, "not compared") for row in without_verdict(run)]
     counted: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for method, category, verdict in verdicts:
-        for where in {OVERALL, category}:
-            counted[method, where][verdict] += 1
+    for method, task, verdict in verdicts:
+        for name in {OVERALL, task}:
+            counted[method, name][verdict] += 1
     return counted
 
 
 def _summary(
     here: _Compared,
-    category: str,
+    task: str,
     margin: float,
     without: Sequence[SampleRecord],
     invalid: Sequence[str],
@@ -434,7 +434,7 @@ def _summary(
     invalidating = here.invalidating_checks(invalid)
     spread = sample_checks.spread(rows, label == run.baseline)
     return SummaryRow(
-        category=category,
+        task=task,
         method=label,
         lossless=bool(here.method["lossless"]),
         n_prompts=len(here.times.method_s),

@@ -162,7 +162,7 @@ def print_verbose(results: Results, console: Console) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     config, rows, n_repeats = results.config, results.rows, int(results.config["repeats"])
     repeats = f", {n_repeats} repeats" if n_repeats > 1 else ""
-    tasks = [ranked(list(group)) for name, group in groupby(rows, key=lambda row: row.category) if name != OVERALL]
+    tasks = [ranked(list(group)) for name, group in groupby(rows, key=lambda row: row.task) if name != OVERALL]
     overall = ranked(results.overall)
     columns = (*_columns(overall, config), "n")
     by_task = [[_cells(row, config) for row in task] for task in tasks]
@@ -215,7 +215,7 @@ def _cells(row: SummaryRow, config: Mapping[str, Any], short: bool = False) -> L
     without = {"invalid": "", "baseline": "", "insufficient data": "" if short else row.comparison}
     failed = "failed" if row.n_failed and not row.n_prompts else ""
     return _figures(row, config) | {
-        "task": escape(title(row.category)),
+        "task": escape(title(row.task)),
         "method": escape(row.method),
         "speedup": f"[bold]{speedup(row)}[/]" if significant else speedup(row),
         "95% CI": failed or without.get(row.comparison, interval(row.speedup_interval)),
@@ -487,7 +487,7 @@ def print_comparison(made: RunComparison, console: Console, verbose: bool = Fals
 def _shown(row: ComparedRow, metric: str, verbose: bool) -> bool:
     """Return whether a row is in a table: tasks are in that of the speedup only, AR where it is not 1 by definition."""
     of_task = metric == "speedup" and (verbose or row.changes[metric].interval is not None)
-    return judged(metric, row) and (of_task or row.category == OVERALL)
+    return judged(metric, row) and (of_task or row.task == OVERALL)
 
 
 def _print_differences(made: RunComparison, console: Console) -> None:
@@ -504,12 +504,12 @@ def _print_differences(made: RunComparison, console: Console) -> None:
 
 
 def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) -> None:
-    tasks = list(dict.fromkeys(row.category for row in rows))
+    tasks = list(dict.fromkeys(row.task for row in rows))
     several = len(tasks) > 2  # a single task is all of them
     head = (*(("task",) if several else ()), "method", "A", "B", "change", "95% CI", "verdict", "n")
     table = result_table(NAMES[metric][0].format(rows[0].baseline), head)
     for task in [*tasks[1:], tasks[0]] if several else tasks[:1]:  # all tasks together come last
-        for i, row in enumerate(row for row in rows if row.category == task):
+        for i, row in enumerate(row for row in rows if row.task == task):
             name = ("" if i else escape(title(task)),) if several else ()
             table.add_row(*name, *_comparison_cells(metric, row))
         table.add_section()
@@ -539,7 +539,7 @@ def interval_text(metric: str, change: Change) -> str:
 
 def _notes(made: RunComparison) -> Iterator[str]:
     """Yield notes on machines, outputs, failures and doubts."""
-    rows = [row for row in made.rows if row.category == OVERALL]
+    rows = [row for row in made.rows if row.task == OVERALL]
     rates = [row.changes["tokens_per_s"] for row in rows]
     for rate in [rate for rate in rates if rate.verdict in (OTHER_MACHINE, OTHER_THREADS)][:1]:
         where = "Same machine, other threads" if rate.verdict == OTHER_THREADS else "Other machine"
@@ -558,7 +558,7 @@ def _notes(made: RunComparison) -> Iterator[str]:
 
 def comparison_finding(rows: Sequence[ComparedRow]) -> str:
     """Return the finding over all tasks in one line."""
-    found = {r.method: r.changes["speedup"] for r in rows if r.category == OVERALL and r.method != r.baseline}
+    found = {r.method: r.changes["speedup"] for r in rows if r.task == OVERALL and r.method != r.baseline}
     known = {method: change for method, change in found.items() if change.interval}
     reasons = dict.fromkeys(change.reason for change in found.values() if change.verdict == FAILED)
     failed = " ".join(f"{reason}; no speedup is compared." for reason in reasons)

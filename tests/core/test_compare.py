@@ -62,7 +62,7 @@ def slower(run: Path, method: str, factor: float) -> Path:
 
 
 def overall(a: Run, b: Run) -> dict[str, ComparedRow]:
-    return {row.method: row for row in compared(analyse(a), analyse(b))[1] if row.category == OVERALL}
+    return {row.method: row for row in compared(analyse(a), analyse(b))[1] if row.task == OVERALL}
 
 
 def test_a_method_that_became_slower_is_found_and_no_other(

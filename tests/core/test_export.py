@@ -27,11 +27,11 @@ def test_what_is_exported_comes_back_with_the_numbers_of_the_run(
 ) -> None:
     run = make_run(**made)
     assert main(["export", str(run), "--form", "specbench"]) == 0
-    back = {(row.category, row.method): row for row in rescored(sorted((run / "specbench").iterdir()))}
+    back = {(row.task, row.method): row for row in rescored(sorted((run / "specbench").iterdir()))}
     summaries = summarise(read_run(run))
     assert len(back) == len(summaries)
     for row in summaries:
-        again = back[row.category, row.method]
+        again = back[row.task, row.method]
         for name in (
             "speedup",
             "speedup_geomean",
@@ -137,7 +137,7 @@ def scored(folder: Path, **files: list[str]) -> dict[str, RescoredRow]:
     for name, lines in files.items():
         paths.append(folder / f"{name}.jsonl")
         paths[-1].write_text("".join(line + "\n" for line in lines))
-    return {row.method: row for row in rescored(paths) if row.category == OVERALL}
+    return {row.method: row for row in rescored(paths) if row.task == OVERALL}
 
 
 def plain(questions: int, tokens: int = 12) -> list[str]:

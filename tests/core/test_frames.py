@@ -68,9 +68,8 @@ def test_the_documented_columns_are_the_real_ones(heading: str, columns: tuple[C
 
 def test_every_field_that_is_recorded_is_in_the_frames() -> None:
     names = {columns: {c.name for c in columns} for columns in (SAMPLES, STEPS, OUTPUT_MATCH, SUMMARY)}
-    assert {field.name for field in fields(SampleRecord)} | {"judge_score", "step_tokens"} == names[
-        SAMPLES
-    ]  # which another file holds
+    recorded = {field.name for field in fields(SampleRecord)} - {"category"}
+    assert recorded | {"task", "judge_score", "step_tokens"} == names[SAMPLES]
     assert {field.name for field in fields(Step)} <= names[STEPS]
     elsewhere = {"speedup_interval", "reference_interval", "quality_interval", "judge_score_interval", "output_match"}
     assert {field.name for field in fields(SummaryRow)} - elsewhere <= names[SUMMARY]
@@ -89,7 +88,7 @@ def test_the_frames_hold_what_the_directory_holds(make_run: MakeRun) -> None:
     steps = results.steps.groupby(["question_id", "turn", "method", "repeat"])["total_s"].sum()
     good = results.samples[results.samples["status"] == "ok"].set_index(["question_id", "turn", "method", "repeat"])
     assert np.allclose(steps.astype(float), good.loc[steps.index, "decode_s"].astype(float))
-    row = results.summary(all=True).set_index(["category", "method"]).loc[("overall", "ss")]
+    row = results.summary(all=True).set_index(["task", "method"]).loc[("overall", "ss")]
     assert (row["n_numerical_tie"], row["n_identical"], row["output"]) == (24, 0, "24 numerical ties of 24")
     assert row["speedup_low"] < row["speedup"] < row["speedup_high"]
 
@@ -107,7 +106,7 @@ def test_the_table_and_the_report_show_the_numbers_of_the_summary(
     read = read_run(path)
     for row in read.rows:
         row.peak_memory_bytes = 3 << 20 if row.method == "ss" else 1 << 20
-    row = analyse(read).summary(all=True).set_index(["category", "method"]).loc[("overall", "ss")]
+    row = analyse(read).summary(all=True).set_index(["task", "method"]).loc[("overall", "ss")]
     print_short(analyse(read), Console())
     shown = capsys.readouterr().out
     assert (
@@ -126,7 +125,7 @@ def test_the_table_and_the_report_show_the_numbers_of_the_summary(
 def test_sums_of_the_samples_are_tau_and_the_acceptance_rate(make_run: MakeRun) -> None:
     results = load_run(make_run())
     sums = results.samples.groupby("method")[["step_tokens", "steps", "accepted_tokens", "draft_depth"]].sum()
-    overall = results.summary().query("category == 'overall'").set_index("method")
+    overall = results.summary().query("task == 'overall'").set_index("method")
     for label in results.run.labels:
         own, row = sums.loc[label], overall.loc[label]
         assert own["step_tokens"] / own["steps"] == pytest.approx(row["mean_acceptance_length"])
@@ -140,8 +139,8 @@ def test_the_short_summary_has_some_of_the_columns_of_the_whole(make_run: MakeRu
     short, whole = results.summary(), results.summary(all=True)
     pd.testing.assert_frame_equal(short, whole[list(short)])
     assert tuple(short) == SHORT_SUMMARY and len(short.columns) < 15
-    row = whole.set_index(["category", "method"]).loc[("overall", "ss")]
-    steps = whole[whole["category"] == "overall"].set_index("method")["step_s"]
+    row = whole.set_index(["task", "method"]).loc[("overall", "ss")]
+    steps = whole[whole["task"] == "overall"].set_index("method")["step_s"]
     assert row["relative_step_time"] == pytest.approx(steps["ss"] / steps["ar"])
     assert row["decode_speedup"] == pytest.approx(row["mean_acceptance_length"] / row["relative_step_time"])
 
@@ -150,7 +149,7 @@ def test_a_column_by_task_is_a_pivot_of_the_summary(make_run: MakeRun) -> None:
     results = load_run(make_run())
     rates = results.by_task("acceptance_rate")
     assert list(rates.index) == list(results.run.categories) and list(rates) == list(results.run.labels)
-    cells = results.summary().set_index(["category", "method"])["acceptance_rate"]
+    cells = results.summary().set_index(["task", "method"])["acceptance_rate"]
     assert rates.loc["qa", "ss"] == cells["qa", "ss"]
     with pytest.raises(UserError, match="did you mean acceptance_rate"):
         results.by_task("aceptance_rate")

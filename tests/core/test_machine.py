@@ -167,7 +167,7 @@ def test_shares_of_limits_and_predictions_follow_from_counts(made: Path) -> None
     assert plain.fastest_step_s == pytest.approx((plain.bytes_per_step or 0) / 1e9), "reading is the nearer limit"
     assert plain.predicted_speedup == plain.decode_speedup == 1
     assert streams.predicted_speedup is not None and streams.predicted_speedup > 1
-    summary = load_run(made).summary(all=True).set_index(["category", "method"]).loc[("overall", "ss")]
+    summary = load_run(made).summary(all=True).set_index(["task", "method"]).loc[("overall", "ss")]
     assert streams.decode_speedup == pytest.approx(summary["mean_acceptance_length"] / summary["relative_step_time"])
 
 
@@ -214,7 +214,7 @@ def test_costs_are_of_pairs_and_invalid_results_have_no_speedup(made: Path) -> N
     same.rows = [row for row in same.rows if row.question_id != lost.question_id or row.method == "ar"]
     (plain, streams), (_, without) = analyse(run).machine_rows, analyse(same).machine_rows
     assert streams == without and (plain.samples, streams.samples) == (len(run.rows) // 2, len(run.rows) // 2 - 1)
-    summary = {row.method: row for row in summarise(run) if row.category == OVERALL}
+    summary = {row.method: row for row in summarise(run) if row.task == OVERALL}
     assert streams.decode_speedup == pytest.approx(summary["ss"].decode_speedup), "of the same prompts on both sides"
     next(row for row in run.rows if row.method == "ss" and row.ok).tokens = 7  # nothing adds up any more
     invalid = analyse(run).machine_rows[1]

@@ -30,7 +30,7 @@ def passing(run: Run, label: str, share: float, more: float = 0.0) -> None:
 
 
 def invalid(run: Run) -> bool:
-    row = next(row for row in summarise(run) if (row.category, row.method) == (OVERALL, "ss"))
+    row = next(row for row in summarise(run) if (row.task, row.method) == (OVERALL, "ss"))
     assert (row.comparison == "invalid") == (row.speedup is None)
     return any("outside the clock" in line for line in row.health)
 

@@ -91,7 +91,7 @@ def lied(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def overall(of: Run, method: str) -> SummaryRow:
-    return next(row for row in summarise(of) if (row.category, row.method) == (OVERALL, method))
+    return next(row for row in summarise(of) if (row.task, row.method) == (OVERALL, method))
 
 
 @pytest.mark.parametrize("method", STATED)

@@ -284,7 +284,7 @@ def test_methods_with_many_noisy_samples_are_marked(steady: Run) -> None:
 def test_an_answer_without_a_verdict_is_not_compared_in_an_unfinished_run_too(steady: Run) -> None:
     steady.manifest["status"] = "running"
     steady.output_match = steady.output_match[1:]
-    row = next(row for row in summarise(steady) if (row.category, row.method) == ("overall", "ss"))
+    row = next(row for row in summarise(steady) if (row.task, row.method) == ("overall", "ss"))
     assert row.output_match == {"identical": 7, "not compared": 1}
     page = page_of(analyse(steady))
     (output,) = [row.output for row in page["ranking"] if row.label == "ss"]

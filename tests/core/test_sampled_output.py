@@ -99,7 +99,7 @@ def measured(
 
 
 def row_of(done: Run, label: str) -> SummaryRow:
-    return next(row for row in summarise(done) if row.method == label and row.category == "overall")
+    return next(row for row in summarise(done) if row.method == label and row.task == "overall")
 
 
 CASES = (  # what is planted, how answers are sampled, questions: at least the tokens of docs/design/sampled-output.md
@@ -156,7 +156,7 @@ def test_the_report_and_the_table_show_the_test(tmp_path: Path) -> None:
         print_verbose(analyse(done), console)
     assert "biased (400)" in reported.get() and "do not follow" in reported.get()
     assert "biased (400)" in MarkdownReport().content(analyse(done)).decode()
-    table = analyse(done).summary(all=True).query("category == 'overall' and method == 'greedy'").iloc[0]
+    table = analyse(done).summary(all=True).query("task == 'overall' and method == 'greedy'").iloc[0]
     assert (table["bias"], table["bias_tokens"], table["comparison"]) == ("biased", 400, "invalid")
     assert load_run(done.path).write_parquet() == ""
     assert pd.read_parquet(done.path / "output_match.parquet")["sampled_pit"].map(sum).sum() == 800

@@ -26,7 +26,7 @@ def paced(run: Run, pace: dict[str, float], noise: dict[str, float]) -> list[Sum
         if row.ok:
             own = pace[row.method] * rng.uniform(1 - noise.get(row.method, 0), 1 + noise.get(row.method, 0))
             row.wall_s = (row.tokens or 0) * 0.01 * (by_question[row.question_id] if row.method == "ar" else 1) / own
-    rows = [row for row in summarise(run) if row.category == OVERALL]
+    rows = [row for row in summarise(run) if row.task == OVERALL]
     of = {label: [row for row in run.rows if row.method == label] for label in run.labels}
     times = {row.method: PairedTimes(*paired(of[row.method], of["ar"])) for row in rows[1:]}
     bounds = {label: one.interval() for label, one in times.items()}

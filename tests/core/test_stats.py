@@ -48,7 +48,7 @@ def make(samples: list[tuple[Any, ...]], labels: tuple[str, ...] = ("ar", "m"), 
 
 
 def overall(run: Run, method: str = "m") -> SummaryRow:
-    return next(r for r in summarise(run) if (r.category, r.method) == (OVERALL, method))
+    return next(r for r in summarise(run) if (r.task, r.method) == (OVERALL, method))
 
 
 def test_a_worked_example() -> None:
@@ -167,7 +167,7 @@ def test_quality_is_compared_in_pairs() -> None:
 def test_a_row_for_every_method_and_category() -> None:
     s = [step(0.01)] * 3
     rows = summarise(make([(q, m, s) for q in ("a1", "b1", "a2") for m in ("ar", "m")]))
-    assert [(r.category, r.method) for r in rows] == [(c, m) for c in (OVERALL, "a", "b") for m in ("ar", "m")]
+    assert [(r.task, r.method) for r in rows] == [(c, m) for c in (OVERALL, "a", "b") for m in ("ar", "m")]
     assert rows[0].n_prompts == sum(r.n_prompts for r in rows[2::2]) == 3
 
 

@@ -61,7 +61,7 @@ def test_measures_that_differ_have_no_common_mean(make_run: MakeRun) -> None:
     run.questions = [replace(q, metric="bleu" if q.category == "translation" else q.metric) for q in run.questions]
     assert one in " ".join(reported(run).split())
     rows, config = summarise(run), config_of(run)
-    shown = {(row.category, quality(row, config) is None) for row in rows}
+    shown = {(row.task, quality(row, config) is None) for row in rows}
     assert shown == {("overall", True), ("qa", False), ("translation", False)}
     table = page(analyse(run))["everything"]
     column = [c.title for c in table.columns].index("quality")

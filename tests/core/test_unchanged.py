@@ -50,7 +50,7 @@ def test_a_method_that_changes_the_target_while_it_loads_is_refused(tmp_path: Pa
 def test_a_target_that_changed_during_the_run_makes_all_of_it_invalid(tmp_path: Path) -> None:
     made = run("zeroes", plugin=plugin(tmp_path, False), out=tmp_path / "run", **SMALL)  # type: ignore[arg-type]
     for results in (made, load_run(tmp_path / "run")):
-        table = results.summary(all=True).set_index(["category", "method"])
+        table = results.summary(all=True).set_index(["task", "method"])
         row = table.loc[("overall", "zeroes")]
         assert row["comparison"] == "invalid" and "a method altered the model" in row["health"][0]
 

@@ -112,7 +112,7 @@ def test_the_task_map_switches_between_speedup_tau_and_tokens(running: Any, made
     for i in range(3):
         page.locator(f"#measure input[value='{i}']").check()
         shown.append(cell.text_content())
-    row = load_run(made).summary().set_index(["category", "method"]).loc["overall"].sort_values("speedup").iloc[-1]
+    row = load_run(made).summary().set_index(["task", "method"]).loc["overall"].sort_values("speedup").iloc[-1]
     assert shown == [f"{row.speedup:.2f}", f"{row.mean_acceptance_length:.2f}", f"{row.tokens_per_s:.1f}"]
 
 
@@ -131,7 +131,7 @@ def test_the_matrix_is_sorted_and_read_by_keyboard(running: Any, made: Path) -> 
     button.focus()
     page.keyboard.press("Enter")
     names = {"ss-shared", "ar", "medusa", LABEL}
-    qa = frame[(frame.category == "qa") & frame.method.isin(names)].sort_values("speedup", ascending=False)
+    qa = frame[(frame.task == "qa") & frame.method.isin(names)].sort_values("speedup", ascending=False)
     assert rows_of(page) == ["ss (1)" if name == LABEL else name for name in qa.method]
     assert button.locator("xpath=..").get_attribute("aria-sort") == "descending"
     page.locator("#matrix-table td[tabindex='0']").focus()
@@ -277,7 +277,7 @@ def test_a_download_equals_the_frame_of_the_run(running: Any, made: Path, tmp_pa
         page.locator("button[data-csv=everything]").click()
     started.value.save_as(tmp_path / "everything.csv")
     got = pd.read_csv(tmp_path / "everything.csv").set_index(["task", "method"])
-    frame = load_run(made).summary(all=True).set_index(["category", "method"])
+    frame = load_run(made).summary(all=True).set_index(["task", "method"])
     assert len(got) == len(frame)
     for column in ("speedup", "speedup_low", "speedup_high", "n_prompts"):
         for task, method in got.index:

@@ -18,7 +18,7 @@ from tests.conftest import MakeRun
 
 def test_the_parts_lead_from_the_reference_to_the_method_and_give_its_speedup(make_run: MakeRun) -> None:
     run = read_run(make_run(failing=("medusa",), repeats=2))
-    found, rows = waterfalls(pairs(run)), {r.method: r for r in summarise(run) if r.category == OVERALL}
+    found, rows = waterfalls(pairs(run)), {r.method: r for r in summarise(run) if r.task == OVERALL}
     assert set(found) == {"ss", "medusa"}
     for label, one in found.items():
         assert one.baseline_ms + sum(one.parts.values()) == pytest.approx(one.method_ms)

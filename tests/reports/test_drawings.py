@@ -40,7 +40,7 @@ def test_acceptance_shows_how_often_a_position_is_reached(make_run: MakeRun) -> 
 def test_shares_of_steps_are_of_the_samples_that_acceptance_is_of(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), failing=("ar",)))
     counts = {pair.own.method: pair.own.tally.steps for pair in pairs(run)}
-    rows = {r.method: r for r in summarise(run) if r.category == OVERALL}
+    rows = {r.method: r for r in summarise(run) if r.task == OVERALL}
     assert (
         rows["ss"].acceptance_rate_per_pos_n[0]
         == counts["ss"]
@@ -50,7 +50,7 @@ def test_shares_of_steps_are_of_the_samples_that_acceptance_is_of(make_run: Make
 
 def test_relative_step_time_is_the_same_on_the_first_screen_and_in_the_time_of_a_step(make_run: MakeRun) -> None:
     run = read_run(make_run())
-    overall = {row.method: row.relative_step_time or 0 for row in summarise(run) if row.category == OVERALL}
+    overall = {row.method: row.relative_step_time or 0 for row in summarise(run) if row.task == OVERALL}
     made = page(analyse(run))
     table = made["steps"]
     at = [column.title for column in table.columns].index("relative step time")

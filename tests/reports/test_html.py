@@ -295,7 +295,7 @@ def csv_of(page: Page, name: str) -> list[dict[str, str]]:
 
 def test_a_csv_file_has_both_ends_n_and_the_verdict(make_run: MakeRun) -> None:
     run = make_run(labels=("ar", "ss"), questions=5, categories=("qa", "writing"))
-    summary = load_run(run).summary(all=True).set_index(["category", "method"])
+    summary = load_run(run).summary(all=True).set_index(["task", "method"])
     page = Page(write(run))
     for line in csv_of(page, "everything"):
         row = summary.loc[line["task"], line["method"]]

@@ -44,7 +44,7 @@ def test_what_is_wrong_with_a_method_is_its_first_badge(make_run: MakeRun) -> No
 
 def test_a_cell_of_the_matrix_has_its_interval_and_is_tinted_only_where_it_is_sure(make_run: MakeRun) -> None:
     results = analyse(read_run(make_run(labels=("ar", "ss", "ar[n=1]"), categories=("qa", "writing"), questions=8)))
-    table, cells = page_of(results)["matrix"], {(row.method, row.category): row for row in results.rows}
+    table, cells = page_of(results)["matrix"], {(row.method, row.task): row for row in results.rows}
     assert {"faster", "not significant"} <= {row.comparison for row in cells.values()}
     assert [column.title for column in table.columns] == ["method", "overall", "qa", "writing"]
     for row in table.rows:
@@ -76,7 +76,7 @@ def test_a_value_without_an_interval_is_marked_and_is_not_in_the_task_map(make_r
 
 def test_tasks_of_mt_bench_are_one_column_that_unfolds(make_run: MakeRun) -> None:
     results = analyse(read_run(make_run(labels=("ar", "ss"), categories=("qa", "writing", "stem"), questions=6)))
-    table, rows = page_of(results)["matrix"], {(row.method, row.category): row for row in results.rows}
+    table, rows = page_of(results)["matrix"], {(row.method, row.task): row for row in results.rows}
     titles = ["method", "overall", "chat (as MT-Bench)", "writing", "stem", "qa"]
     assert [c.title for c in table.columns] == titles
     results.manifest["suite"]["edition"] = "official"

@@ -72,7 +72,7 @@ def test_several_runs_are_shown_side_by_side(make_run: MakeRun) -> None:
     tables = {table.name: table for table in made["changes"]}
     rows = {row[0].text: row for row in tables["change-speedup-c"].rows}
     for at, run in ((1, runs[0]), (2, runs[2])):
-        summary = load_run(run).summary(all=True).set_index(["category", "method"])
+        summary = load_run(run).summary(all=True).set_index(["task", "method"])
         assert rows["ss"][at].sort == pytest.approx(summary.loc[("overall", "ss"), "speedup"])
     assert "src=" not in text.replace(plotly_js(), "").replace("data-src", "")
 

@@ -93,7 +93,7 @@ def test_a_server_that_takes_half_the_time_is_twice_as_fast(
         serving(Behaviour(delay=0.02, per_chunk=2, drafted=3, metrics="vllm", clock=clock)) as fast,
     ):
         made = measured([slow, fast], ["slow", "fast"], questions, tmp_path / "run")
-    table = made.summary(all=True).query("category == 'overall'").set_index("method")
+    table = made.summary(all=True).query("task == 'overall'").set_index("method")
     assert table.loc["fast", "speedup"] == pytest.approx(2.0) and table.loc["fast", "comparison"] == "faster"
     assert table.loc["slow", "comparison"] == "baseline" and set(table["baseline"]) == {"slow"}
     assert table.loc["fast", "tpot_s_p50"] == pytest.approx(table.loc["slow", "tpot_s_p50"] / 2, rel=0.5)
@@ -110,7 +110,7 @@ def test_tau_is_what_the_counters_state(questions: Path, tmp_path: Path) -> None
     ):
         labels = ["plain", "drafting", "shared", "gauge"]
         made = measured([plain, drafting, shared, gauge], labels, questions, tmp_path / "run", concurrency=2)
-    table = made.summary(all=True).query("category == 'overall'").set_index("method")
+    table = made.summary(all=True).query("task == 'overall'").set_index("method")
     assert table.loc["drafting", "mean_acceptance_length"] == pytest.approx(
         2.0
     )  # 4 drafts an answer, 1 of 3 accepted each
@@ -287,5 +287,5 @@ def test_a_report_and_a_comparison_are_made_of_such_runs(questions: Path, tmp_pa
     assert main(["export", str(tmp_path / "a"), "--form", "specbench", "--out", str(tmp_path / "files")]) == 2
     found = compare(tmp_path / "a", tmp_path / "b")
     assert set(found.table["method"]) == {"one", "<b>two</b>"} and not found.differences["blocking"].any()
-    rows = {row.method: row for row in summarise(read_run(tmp_path / "a")) if row.category == OVERALL}
+    rows = {row.method: row for row in summarise(read_run(tmp_path / "a")) if row.task == OVERALL}
     assert rows["one"].comparison == "baseline" and rows["<b>two</b>"].baseline == "one"

@@ -102,7 +102,7 @@ def test_weights_as_the_paper_trains_them_are_taken_where_they_come_with_the_mod
     assert f"{method}[weights={folder}]" in labels and method not in labels
     result, run = made(table(), tmp_path, make_run)
     assert not any(absent in note for note in result.notes)
-    true = {row.category: row for row in run.rows if row.method == f"{method}[weights={folder}]"}
+    true = {row.task: row for row in run.rows if row.method == f"{method}[weights={folder}]"}
     row_name = {"ss-shared": "SS-Shared", "sd": "2-Model SD"}[method]
     grid = quality(result)
     shown = {row[0]: row[2] for row in grid.rows if row[1] == row_name}
@@ -132,7 +132,7 @@ def test_baselines_quality_is_the_fine_tunes_and_its_speed_the_frozen_bases(
     lora: Path, tmp_path: Path, make_run: MakeRun
 ) -> None:
     result, run = made(Table3(), tmp_path, make_run)
-    true = {(row.category, row.method): 100 * (row.quality or 0) for row in run.rows}
+    true = {(row.task, row.method): 100 * (row.quality or 0) for row in run.rows}
     shown = {(row[0], row[1]): row[2] for row in quality(result).rows}
     for task in TASKS:
         assert shown[task, "Baseline"] == pytest.approx(true[task, TUNED]) != pytest.approx(true[task, "ar"])
@@ -162,7 +162,7 @@ def test_a_draft_model_is_kept_against_streams_in_time_and_calls(
     (lora.parent / "draft").mkdir()
     result, run = made(table(), tmp_path, make_run)
     grid = next(grid for grid in result.grids if grid.name == "against-a-draft-model")
-    true = {(row.category, row.method): row for row in run.rows}
+    true = {(row.task, row.method): row for row in run.rows}
     claims = table().claims(result)
     assert len(claims) == 2 * len(TASKS)
     for row, time, calls in zip(grid.rows, claims[::2], claims[1::2], strict=True):
@@ -194,7 +194,7 @@ def test_table_4_has_the_fine_tune_at_every_level_that_can_run(
     result, configs, run = table_4(tmp_path, make_run)
     assert [config.quantize for config in configs] == ["none", "int8"]
     assert all([spec.label for spec in c.methods] == ["ar", "ss-shared", "ss", TUNED] for c in configs)
-    true = {row.method: row for row in run.rows if row.category == "overall"}
+    true = {row.method: row for row in run.rows if row.task == "overall"}
     rows = {(row[0], row[1]): row for row in result.grids[0].rows}
     for name, label in {"Baseline": TUNED, "Frozen base": "ar", "SS-Shared": "ss-shared", "SS-Lossless": "ss"}.items():
         whole = rows["FP16 (here: float32)", name]
