@@ -176,14 +176,12 @@ Rows = Sequence[Mapping[str, Value]]
 
 def _few_parameters(summary: Rows) -> list[Claim]:
     """Test streams of the papers' rank against the better of Medusa's forms (ACL abstract)."""
-    of = {
-        row["drafter"]: (tau, row["parameters"]) for row in summary if (tau := number_or_none(row["tau"])) is not None
-    }
+    of = {row["drafter"]: (tau, row["parameters"]) for row in summary if (tau := number_or_none(row["τ"])) is not None}
     rivals = [of[name] for name in (MEDUSA, f"{MEDUSA}, the base's LM head") if name in of]
     if SMALL not in of or not rivals:
         return []
     (small, few), (medusa, many) = of[SMALL], max(rivals, key=lambda rival: rival[0])
-    found = f"tau {small:.2f} with {few:,} parameters against {medusa:.2f} with {many:,}"
+    found = f"τ {small:.2f} with {few:,} parameters against {medusa:.2f} with {many:,}"
     statement = "Streams of rank 8 keep as many tokens a pass as Medusa's heads after the same training"
     return [Claim(statement, small >= medusa, found, sure=False)]
 
@@ -193,7 +191,7 @@ def _identity(summary: Rows, seeds: Rows) -> list[Claim]:
 
     They are equal if neither accepts more tokens per pass with every seed; text and order of a seed are the same.
     """
-    of = {(row["drafter"], row["seed"]): number_or_none(row["tau"]) for row in seeds}
+    of = {(row["drafter"], row["seed"]): number_or_none(row["τ"]) for row in seeds}
     parameters = {row["drafter"]: row["parameters"] for row in summary}
     claims = []
     for name in MAPS:
@@ -201,7 +199,7 @@ def _identity(summary: Rows, seeds: Rows) -> list[Claim]:
         gains = [trained / identity for identity, trained in pairs if identity and trained]
         if len(gains) > 1:
             statement = f"The identity keeps about as many tokens a pass as a learnt {name}"
-            by_seed = f"the map's tau over the identity's, by seed: {', '.join(f'{gain:.2f}' for gain in gains)}"
+            by_seed = f"the map's τ over the identity's, by seed: {', '.join(f'{gain:.2f}' for gain in gains)}"
             found = f"{by_seed}; {parameters[name]:,} parameters against {parameters[CENTRE]:,}"
             claims.append(Claim(statement, min(gains) <= 1 <= max(gains), found, sure=False))
     return claims
@@ -217,40 +215,40 @@ def _measured(name: str, seed: int, folder: Path, row: SummaryRow) -> tuple[Valu
 
 
 def _summary(frame: pd.DataFrame) -> Grid:
-    """Return a row per variant: means over the seeds, tau's range, and tau relative to the centre."""
-    centre = frame[frame["drafter"] == CENTRE].set_index("seed")["tau"]
-    gains = frame.assign(gain=frame["tau"] / frame["seed"].map(centre)).groupby("drafter", sort=False)
-    tau, means = gains["tau"], gains[["tau", "gain", STEP_TIME, "speedup"]].mean()
-    columns = gains["parameters"].first(), means["tau"], tau.min(), tau.max(), *(means[n] for n in means.columns[1:])
+    """Return a row per variant: means over the seeds, the range of τ, and τ relative to the centre."""
+    centre = frame[frame["drafter"] == CENTRE].set_index("seed")["τ"]
+    gains = frame.assign(gain=frame["τ"] / frame["seed"].map(centre)).groupby("drafter", sort=False)
+    tau, means = gains["τ"], gains[["τ", "gain", STEP_TIME, "speedup"]].mean()
+    columns = gains["parameters"].first(), means["τ"], tau.min(), tau.max(), *(means[n] for n in means.columns[1:])
     forms = {
-        "drafter": "text", "parameters": "count", "tau": "number", "lowest tau": "number", "highest tau": "number",
-        "tau over the centre's": "times", STEP_TIME: "times", "speedup": "times",
+        "drafter": "text", "parameters": "count", "τ": "number", "lowest τ": "number", "highest τ": "number",
+        "τ over the centre's": "times", STEP_TIME: "times", "speedup": "times",
     }  # fmt: skip
     whole = pd.concat(columns, axis=1).reset_index()
     return table("ablations", forms, rows_of(whole), f"{Ablations.title}: means of {SEEDS} seeds")
 
 
 def _each(frame: pd.DataFrame) -> Grid:
-    titles = ["drafter", "seed", *GUESSES, "tau", STEP_TIME, "speedup", "95 % interval", "prompts"]
+    titles = ["drafter", "seed", *GUESSES, "τ", STEP_TIME, "speedup", "95 % interval", "prompts"]
     known = {"drafter": "text", "seed": "count", **dict.fromkeys(GUESSES, "percent 1"), **MEASURED}
     caption = "Every training: top-1 accuracies on validation text, and results of decoding"
     return table("seeds", {title: known[title] for title in titles}, rows_of(frame[titles]), caption)
 
 
 def _frontier(grid: Grid) -> Plot:
-    """Plot tau against the time of a step, one point per variant, with lines of equal speedup."""
+    """Plot τ against relative step time, one point per variant, with lines of equal speedup."""
     known = {
         str(row["drafter"]): [(cost, tau)]
         for row in records(grid)
-        if (cost := number_or_none(row[STEP_TIME])) and (tau := number_or_none(row["tau"]))
+        if (cost := number_or_none(row[STEP_TIME])) and (tau := number_or_none(row["τ"]))
     }
     costs = [cost for ((cost, _),) in known.values()] or [1.0]
     highest = max((tau for ((_, tau),) in known.values()), default=1.0)
-    drawn = charts.lines(known, STEP_TIME, "tau").update_traces(mode="markers")
+    drawn = charts.lines(known, STEP_TIME, "τ").update_traces(mode="markers")
     for speedup in SPEEDUPS:
         x = [min(costs), max(costs)]
         y = [speedup * cost for cost in x]
         line = {"dash": "dot", "width": 1, "color": "#888"}
         drawn.add_trace(Scatter(x=x, y=y, name=f"{speedup:g}×", mode="lines", line=line, showlegend=False))
-    title = "tau against the time of a step; dotted: where tau over step time is 0.6, 0.8, 1, 1.2 and 1.4"
+    title = "τ against relative step time; dotted: where τ over relative step time is 0.6, 0.8, 1, 1.2 and 1.4"
     return plot("frontier", title, grid, drawn, yaxis_range=[1, 1.1 * highest])

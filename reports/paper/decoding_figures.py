@@ -115,7 +115,7 @@ class _Replay(PaperExperiment):
         tokens, steps = sum(p.tokens for p in passes), len(rows)
         notes = (
             f"asked: {' '.join(question.turns[0].split())}",
-            f"{tokens} tokens in {steps} passes after prefill: tau {tokens / max(1, steps):.2f} on this one answer",
+            f"{tokens} tokens in {steps} steps after prefill: τ {tokens / max(1, steps):.2f} on this one answer",
             LEGEND,
         )
         return Result((grid,), (), tuple(p.spans for p in passes), notes)

@@ -50,8 +50,8 @@ TREES = (  # the papers' trees: 4 streams with 3 candidates are 120 nodes, of wh
       "prune=on", "stream_attention_top_p=64")),
     *(f"{name}.tree=published" for name in ("medusa", "medusa2", "hydra", "eagle")),
 )  # fmt: skip
-STEP_TIME = "step time over ar's"
-MEASURED = {"speedup": "times", "95 % interval": "text", "tau": "number", STEP_TIME: "times", "prompts": "count"}
+STEP_TIME = "relative step time"
+MEASURED = {"speedup": "times", "95 % interval": "text", "τ": "number", STEP_TIME: "times", "prompts": "count"}
 
 
 class PaperExperiment(Experiment):

@@ -50,7 +50,7 @@ class Point:
 
 
 class Sweep(RunExperiment):
-    """Speedup and tau of each point. settings: of every run; its `limit` is the default."""
+    """Speedup and τ of each point. settings: of every run; its `limit` is the default."""
 
     x_title: ClassVar[str]
     y_title: ClassVar[str] = "speedup over ar"
@@ -212,7 +212,7 @@ class Figure18(Sweep):
         ]
         forms = {
             "series": "text", self.x_title: "count", "throughput over ar's": "times", "tokens a second": "number 0",
-            "tau": "number", "answers": "count",
+            "τ": "number", "answers": "count",
         }  # fmt: skip
         return table("throughput", forms, rows, f"{self.source}: {self.title}")
 
@@ -272,7 +272,7 @@ class DraftLength(Sweep):
         (run,) = runs.values()
         forms = {
             "drafted by": "text", "batch size": "count", self.x_title: "count", "throughput over ar's": "times",
-            "speedup of a request": "times", "95 % interval": "text", "tau": "number", "answers": "count",
+            "speedup of a request": "times", "95 % interval": "text", "τ": "number", "answers": "count",
             "of its batch size": "text",
         }  # fmt: skip
         labels: dict[str, dict[int, str]] = {}

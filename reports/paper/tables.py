@@ -48,14 +48,19 @@ FINE_TUNE = "the base fine-tuned with a LoRA on next tokens alone"
 # -- columns and weights ------------------------------------------------------------------------------------------
 
 
-METRICS = {  # columns of the printed tables -> title and form; most are named as in the summary
+METRICS = {  # columns of the printed tables -> title and form
     "speedup": ("speedup", "times"),
-    "tau": ("mean accepted tokens (tau)", "number"),
+    "tau": ("mean accepted tokens (τ)", "number"),
     "score": ("quality (published: GPT-4 score of 10; ours: the suite's metrics of 100)", "number"),
-    "num_target_forwards": ("target calls per sample", "number"),
-    "num_draft_forwards": ("draft calls per sample", "number"),
+    "target_calls": ("target calls per sample", "number"),
+    "draft_calls": ("draft calls per sample", "number"),
     "latency_ms": ("wall time per sample, ms", "number"),
     "metric": ("quality (published: exact match or ROUGE-1; ours: the suite's)", "number"),
+}
+SUMMARY_COLUMNS = {  # printed columns -> columns of the summary, if they have other names
+    "tau": "mean_acceptance_length",
+    "target_calls": "num_target_forwards",
+    "draft_calls": "num_draft_forwards",
 }
 
 
@@ -67,7 +72,7 @@ def value_of(row: SummaryRow | None, column: str) -> float | None:
         return None if row.quality is None else 100 * row.quality
     if column == "latency_ms":
         return None if not row.tokens or not row.tokens_per_s else 1000 * row.tokens / row.tokens_per_s
-    value: float | None = row.mean_acceptance_length if column == "tau" else getattr(row, column)
+    value: float | None = getattr(row, SUMMARY_COLUMNS.get(column, column))
     return value
 
 
@@ -253,7 +258,7 @@ class RunTable(RunExperiment):
 
 
 def _by_name(rows: Sequence[SummaryRow], tuned: str) -> dict[tuple[str, str], SummaryRow]:
-    """Return rows by category and method name, whatever its options; the fine-tune's by its label."""
+    """Return rows by task and method name without options; those of the fine-tune by its label."""
     return {(row.task, row.method if row.method == tuned else row.method.partition("[")[0]): row for row in rows}
 
 
@@ -471,7 +476,7 @@ class Table4(RunExperiment):
     def show(self, runs: Mapping[str, Results], request: Request) -> Result:
         tuned, ours = tuned_label(next(iter(runs.values()))), f"ours: {request.model}"
         forms = {
-            "level": "text", "method": "text", ours: "times", "95 % interval": "text", "tau": "number",
+            "level": "text", "method": "text", ours: "times", "95 % interval": "text", "τ": "number",
             "quality, of 100": "number", "questions": "count", QUANTISED_MODEL: "times",
             "exact match, of 100": "number",
         }  # fmt: skip

@@ -140,11 +140,11 @@ class StreamsByLayers(TrainingExperiment):
             speedup, around, tau, *others = measured(found[spec.label])
             rows.append((v.series, v.layers, *guesses, tau, speedup, around, *others))
         streams = [f"stream {j}" for j in range(1, GAMMA + 1)]
-        forms = {"streams": "text", "MSA layers": "count", **dict.fromkeys(streams, "percent 1"), "tau": "number"}
+        forms = {"streams": "text", "MSA layers": "count", **dict.fromkeys(streams, "percent 1"), "τ": "number"}
         grid = table("layers", forms | MEASURED, rows, f"{self.source}: {self.title}")
         x, named = "MSA layers", {"by": "streams", "x_title": "MSA layers, N_s"}
         figures = (
-            lines("tau", f"tokens per pass against {x}", grid, x, {"": "tau"}, "tau", **named),
+            lines("tau", f"tokens per step against {x}", grid, x, {"": "τ"}, "τ", **named),
             lines("accuracy", f"right guesses of each stream against {x}", grid, x, streams,
                   "top-1 accuracy, validation text", **named, **PERCENT),
         )  # fmt: skip
@@ -168,8 +168,8 @@ class Figure11(StreamsByLayers):
 
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test app. E.2; of single trainings, so without intervals. The trade-off with FLOPs is not tested."""
-        by_layers = [(f"N_s = {row['MSA layers']}", number_or_none(row["tau"])) for row in records(result.grids[0])]
-        return [rising("More MSA layers are better (here: tau in place of the task's score)", by_layers)]
+        by_layers = [(f"N_s = {row['MSA layers']}", number_or_none(row["τ"])) for row in records(result.grids[0])]
+        return [rising("More MSA layers are better (here: τ in place of the task's score)", by_layers)]
 
 
 class Figure12a(StreamsByLayers):
@@ -190,13 +190,13 @@ class Figure12a(StreamsByLayers):
     def claims(self, result: Result) -> Sequence[Claim]:
         """Test app. E.4; of single trainings, so without intervals."""
         rows = records(result.grids[0])
-        tau = {(row["streams"], row["MSA layers"]): number_or_none(row["tau"]) for row in rows}
+        tau = {(row["streams"], row["MSA layers"]): number_or_none(row["τ"]) for row in rows}
         shared = [n for series, n in tau if series == ROTATION and (EMBEDDINGS, n) in tau]
         pairs = [
             rising("", [(f"rotation, N_s = {n}", tau[ROTATION, n]), ("embeddings", tau[EMBEDDINGS, n])]) for n in shared
         ]
         rotated = [(f"N_s = {n}", tau[ROTATION, n]) for n in shared]
-        score = "(here: tau in place of the task's score)"
+        score = "(here: τ in place of the task's score)"
         return [
             all_of(f"Rotation tends to be worse than stream embeddings {score}", pairs),
             rising(f"Rotation too gains by MSA layers {score}", rotated),

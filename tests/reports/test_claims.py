@@ -101,7 +101,7 @@ TOP_K = [
     for name, x in (("SS", 1.9), ("Medusa", 1.6))
     for row in points(name, *((k, x - k / 100) for k in (1, 5, 10, 50)))
 ]
-TRAINED = ("streams", "MSA layers", "stream 1", "tau", "speedup", "95 % interval")
+TRAINED = ("streams", "MSA layers", "stream 1", "τ", "speedup", "95 % interval")
 BY_LAYERS: list[tuple[Value, ...]] = [("embeddings", n, 0.5, 1.5 + n / 10, 1.0 + (n == 4), "") for n in (1, 2, 4, 8)]
 ROTATED: list[tuple[Value, ...]] = [
     *(("stream embeddings", n, 0.5, 2.0, 1.0, "") for n in (2, 4)),

@@ -222,6 +222,12 @@ def test_every_method_takes_the_papers_tree() -> None:
     assert not any(spec.options for spec in Table1().configs(Request())["run"].methods)
 
 
+@pytest.mark.parametrize("table", [OldTable1, OldTable2, Table1, Table3, Table5, Table6])
+def test_every_printed_number_has_a_grid(table: type[RunTable]) -> None:
+    keys = {"task", "model", "method", "parameters", "quantization", "generation"}
+    assert set(table().printed[0]) - keys == set(table().metrics)
+
+
 def test_every_table_can_be_asked_for_it() -> None:
     tables = [kind for kind in registry.load_all(registry.EXPERIMENTS).values() if "published" in kind.uses]
     assert len(tables) == 8

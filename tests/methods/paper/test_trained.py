@@ -115,7 +115,7 @@ def test_means_are_of_all_seeds_gains_of_the_same_seed_and_all_are_drawn(made: t
     assert row[2] == pytest.approx(sum(root) / 2) and row[3:5] == (min(root), max(root))
     assert row[5] == pytest.approx(sum(a / b for a, b in zip(root, centre, strict=True)) / 2)
     (claim,) = Ablations().claims(made[0])
-    assert not claim.sure and claim.found.startswith("tau ")
+    assert not claim.sure and claim.found.startswith("τ ")
     (plot,) = made[0].plots
     assert [trace["name"] for trace in plot.data if trace["mode"] == "markers"] == [v.name for v in FEW]
 
@@ -132,10 +132,10 @@ def test_the_identity_is_like_a_map_that_is_not_ahead_or_behind_with_every_seed(
     rank_8: tuple[float, ...], rank_64: tuple[float, ...], verdicts: list[str]
 ) -> None:
     taus = {CENTRE: (1.4, 1.5, 1.6), MAPS[0]: rank_8, MAPS[1]: rank_64}
-    forms = dict.fromkeys(("drafter", "parameters", "tau"), "number")
+    forms = dict.fromkeys(("drafter", "parameters", "τ"), "number")
     parameters = table("ablations", forms, [(name, 70 + i, 1.0) for i, name in enumerate(taus)], "")
     rows = [(name, seed, tau) for name, of in taus.items() for seed, tau in enumerate(of)]
-    seeds = table("seeds", dict.fromkeys(("drafter", "seed", "tau"), "number"), rows, "")
+    seeds = table("seeds", dict.fromkeys(("drafter", "seed", "τ"), "number"), rows, "")
     assert [claim.verdict for claim in Ablations().claims(Result((parameters, seeds)))] == verdicts
 
 
