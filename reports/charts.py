@@ -241,12 +241,12 @@ def acceptance(rows: Sequence[SummaryRow], styles: Mapping[str, Style]) -> go.Fi
     """Return conditional acceptance by draft position, a line a method; positions with few steps are left out."""
     traces = []
     for row in rows:
-        given = zip(row.conditional_acceptance_rate, row.conditional_acceptance_rate_n, strict=True)
-        kept = [(i, share) for i, (share, n) in enumerate(given, start=1) if n >= FEW]
+        rates = zip(row.conditional_acceptance_rate, row.conditional_acceptance_rate_n, strict=True)
+        points = [(i, share) for i, (share, n) in enumerate(rates, start=1) if n >= FEW]
         style, name = styles[row.method], text_of(styles[row.method].name)
-        if kept:
+        if points:
             traces.append(go.Scatter(
-                x=[i for i, _ in kept], y=[share for _, share in kept], name=name, mode="lines+markers",
+                x=[i for i, _ in points], y=[share for _, share in points], name=name, mode="lines+markers",
                 line={"color": style.colour, "width": 1.5}, marker={"symbol": style.symbol, "size": 8},
                 hovertemplate=f"{name}, position %{{x}}: %{{y:.1%}}<extra></extra>",
             ))  # fmt: skip
@@ -266,10 +266,10 @@ def tokens_per_step(counted: pd.DataFrame, styles: Mapping[str, Style], order: S
     shares = clipped.groupby(["method", "tokens"])["share"].sum()
     traces = []
     for tokens in range(1, most + 1):
-        own = [float(shares.get((label, tokens), 0.0)) for label in order]
+        of_methods = [float(shares.get((label, tokens), 0.0)) for label in order]
         name = f"{tokens}+" if tokens == most < longest else str(tokens)
         colour = f"hsl(203,{70 if tokens > 1 else 8}%,{max(28, 88 - 60 * tokens // most)}%)"
-        traces.append(_bar(name, own, colour, "%{x:.1%} of steps: " + name + " tokens"))
+        traces.append(_bar(name, of_methods, colour, "%{x:.1%} of steps: " + name + " tokens"))
     names = [styles[label].name for label in order]
     made = _in_rows(
         traces, names, "share of steps, by tokens per step", top=30, barmode="stack", legend_traceorder="normal"

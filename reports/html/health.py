@@ -79,7 +79,7 @@ def output_match(view: View) -> Table:
             Column("tokens", "bias_tokens", digits=0),
             Column("p at most", _p),
             Column("nats a token", "bias_surplus", digits=3),
-            Column("drafted tokens kept", "bias_accepted", digits=0),
+            Column("accepted draft tokens", "bias_accepted", digits=0),
             Column("expected", "bias_expected", digits=0),
         ]
     rows = [row for row in view.overall.values() if row.comparison != "baseline" or row.output_match]
@@ -116,14 +116,14 @@ def chips(run: Run) -> list[tuple[str, str]]:
     """Return the five facts of the page's head: model and suite, prompts, hardware, dtype and decoding, date."""
     model, suite, config = run.manifest["model"], run.manifest["suite"], run.manifest["config"]
     size = f" ({parameters(model['parameters'])})" if model.get("parameters") else ""
-    whole = ", dequantised" if (model.get("origin") or {}).get("gguf") else ""
+    dequantised = ", dequantised" if (model.get("origin") or {}).get("gguf") else ""
     of_questions = f" of {pluralize(suite['size'], 'question')}" if suite["size"] != suite["prompts"] else ""
     repeats = f", {run.repeats} repeats" if run.repeats > 1 else ""
     dtype = [] if config.get("endpoints") else [model["dtype"]]
     requests = [f"{at_a_time(run.manifest)} concurrent requests"] if at_a_time(run.manifest) != "1" else []
     limit = [_limit(run)] if suite.get("max_new_tokens") else []
     return [
-        ("Model and suite", f"{model['name']}{size}{whole} on {suite['name']} ({suite['edition']})"),
+        ("Model and suite", f"{model['name']}{size}{dequantised} on {suite['name']} ({suite['edition']})"),
         ("Number of prompts", f"{pluralize(suite['prompts'], 'prompt')}{of_questions}{repeats}"),
         ("Hardware", _on(run)),
         ("Dtype and decoding", ", ".join([*dtype, decoding(config), *limit, *requests])),
@@ -256,13 +256,13 @@ def order_note(rows: Sequence[PublishedComparison]) -> list[str]:
     (model, gpu), most = max(lists.items(), key=lambda item: len(item[1]), default=(("", ""), {}))
     if len(most) < FEWEST:
         return []
-    theirs = sorted(most, key=lambda name: -(most[name].entry.speedup))  # type: ignore[union-attr]
-    ours = sorted(theirs, key=lambda name: -(most[name].speedup or 0.0))
-    same = sum(ours.index(a) < ours.index(b) for a, b in combinations(theirs, 2))
+    published_order = sorted(most, key=lambda name: -(most[name].entry.speedup))  # type: ignore[union-attr]
+    order = sorted(published_order, key=lambda name: -(most[name].speedup or 0.0))
+    same = sum(order.index(a) < order.index(b) for a, b in combinations(published_order, 2))
     apart = all(comparable(one.marks) == "nothing" for one in most.values())
     lead = "None of these numbers is comparable with this run; only the order may be. " if apart else ""
     return [
-        f"{lead}Published order by speedup for {model} on {gpu}: {', '.join(theirs)}; order here: "
-        f"{', '.join(most[name].method for name in ours)}. {same} of {comb(len(theirs), 2)} pairs have the same order, "
+        f"{lead}Published order by speedup for {model} on {gpu}: {', '.join(published_order)}; order here: "
+        f"{', '.join(most[name].method for name in order)}. {same} of {comb(len(order), 2)} pairs have the same order, "
         "including pairs that do not differ significantly here."
     ]

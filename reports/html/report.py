@@ -202,7 +202,7 @@ def _what_if(view: View) -> list[dict[str, Any]]:
     found = parts(view.results.pairs, roof_of(view.run))
     return [
         asdict(found[label][0])
-        | {"method": visible(label), "plain": asdict(found[label][1])}
+        | {"method": visible(label), "baseline": asdict(found[label][1])}
         | {"css": view.look[label].css, "symbol": view.look[label].symbol, "name": view.look[label].name}
         for label in view.contestants
         if label in found and label != view.run.baseline

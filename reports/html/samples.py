@@ -115,16 +115,16 @@ def _means(rows: Sequence[SampleRecord]) -> dict[tuple[str, int, str], _Mean]:
     grouped: dict[tuple[str, int, str], list[SampleRecord]] = defaultdict(list)
     for row in rows:
         grouped[row.question_id, row.turn, row.method].append(row)
-    return {key: _mean(sorted(own, key=lambda row: row.repeat)) for key, own in grouped.items()}
+    return {key: _mean(sorted(samples, key=lambda row: row.repeat)) for key, samples in grouped.items()}
 
 
 def _mean(rows: Sequence[SampleRecord]) -> _Mean:
     good = [row for row in rows if row.ok and row.tokens]
     seconds, tokens = sum(row.wall_s or 0.0 for row in good), sum(row.tokens or 0 for row in good)
     steps = sum(row.steps or 0 for row in good)
-    kept = tokens - sum(row.prefill_tokens or 0 for row in good)
+    in_steps = tokens - sum(row.prefill_tokens or 0 for row in good)
     noisy = any(row.noise_reason for row in rows)
-    return _Mean(rows[0], 1000 * seconds / tokens if tokens else None, kept / steps if steps else None, noisy)
+    return _Mean(rows[0], 1000 * seconds / tokens if tokens else None, in_steps / steps if steps else None, noisy)
 
 
 def _prompts(run: Run, of: Mapping[tuple[str, int, str], _Mean]) -> list[Prompt]:

@@ -97,9 +97,9 @@ def everything(view: View) -> Table:
 
 def _speedup(row: SummaryRow) -> Cell:
     """Return the speedup, and below it that over the method's own AR baseline: 'over ss-shared-ar 1.52×'."""
-    own = () if row.reference_speedup is None else (f"over {row.reference} {ranking.own_model(row)}",)
+    over_own_baseline = () if row.reference_speedup is None else (f"over {row.reference} {ranking.own_model(row)}",)
     sure = row.comparison in ("faster", "slower")
-    return Cell(ranking.speedup(row), row.speedup, own, strong=sure, values=fields(row, SPEEDUP))
+    return Cell(ranking.speedup(row), row.speedup, over_own_baseline, strong=sure, values=fields(row, SPEEDUP))
 
 
 def _interval(row: SummaryRow) -> Cell:

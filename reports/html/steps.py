@@ -109,7 +109,7 @@ def by_position(view: View) -> Chart | None:
     drafting = [row for row in overall if row.conditional_acceptance_rate]
     if not any(n >= charts.FEW for row in drafting for n in row.conditional_acceptance_rate_n):
         return None
-    steps = {pair.own.method: pair.own.tally.steps for pair in view.results.pairs}  # on the same samples
+    steps = {pair.method.label: pair.method.tally.steps for pair in view.results.pairs}  # on the same samples
     columns = [
         view.method(),
         Column("position", "position", digits=0),

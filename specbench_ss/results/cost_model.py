@@ -81,7 +81,7 @@ def counted(rows: Sequence[SampleRecord], shape: Mapping[str, Any]) -> Cost | No
 class MethodCost:
     """One method's samples. cost: from shapes, where these are known."""
 
-    method: str
+    label: str
     rows: Sequence[SampleRecord]
     tally: Tally
     cost: Cost | None
@@ -95,14 +95,14 @@ class MethodCost:
 class PairedCost:
     """A method and the baseline over the samples that both have."""
 
-    own: MethodCost
+    method: MethodCost
     baseline: MethodCost
 
 
 def pairs(run: Run) -> list[PairedCost]:
     """Return a pair for each method, in the order of the run; the baseline is paired with itself."""
     both = [(label, *paired(run.of(label), run.of(run.baseline))) for label in run.labels]
-    return [PairedCost(_work(run, label, own), _work(run, run.baseline, ref)) for label, own, ref in both]
+    return [PairedCost(_work(run, label, rows), _work(run, run.baseline, baseline)) for label, rows, baseline in both]
 
 
 def _work(run: Run, label: str, rows: Sequence[SampleRecord]) -> MethodCost:
@@ -156,14 +156,14 @@ class Point:
 def points(pairs: Iterable[PairedCost]) -> list[Point]:
     """Return the parts of every method that could be counted; drafting only where a drafter has weights."""
     found = []
-    for work, cost in ((pair.own, pair.own.cost) for pair in pairs):
+    for work, cost in ((pair.method, pair.method.cost) for pair in pairs):
         if cost is not None:
             drafted, took = cost.drafter_bytes or 0.0, work.tally.sums
             parts = (
                 ("verification", cost.flops - cost.drafter_flops, cost.bytes - drafted, took["verify_s"]),
                 ("drafting", cost.drafter_flops, drafted, took["draft_s"]),
             )
-            found += [Point(work.method, part, x / y, x / s) for part, x, y, s in parts if x and y and s]
+            found += [Point(work.label, part, x / y, x / s) for part, x, y, s in parts if x and y and s]
     return found
 
 
@@ -208,20 +208,20 @@ class MachineRow:
 def machine_rows(run: Run, invalid: Collection[str], worked: Sequence[PairedCost]) -> list[MachineRow]:
     """Return a row for each method. invalid: the methods without a speedup over all tasks. worked: what `pairs`
     gives."""
-    return [_row(run, pair, pair.own.method in invalid) for pair in worked]
+    return [_row(run, pair, pair.method.label in invalid) for pair in worked]
 
 
 def _row(run: Run, pair: PairedCost, invalid: bool) -> MachineRow:
-    rows, cost, own = pair.own.rows, pair.own.cost, pair.own.tally
-    columns, steps, limits = own.columns(), cost.steps if cost else 0, limits_of(run)
+    rows, cost, tally = pair.method.rows, pair.method.cost, pair.method.tally
+    columns, steps, limits = tally.columns(), cost.steps if cost else 0, limits_of(run)
     energy = [row for row in rows if row.energy_j is not None]
-    decode_s = pair.own.total("decode_s")
-    traced = (run.manifest.get("traces") or {}).get(pair.own.method) or {}
+    decode_s = pair.method.total("decode_s")
+    traced = (run.manifest.get("traces") or {}).get(pair.method.label) or {}
     return MachineRow(
-        method=pair.own.method,
-        step_s=own.step_s,
-        **{name.replace("_s", "_share"): safe_div(columns[name], own.step_s) for name in PARTS},
-        parts_residual=safe_div(columns["parts_residual_s"], own.step_s),
+        method=pair.method.label,
+        step_s=tally.step_s,
+        **{name.replace("_s", "_share"): safe_div(columns[name], tally.step_s) for name in PARTS},
+        parts_residual=safe_div(columns["parts_residual_s"], tally.step_s),
         flops_per_step=safe_div(cost and cost.flops, steps),
         bytes_per_step=safe_div(cost and cost.bytes, steps),
         drafter_bytes_per_step=safe_div(cost and cost.drafter_bytes, steps),
@@ -230,10 +230,10 @@ def _row(run: Run, pair: PairedCost, invalid: bool) -> MachineRow:
         compute_share=safe_div(safe_div(cost and cost.flops, decode_s), limits[1]),
         fastest_step_s=cost and cost.fastest_s(*limits),
         predicted_speedup=None if invalid else _predicted(pair, limits),
-        decode_speedup=None if invalid else _times(own.tau, safe_div(pair.baseline.tally.step_s, own.step_s)),
+        decode_speedup=None if invalid else _times(tally.tau, safe_div(pair.baseline.tally.step_s, tally.step_s)),
         samples=len(rows),
         n_noisy=sum(bool(row.noise_reason) for row in rows),
-        n_reruns=int(pair.own.total("n_reruns")),
+        n_reruns=int(pair.method.total("n_reruns")),
         **{name: _weighted(rows, name) for name in TELEMETRY},
         joules_per_token=safe_div(sum(r.energy_j or 0.0 for r in energy), sum(r.tokens or 0 for r in energy)),
         trace_busy_share=traced.get("busy_share"),
@@ -243,10 +243,10 @@ def _row(run: Run, pair: PairedCost, invalid: bool) -> MachineRow:
 
 def _predicted(pair: PairedCost, limits: tuple[float | None, float | None]) -> float | None:
     """Return the decode speedup predicted by τ and shapes; None if the drafter's bytes are unknown."""
-    own, plain = pair.own.cost, pair.baseline.cost
-    if own is None or own.drafter_bytes is None or plain is None:
+    cost, baseline_cost = pair.method.cost, pair.baseline.cost
+    if cost is None or cost.drafter_bytes is None or baseline_cost is None:
         return None
-    return _times(pair.own.tally.tau, safe_div(plain.fastest_s(*limits), own.fastest_s(*limits)))
+    return _times(pair.method.tally.tau, safe_div(baseline_cost.fastest_s(*limits), cost.fastest_s(*limits)))
 
 
 TELEMETRY = (
@@ -305,32 +305,33 @@ def _adds(ms: float) -> str:
 
 def waterfalls(worked: Iterable[PairedCost]) -> dict[str, Waterfall]:
     """Return the waterfall of each method with samples and steps in common with the baseline, which has none."""
-    made = {pair.own.method: _waterfall(pair) for pair in worked if pair.own.method != REFERENCE}
+    made = {pair.method.label: _waterfall(pair) for pair in worked if pair.method.label != REFERENCE}
     return {label: found for label, found in made.items() if found}
 
 
 def _waterfall(pair: PairedCost) -> Waterfall | None:
-    own, ref = pair.own, pair.baseline
-    times = PairedTimes(*paired(own.rows, ref.rows))
+    method, baseline = pair.method, pair.baseline
+    times = PairedTimes(*paired(method.rows, baseline.rows))
     start = safe_div(float(times.baseline_s.sum()), float(times.baseline_tokens.sum()))
     end = safe_div(float(times.method_s.sum()), float(times.method_tokens.sum()))
-    if not start or not end or not own.tally.steps or not ref.tally.steps or own.tally.tau is None:
+    if not start or not end or not method.tally.steps or not baseline.tally.steps or method.tally.tau is None:
         return None
 
-    def a_token(work: MethodCost, seconds: float) -> float:
+    def per_token(work: MethodCost, seconds: float) -> float:
         return seconds / work.total("tokens")
 
-    verify, verify_ref = (work.tally.sums["verify_s"] / work.tally.steps for work in (own, ref))
-    steps = a_token(own, own.tally.steps)
+    verify, baseline_verify = (work.tally.sums["verify_s"] / work.tally.steps for work in (method, baseline))
+    steps = per_token(method, method.tally.steps)
     parts = {
-        "fewer steps": verify_ref * (steps - a_token(ref, ref.tally.steps)),
-        "slower verification": (verify - verify_ref) * steps,
-        "draft overhead": a_token(own, own.tally.sums["draft_s"]) - a_token(ref, ref.tally.sums["draft_s"]),
-        "prefill": a_token(own, own.total("prefill_s")) - a_token(ref, ref.total("prefill_s")),
+        "fewer steps": baseline_verify * (steps - per_token(baseline, baseline.tally.steps)),
+        "slower verification": (verify - baseline_verify) * steps,
+        "draft overhead": per_token(method, method.tally.sums["draft_s"])
+        - per_token(baseline, baseline.tally.sums["draft_s"]),
+        "prefill": per_token(method, method.total("prefill_s")) - per_token(baseline, baseline.total("prefill_s")),
     }
     parts["other"] = end - start - sum(parts.values())
     in_ms = {name: 1000 * seconds for name, seconds in parts.items()}
-    return Waterfall(own.method, 1000 * start, in_ms, 1000 * end, own.tally.tau, safe_div(verify, verify_ref))
+    return Waterfall(method.label, 1000 * start, in_ms, 1000 * end, method.tally.tau, safe_div(verify, baseline_verify))
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,26 +360,26 @@ def parts(worked: Iterable[PairedCost], roof: Roof | None) -> dict[str, tuple[St
     if roof is None:
         return found
     for pair in worked:
-        own, plain = _parts(pair.own, roof), _parts(pair.baseline, roof)
-        if own and plain:
-            verify, verify_plain = (
-                work.tally.sums["verify_s"] / work.tally.steps for work in (pair.own, pair.baseline)
+        step, baseline_step = _parts(pair.method, roof), _parts(pair.baseline, roof)
+        if step and baseline_step:
+            verify, baseline_verify = (
+                work.tally.sums["verify_s"] / work.tally.steps for work in (pair.method, pair.baseline)
             )
-            explained = _verifying_s(pair.own, roof) - _verifying_s(pair.baseline, roof)
-            added = verify - verify_plain - max(0.0, explained)
-            found[own.method] = replace(own, rows_s=min(max(0.0, added), max(0.0, own.overhead_s))), plain
+            explained = _verifying_s(pair.method, roof) - _verifying_s(pair.baseline, roof)
+            added = verify - baseline_verify - max(0.0, explained)
+            found[step.method] = replace(step, rows_s=min(max(0.0, added), max(0.0, step.overhead_s))), baseline_step
     return found
 
 
 def _parts(work: MethodCost, roof: Roof) -> StepTimeParts | None:
-    own, cost = work.tally, work.cost
-    if not cost or not cost.flops or not cost.bytes or not own.tau or not own.step_s:
+    tally, cost = work.tally, work.cost
+    if not cost or not cost.flops or not cost.bytes or not tally.tau or not tally.step_s:
         return None
     read, product = cost.bytes / cost.steps / roof.peak_bandwidth, cost.flops / cost.steps / roof.peak_flops
-    depth, nodes = own.sums["draft_depth"] / own.steps, work.total("verified_nodes") / max(own.steps, 1)
+    depth, nodes = tally.sums["draft_depth"] / tally.steps, work.total("verified_nodes") / max(tally.steps, 1)
     fixed = (cost.drafter_flops + cost.fixed_flops) / cost.steps / roof.peak_flops
     return StepTimeParts(
-        work.method, own.tau, depth, nodes, read, product, own.step_s - max(read, product), fixed_s=fixed
+        work.label, tally.tau, depth, nodes, read, product, tally.step_s - max(read, product), fixed_s=fixed
     )
 
 

@@ -189,24 +189,24 @@ def measures(questions: Iterable[Question]) -> list[str]:
 
 
 def mean_score(
-    own: Sequence[SampleRecord],
-    ref: Sequence[SampleRecord],
+    samples: Sequence[SampleRecord],
+    baseline: Sequence[SampleRecord],
     itself: bool,
     name: str,
     scores: Mapping[Key, float | None],
     may_change: bool = False,
 ) -> dict[str, Any]:
-    """Return the mean score and its mean paired difference to the reference, both as means of question means.
+    """Return the mean score and its mean paired difference to the baseline, both as means of question means.
 
-    own, ref: paired samples. itself: whether the method is the reference, which has no interval. name: what the score
-    is called in the summary. scores: of each sample that has one. may_change: whether the method may change answers, so
+    samples, baseline: paired. itself: the method is the baseline, which has no interval. name: what the score
+    is called in the summary. scores: of each sample that has one. may_change: whether the method may change outputs, so
     that an unchanged question is weak evidence on other questions.
     """
     pairs: dict[str, list[tuple[float, float]]] = {}
-    for a, b in zip(own, ref, strict=True):
-        mine, theirs = scores.get(a.key), scores.get(b.key)
-        if mine is not None and theirs is not None:
-            pairs.setdefault(a.question_id, []).append((mine, theirs))
+    for a, b in zip(samples, baseline, strict=True):
+        score, baseline_score = scores.get(a.key), scores.get(b.key)
+        if score is not None and baseline_score is not None:
+            pairs.setdefault(a.question_id, []).append((score, baseline_score))
     means = np.array([np.mean(values, axis=0) for values in pairs.values()], dtype=np.float64).reshape(-1, 2)
     difference = means[:, 0] - means[:, 1]
     none = len(means) == 0

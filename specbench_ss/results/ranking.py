@@ -64,9 +64,9 @@ def by_question(samples: Sequence[Sequence[SampleRecord]]) -> tuple[Floats, Floa
     samples: of each method.
     """
     shared: Sequence[SampleRecord] = next(iter(samples), [])
-    for own in samples:
-        shared = paired(shared, own)[0]
-    sums = [PairedTimes(paired(shared, own)[1], shared).by_question() for own in samples]
+    for of_method in samples:
+        shared = paired(shared, of_method)[0]
+    sums = [PairedTimes(paired(shared, of_method)[1], shared).by_question() for of_method in samples]
     seconds, tokens = ([of[column] for of in sums] or [np.empty(0)] for column in (2, 3))
     return np.stack(seconds), np.stack(tokens)
 
@@ -204,7 +204,7 @@ def notes(
     q, dagger = (" (q)", "† ") if short else ("", "")
     marks = {text[0] for row in rows for text in (speedup(row), own_model(row))}
     shown = {(output(row, config), row.lossless) for row in rows} if outputs else set()
-    own = dict.fromkeys(row.reference for row in rows if row.reference != row.baseline)
+    own_baselines = dict.fromkeys(row.reference for row in rows if row.reference != row.baseline)
     repeats, baseline = int(config["repeats"]), next((row.baseline for row in rows), "")
     explained = {
         "invalid: numbers contradict each other, sampled tokens are biased, outputs come from memory, or work "
@@ -218,8 +218,10 @@ def notes(
         PROMISED: (SAMPLED, True) in shown,
         **{text: outputs and any(bias in output(row, config) for row in rows) for bias, text in BIAS.items()},
         f"{NOT_COMPARED}: the method does not preserve the output of the baseline": (NOT_COMPARED, False) in shown,
-        f"{dagger}a method that changes the model must match the AR output of that model ({', '.join(own)}); in "
-        f"every row speedup and quality are relative to {baseline}": bool(own),
+        f"{dagger}a method that changes the model must match the AR output of that model "
+        f"({', '.join(own_baselines)}); in every row speedup and quality are relative to {baseline}": bool(
+            own_baselines
+        ),
     }
     return [text for text, here in explained.items() if here]
 
@@ -333,5 +335,5 @@ def task_groups(tasks: Sequence[str], chat: str = "MT-Bench") -> dict[str, tuple
 
 def speedup_of(run: Run, label: str, tasks: Sequence[str]) -> float | None:
     """Return the speedup of a method over the baseline on some tasks together."""
-    own, ref = ([row for row in run.of(one) if row.category in tasks] for one in (label, run.baseline))
-    return PairedTimes(*paired(own, ref)).speedup()
+    samples, baseline = ([row for row in run.of(one) if row.category in tasks] for one in (label, run.baseline))
+    return PairedTimes(*paired(samples, baseline)).speedup()

@@ -23,20 +23,20 @@ from specbench_ss.runs.run_dir import uncompared as without_verdicts
 from specbench_ss.stats import Floats, Interval
 
 
-def lower_bound(own: Sequence[SampleRecord], ref: Sequence[SampleRecord], steps: Steps) -> Floats:
-    """Return a lower bound of the seconds of each output of `own`: [samples]. ref: the baseline's outputs.
+def lower_bound(samples: Sequence[SampleRecord], baseline: Sequence[SampleRecord], steps: Steps) -> Floats:
+    """Return a lower bound of the seconds of each output of `samples`: [samples]. baseline: the baseline's outputs.
 
     It is the baseline's prefill and as many of its steps as the method made. A step that verifies several tokens may
     run other kernels than one of a single token, so if the method's verification is faster than the baseline's, the
     bound shrinks by the same share. That does not hold for a method that never drafts.
     """
-    made, verify, _ = _steps_of(own, steps)
-    made_ref, verify_ref, total_ref = _steps_of(ref, steps)
+    made, verify, _ = _steps_of(samples, steps)
+    baseline_made, baseline_verify, baseline_total = _steps_of(baseline, steps)
     with np.errstate(all="ignore"):  # an answer without a step: prefill gave its one token
-        share = np.minimum(1.0, np.nan_to_num((verify / made) / (verify_ref / made_ref), nan=1.0))
-        step = np.nan_to_num(total_ref / made_ref, nan=0.0)
-    drafts = any(row.draft_nodes for row in own)
-    return np.asarray(_column(ref, "prefill_s") + made * step * (share if drafts else 1.0))
+        share = np.minimum(1.0, np.nan_to_num((verify / made) / (baseline_verify / baseline_made), nan=1.0))
+        step = np.nan_to_num(baseline_total / baseline_made, nan=0.0)
+    drafts = any(row.draft_nodes for row in samples)
+    return np.asarray(_column(baseline, "prefill_s") + made * step * (share if drafts else 1.0))
 
 
 def _steps_of(rows: Sequence[SampleRecord], steps: Steps) -> tuple[Floats, Floats, Floats]:
@@ -57,16 +57,16 @@ LEAST = 0.1  # Lower bound, as a share of measured time; ratio_interval takes lo
 MOST = 1.25  # wall time over measured time of an output, at most; correct methods had 0.98 to 1.06
 
 
-def passed_seconds(own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> Floats | None:
-    """Return the seconds from start to end of each output of `own`, [samples]; None if unknown.
+def passed_seconds(samples: Sequence[SampleRecord], baseline: Sequence[SampleRecord]) -> Floats | None:
+    """Return the seconds from start to end of each output of `samples`, [samples]; None if unknown.
 
-    ref: the baseline's outputs. Their time outside the measurement is the harness's, and is subtracted.
+    baseline: the baseline's outputs. Their time outside the measurement is the harness's, and is subtracted.
     """
-    if not own or any(row.counted or row.started is None or row.ended is None for row in (*own, *ref)):
+    if not samples or any(row.counted or row.started is None or row.ended is None for row in (*samples, *baseline)):
         return None
-    passed, passed_ref = (_column(rows, "ended") - _column(rows, "started") for rows in (own, ref))
-    measured, measured_ref = _column(own, "wall_s"), _column(ref, "wall_s")
-    return np.maximum(LEAST * measured, passed - np.maximum(0.0, passed_ref - measured_ref))
+    passed, baseline_passed = (_column(rows, "ended") - _column(rows, "started") for rows in (samples, baseline))
+    measured, baseline_measured = _column(samples, "wall_s"), _column(baseline, "wall_s")
+    return np.maximum(LEAST * measured, passed - np.maximum(0.0, baseline_passed - baseline_measured))
 
 
 HALF = ("float16", "bfloat16")  # two draft tokens may be equally likely, and repeats take different ones

@@ -139,30 +139,34 @@ def _reached(steps: Steps, places: Array) -> Array:
     return counted.reshape(-1, wide)
 
 
-def paired(own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> tuple[list[SampleRecord], list[SampleRecord]]:
+def paired(
+    samples: Sequence[SampleRecord], baseline: Sequence[SampleRecord]
+) -> tuple[list[SampleRecord], list[SampleRecord]]:
     """Return the samples of both that succeeded on both sides, in the same order."""
 
     def good(rows: Sequence[SampleRecord]) -> dict[tuple[str, int, int], SampleRecord]:
         return {r.prompt: r for r in rows if r.ok and r.tokens and (r.wall_s or 0) > 0}
 
-    mine, theirs = good(own), good(ref)
-    both = [key for key in mine if key in theirs]
-    return [mine[key] for key in both], [theirs[key] for key in both]
+    by_prompt, baseline_by_prompt = good(samples), good(baseline)
+    both = [key for key in by_prompt if key in baseline_by_prompt]
+    return [by_prompt[key] for key in both], [baseline_by_prompt[key] for key in both]
 
 
 class PairedTimes:
     """Paired times and tokens of a method and the baseline: [prompts], means over repeats."""
 
-    def __init__(self, own: Sequence[SampleRecord], ref: Sequence[SampleRecord]) -> None:
-        prompts = list(dict.fromkeys((r.question_id, r.turn) for r in own))
+    def __init__(self, samples: Sequence[SampleRecord], baseline: Sequence[SampleRecord]) -> None:
+        prompts = list(dict.fromkeys((r.question_id, r.turn) for r in samples))
         self.questions = list(dict.fromkeys(q for q, _ in prompts))
         number = {q: i for i, q in enumerate(self.questions)}
         self._question = np.array([number[q] for q, _ in prompts], dtype=np.int64)
         place = {p: i for i, p in enumerate(prompts)}
-        self._at = at = np.array([place[r.question_id, r.turn] for r in own], dtype=np.int64)  # [samples], its prompt
-        self._wall_s = np.array([r.wall_s for r in own], dtype=np.float64)
-        self.method_s, self.method_tokens = _means(own, at, "wall_s"), _means(own, at, "tokens")
-        self.baseline_s, self.baseline_tokens = _means(ref, at, "wall_s"), _means(ref, at, "tokens")
+        self._at = at = np.array(
+            [place[r.question_id, r.turn] for r in samples], dtype=np.int64
+        )  # [samples], its prompt
+        self._wall_s = np.array([r.wall_s for r in samples], dtype=np.float64)
+        self.method_s, self.method_tokens = _means(samples, at, "wall_s"), _means(samples, at, "tokens")
+        self.baseline_s, self.baseline_tokens = _means(baseline, at, "wall_s"), _means(baseline, at, "tokens")
 
     def by_question(self) -> tuple[Floats, Floats, Floats, Floats]:
         """Return sums by question: the baseline's seconds and tokens, the method's, [questions] each."""

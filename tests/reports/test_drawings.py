@@ -20,7 +20,7 @@ from tests.conftest import MakeRun
 
 def test_acceptance_shows_how_often_a_position_is_reached(make_run: MakeRun) -> None:
     results = analyse(read_run(make_run(labels=("ar", "ss"), questions=2)))
-    steps = {pair.own.method: pair.own.tally.steps for pair in pairs(results.run)}["ss"]
+    steps = {pair.method.label: pair.method.tally.steps for pair in pairs(results.run)}["ss"]
     results.rows = [
         replace(
             row,
@@ -39,7 +39,7 @@ def test_acceptance_shows_how_often_a_position_is_reached(make_run: MakeRun) -> 
 
 def test_shares_of_steps_are_of_the_samples_that_acceptance_is_of(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), failing=("ar",)))
-    counts = {pair.own.method: pair.own.tally.steps for pair in pairs(run)}
+    counts = {pair.method.label: pair.method.tally.steps for pair in pairs(run)}
     rows = {r.method: r for r in summarise(run) if r.task == OVERALL}
     assert (
         rows["ss"].acceptance_rate_per_pos_n[0]

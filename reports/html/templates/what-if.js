@@ -14,9 +14,9 @@ const WhatIf = (() => {
     return Math.max(m.read_s * c.size / c.bandwidth, computed) + launched + m.rows_s * c.nodes * products;
   };
   const kept = (m, c) => Math.min((m.tau - 1) * c.acceptance, Math.max(m.depth, m.tau - 1));
-  const speedup = (m, c) => (1 + kept(m, c)) * step(m.plain, c) / step(m, c);
+  const speedup = (m, c) => (1 + kept(m, c)) * step(m.baseline, c) / step(m, c);
   const even = (m, c) => {
-    const needed = step(m, c) / step(m.plain, c) - 1;
+    const needed = step(m, c) / step(m.baseline, c) - 1;
     return m.tau <= 1 ? null : needed > Math.max(m.depth, m.tau - 1) ? Infinity : Math.max(0, needed / (m.tau - 1));
   };
   const NEUTRAL = { size: 1, bandwidth: 1, products: 1, launch: 1, acceptance: 1, nodes: 1 };
