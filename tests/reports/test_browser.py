@@ -389,7 +389,7 @@ def test_the_page_predicts_by_the_formula(running: Any, made: Path) -> None:
     found = page.evaluate("JSON.parse(document.getElementById('what-if-data').textContent)")
     medusa = next(one for one in found if one["method"] == "medusa")
     for change in ({}, {"size": 8.0, "launch": 0.25}, {"acceptance": 0.5, "nodes": 4.0, "products": 2.0}):
-        expected = predicted(medusa, medusa["plain"], **change)
+        expected = predicted(medusa, medusa["baseline"], **change)
         assert page.evaluate("change => WhatIf.speedup('medusa', change)", change) == pytest.approx(expected)
     page.evaluate("document.getElementById('what-if').open = true")
     page.fill("#what-if-form [name=size]", "3")
