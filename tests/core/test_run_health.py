@@ -77,14 +77,14 @@ def test_timing_is_called_stable_only_where_it_was_seen(steady: Run, change: Cal
 
 
 def test_passes_that_were_not_replayed_are_reported_by_method_and_reason(steady: Run) -> None:
-    assert "engine" not in made_of(steady)  # nothing was to be replayed
+    assert "cuda-graphs" not in made_of(steady)  # nothing was to be replayed
     for row in steady.rows:
         row.n_eager_fallbacks, row.eager_fallback_reason = 0, ""
-    assert made_of(steady)["engine"].state == "ok"
+    assert made_of(steady)["cuda-graphs"].state == "ok"
     for row in steady.rows:
         if row.method == "ss" and row.ok:
             row.n_eager_fallbacks, row.eager_fallback_reason = 200, "more than 128 rows"
-    check = made_of(steady)["engine"]
+    check = made_of(steady)["cuda-graphs"]
     assert check.state == "warning"
     assert "eagerly" in check.sentence and check.sentence.endswith(": 1,600 of ss (more than 128 rows).")
     assert "1,600 of ss (more than 128 rows)" in " ".join(reported(steady))
@@ -117,13 +117,13 @@ def test_a_lead_within_what_plain_decoding_seems_to_gain_is_not_reported_without
         for r in summarise(run)
     ]
     made = {check.name: check for check in checks(run, rows)}
-    assert made["noise"].state == "warning" and made["noise"].lines == ("ss: 1.25× (1.05–1.30)",)
+    assert made["baseline-noise"].state == "warning" and made["baseline-noise"].lines == ("ss: 1.25× (1.05–1.30)",)
     assert "ss-shared-ar, which drafts nothing, reaches 1.08×" in headline(rows, list(made.values()), {})
     higher = [replace(row, speedup_interval=(1.09, 1.30)) if row.method == "ss" else row for row in rows]
     made = {check.name: check for check in checks(run, higher)}
-    assert made["noise"].state == "ok" and "noise" not in headline(higher, list(made.values()), {})
+    assert made["baseline-noise"].state == "ok" and "noise" not in headline(higher, list(made.values()), {})
     without = [row for row in rows if row.method != "ss-shared-ar"]
-    assert "noise" not in {check.name for check in checks(run, without)}
+    assert "baseline-noise" not in {check.name for check in checks(run, without)}
 
 
 def test_the_terminal_and_the_report_state_the_same(make_run: MakeRun) -> None:

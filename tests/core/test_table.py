@@ -80,7 +80,7 @@ def test_what_is_promised_when_sampling_is_stated(make_run: MakeRun, temperature
 
 def test_a_method_that_changes_the_model_names_its_own_reference(make_run: MakeRun) -> None:
     text = reported(read_run(make_run(**SHARED, questions=5)))
-    assert "identical †" in text and "reference †" in text and "† a method that changes the model" in text
+    assert "identical †" in text and "baseline †" in text and "† a method that changes the model" in text
     assert "not compared" not in text
     assert "ss-shared over ss-shared-ar, its own model: " in text
     assert "(ss-shared-ar); in every row speedup and quality are relative to ar" in text

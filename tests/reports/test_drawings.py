@@ -100,5 +100,5 @@ def test_a_lead_that_may_be_noise_has_a_badge(make_run: MakeRun) -> None:
         return [text.split(":")[0] for text, _ in next(r for r in page(results)["ranking"] if r.label == "ss").tags]
 
     low = (found["ss"].speedup_interval or (0, 0))[0]
-    assert "faster" in badges(low * 0.99) and "may be noise" not in badges(low * 0.99)
-    assert "may be noise" in badges(low * 1.01)
+    assert "faster" in badges(low * 0.99) and "within baseline noise" not in badges(low * 0.99)
+    assert "within baseline noise" in badges(low * 1.01)

@@ -32,7 +32,7 @@ def test_methods_are_ranked_by_speedup_and_invalid_ones_come_last(make_run: Make
 def test_decode_speedup_is_tau_over_relative_step_time(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8))
     row = next(r for r in page_of(analyse(run))["ranking"] if r.label == "ss")
-    assert float(row.tau) / float(row.cost) == pytest.approx(float(row.decode[:-1]), rel=0.02)
+    assert float(row.tau) / float(row.step_time) == pytest.approx(float(row.decode[:-1]), rel=0.02)
 
 
 def test_what_is_wrong_with_a_method_is_its_first_badge(make_run: MakeRun) -> None:
