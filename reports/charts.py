@@ -47,6 +47,7 @@ STYLE: Mapping[str, Any] = {
     "yaxis": AXIS,
     "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom"},
     "hoverlabel": {"bgcolor": PAPER, "bordercolor": MUTED, "font": {"color": INK}},
+    "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": MUTED, "activecolor": INK},
     "hovermode": "closest",
     "dragmode": False,
     "colorway": COLOURS,
@@ -143,10 +144,16 @@ def ranking(rows: Sequence[SummaryRow], styles: Mapping[str, Style], names: Sequ
 
 
 def _speedup(row: SummaryRow, style: Style, at: float) -> go.Scatter:
+    low, high = row.speedup_interval or (row.speedup, row.speedup)
+    value = row.speedup or math.nan
     sure = row.comparison in ("faster", "slower")
+    error = {
+        "symmetric": False, "array": [(high or value) - value], "arrayminus": [value - (low or value)],
+        "color": style.colour, "thickness": 2, "width": 0,
+    }  # fmt: skip
     name = text_of(style.name)
     return go.Scatter(
-        x=[row.speedup], y=[at], error_x=_error_bars([row], style), name=name, showlegend=False, mode="markers",
+        x=[row.speedup], y=[at], error_x=error, name=name, showlegend=False, mode="markers",
         marker={"symbol": style.symbol, "size": 10, "color": style.colour if sure else PAPER,
                 "line": {"color": style.colour, "width": 2}},
         hovertemplate=f"{name} {format_speedup(row.speedup)} ({interval(row.speedup_interval) or 'no interval'})"
@@ -154,28 +161,18 @@ def _speedup(row: SummaryRow, style: Style, at: float) -> go.Scatter:
     )  # fmt: skip
 
 
-def _error_bars(rows: Sequence[SummaryRow], style: Style) -> dict[str, Any]:
-    """Return the intervals of these speedups as Plotly's error bars; of length 0 without an interval."""
-    points = [(row.speedup or math.nan, row.speedup_interval) for row in rows]
-    return {
-        "symmetric": False, "array": [ends[1] - value if ends else 0.0 for value, ends in points],
-        "arrayminus": [value - ends[0] if ends else 0.0 for value, ends in points],
-        "color": style.colour, "thickness": 2, "width": 0,
-    }  # fmt: skip
-
-
 def trend(found: Mapping[str, Mapping[str, SummaryRow]], styles: Mapping[str, Style], runs: Sequence[str]) -> go.Figure:
-    """Return speedups with 95 % intervals against the run, a line a method. found: rows by method and run."""
+    """Return speedups against the run, one line per method. found: rows by method and run."""
     traces = []
     for label, by_run in found.items():
-        style, rows = styles[label], list(by_run.values())
+        style = styles[label]
         traces.append(go.Scatter(
-            x=list(by_run), y=[row.speedup for row in rows], error_y=_error_bars(rows, style), mode="lines+markers",
+            x=list(by_run), y=[row.speedup for row in by_run.values()], mode="lines+markers",
             name=text_of(style.name), line={"color": style.colour, "width": 1.5},
             marker={"symbol": style.symbol, "size": 9, "color": style.colour},
             hovertemplate=f"{text_of(style.name)}, run %{{x}}: %{{y:.2f}}×<extra></extra>",
         ))  # fmt: skip
-    made = figure(traces, "run", "speedup, 95 % interval", showlegend=True)
+    made = figure(traces, "run", "speedup", showlegend=True)
     made.add_hline(1, line={"color": INK, "width": 1}, layer="below")
     return made.update_xaxes(type="category", categoryorder="array", categoryarray=list(runs))
 

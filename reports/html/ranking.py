@@ -208,7 +208,7 @@ def budgets_table(view: View, found: Sequence[Budget]) -> Table:
         Column("training tokens", _of("tokens"), "Prompts included, repeats counted", 0),
         Column("training steps", _of("steps"), digits=0),
         Column("peak learning rate", _rate),
-        Column("text", lambda one: _text(one.training_info), "Training data, or the datastore", numeric=False),
+        Column("training text", lambda one: _text(one.training_info), "Training data, or the datastore", numeric=False),
         Column(
             "settings of this run",
             _settings,

@@ -19,7 +19,7 @@ from specbench_ss.results.checks import worst_first
 from specbench_ss.results.cost_model import parts, roof_of, waterfalls
 from specbench_ss.results.report import Experiment, Grid, Plot, Report, Result
 from specbench_ss.results.terminal import cell, machine_lines
-from specbench_ss.results.text import cut, format_speedup, percent, visible
+from specbench_ss.results.text import cut, format_speedup, percent, pluralize, visible
 from specbench_ss.runs.records import Run
 from specbench_ss.stats import FEWEST
 from specbench_ss.storage import replacing
@@ -27,7 +27,7 @@ from specbench_ss.storage import replacing
 SCRIPTS = ("page.js", "charts.js", "tables.js", "explorer.js", "scatter.js", "replay.js", "what-if.js")
 NOT_SHOWN = ("n counts", run_ranking.NO_MEAN)  # the ranking has neither n nor quality
 SHOWN = 3  # notices on the first screen
-RESULTS = (("error", "wrong"), ("warning", "warnings"), ("unknown", "not checked"), ("ok", "ok"))
+RESULTS = (("error", "wrong"), ("warning", "warning"), ("unknown", "not checked"), ("ok", "ok"))
 RANKS = (
     "A rank such as 1–3 is open: the order of two methods counts if the 95 % interval of their ratio, paired by "
     "question, excludes 1."
@@ -212,7 +212,11 @@ def _what_if(view: View) -> list[dict[str, Any]]:
 def _counted(notices: Sequence[Notice]) -> list[tuple[str, str]]:
     """Return the number of checks by result, the worst first, as (level, '2 warnings')."""
     counts = Counter(notice.level for notice in notices)
-    return [(level, f"{counts[level]} {word}") for level, word in RESULTS if counts[level]]
+    return [
+        (level, pluralize(counts[level], word) if word == "warning" else f"{counts[level]} {word}")
+        for level, word in RESULTS
+        if counts[level]
+    ]
 
 
 def _experiment_page(experiment: Experiment, result: Result, facts: Mapping[str, str]) -> dict[str, Any]:

@@ -212,9 +212,9 @@ def decomposition(view: View) -> Table:
         *(Column(part, f"{part}_s", per=1e-3) for part in STEP_PARTS),
         Column("step", "step_s", "Mean milliseconds of a step: the sum of its parts", per=1e-3),
         Column("median", lambda row: medians.get(row.method), "Median milliseconds of a step"),
-        Column("τ", "mean_acceptance_length", unit="×"),
+        Column("τ", "mean_acceptance_length"),
         Column("relative step time", "relative_step_time"),
-        Column("other", "other_factor", unit="×"),
+        Column("other", "other_factor"),
         Column("speedup", lambda row: figure(row.speedup, unit="×", strong=True), "τ / relative step time × other"),
     ]
     rows = [row for row in view.overall.values() if row.step_s]

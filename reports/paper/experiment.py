@@ -30,7 +30,7 @@ from specbench_ss.suite import Question, SuiteRequest
 
 A100 = "one NVIDIA A100-80G, float16, batch 1"  # ACL sec. 3, 2024 sec. 4.1
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-OF_THE_RUN = ("incomplete", "warnings", "sessions", "timing", "noise")  # checks that name no method
+OF_THE_RUN = ("incomplete", "warnings", "sessions", "timing", "baseline-noise")  # checks that name no method
 METHODS = {  # the papers' names -> ours
     "Baseline": REFERENCE,
     "2-Model SD": "sd",

@@ -89,9 +89,9 @@ def sources(run: Run) -> dict[str, str]:
 def scope_note(run: Run, found: Sequence[Budget]) -> str:
     """Return one sentence on the scope of a run's ranking, and on unequal budgets."""
     prompts, questions = len({(row.question_id, row.turn) for row in run.rows}), len(run.questions)
-    generated = " by a generator" if run.manifest["suite"].get("edition") == "generated" else ""
+    question = "generated question" if run.manifest["suite"].get("edition") == "generated" else "question"
     often = "once" if run.repeats == 1 else f"{run.repeats} times"
-    asked = f"{pluralize(prompts, 'prompt')} of {pluralize(questions, 'question')}{generated}"
+    asked = f"{pluralize(prompts, 'prompt')} of {pluralize(questions, question)}"
     many = len({w["machine"] for session in run.manifest.get("sessions", []) for w in session.get("workers", [])}) > 1
     scope = f"Scope: this model, {'these machines' if many else 'this machine'}, {asked}, measured {often}"
     nodes = sorted(one.drafted for one in found if one.drafted)

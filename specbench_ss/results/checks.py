@@ -282,7 +282,7 @@ def _same(rows: Sequence[SummaryRow]) -> Check:
     if not compared:
         return Check("mismatch", "not checked", "No output was compared with the baseline's.")
     others = f" Not compared: {', '.join(rest)}." if rest else ""
-    return Check("mismatch", "ok", f"No compared output differs without a numerical tie.{others}")
+    return Check("mismatch", "ok", f"No compared output differs from the baseline's, numerical ties aside.{others}")
 
 
 def _sampled(rows: Sequence[SummaryRow]) -> Check:

@@ -2,7 +2,8 @@
 // Plotly charts: drawn when they come near the screen, in the colours of a light or dark page.
 const Charts = (() => {
   const style = JSON.parse(document.getElementById("chart-style").textContent), shown = new Map();
-  const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]] };
+  const hovers = matchMedia("(hover: hover)").matches; // without it Plotly's buttons would always cover the legend
+  const config = { responsive: true, displaylogo: false, displayModeBar: hovers && "hover", modeBarButtons: [["toImage", "resetScale2d"]] };
   const PAPER = 640; // pixels of a chart on A4
   const night = matchMedia("(prefers-color-scheme: dark)"), paper = matchMedia("print");
   let printing = false;
