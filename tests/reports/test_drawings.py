@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from specbench_ss.reports import charts
 from specbench_ss.reports.html import assets
 from specbench_ss.reports.html.report import page
 from specbench_ss.results.analysis import analyse
@@ -35,6 +36,14 @@ def test_acceptance_shows_how_often_a_position_is_reached(make_run: MakeRun) -> 
     ]
     made = page(results)["acceptance"][1]
     assert [cells[-1].text for cells in made.table.rows] == [f"{100 * n / steps:.1f}%" for n in (200, 100, 20)]
+
+
+def test_acceptance_from_too_few_steps_is_not_drawn(make_run: MakeRun) -> None:
+    results = analyse(read_run(make_run(labels=("ar", "ss"), questions=2)))
+    assert [chart.name for chart in page(results)["acceptance"]] == ["tokens-per-step", "acceptance"]
+    few = {"conditional_acceptance_rate": (0.8,), "conditional_acceptance_rate_n": (charts.FEW - 1,)}
+    results.rows = [replace(row, **few) if row.method == "ss" else row for row in results.rows]
+    assert [chart.name for chart in page(results)["acceptance"]] == ["tokens-per-step"]
 
 
 def test_shares_of_steps_are_of_the_samples_that_acceptance_is_of(make_run: MakeRun) -> None:

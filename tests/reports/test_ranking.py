@@ -120,6 +120,23 @@ def test_the_places_that_a_method_may_have_stand_below_its_place(make_run: MakeR
     assert {label: row.rank for label, row in found.items()} == {"ar": "", "ar[n=1]": "1–2", "ar[n=2]": "1–2"}
 
 
+def test_a_method_slower_than_the_baseline_has_no_rank(make_run: MakeRun) -> None:
+    results = analyse(read_run(make_run()))
+    results.rows = [
+        replace(row, comparison="slower", speedup=0.9) if row.method == "medusa" else row for row in results.rows
+    ]
+    ranks = {row.label: row.rank for row in page_of(results)["ranking"]}
+    assert ranks == {"ss": "1", "medusa": "–", "ar": ""}
+
+
+def test_the_status_of_every_method_shows_that_all_samples_are_noisy(make_run: MakeRun) -> None:
+    run = read_run(make_run())
+    assert {row.icon for row in page_of(analyse(run))["ranking"] if row.rank} == {"✓"}
+    for row in run.rows:
+        row.noise_reason = "other processes used 50% of the CPU"
+    assert {row.icon for row in page_of(analyse(run))["ranking"] if row.rank} == {"!"}
+
+
 def test_nodes_and_training_of_each_method_stand_in_a_table(make_run: MakeRun) -> None:
     run = read_run(make_run())
     run.manifest["methods"][1]["training_info"] = {
