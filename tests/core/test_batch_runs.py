@@ -96,7 +96,7 @@ def test_every_form_of_the_report_has_the_levels(finished: tuple[Path, Results],
     expected = [(n, method) for n in (1, 2, 3) for method in run.labels]
     HtmlReport().write(analyse(run), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert 'id="concurrency"' in page and "1, 2, 3 at a time" in page
+    assert 'id="concurrency"' in page and "1, 2, 3 concurrent requests" in page
     MarkdownReport().write(analyse(run), tmp_path / "r.md")
     text = (tmp_path / "r.md").read_text()
     lines = text[text.index("## By requests in flight") :].splitlines()

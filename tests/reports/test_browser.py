@@ -250,7 +250,7 @@ def test_hostile_texts_are_text(running: Any, made: Path) -> None:
     assert "שלום 👩\u200d👧" in text
     assert page.locator("#detail mark").text_content() == "another end", "from the first difference on"
     assert page.locator("a[href*='//x'], img, iframe").count() == 0
-    legend = page.locator(".abbreviations").text_content()
+    legend = page.locator("#overview .abbreviations").text_content()
     assert "ss (1)" in legend and "ss[<a href=//x>⟨RIGHT-TO-LEFT OVERRIDE⟩evil</a>]" in legend
     page.goto((made / "report.html").as_uri() + "#sample=qa-1.0")
     page.reload()
