@@ -320,9 +320,11 @@ def _some(names: Sequence[str], shown: int = 3) -> str:
     return ", ".join(map(cut, names[:shown])) + (f" and {rest} more" if rest > 0 else "")
 
 
-def chat_group(run: Run) -> str:
+def chat_group(run: Run, short: bool = False) -> str:
     """Return the name of the group of MT-Bench's tasks, which a generated suite only imitates."""
-    return "chat (as MT-Bench)" if run.manifest["suite"]["edition"] == "generated" else "MT-Bench"
+    if run.manifest["suite"]["edition"] != "generated":
+        return "MT-Bench"
+    return "chat" if short else "chat (as MT-Bench)"
 
 
 def task_groups(tasks: Sequence[str], chat: str = "MT-Bench") -> dict[str, tuple[str, ...]]:

@@ -316,7 +316,7 @@ def _print_failure(results: Results, label: str, console: Console) -> None:
 def _print_groups(results: Results, console: Console) -> None:
     """Print the speedups by task if each task has enough prompts; else a line that states how many there are."""
     run = results.run
-    groups = task_groups(run.categories, chat_group(run))
+    groups = task_groups(run.categories, chat_group(run, short=True))
     if len(groups) < 2:
         return
     answered = {name: {row.question_id for row in run.rows if row.category in of} for name, of in groups.items()}
