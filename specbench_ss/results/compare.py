@@ -238,8 +238,8 @@ class ComparedRow:
     n_failed_a: Col[int, "failed samples of the method in run A", "samples"]
     n_failed_b: Col[int, "failed samples of the method in run B", "samples"]
     changes: Mapping[str, Change]
-    n_outputs: Col[int, "outputs of the same prompt and repeat in both runs", "answers"]
-    n_other_outputs: Col[int, "outputs among them whose tokens differ", "answers"]
+    n_outputs: Col[int, "outputs of the same prompt and repeat in both runs", "outputs"]
+    n_other_outputs: Col[int, "outputs among them whose tokens differ", "outputs"]
     baseline: str
     error: str
 

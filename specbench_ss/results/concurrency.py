@@ -33,7 +33,7 @@ class ConcurrencyRow:
     failed: Col[int, "failed requests; no other number includes them", "requests"]
     wall_s: Col[
         float,
-        "time from the first request to the end of the last; with one request at a time, the sum of their times",
+        "time of all requests together, over all repeats; with one request at a time, the sum of their times",
         "s",
     ]
     tokens: Col[int, "output tokens", "tokens"]

@@ -178,7 +178,7 @@ class MachineRow:
     accept_share: Col[Number, "share of the step time: acceptance and compaction of the KV cache", "0 to 1"]
     host_share: Col[Number, "share of the step time: rest, on the host", "0 to 1"]
     parts_residual: Col[
-        Number, "share of the step time outside these four; not 0 only if host and device clocks differ", "0 to 1"
+        Number, "share of the step time outside these four; 0 unless the clocks of host and device differ", "0 to 1"
     ]
     flops_per_step: Col[Number, "FLOP per step, counted from shapes, drafter included", "FLOP"]
     bytes_per_step: Col[Number, "bytes read per step, counted from shapes, drafter included", "bytes"]

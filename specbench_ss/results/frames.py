@@ -140,7 +140,7 @@ VERDICTS = {  # verdict of the output match -> meaning of its count
     "mismatch": "outputs that differ in any other way: a bug",
     "text differs": "outputs of servers with another text, which is no error",
     "sampled": "sampled outputs whose tokens were tested against the target's distribution",
-    "not compared": "outputs that were not compared: the method is not lossless, or the sample failed",
+    "not compared": "outputs that were not compared, for instance because the method is not lossless",
 }
 COUNTED = [
     Column(f"n_{verdict.replace('-', '_').replace(' ', '_')}", "Int64", "outputs", meaning, _number_of(verdict))

@@ -341,7 +341,7 @@ class SummaryRow:
     verify_s: Col[Number, "mean time per step of the target model's forward pass", "s"]
     accept_s: Col[Number, "mean time per step of acceptance and compaction of the KV cache", "s"]
     host_s: Col[Number, "mean time per step of the rest, on the host", "s"]
-    parts_residual_s: Col[Number, "step_s minus the four parts; not 0 only if host and device clocks differ", "s"]
+    parts_residual_s: Col[Number, "step_s minus the four parts; 0 unless the clocks of host and device differ", "s"]
     relative_step_time: Col[Number, "mean step time of the method / mean step time of `ar`", "×"]
     other_factor: Col[
         Number, "speedup / decode_speedup: effect of prefill, of the first token and of unequal output lengths", "×"
@@ -355,7 +355,9 @@ class SummaryRow:
     latency_s_p50: Col[Number, "time of a whole request: median over samples", "s"]
     latency_s_p95: Col[Number, "time of a whole request: 95th percentile over samples", "s"]
     latency_s_p99: Col[Number, "time of a whole request: 99th percentile over samples", "s"]
-    peak_memory_bytes: Col[Whole, "peak of the additional CUDA memory of a sample; missing with CUDA graphs", "bytes"]
+    peak_memory_bytes: Col[
+        Whole, "highest peak CUDA memory beyond that before the sample; missing with CUDA graphs", "bytes"
+    ]
     output_match: Mapping[str, int]
     bias: Col[
         Bias | None,

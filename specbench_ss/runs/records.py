@@ -249,8 +249,8 @@ class SampleRecord(KeyedRecord):
     ended: Col[Number, "Unix time of the end", "s"] = None
     prompt_tokens: Col[Known, "length of the prompt, chat template included", "tokens"] = None
     tokens: Col[Known, "length of the output, end token included", "tokens"] = None
-    prefill_tokens: Col[Known, "output tokens from prefill: the first token", "tokens"] = None
-    steps: Col[Known, "steps: forward passes of the target model that verify a draft", "steps"] = None
+    prefill_tokens: Col[Known, "output tokens from prefill, not from a step", "tokens"] = None
+    steps: Col[Known, "forward passes of the target model that verify a draft", "steps"] = None
     draft_nodes: Col[Known, "nodes of all draft trees, roots not counted", "nodes"] = None
     verified_nodes: Col[Known, "drafted nodes that are left after pruning and reach the last layer", "nodes"] = None
     draft_depth: Col[Known, "sum of the draft depths of all steps", "tokens"] = None
