@@ -10,7 +10,7 @@ class Autoregressive(Decoder):
     """Draft nothing: every step verifies the root alone."""
 
     name = "ar"
-    summary = "autoregressive decoding, the reference"
+    summary = "autoregressive decoding, the baseline"
     autoregressive = True
 
     def max_tokens_per_step(self) -> int:

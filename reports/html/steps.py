@@ -116,10 +116,10 @@ def by_position(view: View) -> Chart | None:
         Column(
             "accepted, if the position before was",
             lambda at: _share(at["conditional"]),
-            MEANINGS["conditional_acceptance_rate"],
+            "Share of the steps that accepted the position before",
         ),
         Column("n", "conditional_n", "Steps that accepted the position before", digits=0),
-        Column("accepted", lambda at: _share(at["rate"]), MEANINGS["acceptance_rate_per_pos"]),
+        Column("accepted", lambda at: _share(at["rate"]), "Share of the steps that drafted the position"),
         Column("n", "rate_n", "Steps that drafted the position", digits=0),
         Column("drafted", lambda at: _share(at["rate_n"] / steps[at["method"]]), REACHED),
     ]
