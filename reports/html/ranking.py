@@ -193,7 +193,7 @@ def _output(row: SummaryRow, config: Mapping[str, Any]) -> Tag:
         return text, BIAS[row.bias] if row.lossless else "flat"
     if row.output_match.get("mismatch"):
         return text, "bad"
-    if row.output_match.get("numerical tie") or row.output_match.get("length differs"):
+    if any(finding.startswith(("numerical-tie", "length-differs")) for finding in row.health):
         return text, "note"
     return text, "good" if row.output_match.get("identical") else "flat"
 

@@ -217,12 +217,18 @@ def _noisy_text(run: Run, rows: Sequence[SummaryRow], noisy: Sequence[str]) -> s
     without = {row.method: _without_noise(run, row) for row in ranked}
     if "insufficient data" in without.values():
         return f"{text}; too few samples are left without them"
-    faster = [row.method for row in ranked if row.comparison == "faster"]
-    still_faster = [method for method, comparison in without.items() if comparison == "faster"]
-    if faster == still_faster:
+    changes = {"also": list[str](), "not": list[str]()}
+    for row in ranked:
+        if (row.comparison == "faster") != (without[row.method] == "faster"):
+            changes["not" if row.comparison == "faster" else "also"].append(row.method)
+    if not any(changes.values()):
         return f"{text}; the same methods are faster without them"
-    only = f"only {', '.join(still_faster)} {'is' if len(still_faster) == 1 else 'are'}"
-    return f"{text}; without them {only if still_faster else 'no method is'} significantly faster"
+    parts = [
+        f"{', '.join(labels)} {'is' if len(labels) == 1 else 'are'} {how} significantly faster"
+        for how, labels in changes.items()
+        if labels
+    ]
+    return f"{text}; without them {' and '.join(parts)}"
 
 
 def _without_noise(run: Run, row: SummaryRow) -> Comparison:
