@@ -24,14 +24,16 @@ from specbench_ss.bench.schedule import Sample, warmup_messages
 from specbench_ss.bench.server_client import (
     HIDDEN,
     MALFORMED,
+    PAST_END,
     REFUSED,
     Answer,
     AnswerError,
-    Counters,
     Server,
     StatusError,
     settings,
 )
+from specbench_ss.bench.server_counts import Reading, SpecCounts, spec_request
+from specbench_ss.bench.server_proof import PROVED, match_greedy, match_sampled
 from specbench_ss.bench.timed_sample import gc_disabled, warm_up
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, did_you_mean, error_text
@@ -45,42 +47,59 @@ from specbench_ss.runs.run_dir import RunDir, check_out, read_run
 from specbench_ss.suite import Suite, SuiteData, SuiteRequest
 
 
-def counter_delta(before: Counters | None, after: Counters | None, tokens: int, answers: int = 1) -> Counters | None:
-    """Return a server's counts for some answers; None if it also served other requests.
+def counter_delta(before: Reading | None, after: Reading | None, tokens: int, outputs: int = 1) -> SpecCounts | None:
+    """Return a server's counts for some outputs; None if it also served other requests.
 
-    tokens: of these answers. Other requests are detected by more generated tokens than these and one EOS each, or by
-    more accepted tokens than these and the draft tokens past each end.
+    tokens: of these outputs. Other requests are detected by more generated tokens than these and a last step of each
+    that went past its end, or by more accepted tokens than these.
     """
-    delta = after.since(before) if before is not None and after is not None else None
-    if delta is None or (delta.generated is not None and delta.generated > tokens + answers):
+    if before is None or after is None:
         return None
-    return delta if delta.accepted <= min(delta.drafted, tokens + HIDDEN * answers) else None
+    deepest = len(after.accepted_per_pos) or HIDDEN
+    if after.generated - before.generated > tokens + (deepest + 1) * outputs:
+        return None
+    delta = after.since(before, outputs)
+    return delta if delta and not delta.fault() and delta.accepted <= tokens + PAST_END * outputs else None
 
 
-def to_record(row: SampleRecord, answer: Answer, counts: Counters | None) -> SampleRecord:
-    """Fill the record with an answer and its counts."""
-    row.text, row.finish, row.tokens = answer.text, answer.finish, answer.tokens
+def to_record(row: SampleRecord, answer: Answer, counters: SpecCounts | None) -> SampleRecord:
+    """Fill the record with an answer. counters: what /metrics counted for it alone, used where the answer has none."""
+    row.text, row.reasoning, row.finish, row.tokens = (
+        answer.text,
+        answer.reasoning or None,
+        answer.finish,
+        answer.tokens,
+    )
     row.counted, row.chunks, row.prompt_tokens = answer.counted, answer.chunks, answer.prompt_tokens
+    row.token_ids = answer.token_ids or None
     row.prefill_tokens = 1  # in every engine the prefill gives the first token
     row.prefill_s, row.wall_s = answer.ttft_s or 0.0, answer.wall_s
     row.decode_s = answer.wall_s - row.prefill_s
-    row.draft_nodes, row.accepted_tokens = answer.drafted, answer.accepted
-    if counts is not None:
-        row.drafts, row.draft_nodes, row.accepted_tokens = counts.drafts, counts.drafted, counts.accepted
+    spec = answer.spec or counters
+    if spec is not None and spec.drafts is None and counters is not None and counters.accepted == spec.accepted:
+        spec = counters  # llama.cpp counts its drafts there alone
+    if spec is not None:
+        row.steps, row.drafts = spec.steps(row.later), spec.drafts
+        row.draft_nodes, row.accepted_tokens = spec.drafted, spec.accepted
+        row.accepted_per_pos = list(spec.accepted_per_pos) or None
+        row.drafted_per_pos = list(spec.drafted_per_pos) or None
     return row
 
 
 SHOWN = 8  # models listed in a message
-VERSIONS = {
-    "/version": "version",
-    "/props": "build_info",
-    "/get_server_info": "version",
-}  # page -> field with the version
+VERSIONS = {  # engine -> pages with its version, and the field that has it
+    "vLLM": (("/version", "version"),),
+    "llama.cpp": (("/props", "build_info"),),
+    "SGLang": (("/server_info", "version"), ("/get_server_info", "version")),
+}
+OWNERS = {"vllm": "vLLM", "llamacpp": "llama.cpp", "sglang": "SGLang"}  # `owned_by` of a model
 UNKNOWN_FIELD = (400, 422)  # statuses for a request with an unknown field
 
 
 class _Model(msgspec.Struct):
     id: str
+    owned_by: str | None = None
+    root: str | None = None
 
 
 class _Models(msgspec.Struct):
@@ -115,12 +134,14 @@ def _model(server: Server, wanted: str | None) -> str:
             return wanted
         raise server.refusal(page)
     try:
-        names = _names(page)
+        models = _models(page)
     except MALFORMED:
         kind = page.headers.get("content-type", "no type").partition(";")[0]
         hint = "" if server.url.endswith("/v1") else f"; is the address {server.shown_url}/v1?"
         raise AnswerError(f"{server.shown_url}/models answers with {kind} instead of a list of models{hint}") from None
-    if wanted or len(names) == 1:
+    server.engine = next((OWNERS[model.owned_by] for model in models if model.owned_by in OWNERS), "")
+    names, roots = [model.id for model in models], {model.root or model.id for model in models}
+    if wanted or len(roots) == 1:  # the names of one model are its aliases
         return wanted or names[0]
     listed = ", ".join(sorted(names)[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
     raise AnswerError(
@@ -128,36 +149,34 @@ def _model(server: Server, wanted: str | None) -> str:
     )
 
 
-def _names(page: httpx.Response) -> list[str]:
-    return [model.id for model in msgspec.json.decode(page.content, type=_Models).data]
+def _models(page: httpx.Response) -> list[_Model]:
+    return msgspec.json.decode(page.content, type=_Models).data
 
 
 def probe(server: Server, settings: Mapping[str, Any]) -> Answer:
     """Request one short answer, unmeasured. Raise UserError if there is none.
 
-    If the server rejects `stream_options`, later requests omit it.
+    If the server rejects the fields that ask for counts, later requests omit them, and then `stream_options` too.
     """
     parameters = {**settings, "max_tokens": min(4, int(settings.get("max_tokens", 4)))}
     hello = [{"role": "user", "content": "Hello"}]
-    try:
+    server.fields = spec_request(server.engine)
+    refused: AnswerError | None = None
+    while True:
         try:
             return server.ask(hello, parameters)
-        except StatusError as e:
-            if e.code not in UNKNOWN_FIELD:
-                raise
-            server.usage = False
-            try:
-                return server.ask(hello, parameters)
-            except AnswerError:
-                raise e from None  # the field was not the cause
-    except AnswerError as e:
-        raise UserError(f"{server.label}: {e}{_model_hint(server)}") from None
+        except AnswerError as e:
+            refused = refused or e  # without the fields it may fail for another reason, which was not the cause
+            optional = server.fields or server.usage
+            if not (optional and isinstance(e, StatusError) and e.code in UNKNOWN_FIELD):
+                raise UserError(f"{server.label}: {refused}{_model_hint(server)}") from None
+            server.fields, server.usage = {}, server.usage and bool(server.fields)
 
 
 def _model_hint(server: Server) -> str:
     """Return a list of the server's models if the requested one is not among them, else ''."""
     try:
-        names = _names(server.get(f"{server.url}/models"))
+        names = [model.id for model in _models(server.get(f"{server.url}/models"))]
     except (AnswerError, *MALFORMED):
         return ""
     if server.model in names or not names:
@@ -171,16 +190,16 @@ def about(server: Server, first: Answer) -> ProbedServer:
     """Describe a server: version, software and available counts. first: the answer of `probe`."""
     version, software = _version(server)
     server.counters()
-    in_answers = first.accepted is not None
+    engine = server.engine or (software or "")
     acceptance = "its counters in /metrics" if not server.no_counters else f"not measured: {server.no_counters}"
     return ProbedServer(
         server,
         {
             "place": "loopback" if server.loopback else "remote",
-            "software": software,
+            "software": engine or None,
             "version": version,
             "tokens": "usage" if first.counted == "usage" else "chunks",
-            "acceptance": "reported with each answer" if in_answers else acceptance,
+            "acceptance": "reported with each answer" if first.spec is not None else acceptance,
         },
     )
 
@@ -188,7 +207,7 @@ def about(server: Server, first: Answer) -> ProbedServer:
 def _version(server: Server) -> tuple[str | None, str | None]:
     """Return the server's version and its header `Server`, if it reports them."""
     software = None
-    for page, name in VERSIONS.items():
+    for page, name in VERSIONS.get(server.engine) or [page for pages in VERSIONS.values() for page in pages]:
         try:
             response = server.get(f"{server.root}{page}")
             software = software or response.headers.get("server")
@@ -292,14 +311,23 @@ def _in_flight(server: Server, concurrency: int) -> Iterator[ThreadPoolExecutor]
 
 
 def _counted(
-    level: ConcurrencyResult, rows: Sequence[SampleRecord], before: Counters | None, after: Counters | None
+    level: ConcurrencyResult, rows: Sequence[SampleRecord], before: Reading | None, after: Reading | None
 ) -> ConcurrencyResult:
-    """Return the level with draft counts: from the server's counters, or summed over the answers."""
+    """Return the level with draft counts: summed over the answers, or from the server's counters."""
     good = [row for row in rows if row.ok]
+    if all(row.steps is not None for row in good):
+        return replace(
+            level,
+            steps=counted(good, "steps"),
+            drafts=counted(good, "drafts"),
+            draft_nodes=counted(good, "draft_nodes"),
+            accepted_tokens=counted(good, "accepted_tokens"),
+        )
     delta = counter_delta(before, after, sum(row.tokens or 0 for row in good), len(good))
-    if delta is not None and len(good) == len(rows):
-        return replace(level, drafts=delta.drafts, draft_nodes=delta.drafted, accepted_tokens=delta.accepted)
-    return replace(level, draft_nodes=counted(good, "draft_nodes"), accepted_tokens=counted(good, "accepted_tokens"))
+    if delta is None or len(good) < len(rows):
+        return level
+    steps = delta.steps(sum(row.later for row in good))
+    return replace(level, steps=steps, drafts=delta.drafts, draft_nodes=delta.drafted, accepted_tokens=delta.accepted)
 
 
 IN_A_ROW = 3  # failed requests after which the server's availability is checked
@@ -324,6 +352,7 @@ class ServedSession(Session):
         self.suite = suite
         self.servers, self.timeout = servers, where.timeout
         self._failed: Counter[str] = Counter()
+        self._proved: Counter[str] = Counter()  # sampled tokens that were compared
 
     @property
     def baseline(self) -> str:
@@ -385,14 +414,16 @@ class ServedSession(Session):
             )
 
     def verdict(self, sample: Sample, row: SampleRecord, reference: SampleRecord) -> OutputMatch:
-        """Compare two answers as texts, since a server sends no tokens."""
-        text, expected = row.text or "", reference.text or ""
-        if text == expected:
-            return OutputMatch(*row.key, verdict="identical")
-        at = next(
-            (i for i, (a, b) in enumerate(zip(text, expected, strict=False)) if a != b), min(len(text), len(expected))
-        )
-        return OutputMatch(*row.key, verdict="text differs", reason=f"from character {at} on")
+        baseline, messages = self.servers[reference.method], sample.question.messages(self.history(sample))
+        return match_greedy(row, reference, baseline, messages, self.settings(row.seed))
+
+    def sampled(self, sample: Sample, row: SampleRecord) -> OutputMatch | None:
+        if self._proved[row.method] >= PROVED:
+            return None
+        messages = sample.question.messages(self.history(sample))
+        match = match_sampled(row, self.servers[row.method], messages, self.settings(row.seed))
+        self._proved[row.method] += match.sampled.tokens + match.sampled.tail if match.sampled else 0
+        return match
 
     def finalize(self, samples: Sequence[Sample]) -> None:
         ServedConcurrencySweep(self, self.run_dir).make()

@@ -40,9 +40,9 @@ ConcurrencyKey = tuple[str, int, int]  # method, requests in flight, repeat
 class ConcurrencyResult:
     """The whole suite on one server or method at one concurrency.
 
-    wall_s: from the first request to the end of the last output. requests: number of requests. drafts, draft_nodes,
-    accepted_tokens: increase of the server's counters, or None; of a method in this process its steps and their draft
-    and accepted tokens. started, ended: Unix times.
+    wall_s: from the first request to the end of the last output. requests: number of requests. steps, drafts,
+    draft_nodes, accepted_tokens: sums over the requests, or None where not measured; a server's requests add their
+    steps, so a pass over several of them counts for each. started, ended: Unix times.
     """
 
     method: str
@@ -52,6 +52,7 @@ class ConcurrencyResult:
     ended: float
     wall_s: Annotated[float, Meta(ge=0)]
     requests: Count
+    steps: Count | None = None
     drafts: Count | None = None
     draft_nodes: Count | None = None
     accepted_tokens: Count | None = None
@@ -270,6 +271,7 @@ class SampleRecord(KeyedRecord):
         "0 to 1",
     ] = None
     text: Col[str | None, "the answer as text, special tokens left out"] = None
+    reasoning: Col[str | None, "of a server: text of the model before its answer"] = None
     token_ids: Col[list[int] | None, "the answer as a list of token ids"] = None
     noise_reason: Col[
         str | None, "noise detected during the sample; empty without noise, missing without telemetry"
@@ -299,8 +301,12 @@ class SampleRecord(KeyedRecord):
         "of a server: `usage` if it reported the number of tokens, `chunks` if chunks were counted",
     ] = None
     chunks: Col[Known, "of a server: pieces of text that came", "chunks"] = None
-    drafts: Col[
-        Known, "of a server: how often it drafted, by its own counters; missing where not measured", "drafts"
+    drafts: Col[Known, "of a server: steps that had a draft; missing where not measured", "drafts"] = None
+    accepted_per_pos: Col[
+        list[Count] | None, "of a server: for each draft position, drafts whose token was accepted", "drafts"
+    ] = None
+    drafted_per_pos: Col[
+        list[Count] | None, "of a server: for each draft position, drafts that had a token there", "drafts"
     ] = None
     concurrency: Col[Known, "requests at a time, where more than one; missing in this frame", "requests"] = None
     n_eager_fallbacks: Col[Known, "passes run eagerly where steps are replayed; missing where none are", "passes"] = (
@@ -358,6 +364,7 @@ OUTSIDE = PIT_BINS  # bin of tokens that the sampling filters exclude
 TILTS = (-1 / 4, -1 / 16, 1 / 16, 1 / 4, 1.0)  # exponents of the alternatives p^(1 + tilt)
 
 ACCEPT_TILTS = (-1 / 2, 1 / 8, 1 / 2, 2.0)  # shifts of the log-odds of acceptance in the alternatives
+TAIL_FACTORS = (2.0, 10.0, 100.0)  # how much more probable than possible improbable tokens are in the alternatives
 
 
 @dataclass(slots=True)
@@ -383,6 +390,11 @@ class SampledTokens:
     accept_variance: Col[NonNegative, "the variance of their number"] = 0.0
     accept_ratios: Col[list[float], "log-likelihood ratios of accepting more, or less, often", "nats"] = field(
         default_factory=lambda: [0.0] * len(ACCEPT_TILTS)
+    )
+    tail: Col[Count, "of a server: tokens that are not among the most probable ones that it reported", "tokens"] = 0
+    tail_expected: Col[NonNegative, "as many as there may be at most, by the model's distribution", "tokens"] = 0.0
+    tail_ratios: Col[list[float], "log-likelihood ratios of such tokens being more frequent", "nats"] = field(
+        default_factory=lambda: [0.0] * len(TAIL_FACTORS)
     )
     rounding: Col[NonNegative, "the sum over the tokens of the numerical tie bound over the temperature"] = 0.0
 

@@ -282,6 +282,9 @@ def metrics(how: Behaviour) -> str:
     if how.metrics == "sglang":
         return 'sglang:spec_accept_length{model_name="m"} 2.9\n'
     label = '{engine="0",model_name="m"}'
+    made = f"# TYPE vllm:generation_tokens counter\nvllm:generation_tokens_total{label} {float(how.counts['made'])}\n"
+    if not how.drafted and how.metrics != "nan":
+        return made
     names = {"drafts": "drafts", "drafted": "draft_tokens", "accepted": "accepted_tokens"}
     lines = []
     for name, full in names.items():
@@ -289,8 +292,4 @@ def metrics(how: Behaviour) -> str:
         lines += [f"# TYPE vllm:spec_decode_num_{full} counter", f"vllm:spec_decode_num_{full}_total{label} {value}"]
         lines += [f"vllm:spec_decode_num_{full}_created{label} {time.time()}"]
         lines += [f'vllm:spec_decode_num_{full}_total{{engine="0",model_name="another"}} 1000000.0']
-    lines += [
-        "# TYPE vllm:generation_tokens counter",
-        f"vllm:generation_tokens_total{label} {float(how.counts['made'])}",
-    ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + made
