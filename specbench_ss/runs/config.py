@@ -19,12 +19,15 @@ class Endpoint:
     """An OpenAI-compatible server.
 
     label: its name in the results. url: of its API, as `http://localhost:8000/v1`, without credentials. model: its name
-    there; None = the server's only model.
+    there; None = the server's only model. command: that starts it, of a server that the run starts itself; env:
+    environment variables that it gets in addition.
     """
 
     label: str
     url: str
     model: str | None = None
+    command: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the endpoint as JSON-ready data."""

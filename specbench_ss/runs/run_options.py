@@ -31,7 +31,7 @@ Seconds = Annotated[float, Gt(0), Lt(math.inf)]
 
 # modes: a model in this process, models in workers of Ray, or servers
 PROCESS, RAY, SERVER = "process", "ray", "server"
-MODES = {RAY: "--executor ray", SERVER: "--endpoint, the address of a server"}
+MODES = {RAY: "--executor ray", SERVER: "--endpoint, the address of a server, or --servers"}
 MODEL_MODES, ALL_MODES = (PROCESS, RAY), (PROCESS, RAY, SERVER)
 COMMAND, FILE, PYTHON = "command line", "YAML file", "run()"
 
@@ -171,6 +171,12 @@ class RunOptions(CommandOptions):
         "Measure a server in place of --methods: the address of its OpenAI-compatible API, as "
         "http://localhost:8000/v1. May be given several times: the others are compared with the first server.",
         metavar="URL",
+    )
+    servers: Path | None = _served(
+        None,
+        "Start the servers of a YAML file one after another on one port and measure them in place of --methods; the "
+        "first is the baseline. docs/servers.md has its format.",
+        metavar="FILE.yaml",
     )
     label: list[str] | None = _served(
         None, "Name of a server in the results; one for each --endpoint, in the same order.", metavar="NAME"
@@ -354,7 +360,7 @@ class RunOptions(CommandOptions):
     @property
     def mode(self) -> str:
         """Return the mode of the run."""
-        if self.endpoint:
+        if self.endpoint or self.servers:
             return SERVER
         return RAY if self.executor == "ray" else PROCESS
 

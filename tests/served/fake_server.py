@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -75,8 +76,8 @@ class Fake(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, behaviour: Behaviour) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, behaviour: Behaviour, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
         self.behaviour, self.lock, self.at_once = behaviour, threading.Lock(), 0
         self.stalled = threading.Event()
 
@@ -293,3 +294,24 @@ def metrics(how: Behaviour) -> str:
         lines += [f"vllm:spec_decode_num_{full}_created{label} {time.time()}"]
         lines += [f'vllm:spec_decode_num_{full}_total{{engine="0",model_name="another"}} 1000000.0']
     return "\n".join(lines) + "\n" + made
+
+
+def main() -> None:
+    """Serve on a port with a behaviour in JSON, until the process is ended. `dies_after`: exit at that request."""
+    port, given = int(sys.argv[1]), json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}")
+    dies_after = given.pop("dies_after", None)
+    server = Fake(Behaviour(**given), port)
+
+    class Mortal(Handler):
+        def do_POST(self) -> None:
+            if dies_after is not None and len(self.how.asked) >= dies_after:
+                print("RuntimeError: the engine core died", flush=True)
+                os._exit(7)
+            super().do_POST()
+
+    server.RequestHandlerClass = Mortal
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
