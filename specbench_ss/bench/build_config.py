@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import warnings
@@ -47,7 +48,7 @@ def asked_run(options: RunOptions) -> tuple[RunConfig, OutputOptions, Access | N
 
 
 MODEL = "served"  # model name in configurations of server runs
-OWN = {f.name for f in fields(RunConfig)} & {f.name for f in fields(RunOptions)}
+OWN = ({f.name for f in fields(RunConfig)} & {f.name for f in fields(RunOptions)}) - {"extra_body"}
 
 
 def run_config(options: RunOptions) -> RunConfig:
@@ -61,6 +62,7 @@ def run_config(options: RunOptions) -> RunConfig:
     if options.mode == SERVER:
         values |= {"model": MODEL, "methods": (), "endpoints": endpoints_of(options)}
         values["concurrency"] = in_flight(options.concurrency, "--concurrency")
+        values["extra_body"] = _extra_body(options.extra_body)
         return RunConfig(**values)
 
     if options.methods is None:
@@ -72,6 +74,22 @@ def run_config(options: RunOptions) -> RunConfig:
     _check_plugins(values["presets"])
     values["methods"] = method_specs(options.methods, options.set or (), values["presets"], options.nodes)
     return RunConfig(**values)
+
+
+SET_ELSEWHERE = {"model", "messages", "stream", "stream_options", "max_tokens", "temperature", "top_p", "seed", "stop"}
+
+
+def _extra_body(text: str | None) -> str:
+    """Return the fields of every request as JSON. Raise UserError for other JSON, or fields that options set."""
+    try:
+        fields = json.loads(text or "{}")
+    except ValueError as e:
+        raise UserError(f"--extra-body is no JSON: {e}") from None
+    if not isinstance(fields, dict):
+        raise UserError("--extra-body must be a JSON object, as in '{\"ignore_eos\": true}'")
+    if twice := sorted(SET_ELSEWHERE & fields.keys()):
+        raise UserError(f"--extra-body must not set {twice[0]}; use the options of this command")
+    return json.dumps(fields, sort_keys=True)
 
 
 def _check_values(options: RunOptions) -> None:

@@ -11,6 +11,7 @@ Each request has its own connection. No request is sent twice, and redirects are
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import socket
@@ -51,7 +52,7 @@ def settings(config: RunConfig, longest: int, seed: int) -> dict[str, Any]:
     parameters: dict[str, Any] = {"max_tokens": config.max_new_tokens or longest, "temperature": config.temperature}
     if config.temperature > 0:
         parameters |= {"seed": seed % SEEDS} | ({"top_p": config.top_p} if config.top_p < 1 else {})
-    return parameters | ({"stop": list(config.stop)} if config.stop else {})
+    return parameters | ({"stop": list(config.stop)} if config.stop else {}) | json.loads(config.extra_body)
 
 
 NEEDS = "reading /metrics requires prometheus-client: pip install -e '.[endpoint]'"

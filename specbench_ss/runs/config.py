@@ -40,7 +40,8 @@ class RunConfig:
 
     Fields with an option's name have its meaning and default. stop: stop strings, which stay in the output. presets,
     plugin: files with options or methods. endpoints: servers that are measured instead of methods; the first is the
-    baseline. concurrency: numbers of requests at a time, in addition to one.
+    baseline. concurrency: numbers of requests at a time, in addition to one. extra_body: JSON object with further
+    fields of requests to servers.
     """
 
     methods: tuple[MethodSpec, ...]
@@ -69,6 +70,7 @@ class RunConfig:
     quantize: str = RunOptions.quantize
     endpoints: tuple[Endpoint, ...] = ()
     concurrency: tuple[int, ...] = ()
+    extra_body: str = "{}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the configuration as JSON-ready data."""

@@ -198,6 +198,12 @@ class RunOptions(CommandOptions):
         metavar="N,N",
         as_text=True,
     )
+    extra_body: str | None = _served(
+        None,
+        "JSON object with further fields of every request, as "
+        """'{"chat_template_kwargs": {"enable_thinking": false}}'.""",
+        metavar="JSON",
+    )
     endpoint_timeout: Timeout | None = _served(
         None,
         f"Timeout between streamed chunks of an answer.  [default: {TIMEOUT_S:g}]",
