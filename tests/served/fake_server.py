@@ -297,14 +297,17 @@ def metrics(how: Behaviour) -> str:
 
 
 def main() -> None:
-    """Serve on a port with a behaviour in JSON, until the process is ended. `dies_after`: exit at that request."""
+    """Serve on a port with a behaviour in JSON, until the process is ended.
+
+    dies_after: exit after so many requests, unless the file `unless` exists.
+    """
     port, given = int(sys.argv[1]), json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}")
-    dies_after = given.pop("dies_after", None)
+    dies_after, unless = given.pop("dies_after", None), given.pop("unless", "")
     server = Fake(Behaviour(**given), port)
 
     class Mortal(Handler):
         def do_POST(self) -> None:
-            if dies_after is not None and len(self.how.asked) >= dies_after:
+            if dies_after is not None and len(self.how.asked) >= dies_after and not os.path.exists(unless):
                 print("RuntimeError: the engine core died", flush=True)
                 os._exit(7)
             super().do_POST()

@@ -17,6 +17,7 @@ from specbench_ss.bench import server_run
 from specbench_ss.bench.server_launch import port_free, read_servers
 from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
+from specbench_ss.runs.run_dir import read_run
 from specbench_ss.time_limit import time_limit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,15 +106,18 @@ def test_a_server_that_fails_leaves_the_others_alone(
 
 
 def test_a_baseline_that_fails_ends_the_run_which_can_be_resumed(port: int, questions: Path, tmp_path: Path) -> None:
-    servers = {"plain": fake(dies_after=4), "other": fake(tokens=4)}
-    out = tmp_path / "r"
+    mended, out = tmp_path / "mended", tmp_path / "r"
+    servers = {"plain": fake(dies_after=3, unless=str(mended)), "other": fake(tokens=4)}
+    file = file_of(tmp_path, port, servers, blocks=1)
     with pytest.raises(UserError, match="the engine core died.*--resume"):
-        measured(file_of(tmp_path, port, servers, blocks=1), questions, out)
-    good = len([line for line in (out / "samples.jsonl").read_text().splitlines() if '"ok"' in line])
-    assert good
-    with pytest.raises(UserError, match="endpoints"):
-        measured(file_of(tmp_path, port, {"plain": fake(), "other": fake(tokens=4)}), questions, out, resume=True)
-    assert port_free(port)
+        measured(file, questions, out, warmup=0)
+    before = read_run(out)
+    good = {row.key: row.started for row in before.rows if row.ok}
+    assert before.manifest["status"] == "failed" and len(good) == 2 and port_free(port)
+    mended.touch()
+    made = measured(file, questions, out, warmup=0, resume=True)
+    assert set(made.samples["status"]) == {"ok"} and len(made.samples) == 10
+    assert good.items() <= {row.key: row.started for row in read_run(out).rows}.items()
 
 
 def test_a_taken_port_is_one_line(port: int, questions: Path, tmp_path: Path) -> None:
@@ -151,15 +155,9 @@ def test_a_bad_file_of_servers_is_one_line(text: str, stated: str, tmp_path: Pat
 
 def test_engines_are_started_by_their_own_names(tmp_path: Path) -> None:
     file = tmp_path / "servers.yaml"
-    vllm = {
-        "label": "e",
-        "engine": "vllm",
-        "model": "M",
-        "speculative": {"method": "eagle3", "model": "D"},
-        "k": [2, 4],
-    }
-    llama = {"label": "l", "engine": "llama.cpp", "model": "M.gguf", "speculative": {"model-draft": "D.gguf"}, "k": 4}
-    plain = {"label": "p", "engine": "vllm", "model": "M", "args": ["--max-model-len", 512], "executable": "/x/vllm"}
+    vllm = {"label": "e", "engine": "vllm", "model": "M", "speculative": {"method": "eagle3"}, "k": [2, 4]}
+    llama = {"label": "l", "engine": "llama.cpp", "model": "M.gguf", "speculative": {"model-draft": "D"}, "k": 4}
+    plain = {"label": "p", "engine": "vllm", "model": "M", "args": ["--seed", 5], "executable": "/x/vllm"}
     file.write_text(yaml.safe_dump({"port": 8123, "servers": [plain, vllm, llama]}))
     commands = {one.label: list(one.command) for one in read_servers(file).endpoints}
     assert list(commands) == ["p", "e-k2", "e-k4", "l"]
