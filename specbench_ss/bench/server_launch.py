@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -27,7 +28,8 @@ if TYPE_CHECKING:  # httpx is imported where a server is contacted
 HOST = "127.0.0.1"
 POLL_S = 0.2
 STOP_S = 30.0  # from SIGTERM to SIGKILL
-SHOWN_LINES = 25  # of a server's log, kept with a failure
+LAST_LINES = 400  # of a server's log, in which the reason of a failure is looked for
+ERROR = re.compile(r"\b\w*(Error|Exception)\b: .*")
 Option = str | int | float | bool
 
 
@@ -164,12 +166,16 @@ class Process:
 
 
 def last_line(log: Path, began: int = 0) -> str:
-    """Return the last line of a log that names an error, else the last one. began: bytes before the first line."""
+    """Return the first of the last errors in a log, which engines then report again and again, else its last line.
+
+    began: bytes before the first line.
+    """
     with log.open("rb") as file:
         file.seek(began)
-        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()[-SHOWN_LINES:]]
-    told = [line for line in lines if "error" in line.lower()] or [line for line in lines if line]
-    return told[-1][-300:] if told else "it printed nothing"
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()[-LAST_LINES:]]
+    errors = [found.group() for line in lines if (found := ERROR.search(line)) and "`" not in found.group()[:40]]
+    told = errors[:1] or [line for line in lines if line][-1:]
+    return told[0][:300] if told else "it printed nothing"
 
 
 def start(endpoint: Endpoint, port: int, ready_s: float, log: Path) -> Process:

@@ -90,9 +90,9 @@ def _explained(row: SampleRecord, position: int, outputs: tuple[list[int], list[
     chosen = [known.get(f"token_id:{output[position]}", -math.inf) for output in (expected, actual)]
     drop, gap = best - min(chosen), best - second
     tie = drop <= near_tie_drop(DTYPE, 0.0)
-    finite = [value if math.isfinite(value) else None for value in (gap, drop)]
+    known_gap, known_drop = (value if math.isfinite(value) else None for value in (gap, drop))
     reason = "" if math.isfinite(drop) else f"not among the {TOP} most probable tokens"
-    return OutputMatch(*row.key, "numerical tie" if tie else "mismatch", position, *finite, reason)
+    return OutputMatch(*row.key, "numerical tie" if tie else "mismatch", position, known_gap, known_drop, reason)
 
 
 def match_sampled(

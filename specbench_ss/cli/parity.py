@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from specbench_ss.errors import UserError
 from specbench_ss.results.parity import Parity, differences, parity
-from specbench_ss.results.terminal import result_table
 from specbench_ss.results.text import format_number
 from specbench_ss.runs.run_dir import read_run
 
@@ -50,11 +52,13 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _print(found: list[Parity], console: Console) -> None:
-    table = result_table("Parity", ("method", "server", *found[0].counts(), "τ here", "τ served", "parity"))
+    table = Table("method", "server", "parity", box=box.SIMPLE_HEAD)
+    for name in (*found[0].counts(), "τ here", "τ served"):
+        table.add_column(name, justify="right", min_width=8)
     for one in found:
         tau = [format_number(value, 3) for value in one.tau]
         verdict = "exact" if one.exact else "differs"
-        table.add_row(one.method, one.server, *map(str, one.counts().values()), *tau, verdict)
+        table.add_row(escape(one.method), escape(one.server), verdict, *map(str, one.counts().values()), *tau)
     console.print(table)
     for one in found:
         lines = list(differences(one))
