@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 
 from specbench_ss import registry
@@ -136,23 +135,29 @@ def _model(server: Server, wanted: str | None) -> str:
             return wanted
         raise server.refusal(page)
     try:
-        models = _models(page)
+        models = _read_models(page.content)
     except MALFORMED:
         kind = page.headers.get("content-type", "no type").partition(";")[0]
         hint = "" if server.url.endswith("/v1") else f"; is the address {server.shown_url}/v1?"
         raise AnswerError(f"{server.shown_url}/models answers with {kind} instead of a list of models{hint}") from None
     server.engine = next((OWNERS[model.owned_by] for model in models if model.owned_by in OWNERS), "")
-    names, roots = [model.id for model in models], {model.root or model.id for model in models}
-    if wanted or len(roots) == 1:  # the names of one model are its aliases
-        return wanted or names[0]
+    if name := wanted or _chosen(models):
+        return name
+    names = [model.id for model in models]
     listed = ", ".join(sorted(names)[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
     raise AnswerError(
         f"{server.shown_url} has {len(names)} models; choose one with --endpoint-model{': ' * bool(names)}{listed}"
     )
 
 
-def _models(page: httpx.Response) -> list[_Model]:
-    return msgspec.json.decode(page.content, type=_Models).data
+def _read_models(content: bytes) -> list[_Model]:
+    return msgspec.json.decode(content, type=_Models).data
+
+
+def _chosen(models: Sequence[_Model]) -> str:
+    """Return the name of the only model, the first one if it has several; '' for several models."""
+    roots = {model.root or model.id for model in models}
+    return models[0].id if len(roots) == 1 else ""
 
 
 def probe(server: Server, settings: Mapping[str, Any]) -> Answer:
@@ -178,7 +183,7 @@ def probe(server: Server, settings: Mapping[str, Any]) -> Answer:
 def _model_hint(server: Server) -> str:
     """Return a list of the server's models if the requested one is not among them, else ''."""
     try:
-        names = [model.id for model in _models(server.get(f"{server.url}/models"))]
+        names = [model.id for model in _read_models(server.get(f"{server.url}/models").content)]
     except (AnswerError, *MALFORMED):
         return ""
     if server.model in names or not names:
