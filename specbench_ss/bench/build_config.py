@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import warnings
@@ -14,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from specbench_ss import registry
+from specbench_ss.bench.server_launch import LaunchPlan, read_servers
 from specbench_ss.engine.sampling import MIN_TEMPERATURE
 from specbench_ss.errors import UserError, did_you_mean, expanded
 from specbench_ss.models.devices import check_one_device, device_names
@@ -21,7 +23,7 @@ from specbench_ss.models.load import template_text
 from specbench_ss.options import REFERENCE, MethodSpec, encodable, registered_name, split_methods
 from specbench_ss.runs.config import Endpoint, OutputOptions, Recording, RunConfig, StoppingRule, Workers
 from specbench_ss.runs.preset import Preset, read_preset
-from specbench_ss.runs.run_options import MOST_REPEATS, RAY, SERVER, TIMEOUT_S, RunOptions
+from specbench_ss.runs.run_options import MOST_REPEATS, RAY, SERVER, TIMEOUT_S, RunOptions, flag
 
 
 def asked_run(options: RunOptions) -> tuple[RunConfig, OutputOptions, Access | None]:
@@ -46,7 +48,7 @@ def asked_run(options: RunOptions) -> tuple[RunConfig, OutputOptions, Access | N
 
 
 MODEL = "served"  # model name in configurations of server runs
-OWN = {f.name for f in fields(RunConfig)} & {f.name for f in fields(RunOptions)}
+OWN = ({f.name for f in fields(RunConfig)} & {f.name for f in fields(RunOptions)}) - {"extra_body"}
 
 
 def run_config(options: RunOptions) -> RunConfig:
@@ -60,10 +62,11 @@ def run_config(options: RunOptions) -> RunConfig:
     if options.mode == SERVER:
         values |= {"model": MODEL, "methods": (), "endpoints": endpoints_of(options)}
         values["concurrency"] = in_flight(options.concurrency, "--concurrency")
+        values["extra_body"] = _extra_body(options.extra_body)
         return RunConfig(**values)
 
     if options.methods is None:
-        raise UserError("no methods given; use --methods NAME,NAME, or --endpoint URL for a server")
+        raise UserError("no methods given; use --methods NAME,NAME, or --endpoint URL or --servers FILE for servers")
     values["concurrency"] = in_flight(options.batch_size, "--batch-size")
     if values["concurrency"] and options.engine == "graph":
         raise UserError("--batch-size does not support --engine graph; use --engine eager")
@@ -71,6 +74,22 @@ def run_config(options: RunOptions) -> RunConfig:
     _check_plugins(values["presets"])
     values["methods"] = method_specs(options.methods, options.set or (), values["presets"], options.nodes)
     return RunConfig(**values)
+
+
+SET_ELSEWHERE = {"model", "messages", "stream", "stream_options", "max_tokens", "temperature", "top_p", "seed", "stop"}
+
+
+def _extra_body(text: str | None) -> str:
+    """Return the fields of every request as JSON. Raise UserError for other JSON, or fields that options set."""
+    try:
+        fields = json.loads(text or "{}")
+    except ValueError as e:
+        raise UserError(f"--extra-body is no JSON: {e}") from None
+    if not isinstance(fields, dict):
+        raise UserError("--extra-body must be a JSON object, as in '{\"ignore_eos\": true}'")
+    if twice := sorted(SET_ELSEWHERE & fields.keys()):
+        raise UserError(f"--extra-body must not set {twice[0]}; use the options of this command")
+    return json.dumps(fields, sort_keys=True)
 
 
 def _check_values(options: RunOptions) -> None:
@@ -268,12 +287,13 @@ class Access:
     """Access to the servers, which is not stored with the run.
 
     urls: possibly with user and password. keys: of each, or None. timeout_s: maximum wait for the next sign of an
-    answer.
+    answer. launch: the servers that the run starts itself, in place of all others.
     """
 
     urls: tuple[str, ...]
     keys: tuple[str | None, ...]
     timeout_s: float = TIMEOUT_S
+    launch: LaunchPlan | None = None
 
     def hidden(self, words: Sequence[str]) -> list[str]:
         """Return a command line without users, passwords and keys."""
@@ -287,6 +307,9 @@ class Access:
 
 def access_of(options: RunOptions) -> Access:
     """Return the access to the servers. Raise UserError for a missing key or one that cannot be sent."""
+    timeout_s = options.endpoint_timeout or TIMEOUT_S
+    if options.servers is not None:
+        return Access((), (), timeout_s, read_servers(options.servers))
     urls = options.endpoint or []
     names = _each("--api-key-env", options.api_key_env, len(urls))
     keys = [None if name is None else os.environ.get(name, "") for name in names]
@@ -299,11 +322,19 @@ def access_of(options: RunOptions) -> Access:
             raise UserError(f"--api-key-env {name}: the key must be printable ASCII")
         if "@" in urlsplit(url).netloc:
             raise UserError("give either credentials in the --endpoint URL or --api-key-env, not both")
-    return Access(tuple(url.strip() for url in urls), tuple(keys), options.endpoint_timeout or TIMEOUT_S)
+    return Access(tuple(url.strip() for url in urls), tuple(keys), timeout_s)
 
 
 def endpoints_of(options: RunOptions) -> tuple[Endpoint, ...]:
     """Return the servers in order. Raise UserError for invalid addresses or labels."""
+    if options.servers is not None:
+        for name in ("endpoint", "label", "endpoint_model", "api_key_env"):
+            if getattr(options, name):
+                raise UserError(f"--servers does not go with {flag(name)}; the file has all that it needs")
+        endpoints = read_servers(options.servers).endpoints
+        for endpoint in endpoints:
+            _check_label(endpoint.label, [endpoint.label])
+        return endpoints
     urls = options.endpoint or []
     labels = options.label or [f"endpoint-{i + 1}" for i in range(len(urls))]
     if len(labels) != len(urls):

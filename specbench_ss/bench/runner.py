@@ -313,8 +313,9 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
         made = [self._filled(sent[place][0], answered) for place, answered in answers.items()]
         rows = sorted((*made, *unasked), key=lambda row: row.index)
         good = [row for row in rows if row.ok]
-        counts = (sum(getattr(row, name) or 0 for row in good) for name in ("steps", "draft_nodes", "accepted_tokens"))
-        level = ConcurrencyResult(label, concurrency, repeat, started, done, wall_s, len(rows), *counts)
+        names = ("steps", "draft_nodes", "accepted_tokens")
+        counts = {name: sum(getattr(row, name) or 0 for row in good) for name in names}
+        level = ConcurrencyResult(label, concurrency, repeat, started, done, wall_s, len(rows), **counts)
         self.run_dir.append_concurrency(level, rows)
         self._compare(label, concurrency, good)
         self._test(

@@ -1,7 +1,6 @@
 """HTTP client of OpenAI-compatible servers: streamed chat completions with times and counts.
 
-vLLM counts drafts, drafted and accepted tokens. SGLang has only gauges of recent averages, which cannot be assigned to
-requests. llama.cpp sends the counts of a request with its answer: `Timings`.
+Counts of drafts and accepted tokens: `server_counts`.
 
 Every fault of a server is an `AnswerError`, whose text is stored in a record.
 
@@ -12,6 +11,7 @@ Each request has its own connection. No request is sent twice, and redirects are
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import socket
@@ -23,12 +23,23 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from ipaddress import ip_address
 from types import TracebackType
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
+from specbench_ss.bench.server_counts import (
+    Count,
+    Reading,
+    SglangExtension,
+    SpecCounts,
+    Timings,
+    TrtSpec,
+    VllmMetrics,
+    of_request,
+    read_metrics,
+)
 from specbench_ss.errors import UserError
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.version import __version__
@@ -41,68 +52,11 @@ def settings(config: RunConfig, longest: int, seed: int) -> dict[str, Any]:
     parameters: dict[str, Any] = {"max_tokens": config.max_new_tokens or longest, "temperature": config.temperature}
     if config.temperature > 0:
         parameters |= {"seed": seed % SEEDS} | ({"top_p": config.top_p} if config.top_p < 1 else {})
-    return parameters | ({"stop": list(config.stop)} if config.stop else {})
+    further: dict[str, Any] = json.loads(config.extra_body)
+    return parameters | ({"stop": list(config.stop)} if config.stop else {}) | further
 
 
-NAMES = {
-    "drafts": "vllm:spec_decode_num_drafts",
-    "drafted": "vllm:spec_decode_num_draft_tokens",
-    "accepted": "vllm:spec_decode_num_accepted_tokens",
-}
-GENERATED = "vllm:generation_tokens"
-GAUGE = "sglang:spec_accept_length"
-ONLY_GAUGE = f"only {GAUGE}, a recent average that cannot be assigned to requests"
 NEEDS = "reading /metrics requires prometheus-client: pip install -e '.[endpoint]'"
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """Counts since the server's start, or between two readings. generated: tokens of all answers, if reported."""
-
-    drafts: int
-    drafted: int
-    accepted: int
-    generated: int | None = None
-
-    def since(self, before: Counters) -> Counters | None:
-        """Return the difference to an earlier reading; None if a count decreased, as after a restart."""
-        has_generated = self.generated is not None and before.generated is not None
-        delta = Counters(
-            self.drafts - before.drafts,
-            self.drafted - before.drafted,
-            self.accepted - before.accepted,
-            (self.generated or 0) - (before.generated or 0) if has_generated else None,
-        )
-        return delta if min(delta.drafts, delta.drafted, delta.accepted, delta.generated or 0) >= 0 else None
-
-
-def read(text: str, model: str) -> Counters | str:
-    """Return the counters of a model, or the reason why there are none.
-
-    Samples of several engines are summed; those labelled with another model are left out.
-    """
-    from prometheus_client.parser import text_string_to_metric_families
-
-    sums: dict[str, float] = {}
-    wanted = (*NAMES.values(), GENERATED, GAUGE)
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                name = sample.name.removesuffix("_total")
-                if name in wanted and sample.labels.get("model_name", model) == model:
-                    sums[name] = sums.get(name, 0.0) + sample.value
-    except (ValueError, KeyError, IndexError, TypeError):
-        return "its /metrics is not in Prometheus format"
-    if not all(value >= 0 and value.is_integer() for name, value in sums.items() if name != GAUGE):
-        return "its /metrics has counts that are not integers"
-    if missing := [name for name in NAMES.values() if name not in sums]:
-        return f"its /metrics has {ONLY_GAUGE}" if GAUGE in sums else f"its /metrics has no {missing[0]}"
-    generated = sums.get(GENERATED)
-    drafts, drafted, accepted = (int(sums[name]) for name in NAMES.values())
-    if accepted > drafted:
-        return f"its /metrics counts {accepted} of {drafted} drafted tokens as accepted"
-    return Counters(drafts, drafted, accepted, None if generated is None else int(generated))
-
 
 DONE = b"[DONE]"
 FIELD = re.compile(rb"(data|event|id|retry)?:")  # start of a line of an event stream
@@ -111,8 +65,6 @@ MOST = 64 << 20  # bytes of one answer
 SHOWN = 120  # characters of a server's text in messages
 
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # errors of the decoder
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class AnswerError(UserError):
@@ -127,11 +79,29 @@ class Delta(msgspec.Struct):
     reasoning_content: str | None = None
 
 
+class TokenLogprob(msgspec.Struct):
+    """Log-probability of an output token under the target model's distribution."""
+
+    token: str
+    logprob: float
+    top_logprobs: list[TokenLogprob] | None = None
+
+
+class Logprobs(msgspec.Struct):
+    """Log-probabilities of the tokens of a piece of an answer."""
+
+    content: list[TokenLogprob] | None = None
+
+
 class Choice(msgspec.Struct):
-    """One of the answers; only one is requested."""
+    """One of the answers; only one is requested. token_ids, response_token_ids: as vLLM and SGLang call them."""
 
     delta: Delta | None = None
     finish_reason: str | None = None
+    logprobs: Logprobs | None = None
+    token_ids: list[Count] | None = None
+    response_token_ids: list[Count] | None = None
+    speculative_decoding: TrtSpec | None = None
 
 
 class Usage(msgspec.Struct):
@@ -141,19 +111,14 @@ class Usage(msgspec.Struct):
     prompt_tokens: Count | None = None
 
 
-class Timings(msgspec.Struct):
-    """llama.cpp's counts of drafted and accepted tokens of a request."""
-
-    draft_n: Count | None = None
-    draft_n_accepted: Count | None = None
-
-
 class Event(msgspec.Struct):
     """One event of the stream. Unknown fields are ignored."""
 
     choices: list[Choice] | None = None
     usage: Usage | None = None
     timings: Timings | None = None
+    metrics: VllmMetrics | None = None
+    sglext: SglangExtension | None = None
     error: Any = None
 
 
@@ -291,7 +256,8 @@ class Exchange:
 
 
 OVER = 1  # allowed tokens above max_tokens: a counted EOS
-HIDDEN = 16  # allowed tokens without text: EOS, reasoning markers, draft tokens past the end
+HIDDEN = 16  # allowed tokens without text: EOS, reasoning markers
+PAST_END = 64  # allowed accepted tokens beyond the end of an answer: engines count them before they cut it
 
 
 @dataclass(slots=True)
@@ -301,6 +267,7 @@ class Answer:
     max_tokens: int = 0  # as requested
     stop: Sequence[str] = ()  # as requested
     text: str = ""
+    reasoning: str = ""  # text before the answer, of models that think
     finish: str = ""
     tokens: int = 0
     counted: Literal["usage", "chunks"] = "chunks"  # `tokens` is the server's count, or the number of `chunks`
@@ -309,9 +276,11 @@ class Answer:
     prompt_tokens: int | None = None
     ttft_s: float | None = None  # to the first piece
     wall_s: float = 0.0
-    drafted: int | None = None  # llama.cpp's count of this request
-    accepted: int | None = None  # llama.cpp's count of this request
+    spec: SpecCounts | None = None  # counts that the server sent with the answer
+    token_ids: list[int] = field(default_factory=list)  # empty: not sent
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # empty: not requested
     parts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
 
     def add(self, event: Event, at_s: float) -> bool:
         """Add an event at `at_s` seconds after the request; return True if the answer grew or ended.
@@ -322,8 +291,11 @@ class Answer:
         for choice in event.choices or ():
             delta = choice.delta
             reasoning = (delta.reasoning_content or delta.reasoning or "") if delta else ""
+            self.token_ids += choice.token_ids or choice.response_token_ids or ()
+            self.logprobs += (choice.logprobs and choice.logprobs.content) or ()
             if delta and (delta.content or reasoning):
                 self.parts.append(delta.content or "")
+                self.thoughts.append(reasoning)
                 self.text_bytes += len((self.parts[-1] + reasoning).encode(errors="surrogatepass"))
                 self.chunks += 1
                 self.ttft_s = at_s if self.ttft_s is None else self.ttft_s
@@ -333,8 +305,10 @@ class Answer:
         if event.usage is not None:
             self.tokens, self.prompt_tokens = event.usage.completion_tokens, event.usage.prompt_tokens
             self.counted = "usage"
-        if event.timings is not None:
-            self.drafted, self.accepted = event.timings.draft_n, event.timings.draft_n_accepted
+        reports = [event.timings, event.metrics, event.sglext]
+        for report in (*reports, *(choice.speculative_decoding for choice in event.choices or ())):
+            if report is not None:
+                self.spec = of_request(report) or self.spec
         if self.chunks > self.max_tokens + HIDDEN:
             raise AnswerError(f"the server sent {self.chunks} pieces of text with max_tokens {self.max_tokens}")
         return before != (self.chunks, self.finish)
@@ -352,7 +326,7 @@ class Answer:
             raise AnswerError("the stream had no text")
         self._check_tokens()
         self._check_drafts()
-        self.text = "".join(self.parts)
+        self.text, self.reasoning = "".join(self.parts), "".join(self.thoughts)
         self.ttft_s = self.wall_s if self.ttft_s is None else self.ttft_s
         return self
 
@@ -366,12 +340,15 @@ class Answer:
             raise AnswerError(f"the server counts {self.tokens} tokens in a text of {self.text_bytes} bytes")
 
     def _check_drafts(self) -> None:
-        """Raise AnswerError for more accepted tokens than drafted ones, or than the answer has."""
-        accepted, drafted = self.accepted or 0, self.drafted or 0
-        if accepted > drafted:
-            raise AnswerError(f"the server counts {accepted} of {drafted} drafted tokens as accepted")
-        if accepted > self.tokens + (HIDDEN if self.counted == "chunks" else -1):
-            raise AnswerError(f"the server counts {accepted} accepted tokens in an answer of {self.tokens} tokens")
+        """Raise AnswerError for counts that contradict each other or the answer."""
+        if self.spec is None:
+            return
+        if fault := self.spec.fault():
+            raise AnswerError(f"the server {fault}")
+        if self.spec.accepted > self.tokens + PAST_END:
+            raise AnswerError(
+                f"the server counts {self.spec.accepted} accepted tokens in an answer of {self.tokens} tokens"
+            )
 
 
 Message = Mapping[str, str]
@@ -399,6 +376,8 @@ class Server:
     ) -> None:
         self.label, self.url, self.clock, self.timeout_s = label, url.rstrip("/"), clock, timeout_s
         self.shown_url, self.model, self.usage = without_user(self.url), "", True
+        self.engine = ""  # as `server_counts.ENGINES` names it; empty: unknown
+        self.fields: Mapping[str, Any] = {}  # of every request, beside the decoding parameters
         self.listed = 200  # status of the first request for its models
         self.no_counters = "" if find_spec("prometheus_client") else NEEDS  # reason why its counters are not read
         self._secrets = [secret for secret in (key, urlsplit(url).password) if secret]
@@ -445,16 +424,16 @@ class Server:
         except AnswerError:
             return False
 
-    def counters(self) -> Counters | None:
+    def counters(self) -> Reading | None:
         """Return the server's counters; None if unavailable, with the reason in `no_counters`."""
         if self.no_counters:
             return None
         try:
             page = self.get(f"{self.root}/metrics")
         except AnswerError as e:
-            counters: Counters | str = f"its /metrics does not answer: {e}"
+            counters: Reading | str = f"its /metrics does not answer: {e}"
         else:
-            counters = read(page.text, self.model) if page.status_code == 200 else "it has no /metrics"
+            counters = read_metrics(page.text, self.model) if page.status_code == 200 else "it has no /metrics"
         if isinstance(counters, str):
             self.no_counters = counters
             return None
@@ -465,7 +444,7 @@ class Server:
 
         Raise AnswerError for an incomplete answer.
         """
-        body = {"model": self.model, "messages": list(messages), "stream": True, **settings}
+        body = {"model": self.model, "messages": list(messages), "stream": True, **self.fields, **settings}
         body |= {"stream_options": {"include_usage": True}} if self.usage else {}
         answer = Answer(settings["max_tokens"], settings.get("stop", ()))
         with self._exchange(TEXT, self.timeout_s, math.inf if most_s is None else most_s) as exchange:

@@ -8,30 +8,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 
 from specbench_ss import registry
 from specbench_ss.bench import run_loop
-from specbench_ss.bench.build_config import Access
+from specbench_ss.bench.build_config import MODEL, Access
 from specbench_ss.bench.preflight import MOST_SAMPLES, check_ids, check_texts
 from specbench_ss.bench.run_loop import ConcurrencySweep, RunCallbacks, Session, Watch, unwatched
 from specbench_ss.bench.runner import finished
-from specbench_ss.bench.schedule import Sample, warmup_messages
+from specbench_ss.bench.schedule import Sample, method_order, warmup_messages
 from specbench_ss.bench.server_client import (
     HIDDEN,
     MALFORMED,
+    PAST_END,
     REFUSED,
     Answer,
     AnswerError,
-    Counters,
     Server,
     StatusError,
     settings,
 )
+from specbench_ss.bench.server_counts import Reading, SpecCounts, spec_request
+from specbench_ss.bench.server_launch import Fleet, LaunchError, described
+from specbench_ss.bench.server_proof import PROVED, match_greedy, match_sampled
 from specbench_ss.bench.timed_sample import gc_disabled, warm_up
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, did_you_mean, error_text
@@ -40,47 +43,64 @@ from specbench_ss.results.summary import counted
 from specbench_ss.runs.config import Endpoint, OutputOptions, RunConfig
 from specbench_ss.runs.environment import busy
 from specbench_ss.runs.manifest import check_same_config, manifest_of
-from specbench_ss.runs.records import ConcurrencyResult, OutputMatch, SampleRecord
+from specbench_ss.runs.records import ConcurrencyKey, ConcurrencyResult, OutputMatch, SampleRecord
 from specbench_ss.runs.run_dir import RunDir, check_out, read_run
 from specbench_ss.suite import Suite, SuiteData, SuiteRequest
 
 
-def counter_delta(before: Counters | None, after: Counters | None, tokens: int, answers: int = 1) -> Counters | None:
-    """Return a server's counts for some answers; None if it also served other requests.
+def counter_delta(before: Reading | None, after: Reading | None, tokens: int, outputs: int = 1) -> SpecCounts | None:
+    """Return a server's counts for some outputs; None if it also served other requests.
 
-    tokens: of these answers. Other requests are detected by more generated tokens than these and one EOS each, or by
-    more accepted tokens than these and the draft tokens past each end.
+    tokens: of these outputs. Other requests are detected by more generated tokens than these and a last step of each
+    that went past its end, or by more accepted tokens than these.
     """
-    delta = after.since(before) if before is not None and after is not None else None
-    if delta is None or (delta.generated is not None and delta.generated > tokens + answers):
+    if before is None or after is None:
         return None
-    return delta if delta.accepted <= min(delta.drafted, tokens + HIDDEN * answers) else None
+    deepest = len(after.accepted_per_pos) or HIDDEN
+    if after.generated - before.generated > tokens + (deepest + 1) * outputs:
+        return None
+    delta = after.since(before, outputs)
+    return delta if delta and not delta.fault() and delta.accepted <= tokens + PAST_END * outputs else None
 
 
-def to_record(row: SampleRecord, answer: Answer, counts: Counters | None) -> SampleRecord:
-    """Fill the record with an answer and its counts."""
-    row.text, row.finish, row.tokens = answer.text, answer.finish, answer.tokens
+def to_record(row: SampleRecord, answer: Answer, counters: SpecCounts | None) -> SampleRecord:
+    """Fill the record with an answer. counters: what /metrics counted for it alone, used where the answer has none."""
+    row.text, row.reasoning, row.finish, row.tokens = (
+        answer.text,
+        answer.reasoning or None,
+        answer.finish,
+        answer.tokens,
+    )
     row.counted, row.chunks, row.prompt_tokens = answer.counted, answer.chunks, answer.prompt_tokens
+    row.token_ids = answer.token_ids or None
     row.prefill_tokens = 1  # in every engine the prefill gives the first token
     row.prefill_s, row.wall_s = answer.ttft_s or 0.0, answer.wall_s
     row.decode_s = answer.wall_s - row.prefill_s
-    row.draft_nodes, row.accepted_tokens = answer.drafted, answer.accepted
-    if counts is not None:
-        row.drafts, row.draft_nodes, row.accepted_tokens = counts.drafts, counts.drafted, counts.accepted
+    spec = answer.spec or counters
+    if spec is not None and spec.drafts is None and counters is not None and counters.accepted == spec.accepted:
+        spec = counters  # llama.cpp counts its drafts there alone
+    if spec is not None:
+        row.steps, row.drafts = spec.steps(row.later), spec.drafts
+        row.draft_nodes, row.accepted_tokens = spec.drafted, spec.accepted
+        row.accepted_per_pos = list(spec.accepted_per_pos) or None
+        row.drafted_per_pos = list(spec.drafted_per_pos) or None
     return row
 
 
 SHOWN = 8  # models listed in a message
-VERSIONS = {
-    "/version": "version",
-    "/props": "build_info",
-    "/get_server_info": "version",
-}  # page -> field with the version
+VERSIONS = {  # engine -> pages with its version, and the field that has it
+    "vLLM": (("/version", "version"),),
+    "llama.cpp": (("/props", "build_info"),),
+    "SGLang": (("/server_info", "version"), ("/get_server_info", "version")),
+}
+OWNERS = {"vllm": "vLLM", "llamacpp": "llama.cpp", "sglang": "SGLang"}  # `owned_by` of a model
 UNKNOWN_FIELD = (400, 422)  # statuses for a request with an unknown field
 
 
 class _Model(msgspec.Struct):
     id: str
+    owned_by: str | None = None
+    root: str | None = None
 
 
 class _Models(msgspec.Struct):
@@ -115,49 +135,55 @@ def _model(server: Server, wanted: str | None) -> str:
             return wanted
         raise server.refusal(page)
     try:
-        names = _names(page)
+        models = _read_models(page.content)
     except MALFORMED:
         kind = page.headers.get("content-type", "no type").partition(";")[0]
         hint = "" if server.url.endswith("/v1") else f"; is the address {server.shown_url}/v1?"
         raise AnswerError(f"{server.shown_url}/models answers with {kind} instead of a list of models{hint}") from None
-    if wanted or len(names) == 1:
-        return wanted or names[0]
+    server.engine = next((OWNERS[model.owned_by] for model in models if model.owned_by in OWNERS), "")
+    if name := wanted or _chosen(models):
+        return name
+    names = [model.id for model in models]
     listed = ", ".join(sorted(names)[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
     raise AnswerError(
         f"{server.shown_url} has {len(names)} models; choose one with --endpoint-model{': ' * bool(names)}{listed}"
     )
 
 
-def _names(page: httpx.Response) -> list[str]:
-    return [model.id for model in msgspec.json.decode(page.content, type=_Models).data]
+def _read_models(content: bytes) -> list[_Model]:
+    return msgspec.json.decode(content, type=_Models).data
+
+
+def _chosen(models: Sequence[_Model]) -> str:
+    """Return the name of the only model, the first one if it has several; '' for several models."""
+    roots = {model.root or model.id for model in models}
+    return models[0].id if len(roots) == 1 else ""
 
 
 def probe(server: Server, settings: Mapping[str, Any]) -> Answer:
     """Request one short answer, unmeasured. Raise UserError if there is none.
 
-    If the server rejects `stream_options`, later requests omit it.
+    If the server rejects the fields that ask for counts, later requests omit them, and then `stream_options` too.
     """
     parameters = {**settings, "max_tokens": min(4, int(settings.get("max_tokens", 4)))}
     hello = [{"role": "user", "content": "Hello"}]
-    try:
+    server.fields = spec_request(server.engine)
+    refused: AnswerError | None = None
+    while True:
         try:
             return server.ask(hello, parameters)
-        except StatusError as e:
-            if e.code not in UNKNOWN_FIELD:
-                raise
-            server.usage = False
-            try:
-                return server.ask(hello, parameters)
-            except AnswerError:
-                raise e from None  # the field was not the cause
-    except AnswerError as e:
-        raise UserError(f"{server.label}: {e}{_model_hint(server)}") from None
+        except AnswerError as e:
+            refused = refused or e  # without the fields it may fail for another reason, which was not the cause
+            optional = server.fields or server.usage
+            if not (optional and isinstance(e, StatusError) and e.code in UNKNOWN_FIELD):
+                raise UserError(f"{server.label}: {refused}{_model_hint(server)}") from None
+            server.fields, server.usage = {}, server.usage and bool(server.fields)
 
 
 def _model_hint(server: Server) -> str:
     """Return a list of the server's models if the requested one is not among them, else ''."""
     try:
-        names = _names(server.get(f"{server.url}/models"))
+        names = [model.id for model in _read_models(server.get(f"{server.url}/models").content)]
     except (AnswerError, *MALFORMED):
         return ""
     if server.model in names or not names:
@@ -171,16 +197,16 @@ def about(server: Server, first: Answer) -> ProbedServer:
     """Describe a server: version, software and available counts. first: the answer of `probe`."""
     version, software = _version(server)
     server.counters()
-    in_answers = first.accepted is not None
+    engine = server.engine or (software or "")
     acceptance = "its counters in /metrics" if not server.no_counters else f"not measured: {server.no_counters}"
     return ProbedServer(
         server,
         {
             "place": "loopback" if server.loopback else "remote",
-            "software": software,
+            "software": engine or None,
             "version": version,
             "tokens": "usage" if first.counted == "usage" else "chunks",
-            "acceptance": "reported with each answer" if in_answers else acceptance,
+            "acceptance": "reported with each answer" if first.spec is not None else acceptance,
         },
     )
 
@@ -188,7 +214,7 @@ def about(server: Server, first: Answer) -> ProbedServer:
 def _version(server: Server) -> tuple[str | None, str | None]:
     """Return the server's version and its header `Server`, if it reports them."""
     software = None
-    for page, name in VERSIONS.items():
+    for page, name in VERSIONS.get(server.engine) or [page for pages in VERSIONS.values() for page in pages]:
         try:
             response = server.get(f"{server.root}{page}")
             software = software or response.headers.get("server")
@@ -206,12 +232,13 @@ AS_SERVED = "as served"  # number format and device of a served model
 def manifest_for(
     config: RunConfig, data: SuiteData, probed: Sequence[ProbedServer], command: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Return the manifest of a run that is about to start, as JSON-ready data."""
-    baseline = probed[0].server
+    """Return the manifest of a run that is about to start, as JSON-ready data. probed: empty if it starts servers."""
+    baseline = config.endpoints[0].label
     model = dict.fromkeys(("hash", "parameters", "context_length", "chat_template"))
-    model |= {"name": baseline.model, "dtype": AS_SERVED, "device": AS_SERVED}
-    methods = [_entry(server, baseline.label) for server in probed]
-    return manifest_of(config, data, command, model, methods) | {"baseline": baseline.label}
+    model |= {"name": probed[0].server.model if probed else MODEL, "dtype": AS_SERVED, "device": AS_SERVED}
+    methods = [_entry(server, baseline) for server in probed]
+    methods += [_started_entry(one, baseline) for one in config.endpoints if one.command]
+    return manifest_of(config, data, command, model, methods) | {"baseline": baseline}
 
 
 def _entry(probed: ProbedServer, baseline: str) -> dict[str, Any]:
@@ -230,6 +257,21 @@ def _entry(probed: ProbedServer, baseline: str) -> dict[str, Any]:
     }
 
 
+def _started_entry(endpoint: Endpoint, baseline: str) -> dict[str, Any]:
+    """Return the entry of a server before its first start, which adds what it is."""
+    return {
+        "label": endpoint.label,
+        "name": "endpoint",
+        "options": {},
+        "resolved": described(endpoint),
+        "served": {},
+        "lossless": False,
+        "reference": baseline,
+        "summary": "started by the run",
+        "paper": "",
+    }
+
+
 Messages = list[dict[str, str]]
 ServerRequest = tuple[SampleRecord, Messages]
 
@@ -243,10 +285,20 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
         """Return the conversation up to the question."""
         return sample.question.messages(self.session.history(sample))
 
+    def _planned(self) -> Iterator[ConcurrencyKey]:
+        """Yield every level; those of one server together if the run starts it."""
+        planned = list(super()._planned())
+        if self.session.fleet.plan is not None:
+            labels = list(dict.fromkeys(label for label, _, _ in planned))
+            planned.sort(key=lambda place: (place[2], labels.index(place[0])))
+        yield from planned
+
     def level(self, label: str, concurrency: int, repeat: int) -> None:
         """Run one concurrency level and store it."""
+        if (server := self.session.ready(label)) is None:
+            return
         self.session.events.on_sample_start(label, f"{concurrency} in flight")
-        server, requests = self.session.servers[label], list(self.asked(label, concurrency, repeat))
+        requests = list(self.asked(label, concurrency, repeat))
         with _in_flight(server, concurrency) as pool:
             before = server.counters()
             started, began = time.time(), server.clock()
@@ -292,21 +344,35 @@ def _in_flight(server: Server, concurrency: int) -> Iterator[ThreadPoolExecutor]
 
 
 def _counted(
-    level: ConcurrencyResult, rows: Sequence[SampleRecord], before: Counters | None, after: Counters | None
+    level: ConcurrencyResult, rows: Sequence[SampleRecord], before: Reading | None, after: Reading | None
 ) -> ConcurrencyResult:
-    """Return the level with draft counts: from the server's counters, or summed over the answers."""
+    """Return the level with draft counts: summed over the answers, or from the server's counters."""
     good = [row for row in rows if row.ok]
+    if all(row.steps is not None for row in good):
+        return replace(
+            level,
+            steps=counted(good, "steps"),
+            drafts=counted(good, "drafts"),
+            draft_nodes=counted(good, "draft_nodes"),
+            accepted_tokens=counted(good, "accepted_tokens"),
+        )
     delta = counter_delta(before, after, sum(row.tokens or 0 for row in good), len(good))
-    if delta is not None and len(good) == len(rows):
-        return replace(level, drafts=delta.drafts, draft_nodes=delta.drafted, accepted_tokens=delta.accepted)
-    return replace(level, draft_nodes=counted(good, "draft_nodes"), accepted_tokens=counted(good, "accepted_tokens"))
+    if delta is None or len(good) < len(rows):
+        return level
+    steps = delta.steps(sum(row.later for row in good))
+    return replace(level, steps=steps, drafts=delta.drafts, draft_nodes=delta.drafted, accepted_tokens=delta.accepted)
 
 
+DRIFT = 8  # prompts that the baseline answers again at the end
 IN_A_ROW = 3  # failed requests after which the server's availability is checked
 
 
 class ServedSession(Session):
-    """Session with served engines; answers are compared with those of the first server."""
+    """Session with served engines; answers are compared with those of the first server.
+
+    Servers that the run starts itself answer a block of questions each in turn. The baseline is first in every block,
+    since later turns continue its answers, and is started again at the end.
+    """
 
     run_dir: RunDir
 
@@ -315,15 +381,16 @@ class ServedSession(Session):
         config: RunConfig,
         suite: Suite,
         data: SuiteData,
-        servers: Mapping[str, Server],
+        fleet: Fleet,
         run_dir: RunDir,
         events: RunCallbacks,
         where: OutputOptions,
     ) -> None:
-        super().__init__(config, data, list(servers), run_dir, events, where.goal)
+        super().__init__(config, data, [one.label for one in config.endpoints], run_dir, events, where.goal)
         self.suite = suite
-        self.servers, self.timeout = servers, where.timeout
+        self.fleet, self.timeout = fleet, where.timeout
         self._failed: Counter[str] = Counter()
+        self._proved: Counter[str] = Counter()  # sampled tokens that were compared
 
     @property
     def baseline(self) -> str:
@@ -333,26 +400,97 @@ class ServedSession(Session):
         return self.baseline
 
     def busy(self) -> str:
-        return busy() if any(server.loopback for server in self.servers.values()) else ""
+        here = self.fleet.plan is not None or any(server.loopback for server in self.fleet.connected.values())
+        return busy() if here else ""
 
     def warm_up(self) -> None:
+        if self.fleet.plan is None:
+            self._warm(self.labels)
+
+    def _warm(self, labels: Sequence[str]) -> None:
         prompts = warmup_messages(self.data.questions, self.config.warmup)
 
         def failed(label: str, error: BaseException) -> None:  # its samples are requested anyway
             self.warn_and_keep(f"{label} failed during warm-up: {error_text(error)}")
 
-        warm_up(self.servers, prompts, self._warm_sample, self.warn_and_keep, failed)
+        warm_up(labels, prompts, self._warm_sample, self.warn_and_keep, failed)
+
+    def ready(self, label: str) -> Server | None:
+        """Return a server; one that the run has to start is warmed up. None: it does not start, and is dropped.
+
+        Raise UserError if that is the baseline.
+        """
+        if label in self.dropped:
+            return None
+        started = self.fleet.plan is not None and self.fleet.running != label
+        try:
+            server = self.fleet.get(label)
+        except LaunchError as e:
+            self._drop(label, str(e))
+            return None
+        if started and self.config.warmup:
+            self._warm([label])
+        return server
+
+    def _drop(self, label: str, reason: str) -> None:
+        """Measure no more of a server. Raise UserError if it is the baseline."""
+        if label == self.baseline:
+            raise UserError(f"{label}: {reason}; {self.run_dir.path} is intact, continue with --resume")
+        self.dropped[label] = reason
+        self.warn_and_keep(f"{label} is not measured further: {reason}")
+
+    def run_pending(self, samples: Sequence[Sample]) -> None:
+        if self.fleet.plan is None:
+            super().run_pending(samples)
+            return
+        for number, block in enumerate(_blocks(samples, self.fleet.plan.blocks)):
+            others = [label for label in method_order(self.labels, number, self.config.seed) if label != self.baseline]
+            for label in (self.baseline, *others):
+                own = [sample for sample in block if sample.method == label]
+                if any(sample.key not in self.run_dir.rows for sample in own):
+                    self._visit(label, own)
+        if any(sample.key not in self.run_dir.compared_keys for sample in samples) and self.ready(self.baseline):
+            for sample in samples:
+                self._judge(sample)
+            self._measure_drift(samples)
+
+    def _visit(self, label: str, own: Sequence[Sample]) -> None:
+        """Make the missing samples of a server; compare sampled outputs while it runs."""
+        self.ready(label)
+        for sample in own:
+            if sample.key not in self.run_dir.rows:
+                self._make(sample)
+        if self.config.temperature > 0:
+            for sample in own:
+                self._judge(sample)
+
+    def _measure_drift(self, samples: Sequence[Sample]) -> None:
+        """Store how much longer the baseline takes at the end of the run for some of its prompts."""
+        rows = [self.run_dir.rows[s.key] for s in samples if s.method == self.baseline and s.turn == 0]
+        chosen = [row for row in rows if row.ok][:DRIFT]
+        by_id = {question.id: question for question in self.data.questions}
+        before = after = 0.0
+        try:
+            for row in chosen:
+                messages = by_id[row.question_id].messages([])
+                answer = self.fleet.get(self.baseline).ask(messages, self.settings(row.seed), self.timeout)
+                before, after = before + (row.wall_s or 0) / (row.tokens or 1), after + answer.wall_s / answer.tokens
+        except AnswerError as e:
+            self.warn_and_keep(f"the baseline's drift was not measured: {error_text(e)}")
+        else:
+            if before:
+                self.run_dir.update(drift={"prompts": len(chosen), "ratio": after / before})
 
     def _warm_sample(self, label: str, messages: list[dict[str, str]], max_new_tokens: int) -> float:
         """Return seconds per token of one unrecorded request."""
         self.events.on_warm_up(label)
         parameters = self.settings(self.config.seed)
         parameters["max_tokens"] = min(max_new_tokens, parameters["max_tokens"])
-        answer = self.servers[label].ask(messages, parameters, self.timeout)
+        answer = self.fleet.get(label).ask(messages, parameters, self.timeout)
         return answer.wall_s / answer.tokens
 
     def run_sample(self, blank: SampleRecord, sample: Sample) -> tuple[SampleRecord, list[Step]]:
-        server, messages = self.servers[sample.method], sample.question.messages(self.history(sample))
+        server, messages = self.fleet.get(sample.method), sample.question.messages(self.history(sample))
         before = server.counters()
         blank.started = time.time()
         with gc_disabled():
@@ -377,25 +515,40 @@ class ServedSession(Session):
             self.after_failure(row)
 
     def after_failure(self, row: SampleRecord) -> None:
-        server = self.servers[row.method]
-        if self._failed[row.method] >= IN_A_ROW and not server.alive():
+        if row.method in self.dropped:
+            return
+        if fault := self.fleet.fault():
+            self.fleet.stop()
+            self._drop(row.method, fault)
+        elif self._failed[row.method] >= IN_A_ROW and not (server := self.fleet.get(row.method)).alive():
             raise UserError(
                 f"{row.method} at {server.shown_url} failed {self._failed[row.method]} times in a row and does not "
                 f"answer any more; {self.run_dir.path} is intact, continue with --resume"
             )
 
     def verdict(self, sample: Sample, row: SampleRecord, reference: SampleRecord) -> OutputMatch:
-        """Compare two answers as texts, since a server sends no tokens."""
-        text, expected = row.text or "", reference.text or ""
-        if text == expected:
-            return OutputMatch(*row.key, verdict="identical")
-        at = next(
-            (i for i, (a, b) in enumerate(zip(text, expected, strict=False)) if a != b), min(len(text), len(expected))
-        )
-        return OutputMatch(*row.key, verdict="text differs", reason=f"from character {at} on")
+        baseline, messages = self.fleet.get(reference.method), sample.question.messages(self.history(sample))
+        return match_greedy(row, reference, baseline, messages, self.settings(row.seed))
+
+    def sampled(self, sample: Sample, row: SampleRecord) -> OutputMatch | None:
+        if self._proved[row.method] >= PROVED:
+            return None
+        messages = sample.question.messages(self.history(sample))
+        match = match_sampled(row, self.fleet.get(row.method), messages, self.settings(row.seed))
+        self._proved[row.method] += match.sampled.tokens + match.sampled.tail if match.sampled else 0
+        return match
 
     def finalize(self, samples: Sequence[Sample]) -> None:
         ServedConcurrencySweep(self, self.run_dir).make()
+
+
+def _blocks(samples: Sequence[Sample], number: int) -> Iterator[list[Sample]]:
+    """Yield the samples in blocks of about as many questions each."""
+    questions = list(dict.fromkeys(sample.question.id for sample in samples))
+    size = max(1, -(-len(questions) // number))
+    block = {id: i // size for i, id in enumerate(questions)}
+    for i in range(-(-len(questions) // size)):
+        yield [sample for sample in samples if block[sample.question.id] == i]
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,22 +591,36 @@ def measure(
     Raise UserError if a server does not answer a probe.
     """
     config, data = plan.config, plan.data
+    parameters = settings(config, data.max_new_tokens, config.seed)
     with connected(config, access) as servers, ExitStack() as stack:
-        parameters = settings(config, data.max_new_tokens, config.seed)
         probed = [about(server, probe(server, parameters)) for server in servers]
         manifest = dict(manifest_for(config, data, probed, access.hidden(command)))
         run_dir = stack.enter_context(RunDir.open(where, manifest, data.questions))
+        fleet = Fleet({server.label: server for server in servers}, access.launch, logs=run_dir.path / "servers")
+        fleet.connect = partial(_connect_started, run_dir, parameters, access.timeout_s)
+        stack.callback(fleet.stop)
         events = stack.enter_context(watch(PreparedRun(plan=plan, run_dir=run_dir, found=probed)))
-        by_label = {server.label: server for server in servers}
-        ServedSession(config, plan.suite, data, by_label, run_dir, events, where).run()
+        ServedSession(config, plan.suite, data, fleet, run_dir, events, where).run()
         return finished(run_dir, events)
+
+
+def _connect_started(run_dir: RunDir, parameters: Mapping[str, Any], timeout_s: float, endpoint: Endpoint) -> Server:
+    """Return a server that was just started, and keep in the manifest what it is."""
+    server = connect(endpoint, endpoint.url, None, timeout_s)
+    about_it = about(server, probe(server, parameters)).about
+    entries = [
+        entry | {"served": about_it} if entry["label"] == endpoint.label else entry
+        for entry in run_dir.manifest["methods"]
+    ]
+    run_dir.update(methods=entries)
+    return server
 
 
 @contextmanager
 def connected(config: RunConfig, access: Access) -> Iterator[list[Server]]:
-    """Connect to the servers with their models, and close the connections at the end."""
+    """Connect to the servers that run already, with their models, and close the connections at the end."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(closing(connect(endpoint, url, key, access.timeout_s)))
-            for endpoint, url, key in zip(config.endpoints, access.urls, access.keys, strict=True)
+            for endpoint, url, key in zip(config.endpoints, access.urls, access.keys, strict=False)
         ]

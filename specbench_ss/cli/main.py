@@ -25,6 +25,7 @@ COMMANDS = {  # line in `ssbench --help`; the module in specbench_ss.cli has its
     "doctor": "Show this machine's device, versions and measured limits.",
     "report": "Write the report of a run, of the latest one by default, or of several side by side.",
     "compare": "Compare two runs: settings, speedups with confidence intervals, regressions.",
+    "parity": "Compare a drafter in this process with the same drafter in a served engine, prompt by prompt.",
     "export": "Write a run in the format of another tool.",
     "import-specbench": "Score answer files of Spec-Bench again.",
     "paper": "Measure a table or figure of the papers and show the published numbers next to ours.",

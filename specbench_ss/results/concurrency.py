@@ -15,7 +15,6 @@ from specbench_ss.results.summary import (
     latencies,
     paired,
     safe_div,
-    served_tau,
     total,
 )
 from specbench_ss.runs.columns import Ends
@@ -94,9 +93,7 @@ def _row(
         speedup=times.speedup(),
         speedup_interval=around,
         comparison="baseline" if itself else compare(around),
-        mean_acceptance_length=served_tau(counts, tokens - len(good))
-        if run.served
-        else safe_div(total(good, "later"), total(good, "steps")),
+        mean_acceptance_length=safe_div(total(good, "later"), counted(counts, "steps")),
         acceptance_rate=safe_div(counted(counts, "accepted_tokens"), counted(counts, "draft_nodes")),
         waits=latencies(good),
     )

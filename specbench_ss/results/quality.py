@@ -22,7 +22,7 @@ from scipy.special import betaincinv, gammaln, logsumexp
 
 from specbench_ss.errors import UserError
 from specbench_ss.options import checked_value
-from specbench_ss.runs.records import ACCEPT_TILTS, PIT_BINS, Key, Run, SampledTokens, SampleRecord
+from specbench_ss.runs.records import ACCEPT_TILTS, PIT_BINS, TAIL_FACTORS, Key, Run, SampledTokens, SampleRecord
 from specbench_ss.stats import Floats, Interval, mean_interval
 from specbench_ss.suite import Question
 
@@ -46,6 +46,21 @@ def acceptance(chance: float, accepted: bool) -> SampledTokens:
     )
 
 
+TAIL_FLOOR = 1e-6  # the least probability of all other tokens; float32 sums of probabilities are off by less
+
+
+def tail(chance: float, outside: bool) -> SampledTokens:
+    """Return the terms of whether a token is outside the reported ones. chance: an upper bound of its probability.
+
+    The likelihood ratio of a larger probability, min(1/2, factor * chance), to `chance` has a mean of at most 1 for
+    every true probability up to `chance`, so the bound need not be exact.
+    """
+    chance = max(chance, TAIL_FLOOR)
+    raised = [min(0.5, factor * chance) for factor in TAIL_FACTORS]
+    ratios = [math.log(p / chance if outside else (1 - p) / (1 - chance)) if p > chance else 0.0 for p in raised]
+    return SampledTokens(tail=int(outside), tail_expected=chance, tail_ratios=ratios)
+
+
 def pool(answers: Iterable[SampledTokens]) -> SampledTokens:
     """Return the sums over all these answers."""
     return reduce(add, answers, SampledTokens())
@@ -57,9 +72,9 @@ def bound(pooled: SampledTokens) -> float:
 
 
 def evidence(pooled: SampledTokens) -> float:
-    """Return the logarithm of the betting score: the mean of those of likelihoods, histogram and acceptance."""
-    parts = (_log_mean(pooled.log_ratios), _histogram(pooled.pit_counts), _log_mean(pooled.accept_ratios))
-    return _log_mean(parts)
+    """Return the logarithm of the betting score: the mean of those of likelihoods, histogram, acceptance and tail."""
+    parts = [_log_mean(pooled.log_ratios), _histogram(pooled.pit_counts), _log_mean(pooled.accept_ratios)]
+    return _log_mean([*parts, _log_mean(pooled.tail_ratios)] if pooled.tail_expected else parts)
 
 
 def too_coarse(pooled: SampledTokens, filtered: bool) -> bool:
@@ -92,6 +107,7 @@ class SamplingTest:
     tokens: tokens that were compared. p: bound on the probability of such evidence without bias. surplus: mean of log
     p(x) minus its expectation, in nats per token. outside: tokens that the sampling filters exclude. offered: tokens
     for which something was drafted. accepted: of them, drafted ones. expected: as many as should have been accepted.
+    tail: of a server, tokens that are not among the most probable ones. tail_expected: as many as there may be.
     reason: why the method is not testable, where it is not; else ''.
     """
 
@@ -103,6 +119,8 @@ class SamplingTest:
     offered: int
     accepted: int
     expected: float
+    tail: int
+    tail_expected: float
     reason: str = ""
 
     def columns(self) -> dict[str, Any]:
@@ -119,19 +137,21 @@ def sampling_tests(run: Run) -> dict[str, SamplingTest]:
     p = {label: bound(of) for label, of in pooled.items()}
     found = {}
     for label, of in pooled.items():
-        if of.tokens:
+        if of.tokens or of.tail:
             control = run.reference(label)
             reason = _why_not(run, of, control, 1.0 if control == label else p[control])
-            drafts = any(row.draft_nodes for row in run.of(label) if row.ok)
+            drafts = not run.served and any(row.draft_nodes for row in run.of(label) if row.ok)
             bias: Bias = "not testable" if reason else _bias(of, p[label], drafts)
-            counts = (of.pit_counts[-1], of.offered, of.accepted, of.expected)
-            found[label] = SamplingTest(bias, of.tokens, p[label], of.surplus / of.tokens, *counts, reason)
+            counts = (of.pit_counts[-1], of.offered, of.accepted, of.expected, of.tail, of.tail_expected)
+            tokens = of.tokens + of.tail
+            found[label] = SamplingTest(bias, tokens, p[label], of.surplus / max(of.tokens, 1), *counts, reason)
     return found
 
 
 def bias_found(run: Run, label: str, test: SamplingTest | None) -> list[str]:
     """Report that a method that promises its reference's distribution draws from another one."""
-    biased = test is not None and test.bias == "biased" and run.entry(label)["lossless"] and label != run.baseline
+    promised = run.served or run.entry(label)["lossless"]
+    biased = test is not None and test.bias == "biased" and promised and label != run.baseline
     return [f"biased: {described(test)}"] if test and biased else []
 
 
@@ -149,7 +169,11 @@ def described(test: SamplingTest) -> str:
     side = "probable" if test.surplus > 0 else "improbable"
     outside = f", {test.outside:,} of them excluded by the sampling filters" if test.outside else ""
     drafted = f", {test.accepted:,} drafted ones for {test.expected:,.0f} expected" if test.offered else ""
-    return f"{test.tokens:,} sampled tokens, {p}, {abs(test.surplus):.3f} nats a token too {side}{drafted}{outside}"
+    rare = (
+        f", {test.tail:,} improbable ones for at most {test.tail_expected:,.1f} expected" if test.tail_expected else ""
+    )
+    surplus = f"{abs(test.surplus):.3f} nats a token too {side}"
+    return f"{test.tokens:,} sampled tokens, {p}, {surplus}{drafted}{outside}{rare}"
 
 
 def _why_not(run: Run, of: SampledTokens, control: str, p_of_control: float) -> str:

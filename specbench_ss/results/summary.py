@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Annotated as Col
 from typing import Any, Protocol
 
@@ -231,6 +232,7 @@ def safe_div(a: float | None, b: float | None) -> float | None:
 class Counted(Protocol):
     """Record with a server's counts: a sample or a concurrency level."""
 
+    steps: int | None
     drafts: int | None
     draft_nodes: int | None
     accepted_tokens: int | None
@@ -241,9 +243,12 @@ def served_columns(rows: Sequence[SampleRecord]) -> dict[str, Any]:
     if not any(row.counted for row in rows):
         return {}
     return {
-        "mean_acceptance_length": served_tau(rows, sum(row.later for row in rows)),
+        "mean_acceptance_length": safe_div(sum(row.later for row in rows), counted(rows, "steps")),
+        "engine_acceptance_length": engine_tau(rows),
         "acceptance_rate": safe_div(counted(rows, "accepted_tokens"), counted(rows, "draft_nodes")),
-        **dict.fromkeys(("num_target_forwards", "num_draft_forwards", "tokens_past_stop")),
+        **served_positions(rows),
+        "num_target_forwards": safe_div(counted(rows, "steps"), len(rows)),
+        **dict.fromkeys(("num_draft_forwards", "tokens_past_stop")),
     }
 
 
@@ -253,18 +258,30 @@ def counted(of: Sequence[Counted], name: str) -> int | None:
     return None if not values or None in values else sum(values)
 
 
-def served_tau(of: Sequence[Counted], later: int) -> float | None:
-    """Return tokens per step: 1 + accepted tokens / drafts, over steps with a draft.
-
-    later: tokens after the first of each output. If the server reports no number of drafts, the steps are the later
-    tokens that were not drafted.
-    """
+def engine_tau(of: Sequence[Counted]) -> float | None:
+    """Return 1 + accepted / drafts, as vLLM logs it: tokens per step that had a draft, before outputs are cut."""
     drafts, accepted = counted(of, "drafts"), counted(of, "accepted_tokens")
-    if accepted is None or drafts == 0:
-        return None
-    if drafts is not None:
-        return 1 + accepted / drafts
-    return safe_div(later, later - accepted) if later > accepted else None
+    return None if accepted is None or not drafts else 1 + accepted / drafts
+
+
+def served_positions(rows: Sequence[SampleRecord]) -> dict[str, tuple[Any, ...]]:
+    """Return the acceptance by draft position, of servers that report it.
+
+    A server that reports no draft lengths is taken to have drafted every position each time.
+    """
+    taken, offered = list[int](), list[int]()
+    for row in rows:
+        if not row.accepted_per_pos:
+            continue
+        lengths = row.drafted_per_pos or [row.drafts or 0] * len(row.accepted_per_pos)
+        taken = [sum(pair) for pair in zip_longest(taken, row.accepted_per_pos, fillvalue=0)]
+        offered = [sum(pair) for pair in zip_longest(offered, lengths, fillvalue=0)]
+    if not offered or any(row.drafts and not row.accepted_per_pos for row in rows):
+        return {}
+    return {
+        "acceptance_rate_per_pos": tuple(a / n for a, n in zip_longest(taken, offered, fillvalue=0) if n),
+        "acceptance_rate_per_pos_n": tuple(n for n in offered if n),
+    }
 
 
 OVERALL = "overall"
@@ -374,11 +391,16 @@ class SummaryRow:
     bias_expected: Col[
         Number, "expected number of accepted drafted tokens under the target's distribution", "tokens"
     ] = None
+    bias_tail: Col[Whole, "servers: tested tokens outside the most probable ones that the server sent", "tokens"] = None
+    bias_tail_expected: Col[Number, "upper bound of their expected number", "tokens"] = None
     bias_reason: Col[str | None, "reason of `not testable`; else empty"] = None
     speedup_within_bound: Col[
         bool | None, "false if the outputs took less time than their steps allow; missing if not checked"
     ]
     unstable: Col[bool | None, "true if times of the same work differ by more than 10 %; missing if not checked"]
+    engine_acceptance_length: Col[
+        Number, "servers: 1 + accepted tokens / drafts over steps with a draft, as vLLM logs it", "tokens"
+    ] = None
     health: Col[tuple[str, ...], "findings about the method's numbers, a tuple of sentences; empty without findings"]
     baseline: Col[str, "label of the baseline of `speedup`: `ar`, or the first endpoint"]
 

@@ -19,12 +19,15 @@ class Endpoint:
     """An OpenAI-compatible server.
 
     label: its name in the results. url: of its API, as `http://localhost:8000/v1`, without credentials. model: its name
-    there; None = the server's only model.
+    there; None = the server's only model. command: that starts it, of a server that the run starts itself; env:
+    environment variables that it gets in addition.
     """
 
     label: str
     url: str
     model: str | None = None
+    command: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the endpoint as JSON-ready data."""
@@ -37,7 +40,8 @@ class RunConfig:
 
     Fields with an option's name have its meaning and default. stop: stop strings, which stay in the output. presets,
     plugin: files with options or methods. endpoints: servers that are measured instead of methods; the first is the
-    baseline. concurrency: numbers of requests at a time, in addition to one.
+    baseline. concurrency: numbers of requests at a time, in addition to one. extra_body: JSON object with further
+    fields of requests to servers.
     """
 
     methods: tuple[MethodSpec, ...]
@@ -66,6 +70,7 @@ class RunConfig:
     quantize: str = RunOptions.quantize
     endpoints: tuple[Endpoint, ...] = ()
     concurrency: tuple[int, ...] = ()
+    extra_body: str = "{}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the configuration as JSON-ready data."""

@@ -40,9 +40,9 @@ ConcurrencyKey = tuple[str, int, int]  # method, requests in flight, repeat
 class ConcurrencyResult:
     """The whole suite on one server or method at one concurrency.
 
-    wall_s: from the first request to the end of the last output. requests: number of requests. drafts, draft_nodes,
-    accepted_tokens: increase of the server's counters, or None; of a method in this process its steps and their draft
-    and accepted tokens. started, ended: Unix times.
+    wall_s: from the first request to the end of the last output. requests: number of requests. steps, drafts,
+    draft_nodes, accepted_tokens: sums over the requests, or None where not measured; a server's requests add their
+    steps, so a pass over several of them counts for each. started, ended: Unix times.
     """
 
     method: str
@@ -52,6 +52,7 @@ class ConcurrencyResult:
     ended: float
     wall_s: Annotated[float, Meta(ge=0)]
     requests: Count
+    steps: Count | None = None
     drafts: Count | None = None
     draft_nodes: Count | None = None
     accepted_tokens: Count | None = None
@@ -270,6 +271,7 @@ class SampleRecord(KeyedRecord):
         "0 to 1",
     ] = None
     text: Col[str | None, "output text without special tokens"] = None
+    reasoning: Col[str | None, "servers: text of the model before its output"] = None
     token_ids: Col[list[int] | None, "output token ids, a list"] = None
     noise_reason: Col[str | None, "reason why the time is noisy; empty without noise, missing without telemetry"] = None
     n_reruns: Col[int | None, "re-runs because of noise; missing without telemetry"] = None
@@ -293,7 +295,11 @@ class SampleRecord(KeyedRecord):
         "servers: `usage` if the server reported the token count, `chunks` if streamed chunks were counted",
     ] = None
     chunks: Col[Known, "servers: streamed chunks of text", "chunks"] = None
-    drafts: Col[Known, "servers: number of drafts, by the server's metrics; missing if not reported", "drafts"] = None
+    drafts: Col[Known, "servers: steps with a draft; missing if not reported", "drafts"] = None
+    accepted_per_pos: Col[
+        list[Count] | None, "servers: drafts whose token at each position was accepted, a list", "drafts"
+    ] = None
+    drafted_per_pos: Col[list[Count] | None, "servers: drafts with a token at each position, a list", "drafts"] = None
     concurrency: Col[Known, "number of concurrent requests; always missing in this frame", "requests"] = None
     n_eager_fallbacks: Col[
         Known, "passes that ran eagerly instead of as CUDA graphs; missing without CUDA graphs", "passes"
@@ -350,6 +356,7 @@ OUTSIDE = PIT_BINS  # bin of tokens that the sampling filters exclude
 TILTS = (-1 / 4, -1 / 16, 1 / 16, 1 / 4, 1.0)  # exponents of the alternatives p^(1 + tilt)
 
 ACCEPT_TILTS = (-1 / 2, 1 / 8, 1 / 2, 2.0)  # shifts of the log-odds of acceptance in the alternatives
+TAIL_FACTORS = (2.0, 10.0, 100.0)  # how much more probable than possible improbable tokens are in the alternatives
 
 
 @dataclass(slots=True)
@@ -379,6 +386,11 @@ class SampledTokens:
     accept_variance: Col[NonNegative, "variance of that number"] = 0.0
     accept_ratios: Col[list[float], "log-likelihood ratios of higher and lower acceptance", "nats"] = field(
         default_factory=lambda: [0.0] * len(ACCEPT_TILTS)
+    )
+    tail: Col[Count, "servers: tokens outside the most probable ones that the server sent", "tokens"] = 0
+    tail_expected: Col[NonNegative, "upper bound of their expected number", "tokens"] = 0.0
+    tail_ratios: Col[list[float], "log-likelihood ratios of such tokens being more frequent", "nats"] = field(
+        default_factory=lambda: [0.0] * len(TAIL_FACTORS)
     )
     rounding: Col[NonNegative, "sum over tokens of the numerical tie bound / temperature"] = 0.0
 

@@ -428,7 +428,7 @@ def _steps(path: Path, rows: Iterable[SampleRecord]) -> Steps:
 def _steps_of(path: Path, lines: StepLines, rows: Iterable[SampleRecord]) -> Steps:
     """Return the steps of the successful samples. Raises UserError if some are missing."""
     try:
-        return lines.steps({row.key: row.steps or 0 for row in rows if row.ok})
+        return lines.steps({row.key: row.steps or 0 for row in rows if row.ok and not row.counted})
     except ValueError as error:
         raise UserError(f"{path / STEPS} is damaged: {error}") from None
 

@@ -31,7 +31,7 @@ Seconds = Annotated[float, Gt(0), Lt(math.inf)]
 
 # modes: a model in this process, models in workers of Ray, or servers
 PROCESS, RAY, SERVER = "process", "ray", "server"
-MODES = {RAY: "--executor ray", SERVER: "--endpoint, the address of a server"}
+MODES = {RAY: "--executor ray", SERVER: "--endpoint, the address of a server, or --servers"}
 MODEL_MODES, ALL_MODES = (PROCESS, RAY), (PROCESS, RAY, SERVER)
 COMMAND, FILE, PYTHON = "command line", "YAML file", "run()"
 
@@ -172,6 +172,12 @@ class RunOptions(CommandOptions):
         "http://localhost:8000/v1. May be given several times: the others are compared with the first server.",
         metavar="URL",
     )
+    servers: Path | None = _served(
+        None,
+        "Start the servers of a YAML file one after another on one port and measure them in place of --methods; the "
+        "first is the baseline. docs/servers.md has its format.",
+        metavar="FILE.yaml",
+    )
     label: list[str] | None = _served(
         None, "Name of a server in the results; one for each --endpoint, in the same order.", metavar="NAME"
     )
@@ -191,6 +197,12 @@ class RunOptions(CommandOptions):
         "measured.",
         metavar="N,N",
         as_text=True,
+    )
+    extra_body: str | None = _served(
+        None,
+        "JSON object with further fields of every request, as "
+        """'{"chat_template_kwargs": {"enable_thinking": false}}'.""",
+        metavar="JSON",
     )
     endpoint_timeout: Timeout | None = _served(
         None,
@@ -354,7 +366,7 @@ class RunOptions(CommandOptions):
     @property
     def mode(self) -> str:
         """Return the mode of the run."""
-        if self.endpoint:
+        if self.endpoint or self.servers:
             return SERVER
         return RAY if self.executor == "ray" else PROCESS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -75,8 +76,8 @@ class Fake(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, behaviour: Behaviour) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, behaviour: Behaviour, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
         self.behaviour, self.lock, self.at_once = behaviour, threading.Lock(), 0
         self.stalled = threading.Event()
 
@@ -282,6 +283,9 @@ def metrics(how: Behaviour) -> str:
     if how.metrics == "sglang":
         return 'sglang:spec_accept_length{model_name="m"} 2.9\n'
     label = '{engine="0",model_name="m"}'
+    made = f"# TYPE vllm:generation_tokens counter\nvllm:generation_tokens_total{label} {float(how.counts['made'])}\n"
+    if not how.drafted and how.metrics != "nan":
+        return made
     names = {"drafts": "drafts", "drafted": "draft_tokens", "accepted": "accepted_tokens"}
     lines = []
     for name, full in names.items():
@@ -289,8 +293,28 @@ def metrics(how: Behaviour) -> str:
         lines += [f"# TYPE vllm:spec_decode_num_{full} counter", f"vllm:spec_decode_num_{full}_total{label} {value}"]
         lines += [f"vllm:spec_decode_num_{full}_created{label} {time.time()}"]
         lines += [f'vllm:spec_decode_num_{full}_total{{engine="0",model_name="another"}} 1000000.0']
-    lines += [
-        "# TYPE vllm:generation_tokens counter",
-        f"vllm:generation_tokens_total{label} {float(how.counts['made'])}",
-    ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + made
+
+
+def main() -> None:
+    """Serve on a port with a behaviour in JSON, until the process is ended.
+
+    dies_after: exit after so many requests, unless the file `unless` exists.
+    """
+    port, given = int(sys.argv[1]), json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}")
+    dies_after, unless = given.pop("dies_after", None), given.pop("unless", "")
+    server = Fake(Behaviour(**given), port)
+
+    class Mortal(Handler):
+        def do_POST(self) -> None:
+            if dies_after is not None and len(self.how.asked) >= dies_after and not os.path.exists(unless):
+                print("RuntimeError: the engine core died", flush=True)
+                os._exit(7)
+            super().do_POST()
+
+    server.RequestHandlerClass = Mortal
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -111,17 +111,19 @@ def test_tau_is_what_the_counters_state(questions: Path, tmp_path: Path) -> None
         labels = ["plain", "drafting", "shared", "gauge"]
         made = measured([plain, drafting, shared, gauge], labels, questions, tmp_path / "run", concurrency=2)
     table = made.summary(all=True).query("task == 'overall'").set_index("method")
-    assert table.loc["drafting", "mean_acceptance_length"] == pytest.approx(
-        2.0
-    )  # 4 drafts an answer, 1 of 3 accepted each
+    # 4 drafts an answer, 1 of 3 accepted each: 7 tokens after the first one
+    assert table.loc["drafting", "mean_acceptance_length"] == pytest.approx(7 / 4)
+    assert table.loc["drafting", "engine_acceptance_length"] == pytest.approx(2.0)
     assert table.loc["drafting", "acceptance_rate"] == pytest.approx(1 / 3)
-    assert table["mean_acceptance_length"].isna()[["plain", "shared", "gauge"]].all()  # not measured, and never zero
+    assert table.loc["plain", "mean_acceptance_length"] == 1  # it counts its tokens and has no counters of drafts
+    assert table["mean_acceptance_length"].isna()[["shared", "gauge"]].all()  # not measured, and never zero
     own = made.samples.query("method == 'drafting'")
     assert set(own["drafts"]) == {4} and set(own["draft_nodes"]) == {12} and set(own["accepted_tokens"]) == {4}
     at_two = made.concurrency().query("concurrency == 2").set_index("method")["mean_acceptance_length"]
-    assert at_two["drafting"] == pytest.approx(2.0) and at_two[["plain", "shared", "gauge"]].isna().all()
+    assert at_two["drafting"] == pytest.approx(7 / 4) and at_two["plain"] == 1
+    assert at_two[["shared", "gauge"]].isna().all()
     reported = {entry["label"]: entry["served"]["acceptance"] for entry in made.manifest["methods"]}
-    assert "sglang:spec_accept_length" in reported["gauge"] and reported["drafting"] == "its counters in /metrics"
+    assert "sglang:generation_tokens" in reported["gauge"] and reported["drafting"] == "its counters in /metrics"
 
 
 def test_without_usage_pieces_are_counted_and_the_results_state_so(questions: Path, tmp_path: Path) -> None:

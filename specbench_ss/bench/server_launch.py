@@ -1,0 +1,291 @@
+"""Servers that a run starts itself: configurations of a file, one after another on one port."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import yaml
+
+from specbench_ss.errors import UserError, error_text, expanded
+from specbench_ss.runs.config import Endpoint
+
+if TYPE_CHECKING:  # httpx is imported where a server is contacted
+    from specbench_ss.bench.server_client import Server
+
+HOST = "127.0.0.1"
+POLL_S = 0.2
+STOP_S = 30.0  # from SIGTERM to SIGKILL
+LAST_LINES = 400  # of a server's log, in which the reason of a failure is looked for
+ERROR = re.compile(r"\b\w*(Error|Exception)\b: .*")
+Option = str | int | float | bool
+
+
+class _Configuration(msgspec.Struct, forbid_unknown_fields=True):
+    """A server of the file. speculative: the engine's own settings of speculative decoding, under its own names."""
+
+    label: str
+    engine: Literal["vllm", "llama.cpp", "sglang"] | None = None
+    model: str | None = None
+    speculative: dict[str, Option] = {}
+    k: int | list[int] | None = None
+    args: list[Option] = []
+    env: dict[str, Option] = {}
+    executable: str | None = None
+    command: list[Option] = []
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    servers: list[_Configuration]
+    port: int = 8000
+    blocks: int = 2
+    ready_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """The servers of a file, the first of which is the baseline, and how they take turns.
+
+    blocks: parts of the questions; all servers answer one part before the next. ready_s: limit of a server's start.
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    port: int
+    blocks: int
+    ready_s: float
+
+
+def read_servers(file: Path) -> LaunchPlan:
+    """Read a file of servers. Raise UserError for one that is missing or invalid."""
+    path = expanded(file)
+    try:
+        given = msgspec.convert(yaml.safe_load(path.read_bytes()), _File)
+    except OSError as e:
+        raise UserError(f"cannot read --servers {path}: {e.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as e:
+        raise UserError(f"--servers {path}: {' '.join(str(e).split())}") from None
+    if not given.servers or given.blocks < 1 or not 0 < given.port < 65536:
+        raise UserError(f"--servers {path}: needs at least one server, blocks of 1 or more, and a port")
+    endpoints = [endpoint for one in given.servers for endpoint in _endpoints(one, given.port, path)]
+    labels = [endpoint.label for endpoint in endpoints]
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise UserError(f"--servers {path}: label {twice[0]!r} is given twice; labels must differ")
+    return LaunchPlan(tuple(endpoints), given.port, given.blocks, given.ready_s)
+
+
+def _endpoints(one: _Configuration, port: int, path: Path) -> list[Endpoint]:
+    """Return a server for each k. Raise UserError for settings that do not go together."""
+    if bool(one.command) == bool(one.engine):
+        raise UserError(f"--servers {path}: {one.label} needs either engine or command")
+    if one.engine and not one.model:
+        raise UserError(f"--servers {path}: {one.label} needs the model of its engine")
+    if one.k is not None and not (one.engine and one.speculative):
+        raise UserError(f"--servers {path}: {one.label} has k without engine and speculative")
+    several = isinstance(one.k, list)
+    depths: Sequence[int | None] = one.k if isinstance(one.k, list) else [one.k]
+    url, env = f"http://{HOST}:{port}/v1", tuple((name, str(value)) for name, value in one.env.items())
+    return [
+        Endpoint(f"{one.label}-k{k}" if several else one.label, url, None, tuple(_command(one, k, port)), env)
+        for k in depths
+    ]
+
+
+def _command(one: _Configuration, k: int | None, port: int) -> list[str]:
+    """Return the command that starts a server."""
+    if one.command:
+        return [str(word).replace("{port}", str(port)) for word in one.command]
+    where, model = ["--host", HOST, "--port", str(port)], one.model or ""
+    match one.engine:
+        case "vllm":
+            command = [one.executable or "vllm", "serve", model, *where]
+            settings = one.speculative | ({} if k is None else {"num_speculative_tokens": k})
+            if settings:
+                command += ["--speculative-config", json.dumps(settings)]
+                command += ["--per-request-spec-decode-metrics", "detailed"]
+        case "llama.cpp":
+            command = [one.executable or "llama-server", "-m", model, *where, "--metrics"]
+            command += _options(one.speculative | ({} if k is None else {"spec-draft-n-max": k}))
+        case _:
+            command = [*shlex.split(one.executable or "python -m sglang.launch_server"), "--model-path", model, *where]
+            chain = {} if k is None else {"speculative-num-steps": k, "speculative-num-draft-tokens": k + 1}
+            command += [*_options(one.speculative | chain), "--enable-metrics"]
+    return command + [str(word) for word in one.args]
+
+
+def _options(settings: Mapping[str, Option]) -> list[str]:
+    """Return settings as options of a command line; True is a flag."""
+    words = list[str]()
+    for name, value in settings.items():
+        if value is not False:
+            words += [f"--{name.lstrip('-')}", *([] if value is True else [str(value)])]
+    return words
+
+
+class LaunchError(Exception):
+    """A server that does not run, with the reason and the end of its log."""
+
+
+@dataclass(slots=True)
+class Process:
+    """A running server in a process group of its own. log: file of its output."""
+
+    child: subprocess.Popen[bytes]
+    log: Path
+    began: int  # bytes of the log before this start
+
+    def fault(self) -> str:
+        """Return why the server has ended, or '' while it runs."""
+        code = self.child.poll()
+        if code is None:
+            return ""
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return f"the server {how}: {last_line(self.log, self.began)} ({self.log})"
+
+    def stop(self) -> None:
+        """End the server and everything that it started."""
+        for signal_number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
+            with suppress(ProcessLookupError):
+                os.killpg(self.child.pid, signal_number)
+            with suppress(subprocess.TimeoutExpired):
+                self.child.wait(wait_s)
+                break
+        with suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGKILL)  # workers that outlive their parent
+
+
+def last_line(log: Path, began: int = 0) -> str:
+    """Return the first of the last errors in a log, which engines then report again and again, else its last line.
+
+    began: bytes before the first line.
+    """
+    with log.open("rb") as file:
+        file.seek(began)
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()[-LAST_LINES:]]
+    errors = [found.group() for line in lines if (found := ERROR.search(line)) and "`" not in found.group()[:40]]
+    told = errors[:1] or [line for line in lines if line][-1:]
+    return told[0][:300] if told else "it printed nothing"
+
+
+def start(endpoint: Endpoint, port: int, ready_s: float, log: Path) -> Process:
+    """Start a server and wait until it is healthy.
+
+    Raise LaunchError if the port is taken, the command cannot be run, ends, or is not healthy in time.
+    """
+    if not port_free(port):
+        raise LaunchError(f"port {port} is in use; stop the program that uses it, or set another port in the file")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        began = file.tell()
+        try:
+            child = subprocess.Popen(
+                endpoint.command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **dict(endpoint.env)},
+                start_new_session=True,
+            )
+        except OSError as e:
+            raise LaunchError(f"cannot run {endpoint.command[0]}: {e.strerror}; is the engine installed?") from None
+    process = Process(child, log, began)
+    try:
+        _wait_healthy(process, port, ready_s)
+    except BaseException:
+        process.stop()
+        raise
+    return process
+
+
+def _wait_healthy(process: Process, port: int, ready_s: float) -> None:
+    import httpx
+
+    until = time.monotonic() + ready_s
+    with httpx.Client(timeout=5, trust_env=False) as client:
+        while True:
+            if fault := process.fault():
+                raise LaunchError(fault)
+            for page in ("/health", "/v1/models"):  # some servers have no page of their health
+                with suppress(httpx.HTTPError):
+                    if (status := client.get(f"http://{HOST}:{port}{page}").status_code) == 200:
+                        return
+                    if status != 404:
+                        break
+            if time.monotonic() > until:
+                line = last_line(process.log, process.began)
+                raise LaunchError(f"the server is not healthy after {ready_s:g} s: {line} ({process.log})")
+            time.sleep(POLL_S)
+
+
+def port_free(port: int) -> bool:
+    """Return True if nothing listens on a port of this machine."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((HOST, port)) != 0
+
+
+@dataclass(slots=True)
+class Fleet:
+    """The servers of a run, of which at most one that the run starts itself is running.
+
+    connected: servers that are reachable from the start. plan: of those that are started. connect: returns a started
+    server, ready for requests. logs: folder of their output.
+    """
+
+    connected: Mapping[str, Server]
+    plan: LaunchPlan | None = None
+    connect: Callable[[Endpoint], Server] | None = None
+    logs: Path = Path()
+    running: str = ""
+    _process: Process | None = field(default=None, repr=False)
+    _server: Server | None = field(default=None, repr=False)
+
+    def get(self, label: str) -> Server:
+        """Return a server; start it in place of the running one if need be. Raise LaunchError."""
+        if self.plan is None:
+            return self.connected[label]
+        if self.running != label or self._server is None:
+            self.stop()
+            endpoint = next(one for one in self.plan.endpoints if one.label == label)
+            self._process = start(endpoint, self.plan.port, self.plan.ready_s, self.logs / f"{_plain(label)}.log")
+            try:
+                assert self.connect is not None
+                self._server = self.connect(endpoint)
+            except UserError as e:
+                reason = self._process.fault() or error_text(e)
+                self.stop()
+                raise LaunchError(reason) from None
+            self.running = label
+        return self._server
+
+    def fault(self) -> str:
+        """Return why the running server has ended; '' while it runs, or if the run did not start it."""
+        return self._process.fault() if self._process else ""
+
+    def stop(self) -> None:
+        """Stop the running server."""
+        if self._server is not None:
+            self._server.close()
+        if self._process is not None:
+            self._process.stop()
+        self._process, self._server, self.running = None, None, ""
+
+
+def _plain(label: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in label)
+
+
+def described(endpoint: Endpoint) -> dict[str, Any]:
+    """Return how a server is started, JSON-ready."""
+    return {"command": shlex.join(endpoint.command), "env": dict(endpoint.env)}

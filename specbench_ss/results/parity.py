@@ -1,0 +1,132 @@
+"""Parity of a method in this process and the same drafter in a served engine: outputs, steps and accepted tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specbench_ss.errors import UserError, did_you_mean
+from specbench_ss.results.summary import safe_div, total
+from specbench_ss.runs.output_match import first_difference
+from specbench_ss.runs.records import Run, SampleRecord
+
+PromptKey = tuple[str, int]  # question id, turn
+
+
+@dataclass(frozen=True, slots=True)
+class PromptParity:
+    """One prompt on both sides. None: one of them has no such number. first_difference: index of the token."""
+
+    question_id: str
+    turn: int
+    same_prompt: bool | None
+    same_output: bool
+    first_difference: int | None
+    steps: tuple[int | None, int | None]
+    accepted_tokens: tuple[int | None, int | None]
+
+    @property
+    def exact(self) -> bool:
+        """Return True if outputs, steps and accepted tokens are equal and known."""
+        counts = (self.steps, self.accepted_tokens)
+        return self.same_output and all(a is not None and a == b for a, b in counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """A method and a server. tau: mean acceptance length of both, over the compared prompts."""
+
+    method: str
+    server: str
+    prompts: tuple[PromptParity, ...]
+    tau: tuple[float | None, float | None]
+
+    @property
+    def exact(self) -> bool:
+        """Return True if every prompt is exact."""
+        return all(prompt.exact for prompt in self.prompts)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many prompts there are, and how many are equal in what."""
+        return {
+            "prompts": len(self.prompts),
+            "same output": sum(one.same_output for one in self.prompts),
+            "same steps": sum(None not in one.steps and one.steps[0] == one.steps[1] for one in self.prompts),
+            "same accepted": sum(
+                None not in one.accepted_tokens and one.accepted_tokens[0] == one.accepted_tokens[1]
+                for one in self.prompts
+            ),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON-ready data."""
+        return asdict(self) | {"exact": self.exact} | self.counts()
+
+
+def parity(local: Run, served: Run, pairs: Mapping[str, str]) -> list[Parity]:
+    """Compare methods of a local run with servers of another run. pairs: method -> server; empty: equal labels.
+
+    Raise UserError for labels that a run lacks, sampled runs, or runs without a common prompt.
+    """
+    if any(run.manifest["config"]["temperature"] for run in (local, served)):
+        raise UserError("parity needs greedy runs: sampled outputs differ in every run")
+    chosen = pairs or {label: label for label in local.labels if label in served.labels}
+    if not chosen:
+        raise UserError("the runs have no label in common; name pairs with --pair METHOD=SERVER")
+    for run, labels in ((local, chosen.keys()), (served, chosen.values())):
+        for label in labels:
+            if label not in run.labels:
+                hint = did_you_mean(label, run.labels)
+                raise UserError(f"{run.path} has no {label!r}{hint}; it has {', '.join(run.labels)}")
+    return [_parity(local, served, *pair) for pair in chosen.items()]
+
+
+def _parity(local: Run, served: Run, method: str, server: str) -> Parity:
+    mine, theirs = _first(local, method), _first(served, server)
+    both = [key for key in mine if key in theirs]
+    if not both:
+        raise UserError(f"{method} and {server} have no prompt in common: use the same suite and --limit")
+    own, other = [mine[key] for key in both], [theirs[key] for key in both]
+    prompts = tuple(_of_prompt(a, b) for a, b in zip(own, other, strict=True))
+    return Parity(method, server, prompts, (_tau(own), _tau(other)))
+
+
+def _first(run: Run, label: str) -> dict[PromptKey, SampleRecord]:
+    """Return the first good sample of each prompt."""
+    return {(row.question_id, row.turn): row for row in run.of(label) if row.ok and row.repeat == 0}
+
+
+def _of_prompt(own: SampleRecord, other: SampleRecord) -> PromptParity:
+    at = first_difference(own.token_ids, other.token_ids) if own.token_ids and other.token_ids else None
+    compared = bool(own.token_ids and other.token_ids)
+    lengths = own.prompt_tokens, other.prompt_tokens
+    return PromptParity(
+        own.question_id,
+        own.turn,
+        None if None in lengths else lengths[0] == lengths[1],
+        at is None if compared else own.text == other.text,
+        at,
+        (own.steps, other.steps),
+        (own.accepted_tokens, other.accepted_tokens),
+    )
+
+
+def _tau(rows: list[SampleRecord]) -> float | None:
+    known = all(row.steps is not None for row in rows)
+    return safe_div(total(rows, "later"), total(rows, "steps")) if known else None
+
+
+def differences(found: Parity) -> Iterator[str]:
+    """Yield each prompt that is not exact, in words."""
+    for one in found.prompts:
+        parts = [] if one.same_prompt in (None, True) else ["another prompt length"]
+        if not one.same_output:
+            parts.append("outputs differ" + ("" if one.first_difference is None else f" at {one.first_difference}"))
+        for name, (a, b) in (("steps", one.steps), ("accepted", one.accepted_tokens)):
+            if a is None or b is None:
+                parts.append(f"{name} not known")
+            elif a != b:
+                parts.append(f"{name} {a} and {b}")
+        if parts:
+            yield f"{one.question_id} turn {one.turn + 1}: {', '.join(parts)}"

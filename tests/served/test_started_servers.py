@@ -1,0 +1,167 @@
+"""Servers that a run starts itself, one after another on one port."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specbench_ss import run
+from specbench_ss.bench import server_run
+from specbench_ss.bench.server_launch import port_free, read_servers
+from specbench_ss.cli.main import main
+from specbench_ss.errors import UserError
+from specbench_ss.runs.run_dir import read_run
+from specbench_ss.time_limit import time_limit
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def calm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The machine counts as idle, and a test that waits for ever fails."""
+    monkeypatch.setattr(server_run, "busy", lambda: "")
+    with time_limit(120.0):
+        yield
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    file = tmp_path / "questions.jsonl"
+    turns = {"a": ["one fish", "two fish"], "b": ["red fish"], "c": ["blue fish"], "d": ["old fish"]}
+    file.write_text("".join(json.dumps({"question_id": name, "turns": of}) + "\n" for name, of in turns.items()))
+    return file
+
+
+def fake(**behaviour: Any) -> list[str]:
+    return [sys.executable, "-m", "tests.served.fake_server", "{port}", json.dumps(behaviour)]
+
+
+def file_of(tmp_path: Path, port: int, servers: dict[str, list[str]], **more: Any) -> Path:
+    file = tmp_path / "servers.yaml"
+    env = {"PYTHONPATH": str(ROOT)}
+    entries = [{"label": label, "command": command, "env": env} for label, command in servers.items()]
+    file.write_text(yaml.safe_dump({"port": port, "ready_s": 30.0, "servers": entries, **more}))
+    return file
+
+
+def measured(servers: Path, questions: Path, out: Path, **more: Any) -> Any:
+    given = {"suite": "jsonl", "data": questions, "max_new_tokens": 8, "warmup": 1, "out": out, **more}
+    return run(servers=servers, **given)
+
+
+def test_servers_answer_the_blocks_in_turn_and_all_ends_with_the_run(
+    port: int, questions: Path, tmp_path: Path
+) -> None:
+    drafting = fake(metrics="vllm", per_chunk=2, drafted=3)
+    servers = file_of(tmp_path, port, {"plain": fake(metrics="vllm"), "drafting": drafting}, blocks=2)
+    made = measured(servers, questions, tmp_path / "r", concurrency="2")
+    rows = made.samples.sort_values("started")
+    assert set(rows["status"]) == {"ok"} and len(rows) == 10
+    visits = [label for i, label in enumerate(rows["method"]) if i == 0 or rows["method"].iloc[i - 1] != label]
+    assert visits == ["plain", "drafting"] * 2
+    assert set(made.concurrency().query("concurrency == 2")["failed"]) == {0}
+    entries = {entry["label"]: entry for entry in made.manifest["methods"]}
+    assert (
+        "fake_server" in entries["drafting"]["resolved"]["command"] and entries["plain"]["served"]["tokens"] == "usage"
+    )
+    assert made.manifest["drift"]["prompts"] == 4 and made.manifest["drift"]["ratio"] > 0
+    assert (tmp_path / "r" / "servers" / "plain.log").exists() and port_free(port)
+
+
+@pytest.mark.parametrize(
+    ("command", "stated"),
+    [
+        ([sys.executable, "-c", "print('ValueError: no such drafter'); raise SystemExit(3)"], "code 3: ValueError: no"),
+        ([sys.executable, "-c", "import time; print('loading'); time.sleep(60)"], "not healthy after 2 s: loading"),
+        (["no-such-engine", "{port}"], "cannot run no-such-engine"),
+        (fake(dies_after=3), "code 7: RuntimeError: the engine core died"),
+    ],
+    ids=["exits", "never healthy", "not installed", "dies in the middle"],
+)
+def test_a_server_that_fails_leaves_the_others_alone(
+    command: list[str], stated: str, port: int, questions: Path, tmp_path: Path
+) -> None:
+    servers = {"plain": fake(), "broken": command, "other": fake(tokens=4)}
+    ready_s = 2.0 if "not healthy" in stated else 30.0
+    made = measured(file_of(tmp_path, port, servers, ready_s=ready_s), questions, tmp_path / "r")
+    rows = made.samples.set_index("method")
+    assert set(rows.loc[["plain", "other"], "status"]) == {"ok"} and made.manifest["status"] == "complete"
+    failed = rows.loc["broken"].query("status == 'failed'")
+    assert len(failed) and failed["error"].str.contains(stated).any()
+    assert any(stated in warning for warning in made.manifest["warnings"]) and port_free(port)
+
+
+def test_a_baseline_that_fails_ends_the_run_which_can_be_resumed(port: int, questions: Path, tmp_path: Path) -> None:
+    mended, out = tmp_path / "mended", tmp_path / "r"
+    servers = {"plain": fake(dies_after=3, unless=str(mended)), "other": fake(tokens=4)}
+    file = file_of(tmp_path, port, servers, blocks=1)
+    with pytest.raises(UserError, match="the engine core died.*--resume"):
+        measured(file, questions, out, warmup=0)
+    before = read_run(out)
+    good = {row.key: row.started for row in before.rows if row.ok}
+    assert before.manifest["status"] == "failed" and len(good) == 2 and port_free(port)
+    mended.touch()
+    made = measured(file, questions, out, warmup=0, resume=True)
+    assert set(made.samples["status"]) == {"ok"} and len(made.samples) == 10
+    assert good.items() <= {row.key: row.started for row in read_run(out).rows}.items()
+
+
+def test_a_taken_port_is_one_line(port: int, questions: Path, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        file = file_of(tmp_path, port, {"plain": fake()})
+        with pytest.raises(UserError, match=f"port {port} is in use") as e:
+            measured(file, questions, tmp_path / "r")
+        assert "\n" not in str(e.value)
+        command = ["run", "--servers", str(file), "--suite", f"jsonl:{questions}", "--out", str(tmp_path / "again")]
+        assert main(command) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        ("servers: []", "at least one server"),
+        ("servers: [{label: a}]", "either engine or command"),
+        ("servers: [{label: a, engine: vllm}]", "needs the model"),
+        ("servers: [{label: a, engine: tgi, model: m}]", "tgi"),
+        ("servers: [{label: a, engine: vllm, model: m, k: 3}]", "k without"),
+        ("servers: [{label: a, engine: vllm, model: m, draft: x}]", "draft"),
+        ("servers: [{label: a, command: [x]}, {label: a, command: [x]}]", "given twice"),
+        ("servers: [", "parsing"),
+    ],
+)
+def test_a_bad_file_of_servers_is_one_line(text: str, stated: str, tmp_path: Path) -> None:
+    file = tmp_path / "servers.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=stated) as e:
+        read_servers(file)
+    assert "\n" not in str(e.value)
+
+
+def test_engines_are_started_by_their_own_names(tmp_path: Path) -> None:
+    file = tmp_path / "servers.yaml"
+    vllm = {"label": "e", "engine": "vllm", "model": "M", "speculative": {"method": "eagle3"}, "k": [2, 4]}
+    llama = {"label": "l", "engine": "llama.cpp", "model": "M.gguf", "speculative": {"model-draft": "D"}, "k": 4}
+    plain = {"label": "p", "engine": "vllm", "model": "M", "args": ["--seed", 5], "executable": "/x/vllm"}
+    file.write_text(yaml.safe_dump({"port": 8123, "servers": [plain, vllm, llama]}))
+    commands = {one.label: list(one.command) for one in read_servers(file).endpoints}
+    assert list(commands) == ["p", "e-k2", "e-k4", "l"]
+    assert " ".join(commands["p"]) == "/x/vllm serve M --host 127.0.0.1 --port 8123 --seed 5"
+    given = commands["e-k4"][commands["e-k4"].index("--speculative-config") + 1]
+    assert json.loads(given) == {"method": "eagle3", "num_speculative_tokens": 4}
+    assert " ".join(commands["l"]).endswith("--model-draft D --spec-draft-n-max 4")
