@@ -133,7 +133,7 @@ class Lookahead(Decoder):
         logits = target.logits(final)
         return Output(logits[:, :n], tree, {FINAL: final[:, :n]}, extra=logits[0, n:].argmax(-1))
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         """Append the new level; add columns of length N to the pool and drop their oldest level."""
         assert output.extra is not None
         extended = torch.cat((self.window, output.extra[None]))  # [levels + 1, columns]

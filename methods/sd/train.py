@@ -113,6 +113,10 @@ class DraftTrainer(DrafterTrainer):
             loss = loss + share * self._divergence(logits[answer], states.final[:, :-1][answer]) / answers
         return loss, right.expand(self.ahead)
 
+    def count_positions(self, batch: Batch) -> int:
+        """Return the number of next tokens with a loss."""
+        return int((self._weights(batch) > 0).sum())
+
     def _logits(self, batch: Batch) -> Tensor:
         d = batch.documents
         if d is None:

@@ -177,10 +177,10 @@ class SPACE(FineTunedDecoder):
             return super().accept(state, tree, output)
         return accept_resampled(output.logits[0], tree, self.q[: len(tree)], state.sampling, state.rng)
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         """Keep the states of the masks after the last accepted token."""
         assert output.extra is not None
-        self.mask_states = self.target.family.norm(output.extra[verdict.path[-1]])
+        self.mask_states = self.target.family.norm(output.extra[result.path[-1]])
 
 
 class SPACEAutoregressive(FineTunedAutoregressive):

@@ -242,8 +242,7 @@ class StreamsTrainer(StreamTrainer):
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return stream losses over all segments, plus the pruning map's next-token loss."""
-        g, anchors = self.ahead, batch.anchors
-        labels = anchors.labels[..., 1 : g + 1]
+        g, anchors, labels = self.ahead, batch.anchors, self.labels(batch)
         step = self.segment or labels.shape[1]
         pieces = [slice(i, i + step) for i in range(0, labels.shape[1], step)]
         conditioning = self.module.mask_parents(anchors.labels[..., :g], anchors.at)
@@ -251,7 +250,7 @@ class StreamsTrainer(StreamTrainer):
             self._segment(states, anchors.at[:, piece], labels[:, piece], conditioning[:, piece]) for piece in pieces
         ]
         sums = torch.stack([a for a, _ in parts]).sum(0), torch.stack([b for _, b in parts]).sum(0)
-        total, right = mean_loss(sums, batch.whole.anchors.labels[..., 1 : g + 1], [1.0] * g)
+        total, right = mean_loss(sums, self.labels(batch.whole), [1.0] * g)
         low = states.at(states.hidden_states[self.prune_layer], anchors)
         return total + self.prune_loss(self.target, self.module, low, batch), right
 
@@ -383,6 +382,10 @@ class SharedTrainer(StreamTrainer):
         pruned = states.at(at_pruning, batch.anchors)
         loss = total + self.prune_loss(self.tuned, self.streams, pruned, batch)
         return loss, right[1:] if g else right
+
+    def count_positions(self, batch: Batch) -> int:
+        """Return the number of positions with streams: those that predict a token of an answer."""
+        return int((batch.labels[..., 0] != -100).sum())
 
     def _lower(self, ids: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:
         """Return states [B, T, h] at layer N - N_s and at the pruning layer, with gradients for the LoRA."""

@@ -25,11 +25,11 @@ SHORTLIST = 32  # tokens of a level whose probabilities are corrected by their p
 class FullTree:
     """The Cartesian tree (ACL sec. 2.2): every token of level g under every token of level g - 1.
 
-    shape: 1 + sum_g k^g nodes. slots int64 [nodes - 1]: level * k + rank of each drafted node, into flattened top-k.
+    topology: 1 + sum_g k^g nodes. slots int64 [nodes - 1]: level * k + rank of each drafted node, into flattened top-k.
     path bool [nodes - 1, gamma * k]: slots on the path to each node, itself included.
     """
 
-    shape: TreeTopology
+    topology: TreeTopology
     slots: Tensor
     path: Tensor
     depths: Tensor
@@ -49,10 +49,10 @@ def full_tree(gamma: int, k: int, device: torch.device) -> FullTree:
                 slots.append(g * k + rank)
                 on_path.append(on_path[node] | 1 << (g * k + rank))
         level = following
-    shape = topology_of(tuple(parents))
+    topology = topology_of(tuple(parents))
     path = torch.tensor([[bool(bits >> s & 1) for s in range(gamma * k)] for bits in on_path[1:]], dtype=torch.float32)
-    depths = torch.tensor(shape.depths[1:], dtype=torch.float32)
-    return FullTree(shape, torch.tensor(slots[1:], device=device), path.to(device), depths.to(device))
+    depths = torch.tensor(topology.depths[1:], dtype=torch.float32)
+    return FullTree(topology, torch.tensor(slots[1:], device=device), path.to(device), depths.to(device))
 
 
 def draft_tree(root: Tensor, logits: Tensor, k: int, n_draft: int) -> DraftTree:
@@ -63,7 +63,7 @@ def draft_tree(root: Tensor, logits: Tensor, k: int, n_draft: int) -> DraftTree:
     top = logits.topk(k, dim=-1)
     tree = full_tree(logits.shape[0], k, logits.device)
     tokens = torch.cat((root, top.indices.flatten()[tree.slots]))
-    drafted = DraftTree(tokens, tree.shape)
+    drafted = DraftTree(tokens, tree.topology)
     if not 0 < n_draft < len(tree.slots):
         return drafted
     # in half precision, rounding of the sums exceeds differences between nodes

@@ -11,7 +11,7 @@ from specbench_ss.reports.charts import ratio_axis
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, View, plain
 from specbench_ss.reports.palette import Style
 from specbench_ss.results import ranking as run_ranking
-from specbench_ss.results.analysis import Budget
+from specbench_ss.results.analysis import Budget, trained_tokens
 from specbench_ss.results.checks import baseline_noise, often_noisy
 from specbench_ss.results.ranking import RankRange
 from specbench_ss.results.summary import SummaryRow
@@ -206,7 +206,7 @@ def budgets_table(view: View, found: Sequence[Budget]) -> Table:
         ),
         Column("verified per step", "verified", "Of these, nodes that reached the model's last layer", 1),
         Column("trained parameters", _of("parameters"), "Of the drafter", 0),
-        Column("training tokens", _of("tokens"), "Prompts included, repeats counted", 0),
+        Column("training tokens", _tokens, "Prompts included, repeats counted; ≤: padding is counted too"),
         Column("training steps", _of("steps"), digits=0),
         Column("peak learning rate", _rate),
         Column(
@@ -224,6 +224,11 @@ def budgets_table(view: View, found: Sequence[Budget]) -> Table:
 
 def _of(name: str) -> Callable[[Budget], Any]:
     return lambda budget: (budget.training_info or {}).get(name)
+
+
+def _tokens(budget: Budget) -> Cell:
+    tokens, bound = trained_tokens(budget.training_info or {})
+    return plain(MISSING) if tokens is None else Cell(f"{'≤ ' if bound else ''}{tokens:,}", tokens)
 
 
 def _rate(budget: Budget) -> Cell:

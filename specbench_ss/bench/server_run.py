@@ -318,11 +318,11 @@ class ServedSession(Session):
         servers: Mapping[str, Server],
         run_dir: RunDir,
         events: RunCallbacks,
-        where: OutputOptions,
+        output: OutputOptions,
     ) -> None:
-        super().__init__(config, data, list(servers), run_dir, events, where.goal)
+        super().__init__(config, data, list(servers), run_dir, events, output.goal)
         self.suite = suite
-        self.servers, self.timeout = servers, where.timeout
+        self.servers, self.timeout = servers, output.timeout
         self._failed: Counter[str] = Counter()
 
     @property
@@ -416,11 +416,11 @@ class PreparedRun(run_loop.PreparedRun):
     found: Sequence[ProbedServer]
 
 
-def check(config: RunConfig, where: OutputOptions) -> Plan:
+def check(config: RunConfig, output: OutputOptions) -> Plan:
     """Check a run without contacting servers or writing files. Raise UserError."""
     suite = registry.load_suite(config.suite)
-    if check_out(where):
-        check_same_config(where.out, read_run(where.out).manifest["config"], config.as_dict())
+    if check_out(output):
+        check_same_config(output.out, read_run(output.out).manifest["config"], config.as_dict())
     data = suite.load(SuiteRequest(config.categories, config.limit, None if config.data is None else Path(config.data)))
     check_ids(data)
     check_texts(data)
@@ -431,7 +431,7 @@ def check(config: RunConfig, where: OutputOptions) -> Plan:
 
 
 def measure(
-    plan: Plan, where: OutputOptions, access: Access, command: Sequence[str], watch: Watch = unwatched
+    plan: Plan, output: OutputOptions, access: Access, command: Sequence[str], watch: Watch = unwatched
 ) -> Results:
     """Run or continue the checked run. command: the command line, for the manifest.
 
@@ -442,10 +442,10 @@ def measure(
         parameters = settings(config, data.max_new_tokens, config.seed)
         probed = [about(server, probe(server, parameters)) for server in servers]
         manifest = dict(manifest_for(config, data, probed, access.hidden(command)))
-        run_dir = stack.enter_context(RunDir.open(where, manifest, data.questions))
+        run_dir = stack.enter_context(RunDir.open(output, manifest, data.questions))
         events = stack.enter_context(watch(PreparedRun(plan=plan, run_dir=run_dir, found=probed)))
         by_label = {server.label: server for server in servers}
-        ServedSession(config, plan.suite, data, by_label, run_dir, events, where).run()
+        ServedSession(config, plan.suite, data, by_label, run_dir, events, output).run()
         return finished(run_dir, events)
 
 

@@ -190,8 +190,7 @@ def _opening(trainer: DrafterTrainer, loop: DrafterLoop, config: TrainConfig) ->
     shared = f", {loop.machine.count} processes" if loop.machine.count > 1 else ""
     return (
         f"{trainer.name}: {trainer.n_learning:,} trainable parameters; {start} {loop.total} steps of "
-        f"{config.batch_size} "
-        f"rows of {config.length} tokens{shared}"
+        f"{config.batch_size} rows of at most {config.length} tokens{shared}"
     )
 
 
@@ -220,7 +219,7 @@ def _finish(
         "base_hash": target.weights_hash,
         "base_dtype": "nf4" if config.load_in_4bit else str(target.dtype),
         "trained": {
-            "steps": loop.total, "tokens": loop.total * loop.tokens_per_step, "lr": trainer.lr,
+            "steps": loop.total, **loop.trained_on(trainer), "lr": trainer.lr,
             "anchors": config.anchors, "parameters": trainer.n_learning,
             "cooldown": config.cooldown, "batch_size": config.batch_size, "length": config.length, "seed": config.seed,
             "regenerate_responses": config.regenerate_responses, **loss,

@@ -177,6 +177,14 @@ class DrafterTrainer(Trainer):
     def prepare(self, states: BaseStates, batch: Batch) -> None:
         """Read the base's states on the first row before the first step, for example to start at their scale."""
 
+    def labels(self, batch: Batch) -> Tensor:
+        """Return the drafted tokens x_{t+2+k}, int64 [B, A, ahead]; -100 where the answer has ended by then."""
+        return batch.anchors.labels[..., 1 : 1 + self.ahead]
+
+    def count_positions(self, batch: Batch) -> int:
+        """Return the number of positions of a batch whose drafts have a loss."""
+        return int((self.labels(batch)[..., 0] != -100).sum())
+
     @abstractmethod
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return (loss, top-1 accuracy per draft position [ahead]), both over `batch.whole`."""
