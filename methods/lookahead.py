@@ -175,8 +175,8 @@ def window_shape(levels: int, columns: int, device: torch.device) -> WindowShape
     level = torch.arange(levels).repeat_interleave(columns)  # of every token, root included
     column = torch.arange(columns).repeat(levels)
     level_0 = (level == 0) & (column <= column[:, None])
-    own = (column == column[:, None]) & (level <= level[:, None])
-    visible = (level_0 | own)[1:, 1:]
+    same_column = (column == column[:, None]) & (level <= level[:, None])
+    visible = (level_0 | same_column)[1:, 1:]
     return WindowShape(visible.to(device), (level + column)[1:].to(device), levels + columns - 2)
 
 
@@ -190,11 +190,11 @@ class NGramPool:
     def add(self, grams: Iterable[Sequence[int]]) -> None:
         """Add n-grams, the newest last."""
         for first, *rest in grams:
-            kept, gram = self.grams.setdefault(first, {}), tuple(rest)
-            kept.pop(gram, None)
-            kept[gram] = None
-            if len(kept) > self.most:
-                del kept[next(iter(kept))]
+            known, gram = self.grams.setdefault(first, {}), tuple(rest)
+            known.pop(gram, None)
+            known[gram] = None
+            if len(known) > self.most:
+                del known[next(iter(known))]
 
     def following(self, token: int) -> list[tuple[int, ...]]:
         """Return the continuations of a token, the newest first."""

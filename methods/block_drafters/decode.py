@@ -132,7 +132,7 @@ class BlockDecoder(FeatureDecoder):
         def build(arguments: dict[str, Any], options: dict[str, Any]) -> Decoder:
             return cls(target, cls.Options(**options), cls.random(target, **arguments))
 
-        return {label: partial(build, *given) for label, given in instances.items()}
+        return {label: partial(build, *args) for label, args in instances.items()}
 
     def metadata(self) -> dict[str, Any]:
         o, vocab = self.options, self.drafter.draft_vocab or self.target.vocab_size
@@ -258,8 +258,8 @@ class PEagle(BlockDecoder):
     reduced_args, reduced_size = {"layers": 1}, 3
     more_instances: ClassVar = {"one position": ({}, {"depths": 1}), "windows": ({"windows": (6, None)}, {})}
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._tokens = self.mask_tokens  # [n] of slots not in the cache yet, the root last; as in `_features`
 
     def on_prefill(self, state: DecodeState) -> None:

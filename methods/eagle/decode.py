@@ -227,8 +227,8 @@ class Eagle(EagleDecoder):
     node_options = ("nodes", "tree")
     advisable = ("nodes",)
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.tree = self.resolve_options(self.options, self.config, self.drafter, self.target)
         self.levels, self.inner_nodes = levels_of(self.tree, self.target.device)
         self.siblings = max(map(len, self.tree.topology.children()))  # largest number of children of a node
@@ -367,8 +367,8 @@ class Eagle2(EagleDecoder):
         """Return the options with `total_tokens`, which counts the root, and the published depth and top_k."""
         return {"depth": str(cls.published_depth), "top_k": "10"} | super().with_nodes(given, nodes + 1)
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.size = self.resolve_options(self.options, self.config, self.drafter, self.target)
 
     @classmethod

@@ -84,8 +84,8 @@ def _visible(batch: Batch, at: Tensor, level: int) -> Tensor | None:
     true = torch.arange(t, device=at.device) <= at[..., None]  # [B, r, T]
     if batch.documents is not None:
         true = true & batch.documents.same(at, t)
-    own = torch.eye(r, dtype=torch.bool, device=at.device).expand(len(at), -1, -1)
-    return torch.cat((true, *[own] * level), -1)[:, None]
+    own_levels = torch.eye(r, dtype=torch.bool, device=at.device).expand(len(at), -1, -1)
+    return torch.cat((true, *[own_levels] * level), -1)[:, None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,8 @@ class Medusa(TreeHeads):
     @classmethod
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[MedusaHeads, dict[str, Any]]:
         """Read any published layout. Raise UserError for heads whose folder has a backbone other than the base."""
-        heads, config, whole = read_heads(path, base, read, cls.name)
-        if (whole or (path / ADAPTER).is_file() or fine_tuned.has_model_files(path)) and not cls.accepts(path, base):
+        heads, config, in_model = read_heads(path, base, read, cls.name)
+        if (in_model or (path / ADAPTER).is_file() or fine_tuned.has_model_files(path)) and not cls.accepts(path, base):
             raise UserError(f"{cls.name}: {path} has its own backbone; use medusa2, or pass it as --model")
         return heads, config
 

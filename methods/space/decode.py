@@ -161,9 +161,9 @@ class SPACE(FineTunedDecoder):
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Verify the chain with every node's masks after it; only the chain can stay in the cache."""
         target, past, n = self.target, state.cache.get_seq_length(), len(tree)
-        shape = rows_of(n, self.k)
-        visible, depths = visibility(shape, target.device)
-        last = min(past + shape.depth, target.context_length - 1)
+        topology = rows_of(n, self.k)
+        visible, depths = visibility(topology, target.device)
+        last = min(past + topology.depth, target.context_length - 1)
         positions = (depths + past).clamp_max(last)[None]
         x = self.mask.embed(target, tree.tokens[None], positions, n * self.k)
         rotary = target.rotary(positions, last)

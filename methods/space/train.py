@@ -100,8 +100,8 @@ class SPACETrainer(DrafterTrainer):
         if documents is not None:
             main = main & documents.same(keys.expand(b, -1), t)
         prefix = main.gather(1, at[..., None].expand(-1, -1, t)).repeat_interleave(self.mask.masks, 1)
-        own = own_streams(a, self.mask.masks, at.device).expand(b, -1, -1)
-        return torch.cat((F.pad(main, (0, own.shape[1])), torch.cat((prefix, own), 2)), 1)
+        own_group = own_streams(a, self.mask.masks, at.device).expand(b, -1, -1)
+        return torch.cat((F.pad(main, (0, own_group.shape[1])), torch.cat((prefix, own_group), 2)), 1)
 
     def save(self, folder: Path, about: dict[str, Any]) -> None:
         """Write the mask and the LoRA in the format of `space`."""

@@ -340,24 +340,24 @@ class SpeculativeStreaming(Decoder):
         x = target.embed(tree.tokens[None], positions[None])
         x = target.run(x, 0, at, cache, mask, rotary)
         keep = self._pruned(tree, x)
-        kept = tree
+        verified = tree
         if keep is not None:
-            kept = tree.gather_nodes(keep)
-            x, positions, visible = x[:, keep], positions[keep], kept.visibility()[0]
+            verified = tree.gather_nodes(keep)
+            x, positions, visible = x[:, keep], positions[keep], verified.visibility()[0]
             if at < self.first_msa_layer:
-                rotary = target.rotary(positions[None], past + kept.topology.deepest)
+                rotary = target.rotary(positions[None], past + verified.topology.deepest)
                 mask = target.block_mask(visible, past)
         x = target.run(x, at, self.first_msa_layer, cache, mask, rotary)
-        m, g = len(kept), self.gamma
+        m, g = len(verified), self.gamma
         rows, all_positions = self._with_streams(x, positions, slice(None))
         attends = self.streams.config.main_attends_streams
         msa_mask = target.block_mask(stream_visibility(visible, g, None, attends), past)
-        longest = past + kept.topology.deepest + g
+        longest = past + verified.topology.deepest + g
         layout = Layout(m, g, self.settings.top_p)
         x = self.streams.run(target, rows, layout, cache, msa_mask, target.rotary(all_positions[None], longest))
         logits, final = self._logits(x, m)
         ranges = [(0, at, range(n) if keep is None else keep), (at, target.n_layers, range(m))]
-        return Output(logits, kept, {FINAL: final}, ranges, x[0, m:].unflatten(0, (m, g)))
+        return Output(logits, verified, {FINAL: final}, ranges, x[0, m:].unflatten(0, (m, g)))
 
     def _logits(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
         """Return logits [1, m, V] and final states [1, m, h] of the first m rows; of few rows, include the streams.

@@ -81,9 +81,12 @@ def conditioned_tree(root: Tensor, logits: Tensor, corrections: Corrections, k: 
     the mass of other tokens is unchanged. A node has at most k children.
     """
     logits = logits.float()
-    short, whole = logits.topk(min(max(SHORTLIST, k), logits.shape[-1]), dim=-1), logits.logsumexp(-1)
-    firsts = (short.values[0, :k] - whole[0]).clamp(IMPOSSIBLE, 0)
-    listed, below = short.indices, _children(short.values, whole, corrections(short.indices[:-1], short.indices[1:]), k)
+    short, log_z = logits.topk(min(max(SHORTLIST, k), logits.shape[-1]), dim=-1), logits.logsumexp(-1)
+    firsts = (short.values[0, :k] - log_z[0]).clamp(IMPOSSIBLE, 0)
+    listed, below = (
+        short.indices,
+        _children(short.values, log_z, corrections(short.indices[:-1], short.indices[1:]), k),
+    )
     # per level: index in its shortlist, log-probability of the path, parent in the tree
     shortlist_idx, scores = [torch.arange(k, device=root.device)], [firsts]
     parents, start = [torch.zeros_like(shortlist_idx[0])], 1  # start: the last level's first node
@@ -99,14 +102,14 @@ def conditioned_tree(root: Tensor, logits: Tensor, corrections: Corrections, k: 
     return best_nodes(root, tokens, parents, scores, n_draft)
 
 
-def _children(logits: Tensor, whole: Tensor, corrections: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _children(logits: Tensor, log_z: Tensor, corrections: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return log-probabilities [gamma - 1, s, k] of each listed token's k best children, and their list indices.
 
-    logits [gamma, s]: of the listed tokens; whole [gamma]: logsumexp of all logits; corrections [gamma - 1, s, s]: of
+    logits [gamma, s]: of the listed tokens; log_z [gamma]: logsumexp of all logits; corrections [gamma - 1, s, s]: of
     the next level's listed tokens by the tokens of a level.
     """
-    share = (logits.logsumexp(-1) - whole).exp()  # [gamma], of the shortlist
-    rest = whole + torch.log1p(-share.clamp_max(1 - 1e-6))  # log of the mass beyond
+    share = (logits.logsumexp(-1) - log_z).exp()  # [gamma], of the shortlist
+    rest = log_z + torch.log1p(-share.clamp_max(1 - 1e-6))  # log of the mass beyond
     corrected = logits[1:, None] + corrections.float()
     top = corrected.topk(k, dim=-1)
     norm = torch.logaddexp(corrected.logsumexp(-1), rest[1:, None])
@@ -157,5 +160,5 @@ def prune(tree: DraftTree, parents: Tensor, exit_logits: Tensor, n_keep: int, th
         rejected = (log_p < math.log(threshold)).float()
         score = score.masked_fill(paths @ rejected > 0, -torch.inf)  # the node or an ancestor is below the threshold
     best = score.topk(keep)
-    kept = best.indices if threshold == 0 else best.indices[best.values > -torch.inf]
-    return with_root(kept.sort().values)
+    nodes = best.indices if threshold == 0 else best.indices[best.values > -torch.inf]
+    return with_root(nodes.sort().values)
