@@ -35,7 +35,9 @@ class LookaheadOptions(Bounded):
     level: Annotated[int, Ge(2)] = option(5, "Length of the n-grams (N).")
     window: Annotated[int, Ge(1)] = option(7, "Columns of the Jacobi window (W).")
     guesses: Annotated[int, Ge(1)] = option(
-        7, "Number of n-grams stored for each first token and verified in a step (G)."
+        7,
+        "Number of n-grams stored for each first token and verified in a step (G). nodes=N sets the largest number "
+        "of whole n-grams, of level - 1 nodes each, with at most N nodes.",
     )
     pool_from_prompt: bool = option(False, "Add the n-grams of the prompt to the pool.")
 

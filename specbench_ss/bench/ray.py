@@ -46,6 +46,7 @@ class ShardResult:
     question_id: str = ""  # the finished question
     machine: str = ""  # of a worker that has just started: Ray's name of its machine
     manifest: dict[str, Any] = field(default_factory=dict)  # of a worker that has just started
+    token_s: dict[str, float] = field(default_factory=dict)  # of a warm-up: method -> seconds per token
 
     def commit(self, store: RunStore) -> list[str]:
         """Store the results: optional lines, then samples, then verdicts, as in a local run.
@@ -182,6 +183,7 @@ class Worker:
         if plan.config.warmup:
             session.warm_up()
         store.result.machine, store.result.manifest = self.machine(), manifest
+        store.result.token_s = session.token_s
         return store.take_result()
 
     def machine(self) -> str:
@@ -288,7 +290,7 @@ class RayPool:
     """Workers of one run. Ray retries a lost process, with `LOSSES` attempts in all."""
 
     def __init__(self, ray: Any, job: Job, count: int, cpus: int, gpus: int) -> None:
-        self._ray = ray
+        self._ray, self.count = ray, count
         kind = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=LOSSES - 1)(Worker)
         self._job = ray.put(job)
         self._workers = [kind.remote() for _ in range(count)]
@@ -379,6 +381,10 @@ class ShardedRun(RunLoop):
 
     def notes(self) -> None:
         self._take(self.begun)
+
+    def warm_up(self) -> None:
+        """Take the times of the first worker, which has warmed up; the workers share the samples."""
+        self.token_s = {label: seconds / self.pool.count for label, seconds in self.begun.token_s.items()}
 
     def run_pending(self, samples: Sequence[Sample]) -> None:
         missing = list(shards(samples, self.run_dir, self.baseline, self.recording.record_drafts, self.config.seed))

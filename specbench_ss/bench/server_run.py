@@ -349,7 +349,8 @@ class ServedSession(Session):
         parameters = self.settings(self.config.seed)
         parameters["max_tokens"] = min(max_new_tokens, parameters["max_tokens"])
         answer = self.servers[label].ask(messages, parameters, self.timeout)
-        return answer.wall_s / answer.tokens
+        self.token_s[label] = answer.wall_s / answer.tokens
+        return self.token_s[label]
 
     def run_sample(self, blank: SampleRecord, sample: Sample) -> tuple[SampleRecord, list[Step]]:
         server, messages = self.servers[sample.method], sample.question.messages(self.history(sample))
