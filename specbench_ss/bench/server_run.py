@@ -231,7 +231,6 @@ def _entry(probed: ProbedServer, baseline: str) -> dict[str, Any]:
 
 
 Messages = list[dict[str, str]]
-ServerRequest = tuple[SampleRecord, Messages]
 
 
 class ServedConcurrencySweep(ConcurrencySweep[Messages]):

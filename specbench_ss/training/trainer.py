@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from annotated_types import Ge, Gt, Lt
 
-from specbench_ss.options import NoOptions, check_bounds, option_values
+from specbench_ss.options import NoOptions, check_bounds, option, option_values
 
 if TYPE_CHECKING:  # `ssbench train --help` imports this module without torch
     from torch import Tensor, nn
 
     from specbench_ss.engine.target import Target
     from specbench_ss.training.batch import BaseStates, Batch
+
+
+def checkpointing_option() -> Any:
+    """Return the field of the option `gradient_checkpointing`."""
+    return option(False, "Save memory by recomputing activations in the backward pass.", "--gradient-checkpointing")
 
 
 @dataclass(frozen=True, slots=True)
