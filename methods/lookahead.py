@@ -94,8 +94,7 @@ class Lookahead(Decoder):
         }
 
     def max_tokens_per_step(self) -> int:
-        tokens: int = self.options.most_tokens()
-        return tokens
+        return int(self.options.most_tokens())
 
     def extra_work(self) -> ExtraWork:
         """Return the FLOPs of the window without its root, and of its newest level in the LM head."""

@@ -87,10 +87,10 @@ def run(kind: type[Trainer], options: Any, config: TrainConfig) -> None:
             logs=[job.folder / LOG for job in jobs],
         )
         for trainer in trainers:
-            _print_first(machine, _opening(trainer, loop, config))
+            machine.print(_opening(trainer, loop, config))
         if not len(validation.rows):
-            _print_first(machine, "no validation data: no validation loss and no estimated tau; see --eval-fraction")
-        loop.train(lambda line: _print_first(machine, line), EVERY, config.save_every)
+            machine.print("no validation data: no validation loss and no estimated tau; see --eval-fraction")
+        loop.train(machine.print, EVERY, config.save_every)
         for job, trainer in zip(jobs, trainers, strict=True):
             # in all processes: a base sharded by FSDP runs in all or none
             measured = _accuracies(trainer, loop) if trainer.ranked else {}
@@ -160,7 +160,7 @@ def training_text(config: TrainConfig, target: Target, machine: DistributedConte
         seed=config.seed,
         columns=dict(config.columns),
         own=own,
-        log=lambda line: _print_first(machine, line),
+        log=machine.print,
     )
     if machine.first:
         machine.wait()
@@ -178,11 +178,6 @@ def identity(kind: type[Trainer], options: Any, config: TrainConfig) -> dict[str
     """Return the user's options, which must equal those of a checkpoint, JSON-ready."""
     given = config.as_dict() | option_values(options)
     return {"trainer": kind.name, "options": {name: value_text(value) for name, value in given.items()}}
-
-
-def _print_first(machine: DistributedContext, line: str) -> None:
-    if machine.first:
-        print(line, flush=True)
 
 
 def _opening(trainer: DrafterTrainer, loop: DrafterLoop, config: TrainConfig) -> str:
