@@ -187,8 +187,8 @@ class DrafterTrainer(Trainer):
         return batch.anchors.labels[..., 1 : 1 + self.ahead]
 
     def count_positions(self, batch: Batch) -> int:
-        """Return the number of positions of a batch whose drafts have a loss."""
-        return int((self.labels(batch)[..., 0] != -100).sum())
+        """Return the number of positions of a batch whose drafts have a loss: anchors with a token to draft."""
+        return int((batch.anchors.labels[..., 1] != -100).sum())
 
     @abstractmethod
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
