@@ -19,7 +19,7 @@ from itertools import accumulate
 from operator import mul
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -276,28 +276,6 @@ class DrafterText:
         return int((batch.ids != self.pad).sum())
 
 
-class Text(Protocol):
-    """Training text: rows int32 [R, T], and the batch of any step."""
-
-    @property
-    def rows(self) -> NDArray[np.int32]:
-        """Return all token ids."""
-
-    @property
-    def seed(self) -> int:
-        """Return the seed of the order of batches and of the anchors."""
-
-    @property
-    def digest(self) -> str:
-        """Return a short sha256 of everything that determines the batches."""
-
-    def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
-        """Return the batch of a step, which depends only on seed and step."""
-
-    def count_tokens(self, batch: Batch) -> int:
-        """Return the number of tokens of a batch without padding."""
-
-
 @dataclass(frozen=True, slots=True)
 class PackedText:
     """Rows for training or validation."""
@@ -339,6 +317,7 @@ class PackedText:
         return int((batch.documents.numbers >= 0).sum())
 
 
+Text = DrafterText | PackedText
 LOG = "training.jsonl"
 MAX_VALIDATION_ROWS = 64  # of one evaluation
 
