@@ -27,7 +27,7 @@ CARD = """# {title} for {base}
 | base | {base}, weights {base_hash}, {base_dtype} |
 | training text | {text} |
 | validation text | {validation} |
-| budget | {steps} steps of {rows} rows, each of at most {length} tokens and {anchors} draft positions |
+| budget | {steps} steps of {rows} rows, each of at most {length} tokens and {anchors} anchors |
 | trained on | {tokens:,} tokens and {draft_positions:,} draft positions, repeats counted, padding not |
 | peak learning rate, seed | {lr:g}, {seed} |
 | learning-rate schedule | {course} |
