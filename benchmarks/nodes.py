@@ -6,10 +6,10 @@ Evaluation prompts of Spec-Bench's 13 categories, first turns, greedy, float32, 
 for each method, number of nodes and prompt; existing ones with the same settings and weights are not done again. Each
 answer is compared with autoregressive decoding. Rows of the table are named as in WAYS, with semicolons between.
 
-How each method gets to a number of nodes n:
+Every method gets n nodes by its option `nodes`:
 - chains (`sd`, `pld`) draft n tokens; `space` has four masks, so four tokens are its most;
-- `lookahead` verifies n / 4 guesses of 4 tokens (for 15: 5 of 3), its window being 15 columns wide at every n: the
-  window's rows are not drafts; n-grams of the prompt are in its pool;
+- `lookahead` verifies n-grams of 4 nodes (for 15: of 3), its window being 15 columns wide at every n: the window's rows
+  are not drafts; n-grams of the prompt are in its pool;
 - `suffix` and `rest` draft n nodes at most, less where little matches, by their own rules; "suffix, eager" is allowed n
   nodes after any match; `recycling` the n best nodes of its published tree, with the successors that tokens have in the
   prompt;
@@ -46,31 +46,30 @@ from specbench_ss.registry import load_method, method_class, method_options
 from specbench_ss.suite import Question
 
 NODES = (4, 8, 15, 32, 64)
-GUESSES = {4: (5, 1), 8: (5, 2), 15: (4, 5), 32: (5, 8), 64: (5, 16)}  # lookahead: level, guesses
-WAYS: dict[str, str] = {  # name in the table -> the method with its options; N: nodes
+WAYS: dict[str, str] = {  # name in the table -> the method with its options; N: nodes; LEVEL: of n-grams that divide N
     "ar": "ar",
-    "pld": "pld[length=N]",
+    "pld": "pld[nodes=N]",
     "suffix": "suffix[nodes=N]",
     "suffix, eager": "suffix[nodes=N,offset=N,min_prob=0.01]",
-    "lookahead": "lookahead[level=LEVEL,guesses=GUESSES,window=15,pool_from_prompt=true]",
+    "lookahead": "lookahead[nodes=N,level=LEVEL,window=15,pool_from_prompt=true]",
     "recycling": "recycling[nodes=N,prompt=true]",
-    "rest": "rest[draft=N]",
-    "sd": "sd[gamma=N]",
+    "rest": "rest[nodes=N]",
+    "sd": "sd[nodes=N]",
     "sd, tree": "sd[form=tree,gamma=8,k=4,nodes=N]",
-    "sd, draft-2m": "sd[weights=draft-2m,gamma=N]",
+    "sd, draft-2m": "sd[weights=draft-2m,nodes=N]",
     "sd, draft-2m, tree": "sd[weights=draft-2m,form=tree,gamma=8,k=4,nodes=N]",
-    "ss": "ss[k=4,n_draft=N,prune=off]",
-    "ss, root and parent known": "ss[parent=on,k=4,n_draft=N,prune=off]",
+    "ss": "ss[nodes=N,k=4]",
+    "ss, root and parent known": "ss[nodes=N,k=4,parent=on]",
     "ss, pruned from 120": "ss[k=3,n_draft=0,n_keep=ROWS]",
-    "ss-shared": "ss-shared[k=4,n_draft=N,prune=off]",
+    "ss-shared": "ss-shared[nodes=N,k=4]",
     "medusa": "medusa[nodes=N]",
     "medusa2": "medusa2[nodes=N]",
     "hydra": "hydra[nodes=N]",
     "eagle": "eagle[nodes=N]",
-    "eagle2": "eagle2[total_tokens=ROWS,depth=5,top_k=10]",
-    "eagle3": "eagle3[total_tokens=ROWS,depth=7,top_k=10]",
+    "eagle2": "eagle2[nodes=N]",
+    "eagle3": "eagle3[nodes=N]",
     "dflash, tree": "dflash[mode=tree,nodes=N]",
-    "space": "space[k=N]",
+    "space": "space[nodes=N]",
 }
 IMPOSSIBLE = {"space": (4, "four masks are trained, so a chain of 4 is the longest")}
 ONCE = {"ar": 0}  # what drafts nothing is the same at every n
@@ -140,8 +139,8 @@ def cells(target: Target, ways: list[str]) -> Iterator[Cell]:
 
 def filled(text: str, nodes: int) -> str:
     """Return the method with this number of nodes."""
-    level, guesses = GUESSES.get(nodes, (5, 1))
-    for name, value in {"LEVEL": level, "GUESSES": guesses, "ROWS": nodes + 1, "N": nodes}.items():
+    level = 4 if nodes % 3 == 0 else 5
+    for name, value in {"LEVEL": level, "ROWS": nodes + 1, "N": nodes}.items():
         text = text.replace(f"={name}", f"={value}")
     return text
 

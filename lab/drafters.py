@@ -151,8 +151,8 @@ RECIPES = {
     ),
     "draft-2m": Recipe(  # of the shape of the large draft, which learns from ten times the text
         "draft", OWN_ANSWERS, 3e-3, {"layers": 2, "hidden": 96, "n_heads": 2, "ffn": 256},
-        what="It learnt from the base's own greedy answers: 900 steps of 5 rows of 512 tokens, 2.3 million in all, the "
-        "very batches of the other drafters.", methods=("sd[weights=draft-2m]",),
+        what="It learnt from the base's own greedy answers: 900 steps of 5 rows of 512 tokens, at most 2.3 million in "
+        "all, the very batches of the other drafters.", methods=("sd[weights=draft-2m]",),
     ),
     "ss-shared": Recipe(
         "ss", BASE_TEXT, 1e-3, _SHARED, {"stream_lr": _STREAM_LR}, about=_STREAM_ADVICE, methods=("ss-shared",),
@@ -180,18 +180,18 @@ RECIPES = {
 def train_drafter(lab: LabTraining, name: str) -> None:
     """Train a drafter, from its checkpoint if there is one, and write its folder."""
     recipe, course, folder = RECIPES[name], RECIPES[name].course, lab.folder(name)
-    target, tokens = lab.base_target(), 0
+    target, before = lab.base_target(), 0
     if course is APPS_TEXT:
         target = load_target(str(lab.made("draft/model", "draft")), dtype="float32", device=lab.device)
-        tokens = getattr(target.model.config, "ssbench", {}).get("trained", {}).get("tokens", 0)
+        before = target.model.config.ssbench["trained"]["tokens"]
     torch.manual_seed(lab.seed + course.seed)
     trainer, machine = recipe.built(target), lab.machine
     budget = Budget(lab.scaled(course.steps, 2), course.rows, ahead=trainer.ahead, warmup=course.warmup)
     settings = {"options": {**recipe.options, **recipe.beyond}}  # a checkpoint of another recipe is rejected
     loop = DrafterLoop(target, [trainer], course.text(lab), budget, folder, machine, settings)
     loop.train(lab.log)
-    tokens += loop.total * loop.tokens_per_step
-    trained = {"steps": budget.steps, "lr": recipe.lr, "tokens": tokens}
+    trained = {"steps": budget.steps, "lr": recipe.lr, **loop.trained_on(trainer)}
+    trained["tokens"] += before
     if hasattr(trainer, "alpha_j"):
         trained["alpha_j"] = trainer.alpha_j
     trained["parameters"] = trainer.n_learning

@@ -66,9 +66,10 @@ def tokenizer(lab: LabTraining) -> None:
 def _train_base(lab: LabTraining, stage: str, size: BaseSize, rows: NDArray[np.int32], model: Any) -> None:
     """Train a Llama of this size on these rows."""
     tokenizer, folder = lab.tokenizer(), lab.folder(stage)
-    BaseTrainer(model, size, rows, special_ids(tokenizer), lab.device, folder, lab.compile).train(lab.log)
+    trainer = BaseTrainer(model, size, rows, special_ids(tokenizer), lab.device, folder, lab.compile)
+    trainer.train(lab.log)
     if stage == "draft":
-        model.config.ssbench = {"trained": {"tokens": size.tokens}}
+        model.config.ssbench = {"trained": {"tokens": trainer.counts["tokens"]}}
     save_model(model, tokenizer, folder / "model")
 
 

@@ -135,8 +135,8 @@ class BaseTrainer(Resumable):
         self.size, self.rows, self.special, self.device = size, rows, special, device
         self.compiled = torch.compile(self._loss) if compile_it else self._loss
         about = {**asdict(size), "text": digest(rows)}
-        total, tokens = len(rows) // size.rows_per_step, size.rows_per_step * rows.shape[1]
-        super().__init__(folder, [self.model], optimizers(self.model, size.lr), total, tokens, about)
+        total = len(rows) // size.rows_per_step
+        super().__init__(folder, [self.model], optimizers(self.model, size.lr), total, about)
 
     def _loss(self, ids: Tensor, weights: Tensor) -> Tensor:
         logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits
@@ -146,7 +146,9 @@ class BaseTrainer(Resumable):
         n = self.size.rows_per_step
         rows = self.rows[self.step * n : (self.step + 1) * n]
         mask = np.stack([completion_mask(r, self.special) for r in rows])
-        weights = np.where(mask, 1.0, self.size.prompt_weight) * (rows != self.special["pad"])
+        real = rows != self.special["pad"]
+        self.counts["tokens"] += int(real.sum())
+        weights = np.where(mask, 1.0, self.size.prompt_weight) * real
         ids = torch.from_numpy(rows.astype(np.int64)).to(self.device)
         return ids, torch.from_numpy(weights[:, 1:].astype(np.float32)).to(self.device)
 
@@ -279,7 +281,7 @@ def drafter_text(lab: LabTraining, split: str) -> DrafterText:
 def answers_in(lab: LabTraining, rows: NDArray[np.int32], seed: int) -> DrafterText:
     """Return packed rows [R, T] with losses on answers, in the order of the seed."""
     special = special_ids(lab.tokenizer())
-    return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], seed)
+    return DrafterText(rows, lambda row: completion_mask(row, special), special["eos"], seed, special["pad"])
 
 
 @dataclass(slots=True)

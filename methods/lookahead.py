@@ -35,7 +35,9 @@ class LookaheadOptions(Bounded):
     level: Annotated[int, Ge(2)] = option(5, "Length of the n-grams (N).")
     window: Annotated[int, Ge(1)] = option(7, "Columns of the Jacobi window (W).")
     guesses: Annotated[int, Ge(1)] = option(
-        7, "Number of n-grams stored for each first token and verified in a step (G)."
+        7,
+        "Number of n-grams stored for each first token and verified in a step (G). nodes=N sets the largest number "
+        "of whole n-grams, of level - 1 nodes each, with at most N nodes.",
     )
     pool_from_prompt: bool = option(False, "Add the n-grams of the prompt to the pool.")
 
@@ -92,8 +94,7 @@ class Lookahead(Decoder):
         }
 
     def max_tokens_per_step(self) -> int:
-        tokens: int = self.options.most_tokens()
-        return tokens
+        return int(self.options.most_tokens())
 
     def extra_work(self) -> ExtraWork:
         """Return the FLOPs of the window without its root, and of its newest level in the LM head."""
@@ -133,7 +134,7 @@ class Lookahead(Decoder):
         logits = target.logits(final)
         return Output(logits[:, :n], tree, {FINAL: final[:, :n]}, extra=logits[0, n:].argmax(-1))
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         """Append the new level; add columns of length N to the pool and drop their oldest level."""
         assert output.extra is not None
         extended = torch.cat((self.window, output.extra[None]))  # [levels + 1, columns]
@@ -175,8 +176,8 @@ def window_shape(levels: int, columns: int, device: torch.device) -> WindowShape
     level = torch.arange(levels).repeat_interleave(columns)  # of every token, root included
     column = torch.arange(columns).repeat(levels)
     level_0 = (level == 0) & (column <= column[:, None])
-    own = (column == column[:, None]) & (level <= level[:, None])
-    visible = (level_0 | own)[1:, 1:]
+    same_column = (column == column[:, None]) & (level <= level[:, None])
+    visible = (level_0 | same_column)[1:, 1:]
     return WindowShape(visible.to(device), (level + column)[1:].to(device), levels + columns - 2)
 
 
@@ -190,11 +191,11 @@ class NGramPool:
     def add(self, grams: Iterable[Sequence[int]]) -> None:
         """Add n-grams, the newest last."""
         for first, *rest in grams:
-            kept, gram = self.grams.setdefault(first, {}), tuple(rest)
-            kept.pop(gram, None)
-            kept[gram] = None
-            if len(kept) > self.most:
-                del kept[next(iter(kept))]
+            known, gram = self.grams.setdefault(first, {}), tuple(rest)
+            known.pop(gram, None)
+            known[gram] = None
+            if len(known) > self.most:
+                del known[next(iter(known))]
 
     def following(self, token: int) -> list[tuple[int, ...]]:
         """Return the continuations of a token, the newest first."""

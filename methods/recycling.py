@@ -108,7 +108,7 @@ class Recycling(Decoder):
         return {**sizes, "prompt": (False, True), "known_only": (False, True)}
 
     def max_tokens_per_step(self) -> int:
-        return len(self.tree.shape.parents)
+        return len(self.tree.topology.parents)
 
     def on_prefill(self, state: DecodeState) -> None:
         """Reset the successors, then set those in the prompt if requested."""
@@ -123,13 +123,13 @@ class Recycling(Decoder):
         tokens = state.root
         for parents, ranks in self.levels:
             tokens = torch.cat((tokens, self.successors[tokens[parents], ranks]))
-        tree = DraftTree(tokens, self.tree.shape)
+        tree = DraftTree(tokens, self.tree.topology)
         if not self.options.known_only:
             return tree
         filled = (tokens != UNSEEN).tolist()
         return tree if all(filled) else tree.subtree([i for i, has_token in enumerate(filled) if has_token])
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         """Set the successors of every node's token to its top-k; of nodes with the same token, the last one's."""
         assert output.tree is not None
         tokens = output.tree.tokens
@@ -158,7 +158,7 @@ def template() -> list[Choice]:
 
 def gathers(tree: MedusaTree, device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """Return parents and ranks of the nodes of each level below the root, int64, on the device."""
-    drafted = zip(tree.shape.depths[1:], tree.shape.parents[1:], tree.ranks, strict=True)
+    drafted = zip(tree.topology.depths[1:], tree.topology.parents[1:], tree.ranks, strict=True)
     levels = []
     for _, nodes in groupby(drafted, key=lambda node: node[0]):
         _, parents, ranks = zip(*nodes, strict=True)

@@ -206,9 +206,9 @@ class Bounded:
         """Raise UserError for values that are within their bounds and incompatible."""
 
 
-def option(default: Any, help: str) -> Any:
-    """Return the field of an option with this help text."""
-    return field(default=default, metadata={"help": help})
+def option(default: Any, help: str, flag: str = "") -> Any:
+    """Return the field of an option with this help text. flag: its name on the command line, if not the field's."""
+    return field(default=default, metadata={"help": help} | ({"flag": flag} if flag else {}))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

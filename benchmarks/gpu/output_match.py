@@ -181,7 +181,7 @@ class Bench:
         line.steps, line.answers = sum(row.steps or 0 for row in rows), [list(row.token_ids or ()) for row in rows]
         if self.counted:
             models = models_of(method)
-            line.kept = {name: None if m.graphs is None else len(m.graphs.kept) for name, m in models.items()}
+            line.kept = {name: None if m.graphs is None else len(m.graphs.graphs) for name, m in models.items()}
             line.refused = sorted({reason for p in passes for reason in p.failed_captures.values()})
         line.verdicts, line.largest_drop = self._verdicts(reference, expected, rows)
         if other is not None:

@@ -81,7 +81,7 @@ class DrafterDecoder(Decoder):
             config.get(checkpoint.KEY), cls.Options, cls.advisable, cls.name, file, cls.other_options
         )
         stated = getattr(options, "tree", "auto") != "auto"
-        return (options, {}) if stated else advice.settle(options, base.device_type)
+        return (options, {}) if stated else advice.apply(options, base.device_type)
 
     @classmethod
     def check(cls, options: Any, base: ModelInfo) -> None:
@@ -142,11 +142,11 @@ class FeatureDecoder(DrafterDecoder):
         self._features = [output.hidden_states[layer] for layer in self.layers]
         return output
 
-    def accepted(self, verdict: VerifyResult, output: Output) -> tuple[Tensor, list[Tensor]]:
+    def accepted(self, result: VerifyResult, output: Output) -> tuple[Tensor, list[Tensor]]:
         """Return the n tokens of a step, the new root last, and the hidden states [1, n, h] before each."""
-        path = indices(verdict.path, self.target.device)
+        path = indices(result.path, self.target.device)
         assert output.tree is not None
-        tokens = torch.cat((output.tree.tokens[path[1:]], verdict.next_token))
+        tokens = torch.cat((output.tree.tokens[path[1:]], result.next_token))
         return tokens, [output.hidden_states[layer][:, path] for layer in self.layers]
 
     def rotary_at(self, first: int, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

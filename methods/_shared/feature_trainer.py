@@ -50,10 +50,6 @@ class FeatureTrainer(DrafterTrainer):
         set_draft_vocab(drafter, token_ids)
         drafter.lm_head.weight.copy_(target.unembed[token_ids])
 
-    def labels(self, batch: Batch) -> Tensor:
-        """Return the drafted tokens x_{t+2+k}, int64 [B, A, ahead]; -100 where the answer has ended by then."""
-        return batch.anchors.labels[..., 1 : 1 + self.ahead]
-
     def sums(self, states: BaseStates, batch: Batch, out: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return sums of the loss and of correct predictions of x_{t+2+k}.
 

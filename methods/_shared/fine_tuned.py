@@ -226,8 +226,8 @@ def check_fits(folder: Path, model: nn.Module, method: str) -> None:
         if weight is None:
             raise UserError(f"{method}: {folder / ADAPTER} adapts {name}, which the model does not have")
         if tuple(weight.shape) not in (shape, shape[::-1]):  # some models have their matrices transposed
-            expected, given = ("x".join(map(str, size)) for size in (weight.shape, shape))
-            raise UserError(f"{method}: {folder / ADAPTER} adapts {name} of {given} weights; the model has {expected}")
+            expected, found = ("x".join(map(str, size)) for size in (weight.shape, shape))
+            raise UserError(f"{method}: {folder / ADAPTER} adapts {name} of {found} weights; the model has {expected}")
 
 
 def is_plain_lora(folder: Path) -> bool:

@@ -86,7 +86,7 @@ DECAY = 0.7  # of each depth; with 1 / (rank + 1) the last nodes of the publishe
 class MedusaTree:
     """A static tree: its topology, and for each drafted node its head and its rank in that head's top-k."""
 
-    shape: TreeTopology
+    topology: TreeTopology
     heads: tuple[int, ...]
     ranks: tuple[int, ...]
 
@@ -101,7 +101,7 @@ class MedusaTree:
         return max(self.heads) + 1
 
     def metadata(self) -> dict[str, Any]:
-        nodes = [list(pair) for pair in zip(self.shape.parents[1:], self.ranks, strict=True)]
+        nodes = [list(pair) for pair in zip(self.topology.parents[1:], self.ranks, strict=True)]
         digest = hashlib.sha256(json.dumps(nodes).encode()).hexdigest()[:16]
         return {"tree_nodes": len(self.ranks), "depth": self.depth, "tree_hash": digest}
 
@@ -314,7 +314,7 @@ class TreeHeads(DrafterDecoder):
         }
 
     def max_tokens_per_step(self) -> int:
-        return len(self.tree.shape.parents)
+        return len(self.tree.topology.parents)
 
     def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         o, logits = self.options, output.logits[0]

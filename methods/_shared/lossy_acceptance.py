@@ -92,16 +92,16 @@ def _verify_result(tree: DraftTree, p: Tensor, last: Tensor, following: Tensor) 
 
 
 @lru_cache(maxsize=256)
-def _paths(shape: TreeTopology, device: torch.device) -> tuple[Tensor, Tensor]:
+def _paths(topology: TreeTopology, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return paths from the root's children to every leaf: nodes int64 [L, D], and bool [L, D], False for padding."""
-    inner = set(shape.parents)
+    inner = set(topology.parents)
     paths = []
-    for leaf in (i for i in range(len(shape.parents)) if i not in inner):
+    for leaf in (i for i in range(len(topology.parents)) if i not in inner):
         path = [leaf] if leaf else []
-        while path and shape.parents[path[0]] > 0:
-            path.insert(0, shape.parents[path[0]])
+        while path and topology.parents[path[0]] > 0:
+            path.insert(0, topology.parents[path[0]])
         paths.append(path)
-    nodes = torch.zeros(len(paths), shape.depth, dtype=torch.long)
+    nodes = torch.zeros(len(paths), topology.depth, dtype=torch.long)
     real = torch.zeros(nodes.shape, dtype=torch.bool)
     for i, path in enumerate(paths):
         nodes[i, : len(path)] = torch.tensor(path, dtype=torch.long)

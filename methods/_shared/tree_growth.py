@@ -76,20 +76,20 @@ def best_nodes(
     children, in order, which gives the node tags. q_rows: the distributions of their children, the root's first.
     """
     flat, parent_idx = torch.cat((root, *tokens)), torch.cat((torch.zeros_like(root), *parents))
-    total, kept = len(flat), torch.arange(len(flat), device=root.device)
-    tags = None if expanded is None else torch.full_like(kept, -1)
+    total, chosen = len(flat), torch.arange(len(flat), device=root.device)
+    tags = None if expanded is None else torch.full_like(chosen, -1)
     if tags is not None and expanded:
         inner = torch.cat(tuple(expanded))
         tags.index_copy_(0, inner, torch.arange(len(inner), device=root.device))
     if 0 < nodes < total - 1:
         # no child scores above its parent, and a stable sort takes the parent first
         order = torch.cat(tuple(scores)).sort(descending=True, stable=True).indices
-        kept = with_root(order[:nodes].sort().values)
-        new = torch.full_like(flat, -1).index_copy_(0, kept, torch.arange(len(kept), device=root.device))
-        flat, parent_idx = flat[kept], new[parent_idx[kept]]
-        tags = None if tags is None else tags[kept]
+        chosen = with_root(order[:nodes].sort().values)
+        new = torch.full_like(flat, -1).index_copy_(0, chosen, torch.arange(len(chosen), device=root.device))
+        flat, parent_idx = flat[chosen], new[parent_idx[chosen]]
+        tags = None if tags is None else tags[chosen]
     probs = _probs(q_rows, tags) if tags is not None and q_rows else None
-    return DraftTree.from_device_parents(flat, parent_idx, min(len(tokens), len(kept) - 1), probs, tags)
+    return DraftTree.from_device_parents(flat, parent_idx, min(len(tokens), len(chosen) - 1), probs, tags)
 
 
 def _probs(q_rows: Sequence[Tensor], tags: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ class BlockDecoder(FeatureDecoder):
         def build(arguments: dict[str, Any], options: dict[str, Any]) -> Decoder:
             return cls(target, cls.Options(**options), cls.random(target, **arguments))
 
-        return {label: partial(build, *given) for label, given in instances.items()}
+        return {label: partial(build, *args) for label, args in instances.items()}
 
     def metadata(self) -> dict[str, Any]:
         o, vocab = self.options, self.drafter.draft_vocab or self.target.vocab_size
@@ -171,7 +171,7 @@ def best_nodes(root: Tensor, logits: Tensor, options: BlockDraftOptions, drafter
     probs = (top.values.float() - logits.logsumexp(-1, keepdim=True).float()).exp()
     tree = tree_of(best_tree(probs.tolist(), options.tree_nodes), options.owner)
     at = indices([position * k + rank for position, rank in zip(tree.heads, tree.ranks, strict=True)], logits.device)
-    return DraftTree(torch.cat((root, drafter.token_ids(top.indices.flatten()[at]))), tree.shape)
+    return DraftTree(torch.cat((root, drafter.token_ids(top.indices.flatten()[at]))), tree.topology)
 
 
 def sampled_chain(state: DecodeState, logits: Tensor, drafter: DrafterNetwork, vocab: int) -> DraftTree:
@@ -206,9 +206,9 @@ class DFlash(BlockDecoder):
         self._extend(self._features)
         self._features = []
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         """Add the hidden states of the accepted path to the context."""
-        self._extend(self.accepted(verdict, output)[1])
+        self._extend(self.accepted(result, output)[1])
 
     def _extend(self, features: Sequence[Tensor]) -> None:
         """Cache keys and values of the next n positions from hidden states [1, n, h]."""
@@ -258,8 +258,8 @@ class PEagle(BlockDecoder):
     reduced_args, reduced_size = {"layers": 1}, 3
     more_instances: ClassVar = {"one position": ({}, {"depths": 1}), "windows": ({"windows": (6, None)}, {})}
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._tokens = self.mask_tokens  # [n] of slots not in the cache yet, the root last; as in `_features`
 
     def on_prefill(self, state: DecodeState) -> None:
@@ -271,9 +271,9 @@ class PEagle(BlockDecoder):
             self.cache.commit(len(tokens) - 1)
         self._tokens, self._features = tokens[-1:], [f[:, -1:] for f in self._features]
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         """Store newly accepted positions for the next step's pass."""
-        self._tokens, self._features = self.accepted(verdict, output)
+        self._tokens, self._features = self.accepted(result, output)
 
     def logits(self, state: DecodeState) -> Tensor:
         """Return logits [depths, draft vocabulary]; only slots with the target's hidden states stay in the cache."""

@@ -138,13 +138,16 @@ class DFlashTrainer(BlockTrainer):
     def _masks(self, batch: Batch, at: Tensor) -> list[Tensor | None]:
         """Return masks [B, 1, A * size, T + A * size], one per layer: context before the root, and the block."""
         shape, (b, t) = self.module.shape, batch.ids.shape
-        keys, own = torch.arange(t, device=at.device), torch.eye(at.shape[1], dtype=torch.bool, device=at.device)
+        keys, same_anchor = (
+            torch.arange(t, device=at.device),
+            torch.eye(at.shape[1], dtype=torch.bool, device=at.device),
+        )
         masks = {}
         for layer_mask in set(shape.layer_masks):
             context = layer_mask.context(at + 1, shape.block, keys)  # [B, A, size, T]
             if batch.documents is not None:
                 context = context & batch.documents.same(at, t)[:, :, None]
-            block = torch.kron(own, layer_mask.block(shape.block, at.device))  # [A * size, A * size]
+            block = torch.kron(same_anchor, layer_mask.block(shape.block, at.device))  # [A * size, A * size]
             masks[layer_mask] = torch.cat((context.flatten(1, 2), block.expand(b, -1, -1)), -1)[:, None]
         return [masks[layer_mask] for layer_mask in shape.layer_masks]
 
@@ -193,8 +196,8 @@ class PEagleTrainer(BlockTrainer):
         super().__init__(target, options, lr)
         o = self.options
         if drafter is None:
-            mask, own = self.mask_token(target), o.embedding == "own"
-            drafter = peagle.new_drafter(target, o.depths, o.layers, o.draft_vocab, mask, own)
+            mask, own_embedding = self.mask_token(target), o.embedding == "own"
+            drafter = peagle.new_drafter(target, o.depths, o.layers, o.draft_vocab, mask, own_embedding)
         self.use(drafter, drafter.shape.layers, drafter.config, drafter.shape.depths)
         self.shares = [max(o.keep**d, o.keep_least) for d in range(self.ahead)]
         assert drafter.lm_head is not None
@@ -224,7 +227,7 @@ class PEagleTrainer(BlockTrainer):
         at = torch.cat((torch.arange(t, device=anchor.device).expand(b, -1), anchor), 1)  # [B, T + R]
         deep = torch.cat((depth.new_zeros(t), depth))
         keys = torch.arange(t, device=anchor.device)
-        own = (at[:, :, None] == anchor[:, None]) & (deep[:, None] >= depth)  # [B, T + R, R]
+        same_anchor = (at[:, :, None] == anchor[:, None]) & (deep[:, None] >= depth)  # [B, T + R, R]
         masks: dict[int | None, Tensor] = {}
         for window in set(self.module.shape.windows):
             true = keys <= at[..., None]  # [B, T + R, T]
@@ -232,7 +235,7 @@ class PEagleTrainer(BlockTrainer):
                 true &= keys > (at + deep)[..., None] - window
             if batch.documents is not None:
                 true &= batch.documents.same(at, t)
-            masks[window] = torch.cat((true, own), -1)[:, None]
+            masks[window] = torch.cat((true, same_anchor), -1)[:, None]
         return [masks[window] for window in self.module.shape.windows]
 
     def labels(self, batch: Batch) -> Tensor:
@@ -243,8 +246,8 @@ class PEagleTrainer(BlockTrainer):
         labels = super().labels(batch)
         good = (labels[..., :1] != -100).sum(1, keepdim=True)  # [B, 1, 1]
         rank = torch.arange(labels.shape[1], device=labels.device)[:, None]
-        kept = (good * labels.new_tensor(self.shares, dtype=torch.float64)).ceil()  # [B, 1, depths]
-        return labels.masked_fill(rank >= kept, -100)
+        n_trained = (good * labels.new_tensor(self.shares, dtype=torch.float64)).ceil()  # [B, 1, depths]
+        return labels.masked_fill(rank >= n_trained, -100)
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the mean over all trained positions of all depths."""

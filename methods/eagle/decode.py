@@ -103,9 +103,9 @@ class EagleDecoder(FeatureDecoder):
         self._extend(state, indices(state.ids[1:], self.target.device), self._features)
         self._features = []
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         """Fill a slot for every newly accepted position."""
-        self._extend(state, *self.accepted(verdict, output))
+        self._extend(state, *self.accepted(result, output))
 
     def _extend(self, state: DecodeState, tokens: Tensor, features: Sequence[Tensor]) -> None:
         """Add permanent slots: tokens [n], each the one after its hidden states [1, n, h_t]."""
@@ -174,15 +174,15 @@ class Level:
 
 def levels_of(tree: MedusaTree, device: torch.device) -> tuple[list[Level], Tensor]:
     """Return the levels of a static tree, and int64 [inner nodes], the node of each row of logits, root first."""
-    shape, children = tree.shape, tree.shape.children()
-    ancestors = shape.ancestors()
+    topology, children = tree.topology, tree.topology.children()
+    ancestors = topology.ancestors()
     inner_nodes: list[int] = []  # of all levels, in order
     previous, levels = [0], []
-    for depth in range(1, shape.depth + 1):
-        level = [i for i, d in enumerate(shape.depths) if d == depth]
+    for depth in range(1, topology.depth + 1):
+        level = [i for i, d in enumerate(topology.depths) if d == depth]
         row = {node: i for i, node in enumerate(previous)}
-        parents = [row[shape.parents[i]] for i in level]
-        siblings = [children[shape.parents[i]].index(i) for i in level]
+        parents = [row[topology.parents[i]] for i in level]
+        siblings = [children[topology.parents[i]].index(i) for i in level]
         inner = [n for n, i in enumerate(level) if children[i]]
         previous = [level[n] for n in inner]
         inner_nodes += previous
@@ -227,11 +227,11 @@ class Eagle(EagleDecoder):
     node_options = ("nodes", "tree")
     advisable = ("nodes",)
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.tree = self.resolve_options(self.options, self.config, self.drafter, self.target)
         self.levels, self.inner_nodes = levels_of(self.tree, self.target.device)
-        self.siblings = max(map(len, self.tree.shape.children()))  # largest number of children of a node
+        self.siblings = max(map(len, self.tree.topology.children()))  # largest number of children of a node
 
     @classmethod
     def resolve_options(
@@ -273,7 +273,7 @@ class Eagle(EagleDecoder):
         return {**nodes, "depth": range(1, deepest + 1)}
 
     def max_tokens_per_step(self) -> int:
-        return len(self.tree.shape.parents)
+        return len(self.tree.topology.parents)
 
     @property
     def drafted_rows(self) -> int:
@@ -297,12 +297,12 @@ class Eagle(EagleDecoder):
                     state, tokens[-1][level.inner], states[:, level.inner_parent], level.visible, rotary, depth
                 )
         self.cache.compact(state.position, ())  # drop the drafted slots
-        return DraftTree(torch.cat(tokens), self.tree.shape, self._probs(qs) if sampled else None)
+        return DraftTree(torch.cat(tokens), self.tree.topology, self._probs(qs) if sampled else None)
 
     def _probs(self, qs: list[Tensor]) -> Tensor:
         """Return q [n, V] at the nodes with children; rows of leaves are zero."""
         q = torch.cat(qs)
-        return q.new_zeros(len(self.tree.shape.parents), q.shape[-1]).index_copy_(0, self.inner_nodes, q)
+        return q.new_zeros(len(self.tree.topology.parents), q.shape[-1]).index_copy_(0, self.inner_nodes, q)
 
 
 # -- EAGLE-2 and EAGLE-3: dynamic trees ----------------------------------------------------------------------------
@@ -367,8 +367,8 @@ class Eagle2(EagleDecoder):
         """Return the options with `total_tokens`, which counts the root, and the published depth and top_k."""
         return {"depth": str(cls.published_depth), "top_k": "10"} | super().with_nodes(given, nodes + 1)
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.size = self.resolve_options(self.options, self.config, self.drafter, self.target)
 
     @classmethod

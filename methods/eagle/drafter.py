@@ -54,9 +54,9 @@ class Shape(VocabularyShape):
         Raise UserError or ValueError for unusable values.
         """
         names = ("rms_norm_eps", "hidden_act", "mlp_bias", "rope_parameters", "rope_scaling", "rope_theta")
-        kept = {name: about[name] for name in names if about.get(name) is not None}
-        if "rms_norm_eps" in kept:
-            kept["rms_norm_eps"] = float(kept["rms_norm_eps"])
+        values = {name: about[name] for name in names if about.get(name) is not None}
+        if "rms_norm_eps" in values:
+            values["rms_norm_eps"] = float(values["rms_norm_eps"])
         config = LlamaConfig(
             hidden_size=self.hidden,
             intermediate_size=self.ffn,
@@ -65,7 +65,7 @@ class Shape(VocabularyShape):
             head_dim=self.head_dim,
             num_hidden_layers=1,
             max_position_embeddings=about.get("max_position_embeddings") or 2048,
-            **kept,
+            **values,
         )
         check_layer(config)
         return config

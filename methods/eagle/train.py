@@ -43,8 +43,7 @@ class UnrolledTrainer(FeatureTrainer):
         """
         at, t = batch.anchors.at, batch.ids.shape[1]
         slots = torch.arange(t, device=at.device).expand(len(at), -1)
-        positions = slots if batch.documents is None else batch.documents.places
-        cache = PrefixCache({0: None}, mains=t)
+        positions, cache = batch.positions, PrefixCache({0: None}, mains=t)
         out = self._pass(batch, slots, positions, self.module.fuse(features), cache, 0)
         state = out.gather(1, at[..., None].expand(-1, -1, out.shape[-1]))
         yield state
@@ -84,8 +83,8 @@ def _visible(batch: Batch, at: Tensor, level: int) -> Tensor | None:
     true = torch.arange(t, device=at.device) <= at[..., None]  # [B, r, T]
     if batch.documents is not None:
         true = true & batch.documents.same(at, t)
-    own = torch.eye(r, dtype=torch.bool, device=at.device).expand(len(at), -1, -1)
-    return torch.cat((true, *[own] * level), -1)[:, None]
+    own_levels = torch.eye(r, dtype=torch.bool, device=at.device).expand(len(at), -1, -1)
+    return torch.cat((true, *[own_levels] * level), -1)[:, None]
 
 
 @dataclass(frozen=True, slots=True)

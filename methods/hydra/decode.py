@@ -131,7 +131,7 @@ class Hydra(TreeHeads):
     def propose(self, state: DecodeState) -> DraftTree:
         """Draft head by head; each reads the tokens drafted before it on every path."""
         (tokens,) = self.target.run_graphed(self, self._draft, state.root, self.prefix_state)
-        return DraftTree(tokens, self.tree.shape)
+        return DraftTree(tokens, self.tree.topology)
 
     def _draft(self, tokens: Tensor, prefix: Tensor) -> tuple[Tensor]:
         """Return the tree's tokens [n] for the root [1] and the prefix state [1, h]."""
@@ -142,12 +142,12 @@ class Hydra(TreeHeads):
             tokens = torch.cat((tokens, best[level.pick]))
         return (tokens,)
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         """Update the prefix state with the states of the accepted path."""
         if self.heads.prefix is None:
             self.prefix_state = state.hidden_states[self.layer][0]
         else:
-            self._extend(output.hidden_states[self.layer][:, indices(verdict.path, self.target.device)])
+            self._extend(output.hidden_states[self.layer][:, indices(result.path, self.target.device)])
 
     def _extend(self, states: Tensor) -> None:
         """Run the base's states [1, q, h] of the next q positions through the prefix layer."""
@@ -170,13 +170,13 @@ def input_layer(config: dict[str, Any], layers: int) -> int:
 
 def levels_of(tree: MedusaTree, device: torch.device) -> list[Level]:
     """Return the levels of the tree, whose nodes are in order of depth."""
-    parents, children = tree.shape.parents, tree.shape.children()
+    parents, children = tree.topology.parents, tree.topology.children()
     paths: list[list[int]] = [[0]]
     for node, parent in enumerate(parents[1:], start=1):
         paths.append([*paths[parent], node])
     levels = []
     for head in range(tree.depth):
-        inner = [n for n, depth in enumerate(tree.shape.depths) if depth == head and children[n]]
+        inner = [n for n, depth in enumerate(tree.topology.depths) if depth == head and children[n]]
         ranks = [(row, tree.ranks[child - 1]) for row, n in enumerate(inner) for child in children[n]]
         width = 1 + max(rank for _, rank in ranks)
         pick = torch.tensor([row * width + rank for row, rank in ranks], device=device)

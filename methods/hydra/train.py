@@ -92,7 +92,7 @@ class HydraTrainer(DrafterTrainer):
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the sum over heads of the mean cross-entropy with the base's distribution or the text's token."""
         anchors, n = batch.anchors, self.module.count
-        labels, whole = (b.anchors.labels[..., 1 : n + 1].flatten(0, 1) for b in (batch, batch.whole))  # [B*A, n]
+        labels, whole = (self.labels(b).flatten(0, 1) for b in (batch, batch.whole))  # [B*A, n]
         final = states.ahead(anchors.at, n).flatten(0, 1)  # [B*A, n, h]
         sums = []
         for i, logits in enumerate(self._logits(states, anchors)):

@@ -55,8 +55,8 @@ class Medusa(TreeHeads):
     @classmethod
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[MedusaHeads, dict[str, Any]]:
         """Read any published layout. Raise UserError for heads whose folder has a backbone other than the base."""
-        heads, config, whole = read_heads(path, base, read, cls.name)
-        if (whole or (path / ADAPTER).is_file() or fine_tuned.has_model_files(path)) and not cls.accepts(path, base):
+        heads, config, in_model = read_heads(path, base, read, cls.name)
+        if (in_model or (path / ADAPTER).is_file() or fine_tuned.has_model_files(path)) and not cls.accepts(path, base):
             raise UserError(f"{cls.name}: {path} has its own backbone; use medusa2, or pass it as --model")
         return heads, config
 
@@ -101,7 +101,7 @@ class Medusa(TreeHeads):
             (tokens,) = self.target.run_graphed(self, self._draft, state.root, state.hidden_states[FINAL][0])
         else:
             tokens = self._fill_tree(state.root, self._next_logits)
-        return DraftTree(tokens, self.tree.shape)
+        return DraftTree(tokens, self.tree.topology)
 
     def _draft(self, root: Tensor, final: Tensor) -> tuple[Tensor]:
         """Return the tree's tokens [n] for the root [1] and the state before it [1, h]."""
@@ -123,11 +123,11 @@ class Medusa(TreeHeads):
         states: Tensor = self.heads.states(final, self.depth)
         return states.flatten(0, 1)
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         """Keep the heads' logits at the last accepted node if the pass computed them."""
-        super().update(state, verdict, output)
+        super().update(state, result, output)
         logits = output.extra
-        self._next_logits = None if logits is None else logits.unflatten(0, (self.depth, -1))[:, verdict.path[-1]]
+        self._next_logits = None if logits is None else logits.unflatten(0, (self.depth, -1))[:, result.path[-1]]
 
 
 NAME = "medusa2"

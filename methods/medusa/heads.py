@@ -135,12 +135,12 @@ def read_heads(path: Path, base: ModelInfo, read: Read, method: str) -> tuple[Me
     config = read_config(path) if path.is_dir() else {}
     names = [name for file in files for name in read_shapes(file)]
     inside = [name for name in names if name.startswith(INSIDE)]
-    whole = bool(inside) and len(inside) < len(names)
+    in_model = bool(inside) and len(inside) < len(names)
     tensors: dict[str, Tensor] = {}
     for file in files:
-        tensors |= read(file, lambda name: name.startswith(INSIDE)) if whole else read(file)
+        tensors |= read(file, lambda name: name.startswith(INSIDE)) if in_model else read(file)
     try:
-        return heads_from_tensors(tensors, base.hidden_size, base.vocab_size), config, whole
+        return heads_from_tensors(tensors, base.hidden_size, base.vocab_size), config, in_model
     except UserError as error:
         raise UserError(f"{error} ({files[0] if len(files) == 1 else path})") from error
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +13,7 @@ from specbench_ss.errors import UserError
 
 if TYPE_CHECKING:
     from specbench_ss.engine.architectures import ModelInfo
+    from specbench_ss.methods.rest.datastore import Documents
 
 app = typer.Typer(
     help="Build or inspect a datastore, from which the method rest retrieves drafts.", no_args_is_help=True
@@ -80,12 +83,24 @@ def build(
     ] = False,
 ) -> None:
     """Tokenize text and sort its suffixes. The same text gives the same files, byte for byte."""
-    from itertools import chain
-
-    from specbench_ss.methods.rest import text
     from specbench_ss.methods.rest.datastore import build as write
-    from specbench_ss.models.devices import resolve_device, resolve_dtype
-    from specbench_ss.models.load import load_target, outline_of
+
+    _check_sources(out, data, lab, regenerate_responses)
+    names = [*(Path(name).name for name in data or ()), *([f"{lab} conversations of the lab"] if lab else [])]
+    made_of, loading = ", ".join(names), {"trust_remote_code": trust_remote_code, "chat_template": chat_template}
+    if regenerate_responses:
+        made_of = f"own answers to {made_of}"
+        base, documents = _own_answers(model, data or (), answer_limit, length, loading)
+    else:
+        base, documents = _texts(model, data or (), lab, loading)
+    header = write(documents, base, made_of, out, draft=draft)
+    size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
+    print(f"written: {out}: {header['tokens']:,} tokens of {header['documents']:,} documents, {size:.1f} MB")
+    print(f"use it: ssbench run --model {model} --methods rest --set rest.datastore={out}")
+
+
+def _check_sources(out: Path, data: Sequence[str] | None, lab: int, regenerate_responses: bool) -> None:
+    """Raise UserError if there is no text, the sources exclude each other, or the folder cannot be used."""
     from specbench_ss.runs.run_dir import check_place
 
     if not data and not lab:
@@ -95,21 +110,29 @@ def build(
     if out.exists() and any(out.iterdir()):
         raise UserError(f"datastore: --out {out} is not empty; give another folder")
     check_place(out)
-    names = [*(Path(name).name for name in data or ()), *([f"{lab} conversations of the lab"] if lab else [])]
-    base: ModelInfo
-    if regenerate_responses:
-        dtype = str(resolve_dtype("auto", resolve_device("auto"))).removeprefix("torch.")  # as in `ssbench train`
-        base = load_target(model, dtype=dtype, trust_remote_code=trust_remote_code, chat_template=chat_template)
-        documents = text.regenerate_responses(base, data or (), answer_limit, length)
-        names = [f"own answers to {', '.join(names)}"]
-    else:
-        base = outline_of(model, trust_remote_code=trust_remote_code, chat_template=chat_template)
-        texts = chain(text.file_texts(base.tokenizer, data or ()), text.lab_texts(base.tokenizer, lab))
-        documents = text.documents(base.tokenizer, texts)
-    header = write(documents, base, ", ".join(names), out, draft=draft)
-    size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
-    print(f"written: {out}: {header['tokens']:,} tokens of {header['documents']:,} documents, {size:.1f} MB")
-    print(f"use it: ssbench run --model {model} --methods rest --set rest.datastore={out}")
+
+
+def _own_answers(
+    model: str, data: Sequence[str], answer_limit: int, length: int, loading: Mapping[str, Any]
+) -> tuple[ModelInfo, Documents]:
+    """Return the loaded model, and its own answers to the questions of the data."""
+    from specbench_ss.methods.rest import text
+    from specbench_ss.models.devices import resolve_device, resolve_dtype
+    from specbench_ss.models.load import load_target
+
+    dtype = str(resolve_dtype("auto", resolve_device("auto"))).removeprefix("torch.")  # as in `ssbench train`
+    base = load_target(model, dtype=dtype, **loading)
+    return base, text.regenerate_responses(base, data, answer_limit, length)
+
+
+def _texts(model: str, data: Sequence[str], lab: int, loading: Mapping[str, Any]) -> tuple[ModelInfo, Documents]:
+    """Return the model without its weights, and the documents of the data and the lab."""
+    from specbench_ss.methods.rest import text
+    from specbench_ss.models.load import outline_of
+
+    base = outline_of(model, **loading)
+    texts = chain(text.file_texts(base.tokenizer, data), text.lab_texts(base.tokenizer, lab))
+    return base, text.documents(base.tokenizer, texts)
 
 
 @app.command()

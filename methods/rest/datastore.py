@@ -75,10 +75,10 @@ def _chunk(path: Path, number: int, ids: NDArray[Any], suffixes: NDArray[Any]) -
 
 def _digest(parts: Iterable[bytes]) -> str:
     """Return a short sha256."""
-    whole = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for part in parts:
-        whole.update(part)
-    return whole.hexdigest()[:16]
+        sha256.update(part)
+    return sha256.hexdigest()[:16]
 
 
 Ids = NDArray[np.signedinteger[Any]] | NDArray[np.unsignedinteger[Any]]
@@ -280,7 +280,7 @@ def build(
 
 
 def _write(documents: Documents, base: ModelInfo, made_of: str, folder: Path, chunk: int) -> dict[str, Any]:
-    whole, sizes, count = hashlib.sha256(), list[int](), 0
+    sha256, sizes, count = hashlib.sha256(), list[int](), 0
     for group in _groups(documents, chunk):
         sorted_group = sorted_chunk(_concatenate(group))
         largest = int(sorted_group.tokens[sorted_group.suffixes[-1]])
@@ -288,7 +288,7 @@ def _write(documents: Documents, base: ModelInfo, made_of: str, folder: Path, ch
             raise UserError(f"datastore: token id {largest} is beyond the vocabulary of {base.name!r}")
         np.save(folder / f"tokens-{len(sizes)}.npy", sorted_group.tokens)
         np.save(folder / f"suffixes-{len(sizes)}.npy", sorted_group.suffixes)
-        whole.update(sorted_group.tokens.tobytes())
+        sha256.update(sorted_group.tokens.tobytes())
         sizes.append(len(sorted_group.tokens))
         count += len(group)
     if not sizes:
@@ -296,7 +296,7 @@ def _write(documents: Documents, base: ModelInfo, made_of: str, folder: Path, ch
     return {
         "format": FORMAT, "version": __version__, "made_of": made_of, "documents": count, "tokens": sum(sizes) - count,
         "chunks": sizes, "vocabulary": vocabulary_hash(base.tokenizer), "vocab_size": base.vocab_size,
-        "hash": whole.hexdigest()[:16],
+        "hash": sha256.hexdigest()[:16],
     }  # fmt: skip
 
 

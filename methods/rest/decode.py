@@ -88,7 +88,7 @@ class REST(Decoder):
     def with_advice(cls, options: Any, base: ModelInfo, store: Datastore) -> tuple[Any, dict[str, Any]]:
         """Replace default options by the datastore's advice; return them and the advice that was used."""
         advice = read_advice(store.advice, cls.Options, ("draft",), cls.name, store.file)
-        return advice.settle(options, base.device_type)
+        return advice.apply(options, base.device_type)
 
     @classmethod
     def open_store(cls, options: RESTOptions, base: ModelInfo) -> Datastore:

@@ -228,7 +228,7 @@ class TwoModel(Decoder):
             self.retokenizer = Retokenizer(target.tokenizer, draft.tokenizer, options.lookbehind)
         self.logits = torch.empty(0)  # [V] after the draft's input
         self.fed: list[int] = []  # with a retokenizer: the draft's tokens in its cache
-        self.shape: AnyTopology | None = None  # of the last tree; node tags are rows of the draft's cache
+        self.topology: AnyTopology | None = None  # of the last tree; node tags are rows of the draft's cache
 
     def drafter_weights(self) -> Iterable[torch.Tensor]:
         """Return the draft model's weights, which each of its passes reads once."""
@@ -339,7 +339,7 @@ class TwoModel(Decoder):
 
     def propose(self, state: DecodeState) -> DraftTree:
         """Draft as far as both models have positions; draft nothing beyond the draft's context."""
-        self.shape = None
+        self.topology = None
         room = self.target.context_length - 1 - state.position
         if room < 1 or not self._catch_up(state):
             return DraftTree.root_only(state.root)
@@ -347,16 +347,16 @@ class TwoModel(Decoder):
         state.num_draft_forwards = self.draft.calls
         return tree
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         """Drop rejected tokens from the draft's cache."""
         assert output.tree is not None
         drafted = len(output.tree) - 1
         if self.options.schedule == "heuristic" and drafted:  # as in transformers
-            all_accepted = verdict.accepted == drafted
+            all_accepted = result.accepted == drafted
             self.gamma = min(LONGEST, self.gamma + 2) if all_accepted else max(1, self.gamma - 1)
-        rows = self.shape.node_tags if isinstance(self.shape, DeviceTopology) else []
+        rows = self.topology.node_tags if isinstance(self.topology, DeviceTopology) else []
         if max(rows, default=-1) >= 0:
-            self.draft.compact(state.position - verdict.accepted, [rows[i] for i in verdict.path if rows[i] >= 0])
+            self.draft.compact(state.position - result.accepted, [rows[i] for i in result.path if rows[i] >= 0])
         elif self.retokenizer is None:
             self.draft.rewind(state.position)
 
@@ -370,7 +370,7 @@ class TwoModel(Decoder):
                 return self.draft.feed_level(tokens, visible, level)
 
             tree = grow(state.root, self.logits, choose, expand, length, nodes)
-            self.shape = tree.topology
+            self.topology = tree.topology
             return tree
         tokens, probs = draft_chain(self.draft, self.logits, length, o.threshold, sampling, state)
         if self.retokenizer is None:

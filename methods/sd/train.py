@@ -7,7 +7,7 @@ et al. 2015; DistillSpec, Zhou et al. 2024, with forward KL).
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -24,7 +24,7 @@ from specbench_ss.options import Bounded, option
 from specbench_ss.storage import ordinary_mode
 from specbench_ss.training.batch import BaseStates, Batch
 from specbench_ss.training.losses import weighted_loss
-from specbench_ss.training.trainer import DrafterTrainer
+from specbench_ss.training.trainer import DrafterTrainer, checkpointing_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,8 @@ class DraftOptions(Bounded):
     n_heads: Annotated[int, Ge(0)] = option(0, "Number of attention heads. 0: heads of 64 dimensions.")
     ffn: Annotated[int, Ge(0)] = option(0, "Width of the MLP. 0: 8/3 of the hidden size.")
     gamma: Annotated[int, Ge(1)] = option(4, "Draft length of the estimated mean acceptance length.")
-    distill: bool = field(
-        default=False,
-        metadata={
-            "help": "Train on the target's distributions and the text, or on the text alone.",
-            "flag": "--distill/--from-scratch",
-        },
+    distill: bool = option(
+        False, "Train on the target's distributions and the text, or on the text alone.", "--distill/--from-scratch"
     )
     distill_share: Annotated[float, Gt(0), Le(1)] = option(
         0.9, "With --distill: fraction of the distillation loss in the total."
@@ -50,13 +46,7 @@ class DraftOptions(Bounded):
     prompt_weight: Annotated[float, Ge(0), Le(1)] = option(
         0.2, "Loss weight of prompt tokens relative to answer tokens."
     )
-    gradient_checkpointing: bool = field(
-        default=False,
-        metadata={
-            "help": "Save memory by recomputing activations in the backward pass.",
-            "flag": "--gradient-checkpointing",
-        },
-    )
+    gradient_checkpointing: bool = checkpointing_option()
 
     def check_together(self) -> None:
         """Raise UserError if the heads do not divide the hidden size."""
@@ -112,6 +102,10 @@ class DraftTrainer(DrafterTrainer):
         if share:
             loss = loss + share * self._divergence(logits[answer], states.final[:, :-1][answer]) / answers
         return loss, right.expand(self.ahead)
+
+    def count_positions(self, batch: Batch) -> int:
+        """Return the number of next tokens with a loss."""
+        return int((self._weights(batch) > 0).sum())
 
     def _logits(self, batch: Batch) -> Tensor:
         d = batch.documents

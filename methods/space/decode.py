@@ -161,9 +161,9 @@ class SPACE(FineTunedDecoder):
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Verify the chain with every node's masks after it; only the chain can stay in the cache."""
         target, past, n = self.target, state.cache.get_seq_length(), len(tree)
-        shape = rows_of(n, self.k)
-        visible, depths = visibility(shape, target.device)
-        last = min(past + shape.depth, target.context_length - 1)
+        topology = rows_of(n, self.k)
+        visible, depths = visibility(topology, target.device)
+        last = min(past + topology.depth, target.context_length - 1)
         positions = (depths + past).clamp_max(last)[None]
         x = self.mask.embed(target, tree.tokens[None], positions, n * self.k)
         rotary = target.rotary(positions, last)
@@ -177,10 +177,10 @@ class SPACE(FineTunedDecoder):
             return super().accept(state, tree, output)
         return accept_resampled(output.logits[0], tree, self.q[: len(tree)], state.sampling, state.rng)
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         """Keep the states of the masks after the last accepted token."""
         assert output.extra is not None
-        self.mask_states = self.target.family.norm(output.extra[verdict.path[-1]])
+        self.mask_states = self.target.family.norm(output.extra[result.path[-1]])
 
 
 class SPACEAutoregressive(FineTunedAutoregressive):

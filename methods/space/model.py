@@ -76,12 +76,12 @@ def check_model(options: Any, base: ModelInfo) -> MaskToken | None:
     options: `weights` names the folder, `mask_id` the mask in a whole model's vocabulary, 0 = none.
     """
     if is_target(options):
-        return _of_whole(options, base)
+        return _mask_of_model(options, base)
     folder = checkpoint.drafter_here(options.weights, "space", base)
     if folder is None:
         return None
-    if _is_whole(folder, options):
-        return _of_whole(options, fine_tuned.read_model_info(folder, base), base)
+    if _has_model(folder, options):
+        return _mask_of_model(options, fine_tuned.read_model_info(folder, base), base)
     fine_tuned.check_lora(folder, "space")
     with torch.device("meta"):
         return _read(folder, base, checkpoint.read_shapes)[0]
@@ -90,12 +90,12 @@ def check_model(options: Any, base: ModelInfo) -> MaskToken | None:
 def load_model(options: Any, target: Target) -> tuple[Target, MaskToken, dict[str, Any]]:
     """Return the fine-tuned model, its mask, and their training info (empty for the target itself)."""
     if is_target(options):
-        return target, _of_whole(options, target), {}
+        return target, _mask_of_model(options, target), {}
     folder = checkpoint.drafter_folder(options.weights, "space", target)
     training_info = checkpoint.read_training_info(checkpoint.read_config(folder))
-    if _is_whole(folder, options):
+    if _has_model(folder, options):
         model = fine_tuned.load_target_like(target, folder)
-        return model, _of_whole(options, model, target), training_info
+        return model, _mask_of_model(options, model, target), training_info
     mask, config = _read(folder, target, checkpoint.read_tensors)
     checkpoint.check_base(config, target, "space")
     return fine_tuned.merged_target(target, folder, "space"), mask, training_info
@@ -107,17 +107,17 @@ def save(folder: Path, mask: MaskToken, tuned: Target, about: dict[str, Any]) ->
     fine_tuned.save_lora(folder, tuned)
 
 
-def _is_whole(folder: Path, options: Any) -> bool:
+def _has_model(folder: Path, options: Any) -> bool:
     """Return True if the folder has a whole model rather than a LoRA and a mask. Raise UserError by `mask_id`."""
-    whole = fine_tuned.has_model_files(folder) and "model_type" in checkpoint.read_config(folder)
-    if whole and not options.mask_id:
+    is_model = fine_tuned.has_model_files(folder) and "model_type" in checkpoint.read_config(folder)
+    if is_model and not options.mask_id:
         raise UserError(f"space: {folder} is a whole model; give its mask token with space.mask_id")
-    if options.mask_id and not whole:
+    if options.mask_id and not is_model:
         raise UserError(f"space: mask_id is for a whole model, and {folder} has none")
-    return whole
+    return is_model
 
 
-def _of_whole(options: Any, model: ModelInfo, base: ModelInfo | None = None) -> MaskToken:
+def _mask_of_model(options: Any, model: ModelInfo, base: ModelInfo | None = None) -> MaskToken:
     """Return the mask of a whole model. Raise UserError if its vocabulary lacks it, or is smaller than the base's."""
     if not 0 < options.mask_id < model.vocab_size:
         raise UserError(f"space: mask_id must be 1 to {model.vocab_size - 1}, not {options.mask_id}")

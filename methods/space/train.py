@@ -74,8 +74,8 @@ class SPACETrainer(DrafterTrainer):
         answer = batch.labels[..., 0] != -100
         following = self.tuned.logits(main[answer])[:, None]  # [n, 1, V]
         next_token, _ = head_loss(following, batch.labels[answer][:, :1], [1.0], batch.whole.labels[..., :1])
-        labels, whole = (b.anchors.labels[..., 1 : k + 1] for b in (batch, batch.whole))
-        masks, accuracy = head_loss(self.tuned.logits(mask_states), labels, [1 / k] * k, whole)
+        logits, weights = self.tuned.logits(mask_states), [1 / k] * k
+        masks, accuracy = head_loss(logits, self.labels(batch), weights, self.labels(batch.whole))
         return (1 - share) * next_token + share * masks, accuracy
 
     def states(self, ids: Tensor, at: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:
@@ -100,8 +100,8 @@ class SPACETrainer(DrafterTrainer):
         if documents is not None:
             main = main & documents.same(keys.expand(b, -1), t)
         prefix = main.gather(1, at[..., None].expand(-1, -1, t)).repeat_interleave(self.mask.masks, 1)
-        own = own_streams(a, self.mask.masks, at.device).expand(b, -1, -1)
-        return torch.cat((F.pad(main, (0, own.shape[1])), torch.cat((prefix, own), 2)), 1)
+        own_group = own_streams(a, self.mask.masks, at.device).expand(b, -1, -1)
+        return torch.cat((F.pad(main, (0, own_group.shape[1])), torch.cat((prefix, own_group), 2)), 1)
 
     def save(self, folder: Path, about: dict[str, Any]) -> None:
         """Write the mask and the LoRA in the format of `space`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le, Lt
@@ -179,17 +179,15 @@ def resolve(options: SSOptions, config: StreamConfig, base: ModelInfo, name: str
 
     options: with the folder's advice.
     """
-    first_msa_layer = config.check_layers(base.n_layers, name)
+    pruned = config if options.prune_layer < 0 else replace(config, prune_layer=options.prune_layer)
+    first_msa_layer = pruned.check_layers(base.n_layers, name)
+    layer = first_msa_layer if pruned.prune_layer < 0 else pruned.prune_layer
     if options.gamma > config.gamma:
         raise UserError(f"{name}: gamma must be 1 to {config.gamma} (as trained), not {options.gamma}")
     gamma = options.gamma or config.gamma
     k = 1 if options.mode == "chain" else options.k or 3
-    trained_at = first_msa_layer if config.prune_layer < 0 else config.prune_layer
-    layer = trained_at if options.prune_layer < 0 else options.prune_layer
     if k > base.vocab_size or k**gamma > MOST_NODES:
         raise UserError(f"{name}: k={k} with gamma={gamma} makes a tree of more than {MOST_NODES} nodes")
-    if layer > first_msa_layer:
-        raise UserError(f"{name}: the pruning layer {layer} is above layer {first_msa_layer}, where streams begin")
     n_draft = options.nodes or max(options.n_draft, 0)
     n_keep = options.n_keep or (options.nodes + 1 if options.nodes else 32)
     return Settings(

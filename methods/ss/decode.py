@@ -110,7 +110,7 @@ class SpeculativeStreaming(Decoder):
                 base.require_hidden_eq_embedding(f"{cls.name}[{token}=on]")
         with torch.device("meta"):
             cls.read_streams(folder, shape, base, checkpoint.read_shapes)
-        options, _ = cls.advice_of(folder, config).settle(options, base.device_type, without=cls.not_advised(options))
+        options, _ = cls.advice_of(folder, config).apply(options, base.device_type, without=cls.not_advised(options))
         cls.resolve_options(cls.step_options(options), shape, base)
 
     @classmethod
@@ -122,7 +122,7 @@ class SpeculativeStreaming(Decoder):
         checkpoint.check_base(config, target, cls.name)
         streams = cls.read_streams(folder, shape, target, checkpoint.read_tensors)
         advice = cls.advice_of(folder, config)
-        options, advised = advice.settle(options, target.device_type, without=cls.not_advised(options))
+        options, advised = advice.apply(options, target.device_type, without=cls.not_advised(options))
         decoder = cls(cls.decoded_model(target, folder), options, streams, advice)
         decoder.training_info, decoder.advised = checkpoint.read_training_info(config), advised_kind | advised
         decoder.conditioning.prepare()
@@ -167,7 +167,7 @@ class SpeculativeStreaming(Decoder):
         if bundled is None or stated or not set(CONDITIONING) & set(cls.advisable):
             return options, {}
         others = [name for name in cls.advisable if name not in CONDITIONING]
-        return cls.advice_of(bundled, checkpoint.read_config(bundled)).settle(options, base.device_type, without=others)
+        return cls.advice_of(bundled, checkpoint.read_config(bundled)).apply(options, base.device_type, without=others)
 
     @classmethod
     def advice_of(cls, folder: Path, config: Mapping[str, Any]) -> Advice:
@@ -251,7 +251,7 @@ class SpeculativeStreaming(Decoder):
         return space
 
     def with_options(self, options: Any) -> Self:
-        options, _ = self.advice.settle(options, self.target.device_type, without=self.not_advised(options))
+        options, _ = self.advice.apply(options, self.target.device_type, without=self.not_advised(options))
         other = type(self)(self.target, options, self.streams, self.advice)
         other.conditioning = self.conditioning
         return other
@@ -340,24 +340,24 @@ class SpeculativeStreaming(Decoder):
         x = target.embed(tree.tokens[None], positions[None])
         x = target.run(x, 0, at, cache, mask, rotary)
         keep = self._pruned(tree, x)
-        kept = tree
+        verified = tree
         if keep is not None:
-            kept = tree.gather_nodes(keep)
-            x, positions, visible = x[:, keep], positions[keep], kept.visibility()[0]
+            verified = tree.gather_nodes(keep)
+            x, positions, visible = x[:, keep], positions[keep], verified.visibility()[0]
             if at < self.first_msa_layer:
-                rotary = target.rotary(positions[None], past + kept.topology.deepest)
+                rotary = target.rotary(positions[None], past + verified.topology.deepest)
                 mask = target.block_mask(visible, past)
         x = target.run(x, at, self.first_msa_layer, cache, mask, rotary)
-        m, g = len(kept), self.gamma
+        m, g = len(verified), self.gamma
         rows, all_positions = self._with_streams(x, positions, slice(None))
         attends = self.streams.config.main_attends_streams
         msa_mask = target.block_mask(stream_visibility(visible, g, None, attends), past)
-        longest = past + kept.topology.deepest + g
+        longest = past + verified.topology.deepest + g
         layout = Layout(m, g, self.settings.top_p)
         x = self.streams.run(target, rows, layout, cache, msa_mask, target.rotary(all_positions[None], longest))
         logits, final = self._logits(x, m)
         ranges = [(0, at, range(n) if keep is None else keep), (at, target.n_layers, range(m))]
-        return Output(logits, kept, {FINAL: final}, ranges, x[0, m:].unflatten(0, (m, g)))
+        return Output(logits, verified, {FINAL: final}, ranges, x[0, m:].unflatten(0, (m, g)))
 
     def _logits(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
         """Return logits [1, m, V] and final states [1, m, h] of the first m rows; of few rows, include the streams.
@@ -387,10 +387,10 @@ class SpeculativeStreaming(Decoder):
         exits = self.target.logits(self.target.family.norm(self.streams.early_exit(x[0, inner])))  # [inner, V]
         return prune(tree, parents, exits, s.n_keep, s.threshold)
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         """Keep the streams of the last accepted node, which draft the next tree."""
         assert output.extra is not None
-        last = verdict.path[-1]
+        last = result.path[-1]
         self.next_streams = self.target.family.norm(output.extra[last])
         self._next_logits = None if self._stream_rows is None else self._stream_rows[last]
 

@@ -141,8 +141,8 @@ class RotatedValues:
         cos, sin = angle.cos(), angle.sin()
         rotated = torch.cat((real * cos - imaginary * sin, real * sin + imaginary * cos), -1).to(v.dtype)
         values = torch.cat((v[:, :, : self.mains], torch.cat((rotated, streams[..., 2 * half :]), -1)), 2)
-        kept: tuple[Tensor, Tensor] = self.cache.update(k, values, layer)
-        return kept
+        updated: tuple[Tensor, Tensor] = self.cache.update(k, values, layer)
+        return updated
 
 
 _layout: list[Layout] = []  # innermost `top_p` last

@@ -142,5 +142,5 @@ class SharedAutoregressive(SharedStreaming):
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         return super().forward(state, tree) if self.attending else Decoder.forward(self, state, tree)
 
-    def update(self, state: DecodeState, verdict: Any, output: Output) -> None:
+    def update(self, state: DecodeState, result: Any, output: Output) -> None:
         """Keep no state."""

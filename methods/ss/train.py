@@ -16,7 +16,7 @@ Recomputation keeps only main keys and values of other segments in memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -43,7 +43,7 @@ from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.options import Bounded, option
 from specbench_ss.training.batch import BaseStates, Batch, Documents, additive, run_rows
 from specbench_ss.training.losses import LossKind, LossWarmup, head_loss, head_sums, loss_option, mean_loss
-from specbench_ss.training.trainer import DrafterTrainer
+from specbench_ss.training.trainer import DrafterTrainer, checkpointing_option
 
 SHARED_RANK = 32  # of the 2024 baseline
 LOSSLESS_RANK = 8  # R_s, ACL sec. 2.1
@@ -109,13 +109,7 @@ class StreamsOptions(Bounded):
     segment: Annotated[int, Ge(0)] = option(
         0, "Save memory: number of positions of a row with streams in memory at a time. 0: all."
     )
-    gradient_checkpointing: bool = field(
-        default=False,
-        metadata={
-            "help": "Save memory by recomputing activations in the backward pass.",
-            "flag": "--gradient-checkpointing",
-        },
-    )
+    gradient_checkpointing: bool = checkpointing_option()
 
     def check_together(self) -> None:
         """Raise UserError for options of the other mode."""
@@ -142,29 +136,22 @@ class StreamsOptions(Bounded):
 class StreamTrainer(DrafterTrainer):
     """Base trainer of streams: P_j, the configured adapters, and the pruning map o_theta.
 
-    segment: positions of a row with streams in memory at once; 0 = all (the naive form).
+    segment: positions of a row with streams in memory at once; 0 = all (the naive form). prune_weight: of the pruning
+    map's loss.
     """
 
     name = "ss"
     summary = "speculative streams: adapters in the frozen base, or LoRA and streams together (--mode shared)"
     method = "ss"
     Options = StreamsOptions
+    prune_weight = 0.5
 
-    def __init__(
-        self,
-        target: Target,
-        config: StreamConfig,
-        lr: float,
-        embedding_lr: float,
-        segment: int,
-        prune_weight: float,
-        name: str,
-    ) -> None:
-        self.target, self.shape, self.lr, self.name = target, config, lr, name
+    def __init__(self, target: Target, config: StreamConfig, lr: float, embedding_lr: float, segment: int) -> None:
+        self.target, self.shape, self.lr, self.name = target, config, lr, self.method
         target.require_layer_access(self.method)
         self.first_msa_layer, self.ahead = config.check_layers(target.n_layers), config.gamma
         self.prune_layer = self.first_msa_layer if config.prune_layer < 0 else config.prune_layer
-        self.embedding_lr, self.segment, self.prune_weight = embedding_lr, segment, prune_weight
+        self.embedding_lr, self.segment = embedding_lr, segment
         self.config = {"streams": config.as_dict()}
 
     def stream_groups(self, streams: Streams, lr: float) -> list[dict[str, Any]]:
@@ -211,11 +198,9 @@ class StreamsTrainer(StreamTrainer):
         lr: float = 5e-4,
         embedding_lr: float = 5e-2,
         segment: int = 0,
-        prune_weight: float = 0.5,
-        name: str = "ss",
         loss_kind: LossKind = "ce",
     ) -> None:
-        super().__init__(target, config, lr, embedding_lr, segment, prune_weight, name)
+        super().__init__(target, config, lr, embedding_lr, segment)
         self.aux_hidden_state_layers = tuple(sorted({self.first_msa_layer, self.prune_layer}))
         self.kv_from, self.loss_kind = self.first_msa_layer, loss_kind
         self.module = Streams(config, target.hidden_size)
@@ -242,8 +227,7 @@ class StreamsTrainer(StreamTrainer):
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return stream losses over all segments, plus the pruning map's next-token loss."""
-        g, anchors = self.ahead, batch.anchors
-        labels = anchors.labels[..., 1 : g + 1]
+        g, anchors, labels = self.ahead, batch.anchors, self.labels(batch)
         step = self.segment or labels.shape[1]
         pieces = [slice(i, i + step) for i in range(0, labels.shape[1], step)]
         conditioning = self.module.mask_parents(anchors.labels[..., :g], anchors.at)
@@ -251,7 +235,7 @@ class StreamsTrainer(StreamTrainer):
             self._segment(states, anchors.at[:, piece], labels[:, piece], conditioning[:, piece]) for piece in pieces
         ]
         sums = torch.stack([a for a, _ in parts]).sum(0), torch.stack([b for _, b in parts]).sum(0)
-        total, right = mean_loss(sums, batch.whole.anchors.labels[..., 1 : g + 1], [1.0] * g)
+        total, right = mean_loss(sums, self.labels(batch.whole), [1.0] * g)
         low = states.at(states.hidden_states[self.prune_layer], anchors)
         return total + self.prune_loss(self.target, self.module, low, batch), right
 
@@ -341,16 +325,14 @@ class SharedTrainer(StreamTrainer):
         embedding_lr: float = 5e-2,
         segment: int = 0,
         alpha_j: float = 0.1,
-        prune_weight: float = 0.5,
-        name: str = "ss-shared",
         recompute: bool = False,
         ramp: int = 0,
     ) -> None:
-        super().__init__(target, config, lr, embedding_lr, segment, prune_weight, name)
+        super().__init__(target, config, lr, embedding_lr, segment)
         self.stream_lr, self.alpha_j, self.recompute = stream_lr, alpha_j, recompute
         self.tuned = with_lora(target, config.lora_rank)
         if any(block.window for block in self.tuned.family.blocks):
-            raise UserError(f"{name}: shared mode cannot be trained on layers with a sliding window")
+            raise UserError(f"{self.name}: shared mode cannot be trained on layers with a sliding window")
         self.streams = Streams(config, target.hidden_size)
         self.lora, self.ramp = lora_parameters(self.tuned.model), LossWarmup(ramp)
         self.module = nn.ModuleList([self.streams, nn.ParameterList(self.lora), *([self.ramp] if ramp else [])])
@@ -383,6 +365,10 @@ class SharedTrainer(StreamTrainer):
         pruned = states.at(at_pruning, batch.anchors)
         loss = total + self.prune_loss(self.tuned, self.streams, pruned, batch)
         return loss, right[1:] if g else right
+
+    def count_positions(self, batch: Batch) -> int:
+        """Return the number of positions with streams: those that predict a token of an answer."""
+        return int((batch.labels[..., 0] != -100).sum())
 
     def _lower(self, ids: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:
         """Return states [B, T, h] at layer N - N_s and at the pruning layer, with gradients for the LoRA."""

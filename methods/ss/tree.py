@@ -25,11 +25,11 @@ SHORTLIST = 32  # tokens of a level whose probabilities are corrected by their p
 class FullTree:
     """The Cartesian tree (ACL sec. 2.2): every token of level g under every token of level g - 1.
 
-    shape: 1 + sum_g k^g nodes. slots int64 [nodes - 1]: level * k + rank of each drafted node, into flattened top-k.
+    topology: 1 + sum_g k^g nodes. slots int64 [nodes - 1]: level * k + rank of each drafted node, into flattened top-k.
     path bool [nodes - 1, gamma * k]: slots on the path to each node, itself included.
     """
 
-    shape: TreeTopology
+    topology: TreeTopology
     slots: Tensor
     path: Tensor
     depths: Tensor
@@ -49,10 +49,10 @@ def full_tree(gamma: int, k: int, device: torch.device) -> FullTree:
                 slots.append(g * k + rank)
                 on_path.append(on_path[node] | 1 << (g * k + rank))
         level = following
-    shape = topology_of(tuple(parents))
+    topology = topology_of(tuple(parents))
     path = torch.tensor([[bool(bits >> s & 1) for s in range(gamma * k)] for bits in on_path[1:]], dtype=torch.float32)
-    depths = torch.tensor(shape.depths[1:], dtype=torch.float32)
-    return FullTree(shape, torch.tensor(slots[1:], device=device), path.to(device), depths.to(device))
+    depths = torch.tensor(topology.depths[1:], dtype=torch.float32)
+    return FullTree(topology, torch.tensor(slots[1:], device=device), path.to(device), depths.to(device))
 
 
 def draft_tree(root: Tensor, logits: Tensor, k: int, n_draft: int) -> DraftTree:
@@ -63,7 +63,7 @@ def draft_tree(root: Tensor, logits: Tensor, k: int, n_draft: int) -> DraftTree:
     top = logits.topk(k, dim=-1)
     tree = full_tree(logits.shape[0], k, logits.device)
     tokens = torch.cat((root, top.indices.flatten()[tree.slots]))
-    drafted = DraftTree(tokens, tree.shape)
+    drafted = DraftTree(tokens, tree.topology)
     if not 0 < n_draft < len(tree.slots):
         return drafted
     # in half precision, rounding of the sums exceeds differences between nodes
@@ -81,9 +81,12 @@ def conditioned_tree(root: Tensor, logits: Tensor, corrections: Corrections, k: 
     the mass of other tokens is unchanged. A node has at most k children.
     """
     logits = logits.float()
-    short, whole = logits.topk(min(max(SHORTLIST, k), logits.shape[-1]), dim=-1), logits.logsumexp(-1)
-    firsts = (short.values[0, :k] - whole[0]).clamp(IMPOSSIBLE, 0)
-    listed, below = short.indices, _children(short.values, whole, corrections(short.indices[:-1], short.indices[1:]), k)
+    short, log_z = logits.topk(min(max(SHORTLIST, k), logits.shape[-1]), dim=-1), logits.logsumexp(-1)
+    firsts = (short.values[0, :k] - log_z[0]).clamp(IMPOSSIBLE, 0)
+    listed, below = (
+        short.indices,
+        _children(short.values, log_z, corrections(short.indices[:-1], short.indices[1:]), k),
+    )
     # per level: index in its shortlist, log-probability of the path, parent in the tree
     shortlist_idx, scores = [torch.arange(k, device=root.device)], [firsts]
     parents, start = [torch.zeros_like(shortlist_idx[0])], 1  # start: the last level's first node
@@ -99,14 +102,14 @@ def conditioned_tree(root: Tensor, logits: Tensor, corrections: Corrections, k: 
     return best_nodes(root, tokens, parents, scores, n_draft)
 
 
-def _children(logits: Tensor, whole: Tensor, corrections: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _children(logits: Tensor, log_z: Tensor, corrections: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return log-probabilities [gamma - 1, s, k] of each listed token's k best children, and their list indices.
 
-    logits [gamma, s]: of the listed tokens; whole [gamma]: logsumexp of all logits; corrections [gamma - 1, s, s]: of
+    logits [gamma, s]: of the listed tokens; log_z [gamma]: logsumexp of all logits; corrections [gamma - 1, s, s]: of
     the next level's listed tokens by the tokens of a level.
     """
-    share = (logits.logsumexp(-1) - whole).exp()  # [gamma], of the shortlist
-    rest = whole + torch.log1p(-share.clamp_max(1 - 1e-6))  # log of the mass beyond
+    share = (logits.logsumexp(-1) - log_z).exp()  # [gamma], of the shortlist
+    rest = log_z + torch.log1p(-share.clamp_max(1 - 1e-6))  # log of the mass beyond
     corrected = logits[1:, None] + corrections.float()
     top = corrected.topk(k, dim=-1)
     norm = torch.logaddexp(corrected.logsumexp(-1), rest[1:, None])
@@ -157,5 +160,5 @@ def prune(tree: DraftTree, parents: Tensor, exit_logits: Tensor, n_keep: int, th
         rejected = (log_p < math.log(threshold)).float()
         score = score.masked_fill(paths @ rejected > 0, -torch.inf)  # the node or an ancestor is below the threshold
     best = score.topk(keep)
-    kept = best.indices if threshold == 0 else best.indices[best.values > -torch.inf]
-    return with_root(kept.sort().values)
+    nodes = best.indices if threshold == 0 else best.indices[best.values > -torch.inf]
+    return with_root(nodes.sort().values)

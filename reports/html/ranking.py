@@ -11,7 +11,7 @@ from specbench_ss.reports.charts import ratio_axis
 from specbench_ss.reports.html.page_parts import Cell, Column, Table, View, plain
 from specbench_ss.reports.palette import Style
 from specbench_ss.results import ranking as run_ranking
-from specbench_ss.results.analysis import Budget
+from specbench_ss.results.analysis import Budget, trained_tokens
 from specbench_ss.results.checks import baseline_noise, often_noisy
 from specbench_ss.results.ranking import RankRange
 from specbench_ss.results.summary import SummaryRow
@@ -205,7 +205,7 @@ def budgets_table(view: View, found: Sequence[Budget]) -> Table:
         Column("draft nodes per step", "drafted", "Nodes of the draft tree, root not counted, mean over all steps", 1),
         Column("verified per step", "verified", "Nodes that are left after pruning", 1),
         Column("trained parameters", _of("parameters"), "Of the drafter", 0),
-        Column("training tokens", _of("tokens"), "Prompts included, repeats counted", 0),
+        Column("training tokens", _tokens, "Prompts included, repeats counted; ≤: padding is counted too"),
         Column("training steps", _of("steps"), digits=0),
         Column("peak learning rate", _rate),
         Column("training text", lambda one: _text(one.training_info), "Training data, or the datastore", numeric=False),
@@ -221,6 +221,11 @@ def budgets_table(view: View, found: Sequence[Budget]) -> Table:
 
 def _of(name: str) -> Callable[[Budget], Any]:
     return lambda budget: (budget.training_info or {}).get(name)
+
+
+def _tokens(budget: Budget) -> Cell:
+    tokens, bound = trained_tokens(budget.training_info or {})
+    return plain(MISSING) if tokens is None else Cell(f"{'≤ ' if bound else ''}{tokens:,}", tokens)
 
 
 def _rate(budget: Budget) -> Cell:

@@ -35,7 +35,7 @@ def asked_run(options: RunOptions) -> tuple[RunConfig, OutputOptions, Access | N
     if options.resume and options.out is None:
         raise UserError("--resume requires --out, the directory of the unfinished run")
     config = run_config(options)
-    where = OutputOptions(
+    output = OutputOptions(
         default_out(config, datetime.now()) if options.out is None else expanded(options.out),
         options.resume,
         optional_methods(options.methods or "", config.methods),
@@ -44,7 +44,7 @@ def asked_run(options: RunOptions) -> tuple[RunConfig, OutputOptions, Access | N
         stopping_rule_of(options),
         workers_of(options),
     )
-    return config, where, access_of(options) if options.mode == SERVER else None
+    return config, output, access_of(options) if options.mode == SERVER else None
 
 
 MODEL = "served"  # model name in configurations of server runs

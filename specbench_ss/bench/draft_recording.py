@@ -68,14 +68,14 @@ class Recorder(DecoderWrapper):
 
     def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:
         """Delegate to the wrapped decoder and record the accepted tokens."""
-        verdict = self.inner.accept(state, tree, output)
+        result = self.inner.accept(state, tree, output)
         if len(self.steps) < MOST_STEPS and self._drafted is not None:
-            self.steps.append(draft_step(self.target, self._drafted, tree, output.logits[0], verdict, state.sampling))
-        return verdict
+            self.steps.append(draft_step(self.target, self._drafted, tree, output.logits[0], result, state.sampling))
+        return result
 
 
 def draft_step(
-    target: Any, drafted: DraftTree, kept: DraftTree, logits: Tensor, verdict: VerifyResult, sampling: SamplingParams
+    target: Any, drafted: DraftTree, kept: DraftTree, logits: Tensor, result: VerifyResult, sampling: SamplingParams
 ) -> DraftStep:
     """Return the record of a step. logits [n, V]: of the n nodes of `kept`, the pruned tree of `drafted`."""
     tokens, parents = drafted.tokens.tolist(), list(drafted.topology.parents)
@@ -87,9 +87,9 @@ def draft_step(
         tokens,
         parents,
         [_text(target, token) for token in tokens],
-        path=[index[node] for node in verdict.path],
-        next=int(verdict.next_token),
-        next_text=_text(target, int(verdict.next_token)),
+        path=[index[node] for node in result.path],
+        next=int(result.next_token),
+        next_text=_text(target, int(result.next_token)),
         pruned=sorted(set(range(len(tokens))) - set(index)),
         p=p,
         q=_draft_probs(drafted),

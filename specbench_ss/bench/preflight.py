@@ -211,17 +211,17 @@ class Plan:
 
 
 def check(
-    config: RunConfig, where: OutputOptions, loaded: Target | None = None, note: Callable[[str], None] = lambda _: None
+    config: RunConfig, output: OutputOptions, loaded: Target | None = None, note: Callable[[str], None] = lambda _: None
 ) -> Plan:
     """Check a run without writing files: cheap checks first, the model before the questions. Raise UserError.
 
     note: called at once with notes for the user, also if a later check fails.
     """
-    if where.resume and (where.out / MANIFEST).is_file():  # before missing methods of plugin files are reported
-        check_same_plugins(where.out, read_manifest(where.out)["config"], config.as_dict())
+    if output.resume and (output.out / MANIFEST).is_file():  # before missing methods of plugin files are reported
+        check_same_plugins(output.out, read_manifest(output.out)["config"], config.as_dict())
     if loaded is None:
         check_divided(config.model, config.device, config.engine, config.quantize)
-    config, notes = drop_unsupported(config, where.optional, loaded)
+    config, notes = drop_unsupported(config, output.optional, loaded)
     for text in notes:
         note(text)
     config = with_references(config)
@@ -232,11 +232,11 @@ def check(
     if loaded is None:
         check_engine(config.engine, device)
         check_quantize(config.quantize, device, config.dtype)
-    if check_out(where):
-        begun = read_run(where.out).manifest
-        check_same_config(where.out, begun["config"], config.as_dict())
-    elif where.resume:
-        note(f"nothing to resume in {where.out}; starting the run")
+    if check_out(output):
+        begun = read_run(output.out).manifest
+        check_same_config(output.out, begun["config"], config.as_dict())
+    elif output.resume:
+        note(f"nothing to resume in {output.out}; starting the run")
     if loaded is None:
         check_model(config.model)
     info = check_methods(config, loaded)

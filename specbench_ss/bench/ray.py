@@ -46,6 +46,7 @@ class ShardResult:
     question_id: str = ""  # the finished question
     machine: str = ""  # of a worker that has just started: Ray's name of its machine
     manifest: dict[str, Any] = field(default_factory=dict)  # of a worker that has just started
+    token_s: dict[str, float] = field(default_factory=dict)  # of a warm-up: method -> seconds per token
 
     def commit(self, store: RunStore) -> list[str]:
         """Store the results: optional lines, then samples, then verdicts, as in a local run.
@@ -111,11 +112,11 @@ class MemoryStore(RunCallbacks):
 class Job:
     """Inputs of every worker of a run; their paths must be valid on all machines.
 
-    where: with the run directory, for messages; workers do not write to it. command: for the manifest.
+    output: with the run directory, for messages; workers do not write to it. command: for the manifest.
     """
 
     plan: Plan
-    where: OutputOptions
+    output: OutputOptions
     command: tuple[str, ...]
 
 
@@ -162,17 +163,17 @@ class Worker:
 
     def start(self, job: Job) -> ShardResult:
         """Load and warm up. Raise UserError as the loaders do."""
-        plan, where = job.plan, job.where
+        plan, output = job.plan, job.output
         for file in plan.config.plugin:
             if load_plugin(Path(file.file)).sha256 != file.sha256:
                 raise UserError(f"plugin {file.file} is a different file on a worker")
-        if where.timeout is not None:
+        if output.timeout is not None:
             check_thread()
         loaded = self._loaded = load(plan)
         manifest = loaded.manifest(plan, job.command)
-        store = self._store = MemoryStore(where.out, manifest)
+        store = self._store = MemoryStore(output.out, manifest)
         session = self._session = LocalSession(
-            plan.config, loaded.target, plan.suite, plan.data, loaded.decoders, store, store, where
+            plan.config, loaded.target, plan.suite, plan.data, loaded.decoders, store, store, output
         )
         for note in preset_notes(plan.config, loaded.target, plan.data, loaded.decoders):
             store.keep_warning(note)
@@ -182,6 +183,7 @@ class Worker:
         if plan.config.warmup:
             session.warm_up()
         store.result.machine, store.result.manifest = self.machine(), manifest
+        store.result.token_s = session.token_s
         return store.take_result()
 
     def machine(self) -> str:
@@ -288,7 +290,7 @@ class RayPool:
     """Workers of one run. Ray retries a lost process, with `LOSSES` attempts in all."""
 
     def __init__(self, ray: Any, job: Job, count: int, cpus: int, gpus: int) -> None:
-        self._ray = ray
+        self._ray, self.count = ray, count
         kind = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=LOSSES - 1)(Worker)
         self._job = ray.put(job)
         self._workers = [kind.remote() for _ in range(count)]
@@ -360,12 +362,12 @@ class ShardedRun(RunLoop):
         begun: ShardResult,
         run_dir: RunDir,
         events: RunCallbacks,
-        where: OutputOptions,
+        output: OutputOptions,
         pool: RayPool,
     ) -> None:
         labels = [method["label"] for method in begun.manifest["methods"]]
-        super().__init__(config, data, labels, run_dir, events, where.goal)
-        self.pool, self.begun, self.recording = pool, begun, where.recording
+        super().__init__(config, data, labels, run_dir, events, output.goal)
+        self.pool, self.begun, self.recording = pool, begun, output.recording
         self._workers: list[dict[str, Any]] = []
         self._before = deepcopy(run_dir.manifest) if run_dir.rows else None  # of earlier sessions
 
@@ -379,6 +381,10 @@ class ShardedRun(RunLoop):
 
     def notes(self) -> None:
         self._take(self.begun)
+
+    def warm_up(self) -> None:
+        """Take the times of the first worker, which has warmed up; the workers share the samples."""
+        self.token_s = {label: seconds / self.pool.count for label, seconds in self.begun.token_s.items()}
 
     def run_pending(self, samples: Sequence[Sample]) -> None:
         missing = list(shards(samples, self.run_dir, self.baseline, self.recording.record_drafts, self.config.seed))
@@ -442,23 +448,23 @@ class PreparedRun(run_loop.PreparedRun):
     model: dict[str, Any]
 
 
-def measure(plan: Plan, where: OutputOptions, command: Sequence[str], watch: Watch = unwatched) -> Results:
-    """Run or continue the checked run with where.workers. command: as for `runner.measure`.
+def measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: Watch = unwatched) -> Results:
+    """Run or continue the checked run with output.workers. command: as for `runner.measure`.
 
     Raise UserError as loading does, and if workers are lost repeatedly.
     """
-    assert where.workers is not None
+    assert output.workers is not None
     config, data = plan.config, plan.data
     with ExitStack() as stack:
-        out = replace(where, out=where.out.absolute(), goal=None, workers=None)
+        out = replace(output, out=output.out.absolute(), goal=None, workers=None)
         job = Job(replace(plan, options={}, loaded=None), out, tuple(command))
-        pool = stack.enter_context(ray_pool(job, where.workers))
+        pool = stack.enter_context(ray_pool(job, output.workers))
         begun = pool.start()
         labels = tuple(method["label"] for method in begun.manifest["methods"])
-        run_dir = stack.enter_context(RunDir.open(where, begun.manifest, data.questions))
+        run_dir = stack.enter_context(RunDir.open(output, begun.manifest, data.questions))
         events = stack.enter_context(
             watch(PreparedRun(plan=plan, run_dir=run_dir, labels=labels, model=begun.manifest["model"]))
         )
-        run_dir.update(recording=where.recording.as_dict())
-        ShardedRun(config, data, begun, run_dir, events, where, pool).run()
+        run_dir.update(recording=output.recording.as_dict())
+        ShardedRun(config, data, begun, run_dir, events, output, pool).run()
         return finished(run_dir, events)

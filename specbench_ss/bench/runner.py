@@ -73,19 +73,19 @@ def run(
     decoders: dict[str, Decoder],
     run_dir: RunDir,
     events: RunCallbacks,
-    where: OutputOptions,
+    output: OutputOptions,
     decode: Decode = decode_once,
 ) -> None:
     """Make every sample that is not yet committed and compare its output, question by question.
 
-    where: recordings, timeout and stopping rule; `run_dir` is its open folder. A method that fails leaves a failed
+    output: recordings, timeout and stopping rule; `run_dir` is its open folder. A method that fails leaves a failed
     record and the run continues; a broken device ends it. After an exception, KeyboardInterrupt included, the
     directory stays resumable, with the reason in its status.
     """
     check_ids(suite_data)
-    if where.timeout is not None:
+    if output.timeout is not None:
         check_thread()
-    session = LocalSession(config, target, suite, suite_data, decoders, run_dir, events, where, decode)
+    session = LocalSession(config, target, suite, suite_data, decoders, run_dir, events, output, decode)
     with contextlib.closing(session.machine):
         session.run()
 
@@ -102,17 +102,17 @@ class LocalSession(Session):
         decoders: dict[str, Decoder],
         run_dir: RunStore,
         events: RunCallbacks,
-        where: OutputOptions,
+        output: OutputOptions,
         decode: Decode = decode_once,
     ) -> None:
-        super().__init__(config, data, list(decoders), run_dir, events, where.goal)
+        super().__init__(config, data, list(decoders), run_dir, events, output.goal)
         self.suite = suite
-        self.target, self.decoders, self.recording = target, decoders, where.recording
+        self.target, self.decoders, self.recording = target, decoders, output.recording
         self.references = references(decoders)
         # read once, outside of requests: an attribute of a plugin may be a call
         self.targets = {label: decoder.target for label, decoder in decoders.items()}
         self.stateful = {label: bool(decoder.stateful) for label, decoder in decoders.items()}
-        self.answering = RequestRunner(decode, target, where.timeout, run_dir.path)
+        self.answering = RequestRunner(decode, target, output.timeout, run_dir.path)
         self.limits = limits(target, config.max_new_tokens or data.max_new_tokens, config.stop)
         self._offers: dict[Key, Sequence[Offer]] = {}  # of sampled outputs that are not tested yet
         # last, for it has a thread
@@ -184,8 +184,8 @@ class LocalSession(Session):
                 row, steps = self._decode_once(replace(blank, n_reruns=(row.n_reruns or 0) + 1), sample)
             except (Exception, SystemExit) as e:
                 check_device(*self.target.layer_devices)
-                where = f"{row.method} on {row.question_id} turn {row.turn + 1}"
-                self.events.on_warning(f"{where} was noisy, and its re-run failed: {error_text(e)}")
+                label = f"{row.method} on {row.question_id} turn {row.turn + 1}"
+                self.events.on_warning(f"{label} was noisy, and its re-run failed: {error_text(e)}")
                 break
         return row, steps
 
@@ -390,17 +390,17 @@ class PreparedRun(run_loop.PreparedRun):
     labels: tuple[str, ...]
 
 
-def measure(plan: Plan, where: OutputOptions, command: Sequence[str], watch: Watch = unwatched) -> Results:
+def measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: Watch = unwatched) -> Results:
     """Make or resume the run of a checked plan. command: the command line, for the manifest.
 
     watch: returns the callbacks once the run may start. Raises UserError as the loaders do.
     """
     given = plan.loaded if plan.config.concurrency else None  # a model by name is then loaded with engine eager
     with nullcontext() if given is None else graphs_disabled(given):
-        return _measure(plan, where, command, watch)
+        return _measure(plan, output, command, watch)
 
 
-def _measure(plan: Plan, where: OutputOptions, command: Sequence[str], watch: Watch) -> Results:
+def _measure(plan: Plan, output: OutputOptions, command: Sequence[str], watch: Watch) -> Results:
     config, data = plan.config, plan.data
     loaded = load(plan)
     target, decoders = loaded.target, loaded.decoders
@@ -408,12 +408,12 @@ def _measure(plan: Plan, where: OutputOptions, command: Sequence[str], watch: Wa
         _check_batches(decoders)
     notes = tuple(preset_notes(config, target, data, decoders))
     with (
-        RunDir.open(where, loaded.manifest(plan, command), data.questions) as run_dir,
+        RunDir.open(output, loaded.manifest(plan, command), data.questions) as run_dir,
         watch(PreparedRun(plan=plan, run_dir=run_dir, notes=notes, target=target, labels=tuple(decoders))) as events,
     ):
-        run_dir.update(recording=where.recording.as_dict())
+        run_dir.update(recording=output.recording.as_dict())
         try:
-            run(config, target, plan.suite, data, decoders, run_dir, events, where)
+            run(config, target, plan.suite, data, decoders, run_dir, events, output)
         finally:  # after an interruption too: its samples stay
             with contextlib.suppress(RuntimeError):  # of a broken device
                 if off := loaded.changed():

@@ -377,7 +377,7 @@ class Server:
         self.label, self.url, self.clock, self.timeout_s = label, url.rstrip("/"), clock, timeout_s
         self.shown_url, self.model, self.usage = without_user(self.url), "", True
         self.engine = ""  # as `server_counts.ENGINES` names it; empty: unknown
-        self.fields: Mapping[str, Any] = {}  # of every request, beside the decoding parameters
+        self.fields: Mapping[str, Any] = {}  # of every request, in addition to the decoding parameters
         self.listed = 200  # status of the first request for its models
         self.no_counters = "" if find_spec("prometheus_client") else NEEDS  # reason why its counters are not read
         self._secrets = [secret for secret in (key, urlsplit(url).password) if secret]

@@ -174,8 +174,8 @@ def last_line(log: Path, began: int = 0) -> str:
         file.seek(began)
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()[-LAST_LINES:]]
     errors = [found.group() for line in lines if (found := ERROR.search(line)) and "`" not in found.group()[:40]]
-    told = errors[:1] or [line for line in lines if line][-1:]
-    return told[0][:300] if told else "it printed nothing"
+    shown = errors[:1] or [line for line in lines if line][-1:]
+    return shown[0][:300] if shown else "it printed nothing"
 
 
 def start(endpoint: Endpoint, port: int, ready_s: float, log: Path) -> Process:

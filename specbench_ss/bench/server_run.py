@@ -273,7 +273,6 @@ def _started_entry(endpoint: Endpoint, baseline: str) -> dict[str, Any]:
 
 
 Messages = list[dict[str, str]]
-ServerRequest = tuple[SampleRecord, Messages]
 
 
 class ServedConcurrencySweep(ConcurrencySweep[Messages]):
@@ -384,11 +383,11 @@ class ServedSession(Session):
         fleet: Fleet,
         run_dir: RunDir,
         events: RunCallbacks,
-        where: OutputOptions,
+        output: OutputOptions,
     ) -> None:
-        super().__init__(config, data, [one.label for one in config.endpoints], run_dir, events, where.goal)
+        super().__init__(config, data, [one.label for one in config.endpoints], run_dir, events, output.goal)
         self.suite = suite
-        self.fleet, self.timeout = fleet, where.timeout
+        self.fleet, self.timeout = fleet, output.timeout
         self._failed: Counter[str] = Counter()
         self._proved: Counter[str] = Counter()  # sampled tokens that were compared
 
@@ -487,7 +486,8 @@ class ServedSession(Session):
         parameters = self.settings(self.config.seed)
         parameters["max_tokens"] = min(max_new_tokens, parameters["max_tokens"])
         answer = self.fleet.get(label).ask(messages, parameters, self.timeout)
-        return answer.wall_s / answer.tokens
+        self.token_s[label] = answer.wall_s / answer.tokens
+        return self.token_s[label]
 
     def run_sample(self, blank: SampleRecord, sample: Sample) -> tuple[SampleRecord, list[Step]]:
         server, messages = self.fleet.get(sample.method), sample.question.messages(self.history(sample))
@@ -569,11 +569,11 @@ class PreparedRun(run_loop.PreparedRun):
     found: Sequence[ProbedServer]
 
 
-def check(config: RunConfig, where: OutputOptions) -> Plan:
+def check(config: RunConfig, output: OutputOptions) -> Plan:
     """Check a run without contacting servers or writing files. Raise UserError."""
     suite = registry.load_suite(config.suite)
-    if check_out(where):
-        check_same_config(where.out, read_run(where.out).manifest["config"], config.as_dict())
+    if check_out(output):
+        check_same_config(output.out, read_run(output.out).manifest["config"], config.as_dict())
     data = suite.load(SuiteRequest(config.categories, config.limit, None if config.data is None else Path(config.data)))
     check_ids(data)
     check_texts(data)
@@ -584,7 +584,7 @@ def check(config: RunConfig, where: OutputOptions) -> Plan:
 
 
 def measure(
-    plan: Plan, where: OutputOptions, access: Access, command: Sequence[str], watch: Watch = unwatched
+    plan: Plan, output: OutputOptions, access: Access, command: Sequence[str], watch: Watch = unwatched
 ) -> Results:
     """Run or continue the checked run. command: the command line, for the manifest.
 

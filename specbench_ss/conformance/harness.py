@@ -132,9 +132,9 @@ class Watched(DecoderWrapper):
         self.steps[-1].verdict = verdict
         return verdict
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         _of(state).decided = state.position
-        self.inner.update(state, verdict, output)
+        self.inner.update(state, result, output)
 
 
 def forced_path(ids: Sequence[int], tree: DraftTree, output: Output) -> VerifyResult:

@@ -63,7 +63,7 @@ class ModelParts:
     norm: Callable[[Tensor], Tensor]
     head: Any  # nn.Linear or `generic_model.HfHead`
     rotary: nn.Module | None
-    whole: GenericModel | None = None
+    generic: GenericModel | None = None
 
     def modules(self) -> list[nn.Module]:
         """Return one module of each block."""
@@ -205,14 +205,14 @@ def family_of(model: Any) -> ModelParts:
 def _generic(model: Any) -> ModelParts:
     try:
         with without_warnings():
-            whole = GenericModel(model, windows_of(model.config))
+            generic = GenericModel(model, windows_of(model.config))
     except UserError as error:
         raise unsupported_architecture(model.config, str(error)) from error
     except Exception as error:  # from an architecture's own code
         raise unsupported_architecture(
             model.config, f"tracing its layers raises {type(error).__name__}: {first_line(error)}"
         ) from error
-    return ModelParts(whole.layers, whole.embed, whole.norm, whole.head, None, whole)
+    return ModelParts(generic.layers, generic.embed, generic.norm, generic.head, None, generic)
 
 
 def rotary_table(rotary: nn.Module, length: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -70,8 +70,8 @@ def run_concurrently(jobs: Iterable[Job], max_concurrency: int) -> Iterator[tupl
     running: dict[_RequestStack, int] = {}
     waiting: dict[_RequestStack, Waiting] = {}
 
-    def resume(job: _RequestStack, switch: Callable[..., Any], *given: Any) -> Iterator[tuple[int, Any]]:
-        result = switch(*given)
+    def resume(job: _RequestStack, switch: Callable[..., Any], *values: Any) -> Iterator[tuple[int, Any]]:
+        result = switch(*values)
         if job.dead:
             yield running.pop(job), result
         else:

@@ -291,15 +291,15 @@ class RopeCache:
     """
 
     def __init__(self) -> None:
-        self.given: tuple[Tensor, Tensor] | None = None
+        self.rotary: tuple[Tensor, Tensor] | None = None
         self.tables: tuple[Tensor, Tensor] | None = None
 
     def of(self, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return them for cos, sin [B, q, head_dim]."""
-        if self.tables is None or self.given is not rotary:
+        if self.tables is None or self.rotary is not rotary:
             cos, sin = rotary
             first, second = sin.chunk(2, -1)
-            self.given, self.tables = rotary, (cos[:, :, None], torch.cat((-first, second), -1)[:, :, None])
+            self.rotary, self.tables = rotary, (cos[:, :, None], torch.cat((-first, second), -1)[:, :, None])
         return self.tables
 
 
@@ -499,13 +499,13 @@ def _head_norm(attention: Any, heads: int, kv_heads: int) -> tuple[Norm | None, 
 def _concatenated(modules: Sequence[nn.Linear], name: str) -> Tensor:
     """Concatenate a parameter of these modules into one tensor; each module then has a view of it."""
     parts: list[Tensor] = [getattr(m, name).data for m in modules]
-    whole = _adjacent(parts)
-    if whole is None:
-        whole, at = torch.cat(parts), 0
+    joined = _adjacent(parts)
+    if joined is None:
+        joined, at = torch.cat(parts), 0
         for module, part in zip(modules, parts, strict=True):
-            getattr(module, name).data = whole[at : at + len(part)]
+            getattr(module, name).data = joined[at : at + len(part)]
             at += len(part)
-    return whole
+    return joined
 
 
 def _adjacent(parts: Sequence[Tensor]) -> Tensor | None:

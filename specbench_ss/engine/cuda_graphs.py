@@ -234,7 +234,7 @@ class CudaGraphRunner:
         self.replay, self.widths = replay, widths
         self.counts = Counter[str]()  # captures made and tried
         self.fallbacks = Counter[str]()
-        self.kept: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
+        self.graphs: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
         self.memories: WeakKeyDictionary[Cache, Memory] = WeakKeyDictionary()  # of each cache at its last pass
         self.failed_captures: dict[Hashable, str] = {}  # (name, rows or shapes) -> reason
 
@@ -261,7 +261,7 @@ class CudaGraphRunner:
     def evict(self, cache: Cache | None = None) -> None:
         """Evict the graphs over this cache's memory, or all graphs."""
         if cache is None:
-            self.kept.clear()
+            self.graphs.clear()
             self.memories.clear()
         else:
             self.memories.pop(cache, None)
@@ -270,9 +270,9 @@ class CudaGraphRunner:
     def _evict_dead(self) -> None:
         """Evict graphs over memory of no live cache, and those of deleted drafters."""
         live = {id(keys) for keys, _ in self.memories.values()}
-        for key, kept in list(self.kept.items()):
-            if is_gone(key) or (kept.memory is not None and id(kept.memory[0]) not in live):
-                self.kept.pop(key, None)
+        for key, graph in list(self.graphs.items()):
+            if is_gone(key) or (graph.memory is not None and id(graph.memory[0]) not in live):
+                self.graphs.pop(key, None)
         for kind in [kind for kind in self.failed_captures if is_gone(kind)]:
             del self.failed_captures[kind]
 
@@ -356,7 +356,7 @@ class CudaGraphRunner:
         try:
             if kind in self.failed_captures:
                 raise GraphCaptureError(self.failed_captures[kind])
-            if key not in self.kept or not self.kept[key].checked:
+            if key not in self.graphs or not self.graphs[key].checked:
                 with _capture_errors():
                     outputs = self._capture_or_check(key, make_inputs(), values, past)
                 if outputs is not None:
@@ -364,11 +364,11 @@ class CudaGraphRunner:
         except GraphCaptureError as error:
             self.failed_captures[kind] = str(error)
             self.fallbacks[str(error)] += 1
-            self.kept.pop(key, None)
+            self.graphs.pop(key, None)
             return None
-        self.kept.move_to_end(key)
-        self.kept[key].buffers.fill(*values)
-        return self.kept[key].replayed()
+        self.graphs.move_to_end(key)
+        self.graphs[key].buffers.fill(*values)
+        return self.graphs[key].replayed()
 
     def _capture_or_check(
         self, key: Hashable, inputs: GraphInputs, values: Sequence[Any], past: int | None
@@ -377,23 +377,23 @@ class CudaGraphRunner:
 
         Raises GraphCaptureError and torch's errors.
         """
-        new = key not in self.kept
+        new = key not in self.graphs
         if new:  # buffers still hold other values, which detects baked-in inputs
             self.counts["tried"] += 1
             rows = inputs.cache_rows
             memory = None if rows is None else (rows.cache.keys, rows.cache.values)
-            self.kept[key] = CapturedGraph(inputs.buffers, self.replay(inputs.run_pass), memory, past)
+            self.graphs[key] = CapturedGraph(inputs.buffers, self.replay(inputs.run_pass), memory, past)
             self.counts["made"] += 1
-            while len(self.kept) > MAX_GRAPHS:
-                self.kept.popitem(last=False)
+            while len(self.graphs) > MAX_GRAPHS:
+                self.graphs.popitem(last=False)
         inputs.buffers.fill(*values)
-        kept = self.kept[key]
-        if past is not None and past == kept.past:
+        graph = self.graphs[key]
+        if past is not None and past == graph.past:
             return inputs.run_pass()
         self.counts["tried"] += not new
-        kept.buffers.fill(*values)
-        kept.checked = any(_check_replay(kept.replayed, inputs, values[0]) for _ in range(CHECK_TRIES))
-        if not kept.checked:
+        graph.buffers.fill(*values)
+        graph.checked = any(_check_replay(graph.replayed, inputs, values[0]) for _ in range(CHECK_TRIES))
+        if not graph.checked:
             raise GraphCaptureError(SOMETHING_ELSE)
         return None
 

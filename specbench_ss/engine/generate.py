@@ -144,8 +144,8 @@ class DecodeSession:
         clock.mark()
         output = self._forward(state, tree)
         clock.mark()
-        kept = output.tree or tree
-        result = self.decoder.accept(state, kept, output)
+        verified = output.tree or tree
+        result = self.decoder.accept(state, verified, output)
         self._check_result(len(tree), result, state.ids[-1])
         self._record_max_logits(result, output)
         new, self.finish = self.stop_checker.cut(state.ids[state.prompt_tokens :], result.tokens)
@@ -159,8 +159,8 @@ class DecodeSession:
         parts = (draft + update, forward, accept)
         host = max(0.0, total - sum(parts))
         if not self.sampling.greedy:
-            self.candidates.append(candidates(kept, result.path[:new]))
-        return Step(len(tree) - 1, len(kept) - 1, tree.topology.depth, result.accepted, new, *parts, host, total)
+            self.candidates.append(candidates(verified, result.path[:new]))
+        return Step(len(tree) - 1, len(verified) - 1, tree.topology.depth, result.accepted, new, *parts, host, total)
 
     def propose(self, state: DecodeState) -> DraftTree:
         """Return the method's draft. Raises TypeError unless it is a DraftTree with tokens [n]."""
@@ -196,10 +196,10 @@ class DecodeSession:
             raise TypeError(
                 f"{name}: accept returned {_type_name(result)}; return a VerifyResult whose path begins with node 0"
             )
-        kept = len(result.tokens)
-        if not kept:
+        n_tokens = len(result.tokens)
+        if not n_tokens:
             raise ValueError(f"{name}: accept returned no token; return the accepted ones and the next one")
-        if self.one_token and max(nodes, kept) > 1:
+        if self.one_token and max(nodes, n_tokens) > 1:
             raise ValueError(f"{name} sets autoregressive and drafts tokens; draft nothing, or do not set it")
         if result.root not in (None, root):
             raise ValueError(f"propose returned a tree under token {result.root}, not state.root, {root}")
@@ -224,17 +224,17 @@ class DecodeSession:
             return tree
         return tree.subtree([i for i, d in enumerate(tree.topology.depths) if d <= room])
 
-    def _commit(self, state: DecodeState, result: VerifyResult, output: Output, kept: int) -> None:
+    def _commit(self, state: DecodeState, result: VerifyResult, output: Output, n_tokens: int) -> None:
         """Commit tokens, root, hidden states and KV cache of the accepted path."""
         path, start = result.path, state.position
         ranges = output.rows or [(0, self.target.n_layers, range(len(output.logits[0])))]
         for lo, hi, offsets in ranges:
             self.cache.compact(start, gather_offsets(offsets, path), lo, hi)
-        state.ids = state.ids + result.tokens[:kept]
+        state.ids = state.ids + result.tokens[:n_tokens]
         state.root = result.next_token
         node = path[-1]
         state.hidden_states = {layer: t[:, node : node + 1] for layer, t in output.hidden_states.items()}
-        self.tokens_past_stop += len(result.tokens) - kept
+        self.tokens_past_stop += len(result.tokens) - n_tokens
 
 
 class DraftProbe(DecodeSession):

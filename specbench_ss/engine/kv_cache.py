@@ -194,27 +194,27 @@ def _fits(rows: Tensor, shapes: Sequence[tuple[int, ...]], joined: Tensor) -> bo
 
 
 class PrefixCache:
-    """Cache of training streams: appends new rows to given main keys and values.
+    """Cache of training streams: appends new rows to main keys and values, the prefix.
 
     Out of place, so that gradients flow through the new rows. mains: number of new rows that are main rows; they and
-    the given ones are stored in `kept`. A layer without given rows has None.
+    the prefix are stored in `kept`. A layer without a prefix has None.
     """
 
     is_compileable = False
 
-    def __init__(self, given: Mapping[int, tuple[Tensor, Tensor] | None], mains: int = 0) -> None:
-        self.given, self.mains = given, mains
+    def __init__(self, prefix: Mapping[int, tuple[Tensor, Tensor] | None], mains: int = 0) -> None:
+        self.prefix, self.mains = prefix, mains
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def get_seq_length(self, layer: int = 0) -> int:
-        """Return the number of given rows of the layer."""
-        given = self.given.get(layer)
-        return 0 if given is None else given[0].shape[2]
+        """Return the number of prefix rows of the layer."""
+        prefix = self.prefix.get(layer)
+        return 0 if prefix is None else prefix[0].shape[2]
 
     def update(self, k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append k, v [B, kv_heads, q, head_dim] to the given rows of the layer."""
-        given = self.given[layer]
-        keys, values = (k, v) if given is None else (torch.cat((given[0], k), 2), torch.cat((given[1], v), 2))
+        """Append k, v [B, kv_heads, q, head_dim] to the prefix rows of the layer."""
+        prefix = self.prefix[layer]
+        keys, values = (k, v) if prefix is None else (torch.cat((prefix[0], k), 2), torch.cat((prefix[1], v), 2))
         if self.mains:
             end = keys.shape[2] - k.shape[2] + self.mains
             self.kept[layer] = keys[:, :, :end], values[:, :, :end]

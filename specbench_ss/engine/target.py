@@ -127,7 +127,7 @@ class Target(ModelInfo):
 
     def _finalize(self) -> None:
         """Use fused layers and a prepacked LM head where supported, and describe them in `kernel_summary`."""
-        head, layer_access = self.family.head, self.family.whole is None
+        head, layer_access = self.family.head, self.family.generic is None
         if layer_access:
             self.family.blocks = fused_blocks(self.family, self.prepack, self.device)
         linear = layer_access or type(head) is torch.nn.Linear
@@ -140,7 +140,7 @@ class Target(ModelInfo):
 
     def _attention(self, attention: str | None) -> str:
         """Return the attention implementation; a model without layer access is first checked against HF."""
-        if self.family.whole is None:
+        if self.family.generic is None:
             return NAME
         if attention is None:
             base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
@@ -259,8 +259,8 @@ class Target(ModelInfo):
 
         With layer access: cos, sin [1 or B, q, head_dim]. Methods pass them on unchanged.
         """
-        if self.family.whole is not None:
-            return self.family.whole.arguments(positions)
+        if self.family.generic is not None:
+            return self.family.generic.arguments(positions)
         if self.family.rotary is None:
             return None
         assert self._rotary is not None

@@ -107,8 +107,8 @@ class DeviceTopology:
 
     def set_host_values(self, numbers: Sequence[float]) -> None:
         """Store the values of `pending_values` on the host."""
-        whole, n = [int(x) for x in numbers], len(self.parent_idx)
-        self._host, self._host_tags = topology_of((-1, *whole[1:n])), whole[n:]
+        values, n = [int(x) for x in numbers], len(self.parent_idx)
+        self._host, self._host_tags = topology_of((-1, *values[1:n])), values[n:]
 
     @property
     def node_tags(self) -> list[int]:

@@ -42,9 +42,13 @@ class Searched(Struct):
 
 
 class TrainingInfo(Struct):
-    """The budget of a training; more may be recorded."""
+    """The budget of a training; more may be recorded.
+
+    tokens: repeats counted, padding not. token_positions: rows times their length, where tokens were not counted.
+    """
 
     tokens: Amount | None = None
+    token_positions: Amount | None = None
     steps: Amount | None = None
     parameters: Amount | None = None
     lr: float = 0.0
@@ -274,7 +278,7 @@ class Advice:
         """Return the settings for a device class; they override those for all devices."""
         return {**self.by_device.get(ANY, {}), **self.by_device.get(device, {})}
 
-    def settle(self, options: O, device: str, without: Collection[str] = ()) -> tuple[O, dict[str, Any]]:
+    def apply(self, options: O, device: str, without: Collection[str] = ()) -> tuple[O, dict[str, Any]]:
         """Return the options with advised values in place of defaults, and these values.
 
         Options that differ from their default keep their value. without: options that are never changed.

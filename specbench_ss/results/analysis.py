@@ -80,9 +80,9 @@ def sources(run: Run) -> dict[str, str]:
     for label in run.labels:
         if own := run.entry(label).get("training_info"):
             searched = own.get("searched")
-            tokens = (searched or own).get("tokens")
+            tokens, bound = trained_tokens(searched or own)
             how = "searches" if searched else "trained on"
-            found[label] = "" if tokens is None else f"{how} {short(tokens)} tokens"
+            found[label] = "" if tokens is None else f"{how} {bound}{short(tokens)} tokens"
     return found
 
 
@@ -95,13 +95,14 @@ def scope_note(run: Run, found: Sequence[Budget]) -> str:
     many = len({w["machine"] for session in run.manifest.get("sessions", []) for w in session.get("workers", [])}) > 1
     scope = f"Scope: this model, {'these machines' if many else 'this machine'}, {asked}, measured {often}"
     nodes = sorted(one.drafted for one in found if one.drafted)
-    read = sorted(one.training_info["tokens"] for one in found if one.training_info and one.training_info.get("tokens"))
+    of_each = [trained_tokens(one.training_info) for one in found if one.training_info]
+    read = sorted(tokens for tokens, _ in of_each if tokens)
     unequal = []
     if nodes and nodes[-1] > 1.05 * nodes[0]:
         unequal.append(f"methods draft {nodes[0]:.1f} to {nodes[-1]:.1f} nodes a step")
     if read:
         span = short(read[0]) if read[-1] <= 1.05 * read[0] else f"{short(read[0])} to {short(read[-1])}"
-        unequal.append(f"trained drafters were trained on {span} tokens")
+        unequal.append(f"trained drafters were trained on {max(bound for _, bound in of_each)}{span} tokens")
     return "; ".join([scope, " and ".join(unequal)] if unequal else [scope]) + "."
 
 
@@ -122,9 +123,17 @@ def trained(found: Sequence[Budget]) -> str:
 
 def _training(training_info: Mapping[str, Any]) -> str:
     """Return 'for 420 steps on 430,080 tokens of text', as far as it is known."""
-    steps, tokens = training_info.get("steps"), training_info.get("tokens")
+    steps, (tokens, bound) = training_info.get("steps"), trained_tokens(training_info)
     parts = [f"for {pluralize(steps, 'step')}"] if steps is not None else []
-    return " ".join([*parts, *([f"on {tokens:,} tokens of text, repeats counted"] if tokens is not None else [])])
+    parts += [f"on {bound}{tokens:,} tokens of text, repeats counted"] if tokens is not None else []
+    return " ".join(parts)
+
+
+def trained_tokens(training_info: Mapping[str, Any]) -> tuple[int | None, str]:
+    """Return the number of training tokens, and 'at most ' where only their positions with padding are known."""
+    if training_info.get("tokens") is not None:
+        return training_info["tokens"], ""
+    return training_info.get("token_positions"), "at most " if training_info.get("token_positions") else ""
 
 
 class Results:

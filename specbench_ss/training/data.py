@@ -247,10 +247,10 @@ class FileSource:
 
     def digest(self) -> str:
         """Return a sha256 of the files' bytes in order, without their names."""
-        whole = hashlib.sha256()
+        sha256 = hashlib.sha256()
         for path in self.paths:
-            whole.update(hashlib.sha256(read_bytes(path)).digest())
-        return whole.hexdigest()
+            sha256.update(hashlib.sha256(read_bytes(path)).digest())
+        return sha256.hexdigest()
 
 
 def _entries(path: Path, text: str) -> Iterator[tuple[str, Row]]:
@@ -299,10 +299,10 @@ class HubSource:
 
     def digest(self) -> str:
         """Return a sha256 of all rows as JSON."""
-        whole = hashlib.sha256()
+        sha256 = hashlib.sha256()
         for _, row in self.rows():
-            whole.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
-        return whole.hexdigest()
+            sha256.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
+        return sha256.hexdigest()
 
 
 CHECKOUT = Path(__file__).parents[2]

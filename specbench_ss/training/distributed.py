@@ -86,6 +86,11 @@ class DistributedContext:
         if self.count > 1:
             self.accelerator.wait_for_everyone()
 
+    def print(self, line: str) -> None:
+        """Print a line in the first process only."""
+        if self.first:
+            print(line, flush=True)
+
     def autocast(self) -> AbstractContextManager[Any]:
         """Return a context that sets the precision of forward passes."""
         return nullcontext() if self.exact else torch.autocast(self.device.type, dtype=torch.bfloat16)

@@ -11,6 +11,7 @@ import math
 import signal
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from itertools import accumulate
 from operator import mul
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -73,9 +74,9 @@ def digest(*arrays: NDArray[Any]) -> str:
 class Resumable(ABC):
     """A training of `total` steps that resumes from the checkpoint in its folder.
 
-    about: JSON-ready facts that must equal those of the checkpoint. tokens_per_step: for progress lines. kept: a step
-    up to which the training is the same for any `total`; its checkpoint is kept, and a longer training resumes from it.
-    Raises UserError if the checkpoint belongs to another training or cannot be read.
+    about: JSON-ready facts that must equal those of the checkpoint. kept: a step up to which the training is the same
+    for any `total`; its checkpoint is kept, and a longer training resumes from it. counts: sums over all steps, of them
+    "tokens" without padding. Raises UserError if the checkpoint belongs to another training or cannot be read.
     """
 
     def __init__(
@@ -84,14 +85,13 @@ class Resumable(ABC):
         modules: Sequence[nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
         total: int,
-        tokens_per_step: int,
         about: Mapping[str, Any],
         kept: int | None = None,
     ) -> None:
         self.kept = kept
         self.folder, self.modules, self.optimizers = folder, modules, optimizers
-        self.total, self.tokens_per_step, self.about = total, tokens_per_step, dict(about)
-        self.step = 0
+        self.total, self.about = total, dict(about)
+        self.step, self.counts = 0, Counter[str]()
         folder.mkdir(parents=True, exist_ok=True)
         self.resumed = (folder / CHECKPOINT).exists()
         if self.resumed:
@@ -99,7 +99,7 @@ class Resumable(ABC):
 
     @abstractmethod
     def _update(self) -> str:
-        """Train on the batch of `self.step`; return a progress text."""
+        """Train on the batch of `self.step` and add to `self.counts`; return a progress text."""
 
     def advance(self) -> str:
         """Take one step; return a progress text."""
@@ -112,13 +112,13 @@ class Resumable(ABC):
 
         Ctrl-C stops after the current step with a checkpoint and raises KeyboardInterrupt with its path.
         """
-        started, first = time.monotonic(), self.step
+        started, first = time.monotonic(), self.counts["tokens"]
         with deferred_interrupt() as interrupted:
             while self.step < self.total:
                 progress = self.advance()
                 stop, ended = self.agree(interrupted()), self.step == self.total
                 if ended or self.step % every == 0:
-                    rate = (self.step - first) * self.tokens_per_step / (time.monotonic() - started)
+                    rate = (self.counts["tokens"] - first) / (time.monotonic() - started)
                     log(f"{self.folder.name} step {self.step}/{self.total}, {rate:.0f} tokens/s: {progress}")
                 if stop or ended or self.step == self.kept or self.step % save_every == 0:
                     self.save()
@@ -134,6 +134,7 @@ class Resumable(ABC):
         state = {
             "about": json.dumps(self.about),
             "step": self.step,
+            "counts": dict(self.counts),
             "kept": self.kept,
             "total": self.total,
             "modules": [m.state_dict() for m in self.modules],
@@ -159,7 +160,7 @@ class Resumable(ABC):
             module.load_state_dict(tensors)
         for optimizer, tensors in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(tensors)  # moves tensors to the parameters' device
-        self.step = int(state["step"])
+        self.step, self.counts = int(state["step"]), Counter(state["counts"])
 
     def _load(self, path: Path) -> dict[str, Any]:
         try:
@@ -235,17 +236,22 @@ class Budget:
         return values
 
 
+NO_TOKEN = -1
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterText:
     """Packed rows [R, T] of the lab's text.
 
-    answer_mask: for a row [T], returns True inside answers. end: the token that ends an answer.
+    answer_mask: for a row [T], returns True inside answers. end: the token that ends an answer. pad: the token of
+    padding; NO_TOKEN: there is none.
     """
 
     rows: NDArray[np.int32]
     answer_mask: Callable[[NDArray[np.int32]], NDArray[np.bool_]]
     end: int
     seed: int = 0
+    pad: int = NO_TOKEN
 
     @property
     def digest(self) -> str:
@@ -265,27 +271,9 @@ class DrafterText:
         anchors = pick_anchors(labels, budget.anchors_per_row, rng)
         return Batch(torch.from_numpy(ids), torch.from_numpy(labels), anchors).to(device)
 
-
-class Text(Protocol):
-    """Training text: rows int32 [R, T], and the batch of any step."""
-
-    @property
-    def rows(self) -> NDArray[np.int32]:
-        """Return all token ids."""
-
-    @property
-    def seed(self) -> int:
-        """Return the seed of the order of batches and of the anchors."""
-
-    @property
-    def digest(self) -> str:
-        """Return a short sha256 of everything that determines the batches."""
-
-    def batch(self, step: int, budget: Budget, device: torch.device) -> Batch:
-        """Return the batch of a step, which depends only on seed and step."""
-
-
-NO_END = -1  # the mask ends completions, not a token
+    def count_tokens(self, batch: Batch) -> int:
+        """Return the number of tokens of a batch without padding."""
+        return int((batch.ids != self.pad).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,12 +306,18 @@ class PackedText:
         """Return a batch of these rows."""
         ids = self.packed.ids[rows].astype(np.int64)
         numbers = self.packed.documents[rows].astype(np.int64)
-        labels = future_labels(ids, np.asarray(self.packed.mask[rows]), NO_END, budget.ahead)
+        labels = future_labels(ids, np.asarray(self.packed.mask[rows]), NO_TOKEN, budget.ahead)
         documents = Documents(torch.from_numpy(numbers), torch.from_numpy(positions(self.packed.documents[rows])))
         anchors = pick_anchors(labels, budget.anchors_per_row, rng)
         return Batch(torch.from_numpy(ids), torch.from_numpy(labels), anchors, documents)
 
+    def count_tokens(self, batch: Batch) -> int:
+        """Return the number of tokens of a batch without padding."""
+        assert batch.documents is not None
+        return int((batch.documents.numbers >= 0).sum())
 
+
+Text = DrafterText | PackedText
 LOG = "training.jsonl"
 MAX_VALIDATION_ROWS = 64  # of one evaluation
 
@@ -392,9 +386,8 @@ class DrafterLoop(Resumable):
             "text": text.digest,
             "base": target.weights_hash,
         }
-        tokens = budget.rows_per_step * text.rows.shape[1]
         modules, kept = [t.module for t in trainers], budget.falls_from
-        super().__init__(folder, modules, optimizers, budget.steps, tokens, about, kept)
+        super().__init__(folder, modules, optimizers, budget.steps, about, kept)
         if not self.resumed:
             self._prepare()
         for log in self.logs if self.machine.first else ():
@@ -429,7 +422,10 @@ class DrafterLoop(Resumable):
         return base_states(self.target, batch.ids, layers, lowest, batch.documents)
 
     def _update(self) -> str:
-        batch = self.machine.share(self.text.batch(self.step, self.budget, self.target.device))
+        whole = self.text.batch(self.step, self.budget, torch.device("cpu"))
+        self.counts["tokens"] += self.text.count_tokens(whole)
+        self.counts.update({trainer.name: trainer.count_positions(whole) for trainer in self.trainers})
+        batch = self.machine.share(whole.to(self.target.device))
         with self.machine.autocast():
             states = self.states(batch)
         parts = []
@@ -440,6 +436,10 @@ class DrafterLoop(Resumable):
             shares = " ".join(f"{share:.2f}" for share in outcome.right)
             parts.append(f"{trainer.name} loss {outcome.loss:.3f} top-1 accuracy {shares}")
         return "; ".join([*parts, *self._log(self.step + 1)])
+
+    def trained_on(self, trainer: DrafterTrainer) -> dict[str, int]:
+        """Return the tokens and draft positions that a trainer has read so far, repeats counted, padding not."""
+        return {"tokens": self.counts["tokens"], "draft_positions": self.counts[trainer.name]}
 
     def learn(
         self, trainer: DrafterTrainer, optimizer: torch.optim.Optimizer, states: BaseStates, batch: Batch
@@ -460,7 +460,7 @@ class DrafterLoop(Resumable):
         parts = []
         for trainer, log in zip(self.trainers, self.logs, strict=False):
             outcome = self.outcomes[trainer.name]
-            line: dict[str, Any] = {"step": step, "tokens": step * self.tokens_per_step}
+            line: dict[str, Any] = {"step": step, **self.trained_on(trainer)}
             line |= {"loss": outcome.loss, "right": outcome.right}
             if validation := evaluated.get(trainer.name):
                 tau = estimated_tau(validation.right)

@@ -27,11 +27,6 @@ def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor, whole: Tensor
     return (loss * weights.flatten()).sum() / (weights if whole is None else whole).sum().clamp_min(1e-6)
 
 
-def soft_cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
-    """Return the cross-entropy [..] of logits [.., V] from distributions [.., V]; its gradient is KL divergence's."""
-    return -(probs * logits.log_softmax(-1, dtype=torch.float32)).sum(-1)
-
-
 def head_sums(logits: Tensor, labels: Tensor, teacher: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return sums of cross-entropy [ahead] and of correct top-1 predictions [ahead].
 
@@ -44,7 +39,8 @@ def head_sums(logits: Tensor, labels: Tensor, teacher: Tensor | None = None) -> 
         losses = F.cross_entropy(rows.float(), flat.flatten(), ignore_index=-100, reduction="none")
     else:
         probs = teacher.reshape(-1, vocab).softmax(-1, dtype=torch.float32)
-        losses = soft_cross_entropy(rows, probs) * (flat.flatten() != -100)
+        cross_entropy = -(probs * rows.log_softmax(-1, dtype=torch.float32)).sum(-1)  # the gradient of KL divergence
+        losses = cross_entropy * (flat.flatten() != -100)
     correct = logits.detach().argmax(-1).reshape(-1, ahead) == flat
     return losses.view(-1, ahead).sum(0), correct.sum(0)
 

@@ -27,7 +27,8 @@ CARD = """# {title} for {base}
 | base | {base}, weights {base_hash}, {base_dtype} |
 | training text | {text} |
 | validation text | {validation} |
-| budget | {steps} steps of {rows} rows of {length} tokens, {anchors} draft positions each |
+| budget | {steps} steps of {rows} rows, each of at most {length} tokens and {anchors} anchors |
+| trained on | {tokens:,} tokens and {draft_positions:,} draft positions, repeats counted, padding not |
 | peak learning rate, seed | {lr:g}, {seed} |
 | learning-rate schedule | {course} |
 | options | {options} |
@@ -62,7 +63,7 @@ def write_card(
         "base_hash": target.weights_hash, "base_dtype": "NF4" if config.load_in_4bit else str(target.dtype),
         "text": own + text.train.counts.line(), "validation": text.validation.counts.line(), "steps": loop.total,
         "rows": config.batch_size, "length": config.length, "anchors": config.anchors, "lr": trainer.lr,
-        "seed": config.seed,        "options": options_text(trainer.options), "log": LOG,
+        "seed": config.seed, **loop.trained_on(trainer), "options": options_text(trainer.options), "log": LOG,
         "course": _schedule(loop.budget), "learnt": trainer.n_learning, "measured": _results(last),
     }  # fmt: skip
     write_text(folder / "README.md", CARD.format(**fields))

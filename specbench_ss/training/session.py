@@ -87,10 +87,10 @@ def run(kind: type[Trainer], options: Any, config: TrainConfig) -> None:
             logs=[job.folder / LOG for job in jobs],
         )
         for trainer in trainers:
-            _print_first(machine, _opening(trainer, loop, config))
+            machine.print(_opening(trainer, loop, config))
         if not len(validation.rows):
-            _print_first(machine, "no validation data: no validation loss and no estimated tau; see --eval-fraction")
-        loop.train(lambda line: _print_first(machine, line), EVERY, config.save_every)
+            machine.print("no validation data: no validation loss and no estimated tau; see --eval-fraction")
+        loop.train(machine.print, EVERY, config.save_every)
         for job, trainer in zip(jobs, trainers, strict=True):
             # in all processes: a base sharded by FSDP runs in all or none
             measured = _accuracies(trainer, loop) if trainer.ranked else {}
@@ -160,7 +160,7 @@ def training_text(config: TrainConfig, target: Target, machine: DistributedConte
         seed=config.seed,
         columns=dict(config.columns),
         own=own,
-        log=lambda line: _print_first(machine, line),
+        log=machine.print,
     )
     if machine.first:
         machine.wait()
@@ -180,18 +180,12 @@ def identity(kind: type[Trainer], options: Any, config: TrainConfig) -> dict[str
     return {"trainer": kind.name, "options": {name: value_text(value) for name, value in given.items()}}
 
 
-def _print_first(machine: DistributedContext, line: str) -> None:
-    if machine.first:
-        print(line, flush=True)
-
-
 def _opening(trainer: DrafterTrainer, loop: DrafterLoop, config: TrainConfig) -> str:
     start = f"resumes at step {loop.step} of" if loop.resumed else "takes"
     shared = f", {loop.machine.count} processes" if loop.machine.count > 1 else ""
     return (
         f"{trainer.name}: {trainer.n_learning:,} trainable parameters; {start} {loop.total} steps of "
-        f"{config.batch_size} "
-        f"rows of {config.length} tokens{shared}"
+        f"{config.batch_size} rows of at most {config.length} tokens{shared}"
     )
 
 
@@ -220,7 +214,7 @@ def _finish(
         "base_hash": target.weights_hash,
         "base_dtype": "nf4" if config.load_in_4bit else str(target.dtype),
         "trained": {
-            "steps": loop.total, "tokens": loop.total * loop.tokens_per_step, "lr": trainer.lr,
+            "steps": loop.total, **loop.trained_on(trainer), "lr": trainer.lr,
             "anchors": config.anchors, "parameters": trainer.n_learning,
             "cooldown": config.cooldown, "batch_size": config.batch_size, "length": config.length, "seed": config.seed,
             "regenerate_responses": config.regenerate_responses, **loss,

@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from annotated_types import Ge, Gt, Lt
 
-from specbench_ss.options import NoOptions, check_bounds, option_values
+from specbench_ss.options import NoOptions, check_bounds, option, option_values
 
 if TYPE_CHECKING:  # `ssbench train --help` imports this module without torch
     from torch import Tensor, nn
 
     from specbench_ss.engine.target import Target
     from specbench_ss.training.batch import BaseStates, Batch
+
+
+def checkpointing_option() -> Any:
+    """Return the field of the option `gradient_checkpointing`."""
+    return option(False, "Save memory by recomputing activations in the backward pass.", "--gradient-checkpointing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +181,14 @@ class DrafterTrainer(Trainer):
 
     def prepare(self, states: BaseStates, batch: Batch) -> None:
         """Read the base's states on the first row before the first step, for example to start at their scale."""
+
+    def labels(self, batch: Batch) -> Tensor:
+        """Return the drafted tokens x_{t+2+k}, int64 [B, A, ahead]; -100 where the answer has ended by then."""
+        return batch.anchors.labels[..., 1 : 1 + self.ahead]
+
+    def count_positions(self, batch: Batch) -> int:
+        """Return the number of positions of a batch whose drafts have a loss: anchors with a token to draft."""
+        return int((batch.anchors.labels[..., 1] != -100).sum())
 
     @abstractmethod
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -40,5 +40,6 @@ def test_it_is_stated_how_long_the_weights_were_trained() -> None:
     both = stated(short, long, short)
     assert both.startswith(f"2 methods (a, c) draft {how} 1 method (b) drafts with weights that were trained for 2,000")
     assert stated({"steps": 3}) == "1 method (a) drafts with weights that were trained for 3 steps."
+    assert "on at most 921,600 tokens of text" in stated({"steps": 900, "token_positions": 921600})
     assert stated({"parameters": 9}) == "Of a it was not recorded how long the weights were trained."
     assert stated(None, {}) == ""

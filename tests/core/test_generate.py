@@ -42,7 +42,7 @@ class Oracle(Decoder):
             right = len(tokens) - 2
         return DraftTree.from_parents(torch.tensor(tokens), parents)
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
         layers = [
             torch.stack((k[:, :, :n], v[:, :, :n]))
             for k, v, n in zip(state.cache.keys, state.cache.values, state.cache.lengths, strict=True)

@@ -104,9 +104,9 @@ def test_every_method_drafts_and_answers_as_before(
         passes = decoder.target.graphs
         assert set(passes.fallbacks) == DECLINED.get((name, label), set()), label
         own = name in DRAFTERS and (name, label) not in DECLINED
-        assert any(map(of_a_drafter, passes.kept)) == own or label == "eq-3", label
+        assert any(map(of_a_drafter, passes.graphs)) == own or label == "eq-3", label
         if name == "sd":
-            assert decoder.draft.model.graphs.kept, label  # type: ignore[attr-defined]
+            assert decoder.draft.model.graphs.graphs, label  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gpt_neox"])
@@ -140,7 +140,7 @@ def test_a_pass_that_keeps_the_number_of_rows_before_it_is_found_out() -> None:
         given = (made or layers(x))[0]
         assert torch.equal(given, x + past)
         cache.commit(1)
-    assert passes.fallbacks == {SOMETHING_ELSE: 3} and not passes.kept
+    assert passes.fallbacks == {SOMETHING_ELSE: 3} and not passes.graphs
 
 
 def baked(past: int) -> Callable[..., tuple[torch.Tensor]]:
@@ -156,14 +156,14 @@ def test_what_was_recorded_of_a_drafter_that_is_gone_goes_with_it() -> None:
         test_instances = registry.method_class(name).test_instances(target)
         decoder = test_instances.get(shape, next(iter(test_instances.values())))()
         generate(decoder, PROMPTS[0], StopParams(12), SamplingParams())
-        assert any(map(of_a_drafter, passes.kept)), name
+        assert any(map(of_a_drafter, passes.graphs)), name
         caches = [weakref.ref(one) for one in _members(decoder) if isinstance(one, Cache)]
         gone = weakref.ref(decoder)
         del decoder, test_instances
         gc.collect()
         assert gone() is None and all(cache() is None for cache in caches), name
         target.request_cache(40)
-        assert not any(map(of_a_drafter, passes.kept)), name
+        assert not any(map(of_a_drafter, passes.graphs)), name
 
 
 @torch.inference_mode()
@@ -179,8 +179,8 @@ def test_recordings_over_memory_that_a_cache_has_no_longer_are_forgotten(monkeyp
         cache.commit(1)
     assert cache.capacity > capacity and not passes.fallbacks, "there is room for padded rows in what grew, too"
     target.request_cache(20)
-    assert first is not None and all(kept.memory and kept.memory[0][0] is not first for kept in passes.kept.values())
-    assert passes.kept
+    assert first is not None and all(kept.memory and kept.memory[0][0] is not first for kept in passes.graphs.values())
+    assert passes.graphs
 
 
 def passes_of(target: Target) -> CudaGraphRunner:
@@ -269,7 +269,7 @@ def test_a_drafts_passes_are_replayed_and_counted_with_those_of_its_target() -> 
         generate(decoder, PROMPTS[0], StopParams(12), SamplingParams())
         draft = decoder.draft.model
         assert draft.graphs is not passes and draft.graphs.counts is passes.counts
-        assert passes.n_captures - before > len(passes.kept), "its own are counted beside the target's"
+        assert passes.n_captures - before > len(passes.graphs), "its own are counted beside the target's"
     windows = tiny_target("mistral-window", words=61)
     replay_draft(windows, target)
     assert windows.graphs is None

@@ -49,7 +49,7 @@ def test_settings_go_by_the_class_of_the_device() -> None:
 
 
 def test_a_stated_option_stays_and_the_others_are_advised() -> None:
-    options, taken = read(BY_DEVICE).settle(SSOptions(n_draft=5, prune="on"), "cpu")
+    options, taken = read(BY_DEVICE).apply(SSOptions(n_draft=5, prune="on"), "cpu")
     assert options == SSOptions(k=3, n_draft=5, gamma=2, prune="on") and taken == {"k": 3, "gamma": 2}
 
 
@@ -64,8 +64,8 @@ def test_a_stated_value_that_means_all_or_none_is_kept(method: Any, stated: dict
     (name,) = stated
     spec = MethodSpec.parse(f"{method.name}[{name}={stated[name]}]")
     advice = read_advice({name: 2}, method.Options, method.advisable, method.name, "config.json")
-    assert advice.settle(method_options(spec), "cpu") == (method.Options(**stated), {})
-    assert advice.settle(method.Options(), "cpu")[1] == {name: 2}
+    assert advice.apply(method_options(spec), "cpu") == (method.Options(**stated), {})
+    assert advice.apply(method.Options(), "cpu")[1] == {name: 2}
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_no_weights_for_a_model_states_what_to_do() -> None:
 
 def test_the_published_tree_has_63_nodes_and_depth_4() -> None:
     tree = tree_of(PUBLISHED)
-    assert (len(tree.shape.parents), tree.shape.depth, tree.width) == (64, 4, 10)
+    assert (len(tree.topology.parents), tree.topology.depth, tree.width) == (64, 4, 10)
 
 
 def test_best_tree_is_greedy_by_product_of_accuracies() -> None:

@@ -92,11 +92,20 @@ def test_a_budget_replaces_that_of_a_preset() -> None:
 @pytest.mark.parametrize(
     ("method", "words"),
     [("pld[nodes=4,length=3]", "same limit"), ("pld[nodes=x]", "at least 1"), ("ar[nodes=4]", "no option 'nodes'"),
-     ("sd[nodes=4,schedule=heuristic]", "no limit"), ("eagle2[nodes=0]", "at least 1")],
+     ("sd[nodes=4,schedule=heuristic]", "no limit"), ("eagle2[nodes=0]", "at least 1"),
+     ("recycling[nodes=81]", "recycling.* 80, not 81")],
 )  # fmt: skip
 def test_a_budget_that_cannot_be_is_refused(method: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         registry.method_options(MethodSpec.parse(method))
+
+
+@pytest.mark.parametrize("level", [2, 3, 4, 5])
+@pytest.mark.parametrize("nodes", [1, 3, 8, 13])
+def test_lookahead_verifies_the_most_whole_n_grams_that_a_budget_allows(level: int, nodes: int) -> None:
+    options = registry.method_options(MethodSpec("lookahead", {"nodes": str(nodes), "level": str(level)}))
+    used, gram = options.guesses * (options.level - 1), options.level - 1
+    assert nodes - gram < used <= nodes and options.level == min(level, nodes + 1)
 
 
 def test_python_takes_the_budget_too() -> None:

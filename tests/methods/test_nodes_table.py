@@ -11,7 +11,7 @@ import pytest
 
 from specbench_ss.engine.target import Target
 from specbench_ss.options import MethodSpec
-from specbench_ss.registry import method_options
+from specbench_ss.registry import method_class, method_options
 from specbench_ss.suite import Question
 
 BENCH: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "nodes.py"))
@@ -29,9 +29,8 @@ def test_every_row_is_asked_for_with_its_number_of_nodes(way: str, nodes: int) -
     elif way == "ss, pruned from 120":
         assert (options.n_keep, options.n_draft) == (nodes + 1, 0)
     elif way != "ar":
-        named = ("length", "nodes", "draft", "gamma", "n_draft", "k")
-        field = next(name for name in named if hasattr(options, name) and spec.options.get(name) == str(nodes))
-        assert getattr(options, field) == nodes
+        limit = "nodes" if way.endswith("tree") else method_class(spec.name).node_options[0]
+        assert getattr(options, limit) == nodes
 
 
 def test_the_table_holds_the_newest_weights_and_states_what_cannot_be(tmp_path: Path) -> None:

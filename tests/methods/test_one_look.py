@@ -144,7 +144,7 @@ def test_the_same_request_again_is_made_over_the_same_memory(name: str) -> None:
 def places(passes: CudaGraphRunner) -> list[int]:
     """Return the addresses of all recordings' buffers, and of the memory that they write."""
     found = []
-    for kept in passes.kept.values():
+    for kept in passes.graphs.values():
         kept_here = (
             kept.buffers.buffers if isinstance(kept.buffers, TensorInputs) else [kept.buffers.x, kept.buffers.mask]
         )

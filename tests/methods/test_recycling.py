@@ -44,8 +44,8 @@ class Watched(Recycling):
         below = [(*path, rank) for rank in range(len(self.rows.get(token, ()))) if (*path, rank) in TEMPLATE]
         return 1 + sum(self.drawable(self.rows[token][choice[-1]], choice) for choice in below)
 
-    def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
-        super().update(state, verdict, output)
+    def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
+        super().update(state, result, output)
         assert output.tree is not None
         for token, logits in zip(output.tree.tokens.tolist(), output.logits[0], strict=True):
             self.rows[token] = logits.topk(self.width).indices.tolist()
@@ -136,7 +136,7 @@ def test_a_tree_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "tree.json"
     file.write_text(json.dumps([[0], [1], [0, 0], [0, 3]]))
     own = Recycling(target, RecyclingOptions(tree=str(file)))
-    assert own.tree.shape.parents == (-1, 0, 0, 1, 1) and own.max_tokens_per_step() == 5
+    assert own.tree.topology.parents == (-1, 0, 0, 1, 1) and own.max_tokens_per_step() == 5
     assert "nodes" not in own.search_space()
     for content, options, complaint in (
         ("[[0], [0, 3]]", RecyclingOptions(tree=str(file), k=3), "recycling: .*4 successors of a token, but k is 3"),

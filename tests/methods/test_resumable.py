@@ -21,7 +21,7 @@ class Line(Resumable):
         torch.manual_seed(0)
         line = torch.nn.Linear(2, 1)
         optimizers = [torch.optim.AdamW([line.weight], lr=0.1), torch.optim.SGD([line.bias], lr=0.1, momentum=0.9)]
-        super().__init__(folder, [line], optimizers, 10, 1, about)
+        super().__init__(folder, [line], optimizers, 10, about)
 
     def _update(self) -> str:
         x = torch.randn(4, 2, generator=torch.Generator().manual_seed(self.step))

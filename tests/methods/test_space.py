@@ -67,8 +67,8 @@ def test_the_next_masks_are_those_of_a_fresh_pass(target: Target, wrong: int) ->
     class Watched(Oracle):
         answer = reference
 
-        def update(self, state: DecodeState, verdict: VerifyResult, output: Output) -> None:
-            super().update(state, verdict, output)
+        def update(self, state: DecodeState, result: VerifyResult, output: Output) -> None:
+            super().update(state, result, output)
             fresh = SPACE(self.target, self.options, self.mask)
             cache = self.target.new_cache(len(state.ids) + fresh.max_tokens_per_step())
             fresh.prefill(state_of(state.ids, cache), torch.tensor([state.ids[:-1]]))

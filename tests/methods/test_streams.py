@@ -418,9 +418,9 @@ def test_keeping_all_nodes_equals_no_pruning() -> None:
 
 def test_tree_sizes_are_the_papers() -> None:
     cpu = torch.device("cpu")
-    assert len(full_tree(4, 3, cpu).shape.parents) == 121
-    assert len(full_tree(3, 4, cpu).shape.parents) == 1 + 4 + 16 + 64
-    assert full_tree(4, 1, cpu).shape.parents == (-1, 0, 1, 2, 3)
+    assert len(full_tree(4, 3, cpu).topology.parents) == 121
+    assert len(full_tree(3, 4, cpu).topology.parents) == 1 + 4 + 16 + 64
+    assert full_tree(4, 1, cpu).topology.parents == (-1, 0, 1, 2, 3)
 
 
 def test_best_nodes_are_the_most_probable_and_ancestor_closed() -> None:

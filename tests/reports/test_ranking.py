@@ -143,6 +143,9 @@ def test_nodes_and_training_of_each_method_stand_in_a_table(make_run: MakeRun) -
         "tokens": 1024, "steps": 8, "lr": 0.01, "regenerate_responses": True, "parameters": 7
     }  # fmt: skip
     run.manifest["methods"][2]["training_info"] = {"searched": {"tokens": 12345, "made_of": "answers"}}
+    bounded = read_run(make_run())
+    bounded.manifest["methods"][1]["training_info"] = {"token_positions": 2048}
+    assert "≤ 2,048" in [cell.text for row in page_of(analyse(bounded))["budgets"].rows for cell in row]
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in page_of(analyse(run))["budgets"].rows}
     assert rows["ss"][2:] == ["7", "1,024", "8", "0.01", "the model's outputs", ""]
     assert rows["medusa"][6] == "datastore of 12,345 tokens: answers" and rows["ar"][6] == "not recorded"

@@ -23,14 +23,14 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return read_run(out)
 
 
-def test_a_run_is_exact_with_itself_and_every_difference_is_told(local: Run) -> None:
+def test_a_run_is_exact_with_itself_and_every_difference_is_named(local: Run) -> None:
     found = parity(local, local, {})
     assert {one.method for one in found} == {"ar", "pld"} and all(one.exact for one in found)
     counts = found[0].counts()
     assert counts["prompts"] == counts["same output"] == counts["same steps"] == counts["same accepted"] > 0
 
     first = next(row for row in local.rows if row.method == "pld")
-    for change, told in (
+    for change, named in (
         ({"steps": (first.steps or 0) + 1}, f"steps {first.steps} and"),
         ({"accepted_tokens": None}, "accepted not known"),
         ({"token_ids": [*(first.token_ids or [])[:3], 7]}, "outputs differ at 3"),
@@ -38,7 +38,7 @@ def test_a_run_is_exact_with_itself_and_every_difference_is_told(local: Run) -> 
     ):
         rows = [replace(row, **change) if row is first else row for row in local.rows]
         (changed,) = parity(local, replace(local, rows=rows), {"pld": "pld"})
-        assert not changed.exact and told in " ".join(differences(changed))
+        assert not changed.exact and named in " ".join(differences(changed))
 
 
 def test_pairs_are_named_on_the_command_line(local: Run, capsys: pytest.CaptureFixture[str]) -> None:

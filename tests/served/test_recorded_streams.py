@@ -1,4 +1,4 @@
-"""What vLLM 0.32 sent, serving the lab with its EAGLE-3 drafter (four tokens) under two names."""
+"""Streams of vLLM 0.32, serving the lab with its EAGLE-3 drafter (four tokens) under two names."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import pytest
 
 from specbench_ss import compare, load_run, run
 from specbench_ss.bench import server_run
+from specbench_ss.bench.run_loop import NullCallbacks
 from specbench_ss.bench.schedule import plan
 from specbench_ss.bench.server_client import Server
 from specbench_ss.cli.main import main
@@ -98,6 +99,17 @@ def test_a_server_that_takes_half_the_time_is_twice_as_fast(
     assert table.loc["slow", "comparison"] == "baseline" and set(table["baseline"]) == {"slow"}
     assert table.loc["fast", "tpot_s_p50"] == pytest.approx(table.loc["slow", "tpot_s_p50"] / 2, rel=0.5)
     assert table["n_mismatch"].sum() == 0 and table.loc["fast", "n_text_differs"] == PROMPTS
+
+
+def test_the_estimate_after_warm_up_is_the_time_of_equal_answers(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, estimates = Clock(), list[tuple[float, int]]()
+    clocked(monkeypatch, clock)
+    monkeypatch.setattr(NullCallbacks, "on_estimate", lambda self, *estimate: estimates.append(estimate))
+    with serving(Behaviour(delay=0.02, clock=clock)) as one, serving(Behaviour(delay=0.04, clock=clock)) as other:
+        made = measured([one, other], ["one", "other"], questions, tmp_path / "run", warmup=1)
+    assert estimates == [(pytest.approx(made.samples["wall_s"].sum()), 2 * PROMPTS)]
 
 
 def test_tau_is_what_the_counters_state(questions: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from specbench_ss.bench import ray as sharded
 from specbench_ss.bench import runner as local
 from specbench_ss.bench.build_config import recording_of
 from specbench_ss.bench.ray import ShardResult
+from specbench_ss.bench.run_loop import NullCallbacks
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
@@ -72,9 +74,10 @@ def by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Run]:
         goal: StoppingRule | None = None,
         recording: Recording = RECORDING,
         count: int = 2,
+        config: RunConfig = CONFIG,
     ) -> Run:
         where = OutputOptions(tmp_path / name, resume, recording=recording, goal=goal, workers=Workers(count))
-        plan = preflight.check(CONFIG, where)
+        plan = preflight.check(config, where)
         if ray is None:
             local.measure(plan, where, ["test"])
         else:
@@ -121,6 +124,17 @@ def test_workers_make_the_run_that_one_process_makes(by: Callable[..., Run], alo
     workers = shared.manifest["sessions"][-1]["workers"]
     assert [worker["machine"] for worker in workers] == ["a machine"] * 2
     assert sum("2 workers on one machine" in text for text in shared.manifest["warnings"]) == 1
+
+
+def test_the_estimate_is_of_all_workers_together(by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    def warm_up(self: local.LocalSession) -> None:
+        self.token_s = {"ar": 3.0, "pld": 1.0}  # seconds per token
+
+    estimates: list[tuple[float, int]] = []
+    monkeypatch.setattr(local.LocalSession, "warm_up", warm_up)
+    monkeypatch.setattr(NullCallbacks, "on_estimate", lambda self, *estimate: estimates.append(estimate))
+    by(FakeRay(), "run", config=replace(CONFIG, warmup=1))
+    assert estimates == [(6 * 6 * (3.0 + 1.0) / 2, 12)]  # six samples of six tokens each, by two workers
 
 
 def test_a_question_stays_with_one_worker(by: Callable[..., Run]) -> None:

@@ -23,8 +23,14 @@ from tests.methods.batches import answers_of
 from tests.tiny import tiny_model
 
 AHEAD = 3
+
+
+class Unpruned(StreamsTrainer):
+    prune_weight = 0.0
+
+
 MADE: dict[str, Callable[[Target, Any], DrafterTrainer]] = {
-    "ss": lambda target, t: StreamsTrainer(target, StreamConfig(gamma=3, n_msa_layers=2), prune_weight=0, loss_kind=t),
+    "ss": lambda target, t: Unpruned(target, StreamConfig(gamma=3, n_msa_layers=2), loss_kind=t),
     "medusa": lambda target, t: MedusaTrainer(target, MedusaTraining(3, loss=t)),
     "hydra": lambda target, t: HydraTrainer(target, HydraTraining(3, layers=1, prefix=False, loss=t)),
     "eagle": lambda target, t: EagleTrainer(target, EagleTrainOptions(feature_weight=0, noise=0, loss=t), levels=3),

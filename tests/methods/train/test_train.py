@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from specbench_ss.methods.ss.decode import SpeculativeStreaming
 from specbench_ss.methods.ss.shared import SharedAutoregressive, SharedStreaming
 from specbench_ss.models import checkpoint as drafter_folder
 from specbench_ss.models.load import load_target
+from specbench_ss.training.data import Counts, load_rows
 from specbench_ss.training.loop import DrafterLoop, estimated_tau
 from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
@@ -227,7 +229,8 @@ def test_the_loss_falls_and_is_written_down(trainer: str, models: dict[str, Path
     assert main(arguments(trainer, models["llama"], chats, out, *more)) == 0
     found = lines(out)
     assert [line["step"] for line in found] == list(range(1, 31))
-    assert [line["tokens"] for line in found] == [192 * step for step in range(1, 31)]
+    counts = [line["tokens"] for line in found]
+    assert counts == sorted(set(counts)) and counts[-1] < 30 * 192  # rows have padding
     assert found[-1]["loss"] < 0.9 * found[0]["loss"]
     looks = [line for line in found if "validation_loss" in line]
     assert [line["step"] for line in looks] == [10, 20, 30]
@@ -257,6 +260,29 @@ KINDS = {
     "eagle3": ["--levels", "3", "--draft-vocab", "50"],
     "peagle": ["--depths", "3", "--draft-vocab", "50"],
 }
+
+
+POSITIONS: dict[str, Callable[[Counts], int]] = {  # of a text whose positions are all anchors
+    "medusa": lambda text: text.completion_tokens - text.documents,  # a head drafts the token after the next one
+    "ss-shared": lambda text: text.completion_tokens,
+    "draft": lambda text: text.tokens - text.documents,  # prompts have a loss too
+}
+
+
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_padding_is_no_trained_token(kind: str, models: dict[str, Path], tmp_path: Path) -> None:
+    """Two short conversations in one long row, read in three steps of two rows: each six times."""
+    chats, out = tmp_path / "chats.jsonl", tmp_path / "out"
+    chats.write_text("".join(json.dumps({"prompt": q, "completion": "yes"}) + "\n" for q in ("no", "hi")))
+    more = ["--length", "128", "--anchors", "128", "--eval-fraction", "0", "--steps", "3", *KINDS[kind]]
+    assert main(arguments(kind.partition("-")[0], models["llama"], chats, out, *more)) == 0
+    text = load_rows(chats, made_tokenizer("gpt", "chatml"), 128, eval_fraction=0.0).train
+    assert (len(text), text.counts.documents) == (1, 2) and text.counts.tokens < 64
+    config = json.loads((out / "config.json").read_text())
+    trained, expected = config.get("ssbench", config)["trained"], 6 * POSITIONS[kind](text.counts)
+    assert (trained["tokens"], trained["draft_positions"]) == (6 * text.counts.tokens, expected)
+    assert [line["tokens"] for line in lines(out)] == [2 * step * text.counts.tokens for step in (1, 2, 3)]
+    assert f"{trained['tokens']:,} tokens and {expected:,} draft positions" in (out / "README.md").read_text()
 
 
 @pytest.mark.parametrize("kind", KINDS)
