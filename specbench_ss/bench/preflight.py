@@ -154,7 +154,7 @@ def check_room(target: ModelInfo, data: SuiteData) -> None:
         others = f" ({len(long)} of {len(data.questions)} questions are too long)" if len(long) > 1 else ""
         raise UserError(
             f"the prompt of question {question.id!r} ({question.category}) has {tokens} tokens and leaves no room in "
-            f"the context of {target.name!r}, {room}{others}; choose others with --categories, --limit or --data FILE"
+            f"the context of {target.name!r}, {room}{others}; choose others with --tasks, --limit or --data FILE"
         )
 
 

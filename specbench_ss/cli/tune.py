@@ -131,7 +131,7 @@ class TuneOptions(CommandOptions):
         metavar=None,
         help="Suite of the calibration prompts, which differ from the evaluation prompts if the suite has others.",
     )
-    categories: str | None = _what("categories")
+    tasks: str | None = _what("tasks")
     data: Path | None = _what("data", help="File with your own prompts in the suite's format.")
     limit: AtLeast0 | None = _what("limit", help="Number of prompts per task. 0: all.  [default: 4; with --data all]")
     budget: Seconds = _how("budget", default=120.0, metavar=None, help="Measuring time in seconds.")
@@ -206,7 +206,7 @@ def questions(options: TuneOptions, info: ModelInfo) -> SuiteData:
     """Return the calibration questions."""
     suite, data = suite_and_data(options.suite, options.data)
     limit = options.limit if options.limit is not None else FEW if data is None else 0
-    request = suite_request(listed(options.categories), limit, data, info)
+    request = suite_request(listed(options.tasks), limit, data, info)
     return registry.load_suite(suite).calibration(request)
 
 

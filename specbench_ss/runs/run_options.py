@@ -136,7 +136,7 @@ class RunOptions(CommandOptions):
         "id of a Hugging Face causal language model, or a GGUF file.",
         modes=MODEL_MODES,
     )
-    categories: str | None = _what(
+    tasks: str | None = _what(
         None, "Use only the questions of these tasks of the suite.", metavar="A,B", as_text=True
     )
     limit: AtLeast0 | None = _what(

@@ -74,7 +74,7 @@ def test_set_holds_for_every_variant_that_does_not_state_otherwise() -> None:
 def test_options_reach_the_configuration(asked: Asked, tmp_path: Path) -> None:
     out = tmp_path / "run"
     arguments = (
-        "--suite apps --categories sql, --limit 3 --repeats 2 --temperature 0.7 --top-k 5 --history own --seed 9"
+        "--suite apps --tasks sql, --limit 3 --repeats 2 --temperature 0.7 --top-k 5 --history own --seed 9"
     )
     assert main(["run", "--methods", "ss", "--out", str(out), "--resume", *arguments.split()]) == 0
     config, where = asked[0]

@@ -42,7 +42,7 @@ RUN = [
     "run",
     "--methods",
     "nothing[k=2]",
-    "--categories",
+    "--tasks",
     "qa",
     "--limit",
     "1",

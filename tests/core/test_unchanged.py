@@ -33,7 +33,7 @@ class Zeroes(Decoder):
         self.target.model.lm_head.weight.data.zero_()
         return DraftTree.chain(state.root, torch.zeros(7, dtype=torch.long))
 """
-SMALL = {"categories": "qa", "limit": 1, "max_new_tokens": 8, "warmup": 0, "record_drafts": 0, "telemetry": 0}
+SMALL = {"tasks": "qa", "limit": 1, "max_new_tokens": 8, "warmup": 0, "record_drafts": 0, "telemetry": 0}
 
 
 def plugin(folder: Path, while_loading: bool) -> Path:
