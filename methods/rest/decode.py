@@ -72,8 +72,8 @@ class REST(Decoder):
         self.lossless = options.accept == "exact"
 
     @classmethod
-    def check(cls, options: Any, base: ModelInfo) -> None:
-        cls.with_advice(options, base, cls.open_store(options, base))
+    def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
+        return cls.with_advice(options, base, cls.open_store(options, base))[1]
 
     @classmethod
     def load(cls, target: Target, options: Any) -> REST:

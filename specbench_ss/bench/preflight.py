@@ -202,6 +202,7 @@ class Plan:
     suite: Suite
     data: SuiteData
     options: dict[str, Any]  # of each method, by label
+    advised: dict[str, Mapping[str, Any]]  # of each method, by label: options that the drafter's folder sets
     device: str  # resolved, as 'cpu'
     dtype: str  # resolved, as 'float32'
     samples: int  # of the whole run
@@ -239,7 +240,7 @@ def check(
         note(f"nothing to resume in {where.out}; starting the run")
     if loaded is None:
         check_model(config.model)
-    info = check_methods(config, loaded)
+    info, advised = check_methods(config, loaded)
     dtype, choice = _dtype(config, device, info, loaded, begun)
     check_template(info.tokenizer, info.name)
     stop_ids(info.tokenizer, config.stop)
@@ -254,16 +255,16 @@ def check(
     samples = prompts * config.repeats * len(options)
     if samples > MOST_SAMPLES:
         raise UserError(f"the run would have {samples:,} samples, more than {MOST_SAMPLES:,}; use fewer --repeats")
-    return Plan(config, suite, data, options, device, dtype, samples, notes, loaded, choice)
+    return Plan(config, suite, data, options, advised, device, dtype, samples, notes, loaded, choice)
 
 
-def check_methods(config: RunConfig, loaded: Target | None = None) -> ModelInfo:
-    """Check every method with the model's info, without weights, and return the info."""
-    info = _model_info(config, loaded)
+def check_methods(config: RunConfig, loaded: Target | None = None) -> tuple[ModelInfo, dict[str, Mapping[str, Any]]]:
+    """Check every method with the model's info, without weights; return the info and each method's advised options."""
+    info, advised = _model_info(config, loaded), dict[str, Mapping[str, Any]]()
     for spec in config.methods:
         with _naming_preset(spec, config):
-            registry.method_class(spec.name).check(registry.method_options(spec), info)
-    return info
+            advised[spec.label] = registry.method_class(spec.name).check(registry.method_options(spec), info) or {}
+    return info, advised
 
 
 def drop_unsupported(

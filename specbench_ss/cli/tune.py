@@ -174,7 +174,7 @@ def run(options: TuneOptions, plugin: Sequence[PluginFile] = ()) -> None:
     check_writable(path)
     check_model(options.model)
     model = {name: getattr(options, name) for name in ("model", "trust_remote_code", "chat_template")}
-    info = preflight.check_methods(RunConfig((spec,), **model))
+    info, _ = preflight.check_methods(RunConfig((spec,), **model))
     check_template(info.tokenizer, info.name)
     data = questions(options, info)
     check_history(info, data)

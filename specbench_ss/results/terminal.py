@@ -407,9 +407,7 @@ def broken(label: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _width(
-    columns: Sequence[str], lines: Sequence[Line], labels: int = 0, folding: Collection[str] = FOLDING
-) -> int:
+def _width(columns: Sequence[str], lines: Sequence[Line], labels: int = 0, folding: Collection[str] = FOLDING) -> int:
     """Return the width of a table: each column's longest text (or word, where it folds), and the padding.
 
     labels: the width of a column of labels, where it is given.

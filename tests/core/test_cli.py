@@ -73,9 +73,7 @@ def test_set_holds_for_every_variant_that_does_not_state_otherwise() -> None:
 
 def test_options_reach_the_configuration(asked: Asked, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    arguments = (
-        "--suite apps --tasks sql, --limit 3 --repeats 2 --temperature 0.7 --top-k 5 --history own --seed 9"
-    )
+    arguments = "--suite apps --tasks sql, --limit 3 --repeats 2 --temperature 0.7 --top-k 5 --history own --seed 9"
     assert main(["run", "--methods", "ss", "--out", str(out), "--resume", *arguments.split()]) == 0
     config, where = asked[0]
     assert where == OutputOptions(out, resume=True, recording=recording_of(RunOptions()))
@@ -163,7 +161,7 @@ def test_the_end_of_a_run_reports_everything(make_run: MakeRun, capsys: pytest.C
         "≈ not significant",
     ):
         assert words in reported
-    assert f"report   {out / 'report.html'}" in reported
+    assert f"report   {out / 'report.html'}\nmore     ssbench report {out} -v, " in reported
     assert (out / "report.html").stat().st_size > 50_000
 
 

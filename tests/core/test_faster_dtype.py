@@ -164,7 +164,7 @@ def test_a_run_computes_in_it_states_so_and_goes_on_in_it(
     command += ["--warmup", "0", "--max-new-tokens", "4", "--out", str(out)]
     assert main(command) == 0
     captured = capsys.readouterr()
-    assert "--dtype auto uses bfloat16" in " ".join((captured.out + captured.err).split())
+    assert "--dtype auto chose bfloat16" in " ".join((captured.out + captured.err).split())
     assert "warning: --dtype" not in captured.err  # a busy machine has warnings of its own
     model = load_run(out).manifest["model"]
     assert model["dtype"] == "bfloat16" and "uses bfloat16" in model["dtype_choice"]

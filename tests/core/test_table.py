@@ -99,7 +99,9 @@ def test_what_a_method_does_not_promise_is_stated(make_run: MakeRun) -> None:
     assert "not compared: the method does not preserve the output of its reference" in reported(run)
 
 
-@pytest.mark.parametrize(("width", "missing"), [(80, {"quality"}), (60, {"tok/s", "quality", "accept@1"}), (130, set())])
+@pytest.mark.parametrize(
+    ("width", "missing"), [(80, {"quality"}), (60, {"tok/s", "quality", "accept@1"}), (130, set())]
+)
 def test_a_narrow_terminal_lacks_whole_columns_and_never_half_a_number(
     make_run: MakeRun, width: int, missing: set[str]
 ) -> None:
