@@ -119,7 +119,7 @@ def check(name: Name, data: Data = None, model: Model = "lab") -> None:
     broken = 0
     for test, problem in suite_results(kind, request):
         broken += bool(problem)
-        status = "broken" if problem else "ok"
+        status = "failed" if problem else "ok"
         print(f"{status:<7} {test.name:<12} {test.text}" + (f"\n{'':<20} {problem}" if problem else ""))
     if broken:
         raise typer.Exit(1)
