@@ -89,7 +89,7 @@ def run(kind: type[Trainer], options: Any, config: TrainConfig) -> None:
         for trainer in trainers:
             _print_first(machine, _opening(trainer, loop, config))
         if not len(validation.rows):
-            _print_first(machine, "no validation data: no validation loss and no estimated tau; see --eval-fraction")
+            _print_first(machine, "no validation conversations: no validation loss and τ; raise --eval-fraction")
         loop.train(lambda line: _print_first(machine, line), EVERY, config.save_every)
         for job, trainer in zip(jobs, trainers, strict=True):
             # in all processes: a base sharded by FSDP runs in all or none
