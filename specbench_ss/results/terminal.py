@@ -499,6 +499,7 @@ def print_comparison(made: RunComparison, console: Console, verbose: bool = Fals
     verbose: include tasks without an interval.
     """
     widen(console)
+    console.print(f"A: {escape(str(made.a))}\nB: {escape(str(made.b))}", highlight=False, soft_wrap=True)
     console.print(escape(comparison_finding(made.rows)), style="bold", highlight=False, soft_wrap=True)
     for note in _notes(made):
         console.print(escape(note), highlight=False, soft_wrap=True)
@@ -516,11 +517,10 @@ def _shown(row: ComparedRow, metric: str, verbose: bool) -> bool:
 
 
 def _print_differences(made: RunComparison, console: Console) -> None:
-    console.print(f"A: {escape(str(made.a))}\nB: {escape(str(made.b))}", highlight=False, soft_wrap=True)
     if not made.found:
         console.print("Nothing differs in configuration, versions or machine.")
         return
-    table = result_table("What differs", ("what", "in A", "in B"))
+    table = result_table("What differs", ("what", "A", "B"))
     for column in table.columns:
         column.justify, column.no_wrap, column.overflow = "left", False, "fold"
     for one in made.found:
@@ -531,7 +531,7 @@ def _print_differences(made: RunComparison, console: Console) -> None:
 def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) -> None:
     tasks = list(dict.fromkeys(row.category for row in rows))
     several = len(tasks) > 2  # a single task is all of them
-    head = (*(("task",) if several else ()), "method", "A", "B", "change", "95% CI", "verdict", "n")
+    head = (*(("task",) if several else ()), "method", "A", "B", "change", "95% CI", "verdict", "prompts")
     table = result_table(NAMES[metric][0].format(rows[0].baseline), head)
     for task in [*tasks[1:], tasks[0]] if several else tasks[:1]:  # all tasks together come last
         for i, row in enumerate(row for row in rows if row.category == task):
@@ -544,9 +544,15 @@ def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) ->
 def _comparison_cells(metric: str, row: ComparedRow) -> tuple[str, ...]:
     change, digits = row.changes[metric], NAMES[metric][1]
     verdict = change.verdict if change.verdict in (SAME, *NO_VERDICT) else f"[bold]{change.verdict}[/]"
+    verdict = "unchanged" if change.change is not None and _unchanged(change) else verdict
     changed = change_text(metric, change.change), interval_text(metric, change)
     figures = format_number(change.a, digits), format_number(change.b, digits)
     return escape(row.method), *figures, *changed, verdict, f"{row.n_prompts:,}"
+
+
+def _unchanged(change: Change) -> bool:
+    """Return True for a change of 0 with an interval of 0, as of τ where both runs make the same steps."""
+    return all(abs(value) < ROUNDING for value in (change.change or 0.0, *(change.interval or ())))
 
 
 def change_text(metric: str, value: float | None) -> str:
@@ -571,9 +577,9 @@ def _notes(made: RunComparison) -> Iterator[str]:
         yield f"{where} ({rate.reason}): compare speedups, not tokens/s."
     for row in rows:
         if row.n_other_answers:
-            yield f"{row.method}: {row.n_other_answers} of {row.n_answers} outputs have other tokens in B."
+            yield f"{row.method}: {row.n_other_answers} of {row.n_answers} outputs differ between A and B."
     if any(row.n_answers for row in rows) and not any(row.n_other_answers for row in rows):
-        yield "All outputs of both runs have the same tokens."
+        yield "All outputs of A and B are identical."
     for row in rows:
         if row.n_failed_a or row.n_failed_b:
             counts = f"{row.n_failed_a} samples failed in A, {row.n_failed_b} in B"

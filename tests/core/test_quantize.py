@@ -73,4 +73,4 @@ def test_a_run_states_how_weights_were_kept_and_others_state_nothing(
     assert "quantised" not in plain
     assert quantised["quantised"] == "int8: as a test has it"
     assert plain["hash"] == quantised["hash"]
-    assert "quantised weights" in failing(["compare", str(tmp_path / "none"), str(tmp_path / "int8")], capsys)
+    assert "quantization" in failing(["compare", str(tmp_path / "none"), str(tmp_path / "int8")], capsys)
