@@ -137,8 +137,8 @@ def check_history(target: ModelInfo, data: SuiteData) -> None:
         lost = next((m for m in q.messages() if m["role"] != "assistant" and m["content"].strip() not in text), None)
         if lost is not None:
             raise UserError(
-                f"question {q.id!r}: the chat template of {target.name!r} omits its {lost['role']} message; "
-                "remove the message, or use another --chat-template"
+                f"question {q.id!r}: the chat template omits its {lost['role']} message; "
+                "remove it or use another --chat-template"
             )
 
 
@@ -151,10 +151,10 @@ def check_room(target: ModelInfo, data: SuiteData) -> None:
     long = [(q, n) for q in data.questions if (n := len(prompt_ids(target, q))) >= room]
     if long:
         question, tokens = long[0]
-        others = f" ({len(long)} of {len(data.questions)} questions are too long)" if len(long) > 1 else ""
+        others = f"; {len(long)} of {len(data.questions)} are too long" if len(long) > 1 else ""
         raise UserError(
-            f"the prompt of question {question.id!r} ({question.category}) has {tokens} tokens and leaves no room in "
-            f"the context of {target.name!r}, {room}{others}; choose others with --tasks, --limit or --data FILE"
+            f"question {question.id!r} ({question.category}) has {tokens} tokens, too long for the context of "
+            f"{target.name!r} ({room}){others}; use other --tasks or --data"
         )
 
 
@@ -176,8 +176,7 @@ def stop_ids(tokenizer: Any, stop: Sequence[str]) -> dict[str, int]:
         inside = [token for token in special if token in text]
         if inside and text not in special:
             raise UserError(
-                f"--stop {text!r} contains the special token {max(inside, key=len)!r}, which answers do not show; give "
-                "the token alone, or the text without it"
+                f"--stop {text!r} contains the special token {max(inside, key=len)!r}; give the token alone or omit it"
             )
     return {text: special[text] for text in stop if text in special}
 

@@ -380,8 +380,8 @@ class ServedSession(Session):
         server = self.servers[row.method]
         if self._failed[row.method] >= IN_A_ROW and not server.alive():
             raise UserError(
-                f"{row.method} at {server.shown_url} failed {self._failed[row.method]} times in a row and does not "
-                f"answer any more; {self.run_dir.path} is intact, continue with --resume"
+                f"{row.method} at {server.shown_url} failed {self._failed[row.method]} times in a row; "
+                f"the run is intact, continue it with --resume --out {self.run_dir.path}"
             )
 
     def verdict(self, sample: Sample, row: SampleRecord, reference: SampleRecord) -> OutputMatch:
