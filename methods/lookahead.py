@@ -42,7 +42,8 @@ class LookaheadOptions(Bounded):
     def check_together(self) -> None:
         if self.most_tokens() > MOST_NODES:
             raise UserError(
-                f"lookahead: a step would have {self.most_tokens()} tokens, more than {MOST_NODES}; reduce level, window or guesses"
+                f"lookahead: a step would have {self.most_tokens()} tokens, more than {MOST_NODES}; "
+                "reduce level, window or guesses"
             )
 
     def most_tokens(self) -> int:
