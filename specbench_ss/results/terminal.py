@@ -444,9 +444,7 @@ LEVEL_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
     "tokens/s": lambda row: format_number(row.tokens_per_s, 1),
     "× baseline": lambda row: format_speedup(row.throughput_ratio),
     "speedup": _of_one,
-    "95% interval": lambda row: (
-        interval(row.speedup_interval) or ("" if row.comparison == "reference" else row.comparison)
-    ),
+    "95% CI": lambda row: interval(row.speedup_interval) or ("" if row.comparison == "reference" else row.comparison),
     "first ms": lambda row: format_number(row.waits["ttft_s_p50"], 2, scale=1000),
     "ms/token": lambda row: format_number(row.waits["tpot_s_p50"], 2, scale=1000),
     "s": lambda row: format_number(row.waits["latency_s_p50"], 2),
