@@ -49,10 +49,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         (["run", "--methods", "ss", "--chat-template", "vicunja"], "did you mean vicuna?"),
         (["report", "nowhere"], "is not a run directory"),
         (["suites", "fetch", "specbnch"], "did you mean specbench?"),
+        (["suites", "show", "README.md"], "use --suite jsonl:README.md"),
+        (["methods", "pdl"], "did you mean pld?"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert words in failing(arguments, capsys)
+
+
+def test_methods_are_listed_by_name_and_alias(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "prompt-lookup,ar"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == ["pld", "ar"]
 
 
 def test_reference_is_added_first(asked: Asked) -> None:
