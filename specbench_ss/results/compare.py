@@ -229,13 +229,13 @@ class ComparedRow:
 
     category: Col[str, "task of the suite; `overall` is all of them together"]
     method: Col[str, "label of the method"]
-    n_prompts: Col[int, "prompts that the method and `ar` decoded in both runs; no number includes others", "prompts"]
-    n_questions: Col[int, "questions of these prompts; intervals resample them", "questions"]
+    n_prompts: Col[int, "turns that the method and `ar` answered in both runs: what all numbers are of", "prompts"]
+    n_questions: Col[int, "questions that these turns belong to: what intervals resample", "questions"]
     n_failed_a: Col[int, "the method's samples that failed in run A", "samples"]
     n_failed_b: Col[int, "the method's samples that failed in run B", "samples"]
     changes: Mapping[str, Change]
-    n_answers: Col[int, "pairs of outputs of the same prompt and repeat", "outputs"]
-    n_other_answers: Col[int, "of these, pairs with different tokens", "outputs"]
+    n_answers: Col[int, "answers of the same prompt and repeat in both runs", "answers"]
+    n_other_answers: Col[int, "of these, answers with other tokens", "answers"]
     baseline: str
     error: str
 
@@ -254,7 +254,7 @@ CHANGES = {  # metric -> unit and meaning in both runs, unit and meaning of the 
     ),
     "mean_acceptance_length": (
         "tokens", "tokens per step in run A", "tokens per step in run B",
-        "share", "τ of B over that of A, less 1", f"`higher`, `lower`, {OTHERS}",
+        "share", "tau of B over that of A, less 1", f"`higher`, `lower`, {OTHERS}",
     ),
     "quality": (
         "0 to 1", "the suite's score in run A, a mean over questions that have one in both",
