@@ -577,7 +577,7 @@ def _notes(made: RunComparison) -> Iterator[str]:
         if row.n_other_answers:
             yield f"{row.method}: {row.n_other_answers} of {row.n_answers} outputs have other tokens in B."
     if any(row.n_answers for row in rows) and not any(row.n_other_answers for row in rows):
-        yield "All outputs of A and B are identical."
+        yield "All outputs of both runs have the same tokens."
     for row in rows:
         if row.n_failed_a or row.n_failed_b:
             counts = f"{row.n_failed_a} samples failed in A, {row.n_failed_b} in B"
