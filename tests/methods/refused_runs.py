@@ -56,8 +56,3 @@ def check_warned(drafter: str, reported: str, tmp_path: Path, capsys: pytest.Cap
     [line] = checked.err.splitlines()
     assert line.startswith(f"ssbench: warning: {drafter.partition('[')[0]}: vLLM ") and reported in line, line
     assert drafter.partition("weights=")[2].removesuffix("]") in line, line
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"prompt": "abc"}) + "\n")
-    run = ["run", "--methods", drafter, "--model", str(model), "--chat-template", "plain"]
-    assert main([*run, "--suite", f"jsonl:{prompts}", "--dry-run"]) == 0
-    assert "vLLM" not in capsys.readouterr().err, "only `models check` reports it"
