@@ -110,7 +110,7 @@ FOLDING = ("output",)  # columns that may take several lines
 LABELS = ("method", BY_TASK)  # these too, but they break after commas
 NARROW = 28  # characters of a label before other columns are dropped for it
 LABEL_LINES = 3  # of a label in a table
-WIDTH = 110  # without a terminal
+WIDTH = 120  # without a terminal
 MOST_TASKS = 6  # columns of the short table by task
 MOST_METHODS = 6  # its rows
 SHORTEST_HEAD = 5  # characters of a task in its head
@@ -297,7 +297,7 @@ def _print_warnings(results: Results, console: Console, brief: bool) -> None:
     shown = found[: max(0, most - len(failed))]
     for check in shown:
         detail = f" {check.lines[0]}" if check.name in FOUND and check.lines else ""
-        lines = 1 if brief or (rest > 0 and check is shown[-1]) else 2
+        lines = 1 if (rest > 0 and (brief or check is shown[-1])) or (brief and check is not shown[0]) else 2
         _print_line(console, check.sentence + detail, f"  {STATE_MARKS[check.state]} ", lines)
     if rest > 0:
         console.print(f"  [yellow]![/] {pluralize(rest, 'more warning')}: ssbench report -v", highlight=False)
