@@ -82,7 +82,7 @@ def _passes(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, time
         print(f"{spec.label}: {error}")
         return False
     shapes = ", ".join(dict.fromkeys(subject.shape for subject in kit.subjects))
-    print(f"{spec.label}: {shapes}")
+    print(f"{spec.label}, test instances: {shapes}")
     for where, why in kit.left_out.items():
         print(f"  skipped  {where}: {why}")
     seconds, failed = 0.0, dict[str, list[Result]]()  # by the error
@@ -101,8 +101,8 @@ def _passes(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, time
 def _line(result: Result) -> str:
     text = {"exempt": result.exempt, "untested": result.untested}.get(result.verdict, result.check.text)
     if result.tried:
-        text += f" (some shapes are exempt: {result.exempt})" if result.exempt else ""
-        text += f" (untested: {result.untested})" if result.untested else ""
+        text += f" (some instances are exempt: {result.exempt})" if result.exempt else ""
+        text += f" (except {result.untested})" if result.untested else ""
     return f"  {result.verdict:<8} {result.name:<13} {text}"
 
 

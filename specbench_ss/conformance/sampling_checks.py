@@ -356,7 +356,7 @@ def of_verdicts(subject: Subject, case: Case, first: int, alpha: float) -> Talli
         raise Untested("too few drafted tokens to test acceptance")
     if scarce := tallies.scarce():
         others = f" and {len(scarce) - 1} more positions" if len(scarce) > 1 else ""
-        subject.untested[f"too few tokens at {scarce[0]}{others}"] = None
+        subject.untested[f"few samples at {scarce[0]}{others}"] = None
     return tallies
 
 

@@ -542,8 +542,9 @@ def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) ->
 def _comparison_cells(metric: str, row: ComparedRow) -> tuple[str, ...]:
     change, digits = row.changes[metric], NAMES[metric][1]
     verdict = change.verdict if change.verdict in (SAME, *NO_VERDICT) else f"[bold]{change.verdict}[/]"
-    verdict = "unchanged" if change.change is not None and _unchanged(change) else verdict
     changed = change_text(metric, change.change), interval_text(metric, change)
+    if change.change is not None and _unchanged(change):
+        verdict, changed = "unchanged", (changed[0], "")
     figures = format_number(change.a, digits), format_number(change.b, digits)
     return escape(row.method), *figures, *changed, verdict, f"{row.n_prompts:,}"
 

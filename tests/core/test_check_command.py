@@ -45,7 +45,7 @@ def few(monkeypatch: pytest.MonkeyPatch, few_checks: tuple[Check, ...]) -> None:
 def test_a_line_for_each_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "lossy"]) == 0
     first, *checks, last = capsys.readouterr().out.splitlines()
-    assert first == "lossy: default"
+    assert first == "lossy, test instances: default"
     assert [line.split()[:2] for line in checks] == [
         ["ok", "draft"], ["ok", "rows"], ["exempt", "greedy"], ["ok", "description"],
     ]  # fmt: skip
@@ -77,7 +77,7 @@ def test_an_error_that_breaks_several_checks_is_shown_once(capsys: pytest.Captur
 
 def test_options_make_the_first_example_another(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "honest[width=1]"]) == 0
-    assert capsys.readouterr().out.startswith("honest[width=1]: honest[width=1]\n")
+    assert capsys.readouterr().out.startswith("honest[width=1], test instances: honest[width=1]\n")
 
 
 def test_references_are_those_that_methods_name(monkeypatch: pytest.MonkeyPatch) -> None:

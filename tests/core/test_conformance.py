@@ -502,7 +502,7 @@ def test_a_failure_reads_well() -> None:
     with pytest.raises(CheckFailed) as caught:
         check_decoder(AcceptsAnything, architectures=["llama"])
     first, shape, example, found = str(caught.value).splitlines()
-    assert first == "check 'greedy' failed: at T=0 every token is the most probable one, by a fresh pass"
+    assert first == "check 'greedy' failed: at temperature 0 every token is the argmax of a fresh pass"
     assert shape == "  shape    default on tiny llama (4 layers, 11 words)"
     assert example == "  example  prompt [3, 4, 5, 3, 4, 6, 3, 4, 5, 3, 4], at most 12 new tokens, temperature 0"
     assert found.startswith("  found    token ")
