@@ -39,7 +39,7 @@ output_match() { # every lossless method against `ar`, float32 and bfloat16, wit
     local by="graph eager"
     [ "$DEVICE" != cpu ] || by="called eager"
     limited "$limit" python3 benchmarks/gpu/output_match.py --device "$DEVICE" --engines $by \
-        --out "$results/output_match/output_match.jsonl" $(small "" "--prompts 1 --categories 1 --new 8")
+        --out "$results/output_match/output_match.jsonl" $(small "" "--prompts 1 --tasks 1 --new 8")
 }
 telemetry() { # all methods of the lab, with what the GPU did
     calibrated || echo "the machine's limits are not measured: shares of its bandwidth are left out" >&2

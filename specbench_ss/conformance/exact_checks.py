@@ -220,7 +220,7 @@ def model(subject: Subject, case: Case) -> str:
 
 def another_model(subject: Subject) -> str:
     """Return why it may decode with another model than the target; '' where it may not."""
-    reference = subject.one.baseline_for(subject.one.options).label
+    reference = subject.one.baseline_for(subject.one.options).name
     if not subject.one.lossless:
         return LOSSY
     return "" if reference == REFERENCE else f"its baseline is {reference}"
@@ -541,8 +541,8 @@ EXACT_CHECKS = (
     Check("search_space", "no value in search_space changes the output", tuned, search_space,
         lambda subject: not_exact(subject) or ("" if subject.one.search_space() else "search_space is empty"),
         on=("small",)),
-    Check("long", f"a prompt and an output of {PROMPT} tokens, vocabulary of {WORDS:,}: correct logits, equal drafts "
-        "when repeated", lengthy, long, on=("long",)),
+    Check("long", f"prompt and output of {PROMPT} tokens, vocabulary of {WORDS:,}: correct logits, repeatable drafts",
+        lengthy, long, on=("long",)),
     Check("description", "name, summary, help and metadata exist; help of lossy options contains `lossy`", asked,
         metadata, on=("small",)),
 )  # fmt: skip
