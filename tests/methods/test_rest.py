@@ -402,7 +402,7 @@ def test_the_lab_brings_its_own() -> None:
     lab = outline_of("lab")
     REST.check(RESTOptions(), lab)
     assert REST.open_store(RESTOptions(), lab).advice
-    with pytest.raises(UserError, match="build one with `ssbench datastore build`"):
+    with pytest.raises(UserError, match="use `ssbench datastore build`"):
         REST.check(RESTOptions(), Target(tiny_model("llama")))
 
 
