@@ -44,8 +44,8 @@ class LookaheadOptions(Bounded):
     def check_together(self) -> None:
         if self.most_tokens() > MOST_NODES:
             raise UserError(
-                f"lookahead: level={self.level}, window={self.window}, guesses={self.guesses} make steps of "
-                f"{self.most_tokens()} tokens, more than {MOST_NODES}"
+                f"lookahead: a step would have {self.most_tokens()} tokens, more than {MOST_NODES}; "
+                "reduce level, window or guesses"
             )
 
     def most_tokens(self) -> int:

@@ -14,6 +14,10 @@ class UserError(Exception):
     """A mistake in what the user gave. Its text is one clear line that can be printed alone."""
 
 
+class ServingWarning(UserWarning):
+    """Warning of a drafter that vLLM serves differently; of the commands, `ssbench models check` shows it."""
+
+
 @contextmanager
 def prefixed(what: str) -> Iterator[None]:
     """Prefix every UserError raised in the block with `what: `."""

@@ -86,7 +86,7 @@ def questions_of(path: Path, read: Reader) -> tuple[Question, ...]:
             raise UserError(f"{place}: question_id {question.id!r} occurs twice")
         questions[question.id] = question
     if not questions:
-        raise UserError(f"{path} has no questions")
+        raise UserError(f"{path} has no questions; it needs one JSON object per line, as docs/suites.md shows")
     return tuple(questions.values())
 
 
@@ -159,7 +159,7 @@ def check_categories(requested: Sequence[str], known: Sequence[str], owner: str)
     """Raise UserError for an unknown category. owner: whose categories they are, 'suite X' or 'the data'."""
     for name in requested:
         if name not in known:
-            raise UserError(f"{owner} has no category {name!r}{known_words(name, known)}")
+            raise UserError(f"{owner} has no task {name!r}{known_words(name, known)}")
 
 
 def check_limit(limit: int | None) -> None:

@@ -39,7 +39,7 @@ class MTBench(FileSuite):
 
     name = "mtbench"
     title = "MT-Bench"
-    summary = "MT-Bench: 80 questions of two turns in eight categories, graded by a judge (`ssbench judge`)"
+    summary = "MT-Bench: 80 questions of two turns in eight tasks, graded by a judge (`ssbench judge`)"
     categories = MT_BENCH
     files = (QUESTIONS, REFERENCES, PROMPTS)
     lab_categories = MT_BENCH
@@ -186,7 +186,7 @@ def _fitting(asked: Sequence[str], context: int | None) -> tuple[dict[str, int],
     sizes = {name: size for name, size in LENGTHS.items() if name in (asked or LENGTHS)}
     if context is None:
         if not sizes:
-            raise UserError(f"the model's context length is unknown, so there are no prompts of category {CONTEXT!r}")
+            raise UserError(f"the model's context length is unknown, so there are no prompts of task {CONTEXT!r}")
         return sizes, []
     room = context - MAX_NEW_TOKENS - TEMPLATE_TOKENS
     if room < LEAST:
@@ -199,7 +199,7 @@ def _fitting(asked: Sequence[str], context: int | None) -> tuple[dict[str, int],
         sizes[CONTEXT] = room
         notes.append(f"{CONTEXT}: prompts of {room:,} tokens, as {limit}")
     if not sizes:
-        raise UserError(f"{notes[0]}; category {CONTEXT!r} has prompts of that length")
+        raise UserError(f"{notes[0]}; task {CONTEXT!r} has prompts of that length")
     return sizes, notes
 
 

@@ -216,7 +216,7 @@ class Apps(FileSuite):
         """Return the questions of a file, or of all files of a folder."""
         questions = tuple(question for name, path in _find(data).items() for question in _mixed(READERS[name](path)))
         if not questions:
-            raise UserError(f"{data} has no questions")
+            raise UserError(f"{data} has no questions; download the data set again")
         return questions
 
     def edition(self, data: Path) -> tuple[str, tuple[str, ...]]:

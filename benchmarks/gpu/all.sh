@@ -39,7 +39,7 @@ output_match() { # every lossless method against `ar`, float32 and bfloat16, wit
     local by="graph eager"
     [ "$DEVICE" != cpu ] || by="called eager"
     limited "$limit" python3 benchmarks/gpu/output_match.py --device "$DEVICE" --engines $by \
-        --out "$results/output_match/output_match.jsonl" $(small "" "--prompts 1 --categories 1 --new 8")
+        --out "$results/output_match/output_match.jsonl" $(small "" "--prompts 1 --tasks 1 --new 8")
 }
 telemetry() { # all methods of the lab, with what the GPU did
     calibrated || echo "the machine's limits are not measured: shares of its bandwidth are left out" >&2
@@ -48,7 +48,7 @@ telemetry() { # all methods of the lab, with what the GPU did
 # shellcheck disable=SC2046
 all_methods() { # MODEL FOLDER ENGINE
     ssbench "$half" run --model "$1" --methods all --suite specbench --device "$DEVICE" --engine "$3" --dtype "$DTYPE" \
-        $(small "--limit 2" "--limit 1 --categories qa --max-new-tokens 8") --trace --out "$2-$3" --resume
+        $(small "--limit 2" "--limit 1 --tasks qa --max-new-tokens 8") --trace --out "$2-$3" --resume
 }
 # shellcheck disable=SC2046
 figure17() { # how busy the device is over one answer of each method; 19 is its mean, from readings of NVML

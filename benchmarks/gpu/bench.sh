@@ -6,7 +6,7 @@ set -euo pipefail
 out=${1:?usage: bench.sh OUT [SECONDS]} seconds=${2:-0}
 . benchmarks/gpu/preamble.sh
 few=() small=()
-[ -z "$TINY" ] || few=(--limit 1 --categories qa --max-new-tokens 8) small=(--prompts 1 --new 8 --repeats 1 --lengths 4)
+[ -z "$TINY" ] || few=(--limit 1 --tasks qa --max-new-tokens 8) small=(--prompts 1 --new 8 --repeats 1 --lengths 4)
 for dtype in float32 "$DTYPE"; do
     try "ssbench run, $dtype" ssbench "$seconds" run --methods ss,medusa --suite specbench --dtype "$dtype" \
         --device "$DEVICE" "${few[@]}" --out "$out/$dtype" --resume

@@ -229,9 +229,7 @@ def arguments_of(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--engines", nargs="+", choices=(GRAPH, EAGER, CALLED), default=[GRAPH, EAGER])
     parser.add_argument("--prompts", type=int, default=2, help="per category")
-    parser.add_argument(
-        "--categories", type=int, default=len(SPECBENCH_CATEGORIES), help="number of Spec-Bench's categories"
-    )
+    parser.add_argument("--tasks", type=int, default=len(SPECBENCH_CATEGORIES), help="number of Spec-Bench's tasks")
     parser.add_argument("--new", type=int, default=192, help="tokens of an answer at most")
     parser.add_argument("--methods", default="", help="separated by semicolons; default: all that are registered")
     parser.add_argument("--out", type=Path)
@@ -241,7 +239,7 @@ def arguments_of(given: Sequence[str] | None) -> argparse.Namespace:
 def measured(arguments: argparse.Namespace, existing: Sequence[Line], failed: list[str]) -> Iterator[Line]:
     """Yield every line, including existing ones. failed: receives a text for each failed method."""
     methods = [text for text in arguments.methods.split(";") if text] or list(METHODS)
-    chosen = questions(SPECBENCH_CATEGORIES[: arguments.categories], "eval", arguments.prompts)
+    chosen = questions(SPECBENCH_CATEGORIES[: arguments.tasks], "eval", arguments.prompts)
     device = torch.cuda.get_device_name(arguments.device) if arguments.device.startswith("cuda") else arguments.device
     lines_by_id = {line.identity: line for line in existing}
     for engine, dtype in product(arguments.engines, arguments.dtypes):

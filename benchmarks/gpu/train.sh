@@ -8,7 +8,7 @@ out=${1:?usage: train.sh OUT [SECONDS] [MODEL] [DATA]} seconds=${2:-0} model=${3
 SSBENCH_CACHE=${SSBENCH_CACHE:-$out/cache}
 . benchmarks/gpu/preamble.sh
 chats=6000 steps=(--steps 300 --batch-size 16 --length 512 --save-every 50) few=(--limit 2)
-[ -z "$TINY" ] || chats=8 steps=(--steps 2 --batch-size 1 --length 64) few=(--limit 1 --categories qa --max-new-tokens 8)
+[ -z "$TINY" ] || chats=8 steps=(--steps 2 --batch-size 1 --length 64) few=(--limit 1 --tasks qa --max-new-tokens 8)
 train() { # NAME TRAINER OPTIONS...
     local name=$1 trainer=$2
     shift 2

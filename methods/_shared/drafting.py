@@ -84,17 +84,18 @@ class DrafterDecoder(Decoder):
         return (options, {}) if stated else advice.apply(options, base.device_type)
 
     @classmethod
-    def check(cls, options: Any, base: ModelInfo) -> None:
-        """Check the drafter's configuration, file and shapes, and the options."""
+    def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
+        """Check the drafter's configuration, file and shapes, and the options; return the advised ones."""
         base.require_hidden_eq_embedding(cls.name)
         path = checkpoint.drafter_here(options.weights, cls.name, base, cls.bundled_folder)
         if path is None:
-            return
+            return {}
         drafted = cls.drafted_model_info(base, path)
         with torch.device("meta"):
             drafter, config = cls.read(options, path, drafted, read_shapes_and_vocab_maps)
-        options, _ = cls.advised_by(options, config, drafted, path)
+        options, advised = cls.advised_by(options, config, drafted, path)
         cls.resolve_options(options, config, drafter, drafted)
+        return advised
 
     @classmethod
     def load(cls, target: Target, options: Any) -> Self:

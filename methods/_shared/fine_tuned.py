@@ -58,8 +58,7 @@ def copy_on_write(target: Target) -> Any:
         return copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
     if target.quantization.reread is None:
         raise UserError(
-            f"cannot merge a LoRA into {target.name!r}, whose weights are quantised ({target.quantised}) and cannot "
-            "be read again; load it with load_model(quantize=...)"
+            f"cannot merge a LoRA into the quantized {target.name!r}; load it with load_model(quantize=...)"
         )
     model = target.quantization.reread()
     _share_weights(model, target.model)

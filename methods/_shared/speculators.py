@@ -16,7 +16,7 @@ from transformers.activations import ACT2FN
 
 from specbench_ss import registry, user_files
 from specbench_ss.engine.architectures import ModelInfo
-from specbench_ss.errors import UserError, did_you_mean, first_line
+from specbench_ss.errors import ServingWarning, UserError, did_you_mean, first_line
 from specbench_ss.methods._shared.draft_vocabulary import check_draft_vocab
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, check_rope
 from specbench_ss.methods._shared.small_llama import llama_layer
@@ -220,7 +220,7 @@ def read_network(
         base: the model that is drafted for.
         read: returns a file's tensors; EAGLE-3's `midlayer` is renamed to `layers.0`.
         build: returns the network for these tensors, without their values.
-        problems: returns deviations of vLLM with this network; each becomes a warning.
+        problems: returns deviations of vLLM with this network; each becomes a ServingWarning.
         stored: returns the checkpoint's name of a network's tensor.
     """
     file, _ = weight_file(path, WEIGHT_FILES, method)
@@ -236,7 +236,8 @@ def read_network(
     except UserError as error:
         raise UserError(f"{method}: {error} ({file})") from None
     for problem in problems(network):
-        warnings.warn(f"{method}: vLLM {problem} ({file})", stacklevel=1)  # this line: one warning for check and load
+        text = f"{method}: vLLM {problem} ({file})"
+        warnings.warn(text, ServingWarning, stacklevel=1)  # this line: one warning for check and load
     return network
 
 

@@ -72,8 +72,8 @@ class REST(Decoder):
         self.lossless = options.accept == "exact"
 
     @classmethod
-    def check(cls, options: Any, base: ModelInfo) -> None:
-        cls.with_advice(options, base, cls.open_store(options, base))
+    def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
+        return cls.with_advice(options, base, cls.open_store(options, base))[1]
 
     @classmethod
     def load(cls, target: Target, options: Any) -> REST:
@@ -96,8 +96,7 @@ class REST(Decoder):
         path = Path(options.datastore) if options.datastore else base.bundled_drafter(cls.name)
         if path is None:
             raise UserError(
-                f"rest: no datastore for model {base.name!r}; build one with `ssbench datastore build`, pass "
-                "it with --set rest.datastore=PATH"
+                f"rest: no datastore for {base.name!r}; use `ssbench datastore build`, then --set rest.datastore=PATH"
             )
         store = open_datastore(path)
         store.check_fits(base, path)

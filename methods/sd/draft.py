@@ -127,8 +127,7 @@ def check_adapter(folder: Path) -> None:
             fine_tuned.check_fits(folder, fine_tuned.without_weights(config), "sd")
     except UserError as error:
         raise UserError(
-            f"sd: the adapter in {folder} is for the model {model!r} by its {ADAPTER_CONFIG} (without a model it "
-            f"is for the bundled draft): {str(error).removeprefix('sd: ')}"
+            f"sd: the adapter in {folder} is for {model!r} ({ADAPTER_CONFIG}): {str(error).removeprefix('sd: ')}"
         ) from error
 
 

@@ -98,20 +98,22 @@ class SpeculativeStreaming(Decoder):
         self._next_logits: Tensor | None = None  # [gamma, V], of next_streams, unconditioned; None = not fused
 
     @classmethod
-    def check(cls, options: Any, base: ModelInfo) -> None:
+    def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
         base.require_layer_access(cls.name)
-        options, _ = cls.with_advised_conditioning(options, base)
+        options, advised_kind = cls.with_advised_conditioning(options, base)
         folder = checkpoint.drafter_here(options.weights, cls.name, base, cls.bundled_folder_of(options))
         if folder is None:
-            return
+            return {}
         config, shape = cls.read_shape(folder)
         for token, rank in (("root", shape.root_rank), ("parent", shape.parent_rank)):
             if rank:
                 base.require_hidden_eq_embedding(f"{cls.name}[{token}=on]")
         with torch.device("meta"):
             cls.read_streams(folder, shape, base, checkpoint.read_shapes)
-        options, _ = cls.advice_of(folder, config).apply(options, base.device_type, without=cls.not_advised(options))
+        advice = cls.advice_of(folder, config)
+        options, advised = advice.apply(options, base.device_type, without=cls.not_advised(options))
         cls.resolve_options(cls.step_options(options), shape, base)
+        return advised_kind | advised
 
     @classmethod
     def load(cls, target: Target, options: Any) -> SpeculativeStreaming:

@@ -86,11 +86,12 @@ class SharedStreaming(FineTunedDecoder, SpeculativeStreaming):
         return fine_tuned(target)
 
     @classmethod
-    def check(cls, options: Any, base: ModelInfo) -> None:
-        super().check(options, base)
+    def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
+        advised = super().check(options, base)
         folder = drafter_here(options.weights, cls.name, base, cls.bundled_folder)
         if folder is not None:
             check_lora(folder, "ss-shared")
+        return advised
 
     @classmethod
     def decoded_model(cls, target: Target, folder: Path) -> Target:

@@ -56,7 +56,7 @@ def run_config(options: RunOptions) -> RunConfig:
     _check_values(options)
     values: dict[str, Any] = {name: getattr(options, name) for name in OWN}
     values["suite"], values["data"] = suite_and_data(options.suite, options.data)
-    values["categories"] = listed(options.categories)
+    values["categories"] = listed(options.tasks)
     values["stop"] = tuple(options.stop or ())
     values["plugin"] = registry.load_plugins(options.plugin or ())
     if options.mode == SERVER:
@@ -113,6 +113,8 @@ def listed(text: str | None) -> tuple[str, ...]:
 
 def suite_and_data(suite: str, data: str | Path | None) -> tuple[str, str | None]:
     """Split 'NAME:FILE' into the suite's name and its data. Raise UserError if --data names other data."""
+    if suite not in registry.names(registry.SUITES) and expanded(suite).is_file():
+        raise UserError(f"--suite {suite} is a file; use --suite jsonl:{suite}")
     name, colon, file = suite.partition(":")
     if colon and (not file or data is not None):
         problem = "names no file after the colon" if not file else "has its data already; omit --data"

@@ -137,8 +137,8 @@ def check_history(target: ModelInfo, data: SuiteData) -> None:
         lost = next((m for m in q.messages() if m["role"] != "assistant" and m["content"].strip() not in text), None)
         if lost is not None:
             raise UserError(
-                f"question {q.id!r}: the chat template of {target.name!r} omits its {lost['role']} message; "
-                "remove the message, or use another --chat-template"
+                f"question {q.id!r}: the chat template omits its {lost['role']} message; "
+                "remove it or use another --chat-template"
             )
 
 
@@ -151,10 +151,10 @@ def check_room(target: ModelInfo, data: SuiteData) -> None:
     long = [(q, n) for q in data.questions if (n := len(prompt_ids(target, q))) >= room]
     if long:
         question, tokens = long[0]
-        others = f" ({len(long)} of {len(data.questions)} questions are too long)" if len(long) > 1 else ""
+        others = f"; {len(long)} of {len(data.questions)} are too long" if len(long) > 1 else ""
         raise UserError(
-            f"the prompt of question {question.id!r} ({question.category}) has {tokens} tokens and leaves no room in "
-            f"the context of {target.name!r}, {room}{others}; choose others with --categories, --limit or --data FILE"
+            f"question {question.id!r} ({question.category}) has {tokens} tokens, too long for the context of "
+            f"{target.name!r} ({room}){others}; use other --tasks or --data"
         )
 
 
@@ -176,8 +176,7 @@ def stop_ids(tokenizer: Any, stop: Sequence[str]) -> dict[str, int]:
         inside = [token for token in special if token in text]
         if inside and text not in special:
             raise UserError(
-                f"--stop {text!r} contains the special token {max(inside, key=len)!r}, which answers do not show; give "
-                "the token alone, or the text without it"
+                f"--stop {text!r} contains the special token {max(inside, key=len)!r}; give the token alone or omit it"
             )
     return {text: special[text] for text in stop if text in special}
 
@@ -202,6 +201,7 @@ class Plan:
     suite: Suite
     data: SuiteData
     options: dict[str, Any]  # of each method, by label
+    advised: dict[str, Mapping[str, Any]]  # of each method, by label: options that the drafter's folder sets
     device: str  # resolved, as 'cpu'
     dtype: str  # resolved, as 'float32'
     samples: int  # of the whole run
@@ -239,7 +239,7 @@ def check(
         note(f"nothing to resume in {output.out}; starting the run")
     if loaded is None:
         check_model(config.model)
-    info = check_methods(config, loaded)
+    info, advised = check_methods(config, loaded)
     dtype, choice = _dtype(config, device, info, loaded, begun)
     check_template(info.tokenizer, info.name)
     stop_ids(info.tokenizer, config.stop)
@@ -254,16 +254,16 @@ def check(
     samples = prompts * config.repeats * len(options)
     if samples > MOST_SAMPLES:
         raise UserError(f"the run would have {samples:,} samples, more than {MOST_SAMPLES:,}; use fewer --repeats")
-    return Plan(config, suite, data, options, device, dtype, samples, notes, loaded, choice)
+    return Plan(config, suite, data, options, advised, device, dtype, samples, notes, loaded, choice)
 
 
-def check_methods(config: RunConfig, loaded: Target | None = None) -> ModelInfo:
-    """Check every method with the model's info, without weights, and return the info."""
-    info = _model_info(config, loaded)
+def check_methods(config: RunConfig, loaded: Target | None = None) -> tuple[ModelInfo, dict[str, Mapping[str, Any]]]:
+    """Check every method with the model's info, without weights; return the info and each method's advised options."""
+    info, advised = _model_info(config, loaded), dict[str, Mapping[str, Any]]()
     for spec in config.methods:
         with _naming_preset(spec, config):
-            registry.method_class(spec.name).check(registry.method_options(spec), info)
-    return info
+            advised[spec.label] = registry.method_class(spec.name).check(registry.method_options(spec), info) or {}
+    return info, advised
 
 
 def drop_unsupported(

@@ -281,8 +281,7 @@ def _check_device(ray: Any, device: str, requested: str) -> None:
         raise UserError(f"--device {requested}: a worker has one GPU; with --executor ray use --device cuda")
     if requested == "auto" and device == "cpu" and ray.cluster_resources().get("GPU", 0):
         raise UserError(
-            "the Ray cluster has GPUs, but this machine has none to check the run; start it on a machine with a GPU, "
-            "or use --device cpu"
+            "the Ray cluster has GPUs, this machine has none; start on a machine with a GPU, or use --device cpu"
         )
 
 

@@ -522,8 +522,8 @@ class ServedSession(Session):
             self._drop(row.method, fault)
         elif self._failed[row.method] >= IN_A_ROW and not (server := self.fleet.get(row.method)).alive():
             raise UserError(
-                f"{row.method} at {server.shown_url} failed {self._failed[row.method]} times in a row and does not "
-                f"answer any more; {self.run_dir.path} is intact, continue with --resume"
+                f"{row.method} at {server.shown_url} failed {self._failed[row.method]} times in a row; "
+                f"the run is intact, continue it with --resume --out {self.run_dir.path}"
             )
 
     def verdict(self, sample: Sample, row: SampleRecord, reference: SampleRecord) -> OutputMatch:
@@ -595,12 +595,12 @@ def measure(
     with connected(config, access) as servers, ExitStack() as stack:
         probed = [about(server, probe(server, parameters)) for server in servers]
         manifest = dict(manifest_for(config, data, probed, access.hidden(command)))
-        run_dir = stack.enter_context(RunDir.open(where, manifest, data.questions))
+        run_dir = stack.enter_context(RunDir.open(output, manifest, data.questions))
         fleet = Fleet({server.label: server for server in servers}, access.launch, logs=run_dir.path / "servers")
         fleet.connect = partial(_connect_started, run_dir, parameters, access.timeout_s)
         stack.callback(fleet.stop)
         events = stack.enter_context(watch(PreparedRun(plan=plan, run_dir=run_dir, found=probed)))
-        ServedSession(config, plan.suite, data, fleet, run_dir, events, where).run()
+        ServedSession(config, plan.suite, data, fleet, run_dir, events, output).run()
         return finished(run_dir, events)
 
 

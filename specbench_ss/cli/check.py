@@ -32,11 +32,11 @@ def command(
         bool,
         typer.Option(
             "--thorough",
-            help="Check every example of a method on models of every architecture. By default the first "
-            "example is tried on three architectures and the others on one each.",
+            help="Check every test instance of a method on models of every architecture. By default the first one "
+            "runs on three architectures and the others on one each.",
         ),
     ] = False,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="A trial that takes longer fails.")] = 60.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit of one request of a check.")] = 60.0,
 ) -> int:
     """Check that methods pass the conformance checks, on tiny random models on the CPU.
 
@@ -82,9 +82,9 @@ def _passes(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, time
         print(f"{spec.label}: {error}")
         return False
     shapes = ", ".join(dict.fromkeys(subject.shape for subject in kit.subjects))
-    print(f"{spec.label}: {shapes}")
+    print(f"{spec.label}, test instances: {shapes}")
     for where, why in kit.left_out.items():
-        print(f"  left out  {where}: {why}")
+        print(f"  skipped  {where}: {why}")
     seconds, failed = 0.0, dict[str, list[Result]]()  # by the error
     for result in kit.results():
         seconds += result.seconds
@@ -99,11 +99,11 @@ def _passes(spec: MethodSpec, reference: bool, thorough: bool, alone: bool, time
 
 
 def _line(result: Result) -> str:
-    partly = f" (does not apply to some shapes: {result.exempt})" if result.tried and result.exempt else ""
-    if result.tried and result.untested:
-        partly += f" (not tested on {result.untested})"
-    text = f"{result.check.text}{partly}" if result.tried or result.failure else result.untested or result.exempt
-    return f"  {result.verdict:<8}{result.name:<14}{text}"
+    text = {"exempt": result.exempt, "untested": result.untested}.get(result.verdict, result.check.text)
+    if result.tried:
+        text += f" (some instances are exempt: {result.exempt})" if result.exempt else ""
+        text += f" (except {result.untested})" if result.untested else ""
+    return f"  {result.verdict:<8} {result.name:<13} {text}"
 
 
 def _failure(problem: str, results: Sequence[Result]) -> str:
@@ -114,13 +114,13 @@ def _failure(problem: str, results: Sequence[Result]) -> str:
     if len(results) == 1:
         first, lines = _line(results[0]), [*lines, f"found    {problem}"]
     else:
-        first = f"  failed  {len(results)} checks stopped by the same error: {problem}"
+        first = f"  failed   {len(results)} checks stopped by the same error: {problem}"
         lines = [f"checks   {', '.join(result.name for result in results)}", *lines]
-    return "\n".join([first, *(f"{'':10}{line}" for line in lines)])
+    return "\n".join([first, *(f"{'':11}{line}" for line in lines)])
 
 
 def _kit(spec: MethodSpec, reference: bool, thorough: bool, timeout: float) -> CheckRunner:
-    over = f"{spec.label}: its examples are not made within {timeout:g} s"
+    over = f"{spec.label}: its test instances are not made within {timeout:g} s"
     try:
         with time_limit(timeout, lambda: f"{over}, which cannot be interrupted"):
             return CheckRunner(shapes_of(spec), ARCHITECTURES if thorough else FEW, reference, thorough, timeout)
@@ -131,7 +131,7 @@ def _kit(spec: MethodSpec, reference: bool, thorough: bool, timeout: float) -> C
 def _effort(kit: CheckRunner) -> str:
     answers, steps = (sum(getattr(subject, name) for subject in kit.subjects) for name in ("answers", "steps"))
     longest = max(subject.longest for subject in kit.subjects)
-    return f"{answers:,} answers, {steps:,} steps looked at, blocks of up to {longest} tokens"
+    return f"{answers:,} outputs, {steps:,} steps, at most {longest} tokens per step"
 
 
 def shapes_of(spec: MethodSpec) -> Callable[[Target], Mapping[str, Callable[[], Decoder]]]:
@@ -146,7 +146,7 @@ def shapes_of(spec: MethodSpec) -> Callable[[Target], Mapping[str, Callable[[], 
     def asked(target: Target) -> Mapping[str, Callable[[], Decoder]]:
         first = next(iter(kind.test_instances(target).values()), None)
         if first is None:
-            raise UserError(f"{spec.name} gives no examples")
+            raise UserError(f"{spec.name} has no test instances")
         return {spec.label: lambda: first().with_options(options)}
 
     return asked

@@ -17,8 +17,8 @@ from specbench_ss.results.terminal import interval_text, print_comparison
 
 
 def command(
-    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="Directory of the run before.")],
-    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Directory of the run after.")],
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="Directory of run A, the earlier one.")],
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Directory of run B, the later one.")],
     fail_on: Annotated[
         str | None,
         typer.Option(

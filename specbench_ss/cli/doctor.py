@@ -73,7 +73,7 @@ def _limits(limits: MachineLimits | None) -> None:
     print(f"{'limits':<12}measured {limits.made} with torch {limits.torch}{threads}")
     if limits.busy:
         print(f"{'':<12}possibly too low: during the measurement, {limits.busy}")
-    print(f"{'  reading':<12}{limits.read_bytes_per_s / 1e9:.1f} GB/s from memory, beyond the last cache")
+    print(f"{'  memory':<12}{limits.read_bytes_per_s / 1e9:.1f} GB/s reads, beyond the last-level cache")
     for dtype, rate in limits.flops_per_s.items():
-        print(f"{'  products':<12}{format_number(rate / 1e9)} GFLOP/s in {dtype}")
-    print(f"{'  starting':<12}{limits.launch_s * 1e6:.2f} µs an operator")
+        print(f"{'  GEMM':<12}{format_number(rate / 1e9)} GFLOP/s in {dtype}")
+    print(f"{'  launch':<12}{limits.launch_s * 1e6:.2f} µs per operator")

@@ -26,7 +26,7 @@ from specbench_ss.runs.run_dir import read_run, run_around
 
 Form = Literal["specbench", "csv", "parquet", "markdown"]
 COLUMNS = (
-    "method", "speedup", "95% interval", "τ", "τ−1", "written", "Spec-Bench", "same text", "tokens/s", "n",
+    "method", "speedup", "95% CI", "τ", "τ−1", "stored τ", "Spec-Bench", "same text", "tok/s", "prompts",
 )  # fmt: skip
 
 

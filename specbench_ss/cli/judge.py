@@ -55,7 +55,7 @@ def command(
     planned = plan(stored, Judge.at(model, base_url, max_tokens), _prompts(stored, prompts), labels)
     _print_plan(planned, base_url, max_tokens, _prices(price))
     if not planned.keys:
-        print("Every answer has its verdict.")
+        print("Every output has a rating.")
     elif not yes and planned.to_send:
         print("Nothing was sent. Add --yes to send these.")
         return

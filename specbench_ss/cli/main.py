@@ -13,7 +13,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from specbench_ss import __version__, registry
-from specbench_ss.errors import UserError
+from specbench_ss.errors import ServingWarning, UserError
 
 COMMANDS = {  # line in `ssbench --help`; the module in specbench_ss.cli has its name, but for FUNCTIONS
     "run": "Decode a suite's questions with several methods and rank them by speedup.",
@@ -128,6 +128,7 @@ def main(args: list[str] | None = None) -> int:
     registry.clear_file_methods()
     with warnings.catch_warnings():
         warnings.showwarning = _print_warning
+        warnings.simplefilter("ignore", ServingWarning)
         try:
             _add_plugin_commands()
             code = literal(typer.main.get_command(app))(args=args, prog_name="ssbench", standalone_mode=False)

@@ -11,23 +11,31 @@ import typer
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from specbench_ss import registry
+from specbench_ss.bench.build_config import listed
 from specbench_ss.cli.shared import Plugin
 from specbench_ss.engine.decoder import Decoder
 from specbench_ss.errors import UserError, os_reason
-from specbench_ss.options import METHOD_ALIASES, REFERENCE, describe_options
+from specbench_ss.options import METHOD_ALIASES, REFERENCE, describe_options, registered_name
 
 
-def command(plugin: Plugin = None) -> None:
+def command(
+    names: Annotated[
+        str | None, typer.Argument(metavar="METHODS", help="Show only these methods, separated by commas.")
+    ] = None,
+    plugin: Plugin = None,
+) -> None:
     """List the decoding methods and their options."""
     registry.load_plugins(plugin or ())
-    for name, method in registry.load_all(registry.METHODS).items():
+    chosen = [registered_name(name) for name in listed(names)]
+    methods = {name: registry.method_class(name) for name in chosen} or registry.load_all(registry.METHODS)
+    for name, method in methods.items():
         output, others = promise(method, method.Options()), [a for a, of in METHOD_ALIASES.items() if of == name]
         print(f"{name:<10} {method.summary} [{output}]{f' ({method.paper})' if method.paper else ''}")
         if others:
             print(f"{'':<12}also: {', '.join(others)}")
         if method.node_options:
             limit = f", which sets {method.node_options[0]}" if method.node_options[0] != "nodes" else ""
-            print(f"{'':<12}node budget: nodes=N verifies at most N drafted nodes a step{limit}")
+            print(f"{'':<12}nodes=N: node budget, at most N drafted nodes per step{limit}")
         for option in describe_options(method.Options):
             print(f"{'':<12}{option.name}=<{option.type}>  {option.help} (default {option.default or 'empty'})")
 

@@ -16,7 +16,7 @@ from specbench_ss.cli.methods import promise
 from specbench_ss.cli.shared import MODEL, ChatTemplate, Settings, TrustRemoteCode, interrupted
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.errors import UserError
+from specbench_ss.errors import ServingWarning, UserError
 from specbench_ss.models.fetch import fetch as fetch_model
 from specbench_ss.models.load import check_template, outline_of
 from specbench_ss.models.resolve import available, packaged, packaged_model
@@ -91,6 +91,7 @@ def check(
 
     For hub ids only headers and small files are downloaded.
     """
+    warnings.simplefilter("default", ServingWarning)
     name = MethodSpec.parse(method).name
     if name == ALL:
         raise UserError("give one method; `ssbench run --methods all` runs all that support a model")
@@ -129,7 +130,7 @@ def _from_hub(kind: type[Decoder], options: Any, weights: str, info: ModelInfo) 
         except UserError as error:
             raise UserError(str(error).replace(folder, weights)) from None
     for warning in caught:
-        warnings.warn(str(warning.message).replace(folder, weights), stacklevel=1)
+        warnings.warn(str(warning.message).replace(folder, weights), warning.category, stacklevel=1)
     print("not checked: values of weights, such as the draft vocabulary (d2t), which loading checks")
     return _works(kind, options, info)
 

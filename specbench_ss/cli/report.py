@@ -18,7 +18,7 @@ from specbench_ss.registry import REPORTS, load, names
 from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.report import Report
-from specbench_ss.results.terminal import print_answer
+from specbench_ss.results.terminal import print_answer, print_verbose
 from specbench_ss.runs.manifest import MANIFEST, read_manifest
 from specbench_ss.runs.run_dir import is_of_run, read_run
 
@@ -44,6 +44,10 @@ def command(
         typer.Option("--out", help="File to write the report to, in place of one in the (first) run's directory."),
     ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Print results by task, every check with its details, and notes."),
+    ] = False,
     quality_margin: Annotated[
         float,
         typer.Option(
@@ -65,8 +69,8 @@ def command(
         if results.unfinished:
             print(f"ssbench: warning: {results.path} is {results.unfinished}", file=sys.stderr)
     if len(done) == 1:
-        print_answer(done[0], Console())
-    print(f"report: {path}")
+        (print_verbose if verbose else print_answer)(done[0], Console())
+    print(f"report   {path}")
     if open_it:
         open_in_browser(path)
     fail(done[0], fail_on)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -155,27 +156,28 @@ def describe(config: RunConfig, where: OutputOptions, access: Access | None = No
         with serving.connected(config, access) as servers:
             lines = [("endpoint", f"{server.label}: {server.shown_url}, model {server.model}") for server in servers]
     config, data = plan.config, plan.data
-    prompts = sum(len(q.turns) for q in data.questions)
     notes = data.notes if config.data is not None else ()
     lines += [
         ("suite", f"{data.name} ({data.edition}), {data.content_hash[:12]}"),
-        ("questions", f"{len(data.questions)} ({pluralize(prompts, 'prompt')}), repeats {config.repeats}"),
+        ("size", f"{_size(data)}, {pluralize(config.repeats, 'repeat')}"),
         *(("note", note) for note in notes),
         ("decoding", decoding_text(config, data)),
         *([("at a time", ", ".join(map(str, (1, *config.concurrency))))] if config.concurrency else []),
         ("samples", str(plan.samples * (1 + len(config.concurrency)))),
-        ("time", "unknown until warm-up"),
+        ("time", "the run prints an estimate after the warm-up"),
         ("out", str(where.out)),
     ]
     for name, text in lines:
         print(f"{name:<10} {text}")
 
 
-def _stated(options: Any) -> str:
-    """Return the options that differ from their defaults, as text."""
+def _settings(options: Any, advised: Mapping[str, Any], device: str) -> str:
+    """Return the options that differ from their defaults, as text: the user's, then the advised ones."""
     defaults = option_values(type(options)())
     given = {name: value for name, value in option_values(options).items() if value != defaults[name]}
-    return ",".join(f"{name}={value_text(value)}" for name, value in given.items()) or "defaults"
+    stated = ", ".join(f"{name}={value_text(value)}" for name, value in given.items())
+    parts = [stated, advice_text(advised, device_class(device)) if advised else ""]
+    return "; ".join(filter(None, parts)) or "defaults"
 
 
 def _planned(plan: preflight.Plan, where: OutputOptions) -> list[tuple[str, str]]:
@@ -183,7 +185,10 @@ def _planned(plan: preflight.Plan, where: OutputOptions) -> list[tuple[str, str]
     config = plan.config
     lines = [("model", f"{config.model}, dtype {plan.dtype}, device {plan.device}")]
     lines += [("dtype", plan.dtype_choice)] if plan.dtype_choice else []
-    lines += [("method", f"{label}: {_stated(own)}") for label, own in plan.options.items()]
+    lines += [
+        ("method", f"{label}: {_settings(own, plan.advised[label], plan.device)}")
+        for label, own in plan.options.items()
+    ]
     lines += [("preset", f"{preset.file}, {preset.sha256[:12]}") for preset in config.presets]
     lines += [("plugin", f"{file.file}, {file.sha256[:12]}") for file in config.plugin]
     if where.workers is not None:
@@ -232,8 +237,8 @@ def _shown(ready: AnyReady) -> Iterator[RunCallbacks]:
         console.print(f"{data.name}: {escape(note)}", highlight=False, soft_wrap=True)
     manifest = ready.run_dir.manifest
     for method in (method for method in manifest["methods"] if method.get("advised")):
-        advised = advice_text(method["label"], method["advised"], device_class(manifest["model"]["device"]))
-        console.print(escape(advised), highlight=False, soft_wrap=True)
+        advised = advice_text(method["advised"], device_class(manifest["model"]["device"]))
+        console.print(escape(f"{method['label']}: {advised}"), highlight=False, soft_wrap=True)
     with Progress([method["label"] for method in manifest["methods"]], console) as progress:
         yield progress
 
@@ -241,7 +246,7 @@ def _shown(ready: AnyReady) -> Iterator[RunCallbacks]:
 def _head(ready: AnyReady) -> Iterator[str]:
     """Yield notes and the title of the run as markup."""
     config, data = ready.plan.config, ready.plan.data
-    prompts = f"({data.edition}, {pluralize(len(data.questions), 'question')}), {escape(decoding_text(config, data))}"
+    prompts = f"({data.edition}, {_size(data)}), {escape(decoding_text(config, data))}"
     if isinstance(ready, serving.PreparedRun):
         for found in ready.found:
             server, about = found.server, found.about
@@ -259,6 +264,13 @@ def _head(ready: AnyReady) -> Iterator[str]:
     place = model["device"] if isinstance(ready, measuring.PreparedRun) else f"{model['device']}, workers of Ray"
     size = f"{parameters(model['parameters'])}, {ready.plan.dtype}, {place}"
     yield f"[bold]{escape(model['name'])}[/] ({size}) on [bold]{data.name}[/] {prompts}"
+
+
+def _size(data: SuiteData) -> str:
+    """Return the number of questions, and of prompts where questions have several turns."""
+    turns = sum(len(question.turns) for question in data.questions)
+    prompts = f", {pluralize(turns, 'prompt')}" if turns > len(data.questions) else ""
+    return f"{pluralize(len(data.questions), 'question')}{prompts}"
 
 
 def decoding_text(config: RunConfig, data: SuiteData) -> str:
@@ -281,9 +293,9 @@ def show(results: Results, open_report: bool, fail_on: str | None = None, form: 
     if form == "json":
         print(json.dumps(_record(results, report), indent=1, ensure_ascii=False))
     else:
-        print(f"report   {report}{'   (open: add --open)' if form == 'short' and not open_report else ''}")
+        print(f"report   {report}")
     if form in ("short", "verbose"):
-        print(f'{"details  -v      " if form == "short" else ""}Python  load_run("{results.path}")')
+        print(f"more     {_more(results.path)}")
     if open_report:
         open_in_browser(report)
     if errors := without_result(results.run):
@@ -291,6 +303,12 @@ def show(results: Results, open_report: bool, fail_on: str | None = None, form: 
         print(f"ssbench: every sample failed of {' '.join(methods.split())}", file=sys.stderr)
         raise typer.Exit(1)
     fail(results, fail_on)
+
+
+def _more(path: Path) -> str:
+    """Return the commands that show a run again; `ssbench report` takes the latest in ./runs by default."""
+    run = "" if path.parent == Path("runs") else f" {shlex.quote(str(path))}"
+    return f'ssbench report{run} -v, ssbench report{run} --open, load_run("{path}")'
 
 
 def _print_results(results: Results, form: Form, console: Console) -> None:

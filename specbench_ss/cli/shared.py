@@ -83,7 +83,7 @@ def take_options(command: Callable[..., Any], options: type[Any], more: Sequence
 Plugin = Annotated[list[str] | None, typer_option("plugin")]
 FailOn = Annotated[str | None, typer_option("fail_on")]
 Settings = Annotated[list[str] | None, typer_option("set", panel="")]
-Categories = Annotated[str | None, typer_option("categories", panel="")]
+Tasks = Annotated[str | None, typer_option("tasks", panel="")]
 ChatTemplate = Annotated[str | None, typer_option("chat_template", panel="")]
 TrustRemoteCode = Annotated[bool, typer_option("trust_remote_code", panel="")]
 MODEL: str = fields_of(RunOptions)["model"].metadata["help"]

@@ -12,7 +12,7 @@ import typer
 from specbench_ss import registry
 from specbench_ss.bench.build_config import listed, suite_and_data
 from specbench_ss.bench.preflight import suite_request
-from specbench_ss.cli.shared import MODEL, Categories
+from specbench_ss.cli.shared import MODEL, Tasks
 from specbench_ss.conformance.suite_checks import suite_results
 from specbench_ss.models.load import outline_of
 from specbench_ss.models.resolve import check_model
@@ -23,27 +23,31 @@ LINES, WIDTH = 6, 110  # of a shortened text
 
 
 def print_data(data: SuiteData, sample: int, whole: bool) -> None:
-    """Print a suite's edition, hash, notes and counts, and the first `sample` questions of each category."""
+    """Print a suite's edition, hash, notes and counts, and the first `sample` questions of each task."""
     turns = sum(len(question.turns) for question in data.questions)
     print(f"{data.name} ({data.edition}), {data.content_hash[:12]}")
     counts = f"{pluralize(len(data.questions), 'question')}, {pluralize(turns, 'prompt')}"
-    print(f"{counts}, answers of at most {data.max_new_tokens} tokens")
+    print(f"{counts}, outputs of at most {data.max_new_tokens} tokens")
     for note in data.notes:
         print(f"note: {note}")
     for category, count in Counter(question.category for question in data.questions).items():
         in_category = [question for question in data.questions if question.category == category]
-        print(f"\n{category}: {count}, scored by {_metrics(in_category)}")
+        print(f"\n{category}: {pluralize(count, 'question')}, {_metrics(in_category)}")
         for question in in_category[:sample]:
             _print_question(question, whole)
 
 
 def _metrics(questions: list[Question]) -> str:
-    return ", ".join(sorted({question.metric or "nothing" for question in questions}))
+    """Return the quality metrics as text; a question without one has no score."""
+    named = sorted({question.metric for question in questions if question.metric})
+    unscored = sum(question.metric is None for question in questions)
+    rest = f" ({unscored} without)" if named and unscored else ""
+    return f"quality metric {', '.join(named)}{rest}" if named else "no quality metric"
 
 
 def _print_question(question: Question, whole: bool) -> None:
     for message in question.history:
-        print(f"  {question.id}, before: {message.role}")
+        print(f"  {question.id}, context: {message.role}")
         print(_shown(message.content, whole))
     for number, turn in enumerate(question.turns):
         print(f"  {question.id}, turn {number + 1}")
@@ -74,8 +78,8 @@ def _list(ctx: typer.Context) -> None:
         return
 
     for name, suite in registry.load_all(registry.SUITES).items():
-        categories = ", ".join(suite.categories) or "those of the file"
-        print(f"{name:<12} {suite.summary}\n{'':<12} categories: {categories}")
+        tasks = ", ".join(suite.categories) or "those of the file"
+        print(f"{name:<12} {suite.summary}\n{'':<12} tasks: {tasks}")
 
 
 @app.command()
@@ -94,7 +98,7 @@ def fetch(
 def show(
     name: Name,
     sample: Annotated[int, typer.Option("--sample", min=0, help="Questions of each task to print.")] = 1,
-    categories: Categories = None,
+    tasks: Tasks = None,
     limit: Annotated[
         int | None, typer.Option(min=0, help="Number of questions per task. 0: all. Default: the suite's.")
     ] = None,
@@ -102,8 +106,8 @@ def show(
     model: Model = "lab",
     whole: Annotated[bool, typer.Option("--whole", help="Print questions without shortening.")] = False,
 ) -> None:
-    """Show the questions of this suite: their number per task, and some of them."""
-    plain, request = _request(name, categories, limit, data, model)
+    """Show the questions of a run with this suite: their number per task, and some of them."""
+    plain, request = _request(name, tasks, limit, data, model)
     print_data(registry.load_suite(plain).load(request), sample, whole)
 
 
@@ -115,16 +119,16 @@ def check(name: Name, data: Data = None, model: Model = "lab") -> None:
     broken = 0
     for test, problem in suite_results(kind, request):
         broken += bool(problem)
-        status = "broken" if problem else "ok"
+        status = "failed" if problem else "ok"
         print(f"{status:<7} {test.name:<12} {test.text}" + (f"\n{'':<20} {problem}" if problem else ""))
     if broken:
         raise typer.Exit(1)
 
 
 def _request(
-    name: str, categories: str | None, limit: int | None, data: Path | None, model: str
+    name: str, tasks: str | None, limit: int | None, data: Path | None, model: str
 ) -> tuple[str, SuiteRequest]:
     """Return the suite's name, and the request of a run with this model."""
     plain, source = suite_and_data(name, data)
     check_model(model)
-    return plain, suite_request(listed(categories), limit, source, outline_of(model))
+    return plain, suite_request(listed(tasks), limit, source, outline_of(model))

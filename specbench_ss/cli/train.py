@@ -65,7 +65,9 @@ class TrainOptions(CommandOptions):
     steps: Count | None = _budget(DEFAULT.steps, "Number of training steps, instead of --epochs.")
     epochs: float = _budget(DEFAULT.epochs, "Number of epochs.")
     batch_size: Count = _budget(DEFAULT.batch_size, "Rows per training step, over all processes.")
-    anchors: Count = _budget(DEFAULT.anchors, "Number of positions per row at which the drafter is trained.")
+    anchors: Count = _budget(
+        DEFAULT.anchors, "Draft positions per row (anchors): positions from which the drafter is trained to draft."
+    )
     lr: float | None = _budget(DEFAULT.lr, "Peak learning rate. Default: the trainer's.")
     warmup: Count | None = _budget(
         DEFAULT.warmup,

@@ -69,7 +69,7 @@ class TuneProgress(LiveView):
     def view(self) -> Text:
         """Return the progress line."""
         spent = f"{time.monotonic() - self.started:.0f} of {self.budget:.0f} s"
-        return Text(f"{self.stage}: {self.labels} configurations left, {self.samples} answers, {spent}")
+        return Text(f"{self.stage}: {self.labels} configurations left, {self.samples} outputs, {spent}")
 
 
 def print_tuned(tuned: TuneResult, console: Console) -> None:
@@ -85,7 +85,7 @@ def _search_table(tuned: TuneResult) -> Table:
     """List the configurations, fastest first, each compared with the default on the same prompts."""
     measurements, default = tuned.search, tuned.default.label
     over = {label: measurements.compare(label, default) for label in measurements.labels() if label not in tuned.failed}
-    table = result_table("Tried", ("configuration", "over default", "95% interval", "prompts"))
+    table = result_table("Tried", ("configuration", "over default", "95% CI", "prompts"))
     for label in sorted(over, key=lambda x: -(over[x].speedup or 0.0)):
         table.add_row(_name(label, default), *_speedup(over[label]), f"{over[label].prompts}")
     for label, reason in tuned.failed.items():
@@ -95,8 +95,8 @@ def _search_table(tuned: TuneResult) -> Table:
 
 def _confirmation_table(tuned: TuneResult) -> Table:
     measurements, default = tuned.confirmation, tuned.default.label
-    columns = ("configuration", "tokens/s", "over ar", "95% interval", "over default", "95% interval", "prompts")
-    table = result_table("On other prompts than those of the search", columns)
+    columns = ("configuration", "tok/s", "over ar", "95% CI", "over default", "95% CI", "prompts")
+    table = result_table("Confirmed on prompts that the search did not use", columns)
     for label in tuned.entrants:
         of_ar, of_default = measurements.compare(label, REFERENCE), measurements.compare(label, default)
         cells = (format_number(of_ar.tokens_per_s, 1), *_speedup(of_ar), *_speedup(of_default), f"{of_ar.prompts}")
@@ -131,11 +131,11 @@ class TuneOptions(CommandOptions):
         metavar=None,
         help="Suite of the calibration prompts, which differ from the evaluation prompts if the suite has others.",
     )
-    categories: str | None = _what("categories")
+    tasks: str | None = _what("tasks")
     data: Path | None = _what("data", help="File with your own prompts in the suite's format.")
-    limit: AtLeast0 | None = _what("limit", help="Number of prompts per task. 0: all.  [default: 4; with --data all]")
+    limit: AtLeast0 | None = _what("limit", help="Number of questions per task. 0: all.  [default: 4; with --data all]")
     budget: Seconds = _how("budget", default=120.0, metavar=None, help="Measuring time in seconds.")
-    max_new_tokens: Count = _how("max_new_tokens", default=128, help="Maximum answer length in tokens.")
+    max_new_tokens: Count = _how("max_new_tokens", default=128, help="Maximum length of an output, in tokens.")
     seed: Seed = _how("seed", help="Seed of the order of prompts and configurations.")
     dtype: Dtype = _how("dtype")
     device: str = _how("device")
@@ -151,7 +151,7 @@ class TuneOptions(CommandOptions):
         return MethodSpec.parse(self.method)
 
 
-FEW = 4  # prompts per task, except from a user's file
+FEW = 4  # questions per task, except from a user's file
 
 
 def command(ctx: typer.Context, **given: Any) -> None:
@@ -174,7 +174,7 @@ def run(options: TuneOptions, plugin: Sequence[PluginFile] = ()) -> None:
     check_writable(path)
     check_model(options.model)
     model = {name: getattr(options, name) for name in ("model", "trust_remote_code", "chat_template")}
-    info = preflight.check_methods(RunConfig((spec,), **model))
+    info, _ = preflight.check_methods(RunConfig((spec,), **model))
     check_template(info.tokenizer, info.name)
     data = questions(options, info)
     check_history(info, data)
@@ -182,7 +182,7 @@ def run(options: TuneOptions, plugin: Sequence[PluginFile] = ()) -> None:
     target = load_target(**model, dtype=options.dtype, device=options.device, engine=options.engine)
     bench, console = _bench(options, target, data), Console(stderr=True)
     for note in data.notes:
-        console.print(f"prompts: {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{data.name}: {note}", style="dim", highlight=False, markup=False, soft_wrap=True)
     with frozen_heap(), TuneProgress(options.budget, console) as progress:
         categories = [question.category for question in data.questions]
         tuned = tune(bench, spec, categories, options.budget, options.seed, progress)
@@ -206,7 +206,7 @@ def questions(options: TuneOptions, info: ModelInfo) -> SuiteData:
     """Return the calibration questions."""
     suite, data = suite_and_data(options.suite, options.data)
     limit = options.limit if options.limit is not None else FEW if data is None else 0
-    request = suite_request(listed(options.categories), limit, data, info)
+    request = suite_request(listed(options.tasks), limit, data, info)
     return registry.load_suite(suite).calibration(request)
 
 

@@ -37,6 +37,7 @@ from specbench_ss.runs.manifest import plain
 
 WARM = SamplingParams(1.0, seed=3)
 REPEATING = (3, 4, 5, 3, 4, 6, 3, 4, 5, 3, 4)  # for those that look back
+LOSSY = "the method declares lossless = False"  # exempts from checks of exact outputs
 GREEDY = Case(REPEATING, 12)  # asked by most checks, and so answered once for all of them
 
 
@@ -71,9 +72,9 @@ def asked(subject: Subject) -> Iterator[Case]:
     yield GREEDY
 
 
-def answers(subject: Subject, case: Case) -> str:
-    """Test that the answer has any token at all."""
-    return "" if subject.watch(case).tokens else "the answer is empty"
+def outputs(subject: Subject, case: Case) -> str:
+    """Test that the output has any token at all."""
+    return "" if subject.watch(case).tokens else "the output is empty"
 
 
 def draft(subject: Subject, case: Case) -> str:
@@ -99,7 +100,7 @@ def misshapen(step: Seen, words: int) -> str:
     if int(tokens[0]) != step.root:
         return f"node 0 is {int(tokens[0])}, the root is {step.root}"
     if not 0 <= int(tokens.min()) <= int(tokens.max()) < words:
-        return f"a vocabulary of {words} words has not all of {tokens.tolist()}"
+        return f"a vocabulary of {words} tokens has not all of {tokens.tolist()}"
     if kept is not None and (made_up := {*ways(kept)} - {*ways(drafted)}):
         return f"verified {min(made_up)}, which was not drafted"
     if kept is not None and step.logits.shape != (len(kept), words):
@@ -132,7 +133,7 @@ def rows(subject: Subject, case: Case) -> str:
     excess, most = subject.watch(case).excess, subject.one.max_tokens_per_step()
     if most is None or excess <= most:
         return ""
-    return f"{excess} rows were written behind those of the tokens before, max_tokens_per_step() is {most}"
+    return f"{excess} rows were written after those of earlier tokens, max_tokens_per_step() is {most}"
 
 
 def counts(subject: Subject, case: Case) -> str:
@@ -219,10 +220,10 @@ def model(subject: Subject, case: Case) -> str:
 
 def another_model(subject: Subject) -> str:
     """Return why it may decode with another model than the target; '' where it may not."""
-    reference = subject.one.baseline_for(subject.one.options).label
+    reference = subject.one.baseline_for(subject.one.options).name
     if not subject.one.lossless:
-        return "it declares itself lossy"
-    return "" if reference == REFERENCE else f"it is compared with {reference}"
+        return LOSSY
+    return "" if reference == REFERENCE else f"its baseline is {reference}"
 
 
 def edges(subject: Subject) -> Iterator[Case]:
@@ -269,10 +270,10 @@ def ends(subject: Subject, case: Case) -> str:
         if (made.tokens, made.finish) != (expected, finish):
             asked = f"max_new_tokens {limits.max_new_tokens}, end tokens {sorted(limits.stop_ids)}, stop strings "
             found = f"{made.tokens} ({made.finish}), not {expected} ({finish})"
-            return f"the answer is {whole}; with {asked}{list(limits.stop_strings)} it is {found}"
+            return f"the output is {whole}; with {asked}{list(limits.stop_strings)} it is {found}"
         tokens_past_stop = 1 + sum(s.accepted_tokens + 1 for s in made.steps) - len(made.tokens)
         if made.tokens_past_stop != tokens_past_stop:
-            return f"{made.tokens_past_stop} tokens beyond the end are counted, there were {tokens_past_stop}"
+            return f"{made.tokens_past_stop} tokens past the stop are counted, there were {tokens_past_stop}"
     return ""
 
 
@@ -292,15 +293,15 @@ def endings(subject: Subject, case: Case, whole: list[int]) -> Iterator[tuple[St
 
 def not_exact(subject: Subject) -> str:
     """Return why its tokens are not compared with the model's; '' where they are."""
-    return "" if subject.exact else "it declares itself lossy"
+    return "" if subject.exact else LOSSY
 
 
 def no_fresh_rows(subject: Subject) -> str:
     """Return why its cache is not compared with a fresh pass; '' where it is."""
     if not subject.shows_rows:
-        return "its next_logits does not fill a cache"
+        return "next_logits does not fill a cache"
     lossy = type(subject.one).forward is not Decoder.forward and type(subject.one).next_logits is Decoder.next_logits
-    return "it declares itself lossy and has a pass of its own" if lossy and not subject.exact else ""
+    return f"{LOSSY}, and it has its own forward pass" if lossy and not subject.exact else ""
 
 
 SEEDS = 12
@@ -372,7 +373,7 @@ def memory(subject: Subject, case: Case) -> str:
         return problem
     used.reset_history()
     again = subject.watch(case, decoder=used).generation
-    return _differing(alone.generation, again, "after other prompts and forget()")
+    return _differing(alone.generation, again, "after other prompts and reset_history()")
 
 
 def together(subject: Subject, case: Case) -> str:
@@ -412,7 +413,7 @@ def untouched(subject: Subject, case: Case) -> str:
     """Test that the target's logits are, to the last bit, what they were before the method was made."""
     subject.watch(case)
     change = float((subject.place.now() - subject.place.before).abs().max())
-    return "" if change == 0 else f"logits of the target itself have changed by {change:.2g}"
+    return "" if change == 0 else f"the target's logits changed by {change:.2g}"
 
 
 def tuned(subject: Subject) -> Iterator[Case]:
@@ -443,10 +444,10 @@ def metadata(subject: Subject, case: Case) -> str:
         return problem
     first, second = plain(decoder.metadata()), plain(again.metadata())
     if first != second:
-        return f"metadata() of two that are made alike: {first} and {second}"
+        return f"metadata() of two equal instances: {first} and {second}"
     subject.watch(case, decoder=decoder)
     if plain(decoder.metadata()) != first:
-        return f"metadata() was {first}, and after an answer {plain(decoder.metadata())}"
+        return f"metadata() was {first}, and after an output {plain(decoder.metadata())}"
     return ""
 
 
@@ -502,7 +503,7 @@ def _other_steps(first: Sequence[Seen], again: Sequence[Seen]) -> str:
         drafts = [[seen.ids, seen.drafted.tokens.tolist(), seen.drafted.topology.parents] for seen in (one, two)]
         if drafts[0] != drafts[1]:
             (_, was, _), (_, now, _) = drafts
-            return f"step {i} drafted {was}; when the same decoder was asked the same again, {now}"
+            return f"step {i} drafted {was}; the repeated request drafted {now}"
     return ""
 
 
@@ -516,32 +517,32 @@ def _wrong_logits(subject: Subject, case: Case, steps: Sequence[Seen]) -> str:
 
 
 EXACT_CHECKS = (
-    Check("draft", "a draft is a tree of known tokens under the root, which draft_probs could have drawn", few, draft),
-    Check("answers", "prompts are answered", few, answers),
-    Check("rows", "no pass puts more rows through the target than max_tokens_per_step() states", few, rows,
-        lambda subject: "it states no max_tokens_per_step" if subject.one.max_tokens_per_step() is None else ""),
-    Check("counts", "a path of the draft and the next token are accepted, each counted once", own, counts,
+    Check("draft", "drafts are trees under the root, of tokens of the vocabulary; draft_probs are valid", few, draft),
+    Check("outputs", "every prompt has an output", few, outputs),
+    Check("rows", "no pass adds more query tokens than max_tokens_per_step() declares", few, rows,
+        lambda subject: "max_tokens_per_step() is None" if subject.one.max_tokens_per_step() is None else ""),
+    Check("counts", "accepted tokens are a path of the draft, plus one token; all counts agree", own, counts,
         on=("small",)),
-    Check("cache", "after every step the cache holds what a fresh prefill would", few, cache, no_fresh_rows),
-    Check("model", "a method that is compared with `ar` decodes with the target", asked, model,
-        another_model),
-    Check("logits", "the logits of each node are those of a fresh pass over the path to it", forced, logits, not_exact),
-    Check("greedy", "at T=0 every token is the most probable one, by a fresh pass", many, greedy, not_exact,
+    Check("cache", "after every step the KV cache equals that of a fresh prefill", few, cache, no_fresh_rows),
+    Check("model", "a method whose baseline is `ar` has the target's next-token logits", asked, model, another_model),
+    Check("logits", "the logits of every node equal those of a fresh pass over its path", forced, logits, not_exact),
+    Check("greedy", "at temperature 0 every token is the argmax of a fresh pass", many, greedy, not_exact,
         on=("large", "small")),
-    Check("context", "a draft that would cross the end of the context does no harm", crossing, within_context),
-    Check("lengths", "prompts of one token, and of all the context but one, work as others do", edges,
+    Check("context", "outputs are correct up to the context length, with drafts that exceed it", crossing,
         within_context),
-    Check("ends", "end tokens, stop strings and max_new_tokens end an answer exactly, inside a block too", ending, ends,
+    Check("lengths", "the shortest prompt (1 token) and the longest ones (context length - 1) work", edges,
+        within_context),
+    Check("ends", "end tokens, stop strings and max_new_tokens stop at the exact token, inside a draft too", ending,
+        ends, on=("small",)),
+    Check("seed", "equal seeds give equal outputs, other seeds other outputs", sampled, seed, on=("small",)),
+    Check("memory", "earlier requests do not change the output", asked_again, memory, on=("small",)),
+    Check("together", "concurrent requests have the outputs of single ones", asked_again, together, not_together),
+    Check("target", "the target's logits are unchanged", asked, untouched),
+    Check("search_space", "no value in search_space changes the output", tuned, search_space,
+        lambda subject: not_exact(subject) or ("" if subject.one.search_space() else "search_space is empty"),
         on=("small",)),
-    Check("seed", "the same seed gives the same answer, another seed another one", sampled, seed, on=("small",)),
-    Check("memory", "an answer depends on nothing that was answered before", asked_again, memory, on=("small",)),
-    Check("together", "an answer is the same next to concurrent requests", asked_again, together, not_together),
-    Check("target", "the target is left as it was", asked, untouched),
-    Check("search_space", "no value of search_space changes the output", tuned, search_space,
-        lambda subject: not_exact(subject) or ("" if subject.one.search_space() else "its search_space is empty"),
-        on=("small",)),
-    Check("long", f"an answer of {ANSWER} tokens to a prompt of {PROMPT}, with a vocabulary of {WORDS:,} tokens, is "
-        "right, and the same in the same steps when requested again", lengthy, long, on=("long",)),
-    Check("description", "name, options and metadata describe the method; the help names lossy options", asked,
+    Check("long", f"prompt and output of {PROMPT} tokens, vocabulary of {WORDS:,}: correct logits, repeatable drafts",
+        lengthy, long, on=("long",)),
+    Check("description", "name, summary, help and metadata exist; help of lossy options contains `lossy`", asked,
         metadata, on=("small",)),
 )  # fmt: skip

@@ -380,9 +380,9 @@ def first_failure(check: Check, subject: Subject, timeout: float | None = None) 
     """Try every case of a check. Return the first failure, or None if all pass.
 
     timeout: seconds after which a trial that has not ended fails.
-    Raises Untested if there were cases, and nothing to test in any of them.
+    Raises Untested if there was nothing to test in one of them.
     """
-    tested = False
+    untested = False
     over = f"no end within {timeout:g} s" if timeout is not None else ""
     stuck = f"check {check.name!r}, {subject}: {over}, and it cannot be interrupted"
     for case in check.cases(subject):
@@ -392,12 +392,11 @@ def first_failure(check: Check, subject: Subject, timeout: float | None = None) 
         except TimeIsOver as error:
             return CheckFailed(check, subject, case, f"{over}{place_of(error, of_any=True)}")
         except Untested as reason:
-            subject.untested[str(reason)] = None
+            subject.untested[str(reason)], untested = None, True
             continue
-        tested = True
         if problem:
             return CheckFailed(check, subject, case, problem)
-    if subject.untested and not tested:
+    if untested:
         raise Untested
     return None
 

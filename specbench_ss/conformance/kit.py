@@ -24,7 +24,7 @@ from specbench_ss.errors import UserError, first_line, known_words
 from specbench_ss.models.tiny import ARCHITECTURES, WHOLE, tiny_target
 
 ORDER = (  # as they are best read: what breaks an early one often breaks later ones too
-    "draft", "answers", "target", "rows", "counts", "cache", "model", "logits", "greedy", "seed", "ends", "context",
+    "draft", "outputs", "target", "rows", "counts", "cache", "model", "logits", "greedy", "seed", "ends", "context",
     "lengths", "memory", "together", "long", "distribution", "blocks", "search_space", "description",
 )  # fmt: skip
 CHECKS: tuple[Check, ...] = tuple(sorted((*EXACT_CHECKS, *SAMPLING_CHECKS), key=lambda check: ORDER.index(check.name)))
@@ -41,8 +41,8 @@ class Result:
     """The outcome of one check.
 
     failure: the violation; None if there is none. exempt: why the check does not apply to some or all shapes; '' if it
-    applies to all. tried: number of shapes that were tested. seconds: time that it took. untested: what could not be
-    tested, by shape; '' if nothing.
+    applies to all. tried: number of shapes that were tested in all cases. seconds: time that it took. untested: what
+    could not be tested, by shape; '' if nothing.
     """
 
     check: Check
@@ -92,7 +92,7 @@ class CheckRunner:
             found = self._subjects(TinyModel(tiny_target("opt", words, layers=2)))
             self.small += [subject for subject in found if subject.shape not in known]
         if not self.small:
-            raise UserError(f"nothing to check: {next(iter(self.left_out.values()), 'there are no examples')}")
+            raise UserError(f"nothing to check: {next(iter(self.left_out.values()), 'it has no test instances')}")
         self.large: list[Subject] = []
         for i, kind in enumerate(architectures):
             found = self._subjects(TinyModel(tiny_target(kind)))
@@ -106,7 +106,7 @@ class CheckRunner:
             self.left_out[place.target.name] = str(error)
             return found
         except (Exception, SystemExit) as error:
-            raise UserError(f"it gives no examples for a tiny model: {first_line(error)}") from error
+            raise UserError(f"it has no test instance for a tiny model: {first_line(error)}") from error
         for number, (shape, make) in enumerate(shapes.items()):
             subject = Subject(shape, place, make, self.own_model, number, self.thorough or number == 0)
             try:

@@ -323,7 +323,7 @@ def greediness(subject: Subject, case: Case) -> str:
     """Test that at T=0 every token is the most probable one in the logits that the rule was given."""
     trace = subject.answer(Designed(subject.decoder()), case.prompt, StopParams(case.max_new_tokens), case.sampling)
     if subject.one.max_tokens_per_step() != 1 and not any(seen.tree and len(seen.tree) > 1 for seen in trace.steps):
-        raise Untested("nothing was drafted at T=0")
+        raise Untested("nothing was drafted at temperature 0")
     for seen in trace.steps:
         assert seen.verdict is not None
         for node, token in zip(seen.verdict.path, seen.verdict.tokens, strict=True):
@@ -353,16 +353,16 @@ def of_verdicts(subject: Subject, case: Case, first: int, alpha: float) -> Talli
         if verdicts >= MOST or (answer + 1 >= LEAST_ANSWERS and enough and not tallies.scarce(wanted)):
             break
     if not enough:
-        raise Untested("too few decisions on drafted tokens to test acceptance")
+        raise Untested("too few drafted tokens to test acceptance")
     if scarce := tallies.scarce():
         others = f" and {len(scarce) - 1} more positions" if len(scarce) > 1 else ""
-        subject.untested[f"too few tokens at {scarce[0]}{others}"] = None
+        subject.untested[f"few samples at {scarce[0]}{others}"] = None
     return tallies
 
 
 SAMPLING_CHECKS = (
-    Check("distribution", "at T>0 every token is drawn from the model's own probabilities", samplings, distribution,
-        not_exact, on=("small", "long")),
-    Check("blocks", "acceptance is exact at every depth of a draft, and so is the token after it (at T=0 the argmax)",
-        long, blocks, not_exact, on=("small", "long")),
+    Check("distribution", "at temperature > 0 tokens follow the probabilities of a fresh pass", samplings,
+        distribution, not_exact, on=("small", "long")),
+    Check("blocks", "acceptance and the token after it are exact at every depth (at temperature 0: the argmax)", long,
+        blocks, not_exact, on=("small", "long")),
 )  # fmt: skip

@@ -1,7 +1,6 @@
 """Checks of suites: `ssbench suites check NAME`.
 
-The checks speak of what results rely on: the questions are the same each time, a limit takes the first ones, and the
-scorer stays within [0, 1] whatever a model answers.
+Results rely on these properties: equal questions each time, limits that take the first ones, scores within [0, 1].
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ GARBAGE = (
     "\\boxed{1e999999999}",
     "####",
     "word " * 60,
-)  # what models answer at worst
-SCORED = 3  # questions of each category that the scorer is tried on
+)  # the worst outputs of models
+SCORED = 3  # questions of each task that the scorer is tested on
 
 
 class SuiteCheckFailed(AssertionError):  # noqa: N818
@@ -39,7 +38,7 @@ class SuiteCheckFailed(AssertionError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class SuiteCheck:
-    """A check: its name, and the requirement in a sentence."""
+    """A check: its name, and the requirement as a phrase."""
 
     name: str
     text: str
@@ -71,15 +70,15 @@ def _description(subject: Subject) -> None:
     kind = subject.kind
     for attribute in ("name", "summary"):
         _expect(isinstance(getattr(kind, attribute, None), str), f"the class has no text {attribute!r}")
-    _expect(isinstance(getattr(kind, "categories", None), tuple), "the class has no tuple `categories`")
-    _expect(not inspect.signature(kind).parameters, "the class cannot be made without arguments")
+    _expect(isinstance(getattr(kind, "categories", None), tuple), "the class has no tuple `categories` (its tasks)")
+    _expect(not inspect.signature(kind).parameters, "the class needs arguments")
 
 
 def _questions(subject: Subject) -> None:
     data = subject.load()
     _expect(bool(data.questions), "it has no questions")
-    _expect(data.name == subject.kind.name, f"its data is called {data.name!r}")
-    _expect(data.max_new_tokens >= 1 and bool(data.edition), "it has no edition, or no room for an answer")
+    _expect(data.name == subject.kind.name, f"its data has the name {data.name!r}")
+    _expect(data.max_new_tokens >= 1 and bool(data.edition), "it has no edition, or max_new_tokens is 0")
     twice = [name for name, n in Counter(q.id for q in data.questions).items() if n > 1]
     _expect(not twice, f"the id {twice[:1]} occurs twice")
     for q in data.questions:
@@ -100,8 +99,9 @@ def _limit(subject: Subject) -> None:
         _expect(max(counted.values(), default=0) <= few, f"a limit of {few} gives {dict(counted)}")
         for category in {q.category for q in more}:
             first = [q for q in more if q.category == category][: counted[category]]
-            _expect(first == [q for q in some if q.category == category], f"{category}: a limit is not a prefix")
-            _expect(bool(first), f"{category}: a limit of {few} leaves nothing of it")
+            taken = [q for q in some if q.category == category]
+            _expect(first == taken, f"{category}: a limit does not take the first questions")
+            _expect(bool(first), f"{category}: a limit of {few} takes no question")
     _refused(subject, "a negative limit", limit=-1)
 
 
@@ -112,12 +112,12 @@ def _categories(subject: Subject) -> None:
     _expect(not strange or subject.request.data is not None, f"{strange} is not among its `categories`")
     for name in present:
         found = {q.category for q in subject.questions(limit=1, categories=(name,))}
-        _expect(found == {name}, f"asked for {name!r}, it gives {sorted(found)}")
-    _refused(subject, "an unknown category", categories=("no-such-category",))
+        _expect(found == {name}, f"a request for {name!r} returns {sorted(found)}")
+    _refused(subject, "an unknown task", categories=("no-such-task",))
 
 
 def _data(subject: Subject) -> None:
-    _refused(subject, "a file that is not there", data=Path("/no/such/file.jsonl"))
+    _refused(subject, "a missing file", data=Path("/no/such/file.jsonl"))
 
 
 def _refused(subject: Subject, what: str, **changes: Any) -> None:
@@ -129,7 +129,7 @@ def _refused(subject: Subject, what: str, **changes: Any) -> None:
     except Exception as error:
         raise SuiteCheckFailed(f"{what} raises {first_line(error)}, not a UserError") from error
     else:
-        raise SuiteCheckFailed(f"{what} is not refused with a UserError")
+        raise SuiteCheckFailed(f"{what} is not rejected with a UserError")
 
 
 def _scored(subject: Subject) -> Iterator[tuple[Suite, Question, int, Sequence[str]]]:
@@ -165,7 +165,7 @@ def _best(subject: Subject) -> None:
         worst = [_expect_score(suite, question, turn, answer) for answer in GARBAGE]
         if not any(score is not None for score in (*perfect, *worst)):
             continue
-        _expect(None not in (*perfect, *worst), f"{place}: some answers have a score, others have none")
+        _expect(None not in (*perfect, *worst), f"{place}: some outputs have a score, others have none")
         rival = max(score for score in worst if score is not None)
         for reference, score in zip(references, perfect, strict=True):
             shown = reference[:40]
@@ -176,8 +176,8 @@ def _best(subject: Subject) -> None:
 
 def _calibration(subject: Subject) -> None:
     found = subject.kind().calibration(replace(subject.request, limit=1)).questions
-    _expect(bool(found), "it has no questions to choose a method's options on")
-    _expect(max(Counter(q.category for q in found).values()) == 1, "calibration does not keep the limit of 1")
+    _expect(bool(found), "it has no calibration questions")
+    _expect(max(Counter(q.category for q in found).values()) == 1, "calibration() ignores the limit of 1")
 
 
 def _network(subject: Subject) -> None:
@@ -190,27 +190,23 @@ def no_network() -> Iterator[None]:
     """Raise SuiteCheckFailed for every look-up of an address and every connection in the block."""
 
     def refused(*_: Any, **__: Any) -> Any:
-        raise SuiteCheckFailed("loading reaches for the network: only `fetch` may")
+        raise SuiteCheckFailed("loading uses the network; only `fetch` may")
 
     with mock.patch.object(socket.socket, "connect", refused), mock.patch.object(socket, "getaddrinfo", refused):
         yield
 
 
 SUITE_CHECKS: tuple[SuiteCheck, ...] = (
-    SuiteCheck(
-        "description", "The class has a name, a summary and categories, and is made without arguments.", _description
-    ),
-    SuiteCheck("network", "Loading reaches for no network.", _network),
-    SuiteCheck("questions", "Ids are unique, no turn is empty, and references stand turn by turn.", _questions),
-    SuiteCheck("same", "Two loads give the same questions, by their hash.", _same),
-    SuiteCheck("limit", "A limit takes the first questions of every category.", _limit),
-    SuiteCheck("categories", "Asked for a category, it gives that one; an unknown one is refused.", _categories),
-    SuiteCheck("data", "A file that is not there is refused in one line.", _data),
-    SuiteCheck("range", "A score is None or within [0, 1], and the same each time, whatever the answer is.", _range),
-    SuiteCheck(
-        "best", "A reference scores higher than garbage; a question has scores for all answers or for none.", _best
-    ),
-    SuiteCheck("calibration", "There are questions to choose a method's options on.", _calibration),
+    SuiteCheck("description", "name, summary and `categories` (its tasks) exist; no arguments", _description),
+    SuiteCheck("network", "loading uses no network", _network),
+    SuiteCheck("questions", "ids are unique, turns are not empty, references match the turns", _questions),
+    SuiteCheck("same", "two loads return equal questions", _same),
+    SuiteCheck("limit", "a limit takes the first questions of each task", _limit),
+    SuiteCheck("categories", "a request for a task returns that one; unknown tasks are rejected", _categories),
+    SuiteCheck("data", "a missing file is rejected in one line", _data),
+    SuiteCheck("range", "scores are None or in [0, 1], and reproducible", _range),
+    SuiteCheck("best", "a reference scores higher than garbage; a question has scores for all outputs or none", _best),
+    SuiteCheck("calibration", "questions for tuning exist", _calibration),
 )
 
 
@@ -243,4 +239,4 @@ def check_suite(kind: type[Suite], *, data: str | Path | None = None, lab: bool 
     """
     for check, failure in suite_results(kind, SuiteRequest(data=None if data is None else Path(data), lab=lab)):
         if failure:
-            raise SuiteCheckFailed(f"{check.name}: {check.text} {failure}")
+            raise SuiteCheckFailed(f"{check.name}: {failure} (required: {check.text})")

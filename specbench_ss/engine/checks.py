@@ -98,6 +98,6 @@ def check_unchanged(target: Target, before: Tensor, method: str) -> None:
     change = difference(target, before)
     if change:
         raise UserError(
-            f"method {method!r} changes the target while loading (logits differ by {change:.2g}); "
-            "copy the model first, and return its autoregressive baseline from `baseline_for`"
+            f"method {method!r} changes the target (logits by {change:.2g}); "
+            "change a copy and name its AR baseline in `baseline_for`"
         )

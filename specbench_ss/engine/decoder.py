@@ -167,10 +167,10 @@ class Decoder(ABC):
         self.options: Any = self.Options() if options is None else options
 
     @classmethod  # noqa: B027 - optional hook
-    def check(cls, options: Any, base: ModelInfo) -> None:
+    def check(cls, options: Any, base: ModelInfo) -> Mapping[str, Any] | None:
         """Raise UserError for faults of options, files, headers and configurations of the method's own weights.
 
-        Called before the target's weights are loaded; downloads nothing.
+        Called before the target's weights are loaded; downloads nothing. May return what `advised` will be.
         """
 
     @classmethod

@@ -88,8 +88,7 @@ class Target(ModelInfo):
         """
         if not _is_causal_lm(model):
             raise UserError(
-                f"Target(model, tokenizer) takes a Hugging Face causal LM, not {model!r}; "
-                "use load_model('lab') for a target by name"
+                f"Target takes a Hugging Face causal LM, not {model!r}; use load_model(NAME) for a model by name"
             )
         name = name or getattr(model.config, "name_or_path", "") or type(model).__name__
         super().__init__(model.config, tokenizer, name, folder)

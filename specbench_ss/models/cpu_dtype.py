@@ -92,14 +92,9 @@ class Choice:
 
     def describe(self) -> str:
         """Return the choice and its reason as a line."""
-        rows = " and ".join(map(str, ROWS))
-        times = [
-            f"{' and '.join(f'{value:.1f}' for value in ms.values())} ms in {dtype_name}"
-            for dtype_name, ms in self.ms.items()
-        ]
-        detail = " (fp16 weights, fp32 compute)" if self.dtype == HALF_WEIGHTS else ""
-        measured = f"some of this model's layers took for {rows} query tokens {', '.join(times)}"
-        return f"--dtype auto uses {self.dtype}{detail}: {measured}"
+        tokens = " and for ".join(map(str, ROWS))
+        times = [f"{name} {', '.join(f'{value:.1f}' for value in ms.values())}" for name, ms in self.ms.items()]
+        return f"--dtype auto chose {self.dtype}; ms of some layers for {tokens} tokens: {'; '.join(times)}"
 
 
 def chosen_dtype(

@@ -179,7 +179,7 @@ class ModelEntry:
 
 
 def available() -> list[ModelEntry]:
-    """Return the embedded models."""
+    """Return the bundled models."""
     base = LAB / "base"
     return [ModelEntry("lab", "embedded Llama, 8 layers, trained on generated text; runs on a CPU", base)]
 
@@ -199,10 +199,10 @@ def find_folder(model: str) -> Path | None:
     if folder.is_dir():
         return folder
     if model in embedded:
-        raise UserError(f"the embedded model {model!r} is not part of this installation")
+        raise UserError(f"the bundled model {model!r} is not part of this installation")
     if gguf_file(model) is None and ("/" not in model or Path(model).is_absolute() or model.startswith(".")):
         hint = did_you_mean(model, (*embedded, *fetched))
-        raise UserError(f"no model {model!r}: neither an embedded model, a folder, a GGUF file nor a hub id{hint}")
+        raise UserError(f"no model {model!r}: neither a bundled model, a folder, a GGUF file nor a hub id{hint}")
     return None
 
 

@@ -67,7 +67,7 @@ def differences(a: Run, b: Run) -> list[Difference]:
 
 def _hinders(what: str, x: str, y: str) -> bool:
     # weights that were rounded for one run alone: their hash is of the weights as loaded
-    return what in BLOCKING or (what == "number format" and HALF_WEIGHTS in (x, y))
+    return what in BLOCKING or (what == "dtype" and HALF_WEIGHTS in (x, y))
 
 
 def conditions_apart(a: Run, b: Run) -> dict[str, str]:
@@ -99,8 +99,8 @@ def _both(old: Any, new: Any) -> str:
 
 
 BLOCKING = (  # what makes results incomparable
-    "model hash", "quantised weights", "chat template", "suite", "decoding", "longest answer",
-    "history of later turns", "method that speedups are over",
+    "model hash", "quantization", "chat template", "suite", "decoding", "max new tokens",
+    "history of later turns", "baseline",
 )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def _facts(run: Run) -> dict[str, str]:
     facts = {
         "model": model["name"],
         "model hash": model["hash"],
-        "number format": model["dtype"],
+        "dtype": model["dtype"],
         "device": model["device"],
         **{f"CUDA setting, {name}": state for name, state in (model.get("cuda_settings") or {}).items()},
         "chat template": model.get("chat_template"),
@@ -122,18 +122,18 @@ def _facts(run: Run) -> dict[str, str]:
         "questions": suite["size"],
         "tasks": ", ".join(run.categories),
         "decoding": decoding(config),
-        "longest answer": f"{suite['max_new_tokens']} tokens" if suite.get("max_new_tokens") else None,
+        "max new tokens": suite.get("max_new_tokens"),
         "history of later turns": config.get("history", "reference"),
         "order of questions": config.get("order", "suite"),
         "engine": engine_of(manifest),
-        "quantised weights": model.get("quantised", "none").partition(":")[0],
-        "how weights were quantised": model.get("quantised"),
+        "quantization": model.get("quantised", "none").partition(":")[0],
+        "quantization method": model.get("quantised"),
         "seed": config.get("seed"),
         "repeats": run.repeats,
         "warm-up prompts": config.get("warmup"),
         "methods": ", ".join(run.labels),
         "plugin code": ", ".join(file["sha256"][:SHOWN] for file in config.get("plugin", ())),
-        "method that speedups are over": run.baseline,
+        "baseline": run.baseline,
         "version of ssbench": manifest["version"],
         "code revision": f"{revision['commit'][:SHOWN]}{' with changes' * revision['dirty']}" if revision else None,
         "Python": here["python"],
@@ -298,12 +298,12 @@ def compared(first: Results, second: Results, force: bool = False) -> tuple[list
     found = differences(a, b)
     hindering = [f"{one.what} ({one.a} and {one.b})" for one in found if one.blocking]
     if hindering and not force:
-        raise UserError(f"the runs do not compare, since they differ in {', '.join(hindering)}; --force compares them")
+        raise UserError(f"the runs differ in {', '.join(hindering)}; use --force to compare them anyway")
     labels = [label for label in a.labels if label in b.labels]
     shared = {row.question_id for row in a.rows} & {row.question_id for row in b.rows}
     if not shared or labels in ([], [a.baseline]):
         what = "question" if not shared else f"method other than {a.baseline}"
-        raise UserError(f"the runs have no {what} in common: there is nothing to compare")
+        raise UserError(f"the runs have no {what} in common; run the same suite and methods")
     apart = conditions_apart(a, b)
     tasks = [OVERALL, *(task for task in a.categories if task in b.categories)]
     invalid = {row.method for row in (*first.overall, *second.overall) if row.comparison == "invalid"}

@@ -184,7 +184,7 @@ def markdown(results: Results) -> str:
         "task": lambda row: "all" if row.task == OVERALL else title(row.task),
         "method": lambda row: row.method,
         "speedup": lambda row: format_speedup(row.speedup),
-        "95% interval": lambda row: interval(row.speedup_interval),
+        "95% CI": lambda row: interval(row.speedup_interval),
         "verdict": lambda row: row.comparison,
         "τ": lambda row: format_number(row.mean_acceptance_length),
         "output": lambda row: output(row, config),

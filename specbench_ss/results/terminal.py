@@ -101,24 +101,20 @@ def _limits(rows: Sequence[MachineRow]) -> str:
     return f"limits: share of memory bandwidth and of peak FLOP/s, counted from shapes: {'; '.join(parts)}"
 
 
-COLUMNS = ("method", "speedup", "95% CI", "decode", "tau", "accept@1", "step", "tok/s", "quality", "judge", "output")
-DISPENSABLE = (
-    "n",
-    "judge",
-    "quality",
-    "tok/s",
-    "decode",
-    "accept@1",
-    "step",
-)  # dropped in this order in a narrow terminal
-OPTIONAL = ("decode", "tau", "accept@1", "step", "quality", "judge")  # left out if no row has a value
-LEFT = ("task", "method", "95% CI", "output", "configuration", "verdict")
+COLUMNS = ("method", "speedup", "95% CI", "decode", "τ", "accept@1", "step time", "tok/s", "quality", "judge", "output")
+# dropped in this order in a narrow terminal
+DISPENSABLE = ("n", "judge", "quality", "decode", "tok/s", "accept@1", "step time")
+OPTIONAL = ("decode", "τ", "accept@1", "step time", "quality", "judge")  # left out if no row has a value
+BY_TASK = "by task"  # head of the labels in the table of speedups by task
+LEFT = ("task", "method", BY_TASK, "95% CI", "output", "configuration", "verdict")
 FOLDING = ("output",)  # columns that may take several lines
-LABELS = ("method",)  # these too, but they break after commas
+LABELS = ("method", BY_TASK)  # these too, but they break after commas
 NARROW = 28  # characters of a label before other columns are dropped for it
 LABEL_LINES = 3  # of a label in a table
-WIDTH = 110  # without a terminal
-MOST_TASKS = 6  # rows of the short table by task
+WIDTH = 120  # without a terminal
+MOST_TASKS = 6  # columns of the short table by task
+MOST_METHODS = 6  # its rows
+SHORTEST_HEAD = 5  # characters of a task in its head
 MOST_WARNINGS = 3
 SHOWN = 8  # details of a check
 MOST_LOST = 0.5  # share of the gain by tau that step time may take before `why` names it
@@ -141,17 +137,25 @@ def print_answer(results: Results, console: Console) -> None:
 
 
 def print_short(results: Results, console: Console) -> None:
-    """Print the finding, one table, the reasons for the speedups, and the worst checks: some 20 lines."""
+    """Print the finding, tables over all tasks and by task, reasons of the speedups, and the worst checks.
+
+    These are at most 18 lines for four methods.
+    """
     widen(console)
     print_answer(results, console)
     rows = ranked(results.overall)
     console.print()
-    _print(console, "", _columns(rows, results.config), [[_cells(row, results.config, short=True) for row in rows]])
-    console.print()
-    for i, reason in enumerate(_reasons(rows)):
-        _print_line(console, reason, "  why    " if i == 0 else " " * 9)
-    _print_warnings(results, console)
-    _print_groups(results, console)
+    cells = [_cells(row, results.config, short=True) for row in rows]
+    _print(console, "", _columns(rows, results.config), [cells], folding=())
+    by_task = _by_task(results)
+    if reason := _reason(rows):
+        _print_line(console, reason, "  why    ", 1 if by_task else 2)
+    if by_task:
+        console.print()
+        _print(console, "", *_fitted(by_task, console.width))
+    elif scarce := _few_per_task(results.run):
+        _print_line(console, scarce, "  ")
+    _print_warnings(results, console, brief=bool(by_task))
 
 
 def print_verbose(results: Results, console: Console) -> None:
@@ -201,9 +205,9 @@ def _columns(rows: Sequence[SummaryRow], config: Mapping[str, Any]) -> tuple[str
 def _figures(row: SummaryRow, config: Mapping[str, Any]) -> Line:
     return {
         "decode": format_speedup(row.decode_speedup),
-        "tau": format_number(row.mean_acceptance_length),
+        "τ": format_number(row.mean_acceptance_length),
         "accept@1": percent(row.acceptance_rate_per_pos[0] if row.acceptance_rate_per_pos else None),
-        "step": _step_time(row),
+        "step time": _step_time(row),
         "tok/s": format_number(row.tokens_per_s, 1),
         "quality": format_number(quality(row, config)),
         "judge": format_number(row.judge_score),
@@ -212,49 +216,54 @@ def _figures(row: SummaryRow, config: Mapping[str, Any]) -> Line:
 
 def _cells(row: SummaryRow, config: Mapping[str, Any], short: bool = False) -> Line:
     significant = row.comparison in ("faster", "slower")
-    without = {"invalid": "", "baseline": "", "insufficient data": "" if short else row.comparison}
-    failed = "failed" if row.n_failed and not row.n_prompts else ""
     return _figures(row, config) | {
         "task": escape(title(row.task)),
         "method": escape(row.method),
         "speedup": f"[bold]{speedup(row)}[/]" if significant else speedup(row),
-        "95% CI": failed or without.get(row.comparison, interval(row.speedup_interval)),
+        "95% CI": _interval(row, short),
         "output": escape(_match(row) if short else short_output(row, config)),
         "n": short_n(row),
     }
 
 
+def _interval(row: SummaryRow, short: bool) -> str:
+    if row.n_failed and not row.n_prompts:
+        return "failed"
+    if row.method == row.baseline or row.comparison == "invalid":
+        return ""
+    if row.comparison == "insufficient data":
+        return "" if short else row.comparison
+    return interval(row.speedup_interval)
+
+
+VERDICTS = ("mismatch", "text differs", "length differs", "numerical tie", "identical", "sampled")  # the worst first
+
+
 def _match(row: SummaryRow) -> str:
-    """Return the output match in a word: 'same', 'base' for the baseline, or the worst verdict."""
-    if row.comparison == "baseline" or row.reference_of:
-        return "base"
+    """Return the worst verdict on the outputs, or 'baseline'."""
+    if row.method == row.baseline or row.reference_of:
+        return "baseline"
     if row.bias:
         return "biased" if row.bias == "biased" else "sampled"
-    words = {"mismatch": "differs", "text differs": "differs", "length differs": "length", "numerical tie": "ties"}
-    found = [
-        word
-        for verdict, word in {**words, "identical": "same", "sampled": "sampled"}.items()
-        if row.output_match.get(verdict)
-    ]
-    return next(iter(found), MISSING)
+    return next((verdict for verdict in VERDICTS if row.output_match.get(verdict)), MISSING)
 
 
-def _reasons(rows: Sequence[SummaryRow]) -> Iterator[str]:
-    """Yield the cause of the fastest method's speedup, and of the method whose step time costs most of its gain."""
+def _reason(rows: Sequence[SummaryRow]) -> str:
+    """Return τ and step time of the fastest method, and of the one that loses most of its gain by its step time."""
     known = [row for row in rows if row.speedup and row.relative_step_time and row.mean_acceptance_length]
-    base = next((row for row in known if row.comparison == "baseline"), None)
+    base = next((row for row in known if row.method == row.baseline), None)
     known = [row for row in known if row is not base and not row.reference_of]
-    for row in known[:1]:
-        yield f"{_per_pass(row)} at {_step_time(row)} the step time"
+    reasons = [f"{_tau(row)} at {_step_time(row)} step time" for row in known[:1]]
     worst = max(known[1:], key=_lost, default=None)
     if base and worst and _lost(worst) >= MOST_LOST:
         verify = (worst.verify_s or 0.0) - (base.verify_s or 0.0)
         cause = "drafting" if (worst.draft_s or 0.0) > verify else "verification"
-        yield f"{_per_pass(worst)}, but {_step_time(worst)} the step time ({cause})"
+        reasons.append(f"{_tau(worst)} at {_step_time(worst)} ({cause})")
+    return "; ".join(reasons)
 
 
-def _per_pass(row: SummaryRow) -> str:
-    return f"{cut(row.method, NARROW)}: {format_number(row.mean_acceptance_length)} tokens per pass"
+def _tau(row: SummaryRow) -> str:
+    return f"{cut(row.method, NARROW)} τ {format_number(row.mean_acceptance_length)}"
 
 
 def _step_time(row: SummaryRow) -> str:
@@ -262,7 +271,7 @@ def _step_time(row: SummaryRow) -> str:
 
 
 def _lost(row: SummaryRow) -> float:
-    """Return the share of the gain by fewer target passes that a longer step costs."""
+    """Return the share of the gain by fewer steps that a longer step costs."""
     tau = row.mean_acceptance_length or 1.0
     return (tau - tau / (row.relative_step_time or 1.0)) / (tau - 1) if tau > 1 else 0.0
 
@@ -276,22 +285,23 @@ def _print_line(console: Console, text: str, mark: str, most: int = 2, style: st
         console.print(f"{blank if i else mark}{escape(line)}", style=style, highlight=False, soft_wrap=True)
 
 
-def _print_warnings(results: Results, console: Console) -> None:
-    """Print the methods that failed and the worst checks: MOST_WARNINGS entries in twice as many lines."""
+def _print_warnings(results: Results, console: Console, brief: bool) -> None:
+    """Print the methods that failed and the worst checks. brief: in 3 lines at most, else in 7."""
     asked = "invalid" if results.run.repeats > 1 else ""  # outputs from memory: only repeats can show them
     found = [check for check in worst_first(results.checks) if check.state != "not checked" or check.name == asked]
     failed = [row for row in results.overall if row.n_failed]
     found = [check for check in found if check.name != "failed"]
-    rest = len(failed) + len(found) - MOST_WARNINGS
-    for row in failed[:MOST_WARNINGS]:
+    most = MOST_WARNINGS if not brief else 1 if failed else 2
+    rest = len(failed) + len(found) - most
+    for row in failed[:most]:
         _print_failure(results, row.method, console)
-    shown = found[: max(0, MOST_WARNINGS - len(failed))]
+    shown = found[: max(0, most - len(failed))]
     for check in shown:
         detail = f" {check.lines[0]}" if check.name in FINDINGS and check.lines else ""
-        most = 1 if rest > 0 and check is shown[-1] else 2
-        _print_line(console, check.sentence + detail, f"  {STATE_MARKS[check.state]} ", most)
+        lines = 1 if (rest > 0 and (brief or check is shown[-1])) or (brief and check is not shown[0]) else 2
+        _print_line(console, check.sentence + detail, f"  {STATE_MARKS[check.state]} ", lines)
     if rest > 0:
-        console.print(f"  [yellow]![/] {pluralize(rest, 'more warning')}: -v", highlight=False)
+        console.print(f"  [yellow]![/] {pluralize(rest, 'more warning')}: ssbench report -v", highlight=False)
 
 
 def _print_failure(results: Results, label: str, console: Console) -> None:
@@ -313,33 +323,40 @@ def _print_failure(results: Results, label: str, console: Console) -> None:
         )
 
 
-def _print_groups(results: Results, console: Console) -> None:
-    """Print the speedups by task if each task has enough prompts; else a line that states how many there are."""
-    run = results.run
+def _by_task(results: Results) -> list[Line]:
+    """Return the speedups of the fastest methods by task; nothing with too few prompts, or for too many columns."""
+    groups = task_groups(results.run.categories, chat_group(results.run, short=True))
+    if not 2 <= len(groups) <= MOST_TASKS or _few_per_task(results.run):
+        return []
+    rows = [row for row in ranked(results.overall) if row.method != row.baseline and row.comparison != "invalid"]
+    return [
+        {BY_TASK: escape(row.method)}
+        | {name: format_speedup(speedup_of(results.run, row.method, of)) for name, of in groups.items()}
+        for row in rows[:MOST_METHODS]
+    ]
+
+
+def _few_per_task(run: Run) -> str:
+    """Return a line that states how many prompts the tasks have, if that is too few for results by task; else ''."""
     groups = task_groups(run.categories, chat_group(run, short=True))
-    if len(groups) < 2:
-        return
-    answered = {name: {row.question_id for row in run.rows if row.category in of} for name, of in groups.items()}
-    sizes = [len(questions) for questions in answered.values()]
-    if min(sizes) < FEWEST:
-        prompts, turns = (
-            len({row.question_id for row in run.rows}),
-            len({(row.question_id, row.turn) for row in run.rows}),
-        )
-        each = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)}–{max(sizes)}"
-        many = f"{pluralize(prompts, 'question')}, {f'{turns:,} prompts, ' if turns > prompts else ''}{each} per task"
-        _print_line(console, f"{many}: too few for results by task (--limit {FEWEST})", "  ")
-    elif len(groups) <= MOST_TASKS:
-        rows = [row for row in ranked(results.overall) if row.comparison not in ("baseline", "invalid")]
-        lines = [
-            {"task": name} | {row.method: format_speedup(speedup_of(run, row.method, of)) for row in rows}
-            for name, of in groups.items()
-        ]
-        columns = ["task", *(row.method for row in rows)]
-        while len(columns) > 2 and _width(columns, lines) > console.width:
-            columns.pop()
-        console.print()
-        _print(console, "", columns, [[line] for line in lines])
+    answered = ({row.question_id for row in run.rows if row.category in of} for of in groups.values())
+    sizes = [len(questions) for questions in answered]
+    if len(groups) < 2 or min(sizes) >= FEWEST:
+        return ""
+    prompts = len({(row.question_id, row.turn) for row in run.rows})
+    each = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)}–{max(sizes)}"
+    more = f" ({prompts:,} prompts)" if prompts > sum(sizes) else ""
+    return f"{pluralize(sum(sizes), 'question')}{more}, {each} per task: too few for results by task (--limit {FEWEST})"
+
+
+def _fitted(lines: Sequence[Line], width: int) -> tuple[list[str], list[list[Line]]]:
+    """Return the columns of a table by task and its lines, with heads that are cut as far as the width demands."""
+    for most in range(max(map(len, lines[0])), SHORTEST_HEAD - 1, -1):
+        heads = [name if name == BY_TASK else escape(cut(name, most)) for name in lines[0]]
+        fitted = [dict(zip(heads, line.values(), strict=True)) for line in lines]
+        if _width(heads, fitted) <= width:
+            break
+    return heads, [fitted]
 
 
 def _print_check(console: Console, check: Check) -> None:
@@ -349,14 +366,23 @@ def _print_check(console: Console, check: Check) -> None:
         console.print(f"    {escape(line)}", highlight=False, soft_wrap=True)
 
 
-def _print(console: Console, name: str, columns: Sequence[str], groups: Sequence[Sequence[Line]]) -> dict[str, None]:
-    """Print a table with as many of the columns as there is room for; return those left out."""
+def _print(
+    console: Console,
+    name: str,
+    columns: Sequence[str],
+    groups: Sequence[Sequence[Line]],
+    folding: Collection[str] = FOLDING,
+) -> dict[str, None]:
+    """Print a table with as many of the columns as there is room for; return those left out.
+
+    folding: columns that may take several lines to save others.
+    """
     left_out: dict[str, None] = {}
     lines = [line for group in groups for line in group]
     for column in ("", *DISPENSABLE):
         left_out |= {column: None} if column in columns else {}
         shown = [column for column in columns if column not in left_out]
-        if _width(shown, lines) <= console.width:
+        if _width(shown, lines, folding=folding) <= console.width:
             break
     room = NARROW + console.width - _width(shown, lines, labels=NARROW)
     table = result_table(name, shown)
@@ -382,7 +408,7 @@ def broken(label: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _width(columns: Sequence[str], lines: Sequence[Line], labels: int = 0) -> int:
+def _width(columns: Sequence[str], lines: Sequence[Line], labels: int = 0, folding: Collection[str] = FOLDING) -> int:
     """Return the width of a table: each column's longest text (or word, where it folds), and the padding.
 
     labels: the width of a column of labels, where it is given.
@@ -390,7 +416,7 @@ def _width(columns: Sequence[str], lines: Sequence[Line], labels: int = 0) -> in
 
     def longest(column: str) -> int:
         texts = [column, *(Text.from_markup(line[column]).plain for line in lines)]
-        widest = max(cell_len(part) for text in texts for part in (text.split() if column in FOLDING else [text]))
+        widest = max(cell_len(part) for text in texts for part in (text.split() if column in folding else [text]))
         return (labels or min(widest, NARROW)) if column in LABELS else widest
 
     return sum(longest(column) + 2 for column in columns)
@@ -419,9 +445,7 @@ LEVEL_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
     "tokens/s": lambda row: format_number(row.tokens_per_s, 1),
     "× baseline": lambda row: format_speedup(row.throughput_ratio),
     "speedup": _of_one,
-    "95% interval": lambda row: (
-        interval(row.speedup_interval) or ("" if row.comparison == "baseline" else row.comparison)
-    ),
+    "95% CI": lambda row: interval(row.speedup_interval) or ("" if row.comparison == "baseline" else row.comparison),
     "first ms": lambda row: format_number(row.waits["ttft_s_p50"], 2, scale=1000),
     "ms/token": lambda row: format_number(row.waits["tpot_s_p50"], 2, scale=1000),
     "s": lambda row: format_number(row.waits["latency_s_p50"], 2),
@@ -474,6 +498,7 @@ def print_comparison(made: RunComparison, console: Console, verbose: bool = Fals
     verbose: include tasks without an interval.
     """
     widen(console)
+    console.print(f"A: {escape(str(made.a))}\nB: {escape(str(made.b))}", highlight=False, soft_wrap=True)
     console.print(escape(comparison_finding(made.rows)), style="bold", highlight=False, soft_wrap=True)
     for note in _notes(made):
         console.print(escape(note), highlight=False, soft_wrap=True)
@@ -491,11 +516,10 @@ def _shown(row: ComparedRow, metric: str, verbose: bool) -> bool:
 
 
 def _print_differences(made: RunComparison, console: Console) -> None:
-    console.print(f"A: {escape(str(made.a))}\nB: {escape(str(made.b))}", highlight=False, soft_wrap=True)
     if not made.found:
         console.print("Nothing differs in configuration, versions or machine.")
         return
-    table = result_table("What differs", ("what", "in A", "in B"))
+    table = result_table("What differs", ("what", "A", "B"))
     for column in table.columns:
         column.justify, column.no_wrap, column.overflow = "left", False, "fold"
     for one in made.found:
@@ -506,7 +530,7 @@ def _print_differences(made: RunComparison, console: Console) -> None:
 def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) -> None:
     tasks = list(dict.fromkeys(row.task for row in rows))
     several = len(tasks) > 2  # a single task is all of them
-    head = (*(("task",) if several else ()), "method", "A", "B", "change", "95% CI", "verdict", "n")
+    head = (*(("task",) if several else ()), "method", "A", "B", "change", "95% CI", "verdict", "prompts")
     table = result_table(NAMES[metric][0].format(rows[0].baseline), head)
     for task in [*tasks[1:], tasks[0]] if several else tasks[:1]:  # all tasks together come last
         for i, row in enumerate(row for row in rows if row.task == task):
@@ -520,8 +544,15 @@ def _comparison_cells(metric: str, row: ComparedRow) -> tuple[str, ...]:
     change, digits = row.changes[metric], NAMES[metric][1]
     verdict = change.verdict if change.verdict in (SAME, *NO_VERDICT) else f"[bold]{change.verdict}[/]"
     changed = change_text(metric, change.change), interval_text(metric, change)
+    if change.change is not None and _unchanged(change):
+        verdict, changed = "unchanged", (changed[0], "")
     figures = format_number(change.a, digits), format_number(change.b, digits)
     return escape(row.method), *figures, *changed, verdict, f"{row.n_prompts:,}"
+
+
+def _unchanged(change: Change) -> bool:
+    """Return True for a change of 0 with an interval of 0, as of τ where both runs make the same steps."""
+    return all(abs(value) < ROUNDING for value in (change.change or 0.0, *(change.interval or ())))
 
 
 def change_text(metric: str, value: float | None) -> str:

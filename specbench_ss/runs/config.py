@@ -38,10 +38,10 @@ class Endpoint:
 class RunConfig:
     """Everything that determines what a run measures; stored in the manifest.
 
-    Fields with an option's name have its meaning and default. stop: stop strings, which stay in the output. presets,
-    plugin: files with options or methods. endpoints: servers that are measured instead of methods; the first is the
-    baseline. concurrency: numbers of requests at a time, in addition to one. extra_body: JSON object with further
-    fields of requests to servers.
+    Fields with an option's name have its meaning and default. categories: the option `tasks`. stop: stop strings, which
+    stay in the output. presets, plugin: files with options or methods. endpoints: servers that are measured instead of
+    methods; the first is the baseline. concurrency: numbers of requests at a time, in addition to one. extra_body: JSON
+    object with further fields of requests to servers.
     """
 
     methods: tuple[MethodSpec, ...]

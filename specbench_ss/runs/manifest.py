@@ -223,7 +223,8 @@ def check_same_config(path: Path, stored: Mapping[str, Any], wanted: Mapping[str
     check_same_plugins(path, stored, wanted)
     new = json.loads(json.dumps(wanted))  # tuples become lists, as in the stored one
     fields = [name for name in new if name not in NOT_COMPARED and stored.get(name) != new[name]]
-    _raise_differences(path, [(name.replace("_", "-"), _text(stored.get(name)), _text(new[name])) for name in fields])
+    named = {name: "tasks" if name == "categories" else name.replace("_", "-") for name in fields}
+    _raise_differences(path, [(named[name], _text(stored.get(name)), _text(new[name])) for name in fields])
 
 
 def check_same_plugins(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

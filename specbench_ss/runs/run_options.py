@@ -136,9 +136,7 @@ class RunOptions(CommandOptions):
         "id of a Hugging Face causal language model, or a GGUF file.",
         modes=MODEL_MODES,
     )
-    categories: str | None = _what(
-        None, "Use only the questions of these tasks of the suite.", metavar="A,B", as_text=True
-    )
+    tasks: str | None = _what(None, "Use only the questions of these tasks of the suite.", metavar="A,B", as_text=True)
     limit: AtLeast0 | None = _what(
         None, "Use at most this many questions of each task; 0: all of them. Default: as the suite defines."
     )

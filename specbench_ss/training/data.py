@@ -239,6 +239,12 @@ class FileSource:
 
     paths: tuple[Path, ...]
 
+    @property
+    def name(self) -> str:
+        """Return the first file, and the number of others."""
+        others = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
+        return f"{self.paths[0]}{others}"
+
     def rows(self) -> Iterator[tuple[str, Row]]:
         """Yield rows in the order of the files. The place is FILE:LINE, or in a list 'FILE, entry N'."""
         for path in self.paths:
@@ -447,7 +453,8 @@ def load_rows(
     }
     folder = cache or cache_folder() / "rows"
     text = TrainingText(*cached(folder, about, lambda work: _build(recipe, data, Renderer(tokenizer), work, log)))
-    log(f"training text: {text.train.counts.line()}; validation: {text.validation.counts.line()}")
+    validation = text.validation.counts.line() if text.validation.counts.conversations else "none"
+    log(f"training text: {text.train.counts.line()}; validation: {validation}")
     return text
 
 
@@ -462,10 +469,10 @@ def _build(recipe: _Recipe, data: FileSource | HubSource, renderer: Renderer, wo
     own = recipe.own
     talks_read = [read_conversation(place, row, recipe.columns, own is not None) for place, row in data.rows()]
     if not talks_read:
-        raise UserError("the training data has no conversations")
+        raise UserError(f"{data.name}: no conversations; give one JSON object per line (docs/suites.md)")
     talks = [c for c in talks_read if (c.messages if own else c.has_completion)]
     if not talks:
-        raise UserError("the training data has no prompt" if own else "the training data has no completion")
+        raise UserError(f"{data.name}: no {'prompt' if own else 'completion'} in any conversation")
     documents: Sequence[Rendered | None]
     if own is None:
         documents = [renderer.render(c.answered, c.place) for c in talks]

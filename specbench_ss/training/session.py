@@ -89,7 +89,7 @@ def run(kind: type[Trainer], options: Any, config: TrainConfig) -> None:
         for trainer in trainers:
             machine.print(_opening(trainer, loop, config))
         if not len(validation.rows):
-            machine.print("no validation data: no validation loss and no estimated tau; see --eval-fraction")
+            machine.print("no validation conversations: no validation loss and τ; raise --eval-fraction")
         loop.train(machine.print, EVERY, config.save_every)
         for job, trainer in zip(jobs, trainers, strict=True):
             # in all processes: a base sharded by FSDP runs in all or none

@@ -293,7 +293,7 @@ def _warn_single_prompts(categories: Sequence[str], watch: Watch) -> None:
     single = sum(n == 1 for n in counts.values())
     if single:
         watch.on_warning(
-            f"{single} of {len(counts)} categories have only one prompt, for either the search or the confirmation; "
+            f"{single} of {len(counts)} tasks have only one prompt, for either the search or the confirmation; "
             "add prompts to each"
         )
 

@@ -16,7 +16,7 @@ from specbench_ss.cli.main import main
 from specbench_ss.results import summary
 from tests.tiny import tiny_model
 
-SMALL: dict[str, Any] = {"categories": "qa", "limit": 1, "max_new_tokens": 6, "warmup": 0}
+SMALL: dict[str, Any] = {"tasks": "qa", "limit": 1, "max_new_tokens": 6, "warmup": 0}
 TIMES = (
     "_s", "started", "ended", "speedup", "tokens_per_s", "other_factor", "health", "unstable", "compar",
     "noise_reason", "host_", "ttft_s", "tpot_s", "latency_s", "speedup_within_bound", "relative_step_time",
@@ -43,7 +43,7 @@ def test_a_run_is_summarised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     made: list[Any] = []
     counted = summary._verdicts  # once in each summary
     monkeypatch.setattr(summary, "_verdicts", lambda run: made.append(run) or counted(run))
-    options = ["--methods", "pld", "--categories", "qa", "--limit", "1", "--max-new-tokens", "6", "--device", "cpu"]
+    options = ["--methods", "pld", "--tasks", "qa", "--limit", "1", "--max-new-tokens", "6", "--device", "cpu"]
     assert main(["run", *options, "--out", str(tmp_path / "run")]) == 0
     assert len(made) == 1 and (tmp_path / "run" / "summary.parquet").exists()
 
@@ -134,7 +134,7 @@ def test_a_plugin_may_change_from_run_to_run(tiny: Target, tmp_path: Path) -> No
         ("pld", {"out": 3}, "--out must be a path"),
         ("pld", {"dtype": "float8"}, "--dtype: there is no 'float8'"),
         ("pld", {"device": "cuda:99"}, "device 'cuda:99' is not available"),
-        ("pld", {"categories": ["qaa"]}, "did you mean qa?"),
+        ("pld", {"tasks": ["qaa"]}, "did you mean qa?"),
         ("pld", {"limmit": 3}, "run(): no option 'limmit' (did you mean limit?)"),
         ("pld", {"dry_run": True}, "run(): no option 'dry_run'"),
         ("pld", {"set": {"pld.lenght": 2}}, "has no option 'lenght'"),

@@ -49,10 +49,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         (["run", "--methods", "ss", "--chat-template", "vicunja"], "did you mean vicuna?"),
         (["report", "nowhere"], "is not a run directory"),
         (["suites", "fetch", "specbnch"], "did you mean specbench?"),
+        (["suites", "show", "README.md"], "use --suite jsonl:README.md"),
+        (["methods", "pdl"], "did you mean pld?"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert words in failing(arguments, capsys)
+
+
+def test_methods_are_listed_by_name_and_alias(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "prompt-lookup,ar"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == ["pld", "ar"]
 
 
 def test_reference_is_added_first(asked: Asked) -> None:
@@ -73,9 +81,7 @@ def test_set_holds_for_every_variant_that_does_not_state_otherwise() -> None:
 
 def test_options_reach_the_configuration(asked: Asked, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    arguments = (
-        "--suite apps --categories sql, --limit 3 --repeats 2 --temperature 0.7 --top-k 5 --history own --seed 9"
-    )
+    arguments = "--suite apps --tasks sql, --limit 3 --repeats 2 --temperature 0.7 --top-k 5 --history own --seed 9"
     assert main(["run", "--methods", "ss", "--out", str(out), "--resume", *arguments.split()]) == 0
     config, where = asked[0]
     assert where == OutputOptions(out, resume=True, recording=recording_of(RunOptions()))
@@ -163,7 +169,7 @@ def test_the_end_of_a_run_reports_everything(make_run: MakeRun, capsys: pytest.C
         "≈ not significant",
     ):
         assert words in reported
-    assert f"report   {out / 'report.html'}" in reported
+    assert f"report   {out / 'report.html'}\nmore     ssbench report {out} -v, " in reported
     assert (out / "report.html").stat().st_size > 50_000
 
 

@@ -51,7 +51,7 @@ def short_run(out: Path, model: Any = "lab", **options: Any) -> dict[str, Any]:
     """The manifest of a short run."""
     by_name = {"device": "cpu", "dtype": "float32"} if model == "lab" else {}
     return run(
-        "pld", model=model, limit=1, categories="qa,math", max_new_tokens=4, warmup=0, telemetry=0, record_drafts=0,
+        "pld", model=model, limit=1, tasks="qa,math", max_new_tokens=4, warmup=0, telemetry=0, record_drafts=0,
         out=out, **by_name, **options,
     ).manifest  # fmt: skip
 
@@ -126,7 +126,7 @@ def test_a_preset_is_tuned_and_noted_with_the_engine_of_runs(
     monkeypatch.setattr(tune_work, "load_target", loaded)
     monkeypatch.setattr(tune_work, "tune", lambda *_: TuneResult(ss, ss, ss, book, book))
     for engine in ((), ("--engine", "eager")):
-        assert main(["tune", "ss", "--categories", "qa", "--out", str(out), "--device", "cpu", *engine]) == 0
+        assert main(["tune", "ss", "--tasks", "qa", "--out", str(out), "--device", "cpu", *engine]) == 0
     assert asked == ["auto", "eager"]
     made_for = read_preset(out).made_for
     assert made_for["engine"] == "graph"
@@ -176,7 +176,7 @@ def test_a_loaded_model_makes_the_whole_of_a_run_with_several_requests_by_eager_
 def test_a_model_is_as_before_where_such_a_run_fails(replayed: Target, tmp_path: Path) -> None:
     passes = replayed.graphs
     with pytest.raises(UserError, match="order of requests"):
-        run("suffix[past=on]", model=replayed, limit=1, categories="qa,math", batch_size=2, out=tmp_path / "run")
+        run("suffix[past=on]", model=replayed, limit=1, tasks="qa,math", batch_size=2, out=tmp_path / "run")
     assert replayed.graphs is passes
 
 

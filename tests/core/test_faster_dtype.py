@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_faster_dtype_is_chosen_and_reported_in_words(times: dict[str, float]) -> None:
     name, why = chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
     assert name == "bfloat16"
-    assert "uses bfloat16" in why and "40.0 and 44.0 ms in float32, 21.0 and 25.0 ms in bfloat16, 30.0" in why
+    assert "chose bfloat16" in why and "float32 40.0, 44.0; bfloat16 21.0, 25.0; float16-weights 30.0" in why
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_a_run_computes_in_it_states_so_and_goes_on_in_it(
     command += ["--warmup", "0", "--max-new-tokens", "4", "--out", str(out)]
     assert main(command) == 0
     captured = capsys.readouterr()
-    assert "--dtype auto uses bfloat16" in " ".join((captured.out + captured.err).split())
+    assert "--dtype auto chose bfloat16" in " ".join((captured.out + captured.err).split())
     assert "warning: --dtype" not in captured.err  # a busy machine has warnings of its own
     model = load_run(out).manifest["model"]
-    assert model["dtype"] == "bfloat16" and "uses bfloat16" in model["dtype_choice"]
+    assert model["dtype"] == "bfloat16" and "chose bfloat16" in model["dtype_choice"]
     assert not [stated for stated in load_run(out).manifest.get("warnings", []) if "dtype" in stated]
     assert model["dtype_choice"] in html.unescape((out / "report.html").read_text())
     for file in (cpu_dtype.cache_folder() / "limits").glob("dtype-*.json"):

@@ -155,6 +155,8 @@ def test_a_pair_that_an_engine_misreads(hub: Path, capsys: pytest.CaptureFixture
     assert code == 0 and "works: eagle" in out
     assert err.startswith("ssbench: warning: eagle: vLLM drops fc.bias") and err.count("\n") == 1
     assert "(someone/biased/model.safetensors)" in err
+    code, _, err = ssbench(capsys, "run", "--methods", f"eagle[weights={folder}]", "--limit", "1", "--dry-run")
+    assert code == 0 and "vLLM" not in err, "a run does not serve the drafter"
 
 
 def test_what_only_a_pickle_has_is_not_reported(hub: Path, capsys: pytest.CaptureFixture[str]) -> None:

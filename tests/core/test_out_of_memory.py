@@ -122,7 +122,7 @@ def test_a_sample_without_memory_is_a_failed_row_and_the_run_goes_on(
     monkeypatch.setattr(Medusa, "propose", propose)
     target = load_model("lab", dtype="float32")
     run(
-        "medusa", model=target, warmup=0, limit=2, categories="qa", max_new_tokens=8, telemetry=0, record_drafts="0",
+        "medusa", model=target, warmup=0, limit=2, tasks="qa", max_new_tokens=8, telemetry=0, record_drafts="0",
         out=tmp_path / "run",
     )  # fmt: skip
     done = read_run(tmp_path / "run")
@@ -155,7 +155,7 @@ def test_several_requests_without_memory_are_failed_rows_of_their_level(
     monkeypatch.setattr(Medusa, "propose", propose)
     monkeypatch.setattr(BatchEngine, "answer", measured)
     run(
-        "medusa", model=load_model("lab", dtype="float32"), warmup=0, limit=3, categories="qa", max_new_tokens=12,
+        "medusa", model=load_model("lab", dtype="float32"), warmup=0, limit=3, tasks="qa", max_new_tokens=12,
         telemetry=0, record_drafts="0", batch_size="2", out=tmp_path / "run",
     )  # fmt: skip
     done = read_run(tmp_path / "run")

@@ -42,7 +42,7 @@ RUN = [
     "run",
     "--methods",
     "nothing[k=2]",
-    "--categories",
+    "--tasks",
     "qa",
     "--limit",
     "1",
@@ -71,7 +71,7 @@ def test_it_is_listed_checked_and_forgotten(plugin: Path, capsys: pytest.Capture
     assert main(["methods", "--plugin", str(plugin)]) == 0
     assert "nothing    drafts nothing [same output as the model]\n            k=<int>  words" in capsys.readouterr().out
     assert main(["check", "--plugin", str(plugin)]) == 0
-    assert capsys.readouterr().out.startswith("nothing: default\n  ok ")
+    assert capsys.readouterr().out.startswith("nothing, test instances: default\n  ok ")
     assert "no method 'nothing'" in failing(["check", "nothing"], capsys)
 
 

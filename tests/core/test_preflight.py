@@ -18,14 +18,14 @@ from specbench_ss.suite import SuiteData
 from tests import conftest
 from tests.cli import failing
 
-RUN = ["run", "--methods", "ar", "--limit", "1", "--categories", "qa"]
+RUN = ["run", "--methods", "ar", "--limit", "1", "--tasks", "qa"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--device", "cuda:99"], "device 'cuda:99' is not available"),
-        (["--categories", "transaltion"], "(did you mean translation?); known: writing, roleplay, "),
+        (["--tasks", "transaltion"], "(did you mean translation?); known: writing, roleplay, "),
         (["--out", "/dev/null/run"], "cannot write to /dev/null/run"),
         (["--methods", "ss[prune_threshold=1]"], "prune_threshold must be 0 or more and below 1, not 1.0"),
         (["--methods", "ss-shared[gamma=9]"], "ssbench: ss-shared: gamma must be 1 to 4 (as trained), not 9"),
@@ -137,9 +137,9 @@ def test_a_prompt_too_long_for_the_model_is_one_line_before_its_weights_are_load
     reported = failing(["run", "--methods", "ar", "--data", str(data), "--out", str(out), *dry], capsys)
     for words in (
         "question '1' (qa) has 20",
-        "the context of 'lab', 1024",
-        "2 of 3 questions",
-        "--categories, --limit",
+        "too long for the context of 'lab' (1024)",
+        "2 of 3 are too long",
+        "--tasks or --data",
     ):
         assert words in reported
     assert not out.exists()

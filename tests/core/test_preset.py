@@ -72,7 +72,7 @@ def test_a_run_applies_its_presets_and_its_manifest_states_so(
             "calibration": {"prompts": [asked.mark, "other"]},
         },
     )
-    what = ["--methods", "ss", "--preset", str(file), "--categories", "qa", "--limit", "1", "--device", "cpu"]
+    what = ["--methods", "ss", "--preset", str(file), "--tasks", "qa", "--limit", "1", "--device", "cpu"]
     what += ["--temperature", "0.7", "--stop", "Q:"]
     assert main(["run", *what, "--max-new-tokens", "3", "--warmup", "0", "--out", str(out)]) == 0
     manifest = json.loads((out / "manifest.json").read_text())

@@ -66,11 +66,11 @@ def test_a_run_states_how_weights_were_kept_and_others_state_nothing(
 ) -> None:
     monkeypatch.setattr(quantising, "find_spec", lambda name: True)
     monkeypatch.setattr(load, "quantise", lambda model, how: "" if how == "none" else f"{how}: as a test has it")
-    asked = ["run", "--methods", "pld", "--limit", "1", "--categories", "math_reasoning", "--max-new-tokens", "8"]
+    asked = ["run", "--methods", "pld", "--limit", "1", "--tasks", "math_reasoning", "--max-new-tokens", "8"]
     for how in ("none", "int8"):
         assert main([*asked, "--warmup", "0", "--quantize", how, "--out", str(tmp_path / how)]) == 0
     plain, quantised = (load_run(tmp_path / how).manifest["model"] for how in ("none", "int8"))
     assert "quantised" not in plain
     assert quantised["quantised"] == "int8: as a test has it"
     assert plain["hash"] == quantised["hash"]
-    assert "quantised weights" in failing(["compare", str(tmp_path / "none"), str(tmp_path / "int8")], capsys)
+    assert "quantization" in failing(["compare", str(tmp_path / "none"), str(tmp_path / "int8")], capsys)

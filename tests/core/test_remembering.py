@@ -92,7 +92,7 @@ def test_a_plugin_that_remembers_makes_its_numbers_invalid(remembers: bool, warm
     """Also where the warm-up is longer than the run, which must not teach it the run's questions."""
     plugin = tmp_path / "cribs.py"
     plugin.write_text(PLUGIN.format(remembers=remembers))
-    given: dict[str, Any] = {"categories": "qa", "limit": 1, "repeats": 2, "max_new_tokens": 12}
+    given: dict[str, Any] = {"tasks": "qa", "limit": 1, "repeats": 2, "max_new_tokens": 12}
     run("cribs", plugin=plugin, warmup=warmup, out=tmp_path / "run", **given)
     row = next(r for r in summarise(read_run(tmp_path / "run")) if (r.task, r.method) == (OVERALL, "cribs"))
     assert any(line.startswith("invalid: the steps of") for line in row.health) is not remembers

@@ -26,7 +26,7 @@ from specbench_ss.engine.verify import verify_greedy
 from specbench_ss.suite import Question
 
 QUESTIONS = [Question(f"{task}-{i}", task, ("one", "two"), ((), ()), None) for task in ("x", "y") for i in range(5)]
-FEW: dict[str, Any] = {"limit": 1, "categories": "qa,math_reasoning", "max_new_tokens": 12, "warmup": 0}
+FEW: dict[str, Any] = {"limit": 1, "tasks": "qa,math_reasoning", "max_new_tokens": 12, "warmup": 0}
 
 
 @pytest.fixture(scope="module")

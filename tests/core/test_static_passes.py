@@ -386,7 +386,7 @@ def test_a_run_states_which_passes_were_run_eagerly(tmp_path: Path) -> None:
     target = load_model("lab", dtype="float32")
     target.graphs = CudaGraphRunner(run_eagerly, (1, 4))
     found = run(
-        "medusa[nodes=6]", model=target, warmup=0, limit=1, categories="qa", max_new_tokens=8, telemetry=0,
+        "medusa[nodes=6]", model=target, warmup=0, limit=1, tasks="qa", max_new_tokens=8, telemetry=0,
         record_drafts="0", out=tmp_path / "run",
     )  # fmt: skip
     rows = {row.method: row for row in read_run(tmp_path / "run").rows}
@@ -638,7 +638,7 @@ def test_an_answer_during_which_a_pass_was_recorded_is_given_again(
 
     monkeypatch.setattr(RequestRunner, "answer", counted)
     found = run(
-        "pld,suffix[past=on]", model=target, warmup=0, limit=1, categories="qa", max_new_tokens=8,
+        "pld,suffix[past=on]", model=target, warmup=0, limit=1, tasks="qa", max_new_tokens=8,
         record_drafts="0", telemetry=0, out=tmp_path / "run",
     )  # fmt: skip
     again = Counter(made)

@@ -122,7 +122,7 @@ def test_whatever_became_of_a_manifest_a_report_is_made_or_one_line_is_reported(
         except UserError as error:
             refused += len(str(error).splitlines()) == 1
         else:
-            assert "report: " in capsys.readouterr().out
+            assert "report   " in capsys.readouterr().out
     assert refused > 100
 
 

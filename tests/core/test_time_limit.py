@@ -48,7 +48,7 @@ def plugin(folder: Path, *names: str) -> Path:
 
 def test_samples_over_the_limit_fail_and_the_run_goes_on(tmp_path: Path) -> None:
     names = tuple(BODIES)
-    given = {"categories": "qa", "limit": 1, "warmup": 0, "max_new_tokens": 4, "out": tmp_path / "run"}
+    given = {"tasks": "qa", "limit": 1, "warmup": 0, "max_new_tokens": 4, "out": tmp_path / "run"}
     run(["pld", *names], plugin=plugin(tmp_path, *names), timeout=0.4, **given)  # type: ignore[arg-type]
     done = read_run(tmp_path / "run")
     assert done.manifest["status"] == "complete" and "timeout" not in done.manifest["config"]
@@ -61,7 +61,7 @@ def test_samples_over_the_limit_fail_and_the_run_goes_on(tmp_path: Path) -> None
 def test_a_run_is_resumed_with_another_limit(tmp_path: Path) -> None:
     """The limit is no part of what is measured; failed samples are run again."""
     file, out = plugin(tmp_path, "sleeps"), str(tmp_path / "run")
-    words = ["run", "--methods", "sleeps", "--plugin", str(file), "--categories", "qa", "--limit", "1", "--warmup", "0"]
+    words = ["run", "--methods", "sleeps", "--plugin", str(file), "--tasks", "qa", "--limit", "1", "--warmup", "0"]
     words += ["--max-new-tokens", "4", "--out", out]
     assert main([*words, "--timeout", "0.2"]) == 1  # every sample of it failed
     assert main([*words, "--timeout", "0.3", "--resume"]) == 1

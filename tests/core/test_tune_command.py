@@ -47,7 +47,7 @@ def tune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capture
 
         monkeypatch.setattr(tune_work, "tune", fake)
         out = tmp_path / "p.yaml"
-        assert main(["tune", "ss", "--categories", "qa,math", "--out", str(out), "--device", "cpu"]) == 0
+        assert main(["tune", "ss", "--tasks", "qa,math", "--out", str(out), "--device", "cpu"]) == 0
         return read_preset(out), capsys.readouterr()
 
     return run

@@ -33,7 +33,7 @@ class Zeroes(Decoder):
         self.target.model.lm_head.weight.data.zero_()
         return DraftTree.chain(state.root, torch.zeros(7, dtype=torch.long))
 """
-SMALL = {"categories": "qa", "limit": 1, "max_new_tokens": 8, "warmup": 0, "record_drafts": 0, "telemetry": 0}
+SMALL = {"tasks": "qa", "limit": 1, "max_new_tokens": 8, "warmup": 0, "record_drafts": 0, "telemetry": 0}
 
 
 def plugin(folder: Path, while_loading: bool) -> Path:
@@ -43,7 +43,7 @@ def plugin(folder: Path, while_loading: bool) -> Path:
 
 
 def test_a_method_that_changes_the_target_while_it_loads_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="method 'zeroes' changes the target while loading"):
+    with pytest.raises(UserError, match="method 'zeroes' changes the target"):
         run("zeroes", plugin=plugin(tmp_path, True), out=tmp_path / "run", **SMALL)  # type: ignore[arg-type]
 
 

@@ -122,10 +122,11 @@ def test_a_run_states_and_records_what_was_advised(tmp_path: Path, capsys: pytes
     prompts.write_text('{"prompt": "Hello"}\n')
     asked = ["run", "--methods", f"ss[weights={weights},k=2]", "--suite", f"jsonl:{prompts}", "--warmup", "0"]
     assert main([*asked, "--max-new-tokens", "4", "--out", str(tmp_path / "run")]) == 0
-    stated_here = [line for line in capsys.readouterr().err.splitlines() if "advice" in line]
-    assert stated_here == [
-        f"ss[weights={weights},k=2]: n_draft=2, gamma=2, prune=off from its drafter's advice for cpu"
-    ]
+    stated_here = [line for line in capsys.readouterr().err.splitlines() if "advised" in line]
+    advised = "n_draft=2, gamma=2, prune=off (advised by the drafter's folder for cpu)"
+    assert stated_here == [f"ss[weights={weights},k=2]: {advised}"]
+    assert main([*asked, "--dry-run"]) == 0
+    assert f"ss[weights={weights},k=2]: weights={weights}, k=2; {advised}" in capsys.readouterr().out
     method = next(m for m in read_manifest(tmp_path / "run")["methods"] if m["name"] == "ss")
     assert method["advised"] == {"n_draft": 2, "gamma": 2, "prune": "off"}
     assert {name: method["options"][name] for name in ("k", "n_draft", "gamma", "prune")} == {

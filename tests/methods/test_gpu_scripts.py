@@ -161,7 +161,7 @@ def output_match() -> dict[str, Any]:
     return vars(module)
 
 
-SMALL = ["--device", "cpu", "--dtypes", "float32", "--prompts", "1", "--categories", "1", "--new", "8"]
+SMALL = ["--device", "cpu", "--dtypes", "float32", "--prompts", "1", "--tasks", "1", "--new", "8"]
 
 
 def test_replayed_and_not_replayed_answers_are_kept_against_each_other(

@@ -402,7 +402,7 @@ def test_the_lab_brings_its_own() -> None:
     lab = outline_of("lab")
     REST.check(RESTOptions(), lab)
     assert REST.open_store(RESTOptions(), lab).advice
-    with pytest.raises(UserError, match="build one with `ssbench datastore build`"):
+    with pytest.raises(UserError, match="use `ssbench datastore build`"):
         REST.check(RESTOptions(), Target(tiny_model("llama")))
 
 
@@ -423,7 +423,7 @@ def test_without_the_package_that_sorts_suffixes_one_line_is_reported(
     """And with --methods all the other methods run."""
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
     words = "rest: cannot load pydivsufsort, which sorts suffixes: "
-    run = ["run", "--limit", "1", "--categories", "qa", "--max-new-tokens", "4", "--device", "cpu", "--warmup", "0"]
+    run = ["run", "--limit", "1", "--tasks", "qa", "--max-new-tokens", "4", "--device", "cpu", "--warmup", "0"]
     assert words in failing([*run, "--methods", "rest", "--out", str(tmp_path / "rest")], capsys)
     assert words in failing(["datastore", "build", "--lab", "2", "--out", str(tmp_path / "store")], capsys)
     assert main([*run, "--methods", "all", "--dry-run"]) == 0

@@ -16,7 +16,7 @@ from specbench_ss.runs.run_dir import read_run
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 
-OPTIONS = {"categories": "qa,translation,math_reasoning", "limit": 2, "max_new_tokens": 32, "warmup": 0}
+OPTIONS = {"tasks": "qa,translation,math_reasoning", "limit": 2, "max_new_tokens": 32, "warmup": 0}
 LONGEST_S = 240
 
 

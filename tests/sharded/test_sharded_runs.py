@@ -255,7 +255,7 @@ def test_the_cluster_is_shared_out(
 
 @pytest.mark.parametrize(
     ("device", "asked", "gpus", "stated"),
-    [("cuda:1", "cuda:1", 2, "use --device cuda"), ("cpu", "auto", 2, "has GPUs, but this machine has none")],
+    [("cuda:1", "cuda:1", 2, "use --device cuda"), ("cpu", "auto", 2, "has GPUs, this machine has none")],
 )
 def test_workers_compute_on_what_the_checks_were_made_for(device: str, asked: str, gpus: int, stated: str) -> None:
     with pytest.raises(UserError, match=stated):

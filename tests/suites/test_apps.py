@@ -85,7 +85,7 @@ def test_one_file_or_one_category(folder: Path) -> None:
     assert counts(load(folder / "devset.csv")) == {"meaning_representation": 2}
     assert counts(load(folder, limit=1)) == dict.fromkeys(Apps.categories, 1)
     assert counts(load(folder, categories=("sql",))) == {"sql": 1}
-    with pytest.raises(UserError, match="the data has no category 'sql'"):
+    with pytest.raises(UserError, match="the data has no task 'sql'"):
         load(folder / "devset.csv", categories=("sql",))
 
 

@@ -60,7 +60,7 @@ def test_a_length_that_was_asked_for_is_that_length_or_left_out(book: Path) -> N
 
     assert [q.category for q in load("1k", "8k").questions] == ["1k"]
     assert [q.category for q in load("context").questions] == ["context"]
-    with pytest.raises(UserError, match="8k left out: .* fits at most 2,680 .*; category 'context'"):
+    with pytest.raises(UserError, match="8k left out: .* fits at most 2,680 .*; task 'context'"):
         load("8k")
     with pytest.raises(UserError, match="context length is unknown"):
         load("context", context=None)

@@ -73,5 +73,5 @@ def test_a_failed_check_is_named(check: str) -> None:
 
 
 def test_a_suite_that_opens_a_connection_is_stopped() -> None:
-    with pytest.raises(SuiteCheckFailed, match="reaches for the network"):
+    with pytest.raises(SuiteCheckFailed, match="uses the network"):
         check_suite(changed(load=calls_home))

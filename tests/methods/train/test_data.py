@@ -155,8 +155,8 @@ def test_what_does_not_fit_is_cut_or_dropped_and_counted(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("rows", "problem"),
     [
-        ([], "no conversations"),
-        ([{"messages": [{"role": "user", "content": "a"}]}], "the training data has no completion"),
+        ([], "data.jsonl: no conversations"),
+        ([{"messages": [{"role": "user", "content": "a"}]}], "data.jsonl: no completion"),
         ([{"prompt": "word " * 200, "completion": "a"}], "no conversation is left for training: .*1 dropped as too"),
         ([{"prompt": "a", "completion": "b"}, {"prompt": "a"}], "data.jsonl:2: no column 'completion'"),
     ],

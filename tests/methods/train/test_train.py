@@ -342,7 +342,7 @@ def test_text_of_no_use_is_one_line(
 ) -> None:
     asked, out, llama = tmp_path / "asked.jsonl", tmp_path / "out", models["llama"]
     asked.write_text(json.dumps({"messages": [{"role": "user", "content": "Hello there"}]}) + "\n")
-    assert "has no completion" in failing(arguments("ss", llama, asked, out, *STREAMS), capsys)
+    assert "no completion in any conversation" in failing(arguments("ss", llama, asked, out, *STREAMS), capsys)
     asked.write_text(json.dumps({"prompt": "Hello there", "completion": "Hi."}) + "\n")
     one = arguments("ss", llama, asked, out, *STREAMS, "--eval-fraction", "0.9999")
     assert "all of the data (1 of 1 conversations" in failing(one, capsys)
