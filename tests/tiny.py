@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+import pytest
+
 from specbench_ss.conformance import FEW
 from specbench_ss.models.tiny import ARCHITECTURES as ARCHITECTURES
 from specbench_ss.models.tiny import WHOLE as WHOLE
 from specbench_ss.models.tiny import tiny_model as tiny_model
 
-# CI sets it. What no architecture has of its own is otherwise tried on a few of them.
+# CI sets it. The quick suite has one case of each kind, and no test that takes many seconds to prove what others do.
 THOROUGH = os.environ.get("SSBENCH_THOROUGH", "") not in ("", "0")
+thorough = pytest.mark.skipif(not THOROUGH, reason="it runs with SSBENCH_THOROUGH=1")
 SOME = ARCHITECTURES if THOROUGH else FEW
 WITHOUT_WINDOW = tuple(kind for kind in SOME if kind != "mistral-window")  # for what no sliding window can have
 
