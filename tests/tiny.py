@@ -7,14 +7,17 @@ from collections.abc import Sequence
 
 import pytest
 
+from specbench_ss import registry
 from specbench_ss.conformance import FEW
 from specbench_ss.models.tiny import ARCHITECTURES as ARCHITECTURES
 from specbench_ss.models.tiny import WHOLE as WHOLE
 from specbench_ss.models.tiny import tiny_model as tiny_model
 
+KINDS = ("ar", "dflash", "eagle2", "lookahead", "medusa", "pld", "recycling", "rest", "sd", "space", "ss", "suffix")
 # CI sets it. The quick suite has one case of each kind, and no test that takes many seconds to prove what others do.
 THOROUGH = os.environ.get("SSBENCH_THOROUGH", "") not in ("", "0")
 thorough = pytest.mark.skipif(not THOROUGH, reason="it runs with SSBENCH_THOROUGH=1")
+METHODS = registry.names(registry.METHODS) if THOROUGH else KINDS
 SOME = ARCHITECTURES if THOROUGH else FEW
 WITHOUT_WINDOW = tuple(kind for kind in SOME if kind != "mistral-window")  # for what no sliding window can have
 

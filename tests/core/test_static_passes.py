@@ -42,13 +42,12 @@ from specbench_ss.results.summary import summarise
 from specbench_ss.runs.run_dir import read_run
 from tests.cli import failing
 from tests.frozen import frozen
-from tests.tiny import THOROUGH
+from tests.tiny import METHODS, THOROUGH
 
 PROMPTS = ([5, 9, 5, 9, 5, 9, 7, 8], list(range(5, 45)))
 WIDTHS = (1, 3, 7, 16, 64, 128)
 
 
-KINDS = ("dflash", "eagle2", "lookahead", "medusa", "pld", "sd", "space", "ss")  # of the quick suite
 CACHING = ("eagle", "eagle2", "eagle3", "hydra", "peagle", "sd", "dflash")
 DRAFTERS = {"dflash", "eagle", "eagle2", "eagle3", "hydra", "medusa", "medusa2", "peagle", "ss", "ss-shared"}
 DECLINED = {  # all that methods run eagerly where their steps are replayed
@@ -85,7 +84,7 @@ class Seen:
 
 
 @pytest.mark.parametrize(("replay", "block"), [(run_eagerly, BLOCK), (frozen, 64)], ids=["called", "frozen"])
-@pytest.mark.parametrize("name", registry.names(registry.METHODS) if THOROUGH else KINDS)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_method_drafts_and_answers_as_before(
     name: str, replay: Replay, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ from specbench_ss.methods.block_drafters import peagle as peagle_weights
 from specbench_ss.methods.block_drafters.decode import PEagle, PEagleOptions
 from specbench_ss.models.tiny import tiny_model, tiny_target
 from tests.core.test_static_passes import DECLINED
+from tests.tiny import METHODS
 
 META = torch.device("meta")
 PROMPT = list(range(5, 21))
@@ -108,7 +109,7 @@ def step_on(state: DecodeState, verdict: VerifyResult, output: Output) -> None:
 
 
 @pytest.mark.parametrize("replay", [None, run_eagerly], ids=["eager", "static"])
-@pytest.mark.parametrize("name", registry.names(registry.METHODS))
+@pytest.mark.parametrize("name", METHODS)
 @torch.inference_mode()
 def test_no_step_looks_at_the_device_before_it_verifies(
     name: str, replay: Replay | None, target: Target, monkeypatch: pytest.MonkeyPatch
@@ -126,7 +127,7 @@ def test_no_step_looks_at_the_device_before_it_verifies(
             assert passes is None or passes.n_captures and set(passes.fallbacks) == DECLINED.get((name, label), set())
 
 
-@pytest.mark.parametrize("name", registry.names(registry.METHODS))
+@pytest.mark.parametrize("name", METHODS)
 def test_the_same_request_again_is_made_over_the_same_memory(name: str) -> None:
     """Nothing is recorded or proven, and no cache and no buffer is taken again."""
     target = tiny_target("llama", words=61)
@@ -159,7 +160,7 @@ def memory_of(decoder: Decoder) -> list[int]:
     return sorted(rows.data_ptr() for cache in caches for rows in (*cache.keys, *cache.values) if rows is not None)
 
 
-@pytest.mark.parametrize("name", [name for name in registry.names(registry.METHODS) if name not in VARY])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in VARY])
 def test_every_step_of_a_request_has_the_same_rows(name: str) -> None:
     target = tiny_target("llama", words=61)
     for label, make in registry.method_class(name).test_instances(target).items():

@@ -26,12 +26,11 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.pld import PromptLookup
 from specbench_ss.models.tiny import ARCHITECTURES, WHOLE, tiny_model, tiny_tokenizer
 from tests.second_device import SECOND, second_device, send_layers
-from tests.tiny import THOROUGH
+from tests.tiny import METHODS, THOROUGH
 
 WORDS = 61
 PROMPT = [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9]
 PROMPTS = [PROMPT, PROMPT[4:9], PROMPT[2:13]]
-METHODS = registry.names(registry.METHODS)
 HALF, EVERY = (2, 3), (0, 1, 2, 3)  # layers on the second device
 FIRST = torch.device("cpu")
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, seed=3)
@@ -40,7 +39,7 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, seed=3)
 @pytest.fixture(autouse=True, scope="module")
 def _all_imported() -> None:
     """So that all of them are given the second device's way of moving."""
-    for name in METHODS:
+    for name in registry.names(registry.METHODS):
         registry.method_class(name)
 
 
