@@ -21,13 +21,13 @@ from specbench_ss.runs.records import OutputMatch, SampleRecord
 from specbench_ss.runs.run_dir import MANIFEST, OUTPUT_MATCH, SAMPLES, STEPS, RunDir, check_out, read_run
 from specbench_ss.runs.run_dir import QUESTIONS as QUESTIONS_FILE
 from specbench_ss.suite import Question, SuiteData
-from tests import conftest
+from tests import fabricated
 
 QUESTIONS = (Question("q0", "c", ("é\u2028?", "two"), (("yes",), ()), "rouge_l"),)
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
-    return {**conftest.manifest(("ar",), SuiteData("specbench", "generated", QUESTIONS)), **changes}
+    return {**fabricated.manifest(("ar",), SuiteData("specbench", "generated", QUESTIONS)), **changes}
 
 
 def sample(i: int) -> tuple[SampleRecord, list[Step]]:

@@ -21,7 +21,7 @@ from specbench_ss.runs.config import OutputOptions, RunConfig
 from specbench_ss.runs.manifest import MANIFEST
 from specbench_ss.runs.run_dir import RunDir
 from specbench_ss.suite import SuiteData
-from tests import conftest
+from tests import fabricated
 from tests.conftest import MakeRun
 from tests.tiny import THOROUGH
 
@@ -50,7 +50,7 @@ READERS: dict[
 
 def manifest() -> dict[str, Any]:
     """A manifest with everything that one may hold."""
-    made = conftest.manifest(("ar", "ss"), DATA)
+    made = fabricated.manifest(("ar", "ss"), DATA)
     made["config"] = {**RunConfig(methods=()).as_dict(), **made["config"]}
     made["config"]["methods"] = [{"name": "ar", "options": {}}, {"name": "ss", "options": {"k": "4"}}]
     made["methods"][1]["resolved"] = {"k": 4, "hash": "w"}

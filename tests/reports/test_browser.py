@@ -14,7 +14,7 @@ from specbench_ss.reports.html.report import HtmlReport
 from specbench_ss.results.analysis import analyse
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
-from tests.conftest import fabricate
+from tests.fabricated import fabricate
 from tests.reports.bad_runs import half_done, nothing_works, only_the_reference
 from tests.reports.chromium import EXTRA, Watched, browser, needs_chromium
 from tests.reports.drafts_made import record
