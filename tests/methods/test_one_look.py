@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from specbench_ss import registry
 from specbench_ss.engine import cuda_graphs
 from specbench_ss.engine.cuda_graphs import CudaGraphRunner, Replay, TensorInputs, run_eagerly
 from specbench_ss.engine.decoder import Decoder, DecodeState, _members, models_of
@@ -29,7 +28,7 @@ from specbench_ss.methods.block_drafters import peagle as peagle_weights
 from specbench_ss.methods.block_drafters.decode import PEagle, PEagleOptions
 from specbench_ss.models.tiny import tiny_model, tiny_target
 from tests.core.test_static_passes import DECLINED
-from tests.tiny import METHODS
+from tests.tiny import METHODS, instances
 
 META = torch.device("meta")
 PROMPT = list(range(5, 21))
@@ -59,7 +58,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
 def shapes(name: str, target: Target) -> Mapping[str, Callable[[], Decoder]]:
     """A method's examples. P-EAGLE's begin with a copy of the target's words, which here have no data."""
     if name != "peagle":
-        return registry.method_class(name).test_instances(target)
+        return instances(name, target)
 
     def make(**options: Any) -> Callable[[], Decoder]:
         with META:
@@ -131,7 +130,7 @@ def test_no_step_looks_at_the_device_before_it_verifies(
 def test_the_same_request_again_is_made_over_the_same_memory(name: str) -> None:
     """Nothing is recorded or proven, and no cache and no buffer is taken again."""
     target = tiny_target("llama", words=61)
-    for label, make in registry.method_class(name).test_instances(target).items():
+    for label, make in instances(name, target).items():
         decoder = make()
         passes = decoder.target.graphs = CudaGraphRunner(run_eagerly)
         seen = []
@@ -163,7 +162,7 @@ def memory_of(decoder: Decoder) -> list[int]:
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in VARY])
 def test_every_step_of_a_request_has_the_same_rows(name: str) -> None:
     target = tiny_target("llama", words=61)
-    for label, make in registry.method_class(name).test_instances(target).items():
+    for label, make in instances(name, target).items():
         if (name, label) != ("ss", "threshold"):
             steps = generate(make(), PROMPT, StopParams(24), SamplingParams()).steps
             assert len({(step.draft_nodes, step.verified_nodes) for step in steps}) == 1, label
