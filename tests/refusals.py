@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specbench_ss.models.resolve import LAB
-from tests.conftest import fabricate
+from tests.fabricated import fabricate
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"}]}
 Builder = Callable[[Path], Path | None]

@@ -40,9 +40,11 @@ def documents() -> list[Path]:
 
 def parts(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and text of each identifier, comment and string of a file."""
-    literal = path.relative_to(ROOT).parts[0] not in QUOTED
+    literal, text = path.relative_to(ROOT).parts[0] not in QUOTED, path.read_text(encoding="utf-8")
+    if not BANNED.search(text):
+        return
     before = ""
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
         documented = token.type == tokenize.STRING and token.string.lstrip("rRfFbB").startswith('"""')
         of_a_file = before == "." and token.string == "tell"  # io.IOBase.tell
         if (

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import pytest
+
+from specbench_ss import registry
 from specbench_ss.conformance import FEW
+from specbench_ss.engine.decoder import Decoder
+from specbench_ss.engine.target import Target
 from specbench_ss.models.tiny import ARCHITECTURES as ARCHITECTURES
 from specbench_ss.models.tiny import WHOLE as WHOLE
 from specbench_ss.models.tiny import tiny_model as tiny_model
 
-# CI sets it. What no architecture has of its own is otherwise tried on a few of them.
+KINDS = ("ar", "dflash", "eagle2", "lookahead", "medusa", "pld", "recycling", "rest", "sd", "space", "ss", "suffix")
+# CI sets it. The quick suite has one case of each kind, and no test that takes many seconds to prove what others do.
 THOROUGH = os.environ.get("SSBENCH_THOROUGH", "") not in ("", "0")
+thorough = pytest.mark.skipif(not THOROUGH, reason="it runs with SSBENCH_THOROUGH=1")
+METHODS = registry.names(registry.METHODS) if THOROUGH else KINDS
 SOME = ARCHITECTURES if THOROUGH else FEW
 WITHOUT_WINDOW = tuple(kind for kind in SOME if kind != "mistral-window")  # for what no sliding window can have
+
+
+def instances(name: str, target: Target) -> dict[str, Callable[[], Decoder]]:
+    """Return the test instances of a method, every third of them in the quick suite."""
+    every = list(registry.method_class(name).test_instances(target).items())
+    return dict(every[:: 1 if THOROUGH else 3])
 
 
 def paths(parents: Sequence[int]) -> list[list[int]]:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -121,6 +122,7 @@ def _other_load() -> float:
     return (busy_seconds() - before) / (time.perf_counter() - began)
 
 
+@cache  # the code that runs stays the same while the process does
 def revision() -> dict[str, Any] | None:
     """Return the commit of the code's checkout and whether it has changes; None outside a checkout."""
     folder = Path(__file__).resolve().parent
@@ -150,6 +152,7 @@ def _try(read: Callable[[], T]) -> T | None:
         return None
 
 
+@cache
 def _version(package: str) -> str | None:
     return _try(lambda: metadata.version(package))
 

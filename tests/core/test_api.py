@@ -19,8 +19,9 @@ from specbench_ss import Decoder, Target, UserError, check_decoder, generate, lo
 from specbench_ss.conformance import CHECKS, CheckFailed
 from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.tree import DraftTree
-from tests.tiny import tiny_model
+from tests.tiny import THOROUGH, tiny_model
 
+FEW = ("draft", "greedy", "description")  # checks of the quick suite
 DOCS = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 
 
@@ -73,6 +74,8 @@ def test_every_hook_of_a_decoder_has_its_place_in_the_page() -> None:
 def test_the_examples_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if not THOROUGH:
+        monkeypatch.setitem(check_decoder.__kwdefaults__, "checks", [check for check in CHECKS if check.name in FEW])
     monkeypatch.chdir(tmp_path)
     module = ModuleType("examples_of_the_api")
     monkeypatch.setitem(sys.modules, module.__name__, module)

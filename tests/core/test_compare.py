@@ -24,6 +24,7 @@ from tests.cli import failing
 from tests.conftest import MakeRun
 from tests.core.test_a_a import recorded
 from tests.core.test_frames import documented
+from tests.tiny import thorough
 
 Change = Callable[[dict[str, Any]], None]
 TOO_SLOW = "--fail-on", "speedup<-5%"
@@ -235,6 +236,7 @@ def test_doubts_about_a_run_are_reported(make_run: MakeRun, capsys: pytest.Captu
     assert "Warning: run B: Outputs differ from the baseline's" in capsys.readouterr().out
 
 
+@thorough  # the quick suite has those of one run: test_a_a.py
 def test_recorded_timings_of_the_same_work_are_not_distinguishable() -> None:
     """Each recorded A/A comparison against the next one: autoregressive decoding twice, in two stretches of time."""
     runs = list(recorded().values())

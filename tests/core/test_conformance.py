@@ -7,13 +7,14 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
 import torch
 
-from specbench_ss.conformance import CHECKS, CheckFailed, CheckRunner, check_decoder, tiny_target
+from specbench_ss.conformance import CHECKS, FEW, Case, CheckFailed, CheckRunner, check_decoder, tiny_target
+from specbench_ss.conformance.harness import Subject
 from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
@@ -22,6 +23,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.options import MethodSpec
 from tests.checks import checks
 from tests.planted_samplers import EXACT, PLANTED, Chain, SharperDraws
+from tests.tiny import THOROUGH, thorough
 
 SAMPLED = [check for check in CHECKS if check.name in ("distribution", "blocks")]
 
@@ -422,10 +424,9 @@ BROKEN: tuple[tuple[str, type[Decoder], str], ...] = (
 
 @pytest.mark.parametrize(("check", "kind", "text"), BROKEN, ids=[kind.__name__ for _, kind, _ in BROKEN])
 def test_what_fails_a_check_is_caught_under_its_name(check: str, kind: type[Decoder], text: str) -> None:
-    """All checks before it in the order pass; its own is run in full."""
-    tried = [
-        whole if whole.name == check else part for whole, part in zip(CHECKS, checks(0, thorough=False), strict=True)
-    ]
+    """All checks before it in the order pass, which the thorough suite tries; its own is run in full."""
+    every = zip(CHECKS, checks(0, thorough=False), strict=True)
+    tried = [whole if whole.name == check else part for whole, part in every if THOROUGH or whole.name == check]
     with pytest.raises(CheckFailed, match=text) as caught:
         check_decoder(kind, architectures=["llama"], checks=tried)
     assert caught.value.check == check
@@ -436,7 +437,7 @@ def test_no_check_is_without_a_decoder_that_breaks_it() -> None:
     assert {check.name for check in CHECKS} == {name for name, _, _ in BROKEN}
 
 
-@pytest.mark.parametrize("kind", PLANTED, ids=[kind.__name__ for kind in PLANTED])
+@pytest.mark.parametrize("kind", PLANTED if THOROUGH else PLANTED[::3], ids=lambda kind: kind.__name__)
 def test_a_sampler_that_is_biased_is_caught(kind: type[Decoder]) -> None:
     checks = SAMPLED if kind is SharperDraws else SAMPLED[::-1]  # first the one that catches it soon
     with pytest.raises(CheckFailed) as caught:
@@ -444,6 +445,7 @@ def test_a_sampler_that_is_biased_is_caught(kind: type[Decoder]) -> None:
     assert caught.value.check in ("distribution", "blocks")
 
 
+@thorough  # the quick suite tries the samplers of methods: tests/methods/test_checks.py
 @pytest.mark.parametrize("kind", EXACT, ids=[kind.__name__ for kind in EXACT])
 def test_an_exact_sampler_passes(kind: type[Decoder]) -> None:
     results = check_decoder(kind, architectures=(), checks=SAMPLED, all=True)
@@ -455,14 +457,17 @@ def test_a_check_that_tested_nothing_is_untested() -> None:
         def propose(self, state: DecodeState) -> DraftTree:
             return DraftTree.root_only(state.root)
 
-    blocks = [check for check in SAMPLED if check.name == "blocks"]
+    def first(subject: Subject) -> list[Case]:
+        return list(blocks.cases(subject))[:1]
+
+    blocks = next(check for check in SAMPLED if check.name == "blocks")
     with pytest.warns(UserWarning, match="not tested on .*acceptance"):
-        check_decoder(DraftsNothing, architectures=(), checks=blocks)
+        check_decoder(DraftsNothing, architectures=(), checks=[replace(blocks, cases=first)])
 
 
-@pytest.mark.parametrize(("turn", "kind"), [(0, Honest), (1, Deep), (2, Lossy)])
+@pytest.mark.parametrize(("turn", "kind"), [(0, Honest), (1, Deep), (2, Lossy)][: None if THOROUGH else 1])
 def test_what_breaks_nothing_passes(turn: int, kind: type[Decoder]) -> None:
-    check_decoder(kind, checks=checks(turn, thorough=False))
+    check_decoder(kind, architectures=FEW if THOROUGH else FEW[:1], checks=checks(turn, thorough=False))
 
 
 def test_a_trial_that_does_not_end_fails_its_check() -> None:

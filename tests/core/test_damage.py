@@ -18,7 +18,7 @@ from specbench_ss.runs.config import OutputOptions
 from specbench_ss.runs.records import OutputMatch, SampleRecord
 from specbench_ss.runs.run_dir import MANIFEST, OUTPUT_MATCH, QUESTIONS, SAMPLES, STEPS, RunDir, read_run
 from specbench_ss.suite import SuiteData
-from tests import conftest
+from tests import fabricated
 from tests.core import test_rundir
 from tests.core.test_rundir import put
 
@@ -43,7 +43,7 @@ def sample(i: int) -> tuple[SampleRecord, list[Step]]:
 
 
 def _manifest() -> dict[str, Any]:
-    made = conftest.manifest(("ar", "m"), SuiteData("specbench", "generated", test_rundir.QUESTIONS))
+    made = fabricated.manifest(("ar", "m"), SuiteData("specbench", "generated", test_rundir.QUESTIONS))
     made["suite"]["prompts"] = len(KEPT)
     return made
 

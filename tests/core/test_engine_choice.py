@@ -32,7 +32,7 @@ from specbench_ss.runs.run_dir import RunDir
 from specbench_ss.suite import SuiteData
 from specbench_ss.tuning.search import Cost, Measurements
 from specbench_ss.tuning.session import DecoderBench, TuneResult
-from tests import conftest
+from tests import fabricated
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def short_run(out: Path, model: Any = "lab", **options: Any) -> dict[str, Any]:
 
 def manifest(engine: str, asked: str | None = None) -> dict[str, Any]:
     """A manifest of a run by this engine. asked: as its configuration has it."""
-    made = copy.deepcopy(conftest.manifest(("ar",), SuiteData("specbench", "generated", ())))
+    made = copy.deepcopy(fabricated.manifest(("ar",), SuiteData("specbench", "generated", ())))
     made["config"] = {**RunConfig(methods=()).as_dict(), **made["config"]}
     made["config"] |= {} if asked is None else {"engine": asked}
     made["model"]["engine"] = engine

@@ -27,6 +27,7 @@ def test_nothing_that_is_missing_makes_it_fail(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(env.psutil, "virtual_memory", fails)
     monkeypatch.setattr(env.pynvml, "nvmlInit", fails)
+    monkeypatch.setattr(env, "revision", env.revision.__wrapped__)  # without the cache
     monkeypatch.setattr(env.subprocess, "run", lambda *a, **k: (_ for _ in ()).throw(FileNotFoundError("git")))
     found = env.environment()
     assert found["gpus"] == []

@@ -251,6 +251,8 @@ def test_too_little_memory_to_calibrate_is_one_line(
     def full(*_: object) -> float:
         raise error
 
+    monkeypatch.setattr(machine_limits, "ON_CPU", {"read": 1 << 20, "side": 64, "launches": 10})
+    monkeypatch.setattr(machine_limits, "LEAST_S", 0.0)
     monkeypatch.setattr(machine_limits, "read_bandwidth", lambda *_: 1.0)
     monkeypatch.setattr(machine_limits, "_launch_time", lambda *_: 1.0)
     monkeypatch.setattr(machine_limits, name, full)

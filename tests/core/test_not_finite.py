@@ -29,6 +29,7 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.models.resolve import LAB
 from tests.cli import failing
 from tests.frozen import frozen
+from tests.tiny import thorough
 
 PROMPT = [3, 4, 5, 3, 4, 6, 3, 4]
 DRAFTERS = ("sd", "medusa", "medusa2", "hydra", "eagle", "eagle2", "eagle3", "ss", "ss-shared", "space")
@@ -163,7 +164,7 @@ def modules_of(decoder: Decoder) -> list[nn.Module]:
     return found or ([draft.model.model] if draft is not None else [])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=thorough)])
 @pytest.mark.parametrize("method", DRAFTERS)
 def test_a_drafter_that_gives_nan_is_named(method: str, temperature: float) -> None:
     """In its weights once they are loaded: as states that overflow, which no file shows."""

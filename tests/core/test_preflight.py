@@ -15,7 +15,7 @@ from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.manifest import MANIFEST
 from specbench_ss.runs.run_dir import QUESTIONS, SAMPLES, OutputOptions, RunDir
 from specbench_ss.suite import SuiteData
-from tests import conftest
+from tests import fabricated
 from tests.cli import failing
 
 RUN = ["run", "--methods", "ar", "--limit", "1", "--tasks", "qa"]
@@ -81,7 +81,7 @@ def test_a_model_that_is_none_is_reported_before_questions_that_are_missing(
 def test_another_configuration_is_reported_before_the_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = conftest.manifest(("ar",), SuiteData("specbench", "generated", ()))
+    manifest = fabricated.manifest(("ar",), SuiteData("specbench", "generated", ()))
     manifest["config"] = RunConfig(methods=(), limit=1, categories=("qa",)).as_dict()
     manifest["config"]["methods"] = [{"name": "ar", "options": {}}]
     RunDir.open(OutputOptions(tmp_path), manifest).close()

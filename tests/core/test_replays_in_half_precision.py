@@ -19,6 +19,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.resolve import packaged_model
 from tests.frozen import frozen
+from tests.tiny import thorough
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def smollm2() -> Target:
     return load_model("smollm2", device="cpu", dtype="bfloat16")
 
 
-@pytest.fixture(params=["deep", "smollm2"])
+@pytest.fixture(params=["deep", pytest.param("smollm2", marks=thorough)])
 def half(request: pytest.FixtureRequest) -> Target:
     """Return a model in bfloat16 whose steps are not replayed."""
     target: Target = request.getfixturevalue(request.param)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
-import textwrap
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,13 @@ from specbench_ss.runs.records import OutputMatch, SampleRecord
 from specbench_ss.runs.run_dir import MANIFEST, OUTPUT_MATCH, SAMPLES, STEPS, RunDir, check_out, read_run
 from specbench_ss.runs.run_dir import QUESTIONS as QUESTIONS_FILE
 from specbench_ss.suite import Question, SuiteData
-from tests import conftest
+from tests import fabricated
 
 QUESTIONS = (Question("q0", "c", ("é\u2028?", "two"), (("yes",), ()), "rouge_l"),)
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
-    return {**conftest.manifest(("ar",), SuiteData("specbench", "generated", QUESTIONS)), **changes}
+    return {**fabricated.manifest(("ar",), SuiteData("specbench", "generated", QUESTIONS)), **changes}
 
 
 def sample(i: int) -> tuple[SampleRecord, list[Step]]:
@@ -243,44 +242,33 @@ def test_update_replaces_the_manifest_whole(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.tmp"))
 
 
-WRITER = """
-    import sys
-    from pathlib import Path
-    from specbench_ss.runs.config import OutputOptions
-    from specbench_ss.engine.decoder import Generation, Step
-    from specbench_ss.runs.records import SampleRecord
-    from specbench_ss.runs.run_dir import RunDir
-    manifest = {manifest!r}
-    with RunDir.open(OutputOptions(Path(sys.argv[1])), manifest) as run:
-        for i in range(100000):
-            row = SampleRecord(f"q{{i}}", 0, "ar", 0, "c", i, 0, 7, "e", "s", "ok")
-            steps = [Step(0, 0, 0, 0, 1, 0.0, 0.01, 0.0, 0.0, 0.01)] * 3
-            row.fill(Generation([5] * 4, 3, "length", 0.1, 1, steps))
-            run.append(row, steps)
-            print(i, flush=True)
-"""
+def write_until_killed(path: Path, written: Connection) -> None:
+    with RunDir.open(OutputOptions(path), manifest()) as run:
+        for i in range(100_000):
+            run.append(*sample(i))
+            written.send(i)
 
 
 def test_kill_nine_loses_at_most_the_sample_in_flight(tmp_path: Path) -> None:
-    code = textwrap.dedent(WRITER).format(manifest=manifest())
-    root = str(Path(__file__).resolve().parents[2])
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "run")],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": root},
-    )
-    assert process.stdout is not None
+    context = get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=write_until_killed, args=(tmp_path / "run", writer))
+    process.start()
+    writer.close()
     for _ in range(20):
-        last = int(process.stdout.readline())
+        last = reader.recv()
     assert read_run(tmp_path / "run").manifest["status"] == "running"
-    process.send_signal(signal.SIGKILL)
-    last = max([last, *map(int, process.stdout.read().split())])
-    process.wait()
+    process.kill()
+    with contextlib.suppress(EOFError):
+        while True:
+            last = reader.recv()
+    process.join()
     killed = unfinished(read_run(tmp_path / "run"))
     assert killed.startswith("not complete (no process has locked this folder")
     with RunDir.open(OutputOptions(tmp_path / "run", resume=True), manifest()) as run:
         assert len(run.rows) in (last + 1, last + 2)
-    assert len(read_run(tmp_path / "run").steps) == 3 * len(run.rows)
+        steps = sum(row.steps or 0 for row in run.rows.values())
+    assert len(read_run(tmp_path / "run").steps) == steps
 
 
 def test_a_warning_is_kept_once(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -16,7 +15,6 @@ import pytest
 import torch
 
 from specbench_ss import storage
-from specbench_ss.bench import run_loop
 from specbench_ss.bench.runner import run
 from specbench_ss.bench.schedule import warmup_prompts
 from specbench_ss.bench.timed_sample import EXTRA_ROUNDS, warm_up
@@ -35,16 +33,6 @@ from specbench_ss.suite import Question, Suite, SuiteData
 
 ASKED = (Question("a", "x", ("hi", "more", "last")), Question("b", "y", ("go",)), Question("c", "y", ("c",)))
 DATA = SuiteData("fake", "generated", ASKED)
-
-
-@pytest.fixture(autouse=True)
-def calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine is never busy, and the versions of packages are looked up once."""
-    monkeypatch.setattr(run_loop, "busy", lambda: "")
-    monkeypatch.setattr(environment, "_version", version_of)
-
-
-version_of = cache(environment._version)
 
 
 class FakeTarget:

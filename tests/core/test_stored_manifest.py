@@ -21,11 +21,12 @@ from specbench_ss.runs.config import OutputOptions, RunConfig
 from specbench_ss.runs.manifest import MANIFEST
 from specbench_ss.runs.run_dir import RunDir
 from specbench_ss.suite import SuiteData
-from tests import conftest
+from tests import fabricated
 from tests.conftest import MakeRun
 from tests.tiny import THOROUGH
 
 REPLACEMENTS: tuple[Any, ...] = (None, [], {}, "x", -7)
+CHANGES = ("gone", *REPLACEMENTS)
 DATA = SuiteData("specbench", "generated", ())
 Change = Callable[[dict[str, Any]], None]
 LIMITS = {"device": "cpu", "read_bytes_per_s": 1e9, "flops_per_s": {"float32": 1e9}, "launch_s": 1e-6, "busy": "no"}
@@ -49,7 +50,7 @@ READERS: dict[
 
 def manifest() -> dict[str, Any]:
     """A manifest with everything that one may hold."""
-    made = conftest.manifest(("ar", "ss"), DATA)
+    made = fabricated.manifest(("ar", "ss"), DATA)
     made["config"] = {**RunConfig(methods=()).as_dict(), **made["config"]}
     made["config"]["methods"] = [{"name": "ar", "options": {}}, {"name": "ss", "options": {"k": "4"}}]
     made["methods"][1]["resolved"] = {"k": 4, "hash": "w"}
@@ -89,12 +90,11 @@ def places(part: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 def damaged() -> Iterator[str]:
     """The text of the manifest, damaged in every way: an entry gone, another kind of value, cut off.
 
-    At every place one kind of value, each at one place in five; all at all where the tests are thorough.
+    At every place one of them, by turns; all of them where the tests are thorough.
     """
     whole = manifest()
     for number, way in enumerate(places(whole)):
-        at = number % len(REPLACEMENTS)
-        for value in ("gone", *(REPLACEMENTS if THOROUGH else REPLACEMENTS[at : at + 1])):
+        for value in CHANGES if THOROUGH else CHANGES[number % len(CHANGES) :][:1]:
             changed = copy.deepcopy(whole)
             part: Any = changed
             for key in way[:-1]:
@@ -123,7 +123,7 @@ def test_whatever_became_of_a_manifest_a_report_is_made_or_one_line_is_reported(
             refused += len(str(error).splitlines()) == 1
         else:
             assert "report   " in capsys.readouterr().out
-    assert refused > 100
+    assert refused > 50
 
 
 def test_whatever_became_of_a_manifest_every_reader_ends_in_one_line(

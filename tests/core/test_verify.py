@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specbench_ss.engine.sampling import SamplingParams, sample_categorical
 from specbench_ss.engine.tree import DraftTree, topology_of
 from specbench_ss.engine.verify import LazyTargetProbs, verify_greedy, verify_sampled
+from tests.tiny import thorough
 
 P = torch.tensor([0.05, 0.5, 0.2, 0.25])
 
@@ -137,6 +138,7 @@ def test_tokens_are_drawn_from_the_distribution(scale: float) -> None:
         assert chisquare(counts[there].tolist(), (expected[there] * 40_000).tolist()).pvalue > 1e-3
 
 
+@thorough
 def test_rare_tokens_of_a_large_vocabulary_are_drawn_as_often_as_they_should() -> None:
     """Half of the mass lies on one token, half on 50,000 others of 1e-5 each."""
     p = torch.cat((torch.tensor([0.5]), torch.full((50_000,), 1e-5)))

@@ -26,7 +26,7 @@ from specbench_ss.training.batch import BaseStates, Batch, Documents, base_state
 from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import Budget, DrafterLoop
 from tests.methods.batches import batch_of, text_of
-from tests.tiny import SOME, tiny_model
+from tests.tiny import SOME, thorough, tiny_model
 
 DRAFTS = 4
 SHAPES: dict[str, dict[str, Any]] = {
@@ -125,7 +125,7 @@ def test_the_loss_is_the_weighted_cross_entropy(soft: bool, words: int) -> None:
     assert right.tolist() == pytest.approx(hits)
 
 
-@pytest.mark.parametrize(("draft_vocab", "soft"), [(0, True), (50, False)])
+@pytest.mark.parametrize(("draft_vocab", "soft"), [(0, True), pytest.param(50, False, marks=thorough)])
 def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(draft_vocab: int, soft: bool, tmp_path: Path) -> None:
     target = Target(tiny_model("llama"))
     text, budget = text_of(target), Budget(40, 8, 16, DRAFTS, warmup=3)

@@ -9,10 +9,12 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
 from specbench_ss.suite import Question
+from tests.tiny import thorough
 
 AS_IN_THE_PAPERS, ALL_THAT_HELPS = "ss[k=3,n_draft=8,prune=off]", "ss[parent=on,k=3,n_draft=8,prune=off]"
 
 
+@thorough
 def test_they_give_the_bases_answers_with_a_quarter_more_tokens_a_step_than_the_papers_streams() -> None:
     """At equal nodes and training. Over the 39 questions of docs/results it is 1.40 times as many."""
     target, steps, answers = load_model("lab", device="cpu", dtype="float32"), {}, {}

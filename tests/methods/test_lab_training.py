@@ -32,6 +32,7 @@ from specbench_ss.options import MethodSpec
 from specbench_ss.registry import load_method
 from specbench_ss.training.batch import future_labels, pick_anchors
 from specbench_ss.training.data import completion_mask, special_ids, tokenize
+from tests.tiny import thorough
 
 SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "user": 3, "assistant": 4}
 
@@ -55,6 +56,7 @@ def tiny_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cards, "APP_CATEGORIES", ("sql",))
 
 
+@thorough
 def test_every_stage_in_small_and_nothing_twice(tmp_path: Path, tiny_lab: None) -> None:
     stated: list[str] = []
     train(tmp_path, device="cpu", budget_scale=SCALE, log=stated.append)

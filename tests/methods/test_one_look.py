@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from specbench_ss import registry
 from specbench_ss.engine import cuda_graphs
 from specbench_ss.engine.cuda_graphs import CudaGraphRunner, Replay, TensorInputs, run_eagerly
 from specbench_ss.engine.decoder import Decoder, DecodeState, _members, models_of
@@ -29,6 +28,7 @@ from specbench_ss.methods.block_drafters import peagle as peagle_weights
 from specbench_ss.methods.block_drafters.decode import PEagle, PEagleOptions
 from specbench_ss.models.tiny import tiny_model, tiny_target
 from tests.core.test_static_passes import DECLINED
+from tests.tiny import METHODS, instances
 
 META = torch.device("meta")
 PROMPT = list(range(5, 21))
@@ -58,7 +58,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
 def shapes(name: str, target: Target) -> Mapping[str, Callable[[], Decoder]]:
     """A method's examples. P-EAGLE's begin with a copy of the target's words, which here have no data."""
     if name != "peagle":
-        return registry.method_class(name).test_instances(target)
+        return instances(name, target)
 
     def make(**options: Any) -> Callable[[], Decoder]:
         with META:
@@ -108,7 +108,7 @@ def step_on(state: DecodeState, verdict: VerifyResult, output: Output) -> None:
 
 
 @pytest.mark.parametrize("replay", [None, run_eagerly], ids=["eager", "static"])
-@pytest.mark.parametrize("name", registry.names(registry.METHODS))
+@pytest.mark.parametrize("name", METHODS)
 @torch.inference_mode()
 def test_no_step_looks_at_the_device_before_it_verifies(
     name: str, replay: Replay | None, target: Target, monkeypatch: pytest.MonkeyPatch
@@ -126,11 +126,11 @@ def test_no_step_looks_at_the_device_before_it_verifies(
             assert passes is None or passes.n_captures and set(passes.fallbacks) == DECLINED.get((name, label), set())
 
 
-@pytest.mark.parametrize("name", registry.names(registry.METHODS))
+@pytest.mark.parametrize("name", METHODS)
 def test_the_same_request_again_is_made_over_the_same_memory(name: str) -> None:
     """Nothing is recorded or proven, and no cache and no buffer is taken again."""
     target = tiny_target("llama", words=61)
-    for label, make in registry.method_class(name).test_instances(target).items():
+    for label, make in instances(name, target).items():
         decoder = make()
         passes = decoder.target.graphs = CudaGraphRunner(run_eagerly)
         seen = []
@@ -159,10 +159,10 @@ def memory_of(decoder: Decoder) -> list[int]:
     return sorted(rows.data_ptr() for cache in caches for rows in (*cache.keys, *cache.values) if rows is not None)
 
 
-@pytest.mark.parametrize("name", [name for name in registry.names(registry.METHODS) if name not in VARY])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in VARY])
 def test_every_step_of_a_request_has_the_same_rows(name: str) -> None:
     target = tiny_target("llama", words=61)
-    for label, make in registry.method_class(name).test_instances(target).items():
+    for label, make in instances(name, target).items():
         if (name, label) != ("ss", "threshold"):
             steps = generate(make(), PROMPT, StopParams(24), SamplingParams()).steps
             assert len({(step.draft_nodes, step.verified_nodes) for step in steps}) == 1, label

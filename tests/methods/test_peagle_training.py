@@ -25,7 +25,7 @@ from specbench_ss.training.batch import BaseStates, Batch, Documents, base_state
 from specbench_ss.training.distributed import DistributedContext
 from specbench_ss.training.loop import Budget, DrafterLoop
 from tests.methods.batches import batch_of, text_of
-from tests.tiny import SOME, tiny_model
+from tests.tiny import SOME, thorough, tiny_model
 
 DEPTHS = 5
 FORMS: dict[str, dict[str, Any]] = {
@@ -152,7 +152,9 @@ def test_the_loss_is_the_mean_over_kept_places(soft: bool, words: int) -> None:
     assert right.tolist() == pytest.approx(hits)
 
 
-@pytest.mark.parametrize(("draft_vocab", "own", "soft"), [(0, True, True), (50, False, False)])
+@pytest.mark.parametrize(
+    ("draft_vocab", "own", "soft"), [(0, True, True), pytest.param(50, False, False, marks=thorough)]
+)
 def test_it_learns_what_is_saved_loads_and_a_cut_changes_nothing(
     draft_vocab: int, own: bool, soft: bool, tmp_path: Path
 ) -> None:

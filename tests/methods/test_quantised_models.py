@@ -26,6 +26,7 @@ from specbench_ss.methods._shared.fine_tuned import (
 )
 from specbench_ss.models.quantize import quantise
 from tests.quantised import needs, quantised_target, small_model
+from tests.tiny import thorough
 
 PROMPT = [5, 9, 5, 9, 5, 9, 7, 8]
 GRID = 2.0**-8
@@ -123,7 +124,12 @@ def test_merged_weights_are_quantised_once(how: str, lora: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "reference"), [("ss-shared", "ss-shared-ar"), ("medusa2", "medusa2-ar"), ("space", "space-ar")]
+    ("method", "reference"),
+    [
+        ("medusa2", "medusa2-ar"),
+        pytest.param("ss-shared", "ss-shared-ar", marks=thorough),
+        pytest.param("space", "space-ar", marks=thorough),
+    ],
 )
 def test_drafting_in_a_quantised_model_gives_its_own_plain_answers(method: str, reference: str) -> None:
     """The check of the lab's own weights."""

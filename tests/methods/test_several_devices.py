@@ -26,12 +26,11 @@ from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.pld import PromptLookup
 from specbench_ss.models.tiny import ARCHITECTURES, WHOLE, tiny_model, tiny_tokenizer
 from tests.second_device import SECOND, second_device, send_layers
-from tests.tiny import THOROUGH
+from tests.tiny import METHODS, THOROUGH, instances
 
 WORDS = 61
 PROMPT = [20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9]
 PROMPTS = [PROMPT, PROMPT[4:9], PROMPT[2:13]]
-METHODS = registry.names(registry.METHODS)
 HALF, EVERY = (2, 3), (0, 1, 2, 3)  # layers on the second device
 FIRST = torch.device("cpu")
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, seed=3)
@@ -40,7 +39,7 @@ GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, seed=3)
 @pytest.fixture(autouse=True, scope="module")
 def _all_imported() -> None:
     """So that all of them are given the second device's way of moving."""
-    for name in METHODS:
+    for name in registry.names(registry.METHODS):
         registry.method_class(name)
 
 
@@ -85,7 +84,7 @@ def test_division_changes_no_token(name: str, there: Sequence[int], sampling: Sa
     Which layers lie there is the passes' business; how tokens are chosen comes after them, on one device.
     """
     targets = whole("llama"), divided("llama", there)
-    one, two = (registry.method_class(name).test_instances(target) for target in targets)
+    one, two = (instances(name, target) for target in targets)
     for number, (label, make) in enumerate(one.items()):
         for how in [sampling] if number else [GREEDY, SAMPLED]:
             assert answer(make(), how) == answer(two[label](), how), (label, how)
@@ -162,6 +161,6 @@ def test_torch_sees_no_mixed_devices(name: str, there: Sequence[int], monkeypatc
         model = tiny_model("llama", vocab=WORDS)
         for i in there:
             model.model.layers[i].to("meta")
-        shapes = list(registry.method_class(name).test_instances(Target(model, tiny_tokenizer(WORDS), "tiny")).values())
+        shapes = list(instances(name, Target(model, tiny_tokenizer(WORDS), "tiny")).values())
         for make in [*shapes[:1], *shapes[1 + (there == EVERY) :: 2]]:
             assert len(generate(make(), PROMPT, StopParams(6), GREEDY).tokens) > 0

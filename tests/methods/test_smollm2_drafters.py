@@ -13,6 +13,7 @@ from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.models.checkpoint import read_tensors
 from specbench_ss.models.resolve import DRAFTERS, packaged_model
+from tests.tiny import thorough
 
 FOLDER = DRAFTERS / "smollm2"
 TRAINED = ("ss", "ss-root", "ss-parent", "medusa", "eagle")
@@ -51,6 +52,7 @@ def test_what_ships_is_small_enough_to_travel() -> None:
     assert sum(file.stat().st_size for file in files) < LARGEST - 3e6  # the rest of the tree takes less than that
 
 
+@thorough
 def test_answers_are_those_of_plain_decoding() -> None:
     if not packaged_model("smollm2").fetched:
         pytest.skip("the model was not fetched: ssbench models fetch smollm2")

@@ -15,6 +15,7 @@ from specbench_ss.methods.ss.tree import draft_tree, sampled_tree
 from specbench_ss.models.tiny import tiny_target
 from tests.methods.decoders import streaming
 from tests.methods.exactness import p_value
+from tests.tiny import thorough
 
 ROOT = torch.tensor([4])
 
@@ -51,6 +52,7 @@ def test_where_few_tokens_are_possible_the_first_stands_for_those_missing() -> N
     assert set(tree.tokens[1:].tolist()) == {3}
 
 
+@thorough
 def test_what_comes_out_is_distributed_as_the_targets_own() -> None:
     words, n, rng = 5, 6000, torch.Generator().manual_seed(3)
     q, first, after = rows(2, words, 11), rows(1, words, 12)[0], rows(words, words, 13)

@@ -21,7 +21,7 @@ from specbench_ss.methods.sd.decode import TwoModel, TwoModelOptions, random_dra
 from specbench_ss.methods.sd.draft import Draft
 from tests.methods.assisted import assert_same_steps
 from tests.methods.exactness import p_value
-from tests.tiny import SOME, tiny_model
+from tests.tiny import SOME, thorough, tiny_model
 
 PROMPTS = ([20, 4, 4, 4, 30, 12, 9, 8, 50, 41, 33, 22, 17, 60, 9], [3])
 WHOLE = [i % 59 + 2 for i in range(127)]  # leaves room for one token
@@ -86,6 +86,7 @@ def test_levels_of_a_tree_are_passes_over_their_paths(target: Target) -> None:
         torch.testing.assert_close(logits, target.next_logits([*prompt, *path]), atol=1e-4, rtol=1e-4)
 
 
+@thorough
 def test_candidates_are_drawn_where_there_are_fewer_words_than_candidates() -> None:
     """The output is the target's all the same; what is drawn from many words the checks look at."""
     target = Target(tiny_model("llama", vocab=7, layers=2))

@@ -14,16 +14,18 @@ from specbench_ss.reports.html.report import HtmlReport
 from specbench_ss.results.analysis import analyse
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
-from tests.conftest import fabricate
+from tests.fabricated import fabricate
 from tests.reports.bad_runs import half_done, nothing_works, only_the_reference
 from tests.reports.chromium import EXTRA, Watched, browser, needs_chromium
 from tests.reports.drafts_made import record
+from tests.tiny import THOROUGH, thorough
 
 pytestmark = [needs_chromium, pytest.mark.xdist_group("chromium")]
 EVIL = '</script><img src=x onerror=alert(1)> "quoted" \u202etxt.exe \x1b[31m שלום 👩\u200d👧'
 LABEL = "ss[<a href=//x>\u202eevil</a>]"
 LABELS = ("ar", "medusa", LABEL, "ss-shared", "ss-shared-ar")
 LONG = "word " * 10_000
+HARMS = (half_done, nothing_works, only_the_reference)
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +84,7 @@ def test_every_chart_is_drawn_when_it_comes_near(running: Any, made: Path) -> No
     assert page.errors == [] and len(page.requests) == 1
 
 
+@thorough
 def test_the_page_is_not_wider_than_the_screen(running: Any, made: Path) -> None:
     for width in (1280, 768, 390):
         page = Watched(running, made / "report.html")
@@ -89,6 +92,7 @@ def test_the_page_is_not_wider_than_the_screen(running: Any, made: Path) -> None
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@thorough
 def test_what_was_measured_of_a_prompt_fits_and_names_stay_on_a_phone(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html", "#sample=qa-3.0")
     box = page.locator("#detail .table")
@@ -99,12 +103,14 @@ def test_what_was_measured_of_a_prompt_fits_and_names_stay_on_a_phone(running: A
     assert box.evaluate("one => one.scrollLeft") > 0 and abs(name - edge) <= 2
 
 
+@thorough
 def test_the_first_speedup_is_on_the_first_screen_of_a_phone(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html")
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.locator("#ranking-table tbody strong").first.bounding_box()["y"] < 844
 
 
+@thorough
 def test_the_task_map_switches_between_speedup_tau_and_tokens(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html")
     cell = page.locator("#matrix-table tbody tr:first-child td").first
@@ -116,6 +122,7 @@ def test_the_task_map_switches_between_speedup_tau_and_tokens(running: Any, made
     assert shown == [f"{row.speedup:.2f}", f"{row.mean_acceptance_length:.2f}", f"{row.tokens_per_s:.1f}"]
 
 
+@thorough
 def test_a_phone_shows_one_task_at_a_time(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html")
     page.set_viewport_size({"width": 390, "height": 900})
@@ -141,6 +148,7 @@ def test_the_matrix_is_sorted_and_read_by_keyboard(running: Any, made: Path) -> 
     assert "overall" in first + second and "95 % CI" in first + second and first != second
 
 
+@thorough
 def test_the_order_of_the_matrix_is_in_the_address(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html")
     button = page.locator("#matrix-table thead button", has_text="qa")
@@ -154,6 +162,7 @@ def test_the_order_of_the_matrix_is_in_the_address(running: Any, made: Path) -> 
     assert rows_of(odd) == rows_of(plain)
 
 
+@thorough
 def test_controls_are_folded_and_unfold_by_keyboard(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html")
     control = page.locator("#ranking-table tr.control")
@@ -163,6 +172,7 @@ def test_controls_are_folded_and_unfold_by_keyboard(running: Any, made: Path) ->
     assert control.is_visible() and "ss-shared-ar" in control.text_content()
 
 
+@thorough
 def test_the_theme_is_switched_and_kept(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html", color_scheme="light")
 
@@ -198,6 +208,7 @@ def test_samples_are_filtered_sorted_and_opened_by_keyboard(running: Any, made: 
     assert page.errors == []
 
 
+@thorough
 def test_prompts_on_which_methods_differ_most_come_first(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html", "#sort=differ")
     run = read_run(made)
@@ -212,6 +223,7 @@ def test_the_list_draws_only_what_is_seen(seen: Watched) -> None:
     assert 5 < seen.locator("#rows .row").count() < 30
 
 
+@thorough
 def test_an_address_shows_what_it_showed_when_it_was_sent(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html")
     page.locator("#filters select[name=method]").select_option(label="medusa")
@@ -231,6 +243,7 @@ def test_an_address_shows_what_it_showed_when_it_was_sent(running: Any, made: Pa
     )
 
 
+@thorough
 def test_a_dot_opens_its_sample_by_keyboard(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html")
     page.evaluate("document.getElementById('scatter-of').open = true")
@@ -258,7 +271,7 @@ def test_hostile_texts_are_text(running: Any, made: Path) -> None:
     assert page.errors == []
 
 
-@pytest.mark.parametrize("harm", [nothing_works, half_done, only_the_reference], ids=lambda harm: harm.__name__)
+@pytest.mark.parametrize("harm", HARMS if THOROUGH else HARMS[:1], ids=lambda harm: harm.__name__)
 def test_a_run_that_lacks_something_opens_too(running: Any, tmp_path: Path, harm: Callable[[Run], None]) -> None:
     run = read_run(fabricate(tmp_path / "run", questions=2))
     harm(run)
@@ -270,6 +283,7 @@ def test_a_run_that_lacks_something_opens_too(running: Any, tmp_path: Path, harm
     assert page.errors == [] and page.locator("#detail").text_content()
 
 
+@thorough
 def test_a_download_equals_the_frame_of_the_run(running: Any, made: Path, tmp_path: Path) -> None:
     page = Watched(running, made / "report.html")
     page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
@@ -285,6 +299,7 @@ def test_a_download_equals_the_frame_of_the_run(running: Any, made: Path, tmp_pa
             assert got.loc[(task, method), column] == pytest.approx(want, nan_ok=True) if pd.notna(want) else True
 
 
+@thorough
 def test_it_prints_the_ranking_the_task_map_the_bar_and_the_record(running: Any, made: Path) -> None:
     pypdf = pytest.importorskip("pypdf", reason=f"the package pypdf is not installed: {EXTRA}")
     import io
@@ -301,6 +316,7 @@ def test_it_prints_the_ranking_the_task_map_the_bar_and_the_record(running: Any,
     assert page.locator("#record").get_attribute("open") is None, "folded again on the screen"
 
 
+@thorough
 def test_nothing_printed_is_wider_than_the_paper(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html")
     page.emulate_media(media="print")
@@ -309,6 +325,7 @@ def test_nothing_printed_is_wider_than_the_paper(running: Any, made: Path) -> No
     assert page.eval_on_selector_all("table, .pill, dd, p", right) <= 700
 
 
+@thorough
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_axe_finds_nothing(running: Any, made: Path, scheme: str, width: int) -> None:
     axe = pytest.importorskip(
@@ -351,6 +368,7 @@ def test_the_replay_goes_from_step_to_step_by_keyboard_and_its_address_survives(
     assert page.locator("#replay-stage .node.rejected").count() > 0
 
 
+@thorough
 def test_the_replay_plays_and_the_slider_moves_it(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html")
     page.select_option("#replay-form [name=pace]", "1")
@@ -362,6 +380,7 @@ def test_the_replay_plays_and_the_slider_moves_it(running: Any, made: Path) -> N
     assert page.errors == []
 
 
+@thorough
 def test_the_samples_and_the_replay_share_the_address(running: Any, made: Path) -> None:
     page = Watched(running, made / "report.html", "#replay=qa-2.0&of=medusa&against=ar&step=1")
     page.focus("#list")

@@ -23,7 +23,8 @@ from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.reports.palette import COLOURS, DARK, GREY, METHODS, PARTS, Style, short_labels, styles
 from specbench_ss.results.analysis import analyse
 from specbench_ss.runs.run_dir import read_run
-from tests.conftest import MakeRun, fabricate
+from tests.conftest import MakeRun
+from tests.fabricated import fabricate
 
 
 class Page(HTMLParser):

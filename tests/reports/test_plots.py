@@ -22,10 +22,12 @@ from specbench_ss.runs.run_dir import read_run
 from tests.cli import failing
 from tests.conftest import MakeRun
 from tests.reports.chromium import needs_chromium
+from tests.tiny import THOROUGH
 
 LIMITS = {"read_bytes_per_s": 3e10, "flops_per_s": {"float32": 2e11}}
 SHAPE = {"weight_bytes": 1e7, "matrix_parameters": 2e6, "attention_flops": 100.0, "kv_bytes": 64, "windows": [None]}
 DRAFTER = {"weight_bytes": 1e6, "matrix_parameters": 2e5}
+PICTURES = (("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF"))
 
 
 def shaped(make_run: MakeRun) -> Run:
@@ -37,7 +39,7 @@ def shaped(make_run: MakeRun) -> Run:
 
 
 @needs_chromium
-@pytest.mark.parametrize(("suffix", "start"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
+@pytest.mark.parametrize(("suffix", "start"), PICTURES if THOROUGH else PICTURES[:1])
 def test_the_same_run_gives_the_same_picture(suffix: str, start: bytes, make_run: MakeRun, tmp_path: Path) -> None:
     pytest.importorskip("kaleido", reason="figures as files need the extra `plot`")
     run = str(make_run())

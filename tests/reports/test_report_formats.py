@@ -19,7 +19,8 @@ from specbench_ss.reports.html.assets import plotly_js
 from specbench_ss.results.analysis import analyse
 from specbench_ss.runs.run_dir import read_run
 from tests.cli import failing
-from tests.conftest import EVIL, MakeRun
+from tests.conftest import MakeRun
+from tests.fabricated import EVIL
 
 
 def written(run: Path, name: str, file: str) -> bytes:

@@ -15,13 +15,14 @@ import pytest
 
 import specbench_ss
 from specbench_ss import run
+from tests.tiny import thorough
 
 for package in ("fastapi", "uvicorn"):
     pytest.importorskip(package, reason="transformers[serving] is not installed")
 
 MODEL = Path(specbench_ss.__file__).parent / "lab" / "base"
 STARTS_WITHIN_S = 180
-pytestmark = pytest.mark.slow
+pytestmark = [thorough, pytest.mark.slow]  # the quick suite has a server in one process: test_served_runs.py
 
 
 @pytest.fixture(scope="module")

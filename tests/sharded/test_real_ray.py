@@ -13,6 +13,7 @@ import pytest
 
 from specbench_ss import run
 from specbench_ss.runs.run_dir import read_run
+from tests.tiny import thorough
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 
@@ -20,6 +21,7 @@ OPTIONS = {"tasks": "qa,translation,math_reasoning", "limit": 2, "max_new_tokens
 LONGEST_S = 240
 
 
+@thorough  # the quick suite has a pool in one process: test_sharded_runs.py
 @pytest.mark.slow
 def test_a_killed_worker_costs_no_sample(tmp_path: Path) -> None:
     out = tmp_path / "run"

@@ -32,7 +32,7 @@ from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.report import Grid, Request, Result
 from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.records import Run
-from tests.conftest import STEP_S
+from tests.fabricated import STEP_S
 from tests.methods.paper.shared import DEFAULT, bench, measuring
 
 TASKS = ("sql", "dialogue_summary", "meaning_representation")

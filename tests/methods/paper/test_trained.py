@@ -40,7 +40,7 @@ from specbench_ss.training.batch import base_states
 from specbench_ss.training.loop import Budget, DrafterText
 from specbench_ss.training.session import jobs_of
 from specbench_ss.training.trainer import TrainConfig
-from tests.conftest import fabricate
+from tests.fabricated import fabricate
 from tests.methods.decoders import randomise
 from tests.methods.paper.shared import bench, text
 from tests.tiny import WITHOUT_WINDOW, tiny_model

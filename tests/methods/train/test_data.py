@@ -27,6 +27,7 @@ from specbench_ss.training.data import (
     special_ids,
 )
 from tests.methods.train.tokenizers_made import made_tokenizer
+from tests.tiny import thorough
 
 PUBLIC = Path(__file__).parents[4] / "shared" / "data"
 
@@ -249,6 +250,7 @@ load_rows(folder / "data.jsonl", made_tokenizer("lab", ""), 96, cache=folder / "
 """
 
 
+@thorough
 def test_killed_in_the_middle_of_writing_nothing_is_there_and_the_next_one_makes_it(tmp_path: Path) -> None:
     """In the middle of the first file, and of the sixth: of two processes that share what they import."""
     folders = [tmp_path / writes for writes in ("1", "6")]

@@ -32,7 +32,7 @@ from specbench_ss.training.loop import Budget, DrafterLoop, PackedText
 from specbench_ss.training.trainer import DrafterTrainer
 from tests.methods.decoders import randomise
 from tests.methods.train.tokenizers_made import made_tokenizer
-from tests.tiny import tiny_model
+from tests.tiny import thorough, tiny_model
 
 SHARED = StreamConfig(3, 2, adapter_rank=0, mode="shared", lora_rank=4, main_attends_streams=True)
 TRAINERS: dict[str, Callable[[Target], DrafterTrainer]] = {
@@ -114,6 +114,7 @@ COMMANDS = {
 }
 
 
+@thorough
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSBENCH_CACHE", str(tmp_path / "cache"))
