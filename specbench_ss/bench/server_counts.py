@@ -34,13 +34,14 @@ class SpecCounts:
     accepted_per_pos: tuple[int, ...] = ()
     drafted_per_pos: tuple[int, ...] = ()
 
-    def steps(self, later: int) -> int:
+    def steps(self, later: int, chunks: int = 0) -> int:
         """Return the steps of one output. later: its tokens after the first one, which is the prefill's.
 
         A step without a draft yields one token. Accepted tokens beyond the end of the output make the difference too
-        small, but there were at least as many steps as drafts.
+        small, but there were at least as many steps as drafts, and as later chunks of an engine that streams a chunk
+        per step. chunks: of such an engine, else 0.
         """
-        return max(self.drafts or 0, later - self.accepted, min(later, 1))
+        return max(self.drafts or 0, later - self.accepted, chunks - 1, min(later, 1))
 
     def fault(self) -> str:
         """Return what is impossible in the counts, or ''."""

@@ -63,7 +63,10 @@ def counter_delta(before: Reading | None, after: Reading | None, tokens: int, ou
     return delta if delta and not delta.fault() and delta.accepted <= tokens + PAST_END * outputs else None
 
 
-def to_record(row: SampleRecord, answer: Answer, counters: SpecCounts | None) -> SampleRecord:
+CHUNK_PER_STEP = ("vLLM",)  # engines that stream a chunk per step, or one for several; llama.cpp streams tokens
+
+
+def to_record(row: SampleRecord, answer: Answer, counters: SpecCounts | None, engine: str) -> SampleRecord:
     """Fill the record with an answer. counters: what /metrics counted for it alone, used where the answer has none."""
     row.text, row.reasoning, row.finish, row.tokens = (
         answer.text,
@@ -80,7 +83,8 @@ def to_record(row: SampleRecord, answer: Answer, counters: SpecCounts | None) ->
     if spec is not None and spec.drafts is None and counters is not None and counters.accepted == spec.accepted:
         spec = counters  # llama.cpp counts its drafts there alone
     if spec is not None:
-        row.steps, row.drafts = spec.steps(row.later), spec.drafts
+        row.drafts = spec.drafts
+        row.steps = spec.steps(row.later, answer.chunks if engine in CHUNK_PER_STEP else 0)
         row.draft_nodes, row.accepted_tokens = spec.drafted, spec.accepted
         row.accepted_per_pos = list(spec.accepted_per_pos) or None
         row.drafted_per_pos = list(spec.drafted_per_pos) or None
@@ -320,7 +324,7 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
             row.status, row.error, row.started = "failed", error_text(e), None
             return row
         row.ended = time.time()
-        return to_record(row, answer, None)
+        return to_record(row, answer, None, server.engine)
 
     def _reported(self, future: Future[SampleRecord]) -> SampleRecord:
         row = future.result()
@@ -502,7 +506,7 @@ class ServedSession(Session):
         blank.ended = time.time()
         after = None if before is None else server.counters()
         self._failed[sample.method] = 0
-        return to_record(blank, answer, counter_delta(before, after, answer.tokens)), []
+        return to_record(blank, answer, counter_delta(before, after, answer.tokens), server.engine), []
 
     def settings(self, seed: int) -> dict[str, Any]:
         """Return the decoding parameters of one answer."""
