@@ -12,8 +12,9 @@ import sys
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib import import_module, metadata
+from importlib.metadata import EntryPoint
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
@@ -79,6 +80,16 @@ def register_methods(values: Mapping[str, str], owner: str) -> None:
 def clear_file_methods() -> None:
     """Forget methods registered from --plugin files."""
     _of_files.clear()
+
+
+def entry_points(group: str) -> Iterable[EntryPoint]:
+    """Return the entry points of a group."""
+    return _entry_points(group, tuple(sys.path))
+
+
+@cache  # the metadata of every installed package are read, which takes tens of milliseconds
+def _entry_points(group: str, path: tuple[str, ...]) -> metadata.EntryPoints:
+    return metadata.entry_points(group=group)
 
 
 def _registered(group: Group) -> dict[str, EntryPoint]:

@@ -55,13 +55,14 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is called, imported; `--help` shows the one-line commands of COMMANDS."""
         name, found, rest = super().resolve_command(ctx, args)
-        return name, literal(_imported(name)) if name in COMMANDS else found, rest
+        return name, _imported(name) if name in COMMANDS else found, rest
 
 
+@cache
 def _imported(name: str) -> Any:
     module_name, function = FUNCTIONS.get(name, (name.replace("-", "_"), "command"))
     module = import_module(f"specbench_ss.cli.{module_name}")
-    return _click_command(name, getattr(module, "app", None) or getattr(module, function))
+    return literal(_click_command(name, getattr(module, "app", None) or getattr(module, function)))
 
 
 def _click_command(name: str, found: Any) -> Any:
@@ -93,10 +94,11 @@ for _name, _summary in COMMANDS.items():
 
 
 @cache
-def _add_plugin_commands() -> None:
-    """Add commands that come with a plugin, as `datastore` comes with the method `rest`."""
+def _ssbench() -> Any:
+    """Return the click command, with commands that come with a plugin, as `datastore` comes with the method `rest`."""
     for name, found in registry.load_commands(COMMANDS).items():
         _add(app, name, found)
+    return literal(typer.main.get_command(app))
 
 
 def _version(asked: bool) -> None:
@@ -130,8 +132,7 @@ def main(args: list[str] | None = None) -> int:
         warnings.showwarning = _print_warning
         warnings.simplefilter("ignore", ServingWarning)
         try:
-            _add_plugin_commands()
-            code = literal(typer.main.get_command(app))(args=args, prog_name="ssbench", standalone_mode=False)
+            code = _ssbench()(args=args, prog_name="ssbench", standalone_mode=False)
         except UserError as error:
             return _fail(str(error))
         except typer.TyperException as error:

@@ -19,7 +19,7 @@ from specbench_ss.runs.config import RunConfig, StoppingRule
 from specbench_ss.runs.records import SampleRecord
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.runs.run_options import RunOptions
-from tests.core.test_runner import ASKED, DATA, Bench, calm  # noqa: F401
+from tests.core.test_runner import ASKED, Bench
 
 LABELS = ("ar", "m")
 

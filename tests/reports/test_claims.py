@@ -10,6 +10,7 @@ from specbench_ss import registry
 from specbench_ss.reports.paper.claims import ahead, all_of, at_most, number_or_none, rising, same_order, smallest
 from specbench_ss.results.report import Bench, Claim, Column, Experiment, Grid, Request, Result, Value
 from specbench_ss.results.text import interval, interval_of
+from tests.tiny import thorough
 
 POINTS = ("series", "k", "speedup", "95 % interval")
 
@@ -145,7 +146,7 @@ def test_statements_of_the_papers_are_compared_with_the_rows(
     assert claims_of(name, columns, rows) == holds
 
 
-@pytest.mark.parametrize("name", ["figure-8", "figure-9", "parameters"])
+@pytest.mark.parametrize("name", [pytest.param("figure-8", marks=thorough), "figure-9", "parameters"])
 def test_experiments_without_weights_are_compared_with_the_papers(name: str) -> None:
     experiment = registry.load(registry.EXPERIMENTS, name)()
     claims = experiment.claims(experiment.run(Bench(Request(), None, None, None)))

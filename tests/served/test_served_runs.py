@@ -27,12 +27,6 @@ TWO_TURNS = {"a": ["one fish", "two fish"], "b": ["red fish"], "c": ["blue fish 
 PROMPTS = sum(map(len, TWO_TURNS.values()))
 
 
-@pytest.fixture(autouse=True)
-def calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine is never busy."""
-    monkeypatch.setattr(server_run, "busy", lambda: "")
-
-
 @pytest.fixture
 def questions(tmp_path: Path) -> Path:
     lines = [json.dumps({"question_id": name, "category": "fish", "turns": turns}) for name, turns in TWO_TURNS.items()]

@@ -30,7 +30,7 @@ from specbench_ss.training.data import Counts, load_rows
 from specbench_ss.training.loop import DrafterLoop, estimated_tau
 from tests.cli import failing
 from tests.methods.train.tokenizers_made import made_tokenizer
-from tests.tiny import SOME, WITHOUT_WINDOW, tiny_model
+from tests.tiny import SOME, THOROUGH, WITHOUT_WINDOW, tiny_model
 
 QUESTIONS = [f"What is the sum of {i} and {j}?" for i in range(3) for j in range(9)]
 
@@ -285,7 +285,7 @@ def test_padding_is_no_trained_token(kind: str, models: dict[str, Path], tmp_pat
     assert f"{trained['tokens']:,} tokens and {expected:,} draft positions" in (out / "README.md").read_text()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS if THOROUGH else [*KINDS][::3])
 def test_cut_off_it_ends_as_if_it_had_not_been(
     kind: str, models: dict[str, Path], chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
