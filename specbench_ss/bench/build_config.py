@@ -48,7 +48,7 @@ def asked_run(options: RunOptions) -> tuple[RunConfig, OutputOptions, Access | N
 
 
 MODEL = "served"  # model name in configurations of server runs
-OWN = ({f.name for f in fields(RunConfig)} & {f.name for f in fields(RunOptions)}) - {"extra_body"}
+OWN = {f.name for f in fields(RunConfig)} & {f.name for f in fields(RunOptions)}
 
 
 def run_config(options: RunOptions) -> RunConfig:
@@ -79,17 +79,19 @@ def run_config(options: RunOptions) -> RunConfig:
 SET_ELSEWHERE = {"model", "messages", "stream", "stream_options", "max_tokens", "temperature", "top_p", "seed", "stop"}
 
 
-def _extra_body(text: str | None) -> str:
+def _extra_body(text: str | None) -> str | None:
     """Return the fields of every request as JSON. Raise UserError for other JSON, or fields that options set."""
+    if text is None:
+        return None
     try:
-        fields = json.loads(text or "{}")
+        further = json.loads(text)
     except ValueError as e:
         raise UserError(f"--extra-body is no JSON: {e}") from None
-    if not isinstance(fields, dict):
+    if not isinstance(further, dict):
         raise UserError("--extra-body must be a JSON object, as in '{\"ignore_eos\": true}'")
-    if twice := sorted(SET_ELSEWHERE & fields.keys()):
+    if twice := sorted(SET_ELSEWHERE & further.keys()):
         raise UserError(f"--extra-body must not set {twice[0]}; use the options of this command")
-    return json.dumps(fields, sort_keys=True)
+    return json.dumps(further, sort_keys=True)
 
 
 def _check_values(options: RunOptions) -> None:

@@ -52,7 +52,7 @@ def settings(config: RunConfig, longest: int, seed: int) -> dict[str, Any]:
     parameters: dict[str, Any] = {"max_tokens": config.max_new_tokens or longest, "temperature": config.temperature}
     if config.temperature > 0:
         parameters |= {"seed": seed % SEEDS} | ({"top_p": config.top_p} if config.top_p < 1 else {})
-    further: dict[str, Any] = json.loads(config.extra_body)
+    further: dict[str, Any] = json.loads(config.extra_body or "{}")
     return parameters | ({"stop": list(config.stop)} if config.stop else {}) | further
 
 

@@ -41,7 +41,7 @@ class RunConfig:
     Fields with an option's name have its meaning and default. categories: the option `tasks`. stop: stop strings, which
     stay in the output. presets, plugin: files with options or methods. endpoints: servers that are measured instead of
     methods; the first is the baseline. concurrency: numbers of requests at a time, in addition to one. extra_body: JSON
-    object with further fields of requests to servers.
+    object with further fields of requests to servers, or None.
     """
 
     methods: tuple[MethodSpec, ...]
@@ -70,7 +70,7 @@ class RunConfig:
     quantize: str = RunOptions.quantize
     endpoints: tuple[Endpoint, ...] = ()
     concurrency: tuple[int, ...] = ()
-    extra_body: str = "{}"
+    extra_body: str | None = RunOptions.extra_body
 
     def as_dict(self) -> dict[str, Any]:
         """Return the configuration as JSON-ready data."""

@@ -76,7 +76,7 @@ def test_the_lab_is_the_same_model_either_way() -> None:
 
 def test_a_run_states_what_was_rounded(tmp_path: object) -> None:
     out = f"{tmp_path}/run"
-    command = f"run --methods medusa,pld --categories qa --limit 1 --max-new-tokens 8 --warmup 0 --out {out}".split()
+    command = f"run --methods medusa,pld --tasks qa --limit 1 --max-new-tokens 8 --warmup 0 --out {out}".split()
     assert main([*command, "--dtype", "float16-weights"]) == 0
     run = load_run(out)
     assert run.manifest["model"]["dtype"] == "float16-weights"

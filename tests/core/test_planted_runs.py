@@ -93,7 +93,7 @@ def lied(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="module")
 def found(lied: Run) -> dict[str, SummaryRow]:
     """The summary of that run over all tasks, by method."""
-    return {row.method: row for row in summarise(lied) if row.category == OVERALL}
+    return {row.method: row for row in summarise(lied) if row.task == OVERALL}
 
 
 def overall(of: Run, method: str) -> SummaryRow:

@@ -396,7 +396,7 @@ def test_a_run_states_which_passes_were_run_eagerly(tmp_path: Path) -> None:
     assert (drafted.n_eager_fallbacks, drafted.eager_fallback_reason) == (drafted.steps, "more than 4 rows")
     assert (plain.n_eager_fallbacks, plain.eager_fallback_reason) == (0, "")
     made = read_run(tmp_path / "run")
-    check = next(check for check in checks(made, summarise(made)) if check.name == "engine")
+    check = next(check for check in checks(made, summarise(made)) if check.name == "cuda-graphs")
     assert check.state == "warning"
     assert f"{drafted.steps} of medusa[nodes=6] (more than 4 rows)." in check.sentence
     assert " of ar" not in check.sentence

@@ -70,7 +70,7 @@ def test_it_is_checked_by_its_name(
     monkeypatch.syspath_prepend(str(site))
     assert main(["check", "copycat"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "copycat: default" and len(lines) == len(few_checks) + 2
+    assert lines[0] == "copycat, test instances: default" and len(lines) == len(few_checks) + 2
     assert all(line.startswith("  ok ") for line in lines[1:-1])
 
 

@@ -19,7 +19,7 @@ from specbench_ss.runs.run_dir import read_run
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("local") / "r"
-    run("pld", limit=1, categories="translation,qa", max_new_tokens=12, warmup=0, out=out)
+    run("pld", limit=1, tasks="translation,qa", max_new_tokens=12, warmup=0, out=out)
     return read_run(out)
 
 
@@ -57,6 +57,6 @@ def test_sampled_runs_are_refused(local: Run) -> None:
 
 
 def test_runs_without_a_common_prompt_are_refused(local: Run, tmp_path: Path) -> None:
-    run("pld", limit=1, categories="summarization", max_new_tokens=4, warmup=0, out=tmp_path / "r")
+    run("pld", limit=1, tasks="summarization", max_new_tokens=4, warmup=0, out=tmp_path / "r")
     with pytest.raises(UserError, match="no prompt in common"):
         parity(local, read_run(tmp_path / "r"), {})
