@@ -87,7 +87,7 @@ def entry_points(group: str) -> Iterable[EntryPoint]:
     return _entry_points(group, tuple(sys.path))
 
 
-@cache  # the metadata of every installed package are read, which takes tens of milliseconds
+@cache  # reading the metadata of every installed package takes tens of milliseconds
 def _entry_points(group: str, path: tuple[str, ...]) -> metadata.EntryPoints:
     return metadata.entry_points(group=group)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-if TYPE_CHECKING:  # the process that hands out the tests runs none: it has no use for torch
+if TYPE_CHECKING:  # the controller of xdist runs no test and needs no torch
     from specbench_ss.conformance import Check
     from specbench_ss.engine.target import Target
 
@@ -62,7 +62,7 @@ def no_width(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine has no load, which a run would observe for half a second: the tests themselves are one."""
+    """Report no load: a run would observe that of the other tests for half a second."""
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 

@@ -15,8 +15,9 @@ from specbench_ss.models.tiny import ARCHITECTURES as ARCHITECTURES
 from specbench_ss.models.tiny import WHOLE as WHOLE
 from specbench_ss.models.tiny import tiny_model as tiny_model
 
+# one method of each kind of drafter
 KINDS = ("ar", "dflash", "eagle2", "lookahead", "medusa", "pld", "recycling", "rest", "sd", "space", "ss", "suffix")
-# CI sets it. The quick suite has one case of each kind, and no test that takes many seconds to prove what others do.
+# CI sets it. The quick suite has one case of each kind, and leaves out costly tests of what cheaper ones test too.
 THOROUGH = os.environ.get("SSBENCH_THOROUGH", "") not in ("", "0")
 thorough = pytest.mark.skipif(not THOROUGH, reason="it runs with SSBENCH_THOROUGH=1")
 METHODS = registry.names(registry.METHODS) if THOROUGH else KINDS

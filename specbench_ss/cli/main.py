@@ -55,14 +55,13 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is called, imported; `--help` shows the one-line commands of COMMANDS."""
         name, found, rest = super().resolve_command(ctx, args)
-        return name, _imported(name) if name in COMMANDS else found, rest
+        return name, literal(_imported(name)) if name in COMMANDS else found, rest
 
 
-@cache
 def _imported(name: str) -> Any:
     module_name, function = FUNCTIONS.get(name, (name.replace("-", "_"), "command"))
     module = import_module(f"specbench_ss.cli.{module_name}")
-    return literal(_click_command(name, getattr(module, "app", None) or getattr(module, function)))
+    return _click_command(name, getattr(module, "app", None) or getattr(module, function))
 
 
 def _click_command(name: str, found: Any) -> Any:

@@ -122,7 +122,7 @@ def _other_load() -> float:
     return (busy_seconds() - before) / (time.perf_counter() - began)
 
 
-@cache  # the code that runs stays the same while the process does
+@cache  # the code of a process does not change
 def revision() -> dict[str, Any] | None:
     """Return the commit of the code's checkout and whether it has changes; None outside a checkout."""
     folder = Path(__file__).resolve().parent
