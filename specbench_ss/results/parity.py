@@ -118,7 +118,7 @@ def _tau(rows: list[SampleRecord]) -> float | None:
 
 
 def differences(found: Parity) -> Iterator[str]:
-    """Yield each prompt that is not exact, in words."""
+    """Yield a line for each prompt that is not exact."""
     for one in found.prompts:
         parts = [] if one.same_prompt in (None, True) else ["another prompt length"]
         if not one.same_output:

@@ -1,4 +1,4 @@
-"""vLLM beside this process: `make test-engines` installs it and sets SSBENCH_VLLM, the path of its program."""
+"""vLLM and this process compared: `make test-engines` installs it and sets SSBENCH_VLLM, the path of its program."""
 
 from __future__ import annotations
 
