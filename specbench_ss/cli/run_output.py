@@ -253,7 +253,7 @@ def _head(ready: AnyReady) -> Iterator[str]:
             software = " ".join(filter(None, (about["software"], about["version"])))
             model = f"model {server.model}{f', {software}' if software else ''}"
             yield escape(f"{server.label}: {server.shown_url}, {model}; acceptance: {about['acceptance']}")
-        yield f"[bold]{len(ready.found)} served[/] on [bold]{data.name}[/] {prompts}"
+        yield f"[bold]{pluralize(len(ready.plan.config.endpoints), 'server')}[/] on [bold]{data.name}[/] {prompts}"
         return
 
     for note in ready.notes if isinstance(ready, measuring.PreparedRun) else ():

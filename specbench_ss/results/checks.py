@@ -7,9 +7,10 @@ checks that could not be made. A check is ok only if there was something to chec
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Literal
 
 from specbench_ss.results.concurrency import concurrency_rows, missing
@@ -77,6 +78,8 @@ def repeats_itself(ids: Sequence[int]) -> bool:
 
 
 LOW_QUALITY = 0.1  # quality by the task's measure below which outputs are of low quality
+REMEMBERED = 0.02  # share of steps that later repeats may save, by ties
+DRIFTED = 0.1  # change of the baseline's time from which a run is not steady
 OTHERS = "it served other requests meanwhile, or did not always report its counts"
 CheckState = Literal["ok", "warning", "wrong", "not checked"]
 STATES: tuple[CheckState, ...] = ("wrong", "warning", "not checked", "ok")  # the worst first
@@ -104,7 +107,8 @@ class Check:
     """Result of one check.
 
     name: a key of `FINDINGS`, or `incomplete`, `warnings`, `sessions`, `timing`, `lower-bound`, `baseline-noise`,
-    `repetition`, `low-quality`, `cuda-graphs`, `concurrency`, `concurrency-verdicts`, `tokens`, `acceptance`.
+    `repetition`, `low-quality`, `cuda-graphs`, `concurrency`, `concurrency-verdicts`, `tokens`, `acceptance`, `memory`,
+    `drift`.
     sentence: the finding, or the reason why there is none.
     lines: its details, one for each method or warning.
     made: share of the samples that an unfinished run has.
@@ -386,6 +390,8 @@ def served_checks(run: Run) -> Iterator[Check]:
     if run.served:
         yield from _tokens(run)
         yield from _acceptance(run)
+        yield from _memory(run)
+        yield from _drift(run)
     rows = concurrency_rows(run)
     single = {row.method: row.comparison for row in rows if row.concurrency == 1}
     changed = tuple(
@@ -400,6 +406,33 @@ def served_checks(run: Run) -> Iterator[Check]:
     if lacking := tuple(missing(run)):
         text = "Not every number of concurrent requests was measured; --resume continues."
         yield Check("concurrency", "wrong", text, lacking)
+
+
+def _memory(run: Run) -> Iterator[Check]:
+    """Yield the servers that take fewer steps when they repeat an output: suffix and n-gram caches remember it."""
+    remembering = []
+    for label in run.labels:
+        outputs: dict[tuple[str, int, str], list[int]] = defaultdict(list)
+        for row in sorted(run.of(label), key=lambda row: row.repeat):
+            if row.ok and row.steps:
+                outputs[row.question_id, row.turn, row.text or ""].append(row.steps)
+        repeated = [steps for steps in outputs.values() if len(steps) > 1]
+        first, later = sum(steps[0] for steps in repeated), sum(fmean(steps[1:]) for steps in repeated)
+        if later < (1 - REMEMBERED) * first:
+            remembering.append(f"{label}: {later / first - 1:+.0%} steps in later repeats of the same outputs")
+    if remembering:
+        text = "Servers answer repeats from memory; measure without --repeats, or with prompts that occur once."
+        yield Check("memory", "warning", text, tuple(remembering))
+
+
+def _drift(run: Run) -> Iterator[Check]:
+    """Yield how much longer the baseline took at the end of a run that starts its servers."""
+    drift = run.manifest.get("drift")
+    if drift:
+        change = drift["ratio"] - 1
+        prompts = pluralize(drift["prompts"], "prompt")
+        text = f"{run.baseline}'s time per token at the end of the run changed by {change:+.0%} ({prompts} repeated)."
+        yield Check("drift", "warning" if abs(change) > DRIFTED else "ok", text)
 
 
 def _tokens(run: Run) -> Iterator[Check]:

@@ -170,10 +170,10 @@ def print_verbose(results: Results, console: Console) -> None:
     overall = ranked(results.overall)
     columns = (*_columns(overall, config), "n")
     by_task = [[_cells(row, config) for row in task] for task in tasks]
-    dropped = _print(console, f"\nBy task{repeats}", ("task", *columns), by_task) if len(tasks) > 1 else {}
+    if len(tasks) > 1:
+        _print(console, f"\nBy task{repeats}", ("task", *columns), by_task)
     name = f"\nOverall, {len(tasks)} tasks{repeats}" if len(tasks) > 1 else f"\nOverall{repeats}"
-    dropped |= _print(console, name, columns, [[_cells(row, config) for row in overall]])
-    if dropped:
+    if dropped := _print(console, name, columns, [[_cells(row, config) for row in overall]]):
         console.print(f"not shown in a terminal of {console.width} columns: {', '.join(dropped)}", style="dim")
     for note in _notes_of(results, overall):
         console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)

@@ -63,6 +63,7 @@ class Behaviour:
     counted: Any = None
     timings: Any = None
     page: str = ""
+    remembers: bool = False  # twice as many tokens in a piece where a conversation was asked before
     other_tokens: int = 0  # that somebody else asks for meanwhile, at each request
     clock: Clock = field(default_factory=Clock)
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -249,14 +250,16 @@ class Handler(BaseHTTPRequestHandler):
         yield ": a comment"
         yield ""
         stated = body["messages"][-1]["content"]
-        pieces = [min(self.how.per_chunk, made - i) for i in range(0, made, self.how.per_chunk)]
+        repeated = sum(asked["messages"] == body["messages"] for asked in self.how.asked) > 1
+        size = self.how.per_chunk * (2 if self.how.remembers and repeated else 1)
+        pieces = [min(size, made - i) for i in range(0, made, size)]
         for i, size in enumerate(pieces):
             self.how.clock.pass_by(self.how.delay)
             with self.server.lock:
                 self.how.counts["drafts"] += bool(self.how.drafted)
                 self.how.counts["drafted"] += self.how.drafted
                 self.how.counts["accepted"] += (size - 1) if self.how.drafted else 0
-            text = f"{self.how.word}{i} of {len(stated)} "
+            text = "" if self.how.remembers and i else f"{self.how.word}{i} of {len(stated)} "
             yield "data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
             yield ""
         finish = "length" if made == body["max_tokens"] else "stop"

@@ -132,6 +132,15 @@ def test_tau_is_what_the_counters_state(questions: Path, tmp_path: Path) -> None
     assert "sglang:generation_tokens" in reported["gauge"] and reported["drafting"] == "its counters in /metrics"
 
 
+def test_a_server_that_answers_repeats_from_memory_is_named(questions: Path, tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    kinds = {"plain": Behaviour(metrics="vllm"), "suffix": Behaviour(metrics="vllm", drafted=3, remembers=True)}
+    with serving(kinds["plain"]) as plain, serving(kinds["suffix"]) as suffix:
+        made = measured([plain, suffix], list(kinds), questions, tmp_path / "run", repeats=2)
+    (found,) = [check for check in made.checks if check.name == "memory"]
+    assert len(found.lines) == 1 and found.lines[0].startswith("suffix: -43%")  # 4 steps in place of 7
+
+
 def test_without_usage_pieces_are_counted_and_the_results_state_so(questions: Path, tmp_path: Path) -> None:
     with serving(Behaviour(mode="strict")) as one, serving(Behaviour(usage=False)) as other:
         made = measured([one, other], ["strict", "silent"], questions, tmp_path / "run")

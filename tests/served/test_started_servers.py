@@ -79,6 +79,8 @@ def test_servers_answer_the_blocks_in_turn_and_all_ends_with_the_run(
         "fake_server" in entries["drafting"]["resolved"]["command"] and entries["plain"]["served"]["tokens"] == "usage"
     )
     assert made.manifest["drift"]["prompts"] == 4 and made.manifest["drift"]["ratio"] > 0
+    found = {check.name: check.sentence for check in made.checks}
+    assert "4 prompts repeated" in found["drift"] and "memory" not in found
     assert (tmp_path / "r" / "servers" / "plain.log").exists() and port_free(port)
 
 
