@@ -269,17 +269,16 @@ def served_positions(rows: Sequence[SampleRecord]) -> dict[str, tuple[Any, ...]]
 
     A server that reports no draft lengths is taken to have drafted every position each time.
     """
-    taken, offered = list[int](), list[int]()
-    for row in rows:
-        if not row.accepted_per_pos:
-            continue
-        lengths = row.drafted_per_pos or [row.drafts or 0] * len(row.accepted_per_pos)
-        taken = [sum(pair) for pair in zip_longest(taken, row.accepted_per_pos, fillvalue=0)]
-        offered = [sum(pair) for pair in zip_longest(offered, lengths, fillvalue=0)]
-    if not offered or any(row.drafts and not row.accepted_per_pos for row in rows):
+    if any(row.draft_nodes != 0 and (row.drafts is None or row.accepted_per_pos is None) for row in rows):
         return {}
+    deepest = max((len(row.drafted_per_pos or row.accepted_per_pos or ()) for row in rows), default=0)
+    taken, offered = [0] * deepest, [0] * deepest
+    for row in rows:
+        lengths = [row.drafts or 0] * deepest if row.drafted_per_pos is None else row.drafted_per_pos
+        taken = [sum(pair) for pair in zip_longest(taken, row.accepted_per_pos or (), fillvalue=0)]
+        offered = [sum(pair) for pair in zip_longest(offered, lengths, fillvalue=0)]
     return {
-        "acceptance_rate_per_pos": tuple(a / n for a, n in zip_longest(taken, offered, fillvalue=0) if n),
+        "acceptance_rate_per_pos": tuple(a / n for a, n in zip(taken, offered, strict=True) if n),
         "acceptance_rate_per_pos_n": tuple(n for n in offered if n),
     }
 
