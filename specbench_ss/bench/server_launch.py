@@ -335,13 +335,13 @@ def described(endpoint: Endpoint) -> dict[str, Any]:
 
 @contextmanager
 def ending_with_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into SystemExit, so that started servers end with the run."""
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that started servers end with the run."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def leave(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
+        raise KeyboardInterrupt(f"signal {number}")
 
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
