@@ -326,16 +326,16 @@ class SummaryRow:
     request_mean_acceptance_length: Col[Number, "mean over samples of each sample's τ", "tokens"]
     acceptance_rate: Col[Number, "accepted tokens / draft depth, pooled over all steps", "0 to 1"]
     acceptance_rate_per_pos: Col[
-        tuple[float, ...], "by position of the draft: share accepted among the steps that drafted it; a tuple", "0 to 1"
+        tuple[float, ...], "by draft position: share accepted among the steps that drafted it; a tuple", "0 to 1"
     ]
-    acceptance_rate_per_pos_n: Col[tuple[int, ...], "by position of the draft: steps that drafted it; a tuple", "steps"]
+    acceptance_rate_per_pos_n: Col[tuple[int, ...], "by draft position: steps that drafted it; a tuple", "steps"]
     conditional_acceptance_rate: Col[
         tuple[float, ...],
-        "by position of the draft: share accepted among the steps that accepted the position before; a tuple",
+        "by draft position: share accepted among the steps that accepted the position before; a tuple",
         "0 to 1",
     ]
     conditional_acceptance_rate_n: Col[
-        tuple[int, ...], "by position of the draft: steps that accepted the position before; a tuple", "steps"
+        tuple[int, ...], "by draft position: steps that accepted the position before; a tuple", "steps"
     ]
     num_target_forwards: Col[Number, "mean steps per sample", "steps"]
     num_draft_forwards: Col[Number, "mean forward passes of the draft model per sample", "passes"]
