@@ -311,10 +311,10 @@ class SummaryRow:
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
     speedup_geomean: Col[Number, "geometric mean over prompts of the ratio of times per token", "×"]
     speedup_specbench: Col[
-        Number, "Spec-Bench's formula: mean over questions of tokens/s, of the method / of `ar`", "×"
+        Number, "Spec-Bench's formula: mean over questions of the method's tokens/s / the same mean of `ar`", "×"
     ]
     comparison: Col[Comparison, "`faster`, `slower`, `not significant`, `insufficient data`, `invalid` or `baseline`"]
-    reference: Col[str, "label of the baseline of the output match: `ar`, or the AR baseline of the method's own model"]
+    reference: Col[str, "label of the lossless reference: `ar`, or the AR baseline of the method's own model"]
     reference_speedup: Col[Number, "speedup over that baseline, if it is not `ar`", "×"]
     reference_interval: Col[Interval | None, Ends("reference_speedup", "×")]
     reference_of: Col[tuple[str, ...], "labels of the methods whose own AR baseline this method is; a tuple"]
