@@ -255,7 +255,7 @@ def _entry(probed: ProbedServer, baseline: str) -> dict[str, Any]:
         "options": {},
         "resolved": {"url": server.shown_url, "model": server.model, **version},  # must be equal for --resume
         "served": {name: value for name, value in about.items() if name != "version"},
-        "lossless": True,  # as speculative decoding is said to be
+        "lossless": True,  # as speculative decoding promises
         "reference": baseline,
         "summary": f"served at {server.shown_url}",
         "paper": "",
@@ -460,11 +460,11 @@ class ServedSession(Session):
                 if any(sample.key not in self.run_dir.rows for sample in own) or self._untested(own):
                     self._visit(label, own)
                     visited = True
-        unjudged = [s for s in samples if s.key not in self.run_dir.compared_keys and not self._is_reference(s)]
-        if (visited or unjudged) and self.ready(self.baseline):
+        uncompared = [s for s in samples if s.key not in self.run_dir.compared_keys and not self._is_reference(s)]
+        if (visited or uncompared) and self.ready(self.baseline):
             if visited:
                 self._measure_drift(samples)
-            for sample in unjudged:
+            for sample in uncompared:
                 self._judge(sample)
 
     def _is_reference(self, sample: Sample) -> bool:

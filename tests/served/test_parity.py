@@ -57,6 +57,6 @@ def test_sampled_runs_are_refused(local: Run) -> None:
 
 
 def test_runs_without_a_common_prompt_are_refused(local: Run, tmp_path: Path) -> None:
-    run("pld", limit=1, tasks="summarization", max_new_tokens=4, warmup=0, out=tmp_path / "r")
+    run("pld", limit=1, tasks="summarization", max_new_tokens=12, warmup=0, out=tmp_path / "r")
     with pytest.raises(UserError, match="no prompt in common"):
         parity(local, read_run(tmp_path / "r"))

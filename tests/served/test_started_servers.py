@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -92,7 +93,7 @@ def test_servers_answer_the_blocks_in_turn_and_all_ends_with_the_run(
     ("command", "stated"),
     [
         ([sys.executable, "-c", "print('ValueError: no such drafter'); raise SystemExit(3)"], "code 3: ValueError: no"),
-        ([sys.executable, "-c", "import time; print('loading'); time.sleep(60)"], "not healthy after 2 s: loading"),
+        ([sys.executable, "-c", "import time; print('loading'); time.sleep(60)"], "not healthy after 2 s .*: loading"),
         (["no-such-engine", "{port}"], "cannot run no-such-engine"),
         (fake(dies_after=3), "code 7: RuntimeError: the engine core died"),
     ],
@@ -108,18 +109,18 @@ def test_a_server_that_fails_leaves_the_others_alone(
     assert set(rows.loc[["plain", "other"], "status"]) == {"ok"} and made.manifest["status"] == "complete"
     failed = rows.loc["broken"].query("status == 'failed'")
     assert len(failed) and failed["error"].str.contains(stated).any()
-    assert any(stated in warning for warning in made.manifest["warnings"]) and port_free(port)
+    assert any(re.search(stated, warning) for warning in made.manifest["warnings"]) and port_free(port)
 
 
 def test_a_server_that_dies_at_a_concurrency_level_is_left_out_of_it(
     port: int, questions: Path, tmp_path: Path
 ) -> None:
-    """Five samples, the probe and its own drift of nothing: the seventh request is one of the level."""
+    """It is started for its samples, and again for both levels: the eighth request then is one of the second level."""
     servers = {"plain": fake(), "broken": fake(dies_after=7), "other": fake(tokens=4)}
-    made = measured(file_of(tmp_path, port, servers, blocks=1), questions, tmp_path / "r", warmup=0, concurrency="2")
+    made = measured(file_of(tmp_path, port, servers, blocks=1), questions, tmp_path / "r", warmup=0, concurrency="2,4")
     assert set(made.samples["status"]) == {"ok"} and made.manifest["status"] == "complete"
-    levels = made.concurrency().query("concurrency == 2 and requests > 0")
-    assert set(levels["method"]) == {"plain", "other"} and port_free(port)
+    levels = made.concurrency().query("requests > 0").groupby("concurrency")["method"].agg(set)
+    assert levels[2] == {*servers} and levels[4] == {"plain", "other"} and port_free(port)
     assert any("engine core died" in warning for warning in made.manifest["warnings"])
 
 
