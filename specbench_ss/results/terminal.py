@@ -150,10 +150,12 @@ def print_short(results: Results, console: Console) -> None:
     cells = [_cells(row, results.config, short=True) for row in rows]
     _print(console, "", _columns(rows, results.config), [cells], folding=())
     by_task = _by_task(results)
-    for i, reason in enumerate(_reasons(rows)[: 1 if by_task else 2]):
+    reasons = _reasons(rows)
+    for i, reason in enumerate(reasons):
         _print_line(console, reason, "       " if i else "  why  ", 1)
     if by_task:
-        console.print()
+        if len(reasons) < 2:  # the output has 18 lines at most
+            console.print()
         _print(console, "", *_fitted(by_task, console.width))
     elif scarce := _few_per_task(results.run):
         _print_line(console, scarce, "  ")
