@@ -74,7 +74,7 @@ class DrafterDecoder(Decoder):
     ) -> tuple[Any, dict[str, Any]]:
         """Replace default options by the folder's advice; return them and the advice that was used.
 
-        The size of the tree, `nodes` beside the measured accuracies, is advice too. A tree that the user states is
+        The size of the tree, `nodes` in a configuration with accuracies, is advice too. A tree that the user states is
         drafted as it is. Raise UserError for options that the folder may not advise.
         """
         given = config.get(checkpoint.KEY, {})

@@ -242,6 +242,12 @@ def test_doubts_about_a_run_are_reported(make_run: MakeRun, capsys: pytest.Captu
     assert "Warning: run B: Outputs differ from the baseline's" in capsys.readouterr().out
 
 
+def test_a_report_of_runs_that_do_not_compare_warns(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = make_run(), restated(make_run(), "model", "hash", value="another")
+    assert main(["report", str(a), str(b)]) == 0
+    assert "are not compared: the runs differ in model hash" in capsys.readouterr().err
+
+
 def test_measures_that_differ_have_no_common_mean(make_run: MakeRun) -> None:
     def printed(results: Results) -> str:
         out = StringIO()
