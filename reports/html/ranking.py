@@ -57,6 +57,7 @@ class Ranked:
     interval: str
     decode: str
     tau: str
+    nodes: str
     acceptance: str
     step_time: str
     rate: str
@@ -106,14 +107,14 @@ def axis_of(rows: Iterable[SummaryRow]) -> Axis:
     return Axis(*ratio_axis(values))
 
 
-def ranking(view: View, axis: Axis) -> list[Ranked]:
+def ranking(view: View, axis: Axis, found: Sequence[Budget]) -> list[Ranked]:
     """Return the methods in order, controls under the first method that is compared with them."""
     overall, rank_ranges, place, made = view.overall, view.results.rank_ranges, 0, list[Ranked]()
     tags, left = _all_tags(view), controls(overall)
     decode = {row.method: row.decode_speedup for row in view.results.machine_rows}
-    config = view.results.config
+    config, nodes = view.results.config, {budget.method: budget.drafted for budget in found}
     rows = {
-        label: _ranked(row, view.look[label], axis, decode.get(label), tags[label], config)
+        label: _ranked(row, view.look[label], axis, decode.get(label), nodes.get(label), tags[label], config)
         for label, row in overall.items()
     }
     for label in [label for label in rows if label not in left]:
@@ -135,7 +136,13 @@ def _rank(place: int, found: RankRange | None) -> str:
 
 
 def _ranked(
-    row: SummaryRow, style: Style, axis: Axis, decode: float | None, tags: Sequence[Tag], config: Mapping[str, Any]
+    row: SummaryRow,
+    style: Style,
+    axis: Axis,
+    decode: float | None,
+    nodes: float | None,
+    tags: Sequence[Tag],
+    config: Mapping[str, Any],
 ) -> Ranked:
     ends = row.speedup_interval
     return Ranked(
@@ -148,6 +155,7 @@ def _ranked(
         interval=interval(row.speedup_interval),
         decode=format_speedup(decode),
         tau=format_number(row.mean_acceptance_length),
+        nodes=format_number(nodes or None, 1),
         acceptance=percent(row.acceptance_rate),
         step_time=format_number(row.relative_step_time),
         rate=format_number(row.tokens_per_s, 1),

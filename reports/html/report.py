@@ -33,7 +33,7 @@ RANKS = (
     "question, excludes 1."
 )
 ABSENT = {  # parts of the page -> how to record them
-    "matrix": f"Results by task: at least {FEWEST} prompts per task (`--limit {FEWEST}`).",
+    "matrix": f"Results by task: at least {FEWEST} questions per task (`--limit {FEWEST}`).",
     "roofline": "Roofline and what-if: `ssbench doctor --calibrate` before the run.",
     "timeline": "Kernel timeline: `ssbench run --trace`.",
     "replay": "Replay: `ssbench run --record-drafts first`.",
@@ -108,7 +108,7 @@ def page(results: Results) -> dict[str, Any]:
         "alerts": alerts[:SHOWN],
         "more_alerts": alerts[SHOWN:],
         "checks": _counted(checks),
-        "ranking": ranking.ranking(view, axis),
+        "ranking": ranking.ranking(view, axis, had),
         "axis": [(f"{tick:g}×", axis.at(tick)) for tick in axis.ticks],
         "prefill": _prefill(run),
         "how": _how_computed(view, had),

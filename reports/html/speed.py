@@ -12,6 +12,7 @@ from specbench_ss.reports.html.ranking import VERDICTS
 from specbench_ss.results import frames, ranking
 from specbench_ss.results.summary import OVERALL, SummaryRow, summarise
 from specbench_ss.results.text import format_number, interval, percent, title
+from specbench_ss.stats import FEWEST
 from specbench_ss.suite import MT_BENCH, Question
 
 N = "Prompts with an output of both the method and the baseline; a prompt is one turn of a question"
@@ -159,8 +160,8 @@ def matrix(view: View) -> Table | None:
         [method_cell(view.look[label]), *(_task_cell(cells[label, task]) for task in (OVERALL, *shown))]
         for label in view.contestants
     ]
-    left_out = [title(task) for task in every if task not in shown]
-    return Table("matrix", columns, rows, notes=[f"Too few prompts: {', '.join(left_out)}."] if left_out else [])
+    left_out = ", ".join(title(task) for task in every if task not in shown)
+    return Table("matrix", columns, rows, notes=[f"Fewer than {FEWEST} questions: {left_out}."] if left_out else [])
 
 
 def _judged_cell(row: SummaryRow) -> bool:

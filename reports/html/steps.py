@@ -100,6 +100,7 @@ def histogram(view: View) -> Chart | None:
     )
 
 
+AFTER = "Accepted, among steps that accepted the position before"
 REACHED = "Share of all steps whose draft reaches this position"
 
 
@@ -116,7 +117,7 @@ def by_position(view: View) -> Chart | None:
         Column(
             "accepted, if the position before was",
             lambda at: _share(at["conditional"]),
-            "Share of the steps that accepted the position before",
+            AFTER,
         ),
         Column("n", "conditional_n", "Steps that accepted the position before", digits=0),
         Column("accepted", lambda at: _share(at["rate"]), "Share of the steps that drafted the position"),
@@ -149,7 +150,7 @@ def by_position(view: View) -> Chart | None:
         "Acceptance by draft position",
         charts.acceptance(drafting, view.look).to_plotly_json(),
         Table.of("acceptance", columns, rows),
-        note=f"Share of the steps that accepted the position before; positions with at least {charts.FEW} such steps.",
+        note=f"{AFTER}; positions with at least {charts.FEW} such steps.",
     )
 
 
@@ -214,8 +215,10 @@ def decomposition(view: View) -> Table:
         Column("median", lambda row: medians.get(row.method), "Median milliseconds of a step"),
         Column("τ", "mean_acceptance_length"),
         Column("relative step time", "relative_step_time"),
-        Column("other", "other_factor"),
-        Column("speedup", lambda row: figure(row.speedup, unit="×", strong=True), "τ / relative step time × other"),
+        Column("other factor", "other_factor"),
+        Column(
+            "speedup", lambda row: figure(row.speedup, unit="×", strong=True), "τ / relative step time × other factor"
+        ),
     ]
     rows = [row for row in view.overall.values() if row.step_s]
     caption = "Mean step, in milliseconds"

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from specbench_ss import registry
-from specbench_ss.bench.server_launch import LaunchPlan, read_servers
+from specbench_ss.bench.server_launch import LaunchPlan, read_servers, without_secrets
 from specbench_ss.engine.sampling import MIN_TEMPERATURE
 from specbench_ss.errors import UserError, did_you_mean, expanded
 from specbench_ss.models.devices import check_one_device, device_names
@@ -338,7 +338,7 @@ def endpoints_of(options: RunOptions) -> tuple[Endpoint, ...]:
         endpoints = read_servers(options.servers).endpoints
         for endpoint in endpoints:
             _check_label(endpoint.label, [endpoint.label])
-        return endpoints
+        return tuple(map(without_secrets, endpoints))
     urls = options.endpoint or []
     labels = options.label or [f"endpoint-{i + 1}" for i in range(len(urls))]
     if len(labels) != len(urls):

@@ -354,6 +354,7 @@ class Answer:
 Message = Mapping[str, str]
 PAGE_S = 10.0  # time limit of pages other than answers
 PAGE = 4 << 20  # bytes of such a page
+LAGS, LAG_S = 5, 0.05  # readings of counters that lag behind an answer, and seconds between them
 DRAIN_S = 1.0  # for a stream to end after its last event
 REFUSED = {401: "requires a key, or another one", 403: "refuses access"}
 TEXT = "text"
@@ -430,14 +431,23 @@ class Server:
             return None
         try:
             page = self.get(f"{self.root}/metrics")
-        except AnswerError as e:
-            counters: Reading | str = f"its /metrics does not answer: {e}"
-        else:
-            counters = read_metrics(page.text, self.model) if page.status_code == 200 else "it has no /metrics"
+        except AnswerError:  # it may answer the next time
+            return None
+        counters = read_metrics(page.text, self.model) if page.status_code == 200 else "it has no /metrics"
         if isinstance(counters, str):
             self.no_counters = counters
             return None
         return counters
+
+    def counters_with(self, before: Reading | None, tokens: int) -> Reading | None:
+        """Return the counters once they have so many more generated tokens; the last ones if that takes too long."""
+        after = None if before is None else self.counters()
+        for _ in range(LAGS):
+            if before is None or after is None or after.generated - before.generated >= tokens:
+                break
+            time.sleep(LAG_S)
+            after = self.counters()
+        return after
 
     def ask(self, messages: Sequence[Message], settings: Mapping[str, Any], most_s: float | None = None) -> Answer:
         """Request a streamed answer to a conversation. most_s: time limit of the answer.
@@ -497,7 +507,7 @@ class Server:
             try:
                 yield exchange
                 late = exchange.overdue  # a closed connection may look like the end of the body
-            except (AnswerError, httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, UnicodeError, OSError) as e:
+            except FAULTS as e:
                 late = exchange.overdue or isinstance(e, httpx.TimeoutException)
                 if not late:
                     raise self._failure(e) from None
@@ -540,6 +550,17 @@ def _drain(pieces: Iterator[bytes], exchange: Exchange) -> None:
     with suppress(httpx.HTTPError):
         for _ in pieces:
             pass
+
+
+FAULTS = (
+    AnswerError,
+    httpx.HTTPError,
+    httpx.StreamError,
+    httpx.InvalidURL,
+    UnicodeError,
+    OSError,
+    RuntimeError,  # of httpx: the client was closed, since the server is not measured any more
+)
 
 
 class StatusError(AnswerError):

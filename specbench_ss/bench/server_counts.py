@@ -25,14 +25,15 @@ class SpecCounts:
 
     drafts: steps that had a draft; None if the engine does not count them. drafted: tokens of these drafts; None if the
     engine does not count them. accepted: tokens of the drafts that the target confirmed. accepted_per_pos[i]: drafts
-    whose token i + 1 was accepted. drafted_per_pos[i]: drafts that had a token i + 1. Empty: not reported.
+    whose token i + 1 was accepted; it may end at the deepest acceptance. drafted_per_pos[i]: drafts that had a token
+    i + 1. None: not reported.
     """
 
     drafts: int | None
     drafted: int | None
     accepted: int
-    accepted_per_pos: tuple[int, ...] = ()
-    drafted_per_pos: tuple[int, ...] = ()
+    accepted_per_pos: tuple[int, ...] | None = None
+    drafted_per_pos: tuple[int, ...] | None = None
 
     def steps(self, later: int, chunks: int = 0) -> int:
         """Return the steps of one output. later: its tokens after the first one, which is the prefill's.
@@ -125,20 +126,16 @@ def of_request(report: Report) -> SpecCounts | None:
     return None
 
 
-def _per_pos(histogram: Sequence[int] | None) -> tuple[int, ...]:
+def _per_pos(histogram: Sequence[int] | None) -> tuple[int, ...] | None:
     """Return the acceptances of each position. histogram[i]: drafts of which i tokens were accepted."""
-    return tuple(reversed(list(accumulate(reversed((histogram or [])[1:])))))
+    return None if histogram is None else tuple(reversed(list(accumulate(reversed(histogram[1:])))))
 
 
-def _reached(lengths: Sequence[int] | None) -> tuple[int, ...]:
+def _reached(lengths: Sequence[int] | None) -> tuple[int, ...] | None:
     """Return how many drafts had each position. lengths: of every draft."""
-    lengths = [length for length in lengths or () if length]
+    if lengths is None:
+        return None
     return tuple(sum(length > i for length in lengths) for i in range(max(lengths, default=0)))
-
-
-def added(parts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the sums of each position."""
-    return tuple(map(sum, zip_longest(*parts, fillvalue=0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +189,7 @@ class Reading:
         per_pos = tuple(now - then for now, then in longer)
         if min(generated, drafts, accepted, drafted or 0, *per_pos) < 0:
             return None
-        return SpecCounts(drafts, drafted, accepted, per_pos)
+        return SpecCounts(drafts, drafted, accepted, per_pos or None)
 
 
 def read_metrics(text: str, model: str) -> Reading | str:
@@ -265,3 +262,10 @@ def spec_request(engine: str) -> dict[str, Any]:
         "vLLM": {"return_token_ids": True},
         "SGLang": {"return_spec_tokens_details": True, "return_token_ids": True},
     }.get(engine, {})
+
+
+NEUTRAL = {  # engine -> sampling parameters that change nothing, in place of defaults of the engine or of the model
+    "vLLM": {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
+    "SGLang": {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
+    "llama.cpp": {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0},
+}

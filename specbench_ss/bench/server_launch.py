@@ -9,10 +9,11 @@ import shlex
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +28,10 @@ if TYPE_CHECKING:  # httpx is imported where a server is contacted
 
 HOST = "127.0.0.1"
 POLL_S = 0.2
+HIDDEN = "***"
 STOP_S = 30.0  # from SIGTERM to SIGKILL
+GONE_S = 10.0  # for the kernel to take away killed processes, and their port
+SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 LAST_LINES = 400  # of a server's log, in which the reason of a failure is looked for
 ERROR = re.compile(r"\b\w*(Error|Exception)\b: .*")
 Option = str | int | float | bool
@@ -92,7 +96,9 @@ def _endpoints(one: _Configuration, port: int, path: Path) -> list[Endpoint]:
     if one.engine and not one.model:
         raise UserError(f"--servers {path}: {one.label} needs the model of its engine")
     if one.k is not None and not (one.engine and one.speculative):
-        raise UserError(f"--servers {path}: {one.label} has k without engine and speculative")
+        raise UserError(f"--servers {path}: {one.label} has k without engine and speculative; add them, or leave k out")
+    if one.k == []:
+        raise UserError(f"--servers {path}: k of {one.label} is an empty list; leave it out or name a number")
     several = isinstance(one.k, list)
     depths: Sequence[int | None] = one.k if isinstance(one.k, list) else [one.k]
     url, env = f"http://{HOST}:{port}/v1", tuple((name, str(value)) for name, value in one.env.items())
@@ -150,19 +156,31 @@ class Process:
         code = self.child.poll()
         if code is None:
             return ""
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        how = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
         return f"the server {how}: {last_line(self.log, self.began)} ({self.log})"
 
     def stop(self) -> None:
-        """End the server and everything that it started."""
-        for signal_number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
+        """End the server and everything that it started; whatever is left after STOP_S is killed."""
+        try:
             with suppress(ProcessLookupError):
-                os.killpg(self.child.pid, signal_number)
+                os.killpg(self.child.pid, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
-                self.child.wait(wait_s)
-                break
-        with suppress(ProcessLookupError):
-            os.killpg(self.child.pid, signal.SIGKILL)  # workers that outlive their parent
+                self.child.wait(STOP_S)
+        finally:  # also when a second Ctrl-C ends the wait
+            with suppress(ProcessLookupError):
+                os.killpg(self.child.pid, signal.SIGKILL)  # workers may outlive their parent
+            self.child.wait()
+        until = time.monotonic() + GONE_S
+        while _group_exists(self.child.pid) and time.monotonic() < until:
+            time.sleep(POLL_S)
+
+
+def _group_exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def last_line(log: Path, began: int = 0) -> str:
@@ -183,8 +201,11 @@ def start(endpoint: Endpoint, port: int, ready_s: float, log: Path) -> Process:
 
     Raise LaunchError if the port is taken, the command cannot be run, ends, or is not healthy in time.
     """
-    if not port_free(port):
-        raise LaunchError(f"port {port} is in use; stop the program that uses it, or set another port in the file")
+    until = time.monotonic() + GONE_S
+    while not port_free(port):
+        if time.monotonic() > until:
+            raise LaunchError(f"port {port} is in use; stop the program that uses it")
+        time.sleep(POLL_S)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         began = file.tell()
@@ -197,8 +218,8 @@ def start(endpoint: Endpoint, port: int, ready_s: float, log: Path) -> Process:
                 env={**os.environ, **dict(endpoint.env)},
                 start_new_session=True,
             )
-        except OSError as e:
-            raise LaunchError(f"cannot run {endpoint.command[0]}: {e.strerror}; is the engine installed?") from None
+        except (OSError, ValueError) as e:
+            raise LaunchError(f"cannot run {endpoint.command[0]}: {e}; is the engine installed?") from None
     process = Process(child, log, began)
     try:
         _wait_healthy(process, port, ready_s)
@@ -224,7 +245,7 @@ def _wait_healthy(process: Process, port: int, ready_s: float) -> None:
                         break
             if time.monotonic() > until:
                 line = last_line(process.log, process.began)
-                raise LaunchError(f"the server is not healthy after {ready_s:g} s: {line} ({process.log})")
+                raise LaunchError(f"the server is not healthy after {ready_s:g} s (ready_s): {line} ({process.log})")
             time.sleep(POLL_S)
 
 
@@ -269,9 +290,16 @@ class Fleet:
             self.running = label
         return self._server
 
-    def fault(self) -> str:
-        """Return why the running server has ended; '' while it runs, or if the run did not start it."""
-        return self._process.fault() if self._process else ""
+    def fault(self, wait_s: float = 0.0) -> str:
+        """Return why the running server has ended; '' while it runs, or if the run did not start it.
+
+        wait_s: for a server that has closed its connections and is about to end.
+        """
+        if self._process is None:
+            return ""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.child.wait(wait_s)
+        return self._process.fault()
 
     def stop(self) -> None:
         """Stop the running server."""
@@ -286,6 +314,38 @@ def _plain(label: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in label)
 
 
+def without_secrets(endpoint: Endpoint) -> Endpoint:
+    """Return an endpoint for the manifest: values of variables and options that are named like secrets are hidden."""
+    env = tuple((name, HIDDEN if SECRET.search(name) else value) for name, value in endpoint.env)
+    command = list[str]()
+    for word in endpoint.command:
+        name, equals, _ = word.partition("=")
+        after = command and command[-1].startswith("-") and "=" not in command[-1] and SECRET.search(command[-1])
+        if equals and name.startswith("-") and SECRET.search(name):
+            command.append(f"{name}={HIDDEN}")
+        else:
+            command.append(HIDDEN if after and not word.startswith("-") else word)
+    return replace(endpoint, command=tuple(command), env=env)
+
+
 def described(endpoint: Endpoint) -> dict[str, Any]:
     """Return how a server is started, JSON-ready."""
     return {"command": shlex.join(endpoint.command), "env": dict(endpoint.env)}
+
+
+@contextmanager
+def ending_with_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that started servers end with the run."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: object) -> None:
+        raise KeyboardInterrupt(f"signal {number}")
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from specbench_ss.bench.sampled_tokens import compare
+from specbench_ss.bench.sampled_tokens import compare, test_seed
 from specbench_ss.bench.server_client import Answer, AnswerError, Message, Server, TokenLogprob
+from specbench_ss.bench.server_counts import NEUTRAL
 from specbench_ss.engine.numerics import near_tie_drop
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.errors import error_text
@@ -26,6 +27,10 @@ TOP = 20  # log-probabilities that are requested for each position; the limit of
 DTYPE = "bfloat16"  # assumed of a server's model, for the bound of numerical ties
 PROVED = 4096  # sampled tokens of a server after which no more are compared
 PROVED_EACH = 64  # tokens of a request that are compared at most
+FILTERS = {  # settings that change the distribution
+    "top_p", "top_k", "min_p", "repetition_penalty", "repeat_penalty", "presence_penalty", "frequency_penalty",
+    "logit_bias",
+}  # fmt: skip
 NO_LOGPROBS = "the server sends no log-probabilities"
 
 
@@ -86,6 +91,8 @@ def _explained(row: SampleRecord, position: int, outputs: tuple[list[int], list[
     if len(again.logprobs) <= position:
         return _unexplained(row, position, NO_LOGPROBS)
     known = {one.token: one.logprob for one in again.logprobs[position].top_logprobs or ()}
+    if not any(token.startswith("token_id:") for token in known):
+        return _unexplained(row, position, "the server's log-probabilities have no token ids")
     best, second = (sorted(known.values(), reverse=True) + [-math.inf] * 2)[:2]
     chosen = [known.get(f"token_id:{output[position]}", -math.inf) for output in (expected, actual)]
     drop, gap = best - min(chosen), best - second
@@ -99,6 +106,8 @@ def match_sampled(
     row: SampleRecord, server: Server, messages: Sequence[Message], settings: Mapping[str, Any]
 ) -> OutputMatch:
     """Request a sampled output again, with log-probabilities, and compare its tokens with their distributions."""
+    if reason := _untestable(server, settings):
+        return not_compared(row, reason)
     most = min(PROVED_EACH, settings["max_tokens"])
     try:
         answer = server.ask(messages, {**settings, **fields(server), "max_tokens": most})
@@ -106,26 +115,41 @@ def match_sampled(
         return not_compared(row, f"no log-probabilities to test it: {error_text(e)}")
     if not any(one.top_logprobs for one in answer.logprobs):
         return not_compared(row, NO_LOGPROBS)
-    if settings.get("top_p", 1) < 1:
-        return not_compared(row, "servers report distributions before --top-p is applied")
-    return OutputMatch(*row.key, "sampled", sampled=sampled_tokens(answer.logprobs, settings["temperature"], row.seed))
+    if len(answer.logprobs) != answer.tokens or not all(one.top_logprobs for one in answer.logprobs):
+        return not_compared(row, "the server sends no log-probabilities of some tokens")
+    statistics = sampled_tokens(answer.logprobs, settings["temperature"], test_seed(row))
+    return OutputMatch(*row.key, "sampled", sampled=statistics)
+
+
+def _untestable(server: Server, settings: Mapping[str, Any]) -> str:
+    """Return why sampled outputs cannot be compared with a server's log-probabilities; '' if they can."""
+    if server.engine not in NEUTRAL:
+        return "the sampling defaults of this server are not known"
+    if server.engine == "SGLang" and settings["temperature"] != 1:
+        return "SGLang reports log-probabilities after --temperature is applied"
+    if changed := sorted(FILTERS & settings.keys()):
+        return f"servers report distributions before {changed[0]} is applied"
+    return ""
 
 
 def sampled_tokens(logprobs: Sequence[TokenLogprob], temperature: float, seed: int) -> SampledTokens:
     """Compare sampled tokens with the most probable ones at their positions, which a server reports at temperature 1.
 
-    The least probable reported token is left out: vLLM puts the chosen one there if it is not among the others. A
-    token among the others follows their distribution; whether it is among them follows their probability in all.
+    Only tokens above the second to last reported one are used: the last place is the chosen token's in vLLM if it is
+    not among the others, and tokens as probable as the one before it may or may not be reported. A chosen token among
+    them follows their distribution; whether it is among them follows their probability in all.
     """
     total = SampledTokens()
     rows, chosen = list[list[float]](), list[int]()
     for one in logprobs:
-        best = sorted(one.top_logprobs or (), key=lambda top: -top.logprob)[:-1]
+        reported = sorted(one.top_logprobs or (), key=lambda top: -top.logprob)
+        limit = reported[-2].logprob if len(reported) > 1 else math.inf
+        best = [top for top in reported if top.logprob > limit]
         names = [top.token for top in best]
-        if len(best) < 2 or len(set(names)) < len(names):
+        if not best or len(set(names)) < len(names):
             continue
         values = [top.logprob for top in best]
-        total += tail(_tail_bound(values, temperature), one.token not in names)
+        total += tail(_tail_bound(values, limit, temperature), one.token not in names)
         if one.token in names:
             chosen.append(names.index(one.token))
             rows.append(values + [-math.inf] * (TOP - len(values)))
@@ -135,14 +159,14 @@ def sampled_tokens(logprobs: Sequence[TokenLogprob], temperature: float, seed: i
     return total + compare([logits], chosen, (), SamplingParams(temperature), "float32", seed)
 
 
-def _tail_bound(logprobs: Sequence[float], temperature: float) -> float:
+def _tail_bound(logprobs: Sequence[float], limit: float, temperature: float) -> float:
     """Return an upper bound of the probability of all other tokens at a temperature.
 
-    logprobs: of the most probable tokens at temperature 1, best first. An other token with probability p, at most that
-    of the last, has the weight p^(1/T) <= p * last^(1/T - 1) where T <= 1. Above 1 nothing is known.
+    logprobs: of the most probable tokens at temperature 1. limit: no other token has more. Such a token of probability
+    p has the weight p^(1/T) <= p * exp(limit)^(1/T - 1) where T <= 1. Above 1 nothing is known.
     """
     if temperature > 1:
         return 1.0
     power = 1 / temperature
-    rest = max(0.0, 1 - math.fsum(map(math.exp, logprobs))) * math.exp(logprobs[-1] * (power - 1))
+    rest = max(0.0, 1 - math.fsum(map(math.exp, logprobs))) * math.exp(limit * (power - 1))
     return rest / (rest + math.fsum(math.exp(value * power) for value in logprobs))

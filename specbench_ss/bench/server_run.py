@@ -32,8 +32,8 @@ from specbench_ss.bench.server_client import (
     StatusError,
     settings,
 )
-from specbench_ss.bench.server_counts import Reading, SpecCounts, spec_request
-from specbench_ss.bench.server_launch import Fleet, LaunchError, described
+from specbench_ss.bench.server_counts import NEUTRAL, Reading, SpecCounts, spec_request
+from specbench_ss.bench.server_launch import Fleet, LaunchError, described, ending_with_signals
 from specbench_ss.bench.server_proof import PROVED, match_greedy, match_sampled
 from specbench_ss.bench.timed_sample import gc_disabled, warm_up
 from specbench_ss.engine.decoder import Step
@@ -43,6 +43,7 @@ from specbench_ss.results.summary import counted
 from specbench_ss.runs.config import Endpoint, OutputOptions, RunConfig
 from specbench_ss.runs.environment import busy
 from specbench_ss.runs.manifest import check_same_config, manifest_of
+from specbench_ss.runs.output_match import not_compared
 from specbench_ss.runs.records import ConcurrencyKey, ConcurrencyResult, OutputMatch, SampleRecord
 from specbench_ss.runs.run_dir import RunDir, check_out, read_run
 from specbench_ss.suite import Suite, SuiteData, SuiteRequest
@@ -56,8 +57,8 @@ def counter_delta(before: Reading | None, after: Reading | None, tokens: int, ou
     """
     if before is None or after is None:
         return None
-    deepest = len(after.accepted_per_pos) or HIDDEN
-    if after.generated - before.generated > tokens + (deepest + 1) * outputs:
+    deepest, generated = len(after.accepted_per_pos) or HIDDEN, after.generated - before.generated
+    if not tokens <= generated <= tokens + (deepest + 1) * outputs:
         return None
     delta = after.since(before, outputs)
     return delta if delta and not delta.fault() and delta.accepted <= tokens + PAST_END * outputs else None
@@ -86,8 +87,8 @@ def to_record(row: SampleRecord, answer: Answer, counters: SpecCounts | None, en
         row.drafts = spec.drafts
         row.steps = spec.steps(row.later, answer.chunks if engine in CHUNK_PER_STEP else 0)
         row.draft_nodes, row.accepted_tokens = spec.drafted, spec.accepted
-        row.accepted_per_pos = list(spec.accepted_per_pos) or None
-        row.drafted_per_pos = list(spec.drafted_per_pos) or None
+        row.accepted_per_pos = None if spec.accepted_per_pos is None else list(spec.accepted_per_pos)
+        row.drafted_per_pos = None if spec.drafted_per_pos is None else list(spec.drafted_per_pos)
     return row
 
 
@@ -171,7 +172,7 @@ def probe(server: Server, settings: Mapping[str, Any]) -> Answer:
     """
     parameters = {**settings, "max_tokens": min(4, int(settings.get("max_tokens", 4)))}
     hello = [{"role": "user", "content": "Hello"}]
-    server.fields = spec_request(server.engine)
+    server.fields = spec_request(server.engine) | NEUTRAL.get(server.engine, {})
     refused: AnswerError | None = None
     while True:
         try:
@@ -254,7 +255,7 @@ def _entry(probed: ProbedServer, baseline: str) -> dict[str, Any]:
         "options": {},
         "resolved": {"url": server.shown_url, "model": server.model, **version},  # must be equal for --resume
         "served": {name: value for name, value in about.items() if name != "version"},
-        "lossless": False,
+        "lossless": True,  # as speculative decoding is said to be
         "reference": baseline,
         "summary": f"served at {server.shown_url}",
         "paper": "",
@@ -269,7 +270,7 @@ def _started_entry(endpoint: Endpoint, baseline: str) -> dict[str, Any]:
         "options": {},
         "resolved": described(endpoint),
         "served": {},
-        "lossless": False,
+        "lossless": True,
         "reference": baseline,
         "summary": "started by the run",
         "paper": "",
@@ -309,7 +310,9 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
                 sent = [pool.submit(self._run_request, server, row, text) for row, text in requests if text is not None]
                 rows = [self._reported(future) for future in as_completed(sent)]
             ended, wall_s = time.time(), server.clock() - began
-        after = None if before is None else server.counters()
+        after = server.counters_with(before, sum(row.tokens or 0 for row in rows if row.ok))
+        if label in self.session.dropped:  # --resume makes the level again
+            return
         rows += [row for row, messages in requests if messages is None]  # the history is missing
         rows.sort(key=lambda row: row.index)
         level = ConcurrencyResult(label, concurrency, repeat, started, ended, wall_s, len(rows))
@@ -351,15 +354,16 @@ def _counted(
 ) -> ConcurrencyResult:
     """Return the level with draft counts: summed over the answers, or from the server's counters."""
     good = [row for row in rows if row.ok]
+    delta = counter_delta(before, after, sum(row.tokens or 0 for row in good), len(good))
     if all(row.steps is not None for row in good):
+        drafts = delta.drafts if delta and len(good) == len(rows) else None  # llama.cpp counts its drafts there alone
         return replace(
             level,
-            steps=counted(good, "steps"),
+            steps=max(sum(row.steps or 0 for row in good), drafts or 0),
             drafts=counted(good, "drafts"),
             draft_nodes=counted(good, "draft_nodes"),
             accepted_tokens=counted(good, "accepted_tokens"),
         )
-    delta = counter_delta(before, after, sum(row.tokens or 0 for row in good), len(good))
     if delta is None or len(good) < len(rows):
         return level
     steps = delta.steps(sum(row.later for row in good))
@@ -426,6 +430,8 @@ class ServedSession(Session):
         if label in self.dropped:
             return None
         started = self.fleet.plan is not None and self.fleet.running != label
+        if started:
+            self.events.on_sample_start(label, "start of the server")
         try:
             server = self.fleet.get(label)
         except LaunchError as e:
@@ -446,16 +452,28 @@ class ServedSession(Session):
         if self.fleet.plan is None:
             super().run_pending(samples)
             return
+        visited = False
         for number, block in enumerate(_blocks(samples, self.fleet.plan.blocks)):
             others = [label for label in method_order(self.labels, number, self.config.seed) if label != self.baseline]
             for label in (self.baseline, *others):
                 own = [sample for sample in block if sample.method == label]
-                if any(sample.key not in self.run_dir.rows for sample in own):
+                if any(sample.key not in self.run_dir.rows for sample in own) or self._untested(own):
                     self._visit(label, own)
-        if any(sample.key not in self.run_dir.compared_keys for sample in samples) and self.ready(self.baseline):
-            for sample in samples:
+                    visited = True
+        unjudged = [s for s in samples if s.key not in self.run_dir.compared_keys and not self._is_reference(s)]
+        if (visited or unjudged) and self.ready(self.baseline):
+            if visited:
+                self._measure_drift(samples)
+            for sample in unjudged:
                 self._judge(sample)
-            self._measure_drift(samples)
+
+    def _is_reference(self, sample: Sample) -> bool:
+        """Return whether a greedy output is what all others of its prompt are compared with."""
+        return self.config.temperature == 0 and (sample.method, sample.repeat) == (self.baseline, 0)
+
+    def _untested(self, own: Sequence[Sample]) -> bool:
+        """Return whether sampled outputs of a server were not compared, as after an interruption."""
+        return self.config.temperature > 0 and any(s.key not in self.run_dir.compared_keys for s in own)
 
     def _visit(self, label: str, own: Sequence[Sample]) -> None:
         """Make the missing samples of a server; compare sampled outputs while it runs."""
@@ -468,16 +486,17 @@ class ServedSession(Session):
                 self._judge(sample)
 
     def _measure_drift(self, samples: Sequence[Sample]) -> None:
-        """Store how much longer the baseline takes at the end of the run for some of its prompts."""
+        """Store how much longer the baseline's tokens take at the end of the run, without the first of each output."""
         rows = [self.run_dir.rows[s.key] for s in samples if s.method == self.baseline and s.turn == 0]
-        chosen = [row for row in rows if row.ok][:DRIFT]
+        chosen = [row for row in rows if row.ok and row.later > 0][:DRIFT]
         by_id = {question.id: question for question in self.data.questions}
         before = after = 0.0
         try:
             for row in chosen:
                 messages = by_id[row.question_id].messages([])
                 answer = self.fleet.get(self.baseline).ask(messages, self.settings(row.seed), self.timeout)
-                before, after = before + (row.wall_s or 0) / (row.tokens or 1), after + answer.wall_s / answer.tokens
+                before += (row.decode_s or 0.0) / row.later
+                after += (answer.wall_s - (answer.ttft_s or 0.0)) / max(answer.tokens - 1, 1)
         except AnswerError as e:
             self.warn_and_keep(f"the baseline's drift was not measured: {error_text(e)}")
         else:
@@ -504,7 +523,7 @@ class ServedSession(Session):
                 self._failed[server.label] += 1
                 raise
         blank.ended = time.time()
-        after = None if before is None else server.counters()
+        after = server.counters_with(before, answer.tokens)
         self._failed[sample.method] = 0
         return to_record(blank, answer, counter_delta(before, after, answer.tokens), server.engine), []
 
@@ -521,24 +540,39 @@ class ServedSession(Session):
     def after_failure(self, row: SampleRecord) -> None:
         if row.method in self.dropped:
             return
-        if fault := self.fleet.fault():
-            self.fleet.stop()
-            self._drop(row.method, fault)
+        started = self.fleet.plan is not None
+        if fault := self.fleet.fault(wait_s=1.0):
+            self._stop_and_drop(row.method, fault)
         elif self._failed[row.method] >= IN_A_ROW and not (server := self.fleet.get(row.method)).alive():
+            reason = f"failed {self._failed[row.method]} times in a row"
+            if started:
+                self._stop_and_drop(row.method, f"{reason} and does not answer any more")
+                return
             raise UserError(
-                f"{row.method} at {server.shown_url} failed {self._failed[row.method]} times in a row; "
+                f"{row.method} at {server.shown_url} {reason}; "
                 f"the run is intact, continue it with --resume --out {self.run_dir.path}"
             )
 
+    def _stop_and_drop(self, label: str, reason: str) -> None:
+        self.fleet.stop()
+        self._drop(label, reason)
+
     def verdict(self, sample: Sample, row: SampleRecord, reference: SampleRecord) -> OutputMatch:
         baseline, messages = self.fleet.get(reference.method), sample.question.messages(self.history(sample))
-        return match_greedy(row, reference, baseline, messages, self.settings(row.seed))
+        match = match_greedy(row, reference, baseline, messages, self.settings(row.seed))
+        if fault := self.fleet.fault():
+            self._stop_and_drop(reference.method, fault)  # --resume compares this output again
+        return match
 
     def sampled(self, sample: Sample, row: SampleRecord) -> OutputMatch | None:
         if self._proved[row.method] >= PROVED:
             return None
+        if row.method in self.dropped or (self.fleet.plan is not None and self.fleet.running != row.method):
+            return not_compared(row, "the server did not run any more")
         messages = sample.question.messages(self.history(sample))
         match = match_sampled(row, self.fleet.get(row.method), messages, self.settings(row.seed))
+        if fault := self.fleet.fault():
+            self._stop_and_drop(row.method, fault)
         self._proved[row.method] += match.sampled.tokens + match.sampled.tail if match.sampled else 0
         return match
 
@@ -597,6 +631,8 @@ def measure(
     config, data = plan.config, plan.data
     parameters = settings(config, data.max_new_tokens, config.seed)
     with connected(config, access) as servers, ExitStack() as stack:
+        if access.launch is not None:
+            stack.enter_context(ending_with_signals())
         probed = [about(server, probe(server, parameters)) for server in servers]
         manifest = dict(manifest_for(config, data, probed, access.hidden(command)))
         run_dir = stack.enter_context(RunDir.open(output, manifest, data.questions))
@@ -612,6 +648,10 @@ def _connect_started(run_dir: RunDir, parameters: Mapping[str, Any], timeout_s: 
     """Return a server that was just started, and keep in the manifest what it is."""
     server = connect(endpoint, endpoint.url, None, timeout_s)
     about_it = about(server, probe(server, parameters)).about
+    known = next(one for one in run_dir.manifest["methods"] if one["label"] == endpoint.label)["served"].get("version")
+    if known and known != about_it["version"]:
+        server.close()
+        raise UserError(f"its version was {known} and is {about_it['version']}: start a new run")
     entries = [
         entry | {"served": about_it} if entry["label"] == endpoint.label else entry
         for entry in run_dir.manifest["methods"]

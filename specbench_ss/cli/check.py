@@ -131,7 +131,7 @@ def _kit(spec: MethodSpec, reference: bool, thorough: bool, timeout: float) -> C
 def _effort(kit: CheckRunner) -> str:
     answers, steps = (sum(getattr(subject, name) for subject in kit.subjects) for name in ("answers", "steps"))
     longest = max(subject.longest for subject in kit.subjects)
-    return f"{answers:,} outputs, {steps:,} steps, at most {longest} tokens per step"
+    return f"{answers:,} outputs, {steps:,} steps, at most {longest} query tokens per step"
 
 
 def shapes_of(spec: MethodSpec) -> Callable[[Target], Mapping[str, Callable[[], Decoder]]]:

@@ -35,7 +35,7 @@ def command(
 
     Exit with code 1 if a pair is not exact.
     """
-    found = parity(read_run(local), read_run(served), dict(map(_pair, pair or ())))
+    found = parity(read_run(local), read_run(served), list(map(_pair, pair or ())))
     if as_json:
         print(json.dumps([one.as_dict() for one in found], indent=1, ensure_ascii=False))
     else:

@@ -11,6 +11,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
+import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -27,7 +30,7 @@ from specbench_ss.engine.cpu_kernels import has_room, supports_fp16_gemm
 from specbench_ss.engine.generic_model import HfDecoder, smaller
 from specbench_ss.engine.numerics import HALF_WEIGHTS, arithmetic
 from specbench_ss.engine.target import Target
-from specbench_ss.models.devices import resolve_dtype
+from specbench_ss.models.devices import IDLE_CORES, other_cpu_seconds, resolve_dtype
 from specbench_ss.models.limits import best_time, device_file
 from specbench_ss.models.resolve import is_lab
 from specbench_ss.storage import cache_folder
@@ -35,7 +38,8 @@ from specbench_ss.storage import cache_folder
 PREFIX = 128  # tokens in the KV cache
 VOCAB = 8  # vocabulary size of the measured model
 READ_BYTES = 256 << 20  # float32 weights of a pass, enough that they come from memory and not from the cache
-PASS_S = 0.15  # total time of the repeats of a pass
+TURNS = 3  # measurements of each pass; the shortest time counts
+PASS_S = 0.05  # total time of the repeats of one measurement
 CPU = torch.device("cpu")
 
 
@@ -60,11 +64,20 @@ def _empty(config: Any) -> Any:
         return AutoModelForCausalLM.from_config(config)
 
 
+Milliseconds = dict[str, dict[str, float]]  # of a pass, by dtype and number of query tokens
+
+
 @torch.inference_mode()
-def pass_ms(dtype_name: str, config: Any, weights_bytes: int, rows: tuple[int, ...]) -> dict[str, float]:
-    """Return the milliseconds of a pass with cached tokens, by its number of query tokens."""
-    target = few_layers(config, dtype_name, weights_bytes)
-    return {str(count): 1e3 * best_time(a_pass(target, count), CPU, PASS_S) for count in rows}
+def pass_ms(dtype_names: tuple[str, ...], config: Any, weights_bytes: int, rows: tuple[int, ...]) -> Milliseconds:
+    """Return the milliseconds of a pass with cached tokens, measured for all dtypes in turns."""
+    targets = {dtype_name: few_layers(config, dtype_name, weights_bytes) for dtype_name in dtype_names}
+    passes = [(dtype_name, count, a_pass(target, count)) for dtype_name, target in targets.items() for count in rows]
+    ms = {dtype_name: {str(count): math.inf for count in rows} for dtype_name in dtype_names}
+    for _ in range(TURNS):
+        for dtype_name, count, one_pass in passes:
+            measured = 1e3 * best_time(one_pass, CPU, PASS_S)
+            ms[dtype_name][str(count)] = min(ms[dtype_name][str(count)], measured)
+    return ms
 
 
 def a_pass(target: Target, rows: int) -> Callable[[], Tensor]:
@@ -81,20 +94,24 @@ ROWS = (1, 16)  # query tokens of autoregressive decoding, and of a verification
 PROBE, PROBE_S = 256, 0.01  # matrix size that reveals an emulated dtype, and total time of its repeats
 ROUNDING = ("float32", HALF_WEIGHTS, "bfloat16")  # most precise first (docs/models.md)
 CLEARLY = 1.1  # maximum time relative to the fastest dtype for a more precise one, so that noise does not decide
+IMPOSSIBLE = 1.05  # time for one token relative to that for more tokens, beyond which a measurement is not cached
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen dtype. ms: of one pass over the measured layers, by dtype and number of query tokens."""
+    """The chosen dtype. ms: of one pass over the measured layers. doubt: reason why it is not cached, or ''."""
 
     dtype: str
-    ms: dict[str, dict[str, float]]
+    ms: Milliseconds
+    doubt: str = ""
 
     def describe(self) -> str:
         """Return the choice and its reason as a line."""
         tokens = " and for ".join(map(str, ROWS))
         times = [f"{name} {', '.join(f'{value:.1f}' for value in ms.values())}" for name, ms in self.ms.items()]
-        return f"--dtype auto chose {self.dtype}; ms of some layers for {tokens} tokens: {'; '.join(times)}"
+        chose = f"--dtype auto chose {self.dtype} by the time of one token"
+        not_cached = f"; not cached: {self.doubt}" if self.doubt else ""
+        return f"{chose}; ms of some layers for {tokens} tokens: {'; '.join(times)}{not_cached}"
 
 
 def chosen_dtype(
@@ -132,19 +149,25 @@ def has_bfloat16() -> bool:
 
 
 def faster_dtype(dtype_names: tuple[str, ...], config: Any, weights_bytes: int) -> Choice:
-    """Return the fastest of these dtypes for a model of this configuration, measured once, in some seconds.
+    """Return the fastest of these dtypes for one token of a model of this configuration, measured in some seconds.
 
-    Read from the cache later, so that a resumed run keeps its dtype. weights_bytes: of the model in float32, which
-    decide about a prepacked copy.
+    Read from the cache later. A doubtful measurement is used with a warning and not cached. weights_bytes: of the model
+    in float32, which decide about a prepacked copy.
     """
     room = has_room(weights_bytes), has_room(weights_bytes // 2)  # in float32, in bfloat16
-    inputs = ("whole layers", dtype_names, config.to_json_string(), room, torch.__version__)
+    inputs = ("one token", dtype_names, config.to_json_string(), room, torch.__version__)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()[:8]
     file = cache_folder() / "limits" / f"dtype-{device_file(CPU).stem}-{key}.json"
     with contextlib.suppress(OSError, ValueError):
         return user_files.decoder(Choice)(file.read_bytes())
-    ms = {dtype_name: pass_ms(dtype_name, config, weights_bytes, ROWS) for dtype_name in dtype_names}
-    choice = Choice(_clearly_fastest({dtype_name: sum(times.values()) for dtype_name, times in ms.items()}), ms)
+    before, began = other_cpu_seconds(), time.perf_counter()
+    ms = pass_ms(dtype_names, config, weights_bytes, ROWS)
+    doubt = _doubt(ms, (other_cpu_seconds() - before) / (time.perf_counter() - began))
+    fastest = _clearly_fastest({dtype_name: times[str(ROWS[0])] for dtype_name, times in ms.items()})
+    choice = Choice(fastest, ms, doubt)
+    if doubt:
+        warnings.warn(f"--dtype auto: {doubt}; {fastest} is not cached, --dtype sets it", stacklevel=2)
+        return choice
     with contextlib.suppress(OSError):  # if it cannot be stored it is measured again
         file.parent.mkdir(parents=True, exist_ok=True)
         storage.write_json(file, asdict(choice))
@@ -156,6 +179,15 @@ def _clearly_fastest(ms: dict[str, float]) -> str:
     return next(
         dtype_name for dtype_name in sorted(ms, key=ROUNDING.index) if ms[dtype_name] <= CLEARLY * min(ms.values())
     )
+
+
+def _doubt(ms: Milliseconds, other_cores: float) -> str:
+    """Return why a measurement is unreliable, or ''. other_cores: load of other processes during it."""
+    if other_cores >= IDLE_CORES:
+        return f"other processes used {other_cores:.1f} cores while it was measured"
+    one, more = map(str, ROWS)
+    wrong = [dtype_name for dtype_name, times in ms.items() if times[one] > IMPOSSIBLE * times[more]]
+    return f"{wrong[0]} took less time for {more} tokens than for {one}" if wrong else ""
 
 
 def _candidate_dtypes(model_type: str, weights_bytes: int) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from accelerate import init_empty_weights
 from accelerate.hooks import remove_hook_from_module
@@ -40,6 +41,23 @@ def processor_name() -> str:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine()
+
+
+BUSY_TIMES = ("user", "nice", "system", "steal")  # of psutil; steal: the host used the processor for others
+IDLE_CORES = 0.2  # load of other processes, in cores, that counts as idle
+
+
+def other_cpu_seconds() -> float:
+    """Return the seconds for which other processes have used the cores that this process may use."""
+    cores = set(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    busy = sum(
+        getattr(times, kind, 0.0)
+        for core, times in enumerate(psutil.cpu_times(percpu=True))
+        if core in cores
+        for kind in BUSY_TIMES
+    )
+    own = psutil.Process().cpu_times()
+    return float(busy - own.user - own.system)
 
 
 HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs

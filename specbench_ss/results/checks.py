@@ -53,7 +53,8 @@ class BaselineNoise:
 def plain(row: SummaryRow) -> bool:
     """Return whether a method decodes as the baseline does: it drafted nothing at all."""
     drafted = row.acceptance_rate is not None or any(row.acceptance_rate_per_pos_n)
-    return row.comparison != "baseline" and row.mean_acceptance_length is not None and not drafted
+    alone = row.mean_acceptance_length is not None and row.mean_acceptance_length <= 1  # servers may count steps alone
+    return row.comparison != "baseline" and alone and not drafted
 
 
 def baseline_noise(overall: Iterable[SummaryRow]) -> BaselineNoise | None:
@@ -97,6 +98,7 @@ FINDINGS: dict[str, tuple[CheckState, str]] = {  # kind of a finding of `sample_
     "untestable": ("warning", "Sampled tokens cannot be tested: rounding, or the baseline fails the test."),
     "failed": ("wrong", "Samples failed; no number includes them."),
     "mismatch": ("wrong", "Outputs differ from the baseline's without a numerical tie."),
+    "text-differs": ("warning", "Outputs of servers differ from the baseline's, for an unknown reason."),
     "length-differs": ("warning", "Outputs end earlier or later than the baseline's."),
     "numerical-tie": ("warning", "Numerical ties in float32, where they should be rare."),
     "uncompared": ("warning", "Outputs were not compared with the baseline's: their verdicts are missing."),

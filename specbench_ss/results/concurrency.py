@@ -43,7 +43,9 @@ class ConcurrencyRow:
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
     comparison: Col[Comparison, "`baseline`, `faster`, `slower`, `not significant` or `insufficient data`"]
     mean_acceptance_length: Col[Number, "τ; of a server by its metrics, missing if not reported", "tokens"]
-    acceptance_rate: Col[Number, "accepted tokens / drafted tokens, from the same counts", "0 to 1"]
+    acceptance_rate: Col[
+        Number, "accepted tokens / drafted nodes, unlike `summary()`, which divides by draft depth", "0 to 1"
+    ]
     waits: dict[str, Any]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,22 +35,26 @@ class PromptParity:
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """A method and a server. tau: mean acceptance length of both, over the compared prompts."""
+    """A method and a server. tau: mean acceptance length of both, over the compared prompts.
+
+    missing: prompts that only one of them answered.
+    """
 
     method: str
     server: str
     prompts: tuple[PromptParity, ...]
     tau: tuple[float | None, float | None]
+    missing: int
 
     @property
     def exact(self) -> bool:
-        """Return True if every prompt is exact."""
-        return all(prompt.exact for prompt in self.prompts)
+        """Return True if both answered the same prompts and each is exact."""
+        return not self.missing and all(prompt.exact for prompt in self.prompts)
 
     def counts(self) -> dict[str, int]:
         """Return how many prompts there are, and how many are equal in what."""
         return {
-            "prompts": len(self.prompts),
+            "prompts": len(self.prompts) + self.missing,
             "same output": sum(one.same_output for one in self.prompts),
             "same steps": sum(None not in one.steps and one.steps[0] == one.steps[1] for one in self.prompts),
             "same accepted": sum(
@@ -64,22 +68,25 @@ class Parity:
         return asdict(self) | {"exact": self.exact} | self.counts()
 
 
-def parity(local: Run, served: Run, pairs: Mapping[str, str]) -> list[Parity]:
-    """Compare methods of a local run with servers of another run. pairs: method -> server; empty: equal labels.
+def parity(local: Run, served: Run, pairs: Sequence[tuple[str, str]] = ()) -> list[Parity]:
+    """Compare methods of a local run with servers of another run. pairs: (method, server); empty: equal labels.
 
-    Raise UserError for labels that a run lacks, sampled runs, or runs without a common prompt.
+    Raise UserError for labels that a run lacks, sampled runs, other limits of tokens, or runs without a common prompt.
     """
     if any(run.manifest["config"]["temperature"] for run in (local, served)):
         raise UserError("parity needs greedy runs: sampled outputs differ in every run")
-    chosen = pairs or {label: label for label in local.labels if label in served.labels}
+    limits = [run.manifest["config"].get("max_new_tokens") for run in (local, served)]
+    if limits[0] != limits[1]:
+        raise UserError(f"the runs have --max-new-tokens {limits[0]} and {limits[1]}; use the same number")
+    chosen = pairs or [(label, label) for label in local.labels if label in served.labels]
     if not chosen:
         raise UserError("the runs have no label in common; name pairs with --pair METHOD=SERVER")
-    for run, labels in ((local, chosen.keys()), (served, chosen.values())):
+    for run, labels in zip((local, served), zip(*chosen, strict=True), strict=True):
         for label in labels:
             if label not in run.labels:
                 hint = did_you_mean(label, run.labels)
                 raise UserError(f"{run.path} has no {label!r}{hint}; it has {', '.join(run.labels)}")
-    return [_parity(local, served, *pair) for pair in chosen.items()]
+    return [_parity(local, served, *pair) for pair in chosen]
 
 
 def _parity(local: Run, served: Run, method: str, server: str) -> Parity:
@@ -89,7 +96,7 @@ def _parity(local: Run, served: Run, method: str, server: str) -> Parity:
         raise UserError(f"{method} and {server} have no prompt in common: use the same suite and --limit")
     own, other = [mine[key] for key in both], [theirs[key] for key in both]
     prompts = tuple(_of_prompt(a, b) for a, b in zip(own, other, strict=True))
-    return Parity(method, server, prompts, (_tau(own), _tau(other)))
+    return Parity(method, server, prompts, (_tau(own), _tau(other)), len(mine.keys() ^ theirs.keys()))
 
 
 def _first(run: Run, label: str) -> dict[PromptKey, SampleRecord]:
@@ -119,6 +126,8 @@ def _tau(rows: list[SampleRecord]) -> float | None:
 
 def differences(found: Parity) -> Iterator[str]:
     """Yield a line for each prompt that is not exact."""
+    if found.missing:
+        yield f"{found.missing} prompts were answered by one of both alone"
     for one in found.prompts:
         parts = [] if one.same_prompt in (None, True) else ["another prompt length"]
         if not one.same_output:

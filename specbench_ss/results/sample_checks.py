@@ -225,7 +225,8 @@ def findings(
         yield f"failed: {_samples(bad)}: {bad[0].error}"
     exact = arithmetic(run.manifest["model"]["dtype"]) in ("float32", "float64")
     reference = run.reference(rows[0].method) if rows else run.baseline
-    for kind in ("mismatch", "length differs", "numerical tie") if exact else ("mismatch", "length differs"):
+    kinds = ("mismatch", "text differs", "length differs")
+    for kind in (*kinds, "numerical tie") if exact else kinds:
         if n := verdicts.get(kind):
             yield f"{kind.replace(' ', '-')}: {n} of {sum(verdicts.values())} outputs compared with {reference}"
     if lacking := {row.key for row in without}.intersection(row.key for row in rows):

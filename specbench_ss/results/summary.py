@@ -269,17 +269,16 @@ def served_positions(rows: Sequence[SampleRecord]) -> dict[str, tuple[Any, ...]]
 
     A server that reports no draft lengths is taken to have drafted every position each time.
     """
-    taken, offered = list[int](), list[int]()
-    for row in rows:
-        if not row.accepted_per_pos:
-            continue
-        lengths = row.drafted_per_pos or [row.drafts or 0] * len(row.accepted_per_pos)
-        taken = [sum(pair) for pair in zip_longest(taken, row.accepted_per_pos, fillvalue=0)]
-        offered = [sum(pair) for pair in zip_longest(offered, lengths, fillvalue=0)]
-    if not offered or any(row.drafts and not row.accepted_per_pos for row in rows):
+    if any(row.draft_nodes != 0 and (row.drafts is None or row.accepted_per_pos is None) for row in rows):
         return {}
+    deepest = max((len(row.drafted_per_pos or row.accepted_per_pos or ()) for row in rows), default=0)
+    taken, offered = [0] * deepest, [0] * deepest
+    for row in rows:
+        lengths = [row.drafts or 0] * deepest if row.drafted_per_pos is None else row.drafted_per_pos
+        taken = [sum(pair) for pair in zip_longest(taken, row.accepted_per_pos or (), fillvalue=0)]
+        offered = [sum(pair) for pair in zip_longest(offered, lengths, fillvalue=0)]
     return {
-        "acceptance_rate_per_pos": tuple(a / n for a, n in zip_longest(taken, offered, fillvalue=0) if n),
+        "acceptance_rate_per_pos": tuple(a / n for a, n in zip(taken, offered, strict=True) if n),
         "acceptance_rate_per_pos_n": tuple(n for n in offered if n),
     }
 
@@ -312,10 +311,10 @@ class SummaryRow:
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
     speedup_geomean: Col[Number, "geometric mean over prompts of the ratio of times per token", "×"]
     speedup_specbench: Col[
-        Number, "Spec-Bench's formula: mean over questions of tokens/s, of the method / of `ar`", "×"
+        Number, "Spec-Bench's formula: mean over questions of the method's tokens/s / the same mean of `ar`", "×"
     ]
     comparison: Col[Comparison, "`faster`, `slower`, `not significant`, `insufficient data`, `invalid` or `baseline`"]
-    reference: Col[str, "label of the baseline of the output match: `ar`, or the AR baseline of the method's own model"]
+    reference: Col[str, "label of the lossless reference: `ar`, or the AR baseline of the method's own model"]
     reference_speedup: Col[Number, "speedup over that baseline, if it is not `ar`", "×"]
     reference_interval: Col[Interval | None, Ends("reference_speedup", "×")]
     reference_of: Col[tuple[str, ...], "labels of the methods whose own AR baseline this method is; a tuple"]

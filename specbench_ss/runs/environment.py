@@ -22,7 +22,7 @@ import psutil
 import pynvml
 import torch
 
-from specbench_ss.models.devices import processor_name
+from specbench_ss.models.devices import IDLE_CORES, other_cpu_seconds, processor_name
 
 
 def now() -> str:
@@ -39,8 +39,7 @@ CONDITIONS: dict[str, tuple[str, ...]] = {  # must be equal for comparable timin
     "driver": ("driver",),
     "code revision": ("revision",),
 }
-BUSY_TIMES = ("user", "nice", "system", "steal")  # of psutil; steal: the host used the processor for others
-OBSERVE_S, IDLE_CORES = 0.5, 0.2  # seconds; other load, in cores, that counts as idle
+OBSERVE_S = 0.5  # for which the load of other processes is observed
 T = TypeVar("T")
 
 
@@ -112,14 +111,9 @@ def busy() -> str:
 
 def _other_load() -> float:
     """Return the load of other processes in cores, observed for OBSERVE_S seconds."""
-
-    def busy_seconds() -> float:
-        everything, process = psutil.cpu_times()._asdict(), psutil.Process().cpu_times()
-        return float(sum(everything.get(kind, 0.0) for kind in BUSY_TIMES) - process.user - process.system)
-
-    before, began = busy_seconds(), time.perf_counter()
+    before, began = other_cpu_seconds(), time.perf_counter()
     time.sleep(OBSERVE_S)
-    return (busy_seconds() - before) / (time.perf_counter() - began)
+    return (other_cpu_seconds() - before) / (time.perf_counter() - began)
 
 
 @cache  # the code of a process does not change

@@ -250,7 +250,7 @@ class SampleRecord(KeyedRecord):
     ended: Col[Number, "Unix time of the end", "s"] = None
     prompt_tokens: Col[Known, "length of the prompt, chat template included", "tokens"] = None
     tokens: Col[Known, "length of the output, end token included", "tokens"] = None
-    prefill_tokens: Col[Known, "output tokens from prefill, not from a step", "tokens"] = None
+    prefill_tokens: Col[Known, "output tokens that prefill produced: 1; not the prompt", "tokens"] = None
     steps: Col[Known, "forward passes of the target model that verify a draft", "steps"] = None
     draft_nodes: Col[Known, "nodes of all draft trees, roots not counted", "nodes"] = None
     verified_nodes: Col[Known, "drafted nodes that are left after pruning and reach the last layer", "nodes"] = None
@@ -300,7 +300,9 @@ class SampleRecord(KeyedRecord):
         list[Count] | None, "servers: drafts whose token at each position was accepted, a list", "drafts"
     ] = None
     drafted_per_pos: Col[list[Count] | None, "servers: drafts with a token at each position, a list", "drafts"] = None
-    concurrency: Col[Known, "number of concurrent requests; always missing in this frame", "requests"] = None
+    concurrency: Col[
+        Known, "concurrent requests, in requests.jsonl only; missing here: samples run alone", "requests"
+    ] = None
     n_eager_fallbacks: Col[
         Known, "passes that ran eagerly instead of as CUDA graphs; missing without CUDA graphs", "passes"
     ] = None

@@ -210,7 +210,7 @@ def test_the_example_of_contributing_is_what_new_method_writes() -> None:
         r"^   ```python\n(.*?)^   ```$", (root / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M | re.S
     )
     assert block is not None
-    kind = textwrap.dedent(block[1]).partition("class Copycat")[2]
+    kind = textwrap.dedent(block[1]).partition("class MyWay")[2].replace("my-way", "copycat")
     assert kind and kind in (root / "tests/plugin_pkg/ssbench_copycat.py").read_text(encoding="utf-8")
 
 

@@ -4,6 +4,8 @@ run."""
 from __future__ import annotations
 
 import html
+import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,10 @@ def times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, float]:
     made = {"float32": 40.0, "bfloat16": 21.0, "float16-weights": 30.0}
     monkeypatch.setattr(cpu_dtype, "has_bfloat16", lambda: True)
     monkeypatch.setattr(cpu_dtype, "supports_fp16_gemm", lambda: True)
-    monkeypatch.setattr(cpu_dtype, "pass_ms", lambda form, *_: {"1": made[form], "16": made[form] + 4})
+    monkeypatch.setattr(cpu_dtype, "other_cpu_seconds", lambda: 0.0)
+    monkeypatch.setattr(
+        cpu_dtype, "pass_ms", lambda forms, *_: {form: {"1": made[form], "16": made[form] + 4} for form in forms}
+    )
     return made
 
 
@@ -72,6 +77,43 @@ def test_what_rounds_less_is_taken_where_it_is_nearly_as_fast(ms: tuple[int, int
     float32, halved, bfloat16 = ms
     times = {"float32": float32, "bfloat16": bfloat16, "float16-weights": halved}
     assert cpu_dtype._clearly_fastest(times) == taken
+
+
+def test_the_time_of_one_token_decides(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen tokens, and the sum of both, would choose bfloat16, in which `ar` takes 1.4 times as long."""
+    ms = {"float32": (168.2, 179.7), "bfloat16": (46.4, 75.3), "float16-weights": (33.3, 167.6)}
+    made = {form: {"1": one, "16": sixteen} for form, (one, sixteen) in ms.items()}
+    monkeypatch.setattr(cpu_dtype, "pass_ms", lambda *_: made)
+    assert chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)[0] == "float16-weights"
+
+
+@pytest.mark.parametrize(
+    ("other_cores", "sixteen", "reason"), [(1.3, 25.0, "other processes"), (0.0, 19.9, "less time for 16 tokens")]
+)
+def test_a_doubtful_measurement_is_used_with_a_warning_and_not_cached(
+    other_cores: float, sixteen: float, reason: str, times: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as doubtful:
+        doubtful.setattr(cpu_dtype, "other_cpu_seconds", lambda: other_cores * time.perf_counter())
+        made = {form: {"1": one, "16": sixteen if form == "bfloat16" else one + 4} for form, one in times.items()}
+        doubtful.setattr(cpu_dtype, "pass_ms", lambda *_: made)
+        with pytest.warns(UserWarning, match=reason):
+            name, why = chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)
+    assert name == "bfloat16" and reason in why
+    times["bfloat16"] = 100.0
+    assert chosen_dtype("auto", "cpu", "some/model", lambda: CONFIG)[0] == "float16-weights"
+
+
+def test_sixteen_tokens_may_take_a_little_less_than_one() -> None:
+    assert cpu_dtype._doubt({"float32": {"1": 21.0, "16": 20.5}}, 0.0) == ""
+
+
+def test_formats_are_measured_in_turns_and_the_least_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.005, 0.009, 0.003, 0.010, 0.004, 0.008])
+    monkeypatch.setattr(cpu_dtype, "TURNS", 3)
+    monkeypatch.setattr(cpu_dtype, "best_time", lambda *_: next(seconds))
+    ms = pass_ms(("float32", "float16-weights"), CONFIG, 2048, (1,))
+    assert ms["float32"]["1"] == pytest.approx(3) and ms["float16-weights"]["1"] == pytest.approx(8)
 
 
 def test_float32_stays_where_nothing_is_clearly_faster(times: dict[str, float]) -> None:
@@ -124,9 +166,10 @@ def test_a_processor_without_such_products_stays_in_float32(monkeypatch: pytest.
 
 def test_passes_are_measured_for_real() -> None:
     before = torch.random.get_rng_state()
-    for form in FORMS:
-        ms = pass_ms(form, CONFIG, 2048, (1, 16))
-        assert set(ms) == {"1", "16"} and min(ms.values()) > 0
+    found = pass_ms(FORMS, CONFIG, 2048, (1, 16))
+    assert set(found) == set(FORMS)
+    for ms in found.values():
+        assert set(ms) == {"1", "16"} and 0 < min(ms.values()) <= max(ms.values()) < math.inf
     assert cpu_dtype.has_bfloat16() in (True, False)
     assert torch.equal(torch.random.get_rng_state(), before)
 
@@ -143,7 +186,7 @@ def test_what_is_measured_are_layers_of_these_sizes_in_that_format(form: str, dt
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_moe"])
 def test_layers_of_any_architecture_are_measured(kind: str) -> None:
-    assert min(pass_ms("float32", DRIVEN[kind], 2048, (1, 16)).values()) > 0
+    assert min(pass_ms(("float32",), DRIVEN[kind], 2048, (1, 16))["float32"].values()) > 0
 
 
 def test_a_cache_that_holds_nonsense_is_measured_again(times: dict[str, float]) -> None:

@@ -82,7 +82,7 @@ def compared(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
         here = run(methods, dtype="float32", out=folder / "here", **given)
         there = run(servers=servers(folder, 8123, list(DRAFTERS)), out=folder / "there", **given)
     labels = {label: str(here.manifest["methods"][i]["label"]) for i, label in enumerate(DRAFTERS, start=1)}
-    pairs = {"ar": "plain"} | {labels[label]: label for label in DRAFTERS}
+    pairs = [("ar", "plain"), *((labels[label], label) for label in DRAFTERS)]
     return {one.server: one for one in parity(read_run(here.path), read_run(there.path), pairs)}
 
 

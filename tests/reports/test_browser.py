@@ -85,6 +85,38 @@ def test_every_chart_is_drawn_when_it_comes_near(running: Any, made: Path) -> No
 
 
 @thorough
+@pytest.mark.parametrize("at_load", [True, False])
+def test_charts_are_as_wide_as_a_phone_at_load_and_when_the_window_narrows(
+    running: Any, made: Path, at_load: bool
+) -> None:
+    page = Watched(running, made / "report.html")
+    for width in [390] if at_load else [390, 1280, 390]:
+        page.set_viewport_size({"width": width, "height": 900})
+        if at_load:
+            page.reload()
+        for name in ("pareto", "tokens-per-step", "acceptance", "time-per-token", "waterfall"):
+            page.locator(f"#{name}").scroll_into_view_if_needed()
+            page.locator(f"#{name} .point").first.wait_for(state="attached")
+        page.evaluate("new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+        beyond = "all => all.map(one => one.querySelector('.main-svg').getBoundingClientRect().width - one.clientWidth)"
+        differences = page.eval_on_selector_all(".chart.js-plotly-plot", beyond)
+        assert len(differences) >= 5 and max(map(abs, differences)) <= 1
+    assert page.errors == []
+
+
+@thorough
+def test_all_columns_of_the_ranking_fit_on_a_desktop_and_stand_under_their_titles(running: Any, made: Path) -> None:
+    page = Watched(running, made / "report.html")
+    assert page.locator(".ranking").evaluate("one => one.scrollWidth - one.clientWidth") <= 1
+    for width in (1280, 900):
+        page.set_viewport_size({"width": width, "height": 900})
+        shown = "all => all.filter(one => one.offsetParent).map(one => one.cellIndex)"
+        assert page.eval_on_selector_all("#ranking-table thead tr > *", shown) == page.eval_on_selector_all(
+            "#ranking-table tbody tr:first-child > *", shown
+        )
+
+
+@thorough
 def test_the_page_is_not_wider_than_the_screen(running: Any, made: Path) -> None:
     for width in (1280, 768, 390):
         page = Watched(running, made / "report.html")

@@ -10,6 +10,7 @@ from specbench_ss.reports.html import speed
 from specbench_ss.reports.html.report import page as page_of
 from specbench_ss.results.analysis import analyse
 from specbench_ss.runs.run_dir import read_run
+from specbench_ss.stats import FEWEST
 from specbench_ss.suite import Question
 from tests.conftest import MakeRun
 
@@ -88,6 +89,17 @@ def test_tasks_of_mt_bench_are_one_column_that_unfolds(make_run: MakeRun) -> Non
     assert min(both) <= group.sort <= max(both) and "n 12" in group.note
 
 
+def test_tasks_with_too_few_questions_are_named_below_the_task_map(make_run: MakeRun) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), categories=("qa", "writing", "stem"), questions=3, turns=2))
+    assert page_of(analyse(run))["matrix"].notes == [f"Fewer than {FEWEST} questions: writing, stem, qa."]
+
+
+def test_columns_of_milliseconds_and_of_factors_have_different_titles(make_run: MakeRun) -> None:
+    made = page_of(analyse(read_run(make_run(questions=4))))
+    of_steps, of_waterfall = ({c.title for c in made[name].columns} for name in ("steps", "waterfall_table"))
+    assert of_steps & of_waterfall == {"method"}
+
+
 def test_questions_stand_below_the_prompts_where_there_are_fewer(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=5, turns=2, repeats=2))
     made = page_of(analyse(run))
@@ -135,6 +147,11 @@ def test_the_status_of_every_method_shows_that_all_samples_are_noisy(make_run: M
     for row in run.rows:
         row.noise_reason = "other processes used 50% of the CPU"
     assert {row.icon for row in page_of(analyse(run))["ranking"] if row.rank} == {"!"}
+
+
+def test_drafted_nodes_per_step_stand_in_the_ranking(make_run: MakeRun) -> None:
+    found = {row.label: row.nodes for row in page_of(analyse(read_run(make_run())))["ranking"]}
+    assert found == {"ss": "12.0", "medusa": "12.0", "ar": "–"}
 
 
 def test_nodes_and_training_of_each_method_stand_in_a_table(make_run: MakeRun) -> None:

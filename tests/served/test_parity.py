@@ -24,7 +24,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_a_run_is_exact_with_itself_and_every_difference_is_named(local: Run) -> None:
-    found = parity(local, local, {})
+    found = parity(local, local)
     assert {one.method for one in found} == {"ar", "pld"} and all(one.exact for one in found)
     counts = found[0].counts()
     assert counts["prompts"] == counts["same output"] == counts["same steps"] == counts["same accepted"] > 0
@@ -37,7 +37,7 @@ def test_a_run_is_exact_with_itself_and_every_difference_is_named(local: Run) ->
         ({"prompt_tokens": 1, "steps": None}, "another prompt length"),
     ):
         rows = [replace(row, **change) if row is first else row for row in local.rows]
-        (changed,) = parity(local, replace(local, rows=rows), {"pld": "pld"})
+        (changed,) = parity(local, replace(local, rows=rows), [("pld", "pld")])
         assert not changed.exact and named in " ".join(differences(changed))
 
 
@@ -53,10 +53,10 @@ def test_pairs_are_named_on_the_command_line(local: Run, capsys: pytest.CaptureF
 def test_sampled_runs_are_refused(local: Run) -> None:
     manifest = {**local.manifest, "config": {**local.manifest["config"], "temperature": 0.7}}
     with pytest.raises(UserError, match="greedy"):
-        parity(replace(local, manifest=manifest), local, {})
+        parity(replace(local, manifest=manifest), local)
 
 
 def test_runs_without_a_common_prompt_are_refused(local: Run, tmp_path: Path) -> None:
     run("pld", limit=1, tasks="summarization", max_new_tokens=4, warmup=0, out=tmp_path / "r")
     with pytest.raises(UserError, match="no prompt in common"):
-        parity(local, read_run(tmp_path / "r"), {})
+        parity(local, read_run(tmp_path / "r"))

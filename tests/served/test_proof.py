@@ -62,9 +62,20 @@ def test_the_bound_of_improbable_tokens_is_one(temperature: float) -> None:
     rng = random.Random(1)
     for _ in range(50):
         logprobs, p = distribution(rng, temperature)
-        true, above = math.fsum(p[TOP - 1 :]), _tail_bound(logprobs[: TOP - 1], temperature)
+        true, above = math.fsum(p[TOP - 2 :]), _tail_bound(logprobs[: TOP - 2], logprobs[TOP - 2], temperature)
         assert true <= above * (1 + 1e-9)
         assert temperature < 1 or above == pytest.approx(true)
+
+
+def test_a_tie_at_the_end_of_the_reported_tokens_decides_nothing() -> None:
+    """The chosen token is reported in place of another one that is as probable: neither counts among the others."""
+    top = [-1.0, -2.0, -3.0, -3.0]
+    listed = [TokenLogprob(str(i), logprob) for i, logprob in enumerate(top)]
+    for chosen in ("2", "3"):
+        others = [one for one in listed if one.token != chosen][:3]
+        position = TokenLogprob(chosen, -3.0, [*[one for one in listed if one.token == chosen], *others[:2]])
+        found = sampled_tokens([position], 1.0, 0)
+        assert (found.tokens, found.tail) == (0, 1)
 
 
 def row(text: str, ids: list[int] | None = None, reasoning: str | None = None) -> SampleRecord:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,11 @@ import pytest
 import yaml
 
 from specbench_ss import run
-from specbench_ss.bench import server_run
-from specbench_ss.bench.server_launch import port_free, read_servers
+from specbench_ss.bench import server_launch, server_run
+from specbench_ss.bench.server_launch import port_free, read_servers, without_secrets
 from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
+from specbench_ss.runs.config import Endpoint
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.time_limit import time_limit
 
@@ -107,6 +111,41 @@ def test_a_server_that_fails_leaves_the_others_alone(
     assert any(stated in warning for warning in made.manifest["warnings"]) and port_free(port)
 
 
+def test_a_server_that_dies_at_a_concurrency_level_is_left_out_of_it(
+    port: int, questions: Path, tmp_path: Path
+) -> None:
+    """Five samples, the probe and its own drift of nothing: the seventh request is one of the level."""
+    servers = {"plain": fake(), "broken": fake(dies_after=7), "other": fake(tokens=4)}
+    made = measured(file_of(tmp_path, port, servers, blocks=1), questions, tmp_path / "r", warmup=0, concurrency="2")
+    assert set(made.samples["status"]) == {"ok"} and made.manifest["status"] == "complete"
+    levels = made.concurrency().query("concurrency == 2 and requests > 0")
+    assert set(levels["method"]) == {"plain", "other"} and port_free(port)
+    assert any("engine core died" in warning for warning in made.manifest["warnings"])
+
+
+def test_secrets_are_given_to_the_server_and_not_written_down(port: int, questions: Path, tmp_path: Path) -> None:
+    file = file_of(tmp_path, port, {"plain": fake()})
+    content = yaml.safe_load(file.read_text())
+    content["servers"][0]["env"]["HF_TOKEN"] = "very-secret"
+    file.write_text(yaml.safe_dump(content))
+    made = measured(file, questions, tmp_path / "r", limit=1)
+    assert set(made.samples["status"]) == {"ok"} and "HF_TOKEN" in json.dumps(made.manifest)
+    assert not any(b"very-secret" in path.read_bytes() for path in (tmp_path / "r").rglob("*") if path.is_file())
+    command = ("vllm", "serve", "--api-key", "a", "--hub-token=b", "--port", "1")
+    hidden = without_secrets(Endpoint("x", "u", None, command)).command
+    assert hidden == ("vllm", "serve", "--api-key", "***", "--hub-token=***", "--port", "1")
+
+
+def test_a_run_that_is_terminated_ends_its_server(port: int, questions: Path, tmp_path: Path) -> None:
+    file = file_of(tmp_path, port, {"plain": fake(pause=0.5)})
+    words = ["run", "--servers", str(file), "--suite", f"jsonl:{questions}", "--out", str(tmp_path / "r")]
+    run_process = subprocess.Popen([sys.executable, "-m", "specbench_ss", *words])
+    while port_free(port):
+        time.sleep(0.1)
+    run_process.send_signal(signal.SIGTERM)
+    assert run_process.wait(60) != 0 and port_free(port)
+
+
 def test_a_baseline_that_fails_ends_the_run_which_can_be_resumed(port: int, questions: Path, tmp_path: Path) -> None:
     mended, out = tmp_path / "mended", tmp_path / "r"
     servers = {"plain": fake(dies_after=3, unless=str(mended)), "other": fake(tokens=4)}
@@ -122,7 +161,8 @@ def test_a_baseline_that_fails_ends_the_run_which_can_be_resumed(port: int, ques
     assert good.items() <= {row.key: row.started for row in read_run(out).rows}.items()
 
 
-def test_a_taken_port_is_one_line(port: int, questions: Path, tmp_path: Path) -> None:
+def test_a_taken_port_is_one_line(port: int, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_launch, "GONE_S", 0.2)
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
         other.listen()
@@ -144,6 +184,7 @@ def test_a_taken_port_is_one_line(port: int, questions: Path, tmp_path: Path) ->
         ("servers: [{label: a, engine: vllm, model: m, k: 3}]", "k without"),
         ("servers: [{label: a, engine: vllm, model: m, draft: x}]", "draft"),
         ("servers: [{label: a, command: [x]}, {label: a, command: [x]}]", "given twice"),
+        ("servers: [{label: a, engine: vllm, model: m, speculative: {method: x}, k: []}]", "empty list"),
         ("servers: [", "parsing"),
     ],
 )

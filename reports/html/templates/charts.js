@@ -1,9 +1,9 @@
 "use strict";
 // Plotly charts: drawn when they come near the screen, in the colours of a light or dark page.
 const Charts = (() => {
-  const style = JSON.parse(document.getElementById("chart-style").textContent), shown = new Map();
+  const style = JSON.parse(document.getElementById("chart-style").textContent), shown = new Map(), widths = new Map();
   const hovers = matchMedia("(hover: hover)").matches; // without it Plotly's buttons would always cover the legend
-  const config = { responsive: true, displaylogo: false, displayModeBar: hovers && "hover", modeBarButtons: [["toImage", "resetScale2d"]] };
+  const config = { displaylogo: false, displayModeBar: hovers && "hover", modeBarButtons: [["toImage", "resetScale2d"]] };
   const PAPER = 640; // pixels of a chart on A4
   const night = matchMedia("(prefers-color-scheme: dark)"), paper = matchMedia("print");
   let printing = false;
@@ -19,9 +19,14 @@ const Charts = (() => {
   const draw = (box) => {
     const { data, layout } = shown.get(box), map = dark() ? style.dark : {};
     const size = onPaper() ? { width: PAPER, autosize: false } : { width: undefined, autosize: true };
+    widths.set(box, box.clientWidth);
     Plotly.react(box, toned(data, map), { ...toned(layout, map), ...size, template: { layout: toned(style.layout, map) } }, config);
   };
-  const show = (box, spec) => { shown.set(box, spec); draw(box); };
+  // Plotly would follow the window, 100 ms late; this follows the box, in the same frame.
+  const fit = new ResizeObserver((entries) => entries.forEach(({ target }) => {
+    if (!onPaper() && target.clientWidth && target.clientWidth !== widths.get(target)) draw(target);
+  }));
+  const show = (box, spec) => { shown.set(box, spec); draw(box); fit.observe(box); };
   const load = (box) => { if (!shown.has(box)) show(box, JSON.parse(document.getElementById(box.dataset.spec).textContent)); };
   const near = new Map();
   const watch = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
