@@ -62,6 +62,9 @@ LAB_SIZES = {name: 10 if name in MT_BENCH else 80 for name in (*SPECBENCH_CATEGO
 Reader = Callable[[str, int, Row], Question]  # location, number from 0, row
 
 
+ROW_FIELDS = "`question_id`, `category` and `turns`"
+
+
 def read_questions(path: Path) -> tuple[Question, ...]:
     """Return the questions of a file in the format of MT-Bench and Spec-Bench, in order."""
     return questions_of(path, lambda place, _, row: question_of(place, row))
@@ -74,10 +77,10 @@ def lab_questions(split: str) -> dict[str, tuple[Question, ...]]:
     return {name: tuple(q for q in questions if q.category == name) for name in LAB_SIZES}
 
 
-def questions_of(path: Path, read: Reader) -> tuple[Question, ...]:
+def questions_of(path: Path, read: Reader, fields: str = ROW_FIELDS) -> tuple[Question, ...]:
     """Return the questions that a function reads from the rows of a file or hub data set, in order.
 
-    Raise UserError for a duplicate id, and for an empty file.
+    fields: those of a row, for the error message. Raise UserError for a duplicate id, and for an empty file.
     """
     questions: dict[str, Question] = {}
     for number, (place, row) in enumerate(read_data(path)):
@@ -86,7 +89,7 @@ def questions_of(path: Path, read: Reader) -> tuple[Question, ...]:
             raise UserError(f"{place}: question_id {question.id!r} occurs twice")
         questions[question.id] = question
     if not questions:
-        raise UserError(f"{path} has no questions; it needs one JSON object per line, as docs/suites.md shows")
+        raise UserError(f"{path} has no questions; it needs one JSON object per line, with {fields}")
     return tuple(questions.values())
 
 
@@ -192,6 +195,7 @@ class FileSuite(Suite):
     title: ClassVar[str]  # name in sentences
     files: ClassVar[tuple[Published, ...]] = ()  # downloaded by `fetch`; the first has the questions
     needs: ClassVar[str] = "a JSONL file"  # description of --data for suites without a download
+    row_fields: ClassVar[str] = ROW_FIELDS  # of a line of the file
     default_limit: ClassVar[int] = 0  # questions per category; 0 = all
     max_new_tokens: ClassVar[int] = 1024
     lab_categories: ClassVar[tuple[str, ...]] = ()  # categories for lab models
@@ -199,7 +203,7 @@ class FileSuite(Suite):
 
     def read(self, data: Path) -> tuple[Question, ...]:
         """Return the questions of a file, a folder or a hub data set. Raise UserError."""
-        return questions_of(self.question_file(data), self.question)
+        return questions_of(self.question_file(data), self.question, self.row_fields)
 
     def question(self, place: str, number: int, row: Row) -> Question:
         """Return the question of a row of the file. Raise UserError for another format."""

@@ -269,6 +269,7 @@ class Prompts(FileSuite):
     summary = "prompts of your own: jsonl:FILE, one JSON object a line with `prompt`, `messages` or `turns`"
     categories = ()  # those of the file
     needs = "jsonl:FILE, a file with one JSON object a line that has `prompt`, `messages` or `turns`"
+    row_fields = "`prompt`, `messages` or `turns`"
     max_new_tokens = 256
 
     def __init__(self) -> None:

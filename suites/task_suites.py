@@ -149,7 +149,7 @@ def read_e2e(path: Path) -> tuple[Question, ...]:
 
 def read_dialogsum(path: Path) -> tuple[Question, ...]:
     """Read DialogSum's dialogues, each with one `summary` or with `summary1`, `summary2` and so on."""
-    return questions_of(path, _dialogue)
+    return questions_of(path, _dialogue, "`dialogue` and `summary`")
 
 
 def _dialogue(place: str, number: int, row: Row) -> Question:

@@ -74,12 +74,14 @@ class DrafterDecoder(Decoder):
     ) -> tuple[Any, dict[str, Any]]:
         """Replace default options by the folder's advice; return them and the advice that was used.
 
-        A tree that the user states is drafted as it is. Raise UserError for options that the folder may not advise.
+        The size of the tree, `nodes` in a configuration with accuracies, is advice too. A tree that the user states is
+        drafted as it is. Raise UserError for options that the folder may not advise.
         """
+        given = config.get(checkpoint.KEY, {})
+        if "nodes" in cls.advisable and config.get("accuracies") and config.get("nodes") and isinstance(given, Mapping):
+            given = {"nodes": config["nodes"], **given}
         file = path / "config.json" if path.is_dir() else path
-        advice = checkpoint.read_advice(
-            config.get(checkpoint.KEY), cls.Options, cls.advisable, cls.name, file, cls.other_options
-        )
+        advice = checkpoint.read_advice(given, cls.Options, cls.advisable, cls.name, file, cls.other_options)
         stated = getattr(options, "tree", "auto") != "auto"
         return (options, {}) if stated else advice.apply(options, base.device_type)
 

@@ -81,10 +81,13 @@ class SSOptions(Bounded):
     )
     k: Annotated[int, Ge(0)] = option(0, "Candidates per stream; 1 drafts a chain. 0: as the folder advises, else 3.")
     n_draft: Annotated[int, Ge(-1)] = option(
-        -1, "Number of drafted nodes, the best by joint probability. 0: all. -1: as the folder advises, else all."
+        -1,
+        "Number of drafted nodes, the root not counted: the best by joint probability. 0: all. -1: as the folder "
+        "advises, else all.",
     )
     n_keep: Annotated[int, Ge(0)] = option(
-        0, "Number of nodes after pruning, the root included. 0: as the folder advises, else 32."
+        0,
+        "Number of nodes after pruning, the root included; no effect above n_draft. 0: as the folder advises, else 32.",
     )
     prune: Literal["auto", "on", "off"] = option(
         "auto", "Prune the tree at the pruning layer. auto: as the folder advises, else on."
@@ -127,7 +130,9 @@ class SSOptions(Bounded):
         "weights of that kind. Only as trained, else an error. auto: as for root.",
     )
     nodes: Annotated[int, Ge(0)] = option(
-        0, "Node budget: the best nodes of the whole tree, not pruned, without the folder's advice. 0: n_draft."
+        0,
+        "Node budget: the best nodes of the whole tree, not pruned. The advice of the folder is then not used, but "
+        "that of the bundled folder on root and parent is. 0: n_draft.",
     )
 
     def check_together(self) -> None:

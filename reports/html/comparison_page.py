@@ -15,7 +15,7 @@ from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, met
 from specbench_ss.reports.palette import Style, styles, symbols
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.checks import worst_first
-from specbench_ss.results.compare import Change, ComparedRow, Difference, compared, differences, judged
+from specbench_ss.results.compare import ANYWAY, Change, ComparedRow, Difference, compared, differences, judged
 from specbench_ss.results.summary import OVERALL, SummaryRow
 from specbench_ss.results.terminal import NAMES, change_text, comparison_finding, interval_text
 from specbench_ss.results.text import MISSING, format_number, format_speedup, interval, pluralize, title, visible
@@ -83,7 +83,7 @@ def _pair(first: Named, other: Named) -> Pair:
     try:
         _, rows = compared(first.results, other.results)
     except UserError as error:
-        return Pair(other.letter, f"not comparable: {str(error).split('; --force')[0]}", ())
+        return Pair(other.letter, f"not comparable: {str(error).removesuffix(ANYWAY)}", ())
     return Pair(other.letter, comparison_finding(rows), rows)
 
 

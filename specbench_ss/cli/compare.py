@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from specbench_ss.results.compare import METRICS, as_record, broken, compare, not_judged, read_limits
+from specbench_ss.results.compare import METRICS, as_record, broken, compare, judged, not_judged, read_limits
 from specbench_ss.results.summary import OVERALL
 from specbench_ss.results.terminal import interval_text, print_comparison
 
@@ -59,6 +59,11 @@ def command(
         f"({limit.text})"
         for row, limit in broken(rows, limits)
     ]
+    known = (judged(limit.metric, row) and row.changes[limit.metric].interval for row in rows for limit in limits)
+    if any(known) and not why:
+        which = "judged method" if unknown else "method"
+        stated = ", ".join(limit.text for limit in limits)
+        print(f"ssbench: --fail-on: {stated}: no {which} is below it", file=sys.stderr)
     if why:
         print(f"ssbench: --fail-on: {'; '.join(why)}", file=sys.stderr)
         raise typer.Exit(1)

@@ -40,10 +40,15 @@ FUNCTIONS = {
 
 
 def literal(command: Any) -> Any:
-    """Make the help texts of a click command, its parameters and its commands show every bracket literally."""
+    """Make the help texts of a click command, its parameters and its commands show every bracket literally.
+
+    Flags are shown without a type.
+    """
     for part in (command, *command.params):
         if getattr(part, "help", None):
             part.help = escape(part.help)
+        if getattr(part, "is_flag", False):
+            part.metavar = ""
     for inner in getattr(command, "commands", {}).values():
         literal(inner)
     return command

@@ -33,10 +33,11 @@ def command(
         print(f"{name:<10} {method.summary} [{output}]{f' ({method.paper})' if method.paper else ''}")
         if others:
             print(f"{'':<12}also: {', '.join(others)}")
-        if method.node_options:
-            limit = f", which sets {method.node_options[0]}" if method.node_options[0] != "nodes" else ""
-            print(f"{'':<12}nodes=N: node budget, at most N drafted nodes per step{limit}")
-        for option in describe_options(method.Options):
+        options = describe_options(method.Options)
+        if method.node_options and all(option.name != "nodes" for option in options):
+            limit = f"at most N drafted nodes per step, which sets {method.node_options[0]}"
+            print(f"{'':<12}nodes=N: node budget, {limit}")
+        for option in options:
             print(f"{'':<12}{option.name}=<{option.type}>  {option.help} (default {option.default or 'empty'})")
 
 
@@ -50,6 +51,7 @@ def promise(method: type[Decoder], options: Any) -> str:
 
 TEMPLATES = Path(__file__).parents[1] / "templates" / "new_method"
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+EXAMPLE = "copies what followed the last occurrence of the newest tokens"  # the template's method
 TAKEN = ("Decoder", "Options", "DecodeState", "DraftTree", "UserError")  # class names that a method's file uses itself
 
 
@@ -71,6 +73,7 @@ def new_method(
     check_name(name)
     write_package(name, folder)
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    print(f"as written it {EXAMPLE}: change `propose`, `summary` and the options")
     print(f"next: ssbench check --plugin {folder / module_name(name)}.py, or pip install -e {folder}")
 
 
@@ -95,7 +98,8 @@ def write_package(name: str, folder: Path) -> None:
     """Fill in every template. Raise UserError if the folder is not empty or cannot be written."""
     module = module_name(name)
     camel = "".join(part.capitalize() for part in name.split("-"))
-    values = {"name": name, "module": module, "kind": f"{camel}Method" if camel in TAKEN or iskeyword(camel) else camel}
+    kind = f"{camel}Method" if camel in TAKEN or iskeyword(camel) else camel
+    values = {"name": name, "module": module, "kind": kind, "example": EXAMPLE}
     templates = Environment(
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )

@@ -16,6 +16,7 @@ from specbench_ss.cli.shared import FailOn, fail, read
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.registry import REPORTS, load, names
 from specbench_ss.results.analysis import Results, analyse
+from specbench_ss.results.compare import differences, why_incomparable
 from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.report import Report
 from specbench_ss.results.terminal import print_answer, print_verbose
@@ -64,6 +65,9 @@ def command(
     if len(runs) > 1 and fail_on:
         raise UserError("--fail-on takes one run; use `ssbench compare --fail-on` for the differences of two")
     done = [analyse(read_run(run), quality_margin) for run in runs]
+    for other in done[1:]:
+        if why := why_incomparable(differences(done[0].run, other.run)):
+            print(f"ssbench: warning: {done[0].path} and {other.path} are not compared: {why}", file=sys.stderr)
     path = write_report(done[0], name, out) if len(done) == 1 else write_comparison(done, name, out)
     for results in done:
         if results.unfinished:

@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from specbench_ss import registry
 from specbench_ss.bench import preflight
 from specbench_ss.bench import ray as sharding
 from specbench_ss.bench import runner as measuring
@@ -180,6 +181,20 @@ def _settings(options: Any, advised: Mapping[str, Any], device: str) -> str:
     return "; ".join(filter(None, parts)) or "defaults"
 
 
+def _draft_sizes(methods: Iterable[tuple[str, str, Mapping[str, Any]]]) -> str:
+    """Return the options that limit the drafted nodes of a step, as in 'ss n_draft=4, medusa nodes=15'.
+
+    methods: label, name and settings; `tree_nodes` is the size of a static tree.
+    """
+    found = []
+    for label, name, settings in methods:
+        limits = ("tree_nodes", *registry.method_class(name).node_options)
+        limit = next((key for key in limits if isinstance(settings.get(key), int) and settings[key] > 0), None)
+        if limit is not None:
+            found.append(f"{label} {limit.removeprefix('tree_')}={settings[limit]}")
+    return ", ".join(found)
+
+
 def _planned(plan: preflight.Plan, where: OutputOptions) -> list[tuple[str, str]]:
     """Return the lines on a model in this process or in workers."""
     config = plan.config
@@ -189,6 +204,10 @@ def _planned(plan: preflight.Plan, where: OutputOptions) -> list[tuple[str, str]
         ("method", f"{label}: {_settings(own, plan.advised[label], plan.device)}")
         for label, own in plan.options.items()
     ]
+    settings = {label: option_values(own) | plan.advised[label] for label, own in plan.options.items()}
+    names = {spec.label: spec.name for spec in config.methods}
+    if sizes := _draft_sizes((label, names[label], of) for label, of in settings.items()):
+        lines.append(("drafts", sizes))
     lines += [("preset", f"{preset.file}, {preset.sha256[:12]}") for preset in config.presets]
     lines += [("plugin", f"{file.file}, {file.sha256[:12]}") for file in config.plugin]
     if where.workers is not None:
@@ -239,6 +258,9 @@ def _shown(ready: AnyReady) -> Iterator[RunCallbacks]:
     for method in (method for method in manifest["methods"] if method.get("advised")):
         advised = advice_text(method["advised"], device_class(manifest["model"]["device"]))
         console.print(escape(f"{method['label']}: {advised}"), highlight=False, soft_wrap=True)
+    methods = [] if isinstance(ready, serving.PreparedRun) else manifest["methods"]
+    if sizes := _draft_sizes((m["label"], m["name"], m["options"] | m["resolved"]) for m in methods):
+        console.print(escape(f"drafts at most, per step: {sizes}"), highlight=False, soft_wrap=True)
     with Progress([method["label"] for method in manifest["methods"]], console) as progress:
         yield progress
 
@@ -246,7 +268,7 @@ def _shown(ready: AnyReady) -> Iterator[RunCallbacks]:
 def _head(ready: AnyReady) -> Iterator[str]:
     """Yield notes and the title of the run as markup."""
     config, data = ready.plan.config, ready.plan.data
-    prompts = f"({data.edition}, {_size(data)}), {escape(decoding_text(config, data))}"
+    prompts = f"({data.edition}, {data.content_hash[:12]}, {_size(data)}), {escape(decoding_text(config, data))}"
     if isinstance(ready, serving.PreparedRun):
         for found in ready.found:
             server, about = found.server, found.about

@@ -70,6 +70,7 @@ app = typer.Typer(
 Name = Annotated[str, typer.Argument(metavar="NAME[:FILE]", help="Name of the suite, with its data if it needs any.")]
 Data = Annotated[Path | None, typer.Option("--data", help="File or folder to read the suite's questions from.")]
 Model = Annotated[str, typer.Option("--model", help=MODEL)]
+WHOLE = "Print questions without shortening, with all roles; the model's chat template is applied when it runs."
 
 
 @app.callback()
@@ -104,7 +105,7 @@ def show(
     ] = None,
     data: Data = None,
     model: Model = "lab",
-    whole: Annotated[bool, typer.Option("--whole", help="Print questions without shortening.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help=WHOLE)] = False,
 ) -> None:
     """Show the questions of a run with this suite: their number per task, and some of them."""
     plain, request = _request(name, tasks, limit, data, model)

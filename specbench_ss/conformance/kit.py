@@ -41,8 +41,8 @@ class Result:
     """The outcome of one check.
 
     failure: the violation; None if there is none. exempt: why the check does not apply to some or all shapes; '' if it
-    applies to all. tried: number of shapes that were tested in all cases. seconds: time that it took. untested: what
-    could not be tested, by shape; '' if nothing.
+    applies to all. tried: number of shapes that were tested in all cases, on all of their models. seconds: time that it
+    took. untested: what could not be tested, by shape; '' if nothing.
     """
 
     check: Check
@@ -146,7 +146,8 @@ class CheckRunner:
 
     def _result(self, check: Check) -> Result:
         began = time.perf_counter()
-        failure, tried, exempt, untested = None, 0, dict[str, None](), dict[str, None]()
+        failure, exempt, untested = None, dict[str, None](), dict[str, None]()
+        tried = dict[str, bool]()  # shape -> whether it was tested in all cases so far
         kinds = [kind for kind in ("large", "small", "long") if kind in check.on]
         for subject in (subject for kind in kinds for subject in getattr(self, kind)):
             why = self._exempt(check, subject)
@@ -156,14 +157,15 @@ class CheckRunner:
             subject.untested.clear()
             try:
                 failure = first_failure(check, subject, self.timeout)
-                tried += 1
+                tried.setdefault(subject.shape, True)
             except Untested:
-                pass
+                tried[subject.shape] = False
             if subject.untested:
                 untested[f"{subject.shape}: {', '.join(subject.untested)}"] = None
             if failure:
                 break
-        return Result(check, failure, "; ".join(exempt), tried, time.perf_counter() - began, "; ".join(untested))
+        seconds = time.perf_counter() - began
+        return Result(check, failure, "; ".join(exempt), sum(tried.values()), seconds, "; ".join(untested))
 
     @staticmethod
     def _exempt(check: Check, subject: Subject) -> str:

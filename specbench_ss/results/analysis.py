@@ -21,7 +21,7 @@ from specbench_ss.results import frames
 from specbench_ss.results.checks import Check, checks
 from specbench_ss.results.cost_model import MachineRow, PairedCost, machine_rows, pairs
 from specbench_ss.results.quality import MARGIN, checked_margin
-from specbench_ss.results.ranking import RankRange, config_of, headline, rank_ranges
+from specbench_ss.results.ranking import RankRange, config_of, headline, more_questions, rank_ranges
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import OVERALL, SummaryRow, safe_div, summarise
 from specbench_ss.results.text import pluralize, short
@@ -197,7 +197,7 @@ class Results:
     def headline(self) -> str:
         """Return the result over all tasks, in a sentence, after a warning if all samples are noisy."""
         warning = "Timing unreliable, all samples are noisy. " if self.all_noisy else ""
-        return warning + headline(self.rows, self.checks, self.rank_ranges)
+        return warning + headline(self.rows, self.checks, self.rank_ranges, more_questions(self.run))
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from specbench_ss.results.concurrency import concurrency_rows, missing
 from specbench_ss.results.sample_checks import comparable, unfinished
 from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, paired
-from specbench_ss.results.text import format_number, format_speedup, interval, pluralize, title
+from specbench_ss.results.text import format_number, format_speedup, interval, pluralize
 from specbench_ss.runs.environment import between_sessions, is_of_times
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats import FEWEST, Comparison, compare
@@ -80,6 +80,7 @@ def repeats_itself(ids: Sequence[int]) -> bool:
 
 LOW_QUALITY = 0.1  # quality by the task's measure below which outputs are of low quality
 REMEMBERED = 0.02  # share of steps that later repeats may save, by ties
+SHORTEST_STEP = 0.97  # relative step time of a method that drafts, below which it is noise
 DRIFTED = 0.1  # change of the baseline's time from which a run is not steady
 OTHERS = "it served other requests meanwhile, or did not always report its counts"
 CheckState = Literal["ok", "warning", "wrong", "not checked"]
@@ -183,21 +184,24 @@ def _timing(run: Run, rows: Sequence[SummaryRow], unstable: Sequence[str]) -> Ch
     good = [row for row in run.rows if row.ok]
     unseen = [row for row in good if not row.noise_reason and not _seen(row, run.manifest)]
     n_reruns = sum(row.n_reruns or 0 for row in run.rows)
-    problems = {
-        ("noisy", "unstable"): _noisy_text(run, rows, noisy),
-        ("unstable",): f"Unstable timing: {'; '.join(unstable)}" if unstable else "",
-        ("unstable", "warnings"): f"Timing: {'; '.join(text.partition(': ')[0] for text in warned)}" if warned else "",
-    }
+    too_short, kinds = _too_short_steps(run, rows), "; ".join(text.partition(": ")[0] for text in warned)
+    problems = [
+        (("noisy", "unstable"), _noisy_text(run, rows, noisy)),
+        (("unstable",), f"Unstable timing: {'; '.join(unstable)}" if unstable else ""),
+        (("unstable",), too_short),
+        (("unstable", "warnings"), f"Timing: {kinds}" if warned else ""),
+    ]
     lines = (
         *(_alike(noisy)),
         *([f"{pluralize(n_reruns, 're-run')} of noisy samples"] if n_reruns else []),
         *([f"noise is unknown for {len(unseen):,} samples: telemetry is incomplete"] if unseen and noisy else []),
         *unstable,
+        *([too_short] if too_short else []),
         *warned,
     )
-    if found := {names: text for names, text in problems.items() if text}:
-        findings = tuple(dict.fromkeys(name for names in found for name in names))
-        return Check("timing", "warning", f"{next(iter(found.values()))}.", lines, findings=findings)
+    if found := [(names, text) for names, text in problems if text]:
+        findings = tuple(dict.fromkeys(name for names, _ in found for name in names))
+        return Check("timing", "warning", f"{found[0][1]}.", lines, findings=findings)
     lacking = []
     if unseen or not good:
         many = f" of {len(unseen):,} samples" if 0 < len(unseen) < len(good) else ""
@@ -209,6 +213,19 @@ def _timing(run: Run, rows: Sequence[SummaryRow], unstable: Sequence[str]) -> Ch
         return Check("timing", "not checked", f"Timing was not checked for {' and '.join(lacking)}.")
     work = "repeats of an output" if run.repeats > 1 else f"steps of {run.baseline}"
     return Check("timing", "ok", f"Timing is stable: times of {work} differ by less than 10%, and no sample is noisy.")
+
+
+def _too_short_steps(run: Run, rows: Sequence[SummaryRow]) -> str:
+    """Return a sentence on methods that verify drafts by the baseline's model in less time than its own steps, or ''.
+
+    Steps of servers do not compare: each may run another engine.
+    """
+    same_model = [row for row in rows if row.comparison != "baseline" and row.reference == run.baseline]
+    short = [row for row in same_model if not plain(row) and (row.relative_step_time or 1.0) < SHORTEST_STEP]
+    labels = [row.method for row in short]
+    if run.served or not labels:
+        return ""
+    return f"Step times of {', '.join(labels)} are below {run.baseline}'s, which is noise: re-run on an idle machine"
 
 
 def _noisy_text(run: Run, rows: Sequence[SummaryRow], noisy: Sequence[str]) -> str:
@@ -228,13 +245,15 @@ def _noisy_text(run: Run, rows: Sequence[SummaryRow], noisy: Sequence[str]) -> s
         if (row.comparison == "faster") != (without[row.method] == "faster"):
             changes["not" if row.comparison == "faster" else "also"].append(row.method)
     if not any(changes.values()):
-        return f"{text}; the same methods are faster without them"
+        faster = any(row.comparison == "faster" for row in ranked)
+        same = "the same methods are still faster" if faster else "still no method is faster"
+        return f"{text}; without these samples {same} than {run.baseline}"
     parts = [
         f"{', '.join(labels)} {'is' if len(labels) == 1 else 'are'} {how} significantly faster"
         for how, labels in changes.items()
         if labels
     ]
-    return f"{text}; without them {' and '.join(parts)}"
+    return f"{text}; without these samples {' and '.join(parts)}"
 
 
 def _without_noise(run: Run, row: SummaryRow) -> Comparison:
@@ -382,7 +401,7 @@ def _low_quality(run: Run, summaries: Sequence[SummaryRow]) -> Iterator[Check]:
     baseline = [row for row in summaries if row.comparison == "baseline" and row.task != OVERALL]
     tasks = sorted((row.quality, row.task) for row in baseline if row.quality is not None and row.quality < LOW_QUALITY)
     if tasks:
-        named = ", ".join(f"{title(task)} ({format_number(quality)})" for quality, task in tasks)
+        named = ", ".join(f"{task} ({format_number(quality)})" for quality, task in tasks)
         why = "weak model or low --max-new-tokens"
         yield Check("low-quality", "warning", f"Low-quality outputs of {run.baseline} in {named}: {why}.", (USELESS,))
 

@@ -25,6 +25,7 @@ from specbench_ss.errors import UserError, known_words
 from specbench_ss.options import value_text
 from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.frames import frame
+from specbench_ss.results.quality import measures
 from specbench_ss.results.summary import OVERALL, PairedTimes, paired
 from specbench_ss.results.text import MISSING
 from specbench_ss.runs.columns import OF_INTERVAL, Column, columns_of
@@ -289,6 +290,15 @@ COMPARISON = (*_OWN[:-2], *(column for metric in METRICS for column in _columns_
 DIFFERENCES = columns_of(Difference)
 
 
+ANYWAY = "; use --force to compare them anyway"  # end of an error of `compared`, for `ssbench compare`
+
+
+def why_incomparable(found: Sequence[Difference]) -> str:
+    """Return the blocking differences as in 'the runs differ in suite (mtbench and specbench)'; '' without one."""
+    hindering = [f"{one.what} ({one.a} and {one.b})" for one in found if one.blocking]
+    return f"the runs differ in {', '.join(hindering)}" if hindering else ""
+
+
 def compared(first: Results, second: Results, force: bool = False) -> tuple[list[Difference], list[ComparedRow]]:
     """Return the differences between two runs, and rows of the common methods: `overall` first, then by task.
 
@@ -296,9 +306,9 @@ def compared(first: Results, second: Results, force: bool = False) -> tuple[list
     """
     a, b = first.run, second.run
     found = differences(a, b)
-    hindering = [f"{one.what} ({one.a} and {one.b})" for one in found if one.blocking]
-    if hindering and not force:
-        raise UserError(f"the runs differ in {', '.join(hindering)}; use --force to compare them anyway")
+    obstacle = why_incomparable(found)
+    if obstacle and not force:
+        raise UserError(f"{obstacle}{ANYWAY}")
     labels = [label for label in a.labels if label in b.labels]
     shared = {row.question_id for row in a.rows} & {row.question_id for row in b.rows}
     if not shared or labels in ([], [a.baseline]):
@@ -498,12 +508,13 @@ OF_TIMES = ("timing",)  # checks whose warnings concern the times of a run
 class RunComparison:
     """Two runs and what changed from `a` to `b`; `compare` returns it.
 
-    warnings: sentences on doubts about the numbers.
+    warnings: sentences on doubts about the numbers. measures: the quality metrics of the questions.
     """
 
     def __init__(self, a: Results, b: Results, force: bool = False) -> None:
         self.a, self.b = a.path, b.path
         self.found, self.rows = compared(a, b, force)
+        self.measures = measures([*a.run.questions, *b.run.questions])
         both = {row.method for row in self.rows}
         alone = [(name, label) for name, one in (("A", a), ("B", b)) for label in one.run.labels if label not in both]
         self.warnings = (

@@ -7,6 +7,7 @@ methods therefore has its own interval, on the prompts that all methods answered
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from specbench_ss.options import REFERENCE
 from specbench_ss.results.checks import Check, baseline_noise
 from specbench_ss.results.quality import BIASED, measures
 from specbench_ss.results.summary import OVERALL, PairedTimes, SummaryRow, failing, paired
-from specbench_ss.results.text import MISSING, cut, format_speedup, interval, output_match, title
+from specbench_ss.results.text import MISSING, cut, format_speedup, interval, output_match, pluralize, title
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats import FEWEST, Comparison, Floats, Interval, compare, pairwise
 from specbench_ss.suite import MT_BENCH
@@ -82,6 +83,10 @@ BIAS = {
     "not testable": "not testable: rounding at this temperature, or a baseline that fails the test; see below",
 }
 MARKS = {"not significant": "≈", "insufficient data": "?"}
+MARKED = {  # meaning of a mark
+    "not significant": "not significant: the interval covers 1",
+    "insufficient data": f"no confidence interval (fewer than {FEWEST} questions)",
+}
 
 
 def config_of(run: Run) -> dict[str, Any]:
@@ -209,8 +214,7 @@ def notes(
     explained = {
         "invalid: numbers contradict each other, sampled tokens are biased, outputs come from memory, or work "
         "happens outside the clock; see below": any(row.comparison == "invalid" for row in rows),
-        "≈ not significant: the interval covers 1": "≈" in marks,
-        f"? no confidence interval (fewer than {FEWEST} questions)": "?" in marks,
+        **{f"{mark} {MARKED[comparison]}": mark in marks for comparison, mark in MARKS.items()},
         f"n counts prompts, which are turns of fewer questions{q}: intervals resample questions, and "
         "quality is a mean over questions": any(row.n_questions != row.n_prompts for row in rows),
         f"every prompt has {repeats} repeats; it counts once in n, with its mean": repeats > 1,
@@ -231,17 +235,23 @@ UNRELIABLE = (  # checks that make every speedup unreliable
 )  # fmt: skip
 
 
-def headline(summaries: Sequence[SummaryRow], made: Sequence[Check], placed: Mapping[str, RankRange]) -> str:
+def headline(
+    summaries: Sequence[SummaryRow],
+    made: Sequence[Check],
+    placed: Mapping[str, RankRange],
+    remedy: str = f"--limit {FEWEST}",
+) -> str:
     """Return the result over all tasks in one line, after the names of the checks that make it unreliable.
 
-    made: the checks of the run. placed: as `rank_ranges` gives it.
+    made: the checks of the run. placed: as `rank_ranges` gives it. remedy: as `more_questions` gives it.
     """
     measured = [row for row in summaries if row.task == OVERALL and row.comparison != "baseline"]
     over = baseline_name(next((row.baseline for row in summaries), REFERENCE))
     rows = [row for row in measured if not row.reference_of] or measured  # without AR baselines of changed models
     wrong = [check.name for check in made if check.state == "wrong" and check.name in UNRELIABLE]
     rows, wrong = _without_failing(summaries, rows, wrong)
-    sentence = _fastest(rows, placed) if rows else f"Only {over} was measured: add --methods to compare it with."
+    alone = f"Only {over} was measured: add --methods to compare it with."
+    sentence = _fastest(rows, placed, remedy) if rows else alone
     sentence += _noise([row for row in summaries if row.task == OVERALL], rows)
     if not wrong:
         return sentence
@@ -273,7 +283,16 @@ def _without_failing(
     return well, wrong
 
 
-def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange]) -> str:
+def more_questions(run: Run) -> str:
+    """Return how a run gets enough questions for intervals: '--limit 4', or by more of them in the user's file."""
+    suite, limit = run.manifest["suite"], run.manifest["config"].get("limit")
+    fewest = min(Counter(question.category for question in run.questions).values(), default=0)
+    if suite["edition"] != "custom" or (limit and fewest >= limit):
+        return f"--limit {FEWEST}"
+    return f"the file has {pluralize(len(run.questions), 'question')}; add questions"
+
+
+def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange], remedy: str) -> str:
     over, invalid = baseline_name(rows[0].baseline), [row.method for row in rows if row.comparison == "invalid"]
     known = sorted((row for row in rows if row.speedup_interval), key=lambda row: -(row.speedup or 0))
     if not known and invalid:
@@ -281,11 +300,13 @@ def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange]) -> str
     if not known and not any(row.n_prompts for row in rows):
         return f"No method has an output that can be compared with {over}'s."
     if not known:
-        return f"Too few questions to compare with {over}: a confidence interval needs {FEWEST} (--limit)."
+        return f"Too few questions to compare with {over}: a confidence interval needs {FEWEST} ({remedy})."
     several = len(known) > 1
     if faster := [row for row in known if row.comparison == "faster"]:
         tied = placed[faster[0].method].tied_with if faster[0].method in placed else ()
-        ties = f"; tied with {_some(tied)}" if tied else ""
+        ties = f"; {_some(tied)} {'is' if len(tied) == 1 else 'are'} not significantly different" if tied else ""
+        if tied and faster[0] is known[0]:
+            return f"No significant winner: {cut(faster[0].method)} {_measured(faster[0], over)}{ties}."
         first = "faster" if not several else "fastest" if faster[0] is known[0] else "significantly faster"
         return f"{cut(faster[0].method)} is {first}: {_measured(faster[0], over)}{ties}."
     best, slower = known[0], sum(row.comparison == "slower" for row in known)
@@ -316,8 +337,10 @@ def _noise(overall: Sequence[SummaryRow], rows: Sequence[SummaryRow]) -> str:
 
 
 def _some(names: Sequence[str], shown: int = 3) -> str:
-    rest = len(names) - shown
-    return ", ".join(map(cut, names[:shown])) + (f" and {rest} more" if rest > 0 else "")
+    """Return names as in 'a', 'a and b', 'a, b and c', 'a, b, c and 2 more'."""
+    named = [cut(name) for name in names[:shown]]
+    last = [f"{len(names) - shown} more"] if len(names) > shown else [named.pop()]
+    return " and ".join([", ".join(named), *last] if named else last)
 
 
 def chat_group(run: Run, short: bool = False) -> str:

@@ -233,7 +233,7 @@ def findings(
         yield f"uncompared: {len(lacking)} of {len(rows)} outputs, which --resume compares"
     if times and unstable(times):
         what = "times of the same work differ by {}, more than a tenth"
-        what = what if times.of_repeats else "its step times over different prompts differ by {} (middle half)"
+        what = what if times.of_repeats else "its step times over different prompts differ by {} (interquartile range)"
         yield f"unstable: {what.format(percent(times.share))}"
 
 
@@ -264,7 +264,7 @@ def spread(rows: Sequence[SampleRecord], equal_steps: bool) -> Spread | None:
     """Return the spread of times of the same work; None with too few of them.
 
     The same work is repeats of a prompt with the same tokens. If every step does nearly equal work (the baseline),
-    step times of different samples replace it: their middle half, corrected for the length of the context.
+    step times of different samples replace it: their interquartile range, corrected for the length of the context.
     """
     repeats: dict[tuple[str, int, tuple[int, ...] | str], list[float]] = defaultdict(list)
     for row in rows:

@@ -37,8 +37,11 @@ from specbench_ss.results.compare import (
 from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows
 from specbench_ss.results.cost_model import MachineRow
 from specbench_ss.results.ranking import (
+    MARKED,
     MARKS,
+    NO_MEAN,
     chat_group,
+    more_questions,
     non_inferiority,
     notes,
     own_model,
@@ -63,7 +66,6 @@ from specbench_ss.results.text import (
     safe,
     scientific,
     table,
-    title,
 )
 from specbench_ss.runs.records import Run
 from specbench_ss.stats import FEWEST
@@ -80,7 +82,7 @@ def machine_lines(rows: Sequence[MachineRow], manifest: Mapping[str, Any]) -> li
     if manifest["config"].get("endpoints"):
         return []
     busy = ((manifest.get("machine") or {}).get("limits") or {}).get("busy", "")
-    noted = [f"limits: possibly too low; when they were measured, {busy}"] if busy else []
+    noted = [f"roofline limits: possibly too low; when they were measured, {busy}"] if busy else []
     return [*_host_share(rows), _limits(rows), *noted]
 
 
@@ -96,15 +98,15 @@ def _host_share(rows: Sequence[MachineRow]) -> Iterator[str]:
 def _limits(rows: Sequence[MachineRow]) -> str:
     reached = [row for row in rows if row.bandwidth_share is not None and row.compute_share is not None]
     if not reached:
-        return "limits: not measured on this machine; run `ssbench doctor --calibrate`"
+        return "roofline limits: not measured on this machine; run `ssbench doctor --calibrate`"
     parts = [f"{row.method} {row.bandwidth_share:.0%} and {row.compute_share:.1%}" for row in reached]
-    return f"limits: share of memory bandwidth and of peak FLOP/s, counted from shapes: {'; '.join(parts)}"
+    return f"roofline limits: share of memory bandwidth and of peak FLOP/s, counted from shapes: {'; '.join(parts)}"
 
 
-COLUMNS = ("method", "speedup", "95% CI", "decode", "τ", "accept@1", "step time", "tok/s", "quality", "judge", "output")
+COLUMNS = ("method", "speedup", "95% CI", "decode", "τ", "accept", "step time", "tok/s", "quality", "judge", "output")
 # dropped in this order in a narrow terminal
-DISPENSABLE = ("n", "judge", "quality", "decode", "tok/s", "accept@1", "step time")
-OPTIONAL = ("decode", "τ", "accept@1", "step time", "quality", "judge")  # left out if no row has a value
+DISPENSABLE = ("n", "judge", "quality", "decode", "tok/s", "accept", "step time")
+OPTIONAL = ("decode", "τ", "accept", "step time", "quality", "judge")  # left out if no row has a value
 BY_TASK = "by task"  # head of the labels in the table of speedups by task
 LEFT = ("task", "method", BY_TASK, "95% CI", "output", "configuration", "verdict")
 FOLDING = ("output",)  # columns that may take several lines
@@ -118,7 +120,7 @@ SHORTEST_HEAD = 5  # characters of a task in its head
 MOST_WARNINGS = 3
 SHOWN = 8  # details of a check
 MOST_LOST = 0.5  # share of the gain by tau that step time may take before `why` names it
-STATE_MARKS = {"wrong": "[red]x[/]", "warning": "[yellow]![/]", "not checked": "[dim]?[/]"}
+STATE_MARKS = {"wrong": "[red]x[/]", "warning": "[yellow]![/]", "not checked": "[dim]·[/]"}
 PLACE = re.compile(r"(?P<error>.*) \((?P<where>(?P<file>[^\s:]+):\d+ in \S+)\)", re.DOTALL)  # `errors.failure_text`
 Line = dict[str, str]  # cells by column
 
@@ -144,14 +146,16 @@ def print_short(results: Results, console: Console) -> None:
     widen(console)
     print_answer(results, console)
     rows = ranked(results.overall)
-    console.print()
+    console.print(_legend(rows), style="dim", highlight=False, soft_wrap=True)
     cells = [_cells(row, results.config, short=True) for row in rows]
     _print(console, "", _columns(rows, results.config), [cells], folding=())
     by_task = _by_task(results)
-    if reason := _reason(rows):
-        _print_line(console, reason, "  why    ", 1 if by_task else 2)
+    reasons = _reasons(rows)
+    for i, reason in enumerate(reasons):
+        _print_line(console, reason, "       " if i else "  why  ", 1)
     if by_task:
-        console.print()
+        if len(reasons) < 2:  # the output has 18 lines at most
+            console.print()
         _print(console, "", *_fitted(by_task, console.width))
     elif scarce := _few_per_task(results.run):
         _print_line(console, scarce, "  ")
@@ -206,7 +210,7 @@ def _figures(row: SummaryRow, config: Mapping[str, Any]) -> Line:
     return {
         "decode": format_speedup(row.decode_speedup),
         "τ": format_number(row.mean_acceptance_length),
-        "accept@1": percent(row.acceptance_rate_per_pos[0] if row.acceptance_rate_per_pos else None),
+        "accept": percent(row.acceptance_rate),
         "step time": _step_time(row),
         "tok/s": format_number(row.tokens_per_s, 1),
         "quality": format_number(quality(row, config)),
@@ -217,7 +221,7 @@ def _figures(row: SummaryRow, config: Mapping[str, Any]) -> Line:
 def _cells(row: SummaryRow, config: Mapping[str, Any], short: bool = False) -> Line:
     significant = row.comparison in ("faster", "slower")
     return _figures(row, config) | {
-        "task": escape(title(row.task)),
+        "task": escape(row.task),
         "method": escape(row.method),
         "speedup": f"[bold]{speedup(row)}[/]" if significant else speedup(row),
         "95% CI": _interval(row, short),
@@ -248,22 +252,33 @@ def _match(row: SummaryRow) -> str:
     return next((verdict for verdict in VERDICTS if row.output_match.get(verdict)), MISSING)
 
 
-def _reason(rows: Sequence[SummaryRow]) -> str:
+def _legend(rows: Sequence[SummaryRow]) -> str:
+    """Return the meaning of the marks at these speedups, or ''."""
+    used = {row.comparison for row in rows if row.speedup is not None}
+    text = "; ".join(f"{mark} {MARKED[comparison]}" for comparison, mark in MARKS.items() if comparison in used)
+    return f"  {text}" if text else ""
+
+
+def _reasons(rows: Sequence[SummaryRow]) -> list[str]:
     """Return τ and step time of the fastest method, and of the one that loses most of its gain by its step time."""
     known = [row for row in rows if row.speedup and row.relative_step_time and row.mean_acceptance_length]
     base = next((row for row in known if row.method == row.baseline), None)
     known = [row for row in known if row is not base and not row.reference_of]
-    reasons = [f"{_tau(row)} at {_step_time(row)} step time" for row in known[:1]]
+    if base is None:
+        return []
     worst = max(known[1:], key=_lost, default=None)
-    if base and worst and _lost(worst) >= MOST_LOST:
-        verify = (worst.verify_s or 0.0) - (base.verify_s or 0.0)
-        cause = "drafting" if (worst.draft_s or 0.0) > verify else "verification"
-        reasons.append(f"{_tau(worst)} at {_step_time(worst)} ({cause})")
-    return "; ".join(reasons)
+    shown = [*known[:1], *([worst] if worst and _lost(worst) >= MOST_LOST else [])]
+    return [_reason(row, base) for row in shown]
 
 
-def _tau(row: SummaryRow) -> str:
-    return f"{cut(row.method, NARROW)} τ {format_number(row.mean_acceptance_length)}"
+def _reason(row: SummaryRow, base: SummaryRow) -> str:
+    """Return τ and step time of a method in words, with the part of a step that takes most of the longer time."""
+    tau, longer = format_number(row.mean_acceptance_length), (row.relative_step_time or 0.0) > 1
+    over = cut(base.method, NARROW)
+    text = f"{cut(row.method, NARROW)}: {tau} tokens per step, a step takes {_step_time(row)} {over}'s time"
+    if row.draft_s is None or row.verify_s is None or base.verify_s is None or not longer:
+        return text
+    return f"{text} ({'drafting' if row.draft_s > row.verify_s - base.verify_s else 'verification'})"
 
 
 def _step_time(row: SummaryRow) -> str:
@@ -325,7 +340,7 @@ def _print_failure(results: Results, label: str, console: Console) -> None:
 
 def _by_task(results: Results) -> list[Line]:
     """Return the speedups of the fastest methods by task; nothing with too few prompts, or for too many columns."""
-    groups = task_groups(results.run.categories, chat_group(results.run, short=True))
+    groups = _task_groups(results.run)
     if not 2 <= len(groups) <= MOST_TASKS or _few_per_task(results.run):
         return []
     rows = [row for row in ranked(results.overall) if row.method != row.baseline and row.comparison != "invalid"]
@@ -336,17 +351,23 @@ def _by_task(results: Results) -> list[Line]:
     ]
 
 
-def _few_per_task(run: Run) -> str:
-    """Return a line that states how many prompts the tasks have, if that is too few for results by task; else ''."""
+def _task_groups(run: Run) -> dict[str, tuple[str, ...]]:
+    """Return the tasks by the names that --tasks takes, with those of MT-Bench as one group."""
     groups = task_groups(run.categories, chat_group(run, short=True))
-    answered = ({row.question_id for row in run.rows if row.category in of} for of in groups.values())
-    sizes = [len(questions) for questions in answered]
-    if len(groups) < 2 or min(sizes) >= FEWEST:
+    return {name if len(tasks) > 1 else tasks[0]: tasks for name, tasks in groups.items()}
+
+
+def _few_per_task(run: Run) -> str:
+    """Return a line that states how many questions the tasks have, if that is too few for results by task; else ''."""
+    answered = {task: len({row.question_id for row in run.rows if row.category == task}) for task in run.categories}
+    groups, sizes = _task_groups(run), list(answered.values())
+    if len(groups) < 2 or min(sum(answered[task] for task in tasks) for tasks in groups.values()) >= FEWEST:
         return ""
     prompts = len({(row.question_id, row.turn) for row in run.rows})
     each = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)}–{max(sizes)}"
     more = f" ({prompts:,} prompts)" if prompts > sum(sizes) else ""
-    return f"{pluralize(sum(sizes), 'question')}{more}, {each} per task: too few for results by task (--limit {FEWEST})"
+    remedy = more_questions(run)
+    return f"{pluralize(sum(sizes), 'question')}{more}, {each} per task: too few for results by task ({remedy})"
 
 
 def _fitted(lines: Sequence[Line], width: int) -> tuple[list[str], list[list[Line]]]:
@@ -502,10 +523,13 @@ def print_comparison(made: RunComparison, console: Console, verbose: bool = Fals
     console.print(escape(comparison_finding(made.rows)), style="bold", highlight=False, soft_wrap=True)
     for note in _notes(made):
         console.print(escape(note), highlight=False, soft_wrap=True)
-    for metric in NAMES:
+    no_mean = len(made.measures) > 1
+    for metric in (name for name in NAMES if not (name == "quality" and no_mean)):
         shown = [row for row in made.rows if _shown(row, metric, verbose)]
         if any(row.changes[metric].a is not None for row in shown):
             _print_metric(metric, shown, console)
+    if no_mean:
+        console.print(f"{NO_MEAN.capitalize()} ({', '.join(made.measures)}).", highlight=False, soft_wrap=True)
     _print_differences(made, console)
 
 
@@ -534,7 +558,7 @@ def _print_metric(metric: str, rows: Sequence[ComparedRow], console: Console) ->
     table = result_table(NAMES[metric][0].format(rows[0].baseline), head)
     for task in [*tasks[1:], tasks[0]] if several else tasks[:1]:  # all tasks together come last
         for i, row in enumerate(row for row in rows if row.task == task):
-            name = ("" if i else escape(title(task)),) if several else ()
+            name = ("" if i else escape(task),) if several else ()
             table.add_row(*name, *_comparison_cells(metric, row))
         table.add_section()
     console.print(table)
@@ -603,7 +627,9 @@ def _changes(known: Mapping[str, Change]) -> str:
     changed = sorted((item for item in known.items() if item[1].verdict != SAME), key=lambda item: item[1].change or 0)
     if not changed:
         method, widest = max(known.items(), key=lambda item: (i := item[1].interval or (0, 0))[1] - i[0])
-        return f"No speedup changed significantly (widest 95% CI: {cut(method)}, {interval_text('speedup', widest)})."
+        ends = {interval_text("speedup", change) for change in known.values()}
+        which = f"widest 95% CI: {cut(method)}," if len(ends) > 1 else "every 95% CI:" if len(known) > 1 else "95% CI:"
+        return f"No speedup changed significantly ({which} {interval_text('speedup', widest)})."
     parts = [
         f"{cut(method)} is {c.verdict}: {format_speedup(c.a)} to {format_speedup(c.b)} "
         f"({change_text('speedup', c.change)}, 95% CI {interval_text('speedup', c)})"

@@ -179,6 +179,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
             raise UserError(f"{file} is not the manifest of a run that this version can read")
         _check_manifest(manifest)
     except OSError as e:
+        if not path.exists():
+            raise UserError(f"run directory '{path}' does not exist") from e
         raise UserError(f"'{path}' is not a run directory: cannot read {MANIFEST}: {e.strerror}") from e
     except ValueError as e:
         raise UserError(f"{file} is damaged: {e}") from e

@@ -94,10 +94,12 @@ def test_references_are_those_that_methods_name(monkeypatch: pytest.MonkeyPatch)
 def test_a_new_method_is_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "a" / "b"
     assert main(["new-method", "my-way", "--out", str(folder)]) == 0
-    assert f"next: ssbench check --plugin {folder}/ssbench_my_way.py" in capsys.readouterr().out
+    stated = capsys.readouterr().out
+    assert "change `propose`" in stated and f"next: ssbench check --plugin {folder}/ssbench_my_way.py" in stated
     written = {path.name: path.read_text() for path in folder.iterdir()}
     assert set(written) == {"README.md", "pyproject.toml", "ssbench_my_way.py", "test_ssbench_my_way.py"}
     assert 'my-way = "ssbench_my_way:MyWay"' in written["pyproject.toml"]
+    assert written["ssbench_my_way.py"].startswith('"""Decoding method `my-way`. As written it ')
     assert "class MyWay(Decoder):" in written["ssbench_my_way.py"]
     assert not any("{{" in text or "copycat" in text.lower() for text in written.values())
     assert "is not empty" in failing(["new-method", "my-way", "--out", str(folder)], capsys)

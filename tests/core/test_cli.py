@@ -47,7 +47,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         (["run", "--methods", "arr", "--dry-run"], "did you mean ar?"),
         (["run", "--methods", "ar", "--suite", "specbnch", "--dry-run"], "did you mean specbench?"),
         (["run", "--methods", "ss", "--chat-template", "vicunja"], "did you mean vicuna?"),
-        (["report", "nowhere"], "is not a run directory"),
+        (["report", "nowhere"], "does not exist"),
+        (["report", "tests"], "is not a run directory"),
         (["suites", "fetch", "specbnch"], "did you mean specbench?"),
         (["suites", "show", "README.md"], "use --suite jsonl:README.md"),
         (["methods", "pdl"], "did you mean pld?"),
@@ -158,7 +159,7 @@ def test_the_end_of_a_run_reports_everything(make_run: MakeRun, capsys: pytest.C
     )
     run_output.show(load_run(out), open_report=False, form="verbose")
     reported = capsys.readouterr().out
-    where = [reported.index(word) for word in ("is fastest", "By task", "math reasoning", "Overall")]
+    where = [reported.index(word) for word in ("is fastest", "By task", "math_reasoning", "Overall")]
     assert where == sorted(where)
     for words in (
         "1.00×",

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from specbench_ss import UserError, compare, load_run
 from specbench_ss.cli.main import main
-from specbench_ss.results.analysis import analyse
+from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.compare import COMPARISON, DIFFERENCES, METRICS, ComparedRow, compared
 from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.results.terminal import print_comparison
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.stats import ratio_interval, speedup_interval
@@ -82,7 +86,9 @@ def test_a_method_that_became_slower_is_found_and_no_other(
     low, high = rows["ss"].changes["speedup"].interval or (0.0, 0.0)
     for limit, code in (((low + high) / 2, 0), (high + 0.001, 1)):  # the whole interval must lie below it
         assert main(["compare", str(a), str(b), "--fail-on", f"speedup<{limit:.4f}"]) == code
+    capsys.readouterr()
     assert main(["compare", str(b), str(a), *TOO_SLOW]) == 0  # a gain is no regression
+    assert capsys.readouterr().err == "ssbench: --fail-on: speedup<-5%: no method is below it\n"
 
 
 def test_a_slower_machine_cancels_in_the_speedup_and_not_in_the_times(make_run: MakeRun) -> None:
@@ -234,6 +240,27 @@ def test_json_and_frames_hold_the_documented_columns(make_run: MakeRun, capsys: 
 def test_doubts_about_a_run_are_reported(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(make_run()), str(make_run(verdict="mismatch"))]) == 0
     assert "Warning: run B: Outputs differ from the baseline's" in capsys.readouterr().out
+
+
+def test_a_report_of_runs_that_do_not_compare_warns(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = make_run(), restated(make_run(), "model", "hash", value="another")
+    assert main(["report", str(a), str(b)]) == 0
+    assert "are not compared: the runs differ in model hash" in capsys.readouterr().err
+
+
+def test_measures_that_differ_have_no_common_mean(make_run: MakeRun) -> None:
+    def printed(results: Results) -> str:
+        out = StringIO()
+        print_comparison(compare(results, results), Console(file=out))
+        return out.getvalue()
+
+    results = load_run(make_run())
+    same = printed(results)
+    assert re.search("^Quality ", same, re.MULTILINE) and "every 95% CI: " in same and "widest" not in same
+    questions = results.run.questions
+    results.run.questions = [replace(q, metric="bleu" if q.category == "translation" else q.metric) for q in questions]
+    mixed = printed(results)
+    assert not re.search("^Quality  ", mixed, re.MULTILINE) and "left out" in mixed and "(bleu, rouge_l)" in mixed
 
 
 @thorough  # the quick suite has those of one run: test_a_a.py

@@ -174,7 +174,7 @@ def test_shares_of_limits_and_predictions_follow_from_counts(made: Path) -> None
 def test_the_terminal_states_what_the_parts_leave_and_what_was_reached(made: Path) -> None:
     left, limits = lines_of(read_run(made))
     share = max(row.host_share or 0 for row in analyse(read_run(made)).machine_rows)
-    assert f"at most {share:.1%}" in left and limits.startswith("limits: share of memory bandwidth")
+    assert f"at most {share:.1%}" in left and limits.startswith("roofline limits: share of memory bandwidth")
     assert "differ" not in left and "add up" not in left
     run = read_run(made)
     longer = replace(run.steps.columns, total_s=1.03 * run.steps.columns.total_s)

@@ -29,7 +29,7 @@ EXPECTED: dict[Callable[[Run], None], str] = {
     nothing_works: "failed",
     methods_fail: "failed",
     half_done: "not complete",
-    no_questions: "is fastest: 1.",
+    no_questions: "× vs AR (95% CI ",
     no_steps: "Unreliable (impossible",
     only_the_reference: "not complete",
 }

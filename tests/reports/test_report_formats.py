@@ -85,6 +85,7 @@ def test_runs_that_do_not_compare_are_shown_without_changes(make_run: MakeRun) -
     assert made["changes"] == [] and made["tasks"] == []
     assert made["differences"].rows[0][0].text.startswith("✕ model hash")
     assert any("differ in model hash" in line for line in made["headlines"])
+    assert not any("--force" in line for line in made["headlines"]), "an option of another command"
     assert made["speedups"].figure["data"]
 
 
