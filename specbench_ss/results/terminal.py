@@ -174,11 +174,11 @@ def print_verbose(results: Results, console: Console) -> None:
     overall = ranked(results.overall)
     columns = (*_columns(overall, config), "n")
     by_task = [[_cells(row, config) for row in task] for task in tasks]
-    if len(tasks) > 1:
-        _print(console, f"\nBy task{repeats}", ("task", *columns), by_task)
+    tables = [(f"\nBy task{repeats}", ("task", *columns), by_task)] if len(tasks) > 1 else []
     name = f"\nOverall, {len(tasks)} tasks{repeats}" if len(tasks) > 1 else f"\nOverall{repeats}"
-    if dropped := _print(console, name, columns, [[_cells(row, config) for row in overall]]):
-        console.print(f"not shown in a terminal of {console.width} columns: {', '.join(dropped)}", style="dim")
+    for title_of, shown, groups in (*tables, (name, columns, [[_cells(row, config) for row in overall]])):
+        if dropped := _print(console, title_of, shown, groups):
+            console.print(f"not shown in a terminal of {console.width} columns: {', '.join(dropped)}", style="dim")
     for note in _notes_of(results, overall):
         console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     for check in worst_first(results.checks):
@@ -272,7 +272,7 @@ def _reasons(rows: Sequence[SummaryRow]) -> list[str]:
 
 
 def _reason(row: SummaryRow, base: SummaryRow) -> str:
-    """Return τ and step time of a method in words, with the part of a step that takes most of the longer time."""
+    """Return τ and step time of a method as text, with the part of a step that takes most of the longer time."""
     tau, longer = format_number(row.mean_acceptance_length), (row.relative_step_time or 0.0) > 1
     over = cut(base.method, NARROW)
     text = f"{cut(row.method, NARROW)}: {tau} tokens per step, a step takes {_step_time(row)} {over}'s time"

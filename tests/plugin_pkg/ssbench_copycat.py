@@ -1,4 +1,7 @@
-"""Copy what followed the last time the newest tokens occurred: a whole decoding method in one small file."""
+"""Decoding method `copycat`. As written it copies what followed the last occurrence of the newest tokens.
+
+Change `propose`, which drafts the tokens of a step, `summary`, and the options `ngram` and `length`.
+"""
 
 from dataclasses import dataclass, field
 from typing import Annotated

@@ -118,7 +118,7 @@ def test_verdicts_stand_next_to_speed_and_are_asked_for_once(
     assert "secret-of-the-test" not in (run / JUDGE).read_text()
     assert ask(run, judge, "--yes") == 0
     assert len(judge.requests) == 16 and "Every output has a rating." in capsys.readouterr().out
-    assert main(["report", str(run)]) == 0 and "the judge's rating" in (run / "report.html").read_text()
+    assert main(["report", str(run)]) == 0 and "s rating, divided by ten" in (run / "report.html").read_text()
 
 
 def test_equal_answers_share_one_verdict(run: Path, judge: Judge) -> None:
