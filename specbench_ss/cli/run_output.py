@@ -204,7 +204,7 @@ def _planned(plan: preflight.Plan, where: OutputOptions) -> list[tuple[str, str]
         ("method", f"{label}: {_settings(own, plan.advised[label], plan.device)}")
         for label, own in plan.options.items()
     ]
-    settings = {label: option_values(own) | plan.advised[label] for label, own in plan.options.items()}
+    settings = {label: {**option_values(own), **plan.advised[label]} for label, own in plan.options.items()}
     names = {spec.label: spec.name for spec in config.methods}
     if sizes := _draft_sizes((label, names[label], of) for label, of in settings.items()):
         lines.append(("drafts", sizes))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specbench_ss.bench.ray import MemoryStore, shards
 from specbench_ss.bench.runner import run
-from specbench_ss.bench.sampled_tokens import compare, judge_sampled, positions
+from specbench_ss.bench.sampled_tokens import compare, judge_sampled, positions, test_seed
 from specbench_ss.bench.schedule import Sample
 from specbench_ss.cli.shared import found
 from specbench_ss.engine.decoder import Decoder
