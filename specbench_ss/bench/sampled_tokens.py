@@ -35,7 +35,7 @@ def judge_sampled(
     decoder: of the method whose distribution the answer should follow, for a fresh pass of its model.
     offers: draft candidates of each token; empty if unknown.
     """
-    answer, seed = list(row.token_ids or ()), test_seed(row)
+    answer, seed = list(row.token_ids or ()), proof_seed(row)
     at: Sequence[int] = range(len(answer))
     if decoder.one_position_per_pass:
         at = positions(len(answer), seed)
@@ -69,7 +69,7 @@ def _logits(decoder: Decoder, prompt: Sequence[int], answer: Sequence[int], at: 
     return decoder.answer_logits(prompt, answer)
 
 
-def test_seed(row: SampleRecord) -> int:
+def proof_seed(row: SampleRecord) -> int:
     """Return a seed unique to this sample, different from its sampling seed."""
     return int.from_bytes(hashlib.sha256(repr((row.seed, row.key)).encode()).digest()[:8], "big") >> 1
 

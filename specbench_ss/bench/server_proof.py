@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from specbench_ss.bench.sampled_tokens import compare, test_seed
+from specbench_ss.bench.sampled_tokens import compare, proof_seed
 from specbench_ss.bench.server_client import Answer, AnswerError, Message, Server, TokenLogprob
 from specbench_ss.bench.server_counts import NEUTRAL
 from specbench_ss.engine.numerics import near_tie_drop
@@ -117,7 +117,7 @@ def match_sampled(
         return not_compared(row, NO_LOGPROBS)
     if len(answer.logprobs) != answer.tokens or not all(one.top_logprobs for one in answer.logprobs):
         return not_compared(row, "the server sends no log-probabilities of some tokens")
-    statistics = sampled_tokens(answer.logprobs, settings["temperature"], test_seed(row))
+    statistics = sampled_tokens(answer.logprobs, settings["temperature"], proof_seed(row))
     return OutputMatch(*row.key, "sampled", sampled=statistics)
 
 

@@ -354,7 +354,7 @@ class Check:
     text: the property, as a phrase. cases: returns the requests to try. test: returns a text on what is wrong in a
     case, or ''. exempt: returns why the check does not apply to a method, or ''. on: the models of every architecture
     ("large"), or the one with a vocabulary of seven, where rare events happen soon ("small"), or the one with a long
-    context and thousands of words ("long").
+    context and thousands of words ("long"). suffices: returns whether a tested case alone makes the check a tested one.
     """
 
     name: str
@@ -363,6 +363,7 @@ class Check:
     test: Callable[[Subject, Case], str]
     exempt: Callable[[Subject], str] = lambda subject: ""
     on: tuple[Literal["large", "small", "long"], ...] = ("large",)
+    suffices: Callable[[Case], bool] = lambda case: True
 
 
 class CheckFailed(AssertionError):  # noqa: N818
@@ -380,9 +381,9 @@ def first_failure(check: Check, subject: Subject, timeout: float | None = None) 
     """Try every case of a check. Return the first failure, or None if all pass.
 
     timeout: seconds after which a trial that has not ended fails.
-    Raises Untested if there was nothing to test in one of them.
+    Raises Untested if there were cases, and nothing to test in any of those that suffice.
     """
-    untested = False
+    sufficient = False
     over = f"no end within {timeout:g} s" if timeout is not None else ""
     stuck = f"check {check.name!r}, {subject}: {over}, and it cannot be interrupted"
     for case in check.cases(subject):
@@ -392,11 +393,12 @@ def first_failure(check: Check, subject: Subject, timeout: float | None = None) 
         except TimeIsOver as error:
             return CheckFailed(check, subject, case, f"{over}{place_of(error, of_any=True)}")
         except Untested as reason:
-            subject.untested[str(reason)], untested = None, True
+            subject.untested[str(reason)] = None
             continue
         if problem:
             return CheckFailed(check, subject, case, problem)
-    if untested:
+        sufficient = sufficient or check.suffices(case)
+    if subject.untested and not sufficient:
         raise Untested
     return None
 

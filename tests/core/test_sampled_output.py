@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specbench_ss.bench.ray import MemoryStore, shards
 from specbench_ss.bench.runner import run
-from specbench_ss.bench.sampled_tokens import compare, judge_sampled, positions, test_seed
+from specbench_ss.bench.sampled_tokens import compare, judge_sampled, positions, proof_seed
 from specbench_ss.bench.schedule import Sample
 from specbench_ss.cli.shared import found
 from specbench_ss.engine.decoder import Decoder
@@ -394,7 +394,7 @@ def test_a_method_with_another_model_is_compared_at_a_few_positions_of_the_whole
     row = measured(tmp_path / "r", {}, PLAIN, questions=1).rows[0]
     verdict = judge_sampled(Own(target()), [3], row, PLAIN)
     assert verdict.sampled is not None and verdict.sampled.tokens == len(Own.asked) == len(set(Own.asked))
-    assert Own.asked == positions(TOKENS, test_seed(row)) and max(Own.asked) > TOKENS // 3
+    assert Own.asked == positions(TOKENS, proof_seed(row)) and max(Own.asked) > TOKENS // 3
 
 
 def test_the_positions_do_not_depend_on_the_length_of_the_answer() -> None:
