@@ -144,14 +144,14 @@ def timeline(view: View) -> Chart | None:
 
 
 MEASURED = "Token counts are those of the servers; if a server reports none, streamed chunks are counted."
-REPORTED = ("address", "model", "software", "tokens", "acceptance")  # of a server
+REPORTED = ("address or command", "model", "software", "tokens", "acceptance")  # of a server
 
 
 def servers(view: View) -> Table | None:
     """Return a row for each server; None for a run of methods in this process."""
     if not view.served:
         return None
-    by_counts = "1 + accepted tokens / drafts, by the server's metrics; steps without a draft are left out"
+    by_counts = "Tokens after the first / steps, by the server's counts of drafts and accepted tokens"
     columns = [
         view.method("server"),
         *(Column(name, name, numeric=False) for name in REPORTED),
@@ -166,8 +166,9 @@ def servers(view: View) -> Table | None:
 
 def _server(entry: Mapping[str, Any], row: SummaryRow) -> dict[str, Any]:
     about, found = entry.get("served", {}), entry["resolved"]
-    software = " ".join(filter(None, (about.get("software"), found.get("version"))))
-    values = (found.get("url"), found.get("model"), software, about.get("tokens"), about.get("acceptance"))
+    software = " ".join(filter(None, (about.get("software"), found.get("version") or about.get("version"))))
+    address, model = found.get("url") or found.get("command"), found.get("model") or about.get("model")
+    values = (address, model, software, about.get("tokens"), about.get("acceptance"))
     reported = {name: text or "not reported" for name, text in zip(REPORTED, values, strict=True)}
     return {"method": row.method, **reported, "τ": row.mean_acceptance_length, "accepted": row.acceptance_rate}
 

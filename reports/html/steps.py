@@ -164,7 +164,9 @@ WORDS = {"prefill": MEANINGS["prefill_s"], **{part: MEANINGS[f"{part}_s"] for pa
 
 
 def time_per_token(view: View) -> Chart | None:
-    """Return milliseconds per output token by part, one stacked bar per method; None if nothing was timed."""
+    """Return milliseconds per output token by part, one stacked bar per method; None if no step was timed."""
+    if view.served:
+        return None
     found = {label: parts for label in view.contestants if (parts := _ms_per_token(view.overall[label]))}
     if not found:
         return None

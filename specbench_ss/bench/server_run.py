@@ -653,7 +653,7 @@ def _connect_started(run_dir: RunDir, parameters: Mapping[str, Any], timeout_s: 
         server.close()
         raise UserError(f"its version was {known} and is {about_it['version']}: start a new run")
     entries = [
-        entry | {"served": about_it} if entry["label"] == endpoint.label else entry
+        entry | {"served": {**about_it, "model": server.model}} if entry["label"] == endpoint.label else entry
         for entry in run_dir.manifest["methods"]
     ]
     run_dir.update(methods=entries)

@@ -156,6 +156,7 @@ def describe(config: RunConfig, where: OutputOptions, access: Access | None = No
         assert access is not None
         with serving.connected(config, access) as servers:
             lines = [("endpoint", f"{server.label}: {server.shown_url}, model {server.model}") for server in servers]
+        lines += [("server", f"{one.label}: {shlex.join(one.command)}") for one in config.endpoints if one.command]
     config, data = plan.config, plan.data
     notes = data.notes if config.data is not None else ()
     lines += [

@@ -105,6 +105,13 @@ BLOCKING = (  # what makes results incomparable
 )  # fmt: skip
 
 
+def _server(entry: Mapping[str, Any]) -> str:
+    """Return the engine of a server, and how it was started."""
+    served, resolved = entry["served"], entry.get("resolved", {})
+    version = served.get("version") or resolved.get("version")
+    return " ".join(filter(None, (served.get("software"), version, resolved.get("command"))))
+
+
 def _facts(run: Run) -> dict[str, str]:
     """Return the compared settings of a run by name."""
     manifest = run.manifest
@@ -135,6 +142,8 @@ def _facts(run: Run) -> dict[str, str]:
         "methods": ", ".join(run.labels),
         "plugin code": ", ".join(file["sha256"][:SHOWN] for file in config.get("plugin", ())),
         "baseline": run.baseline,
+        "further fields of requests": config.get("extra_body"),
+        **{f"server {entry['label']}": _server(entry) for entry in manifest["methods"] if entry.get("served")},
         "version of ssbench": manifest["version"],
         "code revision": f"{revision['commit'][:SHOWN]}{' with changes' * revision['dirty']}" if revision else None,
         "Python": here["python"],
