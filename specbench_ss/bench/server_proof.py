@@ -20,7 +20,7 @@ from specbench_ss.engine.numerics import near_tie_drop
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.errors import error_text
 from specbench_ss.results.quality import tail
-from specbench_ss.runs.output_match import first_difference, not_compared
+from specbench_ss.runs.output_match import match_tokens, not_compared
 from specbench_ss.runs.records import OutputMatch, SampledTokens, SampleRecord
 
 TOP = 20  # log-probabilities that are requested for each position; the limit of OpenAI's interface and of vLLM
@@ -66,12 +66,9 @@ def match_greedy(
     expected, actual = reference.token_ids or [], row.token_ids or []
     if not expected or not actual:
         return match_text(row, reference)
-    position = first_difference(expected, actual)
-    if position is None:
-        return OutputMatch(*row.key, verdict="identical")
-    if position == min(len(expected), len(actual)):
-        reason = f"{len(actual)} tokens ({row.finish}) for {len(expected)} ({reference.finish})"
-        return OutputMatch(*row.key, verdict="length differs", first_difference=position, reason=reason)
+    position = match_tokens(row, reference)
+    if isinstance(position, OutputMatch):
+        return position
     try:
         again = baseline.ask(messages, {**settings, **fields(baseline), "max_tokens": position + 1})
     except AnswerError as e:

@@ -257,7 +257,7 @@ class Results:
 
         Raises UserError for a name that is no column of `summary(all=True)`.
         """
-        summary, column = self.summary(all=True), "mean_acceptance_length" if column == "tau" else column
+        summary = self.summary(all=True)
         if column not in summary or column in ("task", "method"):
             raise UserError(f"the summary has no column {column!r}{did_you_mean(column, summary)}")
         tasks = summary[summary["task"] != OVERALL].set_index(["task", "method"])[column]

@@ -40,18 +40,30 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     return None if len(a) == len(b) else common
 
 
-def judge(decoder: Decoder, prompt_ids: list[int], reference: SampleRecord, row: SampleRecord) -> OutputMatch:
-    """Return the verdict on a greedy output for the same prompt as the reference's. Both samples have succeeded.
+def match_tokens(row: SampleRecord, reference: SampleRecord) -> OutputMatch | int:
+    """Return the verdict on two equal outputs, or outputs of which one is a prefix of the other.
 
-    decoder: the reference's decoder, for its logits at the first difference.
+    Of others: the index of the first different token, which log-probabilities have to explain.
     """
-    expected, actual = list(reference.token_ids or ()), list(row.token_ids or ())
+    expected, actual = reference.token_ids or [], row.token_ids or []
     position = first_difference(expected, actual)
     if position is None:
         return OutputMatch(*row.key, verdict="identical")
     if position == min(len(expected), len(actual)):
         reason = f"{len(actual)} tokens ({row.finish}) for {len(expected)} ({reference.finish})"
         return OutputMatch(*row.key, verdict="length differs", first_difference=position, reason=reason)
+    return position
+
+
+def judge(decoder: Decoder, prompt_ids: list[int], reference: SampleRecord, row: SampleRecord) -> OutputMatch:
+    """Return the verdict on a greedy output for the same prompt as the reference's. Both samples have succeeded.
+
+    decoder: the reference's decoder, for its logits at the first difference.
+    """
+    position = match_tokens(row, reference)
+    if isinstance(position, OutputMatch):
+        return position
+    expected, actual = list(reference.token_ids or ()), list(row.token_ids or ())
     return _explain_difference(decoder, prompt_ids, expected[:position], (expected[position], actual[position]), row)
 
 
