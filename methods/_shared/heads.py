@@ -46,7 +46,7 @@ class HeadsOptions(Bounded):
         "`ssbench train NAME --measure`.",
     )
     nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
-        0, "Drafted nodes of an auto tree. 0: as the heads' folder advises."
+        0, "Drafted nodes of an auto tree. 0: as the heads' folder advises, else as many as the published tree has."
     )
     heads: Annotated[int, Ge(-1)] = option(
         -1, "Number of heads in use (the first ones). 0: all. -1: as the heads' folder advises, else all."

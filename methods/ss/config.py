@@ -98,7 +98,7 @@ class SSOptions(Bounded):
     )
     mode: Literal["tree", "chain"] = option("tree", "Draft shape: a tree, or a chain with the single best path (k=1).")
     stream_attention_top_p: Annotated[int, Ge(0)] = option(
-        0, "Restrict stream attention to the top-p keys of the main stream. 0: all keys."
+        0, "Number of keys that a stream attends to: those with the most attention of the main stream. 0: all."
     )
     sample: Literal["on", "off"] = option(
         "off",
@@ -131,8 +131,8 @@ class SSOptions(Bounded):
     )
     nodes: Annotated[int, Ge(0)] = option(
         0,
-        "Node budget: the best nodes of the whole tree, not pruned. The advice of the folder is then not used, but "
-        "that of the bundled folder on root and parent is. 0: n_draft.",
+        "Node budget: the best nodes of the whole tree, not pruned; advised values of k, gamma, n_draft, n_keep and "
+        "prune are then ignored. 0: n_draft.",
     )
 
     def check_together(self) -> None:
@@ -208,7 +208,7 @@ class SharedAROptions(Bounded):
     weights: str = option("", "Folder as for `ss-shared`. Empty: the one bundled with the model.")
     gamma: Annotated[int, Ge(0)] = option(0, "Number of streams, if the main stream attends to them (eq. 3). 0: all.")
     stream_attention_top_p: Annotated[int, Ge(0)] = option(
-        0, "Restrict stream attention to the top-p keys of the main stream. 0: all keys."
+        0, "Number of keys that a stream attends to: those with the most attention of the main stream. 0: all."
     )
 
     def step(self) -> SSOptions:

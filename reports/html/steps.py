@@ -100,7 +100,7 @@ def histogram(view: View) -> Chart | None:
     )
 
 
-AFTER = "Accepted, among steps that accepted the position before"
+AFTER = "Accepted, among steps that drafted this position and accepted the one before"
 REACHED = "Share of all steps whose draft reaches this position"
 
 
@@ -119,10 +119,10 @@ def by_position(view: View) -> Chart | None:
             lambda at: _share(at["conditional"]),
             AFTER,
         ),
-        Column("n", "conditional_n", "Steps that accepted the position before", digits=0),
+        Column("of steps", "conditional_n", "Steps that drafted this position and accepted the one before", digits=0),
         Column("accepted", lambda at: _share(at["rate"]), "Share of the steps that drafted the position"),
-        Column("n", "rate_n", "Steps that drafted the position", digits=0),
-        Column("drafted", lambda at: _share(at["rate_n"] / steps[at["method"]]), REACHED),
+        Column("of drafted", "rate_n", "Steps that drafted the position", digits=0),
+        Column("drafted, of all steps", lambda at: _share(at["rate_n"] / steps[at["method"]]), REACHED),
     ]
     rows = [
         {

@@ -102,7 +102,7 @@ def _line(result: Result) -> str:
     text = {"exempt": result.exempt, "untested": result.untested}.get(result.verdict, result.check.text)
     if result.tried:
         text += f" (some instances are exempt: {result.exempt})" if result.exempt else ""
-        text += f" (not tested in every case: {result.untested})" if result.untested else ""
+        text += f" (partly untested: {result.untested})" if result.untested else ""
     return f"  {result.verdict:<8} {result.name:<13} {text}"
 
 

@@ -35,8 +35,7 @@ def command(
             print(f"{'':<12}also: {', '.join(others)}")
         options = describe_options(method.Options)
         if method.node_options and all(option.name != "nodes" for option in options):
-            limit = f"at most N drafted nodes per step, which sets {method.node_options[0]}"
-            print(f"{'':<12}nodes=N: node budget, {limit}")
+            print(f"{'':<12}nodes=N: node budget, at most N drafted nodes per step; it sets {method.node_options[0]}")
         for option in options:
             print(f"{'':<12}{option.name}=<{option.type}>  {option.help} (default {option.default or 'empty'})")
 

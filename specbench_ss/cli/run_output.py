@@ -30,7 +30,6 @@ from specbench_ss.bench.run_loop import RunCallbacks
 from specbench_ss.cli.report import open_in_browser, write_report
 from specbench_ss.cli.shared import LiveView, fail
 from specbench_ss.models.checkpoint import advice_text
-from specbench_ss.models.devices import device_class
 from specbench_ss.options import option_values, value_text
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.terminal import print_answer, print_concurrency, print_short, print_verbose
@@ -161,7 +160,7 @@ def describe(config: RunConfig, where: OutputOptions, access: Access | None = No
     notes = data.notes if config.data is not None else ()
     lines += [
         ("suite", f"{data.name} ({data.edition}), {data.content_hash[:12]}"),
-        ("size", f"{_size(data)}, {pluralize(config.repeats, 'repeat')}"),
+        ("size", _size(data) + (f", {config.repeats} repeats" if config.repeats > 1 else "")),
         *(("note", note) for note in notes),
         ("decoding", decoding_text(config, data)),
         *([("at a time", ", ".join(map(str, (1, *config.concurrency))))] if config.concurrency else []),
@@ -173,12 +172,12 @@ def describe(config: RunConfig, where: OutputOptions, access: Access | None = No
         print(f"{name:<10} {text}")
 
 
-def _settings(options: Any, advised: Mapping[str, Any], device: str) -> str:
+def _settings(options: Any, advised: Mapping[str, Any]) -> str:
     """Return the options that differ from their defaults, as text: the user's, then the advised ones."""
     defaults = option_values(type(options)())
     given = {name: value for name, value in option_values(options).items() if value != defaults[name]}
     stated = ", ".join(f"{name}={value_text(value)}" for name, value in given.items())
-    parts = [stated, advice_text(advised, device_class(device)) if advised else ""]
+    parts = [stated, advice_text(advised) if advised else ""]
     return "; ".join(filter(None, parts)) or "defaults"
 
 
@@ -201,10 +200,7 @@ def _planned(plan: preflight.Plan, where: OutputOptions) -> list[tuple[str, str]
     config = plan.config
     lines = [("model", f"{config.model}, dtype {plan.dtype}, device {plan.device}")]
     lines += [("dtype", plan.dtype_choice)] if plan.dtype_choice else []
-    lines += [
-        ("method", f"{label}: {_settings(own, plan.advised[label], plan.device)}")
-        for label, own in plan.options.items()
-    ]
+    lines += [("method", f"{label}: {_settings(own, plan.advised[label])}") for label, own in plan.options.items()]
     settings = {label: {**option_values(own), **plan.advised[label]} for label, own in plan.options.items()}
     names = {spec.label: spec.name for spec in config.methods}
     if sizes := _draft_sizes((label, names[label], of) for label, of in settings.items()):
@@ -257,7 +253,7 @@ def _shown(ready: AnyReady) -> Iterator[RunCallbacks]:
         console.print(f"{data.name}: {escape(note)}", highlight=False, soft_wrap=True)
     manifest = ready.run_dir.manifest
     for method in (method for method in manifest["methods"] if method.get("advised")):
-        advised = advice_text(method["advised"], device_class(manifest["model"]["device"]))
+        advised = advice_text(method["advised"])
         console.print(escape(f"{method['label']}: {advised}"), highlight=False, soft_wrap=True)
     methods = [] if isinstance(ready, serving.PreparedRun) else manifest["methods"]
     if sizes := _draft_sizes((m["label"], m["name"], m["options"] | m["resolved"]) for m in methods):

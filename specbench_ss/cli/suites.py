@@ -32,7 +32,7 @@ def print_data(data: SuiteData, sample: int, whole: bool) -> None:
         print(f"note: {note}")
     for category, count in Counter(question.category for question in data.questions).items():
         in_category = [question for question in data.questions if question.category == category]
-        print(f"\n{category}: {pluralize(count, 'question')}, {_metrics(in_category)}")
+        print(f"\ntask {category}: {pluralize(count, 'question')}, {_metrics(in_category)}")
         for question in in_category[:sample]:
             _print_question(question, whole)
 
@@ -47,13 +47,13 @@ def _metrics(questions: list[Question]) -> str:
 
 def _print_question(question: Question, whole: bool) -> None:
     for message in question.history:
-        print(f"  {question.id}, context: {message.role}")
+        print(f"  question {question.id}, {message.role}:")
         print(_shown(message.content, whole))
     for number, turn in enumerate(question.turns):
-        print(f"  {question.id}, turn {number + 1}")
+        print(f"  question {question.id}, user, turn {number + 1}:")
         print(_shown(turn, whole))
         for reference in question.references[number] if question.references else ():
-            print(f"  reference\n{_shown(reference, whole)}")
+            print(f"  reference:\n{_shown(reference, whole)}")
 
 
 def _shown(text: str, whole: bool) -> str:

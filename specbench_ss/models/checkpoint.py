@@ -333,9 +333,9 @@ def _values(
     return {name: getattr(parsed, name) for name in texts}
 
 
-def advice_text(advised: Mapping[str, Any], device: str) -> str:
-    """Return a method's advised settings as text: 'k=3, n_draft=4 (advised by the drafter's folder for cpu)'."""
-    return f"{_settings(advised)} (advised by the drafter's folder for {device})"
+def advice_text(advised: Mapping[str, Any]) -> str:
+    """Return a method's advised settings as text: 'k=3, n_draft=4 (advised by the drafter's folder)'."""
+    return f"{_settings(advised)} (advised by the drafter's folder)"
 
 
 def advice_card(config: Mapping[str, Any]) -> str:

@@ -86,7 +86,7 @@ OTHERS = "it served other requests meanwhile, or did not always report its count
 CheckState = Literal["ok", "warning", "wrong", "not checked"]
 STATES: tuple[CheckState, ...] = ("wrong", "warning", "not checked", "ok")  # the worst first
 
-MEMORY = "that needs greedy decoding and --repeats 2."
+MEMORY = "that needs --repeats 2 and greedy decoding."
 USELESS = "speedups on low-quality outputs (e.g. from copying) may not carry over"
 KINDS = 3  # kinds of warnings in one sentence
 NUMBERS = re.compile(r"[\d.,]*\d")
@@ -301,9 +301,9 @@ def _not_found(run: Run, rows: Sequence[SummaryRow]) -> Iterator[Check]:
     rest = [label for label in silent if not comparable(run, label)]
     if len(rest) < len(silent):
         others = f" Not checked: {', '.join(rest)}." if rest else ""
-        yield Check("invalid", "ok", f"No method reuses outputs of earlier repeats.{others}")
+        yield Check("invalid", "ok", f"No method answers repeats from memory.{others}")
     elif silent:
-        yield Check("invalid", "not checked", f"Reuse of outputs of earlier repeats was not checked: {MEMORY}")
+        yield Check("invalid", "not checked", f"Whether methods answer repeats from memory was not checked: {MEMORY}")
 
 
 def _same(rows: Sequence[SummaryRow]) -> Check:

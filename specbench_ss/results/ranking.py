@@ -215,8 +215,10 @@ def notes(
         "invalid: numbers contradict each other, sampled tokens are biased, outputs come from memory, or work "
         "happens outside the clock; see below": any(row.comparison == "invalid" for row in rows),
         **{f"{mark} {MARKED[comparison]}": mark in marks for comparison, mark in MARKS.items()},
-        f"n counts prompts, which are turns of fewer questions{q}: intervals resample questions, and "
-        "quality is a mean over questions": any(row.n_questions != row.n_prompts for row in rows),
+        f"n is the number of prompts, then that of questions{q}: a question with several turns has several prompts; "
+        "intervals resample questions, and quality is a mean over questions": any(
+            row.n_questions != row.n_prompts for row in rows
+        ),
         f"every prompt has {repeats} repeats; it counts once in n, with its mean": repeats > 1,
         f"{NO_MEAN} ({measured_by})": any(row.quality is not None and quality(row, config) is None for row in rows),
         PROMISED: (SAMPLED, True) in shown,
@@ -239,7 +241,7 @@ def headline(
     summaries: Sequence[SummaryRow],
     made: Sequence[Check],
     placed: Mapping[str, RankRange],
-    remedy: str = f"--limit {FEWEST}",
+    remedy: str = f"use --limit {FEWEST}",
 ) -> str:
     """Return the result over all tasks in one line, after the names of the checks that make it unreliable.
 
@@ -284,11 +286,11 @@ def _without_failing(
 
 
 def more_questions(run: Run) -> str:
-    """Return how a run gets enough questions for intervals: '--limit 4', or by more of them in the user's file."""
+    """Return how a run gets enough questions for intervals: 'use --limit 4', or by more of them in the user's file."""
     suite, limit = run.manifest["suite"], run.manifest["config"].get("limit")
     fewest = min(Counter(question.category for question in run.questions).values(), default=0)
     if suite["edition"] != "custom" or (limit and fewest >= limit):
-        return f"--limit {FEWEST}"
+        return f"use --limit {FEWEST}"
     return f"the file has {pluralize(len(run.questions), 'question')}; add questions"
 
 
@@ -304,7 +306,8 @@ def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange], remedy
     several = len(known) > 1
     if faster := [row for row in known if row.comparison == "faster"]:
         tied = placed[faster[0].method].tied_with if faster[0].method in placed else ()
-        ties = f"; {_some(tied)} {'is' if len(tied) == 1 else 'are'} not significantly different" if tied else ""
+        different = f"{'is' if len(tied) == 1 else 'are'} not significantly different from {cut(faster[0].method)}"
+        ties = f"; {_some(tied)} {different}" if tied else ""
         if tied and faster[0] is known[0]:
             return f"No significant winner: {cut(faster[0].method)} {_measured(faster[0], over)}{ties}."
         first = "faster" if not several else "fastest" if faster[0] is known[0] else "significantly faster"

@@ -330,11 +330,11 @@ class SummaryRow:
     acceptance_rate_per_pos_n: Col[tuple[int, ...], "by draft position: steps that drafted it; a tuple", "steps"]
     conditional_acceptance_rate: Col[
         tuple[float, ...],
-        "by draft position: share accepted among the steps that accepted the position before; a tuple",
+        "by draft position: share accepted among the steps that drafted it and accepted the position before; a tuple",
         "0 to 1",
     ]
     conditional_acceptance_rate_n: Col[
-        tuple[int, ...], "by draft position: steps that accepted the position before; a tuple", "steps"
+        tuple[int, ...], "by draft position: steps that drafted it and accepted the position before; a tuple", "steps"
     ]
     num_target_forwards: Col[Number, "mean steps per sample", "steps"]
     num_draft_forwards: Col[Number, "mean forward passes of the draft model per sample", "passes"]

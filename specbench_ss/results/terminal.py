@@ -132,9 +132,11 @@ def widen(console: Console, width: int = WIDTH) -> None:
 
 
 def print_answer(results: Results, console: Console) -> None:
-    """Print the finding over all tasks in one line, marked if timing is noisy."""
-    noisy = any(check.name == "timing" and check.state == "warning" for check in results.checks)
-    mark = "  [yellow]! noisy[/]" * (noisy and not results.all_noisy)
+    """Print the finding over all tasks in one line, marked if times are noisy or unstable."""
+    timing = next((check for check in results.checks if check.name == "timing" and check.state == "warning"), None)
+    mark = ""
+    if timing is not None and not results.all_noisy:
+        mark = f"  [yellow]! {'noisy' if 'noisy' in timing.findings else 'unstable timing'}[/]"
     console.print(f"[bold]{escape(results.headline)}[/]{mark}", highlight=False, soft_wrap=True)
 
 
@@ -274,11 +276,10 @@ def _reasons(rows: Sequence[SummaryRow]) -> list[str]:
 def _reason(row: SummaryRow, base: SummaryRow) -> str:
     """Return τ and step time of a method as text, with the part of a step that takes most of the longer time."""
     tau, longer = format_number(row.mean_acceptance_length), (row.relative_step_time or 0.0) > 1
-    over = cut(base.method, NARROW)
-    text = f"{cut(row.method, NARROW)}: {tau} tokens per step, a step takes {_step_time(row)} {over}'s time"
+    text = f"{cut(row.method, NARROW)}: {tau} tokens per step, a step is {_step_time(row)} as long"
     if row.draft_s is None or row.verify_s is None or base.verify_s is None or not longer:
         return text
-    return f"{text} ({'drafting' if row.draft_s > row.verify_s - base.verify_s else 'verification'})"
+    return f"{text}, mostly by {'drafting' if row.draft_s > row.verify_s - base.verify_s else 'verification'}"
 
 
 def _step_time(row: SummaryRow) -> str:

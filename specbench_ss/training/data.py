@@ -52,7 +52,8 @@ class Counts:
 
     def line(self) -> str:
         """Return all non-zero counts on one line."""
-        parts = [f"{self.documents} of {self.conversations} conversations"]
+        left_out = f" of {self.conversations}" if self.documents != self.conversations else ""
+        parts = [f"{self.documents}{left_out} conversations"]
         parts += [f"{self.tokens} tokens, {self.completion_tokens} of them in completions"] if self.tokens else []
         other = {
             "cut to a row": self.cut,

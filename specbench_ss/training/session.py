@@ -226,6 +226,8 @@ def _finish(
     if config.push_to_hub:
         print(f"published: {push_to_hub(folder, config.push_to_hub)}")
     print(f"use it: {usage(trainer.method, folder, config.model)}")
+    if target.device_type == "cpu" and registry.method_class(trainer.method).node_options:
+        print("on a CPU few drafted nodes are faster: add --nodes 4, or find the settings with `ssbench tune`")
 
 
 def usage(method: str, folder: Path, model: str) -> str:
@@ -259,7 +261,7 @@ def measure(kind: type[DrafterTrainer], weights: str, config: TrainConfig) -> No
     path = config.out / ACCURACIES_FILE
     path.write_text(json.dumps(content, indent=1) + "\n")
     for i, row in enumerate(accuracies):
-        print(f"head {i}: top-1 {row[0]:.3f}, top-{len(row)} {sum(row):.3f}")
+        print(f"head {i + 1}: top-1 {row[0]:.3f}, top-{len(row)} {sum(row):.3f}")
     name = kind.method
     settings = f"--set {name}.weights={shlex.quote(weights)} --set {name}.tree={shlex.quote(str(path))}"
     print(f"use it: ssbench run --model {shlex.quote(config.model)} --methods {name} {settings}")

@@ -130,7 +130,7 @@ def test_a_run_states_and_records_what_was_advised(tmp_path: Path, capsys: pytes
     asked = ["run", "--methods", f"ss[weights={weights},k=2]", "--suite", f"jsonl:{prompts}", "--warmup", "0"]
     assert main([*asked, "--max-new-tokens", "4", "--out", str(tmp_path / "run")]) == 0
     stated_here = [line for line in capsys.readouterr().err.splitlines() if "advised" in line]
-    advised = "n_draft=2, gamma=2, prune=off (advised by the drafter's folder for cpu)"
+    advised = "n_draft=2, gamma=2, prune=off (advised by the drafter's folder)"
     assert stated_here == [f"ss[weights={weights},k=2]: {advised}"]
     assert main([*asked, "--dry-run"]) == 0
     assert f"ss[weights={weights},k=2]: weights={weights}, k=2; {advised}" in capsys.readouterr().out
