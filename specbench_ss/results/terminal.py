@@ -184,7 +184,8 @@ def print_verbose(results: Results, console: Console) -> None:
     for note in _notes_of(results, overall):
         console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     for check in worst_first(results.checks):
-        _print_check(console, check)
+        if check.name != "invalid" or check.state != "not checked" or _asked(check, results):
+            _print_check(console, check)
 
 
 def _notes_of(results: Results, overall: Sequence[SummaryRow]) -> Iterator[str]:
@@ -303,8 +304,7 @@ def _print_line(console: Console, text: str, mark: str, most: int = 2, style: st
 
 def _print_warnings(results: Results, console: Console, brief: bool) -> None:
     """Print the methods that failed and the worst checks. brief: in 3 lines at most, else in 7."""
-    asked = "invalid" if results.run.repeats > 1 else ""  # outputs from memory: only repeats can show them
-    found = [check for check in worst_first(results.checks) if check.state != "not checked" or check.name == asked]
+    found = [check for check in worst_first(results.checks) if check.state != "not checked" or _asked(check, results)]
     failed = [row for row in results.overall if row.n_failed]
     found = [check for check in found if check.name != "failed"]
     most = MOST_WARNINGS if not brief else 1 if failed else 2
@@ -318,6 +318,11 @@ def _print_warnings(results: Results, console: Console, brief: bool) -> None:
         _print_line(console, check.sentence + detail, f"  {STATE_MARKS[check.state]} ", lines)
     if rest > 0:
         console.print(f"  [yellow]![/] {pluralize(rest, 'more warning')}: ssbench report -v", highlight=False)
+
+
+def _asked(check: Check, results: Results) -> bool:
+    """Return whether the run was meant to show outputs from memory, which only repeats can."""
+    return check.name == "invalid" and results.run.repeats > 1
 
 
 def _print_failure(results: Results, label: str, console: Console) -> None:
