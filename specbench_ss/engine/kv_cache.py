@@ -59,6 +59,18 @@ class Cache:
         values[:, :, start:end] = v
         return keys[:, :, :end], values[:, :, :end]
 
+    def rows_for(self, like: Tensor, shape: tuple[int, int, int, int], layer: int) -> tuple[Tensor, Tensor]:
+        """Return a layer's whole keys and values with room for new rows of this shape, [B, kv_heads, q, head_dim].
+
+        The caller writes them after the existing rows. like: a tensor of their dtype and device.
+        """
+        start = self.lengths[layer]
+        self.check(start, start + shape[2], layer)
+        if not self.has(layer):
+            new = like.new_empty(shape)
+            self.keys[layer], self.values[layer] = self._allocate(new, new, layer)
+        return self.memory_of(layer)
+
     def check(self, start: int, end: int, layer: int) -> None:
         """Make room for rows start to end of a layer. Raises RuntimeError if they exceed the limit."""
         if end > (self.capacity if self.limit is None else min(self.capacity, self.limit)):

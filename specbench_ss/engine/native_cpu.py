@@ -1,0 +1,207 @@
+"""Native kernels for products and layers of few query tokens on x86 CPUs.
+
+`cpu_layer.cpp` is compiled for this machine at first use and kept in the cache folder. Without a compiler, on another
+processor, or with SSBENCH_NATIVE=0, torch's operators are used (`cpu_kernels`).
+
+One call runs attention or the MLP of a layer. A sum is made in one order whatever the number of query tokens and
+threads is, so that a token's states have the same bits in autoregressive decoding and in verification.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench_ss.storage import cache_folder
+
+SOURCE = Path(__file__).with_name("cpu_layer.cpp")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+NEEDED = {"avx2", "fma", "f16c"}  # flags of the processor
+VARIABLE = "SSBENCH_NATIVE"  # 0: do not use them
+COMPILE_S = 300.0
+MOST_ROWS = 32  # query tokens of one call; more are as fast by torch
+HEAD_SIZE = 1024  # largest head dimension
+PAIRS = {  # types of activations and weights -> number in the source
+    (torch.float32, torch.float32): 0,
+    (torch.float32, torch.float16): 1,
+    (torch.bfloat16, torch.bfloat16): 2,
+}
+_INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_long, ctypes.c_void_p
+
+
+class Layer(ctypes.Structure):
+    """Sizes and weights of a decoder layer, as `Layer` of the source."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("hidden", "heads", "kv_heads", "d", "inner")),
+        *((name, ctypes.c_float) for name in ("eps1", "eps2", "eps_head", "scale")),
+        *(
+            (name, _POINTER)
+            for name in (
+                "norm1", "qkv", "qkv_bias", "head_norm", "out", "out_bias",
+                "norm2", "gate_up", "gate_up_bias", "down", "down_bias",
+            )
+        ),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The compiled functions. name: for the record."""
+
+    linear: Any
+    attend: Any
+    mlp: Any
+    name: str
+
+
+@functools.cache
+def kernels() -> Kernels | None:
+    """Return the kernels, compiled if they are not in the cache; None where they cannot be used (`problem`)."""
+    return _load()[0]
+
+
+@functools.cache
+def problem() -> str:
+    """Return why there are no native kernels, or ''."""
+    return _load()[1]
+
+
+@functools.cache
+def _load() -> tuple[Kernels | None, str]:
+    if os.environ.get(VARIABLE) == "0":
+        return None, f"{VARIABLE} is 0"
+    flags = _processor_flags()
+    if not sys.platform.startswith("linux") or not flags >= NEEDED:
+        return None, "they need Linux on x86 with AVX2, FMA and F16C"
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+    if compiler is None:
+        return None, "there is no C++ compiler"
+    try:
+        library = ctypes.CDLL(str(_compiled(compiler, flags)))
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"{compiler} cannot compile them: {_last_line(error)}"
+    library.ssbench_linear.argtypes = [_INT, _POINTER, _INT, _POINTER, _POINTER, _INT, _LONG, _POINTER, _INT]
+    library.ssbench_attend.argtypes = [
+        _INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _INT,
+    ]  # fmt: skip
+    library.ssbench_mlp.argtypes = [_INT, _POINTER, _POINTER, _INT, _POINTER, _INT]
+    for function in (library.ssbench_linear, library.ssbench_attend, library.ssbench_mlp):
+        function.restype = None
+    wide = "AVX-512" if {"avx512f", "avx512bw", "avx512vl"} <= flags else "AVX2"
+    name = f"{wide} BF16" if wide == "AVX-512" and "avx512_bf16" in flags else wide
+    return Kernels(library.ssbench_linear, library.ssbench_attend, library.ssbench_mlp, name), ""
+
+
+def _processor_flags() -> set[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return set()
+    return set(next((line.partition(":")[2].split() for line in text.splitlines() if line.startswith("flags")), []))
+
+
+def _compiled(compiler: str, flags: set[str]) -> Path:
+    """Return the library for this source, compiler and processor. Raises OSError or SubprocessError."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=COMPILE_S).stdout
+    parts = (SOURCE.read_bytes(), version, " ".join(sorted(flags)).encode(), " ".join(FLAGS).encode())
+    file = cache_folder() / "native" / f"{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:  # of this process alone, then renamed
+            made = Path(folder) / file.name
+            command = [compiler, *FLAGS, "-o", str(made), str(SOURCE)]
+            subprocess.run(command, capture_output=True, check=True, timeout=COMPILE_S)
+            made.replace(file)
+    return file
+
+
+def _last_line(error: Exception) -> str:
+    text = getattr(error, "stderr", None) or str(error)
+    lines = (text.decode(errors="replace") if isinstance(text, bytes) else text).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
+
+
+def supports(activations: torch.dtype, weights: torch.dtype) -> bool:
+    """Return True if there are kernels for these types."""
+    return (activations, weights) in PAIRS and kernels() is not None
+
+
+class NativeLinear:
+    """A product of few rows by the native kernel: x [.., in] -> x weight^T + bias [.., out]. weight: [out, in]."""
+
+    __slots__ = ("bias", "dtype", "inputs", "linear", "outputs", "pair", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        made = kernels()
+        assert made is not None
+        self.weight, self.bias, self.dtype = weight, bias, dtype
+        self.outputs, self.inputs = weight.shape
+        self.pair, self.linear = PAIRS[dtype, weight.dtype], made.linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the product; x has at most MOST_ROWS rows or, slower than by torch, more."""
+        x = x.contiguous()
+        out = x.new_empty((*x.shape[:-1], self.outputs))
+        rows, threads = out.numel() // self.outputs, torch.get_num_threads()
+        bias = None if self.bias is None else self.bias.data_ptr()
+        self.linear(
+            self.pair, x.data_ptr(), rows, self.weight.data_ptr(), bias, self.inputs, self.outputs, out.data_ptr(),
+            threads,
+        )  # fmt: skip
+        return out
+
+
+class NativeLayer:
+    """Attention and MLP of a decoder layer by native kernels.
+
+    layer: sizes and addresses; `kept` holds the tensors that these belong to.
+    """
+
+    __slots__ = ("attention", "d", "kept", "kv_heads", "layer", "made", "pair")
+
+    def __init__(self, layer: Layer, pair: int, kept: tuple[Tensor, ...]) -> None:
+        made = kernels()
+        assert made is not None
+        self.layer, self.pair, self.kept, self.made = ctypes.byref(layer), pair, (layer, *kept), made
+        self.kv_heads, self.d = layer.kv_heads, layer.d
+
+    def attend(
+        self, x: Tensor, keys: Tensor, values: Tensor, past: int, rotary: tuple[Tensor, Tensor], mask: Tensor | None
+    ) -> Tensor:
+        """Return attention's contribution to x [1, q, h]; write the keys and values of x after `past` rows.
+
+        Args:
+            x: states [1, q, h] of up to MOST_ROWS query tokens.
+            keys, values: [1, kv_heads, capacity, d] of the layer.
+            past: number of filled rows.
+            rotary: cos and signed sin, [1, q, 1, d].
+            mask: additive [1, 1, q, past + q], or None for causal attention.
+        """
+        out = torch.empty_like(x)
+        cos, sin = rotary
+        self.made.attend(
+            self.pair, self.layer, x.data_ptr(), x.shape[1], out.data_ptr(), keys.data_ptr(), values.data_ptr(),
+            keys.stride(1), past, cos.data_ptr(), sin.data_ptr(), None if mask is None else mask.data_ptr(),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """Return the MLP's contribution to x [1, q, h] of up to MOST_ROWS query tokens."""
+        out = torch.empty_like(x)
+        rows, threads = x.shape[1], torch.get_num_threads()
+        self.made.mlp(self.pair, self.layer, x.data_ptr(), rows, out.data_ptr(), threads)
+        return out
