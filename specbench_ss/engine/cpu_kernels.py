@@ -127,7 +127,7 @@ class PrepackedLinear:
             _FP16_COPIES.add(self)
         matrix = torch.float16 if self.half else weight.dtype
         if pack and weight.device.type == "cpu" and native_cpu.supports(weight.dtype, matrix):
-            self.native = NativeLinear(weight.detach().to(matrix).contiguous(), bias, weight.dtype)
+            self.native = NativeLinear(weight.to(matrix), bias, weight.dtype)
             self.most = MOST_ROWS_HALF if self.half else MOST_ROWS
         elif self.half:
             self.packed = _packed_half(weight, bias)
@@ -195,12 +195,12 @@ def packing(weight: Tensor, weights_bytes: int, fp16_weights: bool) -> PrepackFo
     """
     if weight.device.type != "cpu" or weight.dtype not in PACKED_DTYPES:
         return ""
-    if native_cpu.supports(weight.dtype, weight.dtype) and not fp16_weights:
-        return "whole"  # without a copy
     if not has_room(weights_bytes):
         return ""
     if fp16_weights and (native_cpu.supports(torch.float32, torch.float16) or supports_fp16_gemm()):
         return "half"
+    if native_cpu.supports(weight.dtype, weight.dtype) and not fp16_weights:
+        return "whole"
     return "whole" if _onednn_works(weight.dtype) and (weight.dtype == torch.float32 or bfloat16_gains()) else ""
 
 
@@ -336,11 +336,6 @@ class FusedWeights:
     head_norm: Norm | None  # weight [heads + kv_heads, d], the QK norm of Qwen3
     layer: int
 
-    @property
-    def native_act(self) -> bool:
-        """Return True if the activation is SiLU, which the native MLP computes."""
-        return isinstance(self.act, nn.SiLU)
-
     def products(self) -> tuple[PrepackedLinear, ...]:
         """Return all linear layers."""
         return self.qkv, self.out, self.gate_up, self.down
@@ -399,7 +394,7 @@ class FusedBlock(Block):
         if not torch.is_inference_mode_enabled():
             return Block.run_mlp(self, x)
         w = self.joined
-        if self.native is not None and w.native_act and len(x) == 1 and x.shape[1] <= native_cpu.MOST_ROWS:
+        if self.native is not None and self.native.has_mlp and x.shape[:-1].numel() <= native_cpu.MOST_ROWS:
             return self.native.mlp(x.contiguous())
         gate, up = w.gate_up(_apply_norm(x, w.norm2)).chunk(2, -1)
         return w.down(w.act(gate).mul_(up))
@@ -479,9 +474,9 @@ def _native(joined: FusedWeights, attention: Any) -> NativeLayer | None:
     eps1, norm1 = (0.0, None) if joined.norm1 is None else (joined.norm1[1], joined.norm1[0].data)
     eps_head, head_norm = (0.0, None) if joined.head_norm is None else (joined.head_norm[1], joined.head_norm[0])
     tensors: dict[str, Tensor | None] = {
-        "norm1": norm1, "qkv": qkv.weight, "qkv_bias": qkv.bias, "head_norm": head_norm,
-        "out": out.weight, "out_bias": out.bias, "norm2": joined.norm2[0].data, "gate_up": gate_up.weight,
-        "gate_up_bias": gate_up.bias, "down": down.weight, "down_bias": down.bias,
+        "norm1": norm1, "qkv": qkv.packed, "qkv_bias": qkv.bias, "head_norm": head_norm,
+        "out": out.packed, "out_bias": out.bias, "norm2": joined.norm2[0].data, "gate_up": gate_up.packed,
+        "gate_up_bias": gate_up.bias, "down": down.packed, "down_bias": down.bias,
     }  # fmt: skip
     kept = tuple(tensor for tensor in tensors.values() if tensor is not None)
     if (down.inputs * 2, down.outputs, out.outputs) != (gate_up.outputs, qkv.inputs, qkv.inputs):
@@ -493,7 +488,7 @@ def _native(joined: FusedWeights, attention: Any) -> NativeLayer | None:
         eps1, joined.norm2[1], eps_head, float(attention.scaling),
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors.values()),
     )  # fmt: skip
-    return NativeLayer(layer, qkv.pair, kept)
+    return NativeLayer(layer, qkv.pair, kept, isinstance(joined.act, nn.SiLU))
 
 
 def _joined(block: Block, head_dim: int, pack: PrepackFormat) -> FusedWeights | None:

@@ -4,8 +4,9 @@
 // does not depend on the number of query tokens or threads, and masked keys add exact zeros. A token therefore gets
 // the same bits whether it is decoded alone or verified in a draft tree.
 //
-// X: type of activations and of the KV cache; W: type of weight matrices. Sums are float32. Matrices are row-major
-// [outputs, inputs], as torch has them.
+// X: type of activations and of the KV cache; W: type of weight matrices. Sums are float32. Matrices are packed in
+// panels of PANEL outputs, so that a product reads memory in order: [panel][inputs / G][PANEL][G], zeros at the ends.
+// G is 2 where the processor multiplies pairs of bfloat16.
 
 #include <immintrin.h>
 
@@ -20,12 +21,13 @@ namespace {
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define SSBENCH_AVX512 1
 using vec = __m512;
-constexpr int L = 16, MOST_ROWS = 4;
+constexpr int L = 16, MOST_ROWS = 8;  // MOST_ROWS: of x at a time, as many as registers hold
 inline vec zero() { return _mm512_setzero_ps(); }
 inline vec all(float v) { return _mm512_set1_ps(v); }
 inline vec fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline vec mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
 inline vec add(vec a, vec b) { return _mm512_add_ps(a, b); }
+inline vec sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
 inline vec larger(vec a, vec b) { return _mm512_max_ps(a, b); }  // b if one is NaN
 inline float sum(vec v) { return _mm512_reduce_add_ps(v); }
 inline vec scale2(vec v, vec n) { return _mm512_scalef_ps(v, n); }
@@ -35,12 +37,13 @@ inline vec zero_below(vec v, vec x, float least) {
 }
 #else
 using vec = __m256;
-constexpr int L = 8, MOST_ROWS = 2;
+constexpr int L = 8, MOST_ROWS = 4;
 inline vec zero() { return _mm256_setzero_ps(); }
 inline vec all(float v) { return _mm256_set1_ps(v); }
 inline vec fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline vec mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
 inline vec add(vec a, vec b) { return _mm256_add_ps(a, b); }
+inline vec sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
 inline vec larger(vec a, vec b) { return _mm256_max_ps(a, b); }
 inline float sum(vec v) {
     __m128 h = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -135,85 +138,118 @@ struct BF16 {
 #endif
 };
 
-// Multiplies a piece of a row of X by one of W and adds it to float32 sums.
+constexpr int PANEL = 2 * L, MOST_TOKENS = 32;  // as `native_cpu.MOST_ROWS`
+constexpr int CHUNK = 1;  // panels that a thread takes at a time: a thread that is held up takes fewer
+
+// Multiplies G entries of a row of X by those of L outputs of W, and adds to L sums.
 template <class X, class W>
 struct Pair {
-    static constexpr int step = L;
-    using XR = vec;
-    using WR = vec;
-    template <class... N>
-    static XR x(const typename X::S* p, N... n) { return X::load(p, n...); }
-    template <class... N>
-    static WR w(const typename W::S* p, N... n) { return W::load(p, n...); }
-    static void mac(vec& total, XR a, WR b) { total = fma(a, b, total); }
+    static constexpr int G = 1;
+    using V = vec;
+    static V x(const typename X::S* p) { return all(X::get(*p)); }
+    static V last(const typename X::S* p) { return x(p); }
+    static V w(const typename W::S* p) { return W::load(p); }
+    static void mac(vec& total, V a, V b) { total = fma(a, b, total); }
 };
 
 #if defined(SSBENCH_AVX512) && defined(__AVX512BF16__)
 template <>
 struct Pair<BF16, BF16> {
-    static constexpr int step = 32;
-    using XR = __m512i;
-    using WR = __m512i;
-    static XR x(const uint16_t* p) { return _mm512_loadu_si512(p); }
-    static XR x(const uint16_t* p, int n) { return _mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1), p); }
-    static WR w(const uint16_t* p) { return x(p); }
-    static WR w(const uint16_t* p, int n) { return x(p, n); }
-    static void mac(vec& total, XR a, WR b) { total = _mm512_dpbf16_ps(total, (__m512bh)a, (__m512bh)b); }
+    static constexpr int G = 2;
+    using V = __m512i;
+    static V x(const uint16_t* p) {
+        int32_t pair;
+        std::memcpy(&pair, p, 4);
+        return _mm512_set1_epi32(pair);
+    }
+    static V last(const uint16_t* p) { return _mm512_set1_epi32(*p); }  // of an odd number: with a zero
+    static V w(const uint16_t* p) { return _mm512_loadu_si512(p); }
+    static void mac(vec& total, V a, V b) { total = _mm512_dpbf16_ps(total, (__m512bh)a, (__m512bh)b); }
 };
 #endif
 
-// M rows of x times N rows of w, of length k each: put(row, output, value).
-template <class X, class W, int M, int N, class Put>
-inline void tile(const typename X::S* x, long ldx, const typename W::S* w, long ldw, int k, Put put) {
-    using P = Pair<X, W>;
-    vec total[M][N];
-    for (int m = 0; m < M; m++)
-        for (int n = 0; n < N; n++) total[m][n] = zero();
-    int i = 0;
-    for (; i + P::step <= k; i += P::step) {
-        typename P::WR b[N];
-        for (int n = 0; n < N; n++) b[n] = P::w(w + n * ldw + i);
-        for (int m = 0; m < M; m++) {
-            typename P::XR a = P::x(x + m * ldx + i);
-            for (int n = 0; n < N; n++) P::mac(total[m][n], a, b[n]);
-        }
-    }
-    if (i < k) {
-        for (int m = 0; m < M; m++) {
-            typename P::XR a = P::x(x + m * ldx + i, k - i);
-            for (int n = 0; n < N; n++) P::mac(total[m][n], a, P::w(w + n * ldw + i, k - i));
-        }
-    }
-    for (int m = 0; m < M; m++)
-        for (int n = 0; n < N; n++) put(m, n, sum(total[m][n]));
+template <class X, class W>
+constexpr int group = Pair<X, W>::G;
+
+template <class X, class W>
+long panel_size(int k) {  // entries of one panel
+    return (long)(k + group<X, W> - 1) / group<X, W> * group<X, W> * PANEL;
 }
 
-template <class X, class W, int N, class Put>
-inline void rows_of(const typename X::S* x, long ldx, int rows, const typename W::S* w, long ldw, int k, Put put) {
-    int m = 0;
-    auto shifted = [&](int r, int n, float v) { put(m + r, n, v); };
-    for (; m + MOST_ROWS <= rows; m += MOST_ROWS) tile<X, W, MOST_ROWS, N>(x + m * ldx, ldx, w, ldw, k, shifted);
+inline long panels(long outputs) { return (outputs + PANEL - 1) / PANEL; }
+
+template <class X, class W>
+void pack(const typename W::S* w, long outputs, int k, typename W::S* to) {
+    constexpr int G = group<X, W>;
+    for (long p = 0; p < panels(outputs); p++)
+        for (int i = 0; i < k; i += G)
+            for (int n = 0; n < PANEL; n++)
+                for (int g = 0; g < G; g++, to++) {
+                    const long row = p * PANEL + n;
+                    *to = row < outputs && i + g < k ? w[row * k + i + g] : 0;
+                }
+}
+
+// M rows of x [M, k] times a panel of V * L outputs: put(row, sums).
+template <class X, class W, int M, int V, class Put>
+inline void tile(const typename X::S* x, long ldx, const typename W::S* w, int k, Put put) {
+    using P = Pair<X, W>;
+    vec total[M][V];
+    for (int m = 0; m < M; m++)
+        for (int v = 0; v < V; v++) total[m][v] = zero();
+    int i = 0;
+#pragma GCC unroll 2
+    for (; i + P::G <= k; i += P::G, w += V * L * P::G) {
+        typename P::V b[V];
+        for (int v = 0; v < V; v++) b[v] = P::w(w + v * L * P::G);
+        for (int m = 0; m < M; m++) {
+            const typename P::V a = P::x(x + m * ldx + i);
+            for (int v = 0; v < V; v++) P::mac(total[m][v], a, b[v]);
+        }
+    }
+    if (i < k)
+        for (int m = 0; m < M; m++) {
+            const typename P::V a = P::last(x + m * ldx + i);
+            for (int v = 0; v < V; v++) P::mac(total[m][v], a, P::w(w + v * L * P::G));
+        }
+    for (int m = 0; m < M; m++) {
+        float sums[V * L];
+        std::memcpy(sums, total[m], sizeof(sums));
+        put(m, sums);
+    }
+}
+
+// All rows of x [rows, k] times a panel of V * L outputs: put(row, sums).
+template <class X, class W, int V, class Put>
+inline void tiles(const typename X::S* x, long ldx, long rows, const typename W::S* w, int k, Put put) {
+    long m = 0;
+    auto shifted = [&](int r, const float* sums) { put(m + r, sums); };
+    for (; m + MOST_ROWS <= rows; m += MOST_ROWS) tile<X, W, MOST_ROWS, V>(x + m * ldx, ldx, w, k, shifted);
     switch (rows - m) {
-        case 3: tile<X, W, 3, N>(x + m * ldx, ldx, w, ldw, k, shifted); break;
-        case 2: tile<X, W, 2, N>(x + m * ldx, ldx, w, ldw, k, shifted); break;
-        case 1: tile<X, W, 1, N>(x + m * ldx, ldx, w, ldw, k, shifted); break;
+#ifdef SSBENCH_AVX512
+        case 7: tile<X, W, 7, V>(x + m * ldx, ldx, w, k, shifted); break;
+        case 6: tile<X, W, 6, V>(x + m * ldx, ldx, w, k, shifted); break;
+        case 5: tile<X, W, 5, V>(x + m * ldx, ldx, w, k, shifted); break;
+        case 4: tile<X, W, 4, V>(x + m * ldx, ldx, w, k, shifted); break;
+#endif
+        case 3: tile<X, W, 3, V>(x + m * ldx, ldx, w, k, shifted); break;
+        case 2: tile<X, W, 2, V>(x + m * ldx, ldx, w, k, shifted); break;
+        case 1: tile<X, W, 1, V>(x + m * ldx, ldx, w, k, shifted); break;
         default: break;
     }
 }
 
-// Outputs from..to-1 of x [rows, k] times w [.., k].
+// All rows of x [rows, k] times one panel of a packed matrix: put(row, output, value).
 template <class X, class W, class Put>
 inline void product(
-    const typename X::S* x, long ldx, int rows, const typename W::S* w, long ldw, int k, long from, long to, Put put) {
-    long n = from;
-    auto shifted = [&](int r, int c, float v) { put(r, n + c, v); };
-    for (; n + 4 <= to; n += 4) rows_of<X, W, 4>(x, ldx, rows, w + n * ldw, ldw, k, shifted);
-    for (; n < to; n++) rows_of<X, W, 1>(x, ldx, rows, w + n * ldw, ldw, k, shifted);
+    const typename X::S* x, long ldx, int rows, const void* packed, int k, long outputs, long panel, Put put) {
+    const auto w = (const typename W::S*)packed + panel * panel_size<X, W>(k);
+    const long first = panel * PANEL;
+    const int count = (int)std::min<long>(PANEL, outputs - first);
+    tiles<X, W, PANEL / L>(x, ldx, rows, w, k, [&](long r, const float* sums) {
+        for (int n = 0; n < count; n++) put((int)r, first + n, sums[n]);
+    });
 }
-
-constexpr long CHUNK = 32;  // outputs that a thread takes at a time: a thread that is held up takes fewer
-
-inline long chunks(long outputs) { return (outputs + CHUNK - 1) / CHUNK; }
 
 template <class X>
 void rms_norm(const typename X::S* x, const typename X::S* weight, float eps, int h, typename X::S* out) {
@@ -257,71 +293,102 @@ inline float biased(float v, const void* bias, long n) {
 
 template <class X, class W>
 void linear(
-    const void* x_, int rows, const void* w_, const void* bias, int k, long outputs, void* out_, int threads) {
+    const void* x_, int rows, const void* w, const void* bias, int k, long outputs, void* out_, int threads) {
     auto x = (const typename X::S*)x_;
-    auto w = (const typename W::S*)w_;
     auto out = (typename X::S*)out_;
     auto put = [&](int r, long n, float v) { out[r * outputs + n] = X::put(biased<X>(v, bias, n)); };
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
-    for (long c = 0; c < chunks(outputs); c++)
-        product<X, W>(x, k, rows, w, k, k, c * CHUNK, std::min(outputs, (c + 1) * CHUNK), put);
+#pragma omp parallel for schedule(dynamic, CHUNK) num_threads(threads) if (threads > 1)
+    for (long p = 0; p < panels(outputs); p++) product<X, W>(x, k, rows, w, k, outputs, p, put);
 }
 
-// Attention of the rows first..first+count-1 of one key-value head, which are groups x q query rows.
+// Adds the values of all keys, weighted by scores [total, L], for R rows and V * L dimensions.
+template <class X, int R, int V>
+inline void weigh(const typename X::S* values, int d, int c, long total, const float* scores, float* out) {
+    vec a[R][V];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) a[r][v] = zero();
+    for (long j = 0; j < total; j++) {
+        vec of_key[V];
+        for (int v = 0; v < V; v++) {
+            const int n = std::min(L, d - c - v * L);
+            of_key[v] = n == L ? X::load(values + j * d + c + v * L) : X::load(values + j * d + c + v * L, n);
+        }
+        for (int r = 0; r < R; r++) {
+            const vec p = all(scores[j * L + r]);
+            for (int v = 0; v < V; v++) a[r][v] = fma(p, of_key[v], a[r][v]);
+        }
+    }
+    std::memcpy(out, a, sizeof(a));
+}
+
+template <class X, int R>
+inline void weigh_rows(
+    const typename X::S* values, int d, long total, const float* scores, const float* sums, int first, int count,
+    const std::vector<typename X::S*>& to) {
+    for (int c = 0; c < d;) {
+        float out[R * 2 * L];
+        const int wide = d - c > L ? 2 : 1;
+        if (wide == 2)
+            weigh<X, R, 2>(values, d, c, total, scores + first, out);
+        else
+            weigh<X, R, 1>(values, d, c, total, scores + first, out);
+        for (int r = 0; r < count; r++)
+            for (int i = 0; i < wide * L && c + i < d; i++)
+                to[first + r][c + i] = X::put(out[r * wide * L + i] / sums[first + r]);
+        c += wide * L;
+    }
+}
+
+// Attention of up to L query rows [count, d] of one key-value head; to: where each one's result belongs. A row of the
+// mask belongs to query row (first + r) % q. Lanes are query rows, and sums go over keys in their order.
 template <class X>
 void attend_rows(
     const Layer& w, const typename X::S* query, const typename X::S* keys, const typename X::S* values,
-    const typename X::S* mask, int q, long past, int kv_head, int first, int count, float* scores,
-    typename X::S* attended) {
-    using S = typename X::S;
-    const int d = w.d, groups = w.heads / w.kv_heads;
+    const typename X::S* mask, int q, long past, int first, int count, std::vector<float>& memory,
+    const std::vector<typename X::S*>& to) {
+    constexpr int G = group<X, X>;
+    const int d = w.d;
     const long total = past + q;
-    product<X, X>(query, d, count, keys, d, d, 0, total, [&](int r, long j, float v) { scores[r * total + j] = v; });
-    float sums[MOST_ROWS];
-    for (int r = 0; r < count; r++) {
-        float* s = scores + r * total;
-        const int row = (first + r) % q;
-        const long visible = mask ? total : past + row + 1;  // causal without a mask
-        float most = -INFINITY;
-        for (long j = 0; j < visible; j++) {
-            s[j] = s[j] * w.scale + (mask ? X::get(mask[row * total + j]) : 0.0f);
-            most = std::max(most, s[j]);
-        }
-        for (long j = visible; j < total; j++) s[j] = -INFINITY;
-        for (long j = 0; j < total; j += L) {
-            const int n = (int)std::min<long>(L, total - j);
-            float part[L];
-            for (int i = 0; i < L; i++) part[i] = i < n ? s[j + i] - most : -INFINITY;
-            vec e = exponential(F32::load(part));
-            std::memcpy(part, &e, sizeof(part));
-            std::memcpy(s + j, part, n * sizeof(float));
-        }
-        float of_row = 0.0f;  // in the order of keys: masked ones add zero
-        for (long j = 0; j < total; j++) of_row += s[j];
-        sums[r] = of_row;
-    }
-    for (int c = 0; c < d; c += 2 * L) {
-        const int n0 = std::min(L, d - c), n1 = std::max(0, std::min(L, d - c - L));
-        vec a[MOST_ROWS][2];
-        for (int r = 0; r < count; r++) a[r][0] = a[r][1] = zero();
-        for (long j = 0; j < total; j++) {
-            const S* v = values + j * d + c;
-            vec v0 = n0 == L ? X::load(v) : X::load(v, n0);
-            vec v1 = n1 == L ? X::load(v + L) : n1 ? X::load(v + L, n1) : zero();
+    memory.resize(total * L + (d + 1) * L);
+    float* scores = memory.data();
+    auto packed = (typename X::S*)(scores + total * L);  // [d / G, L, G]
+    for (int i = 0; i < d; i += G)
+        for (int r = 0; r < L; r++)
+            for (int g = 0; g < G; g++)
+                packed[(i / G * L + r) * G + g] = r < count && i + g < d ? query[(long)r * d + i + g] : 0;
+    tiles<X, X, 1>(keys, d, total, packed, d, [&](long j, const float* sums) {
+        std::memcpy(scores + j * L, sums, L * sizeof(float));
+    });
+    vec most = all(-INFINITY);
+    const vec scale = all(w.scale);
+    for (long j = 0; j < total; j++) {
+        vec s = mul(F32::load(scores + j * L), scale);
+        if (mask || j > past) {  // causal without a mask
+            float hidden[L] = {};
             for (int r = 0; r < count; r++) {
-                vec p = all(scores[r * total + j]);
-                a[r][0] = fma(p, v0, a[r][0]);
-                a[r][1] = fma(p, v1, a[r][1]);
+                const int row = (first + r) % q;
+                hidden[r] = mask ? X::get(mask[row * total + j]) : j > past + row ? -INFINITY : 0.0f;
             }
+            s = add(s, F32::load(hidden));
         }
-        for (int r = 0; r < count; r++) {
-            float part[2 * L];
-            std::memcpy(part, a[r], sizeof(part));
-            const int row = (first + r) % q, head = kv_head * groups + (first + r) / q;
-            S* to = attended + ((long)row * w.heads + head) * d + c;
-            for (int i = 0; i < n0 + n1; i++) to[i] = X::put(part[i] / sums[r]);
-        }
+        std::memcpy(scores + j * L, &s, sizeof(s));
+        most = larger(most, s);
     }
+    vec of_rows = zero();
+    for (long j = 0; j < total; j++) {
+        const vec e = exponential(sub(F32::load(scores + j * L), most));
+        std::memcpy(scores + j * L, &e, sizeof(e));
+        of_rows = add(of_rows, e);
+    }
+    float sums[L];
+    std::memcpy(sums, &of_rows, sizeof(sums));
+    for (int r = 0; r < count; r += 4)
+        switch (std::min(4, count - r)) {
+            case 4: weigh_rows<X, 4>(values, d, total, scores, sums, r, 4, to); break;
+            case 3: weigh_rows<X, 3>(values, d, total, scores, sums, r, 3, to); break;
+            case 2: weigh_rows<X, 2>(values, d, total, scores, sums, r, 2, to); break;
+            default: weigh_rows<X, 1>(values, d, total, scores, sums, r, 1, to); break;
+        }
 }
 
 template <class X, class W>
@@ -340,7 +407,8 @@ void attend(
     char* memory = scratch(normed_bytes + qkv_bytes + 2 * query_bytes);
     S *normed = (S*)memory, *qkv = (S*)(memory + normed_bytes), *query = (S*)(memory + normed_bytes + qkv_bytes),
       *attended = (S*)(memory + normed_bytes + qkv_bytes + query_bytes);
-    int block = (int)std::min<long>(MOST_ROWS, std::max<long>(1, rows * w.kv_heads / (4 * threads)));
+    const long least = std::max<long>((rows + L - 1) / L, (threads + w.kv_heads - 1) / w.kv_heads);  // blocks of a head
+    const int block = (int)((rows + least - 1) / least);
     const long blocks = (rows + block - 1) / block;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
@@ -352,10 +420,8 @@ void attend(
                 std::memcpy(normed + (long)r * h, x + (long)r * h, sizeof(S) * h);
         }
         auto put = [&](int r, long n, float v) { qkv[r * wide + n] = X::put(biased<X>(v, w.qkv_bias, n)); };
-#pragma omp for schedule(dynamic, 1)
-        for (long c = 0; c < chunks(wide); c++)
-            product<X, W>(
-                normed, h, q, (const typename W::S*)w.qkv, h, h, c * CHUNK, std::min(wide, (c + 1) * CHUNK), put);
+#pragma omp for schedule(dynamic, CHUNK)
+        for (long p = 0; p < panels(wide); p++) product<X, W>(normed, h, q, w.qkv, h, wide, p, put);
 #pragma omp for schedule(static)
         for (int one = 0; one < q * all_heads; one++) {
             const int r = one / all_heads, head = one % all_heads;
@@ -379,20 +445,21 @@ void attend(
         }
 #pragma omp for schedule(dynamic, 1)
         for (long one = 0; one < blocks * w.kv_heads; one++) {
-            static thread_local std::vector<float> scores;
+            static thread_local std::vector<float> own;
+            static thread_local std::vector<S*> to;
             const int kv_head = (int)(one / blocks), first = (int)(one % blocks) * block;
             const int count = (int)std::min<long>(block, rows - first);
-            if (scores.size() < (size_t)(count * total)) scores.resize(count * total);
+            to.resize(count);
+            for (int r = 0; r < count; r++)
+                to[r] = attended + ((long)((first + r) % q) * w.heads + kv_head * groups + (first + r) / q) * d;
             attend_rows<X>(
                 w, query + ((long)kv_head * rows + first) * d, keys + kv_head * stride, values + kv_head * stride, mask,
-                q, past, kv_head, first, count, scores.data(), attended);
+                q, past, first, count, own, to);
         }
         const int k = w.heads * d;
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.out_bias, n)); };
-#pragma omp for schedule(dynamic, 1)
-        for (long c = 0; c < chunks(h); c++)
-            product<X, W>(
-                attended, k, q, (const typename W::S*)w.out, k, k, c * CHUNK, std::min<long>(h, (c + 1) * CHUNK), last);
+#pragma omp for schedule(dynamic, CHUNK)
+        for (long p = 0; p < panels(h); p++) product<X, W>(attended, k, q, w.out, k, h, p, last);
     }
 }
 
@@ -405,31 +472,29 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
     const size_t normed_bytes = padded(sizeof(S) * q * h);
     char* memory = scratch(normed_bytes + sizeof(S) * q * inner);
     S *normed = (S*)memory, *active = (S*)(memory + normed_bytes);
-    auto matrix = (const typename W::S*)w.gate_up;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #pragma omp for schedule(static)
         for (int r = 0; r < q; r++)
             rms_norm<X>(x + (long)r * h, (const S*)w.norm2, w.eps2, h, normed + (long)r * h);
-#pragma omp for schedule(dynamic, 1)
-        for (long c = 0; c < chunks(inner); c++) {
-            const long from = c * CHUNK, to = std::min<long>(inner, from + CHUNK);
-            float gate[32 * CHUNK];  // [q, CHUNK], as `native_cpu.MOST_ROWS` has it
-            product<X, W>(normed, h, q, matrix, h, h, from, to, [&](int r, long n, float v) {
-                gate[r * CHUNK + n - from] = X::get(X::put(biased<X>(v, w.gate_up_bias, n)));
+#pragma omp for schedule(dynamic, CHUNK)
+        for (long p = 0; p < inner / PANEL; p++) {
+            const long from = p * PANEL, to = from + PANEL;
+            float gate[MOST_TOKENS * PANEL];
+            product<X, W>(normed, h, q, w.gate_up, h, 2L * inner, p, [&](int r, long n, float v) {
+                gate[r * PANEL + n - from] = X::get(X::put(biased<X>(v, w.gate_up_bias, n)));
             });
-            product<X, W>(normed, h, q, matrix, h, h, from + inner, to + inner, [&](int r, long n, float v) {
+            product<X, W>(normed, h, q, w.gate_up, h, 2L * inner, p + inner / PANEL, [&](int r, long n, float v) {
                 active[(long)r * inner + n - inner] = X::put(biased<X>(v, w.gate_up_bias, n));
             });
             for (int r = 0; r < q; r++)
                 for (long n = from; n < to; n += L) {  // SiLU(gate) * up
-                    const int count = (int)std::min<long>(L, to - n);
-                    float part[L] = {}, grown[L];
-                    std::memcpy(part, gate + r * CHUNK + n - from, count * sizeof(float));
+                    float part[L], grown[L];
+                    std::memcpy(part, gate + r * PANEL + n - from, sizeof(part));
                     for (int i = 0; i < L; i++) grown[i] = -std::fabs(part[i]);
                     vec e = exponential(F32::load(grown));
                     std::memcpy(grown, &e, sizeof(grown));
-                    for (int i = 0; i < count; i++) {
+                    for (int i = 0; i < L; i++) {
                         const float g = part[i], s = g >= 0 ? g / (1.0f + grown[i]) : g * grown[i] / (1.0f + grown[i]);
                         S& to_ = active[(long)r * inner + n + i];
                         to_ = X::put(X::get(X::put(s)) * X::get(to_));
@@ -437,11 +502,8 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
                 }
         }
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.down_bias, n)); };
-#pragma omp for schedule(dynamic, 1)
-        for (long c = 0; c < chunks(h); c++)
-            product<X, W>(
-                active, inner, q, (const typename W::S*)w.down, inner, inner, c * CHUNK,
-                std::min<long>(h, (c + 1) * CHUNK), last);
+#pragma omp for schedule(dynamic, CHUNK)
+        for (long p = 0; p < panels(h); p++) product<X, W>(active, inner, q, w.down, inner, h, p, last);
     }
 }
 
@@ -457,7 +519,20 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
 
 extern "C" {
 
-// x [rows, k], w [outputs, k], bias [outputs] or null -> out [rows, outputs].
+// Number of entries of a packed matrix [outputs, k].
+long ssbench_packed_size(int pair, long outputs, int k) {
+    long size = 0;
+    FOR_PAIR(pair, (size = panels(outputs) * panel_size<X, W>(k)))
+    return size;
+}
+
+void ssbench_pack(int pair, const void* w, long outputs, int k, void* out) {
+    FOR_PAIR(pair, (pack<X, W>((const W::S*)w, outputs, k, (W::S*)out)))
+}
+
+int ssbench_panel() { return PANEL; }
+
+// x [rows, k], w packed [outputs, k], bias [outputs] or null -> out [rows, outputs].
 void ssbench_linear(
     int pair, const void* x, int rows, const void* w, const void* bias, int k, long outputs, void* out, int threads) {
     FOR_PAIR(pair, (linear<X, W>(x, rows, w, bias, k, outputs, out, threads)))

@@ -61,9 +61,12 @@ class Layer(ctypes.Structure):
 class Kernels:
     """The compiled functions. name: for the record."""
 
+    packed_size: Any
+    pack: Any
     linear: Any
     attend: Any
     mlp: Any
+    panel: int  # outputs that are packed together
     name: str
 
 
@@ -98,11 +101,15 @@ def _load() -> tuple[Kernels | None, str]:
         _INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _INT,
     ]  # fmt: skip
     library.ssbench_mlp.argtypes = [_INT, _POINTER, _POINTER, _INT, _POINTER, _INT]
-    for function in (library.ssbench_linear, library.ssbench_attend, library.ssbench_mlp):
+    library.ssbench_packed_size.argtypes = [_INT, _LONG, _INT]
+    library.ssbench_packed_size.restype = _LONG
+    library.ssbench_pack.argtypes = [_INT, _POINTER, _LONG, _INT, _POINTER]
+    for function in (library.ssbench_pack, library.ssbench_linear, library.ssbench_attend, library.ssbench_mlp):
         function.restype = None
     wide = "AVX-512" if {"avx512f", "avx512bw", "avx512vl"} <= flags else "AVX2"
     name = f"{wide} BF16" if wide == "AVX-512" and "avx512_bf16" in flags else wide
-    return Kernels(library.ssbench_linear, library.ssbench_attend, library.ssbench_mlp, name), ""
+    functions = (getattr(library, f"ssbench_{one}") for one in ("packed_size", "pack", "linear", "attend", "mlp"))
+    return Kernels(*functions, library.ssbench_panel(), name), ""
 
 
 def _processor_flags() -> set[str]:
@@ -140,16 +147,21 @@ def supports(activations: torch.dtype, weights: torch.dtype) -> bool:
 
 
 class NativeLinear:
-    """A product of few rows by the native kernel: x [.., in] -> x weight^T + bias [.., out]. weight: [out, in]."""
+    """A product of few rows by the native kernel: x [.., in] -> x weight^T + bias [.., out].
 
-    __slots__ = ("bias", "dtype", "inputs", "linear", "outputs", "pair", "weight")
+    weight: [out, in], of which a packed copy is made. dtype: of x.
+    """
+
+    __slots__ = ("bias", "inputs", "linear", "outputs", "packed", "pair")
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         made = kernels()
         assert made is not None
-        self.weight, self.bias, self.dtype = weight, bias, dtype
-        self.outputs, self.inputs = weight.shape
+        (self.outputs, self.inputs), self.bias = weight.shape, bias
         self.pair, self.linear = PAIRS[dtype, weight.dtype], made.linear
+        weight = weight.detach().contiguous()
+        self.packed = weight.new_empty(made.packed_size(self.pair, self.outputs, self.inputs))
+        made.pack(self.pair, weight.data_ptr(), self.outputs, self.inputs, self.packed.data_ptr())
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product; x has at most MOST_ROWS rows or, slower than by torch, more."""
@@ -158,7 +170,7 @@ class NativeLinear:
         rows, threads = out.numel() // self.outputs, torch.get_num_threads()
         bias = None if self.bias is None else self.bias.data_ptr()
         self.linear(
-            self.pair, x.data_ptr(), rows, self.weight.data_ptr(), bias, self.inputs, self.outputs, out.data_ptr(),
+            self.pair, x.data_ptr(), rows, self.packed.data_ptr(), bias, self.inputs, self.outputs, out.data_ptr(),
             threads,
         )  # fmt: skip
         return out
@@ -167,16 +179,16 @@ class NativeLinear:
 class NativeLayer:
     """Attention and MLP of a decoder layer by native kernels.
 
-    layer: sizes and addresses; `kept` holds the tensors that these belong to.
+    layer: sizes and addresses. kept: the tensors that these belong to. silu: the activation is SiLU.
     """
 
-    __slots__ = ("attention", "d", "kept", "kv_heads", "layer", "made", "pair")
+    __slots__ = ("has_mlp", "kept", "layer", "made", "pair")
 
-    def __init__(self, layer: Layer, pair: int, kept: tuple[Tensor, ...]) -> None:
+    def __init__(self, layer: Layer, pair: int, kept: tuple[Tensor, ...], silu: bool) -> None:
         made = kernels()
         assert made is not None
         self.layer, self.pair, self.kept, self.made = ctypes.byref(layer), pair, (layer, *kept), made
-        self.kv_heads, self.d = layer.kv_heads, layer.d
+        self.has_mlp = silu and layer.inner % made.panel == 0  # gate and up begin with a panel
 
     def attend(
         self, x: Tensor, keys: Tensor, values: Tensor, past: int, rotary: tuple[Tensor, Tensor], mask: Tensor | None
@@ -200,8 +212,8 @@ class NativeLayer:
         return out
 
     def mlp(self, x: Tensor) -> Tensor:
-        """Return the MLP's contribution to x [1, q, h] of up to MOST_ROWS query tokens."""
+        """Return the MLP's contribution to x [.., h] of up to MOST_ROWS query tokens."""
         out = torch.empty_like(x)
-        rows, threads = x.shape[1], torch.get_num_threads()
+        rows, threads = x.shape[:-1].numel(), torch.get_num_threads()
         self.made.mlp(self.pair, self.layer, x.data_ptr(), rows, out.data_ptr(), threads)
         return out

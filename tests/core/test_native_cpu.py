@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import AutoModelForCausalLM
 
 from specbench_ss.engine import native_cpu
 from specbench_ss.engine.cpu_kernels import FusedBlock
@@ -76,8 +77,16 @@ def test_nan_is_not_hidden() -> None:
 
 
 def targets(dtype: torch.dtype) -> Iterator[Target]:
+    """Models with biases, norms of heads, and an MLP of whole panels, which the native MLP needs."""
     for kind in ("llama", "qwen2", "qwen3", "mistral"):
-        yield Target(tiny_model(kind).to(dtype))
+        config = tiny_model(kind).config
+        config.intermediate_size = 64
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        for p in model.parameters():
+            if p.ndim > 1:
+                torch.nn.init.normal_(p, std=0.15)
+        yield Target(model.to(dtype))
 
 
 def step(target: Target, cache: object, tokens: list[int], parents: list[int]) -> torch.Tensor:
@@ -90,6 +99,7 @@ def test_a_path_of_a_tree_has_the_bits_of_decoding_token_by_token(dtype: torch.d
     tokens = [3, 5, 4, 7, 2, 6, 1]
     for target in targets(dtype):
         assert all(isinstance(block, FusedBlock) and block.native is not None for block in target.family.blocks)
+        assert all(block.native.has_mlp for block in target.family.blocks)
         with torch.inference_mode():
             prompt = torch.arange(1, 10)[None]
             cache = target.new_cache(40)
