@@ -387,7 +387,9 @@ class FusedBlock(Block):
         if not fits or cos.dtype != x.dtype or len(cos) != 1:
             return None
         keys, values = cache.rows_for(x, (1, w.kv_heads, q, w.d), w.layer)
-        return self.native.attend(x.contiguous(), keys, values, past, (cos.contiguous(), sin.contiguous()), mask)
+        rows = (1, q, 1, w.d)  # tokens of one level of a drafter's tree share a position
+        rotary = cos.expand(rows).contiguous(), sin.expand(rows).contiguous()
+        return self.native.attend(x.contiguous(), keys, values, past, rotary, mask)
 
     def run_mlp(self, x: Tensor) -> Tensor:
         """Return the MLP's contribution to x [B, q, h]."""
@@ -488,7 +490,8 @@ def _native(joined: FusedWeights, attention: Any) -> NativeLayer | None:
         eps1, joined.norm2[1], eps_head, float(attention.scaling),
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors.values()),
     )  # fmt: skip
-    return NativeLayer(layer, qkv.pair, kept, isinstance(joined.act, nn.SiLU))
+    probe = torch.linspace(-4, 4, 9)
+    return NativeLayer(layer, qkv.pair, kept, silu=torch.equal(joined.act(probe), F.silu(probe)))
 
 
 def _joined(block: Block, head_dim: int, pack: PrepackFormat) -> FusedWeights | None:

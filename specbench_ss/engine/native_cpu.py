@@ -199,7 +199,7 @@ class NativeLayer:
             x: states [1, q, h] of up to MOST_ROWS query tokens.
             keys, values: [1, kv_heads, capacity, d] of the layer.
             past: number of filled rows.
-            rotary: cos and signed sin, [1, q, 1, d].
+            rotary: cos and signed sin, contiguous [1, q, 1, d].
             mask: additive [1, 1, q, past + q], or None for causal attention.
         """
         out = torch.empty_like(x)
