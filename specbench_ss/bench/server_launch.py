@@ -43,7 +43,7 @@ class _Configuration(msgspec.Struct, forbid_unknown_fields=True):
     label: str
     engine: Literal["vllm", "llama.cpp", "sglang"] | None = None
     model: str | None = None
-    speculative: dict[str, Option] = {}
+    speculative: dict[str, Any] = {}
     k: int | list[int] | None = None
     args: list[Option] = []
     env: dict[str, Option] = {}
@@ -102,9 +102,10 @@ def _endpoints(one: _Configuration, port: int, path: Path) -> list[Endpoint]:
     several = isinstance(one.k, list)
     depths: Sequence[int | None] = one.k if isinstance(one.k, list) else [one.k]
     url, env = f"http://{HOST}:{port}/v1", tuple((name, str(value)) for name, value in one.env.items())
+    labels = [f"{one.label}-k{k}" if several else one.label for k in depths]
     return [
-        Endpoint(f"{one.label}-k{k}" if several else one.label, url, None, tuple(_command(one, k, port)), env)
-        for k in depths
+        Endpoint(label, url, None, tuple(_command(one, k, port)), env, one.label, k)
+        for label, k in zip(labels, depths, strict=True)
     ]
 
 
