@@ -35,6 +35,7 @@ SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 LAST_LINES = 400  # of a server's log, in which the reason of a failure is looked for
 ERROR = re.compile(r"\b\w*(Error|Exception)\b: .*")
 Option = str | int | float | bool
+Setting = Option | list[Any] | dict[str, Any]  # of vLLM also a schedule, or the configuration of a loader
 
 
 class _Configuration(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,7 +44,7 @@ class _Configuration(msgspec.Struct, forbid_unknown_fields=True):
     label: str
     engine: Literal["vllm", "llama.cpp", "sglang"] | None = None
     model: str | None = None
-    speculative: dict[str, Any] = {}
+    speculative: dict[str, Setting] = {}
     k: int | list[int] | None = None
     args: list[Option] = []
     env: dict[str, Option] = {}
@@ -131,7 +132,7 @@ def _command(one: _Configuration, k: int | None, port: int) -> list[str]:
     return command + [str(word) for word in one.args]
 
 
-def _options(settings: Mapping[str, Option]) -> list[str]:
+def _options(settings: Mapping[str, Setting]) -> list[str]:
     """Return settings as options of a command line; True is a flag."""
     words = list[str]()
     for name, value in settings.items():
