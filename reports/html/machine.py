@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench_ss.reports import charts
 from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, View, figure, plain
 from specbench_ss.results import ranking
-from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows
+from specbench_ss.results.concurrency import ConcurrencyRow
 from specbench_ss.results.cost_model import MachineRow, points, roof_of
+from specbench_ss.results.draft_schedule import ScheduleEntry
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import format_number, format_speedup, interval, percent
+from specbench_ss.results.text import MISSING, format_number, format_speedup, interval, percent
 
 
 def _share(title: str, of: str, digits: int = 0) -> Column:
@@ -179,21 +181,19 @@ def _percent(share: float | None) -> Cell:
 
 def in_flight(view: View) -> Table | None:
     """Return a row for each number of concurrent requests and method; None if requests ran one at a time."""
-    found, baseline = concurrency_rows(view.run), view.run.baseline
+    found, baseline = view.results.concurrency_rows, view.run.baseline
     if not found:
         return None
+    compared = [
+        Column("× baseline", _throughput, f"tokens/s: method / {baseline}, with as many concurrent requests; 95 % CI"),
+        Column("speedup", _speedup, f"Time per token of a request: {baseline} / method, paired by prompt"),
+        Column("95 % CI", lambda row: plain(interval(row.speedup_interval)), "Of that speedup"),
+    ]
     columns = [
         Column("concurrency", "concurrency", digits=0),
         view.method("server" if view.served else "method"),
         Column("tokens/s", "tokens_per_s", "Output tokens / time of all requests together", 1),
-        Column(
-            "× baseline",
-            "throughput_ratio",
-            f"tokens/s: method / {baseline}, with as many concurrent requests",
-            unit="×",
-        ),
-        Column("speedup", _speedup, f"Time per token of a request: {baseline} / method, paired by prompt"),
-        Column("95 % CI", lambda row: plain(interval(row.speedup_interval)), "Of that speedup"),
+        *(compared if any(not row.is_baseline for row in found) else []),
         _wait("TTFT", "ttft"),
         _wait("TPOT", "tpot"),
         _wait("latency", "latency"),
@@ -203,9 +203,43 @@ def in_flight(view: View) -> Table | None:
     return Table.of("in-flight", columns, found, "Concurrent requests: throughput and latency")
 
 
+def draft_schedule(view: View) -> Table | None:
+    """Return throughput ratios by server and requests in flight, the recommended ones in bold; None without k."""
+    if (schedule := view.results.draft_schedule) is None:
+        return None
+    entries = {(entry.method, entry.concurrency): entry for entry in schedule.entries}
+    chosen = set(filter(None, schedule.choices.values()))
+
+    def column(level: int) -> Column:
+        def of(row: Mapping[str, str]) -> Cell:
+            entry = entries.get((row["method"], level))
+            return _scheduled(entry, entry in chosen) if entry else Cell(MISSING)
+
+        return Column(f"{level} in flight", of, "Throughput over the baseline's, with its 95 % CI")
+
+    values = [f"vLLM, {group}, fields of --speculative-config: {json.dumps(f)}" for group, f in schedule.vllm().items()]
+    return Table.of(
+        "draft-schedule",
+        [view.method("server"), *map(column, schedule.choices)],
+        [{"method": label} for label in dict.fromkeys(entry.method for entry in schedule.entries)],
+        "Draft schedule: throughput over the baseline's, the recommended server in bold",
+        notes=[f"{schedule.text()}.", *values],
+    )
+
+
+def _scheduled(entry: ScheduleEntry, chosen: bool) -> Cell:
+    small = [interval(entry.throughput_ratio_interval)]
+    return Cell(format_speedup(entry.throughput_ratio), entry.throughput_ratio, small, strong=chosen)
+
+
+def _throughput(row: ConcurrencyRow) -> Cell:
+    text = ranking.marked_speedup(row.throughput_ratio, row.throughput_comparison)
+    small = [interval(row.throughput_ratio_interval)] if row.throughput_ratio_interval else []
+    return Cell(text, row.throughput_ratio, small)
+
+
 def _speedup(row: ConcurrencyRow) -> Cell:
-    text = f"{ranking.MARKS.get(row.comparison, '')} {format_speedup(row.speedup)}".strip()
-    return Cell("" if row.speedup is None else text, row.speedup)
+    return Cell("" if row.speedup is None else ranking.marked_speedup(row.speedup, row.comparison), row.speedup)
 
 
 def _wait(title: str, name: str) -> Column:

@@ -36,6 +36,7 @@ SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 LAST_LINES = 400  # of a server's log, in which the reason of a failure is looked for
 ERROR = re.compile(r"\b\w*(Error|Exception)\b: .*")
 Option = str | int | float | bool
+Setting = Option | list[Any] | dict[str, Any]  # of vLLM also a schedule, or the configuration of a loader
 
 
 class _Configuration(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,7 +49,7 @@ class _Configuration(msgspec.Struct, forbid_unknown_fields=True):
     label: str
     engine: Literal["vllm", "llama.cpp", "sglang"] | None = None
     model: str | None = None
-    speculative: dict[str, Option] = {}
+    speculative: dict[str, Setting] = {}
     k: int | list[int] | None = None
     args: list[Option] = []
     env: dict[str, Option] = {}
@@ -114,9 +115,10 @@ def _endpoints(one: _Configuration, port: int, path: Path) -> list[Endpoint]:
     several = isinstance(one.k, list)
     depths: Sequence[int | None] = one.k if isinstance(one.k, list) else [one.k]
     url, env = f"http://{HOST}:{port}/v1", tuple((name, str(value)) for name, value in one.env.items())
+    labels = [f"{one.label}-k{k}" if several else one.label for k in depths]
     return [
-        Endpoint(f"{one.label}-k{k}" if several else one.label, url, None, tuple(_command(one, k, port)), env)
-        for k in depths
+        Endpoint(label, url, None, tuple(_command(one, k, port)), env, one.label, k)
+        for label, k in zip(labels, depths, strict=True)
     ]
 
 
@@ -142,7 +144,7 @@ def _command(one: _Configuration, k: int | None, port: int) -> list[str]:
     return command + [str(word) for word in one.args]
 
 
-def _options(settings: Mapping[str, Option]) -> list[str]:
+def _options(settings: Mapping[str, Setting]) -> list[str]:
     """Return settings as options of a command line; True is a flag."""
     words = list[str]()
     for name, value in settings.items():

@@ -351,17 +351,18 @@ def _more(path: Path) -> str:
 
 def _print_results(results: Results, form: Form, console: Console) -> None:
     (print_verbose if form == "verbose" else print_short)(results, console)
-    print_concurrency(results.run, console)
+    print_concurrency(results, console, verbose=form == "verbose")
     if "target_ci" in results.manifest:
         print(f"repeats  {results.manifest['target_ci']['why']}")
 
 
 def record(results: Results, report: Path) -> dict[str, Any]:
-    """Return the results for other programs: headline, summary over all tasks, checks and paths."""
+    """Return the results for other programs: headline, summary over all tasks, checks, concurrency and paths."""
     return {
         "headline": results.headline,
         "rows": [row.as_dict() for row in results.overall],
         "checks": [asdict(check) for check in results.checks],
+        **results.concurrency_json(),
         "paths": {"run": str(results.path), "report": str(report)},
     }
 

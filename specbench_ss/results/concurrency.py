@@ -39,6 +39,7 @@ class ConcurrencyRow:
     tokens_per_s: Col[Number, "throughput: tokens / wall_s", "tokens/s"]
     requests_per_s: Col[Number, "successful requests / wall_s", "requests/s"]
     throughput_ratio: Col[Number, "tokens_per_s / that of the baseline with as many concurrent requests", "×"]
+    throughput_ratio_interval: Col[Interval | None, Ends("throughput_ratio", "×")]
     speedup: Col[Number, "time per token of a request: baseline / method, paired by prompt", "×"]
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
     comparison: Col[Comparison, "`baseline`, `faster`, `slower`, `not significant` or `insufficient data`"]
@@ -48,18 +49,33 @@ class ConcurrencyRow:
     ]
     waits: dict[str, Any]
 
+    @property
+    def is_baseline(self) -> bool:
+        """Return True for a row of the baseline."""
+        return self.comparison == "baseline"
+
+    @property
+    def throughput_comparison(self) -> Comparison:
+        """Return how the throughput compares with the baseline's."""
+        return "baseline" if self.is_baseline else compare(self.throughput_ratio_interval)
+
 
 def concurrency_rows(run: Run) -> list[ConcurrencyRow]:
     """Return a row for each number of concurrent requests and method; none if requests ran one at a time."""
     if not run.concurrency:
         return []
+    levels = (1, *sorted({level.concurrency for level in run.concurrency}))
+    return [row for concurrency in levels for row in level_rows(run, concurrency)]
+
+
+def level_rows(run: Run, concurrency: int) -> list[ConcurrencyRow]:
+    """Return a row for each method with this number of concurrent requests, the baseline first."""
     found: list[ConcurrencyRow] = []
-    for concurrency in (1, *sorted({level.concurrency for level in run.concurrency})):
-        baseline, plain_rate = requests_of(run, run.baseline, concurrency), None
-        for label in sorted(run.labels, key=lambda label: label != run.baseline):
-            row = _row(run, label, concurrency, baseline, plain_rate)
-            plain_rate = row.tokens_per_s if label == run.baseline else plain_rate
-            found.append(row)
+    baseline, plain_rate = requests_of(run, run.baseline, concurrency), None
+    for label in sorted(run.labels, key=lambda label: label != run.baseline):
+        row = _row(run, label, concurrency, baseline, plain_rate)
+        plain_rate = row.tokens_per_s if label == run.baseline else plain_rate
+        found.append(row)
     return found
 
 
@@ -81,7 +97,8 @@ def _row(
     tokens, rate = int(total(good, "tokens")), safe_div(total(good, "tokens"), wall_s)
     itself = label == run.baseline
     times = PairedTimes(*paired(asked, baseline))
-    around = None if itself else times.interval()
+    around, speedup = None if itself else times.interval(), times.speedup()
+    ratio = 1.0 if itself and rate else safe_div(rate, plain_rate)
     return ConcurrencyRow(
         concurrency=concurrency,
         method=label,
@@ -91,14 +108,24 @@ def _row(
         tokens=tokens,
         tokens_per_s=rate,
         requests_per_s=safe_div(len(good), wall_s),
-        throughput_ratio=1.0 if itself and rate else safe_div(rate, plain_rate),
-        speedup=times.speedup(),
+        throughput_ratio=ratio,
+        throughput_ratio_interval=_scaled(around, safe_div(ratio, speedup)),
+        speedup=speedup,
         speedup_interval=around,
         comparison="baseline" if itself else compare(around),
         mean_acceptance_length=safe_div(total(good, "later"), counted(counts, "steps")),
         acceptance_rate=safe_div(counted(counts, "accepted_tokens"), counted(counts, "draft_nodes")),
         waits=latencies(good),
     )
+
+
+def _scaled(around: Interval | None, factor: float | None) -> Interval | None:
+    """Return the interval of a throughput ratio from that of the speedup of requests. factor: ratio / speedup.
+
+    With N requests in flight, throughput is N * tokens / sum of request times (Little's theorem). The two ratios
+    therefore differ only by the start and end of a level, when fewer requests are in flight.
+    """
+    return None if around is None or not factor else (factor * around[0], factor * around[1])
 
 
 def at_a_time(manifest: Mapping[str, Any]) -> str:

@@ -34,13 +34,14 @@ from specbench_ss.results.compare import (
     RunComparison,
     judged,
 )
-from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows
+from specbench_ss.results.concurrency import ConcurrencyRow
 from specbench_ss.results.cost_model import MachineRow
 from specbench_ss.results.ranking import (
     MARKED,
     MARKS,
     NO_MEAN,
     chat_group,
+    marked_speedup,
     more_questions,
     non_inferiority,
     notes,
@@ -461,52 +462,88 @@ def result_table(name: str, columns: Sequence[str], left: Collection[str] = LEFT
 
 def _of_one(row: ConcurrencyRow) -> str:
     """Return the speedup of single requests, as in '≈ 1.13×'."""
-    if row.comparison == "baseline":
-        return "baseline"
-    return f"{MARKS.get(row.comparison, '')} {format_speedup(row.speedup)}".strip()
+    return "baseline" if row.is_baseline else marked_speedup(row.speedup, row.comparison)
+
+
+def _compared(row: ConcurrencyRow) -> bool:
+    return not row.is_baseline
+
+
+def _throughput_interval(row: ConcurrencyRow) -> str:
+    return "" if row.is_baseline else interval(row.throughput_ratio_interval) or row.throughput_comparison
 
 
 LEVEL_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
     "in flight": lambda row: str(row.concurrency),
     "method": lambda row: row.method,
     "tokens/s": lambda row: format_number(row.tokens_per_s, 1),
-    "× baseline": lambda row: format_speedup(row.throughput_ratio),
+    "× baseline": lambda row: marked_speedup(row.throughput_ratio, row.throughput_comparison),
+    "95% CI": _throughput_interval,
     "speedup": _of_one,
-    "95% CI": lambda row: interval(row.speedup_interval) or ("" if row.comparison == "baseline" else row.comparison),
+    "τ": lambda row: format_number(row.mean_acceptance_length),
     "first ms": lambda row: format_number(row.waits["ttft_s_p50"], 2, scale=1000),
     "ms/token": lambda row: format_number(row.waits["tpot_s_p50"], 2, scale=1000),
     "s": lambda row: format_number(row.waits["latency_s_p50"], 2),
     "failed": lambda row: str(row.failed),
 }
+LEVEL_SHOWN: dict[str, Callable[[ConcurrencyRow], bool]] = {  # these columns are left out if no row has such a cell
+    "× baseline": _compared,
+    "95% CI": _compared,
+    "speedup": _compared,
+    "τ": lambda row: row.mean_acceptance_length is not None,
+    "failed": lambda row: row.failed > 0,
+}
 TITLE = "By requests in flight: throughput, and medians over requests"
-EXPLAINED = (
-    "× baseline: throughput over the baseline's at the same concurrency, without an interval; speedup: of single "
-    "requests, by time per token; first ms, ms/token and s: medians of time to first token, time per output token and "
-    "latency"
+COMPARED = (
+    "× baseline: throughput over the baseline's at the same concurrency, with its 95% CI; speedup: of single requests, "
+    "by time per token; "
 )
+MEDIANS = "first ms, ms/token and s: medians of time to first token, time per output token and latency"
 
 
-def print_concurrency(run: Run, console: Console) -> None:
-    """Print a row for each number of requests in flight and method; nothing without concurrency."""
-    found = concurrency_rows(run)
-    if not found:
-        return
-    widen(console)
-    table = result_table(TITLE, tuple(LEVEL_CELLS))
-    table.columns[1].min_width = min(16, max(cell_len(row.method) for row in found))
-    for _, level in groupby(found, key=lambda row: row.concurrency):
-        for i, row in enumerate(level):
-            count, *cells = (escape(cell(row)) for cell in LEVEL_CELLS.values())
-            table.add_row("" if i else count, *cells)
-        table.add_section()
-    console.print(table)
-    console.print(EXPLAINED, soft_wrap=True, highlight=False)
+def _level_cells(rows: Sequence[ConcurrencyRow]) -> tuple[list[str], list[list[str]]]:
+    """Return the columns of the concurrency table and the cells of each row."""
+    shown = {
+        name: cell for name, cell in LEVEL_CELLS.items() if name not in LEVEL_SHOWN or any(map(LEVEL_SHOWN[name], rows))
+    }
+    return list(shown), [[cell(row) for cell in shown.values()] for row in rows]
 
 
-def markdown_concurrency(run: Run) -> str:
-    """Return the concurrency table as Markdown with its heading."""
-    cells = [[cell(row) for cell in LEVEL_CELLS.values()] for row in concurrency_rows(run)]
-    return f"## {TITLE}\n\n{table(list(LEVEL_CELLS), cells, ('method',))}\n{EXPLAINED[0].upper()}{EXPLAINED[1:]}.\n"
+def _level_legend(columns: Collection[str]) -> str:
+    return f"{COMPARED if 'speedup' in columns else ''}{MEDIANS}"
+
+
+def print_concurrency(results: Results, console: Console, verbose: bool = False) -> None:
+    """Print a row for each number of requests in flight and method, and the draft schedule, if the run has them.
+
+    verbose: print the schedule also as vLLM reads it.
+    """
+    found = results.concurrency_rows
+    if found:
+        widen(console)
+        columns, lines = _level_cells(found)
+        table = result_table(TITLE, columns)
+        table.columns[1].min_width = min(16, max(cell_len(row.method) for row in found))
+        for _, level in groupby(lines, key=lambda line: line[0]):
+            for i, (count, *cells) in enumerate(level):
+                table.add_row("" if i else count, *map(escape, cells))
+            table.add_section()
+        console.print(table)
+        console.print(_level_legend(columns), soft_wrap=True, highlight=False)
+    if schedule := results.draft_schedule:
+        console.print(f"schedule {escape(schedule.text())}", soft_wrap=True, highlight=False)
+        for group, fields in schedule.vllm().items() if verbose else ():
+            console.print(f"vllm     {escape(f'{group}: {json.dumps(fields)}')}", soft_wrap=True, highlight=False)
+
+
+def markdown_concurrency(results: Results) -> Iterator[str]:
+    """Yield the concurrency table as Markdown with its heading, and the draft schedule, if the run has them."""
+    if results.concurrency_rows:
+        columns, lines = _level_cells(results.concurrency_rows)
+        legend = _level_legend(columns)
+        yield f"## {TITLE}\n\n{table(columns, lines, ('method',))}\n{legend[0].upper()}{legend[1:]}.\n"
+    if schedule := results.draft_schedule:
+        yield f"Draft schedule: {safe(schedule.text())}.\n"
 
 
 NAMES = {  # figure -> title of its table, digits

@@ -59,7 +59,9 @@ CONFIG = _struct_type(
         "methods": _list_of(_struct_type({"name": str, "options": JsonObject}, {"copy": int})),
         "presets": _list_of(_struct_type({"method": str})),
         "plugin": _list_of(_struct_type({"file": str, "sha256": str})),
-        "endpoints": _list_of(_struct_type({"label": str, "url": str}, {"model": str | None})),
+        "endpoints": _list_of(
+            _struct_type({"label": str, "url": str}, {"model": str | None, "group": str, "k": int | None})
+        ),
         "concurrency": list[int],
         "data": str | None,
         "engine": str | None,

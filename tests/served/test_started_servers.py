@@ -203,12 +203,16 @@ def test_a_bad_file_of_servers_is_one_line(text: str, stated: str, tmp_path: Pat
 def test_engines_are_started_by_their_own_names(tmp_path: Path) -> None:
     file = tmp_path / "servers.yaml"
     vllm = {"label": "e", "engine": "vllm", "model": "M", "speculative": {"method": "eagle3"}, "k": [2, 4]}
+    ranges = {"num_speculative_tokens_per_batch_size": [[1, 3, 4], [4, 4, 2]]}
+    vllm["speculative"] |= ranges
     llama = {"label": "l", "engine": "llama.cpp", "model": "M.gguf", "speculative": {"model-draft": "D"}, "k": 4}
     plain = {"label": "p", "engine": "vllm", "model": "M", "args": ["--seed", 5], "executable": "/x/vllm"}
     file.write_text(yaml.safe_dump({"port": 8123, "servers": [plain, vllm, llama]}))
-    commands = {one.label: list(one.command) for one in read_servers(file).endpoints}
+    endpoints = read_servers(file).endpoints
+    commands = {one.label: list(one.command) for one in endpoints}
     assert list(commands) == ["p", "e-k2", "e-k4", "l"]
+    assert [(one.group, one.k) for one in endpoints] == [("p", None), ("e", 2), ("e", 4), ("l", 4)]
     assert " ".join(commands["p"]) == "/x/vllm serve M --host 127.0.0.1 --port 8123 --seed 5"
     given = commands["e-k4"][commands["e-k4"].index("--speculative-config") + 1]
-    assert json.loads(given) == {"method": "eagle3", "num_speculative_tokens": 4}
+    assert json.loads(given) == {"method": "eagle3", "num_speculative_tokens": 4, **ranges}
     assert " ".join(commands["l"]).endswith("--model-draft D --spec-draft-n-max 4")
