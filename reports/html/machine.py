@@ -1,4 +1,4 @@
-"""Machine and servers: roofline, counted cost of a step, device readings, timeline, requests in flight."""
+"""Machine and servers: roofline, counted cost of a step, device readings, timeline, load levels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from specbench_ss.reports import charts
 from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, View, figure, plain
 from specbench_ss.results import ranking
-from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows
+from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows, limits_text
 from specbench_ss.results.cost_model import MachineRow, points, roof_of
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import format_number, format_speedup, interval, percent
@@ -178,18 +178,19 @@ def _percent(share: float | None) -> Cell:
 
 
 def in_flight(view: View) -> Table | None:
-    """Return a row for each number of concurrent requests and method; None if requests ran one at a time."""
-    found, baseline = concurrency_rows(view.run), view.run.baseline
+    """Return a row for each load and method; None if requests ran one at a time."""
+    found, baseline, limits = concurrency_rows(view.run), view.run.baseline, limits_text(view.run.manifest)
     if not found:
         return None
     columns = [
         Column("concurrency", "concurrency", digits=0),
+        *([_RATE] if any(row.rate for row in found) else []),
         view.method("server" if view.served else "method"),
         Column("tokens/s", "tokens_per_s", "Output tokens / time of all requests together", 1),
         Column(
             "× baseline",
             "throughput_ratio",
-            f"tokens/s: method / {baseline}, with as many concurrent requests",
+            f"tokens/s: method / {baseline}, at the same load",
             unit="×",
         ),
         Column("speedup", _speedup, f"Time per token of a request: {baseline} / method, paired by prompt"),
@@ -197,10 +198,21 @@ def in_flight(view: View) -> Table | None:
         _wait("TTFT", "ttft"),
         _wait("TPOT", "tpot"),
         _wait("latency", "latency"),
+        *([Column("goodput", "goodput", f"Requests/s with {limits}"), _SLO] if limits else []),
         Column("τ", "mean_acceptance_length"),
         Column("requests", lambda row: figure(row.requests, 0, small=[f"{row.failed} failed"] if row.failed else [])),
     ]
-    return Table.of("in-flight", columns, found, "Concurrent requests: throughput and latency")
+    return Table.of("in-flight", columns, found, "Load levels: throughput and latency")
+
+
+_SLO = Column("SLO", lambda row: _percent(row.slo_attainment), "Share of the sent requests within all limits")
+
+
+_RATE = Column(
+    "rate",
+    lambda row: Cell("" if row.rate is None else str(row.load), row.rate),
+    "Arrivals per second; times count from the planned arrival",
+)
 
 
 def _speedup(row: ConcurrencyRow) -> Cell:

@@ -56,6 +56,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     port: int = 8000
     blocks: int = 2
     ready_s: float = 600.0
+    restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ def read_servers(file: Path) -> LaunchPlan:
         raise UserError(f"--servers {path}: {' '.join(str(e).split())}") from None
     if not given.servers or given.blocks < 1 or not 0 < given.port < 65536:
         raise UserError(f"--servers {path}: needs at least one server, blocks of 1 or more, and a port")
-    endpoints = [endpoint for one in given.servers for endpoint in _endpoints(one, given.port, path)]
+    made = [endpoint for one in given.servers for endpoint in _endpoints(one, given.port, path)]
+    endpoints = [replace(endpoint, restart=given.restart) for endpoint in made]
     labels = [endpoint.label for endpoint in endpoints]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise UserError(f"--servers {path}: label {twice[0]!r} is given twice; labels must differ")

@@ -234,7 +234,7 @@ class Results:
         return frames.frame(frames.MACHINE, self.machine_rows)
 
     def concurrency(self) -> pd.DataFrame:
-        """Return one row for each number of concurrent requests and method; empty if requests ran one at a time."""
+        """Return one row for each load and method; empty if requests ran one at a time."""
         return frames.concurrency(self.run)
 
     @cached_property

@@ -282,7 +282,7 @@ def telemetry(tries: list[Readings]) -> pd.DataFrame:
 
 
 def concurrency(run: Run) -> pd.DataFrame:
-    """Return one row for each number of concurrent requests and method; empty if requests ran one at a time."""
+    """Return one row for each load and method; empty if requests ran one at a time."""
     return frame(LEVELS, concurrency_rows(run))
 
 

@@ -34,7 +34,7 @@ from specbench_ss.results.compare import (
     RunComparison,
     judged,
 )
-from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows
+from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows, limits_text
 from specbench_ss.results.cost_model import MachineRow
 from specbench_ss.results.ranking import (
     MARKED,
@@ -461,7 +461,7 @@ def _of_one(row: ConcurrencyRow) -> str:
 
 
 LEVEL_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
-    "in flight": lambda row: str(row.concurrency),
+    "load": lambda row: str(row.load),
     "method": lambda row: row.method,
     "tokens/s": lambda row: format_number(row.tokens_per_s, 1),
     "× baseline": lambda row: format_speedup(row.throughput_ratio),
@@ -472,35 +472,49 @@ LEVEL_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
     "s": lambda row: format_number(row.waits["latency_s_p50"], 2),
     "failed": lambda row: str(row.failed),
 }
-TITLE = "By requests in flight: throughput, and medians over requests"
+GOODPUT_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
+    "goodput": lambda row: format_number(row.goodput),
+    "SLO": lambda row: percent(row.slo_attainment),
+}
+TITLE = "By load: throughput, and medians over requests"
 EXPLAINED = (
-    "× baseline: throughput over the baseline's at the same concurrency, without an interval; speedup: of single "
-    "requests, by time per token; first ms, ms/token and s: medians of time to first token, time per output token and "
-    "latency"
+    "load: requests in flight, or arrivals per second (/s), with times from the planned arrival; × baseline: "
+    "throughput over the baseline's at the same load, without an interval; speedup: of single requests, by time per "
+    "token; first ms, ms/token and s: medians of time to first token, time per output token and latency"
 )
 
 
+def _level_cells(run: Run) -> dict[str, Callable[[ConcurrencyRow], str]]:
+    return LEVEL_CELLS | (GOODPUT_CELLS if limits_text(run.manifest) else {})
+
+
+def _explained(run: Run) -> str:
+    limits = limits_text(run.manifest)
+    return EXPLAINED + (f"; goodput: requests/s with {limits}, SLO: their share" if limits else "")
+
+
 def print_concurrency(run: Run, console: Console) -> None:
-    """Print a row for each number of requests in flight and method; nothing without concurrency."""
-    found = concurrency_rows(run)
+    """Print a row for each load and method; nothing without load levels."""
+    found, cells = concurrency_rows(run), _level_cells(run)
     if not found:
         return
     widen(console)
-    table = result_table(TITLE, tuple(LEVEL_CELLS))
+    table = result_table(TITLE, tuple(cells))
     table.columns[1].min_width = min(16, max(cell_len(row.method) for row in found))
-    for _, level in groupby(found, key=lambda row: row.concurrency):
+    for _, level in groupby(found, key=lambda row: row.load):
         for i, row in enumerate(level):
-            count, *cells = (escape(cell(row)) for cell in LEVEL_CELLS.values())
-            table.add_row("" if i else count, *cells)
+            load, *others = (escape(cell(row)) for cell in cells.values())
+            table.add_row("" if i else load, *others)
         table.add_section()
     console.print(table)
-    console.print(EXPLAINED, soft_wrap=True, highlight=False)
+    console.print(_explained(run), soft_wrap=True, highlight=False)
 
 
 def markdown_concurrency(run: Run) -> str:
-    """Return the concurrency table as Markdown with its heading."""
-    cells = [[cell(row) for cell in LEVEL_CELLS.values()] for row in concurrency_rows(run)]
-    return f"## {TITLE}\n\n{table(list(LEVEL_CELLS), cells, ('method',))}\n{EXPLAINED[0].upper()}{EXPLAINED[1:]}.\n"
+    """Return the table of the load levels as Markdown with its heading."""
+    cells, text = _level_cells(run), _explained(run)
+    rows = [[cell(row) for cell in cells.values()] for row in concurrency_rows(run)]
+    return f"## {TITLE}\n\n{table(list(cells), rows, ('method',))}\n{text[0].upper()}{text[1:]}.\n"
 
 
 NAMES = {  # figure -> title of its table, digits
