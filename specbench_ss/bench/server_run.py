@@ -395,17 +395,14 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
 
 @contextmanager
 def _in_flight(server: Server, threads: int, over: threading.Event) -> Iterator[ThreadPoolExecutor]:
-    """Provide threads; if the block fails, cancel unsent requests and close those in flight.
-
-    over: is set then, for requests that wait for their arrival.
-    """
+    """Provide threads; if the block fails, cancel unsent requests, close those in flight, and set `over`."""
     pool = ThreadPoolExecutor(threads)
     try:
         yield pool
     except BaseException:
-        over.set()
         pool.shutdown(wait=False, cancel_futures=True)
         server.close()
+        over.set()
         raise
     pool.shutdown()
 
