@@ -36,7 +36,7 @@ class MarkdownReport(_File):
     """The report `md`."""
 
     name = "md"
-    summary = "headline, findings and summary as Markdown tables, concurrent requests included"
+    summary = "headline, findings and summary as Markdown tables, load levels included"
     filename = "report.md"
 
     def content(self, results: Results) -> bytes:

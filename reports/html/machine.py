@@ -1,4 +1,4 @@
-"""Machine and servers: roofline, counted cost of a step, device readings, timeline, requests in flight."""
+"""Machine and servers: roofline, counted cost of a step, device readings, timeline, load levels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from specbench_ss.reports import charts
 from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, View, figure, plain
 from specbench_ss.results import ranking
-from specbench_ss.results.concurrency import ConcurrencyRow
+from specbench_ss.results.concurrency import ConcurrencyRow, limits_text
 from specbench_ss.results.cost_model import MachineRow, points, roof_of
 from specbench_ss.results.draft_schedule import ScheduleEntry
 from specbench_ss.results.summary import SummaryRow
@@ -180,8 +180,8 @@ def _percent(share: float | None) -> Cell:
 
 
 def in_flight(view: View) -> Table | None:
-    """Return a row for each number of concurrent requests and method; None if requests ran one at a time."""
-    found, baseline = view.results.concurrency_rows, view.run.baseline
+    """Return a row for each load and method; None if requests ran one at a time."""
+    found, baseline, limits = view.results.concurrency_rows, view.run.baseline, limits_text(view.run.manifest)
     if not found:
         return None
     compared = [
@@ -190,17 +190,32 @@ def in_flight(view: View) -> Table | None:
         Column("95 % CI", lambda row: plain(interval(row.speedup_interval)), "Of that speedup"),
     ]
     columns = [
-        Column("concurrency", "concurrency", digits=0),
+        _load(found),
         view.method("server" if view.served else "method"),
         Column("tokens/s", "tokens_per_s", "Output tokens / time of all requests together", 1),
         *(compared if any(not row.is_baseline for row in found) else []),
         _wait("TTFT", "ttft"),
         _wait("TPOT", "tpot"),
         _wait("latency", "latency"),
+        *([Column("goodput", "goodput", f"Requests/s with {limits}"), _SLO] if limits else []),
         Column("τ", "mean_acceptance_length"),
         Column("requests", lambda row: figure(row.requests, 0, small=[f"{row.failed} failed"] if row.failed else [])),
     ]
-    return Table.of("in-flight", columns, found, "Concurrent requests: throughput and latency")
+    return Table.of("in-flight", columns, found, "Load levels: throughput and latency")
+
+
+_SLO = Column("SLO", lambda row: _percent(row.slo_attainment), "Share of the sent requests within all limits")
+
+
+def _load(rows: Sequence[ConcurrencyRow]) -> Column:
+    """Return the column of the load, which sorts as the rows do."""
+    loads = list(dict.fromkeys(row.load for row in rows))
+    rates = "; /s: arrivals per second, times count from the planned arrival" * any(row.rate for row in rows)
+
+    def of(row: ConcurrencyRow) -> Cell:
+        return Cell(str(row.load), loads.index(row.load), values=(row.concurrency, row.rate))
+
+    return Column("load", of, f"Requests in flight{rates}", fields=("concurrency", "rate"))
 
 
 def draft_schedule(view: View) -> Table | None:

@@ -165,7 +165,8 @@ def describe(plan: AnyPlan, where: OutputOptions, access: Access | None = None) 
         *(("note", note) for note in notes),
         ("decoding", decoding_text(config, data)),
         *([("at a time", ", ".join(map(str, (1, *config.concurrency))))] if config.concurrency else []),
-        ("samples", str(plan.samples * (1 + len(config.concurrency)))),
+        *([("rates", ", ".join(str(load) for load in config.loads if load.rate))] if config.rate else []),
+        ("samples", str(plan.samples * (1 + len(config.loads)))),
         ("time", "the run prints an estimate after the warm-up"),
         ("out", str(where.out)),
     ]

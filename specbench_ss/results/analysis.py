@@ -190,7 +190,7 @@ class Results:
 
     @cached_property
     def concurrency_rows(self) -> list[ConcurrencyRow]:
-        """Return one row for each number of concurrent requests and method; none if requests ran one at a time."""
+        """Return one row for each load and method; none if requests ran one at a time."""
         return concurrency_rows(self.run)
 
     @cached_property
@@ -254,7 +254,7 @@ class Results:
         return frames.frame(frames.MACHINE, self.machine_rows)
 
     def concurrency(self) -> pd.DataFrame:
-        """Return one row for each number of concurrent requests and method; empty if requests ran one at a time."""
+        """Return one row for each load and method; empty if requests ran one at a time."""
         return frames.frame(frames.LEVELS, self.concurrency_rows)
 
     @cached_property

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from specbench_ss.results.concurrency import ConcurrencyRow, level_rows
+from specbench_ss.runs.config import Load
 from specbench_ss.runs.records import Run
 from specbench_ss.stats import Interval
 
@@ -73,8 +74,9 @@ class DraftSchedule:
 def draft_schedule(run: Run, rows: Sequence[ConcurrencyRow], invalid: Collection[str]) -> DraftSchedule | None:
     """Return the schedule of a run whose servers differ in k; None for another run, or below four questions.
 
-    rows: of the run's concurrency levels; empty if requests ran one at a time. invalid: labels of servers without valid
-    numbers. A server that failed on more requests than the baseline is left out of that level.
+    rows: of the run's load levels; empty if requests ran one at a time. Those of open loops have no throughput ratio
+    and no entry. invalid: labels of servers without valid numbers. A server that failed on more requests than the
+    baseline is left out of that level.
     """
     groups = _groups(run)
     several = [group for group, depths in groups.items() if len(depths) > 1]
@@ -82,7 +84,7 @@ def draft_schedule(run: Run, rows: Sequence[ConcurrencyRow], invalid: Collection
         return None
     places = {label: (group, k) for group, depths in groups.items() for label, k in depths.items()}
     entries, failed = list[ScheduleEntry](), 0
-    for row in rows or level_rows(run, 1):
+    for row in rows or level_rows(run, Load()):
         failed = row.failed if row.is_baseline else failed  # the first row of its level
         if row.method in places and row.method not in invalid and row.failed <= failed:
             entries += _entries(row, *places[row.method])
@@ -102,10 +104,10 @@ def _groups(run: Run) -> Mapping[str, Mapping[str, int | None]]:
 
 def _entries(row: ConcurrencyRow, group: str, k: int | None) -> list[ScheduleEntry]:
     """Return the entry of a row; none without an interval."""
-    ratio, around = row.throughput_ratio, row.throughput_ratio_interval
-    if ratio is None or around is None:
+    concurrency, ratio, around = row.concurrency, row.throughput_ratio, row.throughput_ratio_interval
+    if concurrency is None or ratio is None or around is None:
         return []
-    return [ScheduleEntry(row.concurrency, row.method, group, k, ratio, around)]
+    return [ScheduleEntry(concurrency, row.method, group, k, ratio, around)]
 
 
 def _choices(entries: Sequence[ScheduleEntry]) -> dict[int, ScheduleEntry | None]:

@@ -34,7 +34,7 @@ from specbench_ss.results.compare import (
     RunComparison,
     judged,
 )
-from specbench_ss.results.concurrency import ConcurrencyRow
+from specbench_ss.results.concurrency import ConcurrencyRow, limits_text
 from specbench_ss.results.cost_model import MachineRow
 from specbench_ss.results.ranking import (
     MARKED,
@@ -461,7 +461,7 @@ def result_table(name: str, columns: Sequence[str], left: Collection[str] = LEFT
 
 
 def _of_one(row: ConcurrencyRow) -> str:
-    """Return the speedup of single requests, as in '≈ 1.13×'."""
+    """Return the speedup by time per token of a request, as in '≈ 1.13×'."""
     return "baseline" if row.is_baseline else marked_speedup(row.speedup, row.comparison)
 
 
@@ -470,11 +470,13 @@ def _compared(row: ConcurrencyRow) -> bool:
 
 
 def _throughput_interval(row: ConcurrencyRow) -> str:
-    return "" if row.is_baseline else interval(row.throughput_ratio_interval) or row.throughput_comparison
+    if row.is_baseline or row.rate is not None:
+        return ""
+    return interval(row.throughput_ratio_interval) or row.throughput_comparison
 
 
 LEVEL_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
-    "in flight": lambda row: str(row.concurrency),
+    "load": lambda row: str(row.load),
     "method": lambda row: row.method,
     "tokens/s": lambda row: format_number(row.tokens_per_s, 1),
     "× baseline": lambda row: marked_speedup(row.throughput_ratio, row.throughput_comparison),
@@ -484,6 +486,8 @@ LEVEL_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
     "first ms": lambda row: format_number(row.waits["ttft_s_p50"], 2, scale=1000),
     "ms/token": lambda row: format_number(row.waits["tpot_s_p50"], 2, scale=1000),
     "s": lambda row: format_number(row.waits["latency_s_p50"], 2),
+    "goodput": lambda row: format_number(row.goodput),
+    "SLO": lambda row: percent(row.slo_attainment),
     "failed": lambda row: str(row.failed),
 }
 LEVEL_SHOWN: dict[str, Callable[[ConcurrencyRow], bool]] = {  # these columns are left out if no row has such a cell
@@ -491,30 +495,39 @@ LEVEL_SHOWN: dict[str, Callable[[ConcurrencyRow], bool]] = {  # these columns ar
     "95% CI": _compared,
     "speedup": _compared,
     "τ": lambda row: row.mean_acceptance_length is not None,
+    "goodput": lambda row: row.goodput is not None,
+    "SLO": lambda row: row.goodput is not None,
     "failed": lambda row: row.failed > 0,
 }
-TITLE = "By requests in flight: throughput, and medians over requests"
+TITLE = "By load: throughput, and medians over requests"
+LOAD = "load: requests in flight"
+RATES = ", or arrivals per second (/s), which set the throughput; times then count from the planned arrival"
 COMPARED = (
-    "× baseline: throughput over the baseline's at the same concurrency, with its 95% CI; speedup: of single requests, "
-    "by time per token; "
+    "; × baseline: throughput over the baseline's with as many requests in flight, with its 95% CI; speedup: time per "
+    "token of a request, baseline / method"
 )
-MEDIANS = "first ms, ms/token and s: medians of time to first token, time per output token and latency"
+MEDIANS = "; first ms, ms/token and s: medians of time to first token, time per output token and latency"
 
 
 def _level_cells(rows: Sequence[ConcurrencyRow]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns of the concurrency table and the cells of each row."""
+    """Return the columns of the table of load levels and the cells of each row."""
     shown = {
         name: cell for name, cell in LEVEL_CELLS.items() if name not in LEVEL_SHOWN or any(map(LEVEL_SHOWN[name], rows))
     }
     return list(shown), [[cell(row) for cell in shown.values()] for row in rows]
 
 
-def _level_legend(columns: Collection[str]) -> str:
-    return f"{COMPARED if 'speedup' in columns else ''}{MEDIANS}"
+def _level_legend(results: Results, columns: Collection[str]) -> str:
+    """Return the meanings of these columns."""
+    rates = RATES if any(row.rate for row in results.concurrency_rows) else ""
+    compared = COMPARED if "speedup" in columns else ""
+    limits = limits_text(results.manifest)
+    goodput = f"; goodput: requests/s with {limits}, SLO: their share" if "goodput" in columns else ""
+    return f"{LOAD}{rates}{compared}{MEDIANS}{goodput}"
 
 
 def print_concurrency(results: Results, console: Console, verbose: bool = False) -> None:
-    """Print a row for each number of requests in flight and method, and the draft schedule, if the run has them.
+    """Print a row for each load and method, and the draft schedule, if the run has them.
 
     verbose: print the schedule also as vLLM reads it.
     """
@@ -525,11 +538,11 @@ def print_concurrency(results: Results, console: Console, verbose: bool = False)
         table = result_table(TITLE, columns)
         table.columns[1].min_width = min(16, max(cell_len(row.method) for row in found))
         for _, level in groupby(lines, key=lambda line: line[0]):
-            for i, (count, *cells) in enumerate(level):
-                table.add_row("" if i else count, *map(escape, cells))
+            for i, (load, *cells) in enumerate(level):
+                table.add_row("" if i else load, *map(escape, cells))
             table.add_section()
         console.print(table)
-        console.print(_level_legend(columns), soft_wrap=True, highlight=False)
+        console.print(_level_legend(results, columns), soft_wrap=True, highlight=False)
     if schedule := results.draft_schedule:
         console.print(f"schedule {escape(schedule.text())}", soft_wrap=True, highlight=False)
         for group, fields in schedule.vllm().items() if verbose else ():
@@ -537,10 +550,10 @@ def print_concurrency(results: Results, console: Console, verbose: bool = False)
 
 
 def markdown_concurrency(results: Results) -> Iterator[str]:
-    """Yield the concurrency table as Markdown with its heading, and the draft schedule, if the run has them."""
+    """Yield the table of load levels as Markdown with its heading, and the draft schedule, if the run has them."""
     if results.concurrency_rows:
         columns, lines = _level_cells(results.concurrency_rows)
-        legend = _level_legend(columns)
+        legend = _level_legend(results, columns)
         yield f"## {TITLE}\n\n{table(columns, lines, ('method',))}\n{legend[0].upper()}{legend[1:]}.\n"
     if schedule := results.draft_schedule:
         yield f"Draft schedule: {safe(schedule.text())}.\n"

@@ -196,6 +196,20 @@ class RunOptions(CommandOptions):
         metavar="N,N",
         as_text=True,
     )
+    rate: str | None = _served(
+        None,
+        "Also send the whole suite with Poisson arrivals at this many requests per second, once for each number, "
+        "however many are in flight.",
+        metavar="N,N",
+        as_text=True,
+    )
+    goodput: str | None = _served(
+        None,
+        "Limits of a request in milliseconds: ttft, tpot and e2el (whole request), as ttft:500,tpot:50. The goodput of "
+        "a level is its requests per second within all of them.",
+        metavar="NAME:MS,NAME:MS",
+        as_text=True,
+    )
     extra_body: str | None = _served(
         None,
         "JSON object with further fields of every request, as "

@@ -143,7 +143,7 @@ RANGES = {"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": 
 def test_the_terminal_has_intervals_tau_and_the_schedule(make_run: MakeRun) -> None:
     results = analyse(served(make_run, PACE))
     lines = shown(results).splitlines()
-    head = next(line for line in lines if "in flight" in line and "method" in line)
+    head = next(line for line in lines if "load" in line and "method" in line)
     assert "× baseline" in head and "95% CI" in head and " τ " in head and "failed" not in head
     assert lines[-1] == f"schedule {TEXT}" and max(map(len, lines[:-2])) <= 120
     assert any(" e-k2 " in line and " 2.0" in line and "–" in line for line in lines)
@@ -187,6 +187,13 @@ def test_a_schedule_needs_no_concurrency_and_leaves_out_what_is_invalid_or_faile
     assert [choice and choice.method for choice in _choices(run, set()).values()] == ["e-k4", None]
     run.concurrency, run.requests = [], []
     assert [choice and choice.method for choice in _choices(run, set()).values()] == ["e-k4"]
+
+
+def test_open_loops_are_not_in_the_schedule(make_run: MakeRun) -> None:
+    run = served(make_run, PACE)
+    run.requests += [replace(row, concurrency=None, rate=2.0) for row in run.requests]
+    run.concurrency += [replace(level, concurrency=None, rate=2.0) for level in run.concurrency]
+    assert [*_choices(run, set())] == [1, 4]
 
 
 def _choices(run: Run, invalid: set[str]) -> dict[int, ScheduleEntry | None]:
