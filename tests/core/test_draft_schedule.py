@@ -127,7 +127,7 @@ def test_the_interval_of_a_throughput_ratio_is_that_of_the_requests_at_the_measu
         ratio, speedup, around = row.throughput_ratio or 0.0, row.speedup or 0.0, row.speedup_interval or (0.0, 0.0)
         assert ratio == pytest.approx(speedup if row.concurrency == 1 else speedup / (1 + IDLE))
         assert (low / ratio, high / ratio) == pytest.approx((around[0] / speedup, around[1] / speedup))
-        assert low < PACE[row.method][row.concurrency] / (1 if row.concurrency == 1 else 1 + IDLE) < high
+        assert low < PACE[row.method][row.concurrency or 0] / (1 if row.concurrency == 1 else 1 + IDLE) < high
 
 
 def shown(results: Results, verbose: bool = False) -> str:
