@@ -469,18 +469,12 @@ def _compared(row: ConcurrencyRow) -> bool:
     return not row.is_baseline
 
 
-def _throughput_interval(row: ConcurrencyRow) -> str:
-    if row.is_baseline or row.rate is not None:
-        return ""
-    return interval(row.throughput_ratio_interval) or row.throughput_comparison
-
-
 LEVEL_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
     "load": lambda row: str(row.load),
     "method": lambda row: row.method,
     "tokens/s": lambda row: format_number(row.tokens_per_s, 1),
     "× baseline": lambda row: marked_speedup(row.throughput_ratio, row.throughput_comparison),
-    "95% CI": _throughput_interval,
+    "95% CI": lambda row: interval(row.throughput_ratio_interval),
     "speedup": _of_one,
     "τ": lambda row: format_number(row.mean_acceptance_length),
     "first ms": lambda row: format_number(row.waits["ttft_s_p50"], 2, scale=1000),
@@ -495,35 +489,38 @@ LEVEL_SHOWN: dict[str, Callable[[ConcurrencyRow], bool]] = {  # these columns ar
     "95% CI": _compared,
     "speedup": _compared,
     "τ": lambda row: row.mean_acceptance_length is not None,
-    "goodput": lambda row: row.goodput is not None,
-    "SLO": lambda row: row.goodput is not None,
     "failed": lambda row: row.failed > 0,
 }
+LIMIT_CELLS, WITHOUT_LIMITS = ("goodput", "SLO"), ("speedup", "s")  # 120 characters have room for one of the pairs
 TITLE = "By load: throughput, and medians over requests"
-LOAD = "load: requests in flight"
+LEVEL_LEGEND = {
+    "× baseline": "throughput over the baseline's with as many requests in flight, with its 95% CI",
+    "speedup": "time per token of a request, baseline / method",
+    "first ms": "time to first token",
+    "ms/token": "time per output token",
+    "s": "latency of a request",
+    "SLO": "their share",
+}
 RATES = ", or arrivals per second (/s), which set the throughput; times then count from the planned arrival"
-COMPARED = (
-    "; × baseline: throughput over the baseline's with as many requests in flight, with its 95% CI; speedup: time per "
-    "token of a request, baseline / method"
-)
-MEDIANS = "; first ms, ms/token and s: medians of time to first token, time per output token and latency"
 
 
-def _level_cells(rows: Sequence[ConcurrencyRow]) -> tuple[list[str], list[list[str]]]:
+def _level_cells(results: Results) -> tuple[list[str], list[list[str]]]:
     """Return the columns of the table of load levels and the cells of each row."""
+    rows, left_out = results.concurrency_rows, WITHOUT_LIMITS if limits_text(results.manifest) else LIMIT_CELLS
     shown = {
-        name: cell for name, cell in LEVEL_CELLS.items() if name not in LEVEL_SHOWN or any(map(LEVEL_SHOWN[name], rows))
+        name: cell
+        for name, cell in LEVEL_CELLS.items()
+        if name not in left_out and (name not in LEVEL_SHOWN or any(map(LEVEL_SHOWN[name], rows)))
     }
     return list(shown), [[cell(row) for cell in shown.values()] for row in rows]
 
 
-def _level_legend(results: Results, columns: Collection[str]) -> str:
+def _level_legend(results: Results, columns: Sequence[str]) -> str:
     """Return the meanings of these columns."""
     rates = RATES if any(row.rate for row in results.concurrency_rows) else ""
-    compared = COMPARED if "speedup" in columns else ""
-    limits = limits_text(results.manifest)
-    goodput = f"; goodput: requests/s with {limits}, SLO: their share" if "goodput" in columns else ""
-    return f"{LOAD}{rates}{compared}{MEDIANS}{goodput}"
+    limits = {"goodput": f"requests/s with {limits_text(results.manifest)}"}
+    meanings = {"load": f"requests in flight{rates}"} | LEVEL_LEGEND | limits
+    return "; ".join(f"{column}: {meanings[column]}" for column in columns if column in meanings)
 
 
 def print_concurrency(results: Results, console: Console, verbose: bool = False) -> None:
@@ -534,7 +531,7 @@ def print_concurrency(results: Results, console: Console, verbose: bool = False)
     found = results.concurrency_rows
     if found:
         widen(console)
-        columns, lines = _level_cells(found)
+        columns, lines = _level_cells(results)
         table = result_table(TITLE, columns)
         table.columns[1].min_width = min(16, max(cell_len(row.method) for row in found))
         for _, level in groupby(lines, key=lambda line: line[0]):
@@ -552,7 +549,7 @@ def print_concurrency(results: Results, console: Console, verbose: bool = False)
 def markdown_concurrency(results: Results) -> Iterator[str]:
     """Yield the table of load levels as Markdown with its heading, and the draft schedule, if the run has them."""
     if results.concurrency_rows:
-        columns, lines = _level_cells(results.concurrency_rows)
+        columns, lines = _level_cells(results)
         legend = _level_legend(results, columns)
         yield f"## {TITLE}\n\n{table(columns, lines, ('method',))}\n{legend[0].upper()}{legend[1:]}.\n"
     if schedule := results.draft_schedule:

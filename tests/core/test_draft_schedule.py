@@ -153,6 +153,18 @@ def test_the_terminal_has_intervals_tau_and_the_schedule(make_run: MakeRun) -> N
     assert shown(other, verbose=True).splitlines()[-1] == lines[-1]
 
 
+def test_the_table_with_limits_fits_into_120_characters(make_run: MakeRun) -> None:
+    run = served(make_run, {f"eagle3-qwen3-8b-k{k}": {1: 1.3, 4: 0.9} for k in (2, 4)})
+    run.manifest["goodput"] = {"ttft": 500.0}
+    run.requests[-1].status = "failed"
+    text = shown(analyse(run))
+    head = next(line for line in text.splitlines() if "load" in line and "method" in line)
+    assert {"× baseline", "95% CI", "τ", "ms/token", "goodput", "SLO", "failed"} <= {
+        part.strip() for part in head.split("  ")
+    }
+    assert "…" not in text
+
+
 def test_a_server_alone_is_not_compared_with_itself(make_run: MakeRun) -> None:
     results = analyse(served(make_run, {}))
     text = shown(results, verbose=True)
