@@ -383,7 +383,8 @@ class RunOptions(CommandOptions):
     def part(self, modes: Sequence[str]) -> Self:
         """Return the options that have a meaning in one of these modes, and the defaults of all others."""
         others = (f for f in fields(self) if not {*modes} & {*f.metadata["modes"]})
-        return replace(self, **{f.name: f.default for f in others})
+        defaults: dict[str, Any] = {f.name: f.default for f in others}
+        return replace(self, **defaults)
 
     @property
     def mode(self) -> str:
