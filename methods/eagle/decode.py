@@ -69,7 +69,7 @@ class EagleDecoder(FeatureDecoder):
     """Base of the three methods: slots of true hidden states, and drafter passes over nodes."""
 
     other_options = ("nodes", "total_tokens", "depth", "top_k")  # of all methods that share a folder
-    export_formats = ("vllm",)
+    export_formats: ClassVar[tuple[str, ...]] = ("vllm",)
     is_eagle3: ClassVar[bool] = False
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class Medusa(TreeHeads):
     summary = "Medusa-1 heads on the frozen base, sparse tree"
     paper = "Cai et al. 2024, arXiv:2401.10774"
     Options = MedusaOptions
-    export_formats = ("vllm",)
+    export_formats: ClassVar[tuple[str, ...]] = ("vllm",)
 
     def __init__(
         self,
