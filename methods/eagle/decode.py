@@ -224,7 +224,7 @@ class EagleOptions(Bounded):
         "published: the published one. Else a JSON file with a tree or with measured accuracies.",
     )
     nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
-        0, "Drafted nodes of an auto tree. 0: as the drafter's folder advises, else those of the published tree (25)."
+        0, "Drafted nodes of an auto tree. 0: as the drafter's folder advises, else those of the published tree."
     )
     depth: Annotated[int, Ge(0), Le(MOST_DEPTH)] = option(
         0, "Maximum number of drafted levels. 0: all levels of the tree."
