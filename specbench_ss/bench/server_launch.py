@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import yaml
 
-from specbench_ss.errors import UserError, error_text, expanded
+from specbench_ss.errors import UserError, error_text, expanded, prefixed
+from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import Endpoint
 
 if TYPE_CHECKING:  # httpx is imported where a server is contacted
@@ -38,7 +39,11 @@ Option = str | int | float | bool
 
 
 class _Configuration(msgspec.Struct, forbid_unknown_fields=True):
-    """A server of the file. speculative: the engine's own settings of speculative decoding, under its own names."""
+    """A server of the file.
+
+    speculative: the engine's own settings of speculative decoding, under its own names. method: the method in --methods
+    that is compared with the server.
+    """
 
     label: str
     engine: Literal["vllm", "llama.cpp", "sglang"] | None = None
@@ -49,6 +54,7 @@ class _Configuration(msgspec.Struct, forbid_unknown_fields=True):
     env: dict[str, Option] = {}
     executable: str | None = None
     command: list[Option] = []
+    method: str | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -63,12 +69,14 @@ class LaunchPlan:
     """The servers of a file, the first of which is the baseline, and how they take turns.
 
     blocks: parts of the questions; all servers answer one part before the next. ready_s: limit of a server's start.
+    methods: label of a server -> label of the method that is compared with it.
     """
 
     endpoints: tuple[Endpoint, ...]
     port: int
     blocks: int
     ready_s: float
+    methods: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_servers(file: Path) -> LaunchPlan:
@@ -82,11 +90,13 @@ def read_servers(file: Path) -> LaunchPlan:
         raise UserError(f"--servers {path}: {' '.join(str(e).split())}") from None
     if not given.servers or given.blocks < 1 or not 0 < given.port < 65536:
         raise UserError(f"--servers {path}: needs at least one server, blocks of 1 or more, and a port")
-    endpoints = [endpoint for one in given.servers for endpoint in _endpoints(one, given.port, path)]
-    labels = [endpoint.label for endpoint in endpoints]
+    started = [(one, endpoint) for one in given.servers for endpoint in _endpoints(one, given.port, path)]
+    labels = [endpoint.label for _, endpoint in started]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise UserError(f"--servers {path}: label {twice[0]!r} is given twice; labels must differ")
-    return LaunchPlan(tuple(endpoints), given.port, given.blocks, given.ready_s)
+    with prefixed(f"--servers {path}"):
+        methods = {endpoint.label: MethodSpec.parse(one.method).label for one, endpoint in started if one.method}
+    return LaunchPlan(tuple(one for _, one in started), given.port, given.blocks, given.ready_s, methods)
 
 
 def _endpoints(one: _Configuration, port: int, path: Path) -> list[Endpoint]:
@@ -99,6 +109,8 @@ def _endpoints(one: _Configuration, port: int, path: Path) -> list[Endpoint]:
         raise UserError(f"--servers {path}: {one.label} has k without engine and speculative; add them, or leave k out")
     if one.k == []:
         raise UserError(f"--servers {path}: k of {one.label} is an empty list; leave it out or name a number")
+    if one.method and isinstance(one.k, list) and len(one.k) > 1:
+        raise UserError(f"--servers {path}: {one.label} has a method and several k; write a server for each k")
     several = isinstance(one.k, list)
     depths: Sequence[int | None] = one.k if isinstance(one.k, list) else [one.k]
     url, env = f"http://{HOST}:{port}/v1", tuple((name, str(value)) for name, value in one.env.items())

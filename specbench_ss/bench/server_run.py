@@ -607,12 +607,16 @@ class PreparedRun(run_loop.PreparedRun):
     found: Sequence[ProbedServer]
 
 
-def check(config: RunConfig, output: OutputOptions) -> Plan:
-    """Check a run without contacting servers or writing files. Raise UserError."""
+def check(config: RunConfig, output: OutputOptions, data: SuiteData | None = None) -> Plan:
+    """Check a run without contacting servers or writing files. Raise UserError.
+
+    data: questions of the run of methods that the servers are compared with; a suite may choose them by the model.
+    """
     suite = registry.load_suite(config.suite)
     if check_out(output):
         check_same_config(output.out, read_run(output.out).manifest["config"], config.as_dict())
-    data = suite.load(SuiteRequest(config.categories, config.limit, None if config.data is None else Path(config.data)))
+    source = None if config.data is None else Path(config.data)
+    data = data or suite.load(SuiteRequest(config.categories, config.limit, source))
     check_ids(data)
     check_texts(data)
     samples = sum(len(q.turns) for q in data.questions) * config.repeats * len(config.endpoints)

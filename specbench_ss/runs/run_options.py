@@ -9,10 +9,10 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -74,7 +74,7 @@ def option(
 _what = partial(option, panel="What to run")
 _how = partial(option, panel="How to decode and measure")
 _record = partial(option, panel="What to record in addition", modes=MODEL_MODES)
-_served = partial(option, panel="Servers, in place of methods", modes=(SERVER,))
+_served = partial(option, panel="Servers", modes=(SERVER,))
 _workers = partial(option, panel="Workers, on this machine or many", modes=(RAY,))
 _where = partial(option, panel="Where to")
 
@@ -172,8 +172,8 @@ class RunOptions(CommandOptions):
     )
     servers: Path | None = _served(
         None,
-        "Start the servers of a YAML file one after another on one port and measure them in place of --methods; the "
-        "first is the baseline. docs/servers.md has its format.",
+        "Start the servers of a YAML file one after another on one port and measure them; the first is the baseline. "
+        "With --methods, also measure methods and compare them with the servers. docs/servers.md has its format.",
         metavar="FILE.yaml",
     )
     label: list[str] | None = _served(
@@ -360,6 +360,16 @@ class RunOptions(CommandOptions):
         places=(COMMAND, FILE),
         as_text=True,
     )
+
+    @property
+    def has_both(self) -> bool:
+        """Return True for two runs: of methods, and of servers that are started."""
+        return self.methods is not None and self.servers is not None
+
+    def part(self, modes: Sequence[str]) -> Self:
+        """Return the options that have a meaning in one of these modes, and the defaults of all others."""
+        others = (f for f in fields(self) if not {*modes} & {*f.metadata["modes"]})
+        return replace(self, **{f.name: f.default for f in others})
 
     @property
     def mode(self) -> str:

@@ -185,6 +185,8 @@ def test_a_taken_port_is_one_line(port: int, questions: Path, tmp_path: Path, mo
         ("servers: [{label: a, engine: tgi, model: m}]", "tgi"),
         ("servers: [{label: a, engine: vllm, model: m, k: 3}]", "k without"),
         ("servers: [{label: a, engine: vllm, model: m, draft: x}]", "draft"),
+        ("servers: [{label: a, command: [x], method: 'x['}]", "cannot read method"),
+        ("servers: [{label: a, engine: vllm, model: m, speculative: {m: x}, k: [1, 2], method: x}]", "several k"),
         ("servers: [{label: a, command: [x]}, {label: a, command: [x]}]", "given twice"),
         ("servers: [{label: a, engine: vllm, model: m, speculative: {method: x}, k: []}]", "empty list"),
         ("servers: [", "parsing"),
