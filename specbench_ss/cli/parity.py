@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -82,7 +81,9 @@ def _pair(text: str) -> Pair:
 def print_parity(found: Sequence[Parity], console: Console) -> None:
     """Print a row for each pair, and the prompts that differ."""
     widen(console)
-    table = Table("method here", "server", box=box.SIMPLE_HEAD)
+    table = Table(box=None, padding=(0, 0, 0, 2), header_style="bold")
+    for name in ("method here", "server"):
+        table.add_column(name, overflow="fold")
     for name in (*found[0].counts(), "τ here", "τ served", "speedup here", "speedup served"):
         table.add_column(name.replace(" ", "\n"), justify="right")
     table.add_column("parity")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_type_hints
@@ -368,8 +368,8 @@ class RunOptions(CommandOptions):
 
     def part(self, modes: Sequence[str]) -> Self:
         """Return the options that have a meaning in one of these modes, and the defaults of all others."""
-        others = (f for f in fields(self) if not {*modes} & {*f.metadata["modes"]})
-        return replace(self, **{f.name: f.default for f in others})
+        known, given = fields_of(type(self)), self.as_given()
+        return type(self)(**{name: given[name] for name in given if {*modes} & {*known[name].metadata["modes"]}})
 
     @property
     def mode(self) -> str:
