@@ -25,8 +25,9 @@ from specbench_ss.results.parity import (
     stored_pairs,
     with_speedups,
 )
+from specbench_ss.results.ranking import MARKED, MARKS, marked_speedup
 from specbench_ss.results.terminal import NARROW, broken, widen
-from specbench_ss.results.text import MISSING, format_number, format_speedup
+from specbench_ss.results.text import MISSING, format_number
 
 SHOWN = 8  # differing prompts in the terminal
 
@@ -90,9 +91,12 @@ def print_parity(found: Sequence[Parity], console: Console) -> None:
     for one in found:
         labels = [escape(broken(label, NARROW)) for label in (one.method, one.server)]
         counts = [MISSING if count is None else str(count) for count in one.counts().values()]
-        tau, speedup = [format_number(value, 3) for value in one.tau], map(format_speedup, one.speedup)
+        tau, speedup = [format_number(value, 3) for value in one.tau], map(marked_speedup, one.speedup, one.comparison)
         table.add_row(*labels, *counts, *tau, *speedup, one.verdict)
     console.print(table)
+    used = {comparison for one in found for comparison in one.comparison}
+    for comparison in (comparison for comparison in MARKS if comparison in used):
+        console.print(f"{MARKS[comparison]} {MARKED[comparison]}", style="dim", highlight=False)
     if any(one.sampled for one in found):
         console.print("not compared: sampled outputs differ in every run; parity needs temperature 0", soft_wrap=True)
     for one in found:

@@ -17,6 +17,7 @@ from specbench_ss.results.analysis import Results
 from specbench_ss.results.summary import safe_div, total
 from specbench_ss.runs.output_match import first_difference
 from specbench_ss.runs.records import Run, SampleRecord
+from specbench_ss.stats import Comparison
 from specbench_ss.storage import write_json
 from specbench_ss.user_files import decoder, read_bytes
 
@@ -49,7 +50,8 @@ class Parity:
     """A method and a server. tau: mean acceptance length of both, over the compared prompts.
 
     missing: prompts that only one of them answered. sampled: outputs are sampled, so that only tau and speedup can be
-    compared. speedup: of the method over `ar`, and of the server over the first one, over all prompts.
+    compared. speedup: of the method over `ar`, and of the server over the first one, over all prompts; comparison: by
+    their intervals.
     """
 
     method: str
@@ -59,6 +61,7 @@ class Parity:
     missing: int
     sampled: bool
     speedup: tuple[float | None, float | None] = (None, None)
+    comparison: tuple[Comparison, Comparison] = ("insufficient data", "insufficient data")
 
     @property
     def exact(self) -> bool:
@@ -127,8 +130,9 @@ def compare_pairs(local: Run, served: Run, pairs: Sequence[Pair]) -> list[Parity
 
 def with_speedups(found: Sequence[Parity], local: Results, served: Results) -> list[Parity]:
     """Return comparisons of two runs with the speedups in these runs."""
-    here, there = ({row.method: row.speedup for row in results.overall} for results in (local, served))
-    return [replace(one, speedup=(here[one.method], there[one.server])) for one in found]
+    here, there = ({row.method: row for row in results.overall} for results in (local, served))
+    rows = [(one, here[one.method], there[one.server]) for one in found]
+    return [replace(one, speedup=(a.speedup, b.speedup), comparison=(a.comparison, b.comparison)) for one, a, b in rows]
 
 
 def pairs_of(methods: Sequence[str], servers: Sequence[str], chosen: Mapping[str, str]) -> list[Pair]:
