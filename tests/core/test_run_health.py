@@ -217,7 +217,7 @@ def test_what_was_not_checked_is_verbose(make_run: MakeRun) -> None:
     assert all((f"· {check.sentence}" in text) == (check.name != "invalid") for check in unknown), "one needs --repeats"
     assert not any(check.sentence in short(run) for check in unknown)
     again = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2, repeats=2))
-    assert "earlier repeats was not checked" in short(again)
+    assert "repeats from memory was not checked" in short(again)
 
 
 def test_all_problems_of_times_are_one_check(steady: Run) -> None:
