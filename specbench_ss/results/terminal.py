@@ -137,7 +137,7 @@ def print_answer(results: Results, console: Console) -> None:
     timing = next((check for check in results.checks if check.name == "timing" and check.state == "warning"), None)
     mark = ""
     if timing is not None and not results.all_noisy:
-        mark = f"  [yellow]! {'noisy' if 'noisy' in timing.findings else 'unstable timing'}[/]"
+        mark = f"  [yellow]! {'noisy' if 'noisy' in timing.findings else 'timing'}[/]"
     console.print(f"[bold]{escape(results.headline)}[/]{mark}", highlight=False, soft_wrap=True)
 
 
