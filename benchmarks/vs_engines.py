@@ -8,7 +8,7 @@ prompts. vLLM runs eagerly, without a prefix cache.
     python benchmarks/vs_engines.py [--model smollm2] [--dtype bfloat16] [--threads 1 2] [--prompts 13] [--new 64]
         [--turns 5] [--busy] [--only TEXT ..] [--vllm-python PYTHON] [--llama-server PROGRAM --gguf FILE] [--json FILE]
 
---busy measures once more beside a process that takes one core. Engines that are not given are left out, with the
+--busy measures once more with a process that takes one core. Engines that are not given are left out, with the
 command that installs them. vLLM and ssbench need environments of their own.
 """
 
@@ -225,7 +225,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="Spec-Bench's question.jsonl; default: the generated questions")
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--busy", action="store_true", help="measure again beside a process that takes one core")
+    parser.add_argument("--busy", action="store_true", help="measure again with a process that takes one core")
     parser.add_argument("--only", nargs="+", default=[], help="rows whose name has one of these texts")
     parser.add_argument("--vllm-python", default=os.environ.get("SSBENCH_VLLM_PYTHON"))
     parser.add_argument("--llama-server", default=os.environ.get("SSBENCH_LLAMA_SERVER"))
@@ -275,7 +275,7 @@ def main() -> None:
                     measure(workers, prompts, arguments.new, arguments.turns)
                 for worker in workers:
                     factor = worker.seconds("whole").sum() / quiet[worker.row.name]
-                    print(f"{worker.row.name}: {factor:.2f} times the time beside a busy process")
+                    print(f"{worker.row.name}: {factor:.2f} times the time with a busy process")
                     found.append({"threads": threads, "row": worker.row.name, "busy_factor": factor})
         if arguments.json:
             arguments.json.write_text(json.dumps(found, indent=1))

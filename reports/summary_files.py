@@ -10,7 +10,6 @@ from pathlib import Path
 from specbench_ss.errors import UserError
 from specbench_ss.results import exchange
 from specbench_ss.results.analysis import Results
-from specbench_ss.results.concurrency import concurrency_rows
 from specbench_ss.results.quality import measures
 from specbench_ss.results.ranking import NO_MEAN
 from specbench_ss.results.report import Report
@@ -37,7 +36,7 @@ class MarkdownReport(_File):
     """The report `md`."""
 
     name = "md"
-    summary = "headline, findings and summary as Markdown tables, concurrent requests included"
+    summary = "headline, findings and summary as Markdown tables, load levels included"
     filename = "report.md"
 
     def content(self, results: Results) -> bytes:
@@ -49,8 +48,9 @@ class MarkdownReport(_File):
         lines = [f"# {model} on {suite}", "", results.headline, "", *alerts]
         table = exchange.markdown(results)
         notes = [f"{NO_MEAN}.\n"] if len(measures(run.questions)) > 1 else []
-        concurrency = [markdown_concurrency(run)] if run.concurrency else []
-        return "\n".join([*map(safe, lines), "", table, *notes, *concurrency]).encode("utf-8", "replace")
+        return "\n".join([*map(safe, lines), "", table, *notes, *markdown_concurrency(results)]).encode(
+            "utf-8", "replace"
+        )
 
 
 class CsvReport(_File):
@@ -99,7 +99,7 @@ class JsonReport(_File):
             "checks": checks,
             "rank_ranges": {label: asdict(ranks) for label, ranks in results.rank_ranges.items()},
             "summary": [row.as_dict() for row in results.rows],
-            **({"concurrency": [asdict(row) for row in concurrency_rows(run)]} if run.concurrency else {}),
+            **results.concurrency_json(),
             "manifest": run.manifest,
         }
         return json.dumps(content, indent=1, ensure_ascii=False).encode("utf-8", "replace")

@@ -203,6 +203,8 @@ def run(methods: str | Sequence[str] | None = None, **options: Any) -> Results:
     loaded = None if isinstance(given.get("model", ""), (str, Path)) else _loaded(given)
     named = given if loaded is None else {**given, "model": loaded.name}
     asked = RunOptions(**given_options(RunOptions, named, PYTHON, "run()"))
+    if asked.has_both:
+        raise UserError("run() measures methods or servers: call it once for each, then compare by `ssbench parity`")
     config, where, access = asked_run(asked)
     command = [_called(given)]
     if access is not None:

@@ -16,6 +16,7 @@ from transformers.activations import ACT2FN
 
 from specbench_ss import registry, user_files
 from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.target import FINAL
 from specbench_ss.errors import ServingWarning, UserError, did_you_mean, first_line
 from specbench_ss.methods._shared.draft_vocabulary import check_draft_vocab
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, check_rope
@@ -25,6 +26,7 @@ from specbench_ss.models.checkpoint import load_into, weight_file
 TYPE = "speculators_model_type"
 LAYER = "transformer_layer_config"
 READERS = ("eagle3", "peagle", "dflash")  # supported types, each read by the method of that name
+FORMATS = ("speculators", "vllm")  # programs that read this layout
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 IGNORED = "rotary_emb.inv_freq"  # a buffer of older transformers: frequencies follow from the configuration
@@ -94,6 +96,12 @@ def check_layer_ids(listed: Sequence[int], name: str, base: ModelInfo) -> None:
     for layer in listed:
         if not 0 <= layer < base.n_layers:
             raise UserError(f"{name} in config.json names layer {layer}, the model has layers 0 to {base.n_layers - 1}")
+
+
+def check_no_final(layers: Sequence[int]) -> None:
+    """Raise UserError for a drafter that reads the final, normed state, which speculators' layout cannot name."""
+    if FINAL in layers:
+        raise UserError("speculators' layout names inputs of layers, and this drafter reads the final state")
 
 
 def check_sizes(pairs: Iterable[tuple[str, int, int]]) -> None:

@@ -23,12 +23,14 @@ from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
+from specbench_ss.methods._shared import speculators
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork
 from specbench_ss.methods._shared.drafting import FeatureDecoder, Read
 from specbench_ss.methods._shared.heads import best_tree, tree_of
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.block_drafters import dflash, peagle
 from specbench_ss.methods.block_drafters.dflash import BlockAttention
+from specbench_ss.models.checkpoint import own_fields, write_checkpoint
 from specbench_ss.options import Bounded, option
 
 NODES = (7, 15, 23, 31, 48, 63)  # tree sizes for tuning
@@ -88,6 +90,8 @@ class BlockDecoder(FeatureDecoder):
     """Base of both methods: options, and a chain or a tree from the logits of the draft positions."""
 
     node_options = ("nodes",)
+    export_formats = speculators.FORMATS
+    vllm: ClassVar[dict[str, Any]]  # vLLM's settings for the method
     size_option: ClassVar[str]  # the option that shortens a drafter's block
     reduced_args: ClassVar[dict[str, Any]]  # for `test_instances`: arguments of `random` with a reduced vocabulary
     reduced_size: ClassVar[int]  # block size with a reduced vocabulary
@@ -95,6 +99,7 @@ class BlockDecoder(FeatureDecoder):
 
     random: ClassVar[Callable[..., Any]]  # returns a drafter with random weights
     read_drafter: ClassVar[Callable[..., tuple[Any, dict[str, Any]]]]  # `read` without options
+    speculators_config_of: ClassVar[Callable[..., dict[str, Any]]]  # returns config.json of a drafter for a base
 
     def __init__(self, target: Target, options: Any, drafter: Any, config: dict[str, Any] | None = None) -> None:
         self.size = self.resolve_options(options, {}, drafter, target)
@@ -133,6 +138,11 @@ class BlockDecoder(FeatureDecoder):
             return cls(target, cls.Options(**options), cls.random(target, **arguments))
 
         return {label: partial(build, *args) for label, args in instances.items()}
+
+    def export(self, folder: Path) -> dict[str, Any]:
+        config = self.speculators_config_of(self.drafter, self.target)
+        write_checkpoint(folder, self.drafter, {**config, **own_fields(self.config)})
+        return {**self.vllm, "num_speculative_tokens": self.drafts}
 
     def metadata(self) -> dict[str, Any]:
         o, vocab = self.options, self.drafter.draft_vocab or self.target.vocab_size
@@ -195,6 +205,8 @@ class DFlash(BlockDecoder):
     Options = DFlashOptions
     size_option = "block_size"
     random, read_drafter = staticmethod(dflash.random_drafter), staticmethod(dflash.read_drafter)
+    speculators_config_of = staticmethod(dflash.speculators_config_of)
+    vllm: ClassVar = {"method": "dflash"}
     reduced_args, reduced_size = {"from_anchor": True}, 4
     more_instances: ClassVar = {
         "windows": ({"layer_masks": (BlockAttention(6, causal=True), BlockAttention(6, from_root=True))}, {})
@@ -255,6 +267,8 @@ class PEagle(BlockDecoder):
     Options = PEagleOptions
     size_option = "depths"
     random, read_drafter = staticmethod(peagle.random_drafter), staticmethod(peagle.read_drafter)
+    speculators_config_of = staticmethod(peagle.speculators_config_of)
+    vllm: ClassVar = {"method": "eagle3", "parallel_drafting": True}
     reduced_args, reduced_size = {"layers": 1}, 3
     more_instances: ClassVar = {"one position": ({}, {"depths": 1}), "windows": ({"windows": (6, None)}, {})}
 

@@ -356,10 +356,7 @@ def speculators_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     cannot describe.
     """
     shape = drafter.shape
-    if FINAL in shape.layers:
-        raise UserError(
-            "speculators' layout names layer inputs, but this drafter reads the final state; use --format z-lab"
-        )
+    speculators.check_no_final(shape.layers)
     windows, non_causal = _windows(shape)
     layer = {"model_type": "qwen3", **speculators.sizes_of(drafter.config), "vocab_size": base.vocab_size, **windows}
     return speculators.written_config(

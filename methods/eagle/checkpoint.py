@@ -276,7 +276,7 @@ def _prompt(target: Target) -> list[int]:
     return [bos if isinstance(bos, int) else 0]
 
 
-# -- writing in speculators' layout --------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------------------------
 
 
 def published_name(name: str) -> str:
@@ -297,6 +297,7 @@ def config_of(
         base: the model that is drafted for.
     """
     shape = drafter.shape
+    speculators.check_no_final(layers)
     llama = shape.llama(dict(about))
     layer = {
         **speculators.sizes_of(llama),
@@ -310,3 +311,33 @@ def config_of(
     return speculators.written_config(
         "eagle3", layer, drafts, base, **fields, norm_output=shape.output_normed, embed_requires_grad=False
     )
+
+
+FC_BIAS = "fc.bias"
+
+
+def vllm_tensors(drafter: Drafter) -> dict[str, Tensor]:
+    """Return the tensors of an EAGLE-1 drafter for vLLM. Raise UserError if it has a bias that vLLM drops."""
+    tensors = drafter.state_dict()
+    if FC_BIAS in tensors and bool(tensors.pop(FC_BIAS).any()):
+        raise UserError("vLLM drops fc.bias, which this drafter has; train it again with `ssbench train eagle`")
+    return tensors
+
+
+def vllm_config_of(drafter: Drafter, about: Mapping[str, Any], base: ModelInfo) -> dict[str, Any]:
+    """Return config.json of an EAGLE-1 drafter for vLLM, which takes `bias` for the biases of the attention.
+
+    Raise UserError if some projections of the attention have a bias and others do not. about: its present config.json.
+    """
+    biased = drafter.shape.biases.intersection(BIASED)
+    if biased and len(biased) < len(BIASED):
+        raise UserError(f"vLLM needs attention biases in all projections or none; this drafter has {len(biased)} of 4")
+    return {
+        **{name: value for name, value in about.items() if name != "rope_scaling"},  # part of rope_parameters
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **speculators.sizes_of(drafter.shape.llama(dict(about))),
+        "vocab_size": base.vocab_size,
+        "attention_bias": bool(biased),
+        "bias": False,
+    }

@@ -33,15 +33,21 @@ from specbench_ss.methods._shared.heads import (
     tree_of,
     tunable_nodes,
 )
+from specbench_ss.methods._shared.speculators import FORMATS
 from specbench_ss.methods._shared.tree_growth import best, draw, grow
 from specbench_ss.methods.eagle.checkpoint import (
     best_layers,
     checked_layers,
+    config_of,
     drafter_config,
     layers_of,
+    published_name,
     read_drafter,
+    vllm_config_of,
+    vllm_tensors,
 )
 from specbench_ss.methods.eagle.drafter import Drafter, random_eagle, random_eagle3
+from specbench_ss.models.checkpoint import own_fields, write_checkpoint, write_tensors
 from specbench_ss.options import Bounded, option
 
 MOST_DEPTH = 64  # levels of a draft tree; each is one pass of the drafter
@@ -63,6 +69,7 @@ class EagleDecoder(FeatureDecoder):
     """Base of the three methods: slots of true hidden states, and drafter passes over nodes."""
 
     other_options = ("nodes", "total_tokens", "depth", "top_k")  # of all methods that share a folder
+    export_formats: ClassVar[tuple[str, ...]] = ("vllm",)
     is_eagle3: ClassVar[bool] = False
 
     def __init__(
@@ -90,7 +97,17 @@ class EagleDecoder(FeatureDecoder):
     def apply_options(self, options: Any) -> Self:
         return type(self)(self.target, options, self.drafter, self.config, self.layers)
 
+    def export(self, folder: Path) -> dict[str, Any]:
+        tensors, config = vllm_tensors(self.drafter), vllm_config_of(self.drafter, self.config, self.target)
+        write_tensors(folder, tensors, config)
+        return {"method": "eagle", "num_speculative_tokens": self.drafted_levels}
+
     # -- slots of true hidden states ----------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def drafted_levels(self) -> int:
+        """Return the number of levels of the draft tree."""
 
     @property
     @abstractmethod
@@ -276,6 +293,10 @@ class Eagle(EagleDecoder):
         return len(self.tree.topology.parents)
 
     @property
+    def drafted_levels(self) -> int:
+        return self.tree.depth
+
+    @property
     def drafted_rows(self) -> int:
         return len(self.inner_nodes) - 1
 
@@ -413,6 +434,10 @@ class Eagle2(EagleDecoder):
         return 1 + self.size.drafted
 
     @property
+    def drafted_levels(self) -> int:
+        return self.size.depth + 1
+
+    @property
     def drafted_rows(self) -> int:
         return self.size.depth * self.size.top_k
 
@@ -448,6 +473,7 @@ class Eagle3(Eagle2):
     summary = "EAGLE-3: features of three levels, training-time test, dynamic tree"
     paper = "Li et al. 2025, arXiv:2503.01840"
     Options = Eagle3Options
+    export_formats = FORMATS
     published_depth = 7
 
     @classmethod
@@ -464,6 +490,11 @@ class Eagle3(Eagle2):
             return layers_of(config, base)
         except UserError as error:
             raise UserError(f"{error} ({path})") from None
+
+    def export(self, folder: Path) -> dict[str, Any]:
+        config = config_of(self.drafter, self.config, self.layers, self.drafted_levels, self.target)
+        write_checkpoint(folder, self.drafter, {**config, **own_fields(self.config)}, called=published_name)
+        return {"method": "eagle3", "num_speculative_tokens": self.drafted_levels}
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:

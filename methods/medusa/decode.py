@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import fine_tuned
 from specbench_ss.methods._shared.drafting import Read
 from specbench_ss.methods._shared.heads import MOST_FUSED, HeadsOptions, MedusaTree, TreeHeads
-from specbench_ss.methods.medusa.heads import MedusaHeads, read_heads
-from specbench_ss.models.checkpoint import drafter_folder, drafter_here
+from specbench_ss.methods.medusa.heads import MedusaHeads, read_heads, vllm_config_of, vllm_tensors
+from specbench_ss.models.checkpoint import drafter_folder, drafter_here, own_fields, write_tensors
 from specbench_ss.options import option
 
 ADAPTER = fine_tuned.ADAPTER
@@ -38,6 +38,7 @@ class Medusa(TreeHeads):
     summary = "Medusa-1 heads on the frozen base, sparse tree"
     paper = "Cai et al. 2024, arXiv:2401.10774"
     Options = MedusaOptions
+    export_formats: ClassVar[tuple[str, ...]] = ("vllm",)
 
     def __init__(
         self,
@@ -55,8 +56,8 @@ class Medusa(TreeHeads):
     @classmethod
     def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[MedusaHeads, dict[str, Any]]:
         """Read any published layout. Raise UserError for heads whose folder has a backbone other than the base."""
-        heads, config, in_model = read_heads(path, base, read, cls.name)
-        if (in_model or (path / ADAPTER).is_file() or fine_tuned.has_model_files(path)) and not cls.accepts(path, base):
+        heads, config, backbone = read_heads(path, base, read, cls.name)
+        if (backbone or (path / ADAPTER).is_file()) and not cls.accepts(path, base):
             raise UserError(f"{cls.name}: {path} has its own backbone; use medusa2, or pass it as --model")
         return heads, config
 
@@ -90,6 +91,13 @@ class Medusa(TreeHeads):
         """Return random heads by `example`."""
         module = MedusaHeads(heads, layers, target.hidden_size, target.vocab_size, own_unembed)
         return cls.example(target, module, {}, options)
+
+    def export(self, folder: Path) -> dict[str, Any]:
+        if self.heads.unembed is None and getattr(self.target.family.head, "bias", None) is not None:
+            raise UserError(f"{self.name}: the LM head has a bias, which vLLM drops; train heads with --own-unembed")
+        config = {**vllm_config_of(self.heads, self.target), **own_fields(self.config)}
+        write_tensors(folder, vllm_tensors(self.heads, self.target.unembed), config)
+        return {"method": "medusa", "num_speculative_tokens": self.heads.count}
 
     def on_prefill(self, state: DecodeState) -> None:
         """Drop logits of the last request."""
@@ -147,6 +155,7 @@ class Medusa2(fine_tuned.FineTunedDecoder, Medusa):
     summary = "Medusa-2: heads and backbone trained together; the model itself changes"
     baseline_name = "medusa2-ar"
     baseline_options = Medusa2AROptions
+    export_formats = ()
 
     @classmethod
     def accepts(cls, path: Path, base: ModelInfo) -> bool:

@@ -54,6 +54,7 @@ class MedusaHeads(nn.Module):
 # names of residual blocks (head, layer, part) and of vocabulary projections (head): as published, as vLLM packs them
 _BLOCK = re.compile(r"^(?:(?:medusa_head\.)?(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)$")
 _UNEMBED = re.compile(r"^(?:(?:medusa_head\.)?(\d+)\.(\d+)|lm_heads\.(\d+))\.weight$")
+_SHARED = "lm_head.weight"  # the base's LM head in vLLM's layout, for heads that have none of their own
 
 
 def heads_from_tensors(tensors: dict[str, Tensor], hidden: int, vocab: int) -> MedusaHeads:
@@ -61,8 +62,8 @@ def heads_from_tensors(tensors: dict[str, Tensor], hidden: int, vocab: int) -> M
 
     v0.1: `{i}.{j}.linear.{weight,bias}` and `{i}.{L}.weight`; v2: without the latter (the base's LM head is used);
     inside a Medusa-2 model: the same after `medusa_head.`; vLLM: `blocks.{i}.layers.{j}.{weight,bias}`, where all
-    biases may be missing, and `lm_heads.{i}.weight`; ours: `weight`, `bias`, `unembed`. Raise UserError for unknown,
-    missing or misshapen tensors.
+    biases may be missing, and `lm_heads.{i}.weight` or the base's `lm_head.weight`; ours: `weight`, `bias`, `unembed`.
+    Raise UserError for unknown, missing or misshapen tensors.
     """
     if set(tensors) <= {"weight", "bias", "unembed"} and {"weight", "bias"} <= set(tensors):
         return _stacked(tensors, hidden, vocab)
@@ -74,7 +75,7 @@ def heads_from_tensors(tensors: dict[str, Tensor], hidden: int, vocab: int) -> M
             blocks[i, j, match[5]] = tensor
         elif match := _UNEMBED.match(name):
             unembeds[int(match[1] or match[3])] = tensor
-        else:
+        elif name != _SHARED:
             raise UserError(f"Medusa heads: unknown tensor {name!r}")
     if not blocks:
         raise UserError("Medusa heads: no residual block found")
@@ -83,7 +84,7 @@ def heads_from_tensors(tensors: dict[str, Tensor], hidden: int, vocab: int) -> M
     if last and min(last) < layers:
         raise UserError(f"Medusa heads: a vocabulary projection is at {min(last)}, before block {layers - 1}")
     weights = _grid(blocks, n, layers, "weight")
-    vllm_layout = all(name.startswith(("blocks.", "lm_heads.")) for name in tensors)
+    vllm_layout = all(name.startswith(("blocks.", "lm_head")) for name in tensors)
     no_bias = vllm_layout and not any(part == "bias" for _, _, part in blocks)
     stacked = {
         "weight": weights,
@@ -127,7 +128,7 @@ INSIDE = "medusa_head."  # prefix of the heads' tensor names in a whole model
 
 
 def read_heads(path: Path, base: ModelInfo, read: Read, method: str) -> tuple[MedusaHeads, dict[str, Any], bool]:
-    """Return the heads, their config, and True if they are inside a whole model.
+    """Return the heads, their config, and True if a backbone comes with them.
 
     Raise UserError, naming the file, if there are none or they do not fit the base.
     """
@@ -139,8 +140,9 @@ def read_heads(path: Path, base: ModelInfo, read: Read, method: str) -> tuple[Me
     tensors: dict[str, Tensor] = {}
     for file in files:
         tensors |= read(file, lambda name: name.startswith(INSIDE)) if in_model else read(file)
+    backbone = in_model or (path.is_dir() and bool(set(weight_files(path)) - set(files)))
     try:
-        return heads_from_tensors(tensors, base.hidden_size, base.vocab_size), config, in_model
+        return heads_from_tensors(tensors, base.hidden_size, base.vocab_size), config, backbone
     except UserError as error:
         raise UserError(f"{error} ({files[0] if len(files) == 1 else path})") from error
 
@@ -154,3 +156,31 @@ def heads_files(path: Path, method: str) -> list[Path]:
     if not files:
         raise UserError(f"{method}: no weights in {path}; looked for {', '.join(HEADS_FILES)} and a model's weights")
     return files
+
+
+def vllm_tensors(heads: MedusaHeads, shared: Tensor) -> dict[str, Tensor]:
+    """Return the tensors by vLLM's names. shared: the base's LM head, used if the heads have none of their own."""
+    n, layers = heads.weight.shape[:2]
+    blocks = {
+        f"blocks.{i}.layers.{j}.{part}": stacked[i, j]
+        for part, stacked in (("weight", heads.weight), ("bias", heads.bias))
+        for i in range(n)
+        for j in range(layers)
+    }
+    if heads.unembed is None:
+        return {**blocks, _SHARED: shared}
+    return {**blocks, **{f"lm_heads.{i}.weight": unembed for i, unembed in enumerate(heads.unembed)}}
+
+
+def vllm_config_of(heads: MedusaHeads, base: ModelInfo) -> dict[str, Any]:
+    """Return config.json for vLLM, which drops the biases of the blocks without `medusa_fc_bias`."""
+    return {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": base.hidden_size,
+        "vocab_size": base.vocab_size,
+        "num_heads": heads.count,
+        "num_hidden_layers": heads.weight.shape[1],
+        "medusa_fc_bias": True,
+        "original_lm_head": heads.unembed is None,
+    }

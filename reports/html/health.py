@@ -15,7 +15,7 @@ from specbench_ss.options import value_text
 from specbench_ss.reports.html.page_parts import Cell, Column, Fact, Notice, Table, View
 from specbench_ss.reports.html.samples import VERDICTS
 from specbench_ss.results.checks import Check, CheckState
-from specbench_ss.results.concurrency import at_a_time
+from specbench_ss.results.concurrency import at_a_time, rates
 from specbench_ss.results.published import Mark, PublishedComparison, comparable, compare_with_published
 from specbench_ss.results.sample_checks import NOT_LOCKED
 from specbench_ss.results.summary import SummaryRow
@@ -121,6 +121,7 @@ def chips(run: Run) -> list[tuple[str, str]]:
     repeats = f", {run.repeats} repeats" if run.repeats > 1 else ""
     dtype = [] if config.get("endpoints") else [model["dtype"]]
     requests = [f"{at_a_time(run.manifest)} concurrent requests"] if at_a_time(run.manifest) != "1" else []
+    requests += [f"{rates(run.manifest)} arrivals"] if rates(run.manifest) else []
     limit = [_limit(run)] if suite.get("max_new_tokens") else []
     return [
         ("Model and suite", f"{model['name']}{size}{dequantised} on {suite['name']} ({suite['edition']})"),
@@ -170,6 +171,7 @@ def facts(run: Run) -> list[Fact]:
         Fact("Sessions", "; ".join(started) if len(started) > 1 else ""),
         Fact("Workers", "; ".join(_machine(worker["environment"], "cuda") for worker in workers)),
         Fact("Concurrent requests", at_a_time(manifest)),
+        Fact("Arrivals", rates(manifest)),
         Fact("Model", _words(manifest["model"])),
         Fact("Suite", _words(manifest["suite"])),
         *(fact for method in manifest["methods"] for fact in _method_facts(method, run.baseline)),

@@ -1,17 +1,19 @@
-"""Machine and servers: roofline, counted cost of a step, device readings, timeline, requests in flight."""
+"""Machine and servers: roofline, counted cost of a step, device readings, timeline, load levels."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specbench_ss.reports import charts
 from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Table, View, figure, plain
 from specbench_ss.results import ranking
-from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows
+from specbench_ss.results.concurrency import ConcurrencyRow, limits_text
 from specbench_ss.results.cost_model import MachineRow, points, roof_of
+from specbench_ss.results.draft_schedule import ScheduleEntry
 from specbench_ss.results.summary import SummaryRow
-from specbench_ss.results.text import format_number, format_speedup, interval, percent
+from specbench_ss.results.text import MISSING, format_number, format_speedup, interval, percent
 
 
 def _share(title: str, of: str, digits: int = 0) -> Column:
@@ -178,34 +180,81 @@ def _percent(share: float | None) -> Cell:
 
 
 def in_flight(view: View) -> Table | None:
-    """Return a row for each number of concurrent requests and method; None if requests ran one at a time."""
-    found, baseline = concurrency_rows(view.run), view.run.baseline
+    """Return a row for each load and method; None if requests ran one at a time."""
+    found, baseline, limits = view.results.concurrency_rows, view.run.baseline, limits_text(view.run.manifest)
     if not found:
         return None
-    columns = [
-        Column("concurrency", "concurrency", digits=0),
-        view.method("server" if view.served else "method"),
-        Column("tokens/s", "tokens_per_s", "Output tokens / time of all requests together", 1),
-        Column(
-            "× baseline",
-            "throughput_ratio",
-            f"tokens/s: method / {baseline}, with as many concurrent requests",
-            unit="×",
-        ),
+    compared = [
+        Column("× baseline", _throughput, f"tokens/s: method / {baseline}, with as many concurrent requests; 95 % CI"),
         Column("speedup", _speedup, f"Time per token of a request: {baseline} / method, paired by prompt"),
         Column("95 % CI", lambda row: plain(interval(row.speedup_interval)), "Of that speedup"),
+    ]
+    columns = [
+        _load(found),
+        view.method("server" if view.served else "method"),
+        Column("tokens/s", "tokens_per_s", "Output tokens / time of all requests together", 1),
+        *(compared if any(not row.is_baseline for row in found) else []),
         _wait("TTFT", "ttft"),
         _wait("TPOT", "tpot"),
         _wait("latency", "latency"),
+        *([Column("goodput", "goodput", f"Requests/s with {limits}"), _SLO] if limits else []),
         Column("τ", "mean_acceptance_length"),
         Column("requests", lambda row: figure(row.requests, 0, small=[f"{row.failed} failed"] if row.failed else [])),
     ]
-    return Table.of("in-flight", columns, found, "Concurrent requests: throughput and latency")
+    return Table.of("in-flight", columns, found, "Load levels: throughput and latency")
+
+
+_SLO = Column("SLO", lambda row: _percent(row.slo_attainment), "Share of the sent requests within all limits")
+
+
+def _load(rows: Sequence[ConcurrencyRow]) -> Column:
+    """Return the column of the load, which sorts as the rows do."""
+    loads = list(dict.fromkeys(row.load for row in rows))
+    rates = "; /s: arrivals per second, times count from the planned arrival" * any(row.rate for row in rows)
+
+    def of(row: ConcurrencyRow) -> Cell:
+        return Cell(str(row.load), loads.index(row.load), values=(row.concurrency, row.rate))
+
+    return Column("load", of, f"Requests in flight{rates}", fields=("concurrency", "rate"))
+
+
+def draft_schedule(view: View) -> Table | None:
+    """Return throughput ratios by server and requests in flight, the recommended ones in bold; None without k."""
+    if (schedule := view.results.draft_schedule) is None:
+        return None
+    entries = {(entry.method, entry.concurrency): entry for entry in schedule.entries}
+    chosen = set(filter(None, schedule.choices.values()))
+
+    def column(level: int) -> Column:
+        def of(row: Mapping[str, str]) -> Cell:
+            entry = entries.get((row["method"], level))
+            return _scheduled(entry, entry in chosen) if entry else Cell(MISSING)
+
+        return Column(f"{level} in flight", of, "Throughput over the baseline's, with its 95 % CI")
+
+    values = [f"vLLM, {group}, fields of --speculative-config: {json.dumps(f)}" for group, f in schedule.vllm().items()]
+    return Table.of(
+        "draft-schedule",
+        [view.method("server"), *map(column, schedule.choices)],
+        [{"method": label} for label in dict.fromkeys(entry.method for entry in schedule.entries)],
+        "Draft schedule: throughput over the baseline's, the recommended server in bold",
+        notes=[f"{schedule.text()}.", *values],
+    )
+
+
+def _scheduled(entry: ScheduleEntry, chosen: bool) -> Cell:
+    small = [interval(entry.throughput_ratio_interval)]
+    return Cell(format_speedup(entry.throughput_ratio), entry.throughput_ratio, small, strong=chosen)
+
+
+def _throughput(row: ConcurrencyRow) -> Cell:
+    text = ranking.marked_speedup(row.throughput_ratio, row.throughput_comparison)
+    small = [interval(row.throughput_ratio_interval)] if row.throughput_ratio_interval else []
+    return Cell(text, row.throughput_ratio, small)
 
 
 def _speedup(row: ConcurrencyRow) -> Cell:
-    text = f"{ranking.MARKS.get(row.comparison, '')} {format_speedup(row.speedup)}".strip()
-    return Cell("" if row.speedup is None else text, row.speedup)
+    return Cell("" if row.speedup is None else ranking.marked_speedup(row.speedup, row.comparison), row.speedup)
 
 
 def _wait(title: str, name: str) -> Column:

@@ -101,6 +101,7 @@ def page(results: Results) -> dict[str, Any]:
         "baseline": visible(run.baseline),
         "servers": machine.servers(view),
         "in_flight": machine.in_flight(view),
+        "draft_schedule": machine.draft_schedule(view),
         "styles": list(view.look.values()),
         "definitions": palette.symbols(),
         "chips": health.chips(run),

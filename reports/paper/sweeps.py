@@ -26,7 +26,7 @@ from specbench_ss.results.concurrency import concurrency_rows, requests_of
 from specbench_ss.results.ranking import by_question
 from specbench_ss.results.report import Claim, Grid, Part, Plot, Request, Result, Value
 from specbench_ss.results.text import interval
-from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.config import Load, RunConfig
 from specbench_ss.runs.records import Run
 from specbench_ss.stats import FEWEST, pairwise
 
@@ -332,7 +332,7 @@ def _ranks(run: Run, labels: Mapping[int, str], size: int) -> dict[int, str]:
     Requests of a repeat share its noise, which resampling of questions does not cover. So a length differs from the
     best only if it is slower in every repeat; with one repeat, or few questions, no length differs.
     """
-    samples = [requests_of(run, label, size) for label in labels.values()]
+    samples = [requests_of(run, label, Load(size)) for label in labels.values()]
     seconds, tokens = by_question(samples)
     if seconds.shape[1] < FEWEST:
         return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import warnings
@@ -21,7 +22,7 @@ from specbench_ss.errors import UserError, did_you_mean, expanded
 from specbench_ss.models.devices import check_one_device, device_names
 from specbench_ss.models.load import template_text
 from specbench_ss.options import REFERENCE, MethodSpec, encodable, registered_name, split_methods
-from specbench_ss.runs.config import Endpoint, OutputOptions, Recording, RunConfig, StoppingRule, Workers
+from specbench_ss.runs.config import GOODPUT, Endpoint, OutputOptions, Recording, RunConfig, StoppingRule, Workers
 from specbench_ss.runs.preset import Preset, read_preset
 from specbench_ss.runs.run_options import MOST_REPEATS, RAY, SERVER, TIMEOUT_S, RunOptions, flag
 
@@ -43,6 +44,7 @@ def asked_run(options: RunOptions) -> tuple[RunConfig, OutputOptions, Access | N
         options.timeout,
         stopping_rule_of(options),
         workers_of(options),
+        goodput_limits(options),
     )
     return config, output, access_of(options) if options.mode == SERVER else None
 
@@ -58,6 +60,7 @@ def run_config(options: RunOptions) -> RunConfig:
     values["suite"], values["data"] = suite_and_data(options.suite, options.data)
     values["categories"] = listed(options.tasks)
     values["stop"] = tuple(options.stop or ())
+    values["rate"] = rates(options.rate)
     values["plugin"] = registry.load_plugins(options.plugin or ())
     if options.mode == SERVER:
         values |= {"model": MODEL, "methods": (), "endpoints": endpoints_of(options)}
@@ -284,6 +287,40 @@ def in_flight(given: str | None, option: str) -> tuple[int, ...]:
         if not 1 <= number <= MOST_IN_FLIGHT:
             raise UserError(f"{option} must be from 1 to {MOST_IN_FLIGHT}, not {number}")
     return tuple(sorted({*numbers} - {1}))
+
+
+LEAST_RATE, MOST_RATE = 0.001, 1000.0  # requests per second
+
+
+def rates(given: str | None) -> tuple[float, ...]:
+    """Parse '2,0.5' -> (0.5, 2.0): arrivals per second."""
+    try:
+        numbers = [float(part) for part in listed(given)]
+    except ValueError:
+        raise UserError(f"--rate must be a list of numbers, as in 0.5,2,4, not {given!r}") from None
+    for number in numbers:
+        if not LEAST_RATE <= number <= MOST_RATE:
+            raise UserError(f"--rate must be from {LEAST_RATE:g} to {MOST_RATE:g} requests per second, not {number:g}")
+    return tuple(sorted({*numbers}))
+
+
+def goodput_limits(options: RunOptions) -> dict[str, float] | None:
+    """Parse 'ttft:500,tpot:50' -> {'ttft': 500.0, 'tpot': 50.0}: limits of a request in milliseconds."""
+    if options.goodput is None:
+        return None
+    if not (options.concurrency or options.rate):
+        raise UserError("--goodput needs load levels; add --concurrency or --rate")
+    limits: dict[str, float] = {}
+    for part in listed(options.goodput):
+        name, _, text = part.partition(":")
+        try:
+            limit = float(text)
+        except ValueError:
+            limit = math.nan
+        if name not in GOODPUT or name in limits or not 0 < limit < math.inf:
+            raise UserError(f"--goodput must be limits as in ttft:500,tpot:50,e2el:9000, once each, not {part!r}")
+        limits[name] = limit
+    return limits
 
 
 @dataclass(frozen=True, slots=True)

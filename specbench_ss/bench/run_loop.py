@@ -18,7 +18,7 @@ from specbench_ss.bench.stopping import reached, why_stop
 from specbench_ss.bench.timed_sample import frozen_heap
 from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, error_text, failure_text
-from specbench_ss.runs.config import RunConfig, StoppingRule
+from specbench_ss.runs.config import Load, RunConfig, StoppingRule
 from specbench_ss.runs.environment import busy, changed_since, environment, now
 from specbench_ss.runs.output_match import FAILED, check_readable, not_compared
 from specbench_ss.runs.records import ConcurrencyKey, OutputMatch, SampleRecord
@@ -365,7 +365,7 @@ Prompt = TypeVar("Prompt")
 
 
 class ConcurrencySweep(ABC, Generic[Prompt]):
-    """Makes the missing concurrency levels of a run.
+    """Makes the missing load levels of a run.
 
     Later turns continue the outputs of the measurement with one request at a time, so that prompts are the same at
     every level.
@@ -379,7 +379,7 @@ class ConcurrencySweep(ABC, Generic[Prompt]):
         """Return the request of a sample. Raises LookupError if the history is missing."""
 
     @abstractmethod
-    def level(self, label: str, concurrency: int, repeat: int) -> None:
+    def level(self, label: str, load: Load, repeat: int) -> None:
         """Make one level and commit it."""
 
     def make(self) -> None:
@@ -397,18 +397,18 @@ class ConcurrencySweep(ABC, Generic[Prompt]):
         config, block = self.session.config, 0
         repeats = self.run_dir.manifest.get("repeats_made") or config.repeats
         for repeat in range(repeats):
-            for concurrency in config.concurrency:
+            for load in config.loads:
                 for label in method_order(self.session.labels, block, config.seed):
                     if label not in self.session.dropped:
-                        yield label, concurrency, repeat
+                        yield label, load, repeat
                 block += 1
 
-    def asked(self, label: str, concurrency: int, repeat: int) -> Iterator[tuple[SampleRecord, Prompt | None]]:
+    def asked(self, label: str, load: Load, repeat: int) -> Iterator[tuple[SampleRecord, Prompt | None]]:
         """Yield a blank record for every prompt of the suite, with its request; a failed one without history."""
         prompts = [(question, turn) for question in self.session.data.questions for turn in range(len(question.turns))]
         for index, (question, turn) in enumerate(prompts):
             sample = Sample(question, turn, repeat, label, 0, index)
-            row = replace(self.session.blank(sample), concurrency=concurrency)
+            row = replace(self.session.blank(sample), concurrency=load.concurrency, rate=load.rate)
             try:
                 yield row, self.prompt(sample)
             except LookupError as e:

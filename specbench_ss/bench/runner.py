@@ -56,7 +56,7 @@ from specbench_ss.options import REFERENCE, MethodSpec
 from specbench_ss.results.analysis import Results, load_run
 from specbench_ss.results.quality import BIASED, bound, pool, too_coarse
 from specbench_ss.runs import output_match
-from specbench_ss.runs.config import OutputOptions, RunConfig
+from specbench_ss.runs.config import Load, OutputOptions, RunConfig
 from specbench_ss.runs.manifest import manifest_for
 from specbench_ss.runs.output_match import check_readable
 from specbench_ss.runs.records import ConcurrencyResult, Key, OutputMatch, SampleRecord
@@ -279,9 +279,9 @@ class BatchedConcurrencySweep(ConcurrencySweep[Request]):
         """Return the request of the sample's own method."""
         return self.session.request(sample)
 
-    def level(self, label: str, concurrency: int, repeat: int) -> None:
+    def level(self, label: str, load: Load, repeat: int) -> None:
         """Make one level after a short warm-up. A level that exceeds the time limit is left out."""
-        session, wanted = self.session, list(self.asked(label, concurrency, repeat))
+        session, wanted, concurrency = self.session, list(self.asked(label, load, repeat)), load.concurrency or 1
         session.events.on_sample_start(label, f"{concurrency} at a time")
         sent = [(row, asked) for row, asked in wanted if asked is not None]
         answers: dict[int, RequestOutput] = {}

@@ -1,4 +1,4 @@
-"""Order of samples: question by question, all methods interleaved; warm-up prompts.
+"""Order of samples: question by question, all methods interleaved; arrival times; warm-up prompts.
 
 The order of the methods is random and balanced: blocks (one prompt, one repeat) form cycles, each a Williams Latin
 square with shuffled methods and rows, so that over a cycle every method has every position, and follows every other
@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from specbench_ss.engine.target import Target
 from specbench_ss.suite import Question
@@ -88,6 +89,16 @@ def sample_seed(seed: int, question_id: str, turn: int, repeat: int) -> int:
     """Return the sampling seed for one prompt and repeat, the same for every method; in [0, 2**63)."""
     digest = hashlib.sha256(f"{seed}\0{question_id}\0{turn}\0{repeat}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def arrivals(number: int, rate: float, seed: int, repeat: int) -> list[float]:
+    """Return the seconds of Poisson arrivals, the same for every method; the last one is at number / rate.
+
+    The exponential gaps are scaled, as in vLLM's benchmark: the mean rate of few requests is exact too.
+    """
+    rng = random.Random(f"arrivals:{seed}:{repeat}")
+    times = list(accumulate(rng.expovariate(1.0) for _ in range(number)))
+    return [time * number / (rate * times[-1]) for time in times]
 
 
 def warmup_prompts(target: Target, questions: Sequence[Question], many: int) -> list[list[int]]:

@@ -262,7 +262,7 @@ PAST_END = 64  # allowed accepted tokens beyond the end of an answer: engines co
 
 @dataclass(slots=True)
 class Answer:
-    """A received answer. Times are in seconds since the request was sent."""
+    """A received answer. Times are in seconds since the request was sent, or since an earlier moment (`count_from`)."""
 
     max_tokens: int = 0  # as requested
     stop: Sequence[str] = ()  # as requested
@@ -276,6 +276,7 @@ class Answer:
     prompt_tokens: int | None = None
     ttft_s: float | None = None  # to the first piece
     wall_s: float = 0.0
+    sent_at: float = 0.0  # reading of the clock
     spec: SpecCounts | None = None  # counts that the server sent with the answer
     token_ids: list[int] = field(default_factory=list)  # empty: not sent
     logprobs: list[TokenLogprob] = field(default_factory=list)  # empty: not requested
@@ -312,6 +313,11 @@ class Answer:
         if self.chunks > self.max_tokens + HIDDEN:
             raise AnswerError(f"the server sent {self.chunks} pieces of text with max_tokens {self.max_tokens}")
         return before != (self.chunks, self.finish)
+
+    def count_from(self, moment: float) -> None:
+        """Count the times of a checked answer from this reading of the clock."""
+        waited = self.sent_at - moment
+        self.ttft_s, self.wall_s, self.sent_at = (self.ttft_s or 0.0) + waited, self.wall_s + waited, moment
 
     def checked(self) -> Answer:
         """Return the answer after the end of its stream. Raise AnswerError if it is incomplete or implausible."""
@@ -471,6 +477,7 @@ class Server:
                         exchange.renew()
             finally:
                 response.close()
+        answer.sent_at = exchange.sent_at
         return answer.checked()
 
     def _send(self, method: str, url: str, exchange: Exchange, body: Any = None) -> httpx.Response:

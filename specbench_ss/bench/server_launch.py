@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import yaml
 
-from specbench_ss.errors import UserError, error_text, expanded
+from specbench_ss.errors import UserError, error_text, expanded, prefixed
+from specbench_ss.options import MethodSpec
 from specbench_ss.runs.config import Endpoint
 
 if TYPE_CHECKING:  # httpx is imported where a server is contacted
@@ -35,20 +36,26 @@ SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 LAST_LINES = 400  # of a server's log, in which the reason of a failure is looked for
 ERROR = re.compile(r"\b\w*(Error|Exception)\b: .*")
 Option = str | int | float | bool
+Setting = Option | list[Any] | dict[str, Any]  # of vLLM also a schedule, or the configuration of a loader
 
 
 class _Configuration(msgspec.Struct, forbid_unknown_fields=True):
-    """A server of the file. speculative: the engine's own settings of speculative decoding, under its own names."""
+    """A server of the file.
+
+    speculative: the engine's own settings of speculative decoding, under its own names. method: the method in --methods
+    that is compared with the server.
+    """
 
     label: str
     engine: Literal["vllm", "llama.cpp", "sglang"] | None = None
     model: str | None = None
-    speculative: dict[str, Option] = {}
+    speculative: dict[str, Setting] = {}
     k: int | list[int] | None = None
     args: list[Option] = []
     env: dict[str, Option] = {}
     executable: str | None = None
     command: list[Option] = []
+    method: str | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -56,6 +63,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     port: int = 8000
     blocks: int = 2
     ready_s: float = 600.0
+    restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +71,14 @@ class LaunchPlan:
     """The servers of a file, the first of which is the baseline, and how they take turns.
 
     blocks: parts of the questions; all servers answer one part before the next. ready_s: limit of a server's start.
+    methods: label of a server -> label of the method that is compared with it.
     """
 
     endpoints: tuple[Endpoint, ...]
     port: int
     blocks: int
     ready_s: float
+    methods: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_servers(file: Path) -> LaunchPlan:
@@ -82,11 +92,17 @@ def read_servers(file: Path) -> LaunchPlan:
         raise UserError(f"--servers {path}: {' '.join(str(e).split())}") from None
     if not given.servers or given.blocks < 1 or not 0 < given.port < 65536:
         raise UserError(f"--servers {path}: needs at least one server, blocks of 1 or more, and a port")
-    endpoints = [endpoint for one in given.servers for endpoint in _endpoints(one, given.port, path)]
-    labels = [endpoint.label for endpoint in endpoints]
+    started = [
+        (one, replace(endpoint, restart=given.restart))
+        for one in given.servers
+        for endpoint in _endpoints(one, given.port, path)
+    ]
+    labels = [endpoint.label for _, endpoint in started]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise UserError(f"--servers {path}: label {twice[0]!r} is given twice; labels must differ")
-    return LaunchPlan(tuple(endpoints), given.port, given.blocks, given.ready_s)
+    with prefixed(f"--servers {path}"):
+        methods = {endpoint.label: MethodSpec.parse(one.method).label for one, endpoint in started if one.method}
+    return LaunchPlan(tuple(one for _, one in started), given.port, given.blocks, given.ready_s, methods)
 
 
 def _endpoints(one: _Configuration, port: int, path: Path) -> list[Endpoint]:
@@ -99,12 +115,15 @@ def _endpoints(one: _Configuration, port: int, path: Path) -> list[Endpoint]:
         raise UserError(f"--servers {path}: {one.label} has k without engine and speculative; add them, or leave k out")
     if one.k == []:
         raise UserError(f"--servers {path}: k of {one.label} is an empty list; leave it out or name a number")
+    if one.method and isinstance(one.k, list) and len(one.k) > 1:
+        raise UserError(f"--servers {path}: {one.label} has a method and several k; write a server for each k")
     several = isinstance(one.k, list)
     depths: Sequence[int | None] = one.k if isinstance(one.k, list) else [one.k]
     url, env = f"http://{HOST}:{port}/v1", tuple((name, str(value)) for name, value in one.env.items())
+    labels = [f"{one.label}-k{k}" if several else one.label for k in depths]
     return [
-        Endpoint(f"{one.label}-k{k}" if several else one.label, url, None, tuple(_command(one, k, port)), env)
-        for k in depths
+        Endpoint(label, url, None, tuple(_command(one, k, port)), env, one.label, k)
+        for label, k in zip(labels, depths, strict=True)
     ]
 
 
@@ -130,7 +149,7 @@ def _command(one: _Configuration, k: int | None, port: int) -> list[str]:
     return command + [str(word) for word in one.args]
 
 
-def _options(settings: Mapping[str, Option]) -> list[str]:
+def _options(settings: Mapping[str, Setting]) -> list[str]:
     """Return settings as options of a command line; True is a flag."""
     words = list[str]()
     for name, value in settings.items():

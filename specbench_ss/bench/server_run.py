@@ -1,14 +1,16 @@
-"""Runs of served engines: connection, counters, samples, concurrency levels."""
+"""Runs of served engines: connection, counters, samples, load levels."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from specbench_ss.bench.build_config import MODEL, Access
 from specbench_ss.bench.preflight import MOST_SAMPLES, check_ids, check_texts
 from specbench_ss.bench.run_loop import ConcurrencySweep, RunCallbacks, Session, Watch, unwatched
 from specbench_ss.bench.runner import finished
-from specbench_ss.bench.schedule import Sample, method_order, warmup_messages
+from specbench_ss.bench.schedule import Sample, arrivals, method_order, warmup_messages
 from specbench_ss.bench.server_client import (
     HIDDEN,
     MALFORMED,
@@ -40,7 +42,7 @@ from specbench_ss.engine.decoder import Step
 from specbench_ss.errors import UserError, did_you_mean, error_text
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.summary import counted
-from specbench_ss.runs.config import Endpoint, OutputOptions, RunConfig
+from specbench_ss.runs.config import Endpoint, Load, OutputOptions, RunConfig
 from specbench_ss.runs.environment import busy
 from specbench_ss.runs.manifest import check_same_config, manifest_of
 from specbench_ss.runs.output_match import not_compared
@@ -278,10 +280,37 @@ def _started_entry(endpoint: Endpoint, baseline: str) -> dict[str, Any]:
 
 
 Messages = list[dict[str, str]]
+MOST_THREADS = 512  # requests in flight in an open loop
+NOT_SENT = f"not sent, since {MOST_THREADS} requests were in flight, the most of this client"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Planned arrival of a request in an open loop.
+
+    number: from 0. at: reading of the server's clock. started: the same moment as a Unix time. over: ends the wait.
+    """
+
+    number: int
+    at: float
+    started: float
+    over: threading.Event
+
+    def wait(self, clock: Callable[[], float]) -> bool:
+        """Wait for the arrival. Return False if it passed while the request had no thread."""
+        left = self.at - clock()
+        if left < 0 and self.number >= MOST_THREADS:
+            return False
+        self.over.wait(max(0.0, left))
+        return True
 
 
 class ServedConcurrencySweep(ConcurrencySweep[Messages]):
-    """Sends the requests of each level to the session's servers."""
+    """Sends the requests of each level to the session's servers.
+
+    In an open loop the times of a request count from its planned arrival, so that they contain the wait of a request
+    that this client sends late.
+    """
 
     session: ServedSession
 
@@ -290,61 +319,90 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
         return sample.question.messages(self.session.history(sample))
 
     def _planned(self) -> Iterator[ConcurrencyKey]:
-        """Yield every level; those of one server together if the run starts it."""
+        """Yield every level; those of one server together if the run starts it once for all of them."""
         planned = list(super()._planned())
-        if self.session.fleet.plan is not None:
+        if self.session.fleet.plan is not None and not self._restart:
             labels = list(dict.fromkeys(label for label, _, _ in planned))
             planned.sort(key=lambda place: (place[2], labels.index(place[0])))
         yield from planned
 
-    def level(self, label: str, concurrency: int, repeat: int) -> None:
-        """Run one concurrency level and store it."""
+    @property
+    def _restart(self) -> bool:
+        """Return whether a server is started again before each level, so that its caches are empty."""
+        return self.session.config.endpoints[0].restart
+
+    def level(self, label: str, load: Load, repeat: int) -> None:
+        """Run one level and store it."""
+        if self._restart:
+            self.session.fleet.stop()
         if (server := self.session.ready(label)) is None:
             return
-        self.session.events.on_sample_start(label, f"{concurrency} in flight")
-        requests = list(self.asked(label, concurrency, repeat))
-        with _in_flight(server, concurrency) as pool:
+        self.session.events.on_sample_start(label, f"level {load}")
+        requests = list(self.asked(label, load, repeat))
+        todo = [(row, messages) for row, messages in requests if messages is not None]
+        due = [] if load.rate is None else arrivals(len(todo), load.rate, self.session.config.seed, repeat)
+        over = threading.Event()
+        with _in_flight(server, load.concurrency or min(len(todo), MOST_THREADS), over) as pool:
             before = server.counters()
             started, began = time.time(), server.clock()
+            planned = [Arrival(i, began + s, started + s, over) for i, s in enumerate(due)]
             with gc_disabled():
-                sent = [pool.submit(self._run_request, server, row, text) for row, text in requests if text is not None]
-                rows = [self._reported(future) for future in as_completed(sent)]
+                sent = [
+                    pool.submit(self._run_request, server, row, messages, arrival)
+                    for (row, messages), arrival in zip_longest(todo, planned)
+                ]
+                rows = [self._reported(future, over) for future in as_completed(sent)]
             ended, wall_s = time.time(), server.clock() - began
         after = server.counters_with(before, sum(row.tokens or 0 for row in rows if row.ok))
         if label in self.session.dropped:  # --resume makes the level again
             return
+        if not_sent := sum(row.error == NOT_SENT for row in rows):
+            self.session.warn_and_keep(f"{label} {load.phrase}: {not_sent} of {len(rows)} {NOT_SENT}")
         rows += [row for row, messages in requests if messages is None]  # the history is missing
         rows.sort(key=lambda row: row.index)
-        level = ConcurrencyResult(label, concurrency, repeat, started, ended, wall_s, len(rows))
+        level = ConcurrencyResult(label, load.concurrency, repeat, started, ended, wall_s, len(rows), rate=load.rate)
         self.run_dir.append_concurrency(_counted(level, rows, before, after), rows)
 
-    def _run_request(self, server: Server, row: SampleRecord, messages: Messages) -> SampleRecord:
+    def _run_request(
+        self, server: Server, row: SampleRecord, messages: Messages, arrival: Arrival | None
+    ) -> SampleRecord:
         """Run one request in a thread and return its record, a failed one if there is no answer."""
-        row.started = time.time()
+        if arrival is not None and not arrival.wait(server.clock):
+            row.status, row.error = "failed", NOT_SENT
+            return row
+        started = time.time()
         try:
             answer = server.ask(messages, self.session.settings(row.seed), self.session.timeout)
         except AnswerError as e:
-            row.status, row.error, row.started = "failed", error_text(e), None
+            row.status, row.error = "failed", error_text(e)
             return row
-        row.ended = time.time()
+        row.started, row.ended = started, time.time()
+        if arrival is not None:
+            row.started = arrival.started
+            answer.count_from(arrival.at)
         return to_record(row, answer, None, server.engine)
 
-    def _reported(self, future: Future[SampleRecord]) -> SampleRecord:
+    def _reported(self, future: Future[SampleRecord], over: threading.Event) -> SampleRecord:
+        """Report an ended request. End the waits of the others if its server is not measured further."""
         row = future.result()
         self.session.events.on_sample(row)
-        self.session.ended(row)
+        if row.error != NOT_SENT:  # no failure of the server
+            self.session.ended(row)
+        if row.method in self.session.dropped:
+            over.set()
         return row
 
 
 @contextmanager
-def _in_flight(server: Server, concurrency: int) -> Iterator[ThreadPoolExecutor]:
-    """Provide threads; if the block fails, cancel unsent requests and close those in flight."""
-    pool = ThreadPoolExecutor(concurrency)
+def _in_flight(server: Server, threads: int, over: threading.Event) -> Iterator[ThreadPoolExecutor]:
+    """Provide threads; if the block fails, cancel unsent requests, close those in flight, and set `over`."""
+    pool = ThreadPoolExecutor(threads)
     try:
         yield pool
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         server.close()
+        over.set()
         raise
     pool.shutdown()
 
@@ -607,12 +665,16 @@ class PreparedRun(run_loop.PreparedRun):
     found: Sequence[ProbedServer]
 
 
-def check(config: RunConfig, output: OutputOptions) -> Plan:
-    """Check a run without contacting servers or writing files. Raise UserError."""
+def check(config: RunConfig, output: OutputOptions, data: SuiteData | None = None) -> Plan:
+    """Check a run without contacting servers or writing files. Raise UserError.
+
+    data: questions of the run of methods that the servers are compared with; a suite may choose them by the model.
+    """
     suite = registry.load_suite(config.suite)
     if check_out(output):
         check_same_config(output.out, read_run(output.out).manifest["config"], config.as_dict())
-    data = suite.load(SuiteRequest(config.categories, config.limit, None if config.data is None else Path(config.data)))
+    source = None if config.data is None else Path(config.data)
+    data = data or suite.load(SuiteRequest(config.categories, config.limit, source))
     check_ids(data)
     check_texts(data)
     samples = sum(len(q.turns) for q in data.questions) * config.repeats * len(config.endpoints)
@@ -636,6 +698,8 @@ def measure(
         probed = [about(server, probe(server, parameters)) for server in servers]
         manifest = dict(manifest_for(config, data, probed, access.hidden(command)))
         run_dir = stack.enter_context(RunDir.open(output, manifest, data.questions))
+        if output.goodput:
+            run_dir.update(goodput=dict(output.goodput))
         fleet = Fleet({server.label: server for server in servers}, access.launch, logs=run_dir.path / "servers")
         fleet.connect = partial(_connect_started, run_dir, parameters, access.timeout_s)
         stack.callback(fleet.stop)

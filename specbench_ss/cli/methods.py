@@ -93,6 +93,12 @@ def module_name(name: str) -> str:
     return f"ssbench_{name.replace('-', '_')}"
 
 
+def check_empty(folder: Path) -> None:
+    """Raise UserError for a folder with content, and for a file."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is not empty; give another folder with --out")
+
+
 def write_package(name: str, folder: Path) -> None:
     """Fill in every template. Raise UserError if the folder is not empty or cannot be written."""
     module = module_name(name)
@@ -103,8 +109,7 @@ def write_package(name: str, folder: Path) -> None:
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"{folder} is not empty; give another folder with --out")
+        check_empty(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for template in templates.list_templates():
             file = folder / template.removesuffix(".jinja").replace("module", module)

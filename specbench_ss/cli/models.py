@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -12,21 +14,23 @@ import typer
 
 from specbench_ss import registry
 from specbench_ss.bench.build_config import method_specs
-from specbench_ss.cli.methods import promise
-from specbench_ss.cli.shared import MODEL, ChatTemplate, Settings, TrustRemoteCode, interrupted
+from specbench_ss.cli.methods import check_empty, promise
+from specbench_ss.cli.shared import MODEL, ChatTemplate, Settings, TrustRemoteCode, interrupted, typer_option
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder
-from specbench_ss.errors import ServingWarning, UserError
+from specbench_ss.errors import ServingWarning, UserError, os_reason
 from specbench_ss.models.fetch import fetch as fetch_model
-from specbench_ss.models.load import check_template, outline_of
+from specbench_ss.models.load import check_template, load_target, outline_of
 from specbench_ss.models.resolve import available, packaged, packaged_model
 from specbench_ss.options import MethodSpec
 from specbench_ss.registry import ALL
+from specbench_ss.runs.run_options import RunOptions
+from specbench_ss.storage import writing
 
 UNDECIDED = 1  # exit code: neither works (0) nor fails (2)
 
 app = typer.Typer(
-    help="List the bundled models, fetch one, or check a model with a method.",
+    help="List the bundled models, fetch one, check a model with a method, or convert a drafter for vLLM.",
     invoke_without_command=True,
 )
 
@@ -92,10 +96,7 @@ def check(
     For hub ids only headers and small files are downloaded.
     """
     warnings.simplefilter("default", ServingWarning)
-    name = MethodSpec.parse(method).name
-    if name == ALL:
-        raise UserError("give one method; `ssbench run --methods all` runs all that support a model")
-    spec = next(spec for spec in method_specs(method, set or []) if spec.name == name)
+    spec = _one_method(method, set or [])
     kind, options = registry.method_class(spec.name), registry.method_options(spec)
     info = outline_of(model, trust_remote_code=trust_remote_code, chat_template=chat_template)
     print(f"model    {_summary(info)}")
@@ -109,6 +110,58 @@ def check(
         kind.check(options, info)
         return _works(kind, options, info)
     return _from_hub(kind, options, weights, info)
+
+
+@app.command()
+def convert(
+    method: Annotated[
+        str, typer.Argument(help="Method with its drafter: METHOD[weights=PATH_OR_HUB_ID]; alone, the bundled drafter.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder to write the drafter to; it must be empty or not exist.", file_okay=False)
+    ],
+    format: Annotated[
+        str,
+        typer.Option(metavar="vllm|speculators", help="Program to write for: vLLM, or the package speculators."),
+    ] = "vllm",
+    model: Annotated[str, typer_option("model", panel="")] = RunOptions.model,
+    set: Settings = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Write a drafter in the layout that vLLM or speculators reads, and print vLLM's settings for it."""
+    spec = _one_method(method, set or [])
+    kind, options = registry.method_class(spec.name), registry.method_options(spec)
+    _check_format(kind, format)
+    check_empty(out)
+    kind.check(options, outline_of(model, trust_remote_code=trust_remote_code))
+    target = load_target(model, dtype="float32", device="cpu", trust_remote_code=trust_remote_code)
+    decoder = kind.load(target, options)
+    try:
+        with writing(out, "free disk space and repeat the command"):
+            settings = decoder.export(out)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {os_reason(error)}") from error
+    warnings.simplefilter("default", ServingWarning)
+    kind.check(replace(options, weights=str(out)), target)
+    print(f"written: {out}")
+    print(f"vLLM: --speculative-config {shlex.quote(json.dumps({**settings, 'model': str(out)}))}")
+
+
+def _one_method(method: str, settings: list[str]) -> MethodSpec:
+    """Return the method with its options. Raise UserError for `all`."""
+    name = MethodSpec.parse(method).name
+    if name == ALL:
+        raise UserError("give one method; `ssbench run --methods all` runs all that support a model")
+    return next(spec for spec in method_specs(method, settings) if spec.name == name)
+
+
+def _check_format(kind: type[Decoder], format: str) -> None:
+    """Raise UserError if the method's weights cannot be written for this program."""
+    if not kind.export_formats:
+        able = [name for name, other in registry.load_all(registry.METHODS).items() if other.export_formats]
+        raise UserError(f"{kind.name} cannot be converted; methods that can: {', '.join(able)}")
+    if format not in kind.export_formats:
+        raise UserError(f"{kind.name} has no --format {format}; use --format {' or '.join(kind.export_formats)}")
 
 
 def _from_hub(kind: type[Decoder], options: Any, weights: str, info: ModelInfo) -> int:

@@ -19,7 +19,7 @@ from specbench_ss.results.analysis import Results, analyse
 from specbench_ss.results.compare import differences, why_incomparable
 from specbench_ss.results.quality import MARGIN
 from specbench_ss.results.report import Report
-from specbench_ss.results.terminal import print_answer, print_verbose
+from specbench_ss.results.terminal import print_answer, print_concurrency, print_verbose
 from specbench_ss.runs.manifest import MANIFEST, read_manifest
 from specbench_ss.runs.run_dir import is_of_run, read_run
 
@@ -73,11 +73,16 @@ def command(
         if results.unfinished:
             print(f"ssbench: warning: {results.path} is {results.unfinished}", file=sys.stderr)
     if len(done) == 1:
-        (print_verbose if verbose else print_answer)(done[0], Console())
+        (_print_all if verbose else print_answer)(done[0], Console())
     print(f"report   {path}")
     if open_it:
         open_in_browser(path)
     fail(done[0], fail_on)
+
+
+def _print_all(results: Results, console: Console) -> None:
+    print_verbose(results, console)
+    print_concurrency(results, console, verbose=True)
 
 
 def latest_run(folder: Path) -> Path:

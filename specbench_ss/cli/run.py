@@ -8,6 +8,7 @@ import typer
 
 from specbench_ss.bench.build_config import asked_run
 from specbench_ss.cli import run_output
+from specbench_ss.cli.run_both import run_both
 from specbench_ss.cli.shared import interrupted, read, take_options, to_go_on
 from specbench_ss.runs.run_options import FILE, RunOptions, given_options
 from specbench_ss.user_files import mapping, read_bytes
@@ -17,9 +18,12 @@ def command(ctx: typer.Context, **given: Any) -> None:
     """Compare the speed of methods on the prompts of a suite, with AR decoding as the baseline."""
     options = RunOptions(**_with_file(ctx, given))
     read(options.fail_on)
+    if options.has_both:
+        run_both(options, _form(options))
+        return
     config, where, access = asked_run(options)
     if options.dry_run:
-        run_output.describe(config, where, access)
+        run_output.describe(run_output.plan_of(config, where, access), where, access)
         return
     try:
         run_output.run(config, where, access, options.open, options.fail_on, _form(options))

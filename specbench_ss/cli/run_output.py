@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
@@ -28,7 +27,7 @@ from specbench_ss.bench import server_run as serving
 from specbench_ss.bench.build_config import Access
 from specbench_ss.bench.run_loop import RunCallbacks
 from specbench_ss.cli.report import open_in_browser, write_report
-from specbench_ss.cli.shared import LiveView, fail
+from specbench_ss.cli.shared import LiveView, fail, print_json
 from specbench_ss.models.checkpoint import advice_text
 from specbench_ss.options import option_values, value_text
 from specbench_ss.results.analysis import Results
@@ -146,9 +145,12 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= MINUTES else f"{seconds:.0f} s"
 
 
-def describe(config: RunConfig, where: OutputOptions, access: Access | None = None) -> None:
+AnyPlan = preflight.Plan | serving.Plan
+
+
+def describe(plan: AnyPlan, where: OutputOptions, access: Access | None = None) -> None:
     """Print the plan of a run without loading the model. Each server is queried for its models only."""
-    plan = checked(config, where) if access is None else serving.check(config, where)
+    config, data = plan.config, plan.data
     if isinstance(plan, preflight.Plan):
         lines = _planned(plan, where)
     else:
@@ -156,7 +158,6 @@ def describe(config: RunConfig, where: OutputOptions, access: Access | None = No
         with serving.connected(config, access) as servers:
             lines = [("endpoint", f"{server.label}: {server.shown_url}, model {server.model}") for server in servers]
         lines += [("server", f"{one.label}: {shlex.join(one.command)}") for one in config.endpoints if one.command]
-    config, data = plan.config, plan.data
     notes = data.notes if config.data is not None else ()
     lines += [
         ("suite", f"{data.name} ({data.edition}), {data.content_hash[:12]}"),
@@ -164,7 +165,8 @@ def describe(config: RunConfig, where: OutputOptions, access: Access | None = No
         *(("note", note) for note in notes),
         ("decoding", decoding_text(config, data)),
         *([("at a time", ", ".join(map(str, (1, *config.concurrency))))] if config.concurrency else []),
-        ("samples", str(plan.samples * (1 + len(config.concurrency)))),
+        *([("rates", ", ".join(str(load) for load in config.loads if load.rate))] if config.rate else []),
+        ("samples", str(plan.samples * (1 + len(config.loads)))),
         ("time", "the run prints an estimate after the warm-up"),
         ("out", str(where.out)),
     ]
@@ -226,17 +228,27 @@ def run(
 
 def measure(config: RunConfig, where: OutputOptions, access: Access | None = None) -> Results:
     """Make the run, or resume it, and show its progress. User errors are raised before anything is measured."""
+    return measure_plan(plan_of(config, where, access), where, access)
+
+
+def measure_plan(plan: AnyPlan, where: OutputOptions, access: Access | None = None) -> Results:
+    """Make a checked run, or resume it, and show its progress."""
     command = ["ssbench", *sys.argv[1:]]
-    if access is not None:
-        return serving.measure(serving.check(config, where), where, access, command, _shown)
-    plan = checked(config, where)
+    if isinstance(plan, serving.Plan):
+        assert access is not None
+        return serving.measure(plan, where, access, command, _shown)
     if where.workers is not None:
         return sharding.measure(plan, where, command, _shown)
     return measuring.measure(plan, where, command, _shown)
 
 
+def plan_of(config: RunConfig, where: OutputOptions, access: Access | None = None) -> AnyPlan:
+    """Return the plan of a run of methods or of servers. Raises UserError as the checks do."""
+    return checked(config, where) if access is None else serving.check(config, where)
+
+
 def checked(config: RunConfig, where: OutputOptions) -> preflight.Plan:
-    """Return the plan of the run, with its notes as warnings. Raises UserError as the checks do."""
+    """Return the plan of a run of methods, with its notes as warnings. Raises UserError as the checks do."""
     return preflight.check(config, where, note=lambda text: warnings.warn(text, stacklevel=2))
 
 
@@ -299,24 +311,32 @@ def decoding_text(config: RunConfig, data: SuiteData) -> str:
 
 
 def show(results: Results, open_report: bool, fail_on: str | None = None, form: Form = "short") -> None:
-    """Print the results, write the report and print its path.
+    """Print the results, write the report and print its path; exit as `exit_on` does."""
+    report = present(results, open_report, form)
+    if form == "json":
+        print_json(record(results, report))
+    exit_on(results, fail_on)
 
-    Exit with code 1 if a method has no good sample, or if the run has one of the findings in `fail_on`.
-    """
+
+def present(results: Results, open_report: bool, form: Form) -> Path:
+    """Write the report, and print the results with its path unless the form is JSON. Return its path."""
     console = Console()
     if form == "quiet":
         print_answer(results, console)
     elif form != "json":
         _print_results(results, form, console)
     report = write_report(results)
-    if form == "json":
-        print(json.dumps(_record(results, report), indent=1, ensure_ascii=False))
-    else:
+    if form != "json":
         print(f"report   {report}")
     if form in ("short", "verbose"):
         print(f"more     {_more(results.path)}")
     if open_report:
         open_in_browser(report)
+    return report
+
+
+def exit_on(results: Results, fail_on: str | None) -> None:
+    """Exit with code 1 if a method has no good sample, or if the run has one of the findings in `fail_on`."""
     if errors := without_result(results.run):
         methods = "; ".join(f"{label}: {error}" for label, error in errors.items())
         print(f"ssbench: every sample failed of {' '.join(methods.split())}", file=sys.stderr)
@@ -332,17 +352,18 @@ def _more(path: Path) -> str:
 
 def _print_results(results: Results, form: Form, console: Console) -> None:
     (print_verbose if form == "verbose" else print_short)(results, console)
-    print_concurrency(results.run, console)
+    print_concurrency(results, console, verbose=form == "verbose")
     if "target_ci" in results.manifest:
         print(f"repeats  {results.manifest['target_ci']['why']}")
 
 
-def _record(results: Results, report: Path) -> dict[str, Any]:
-    """Return the results for other programs: headline, summary over all tasks, checks and paths."""
+def record(results: Results, report: Path) -> dict[str, Any]:
+    """Return the results for other programs: headline, summary over all tasks, checks, concurrency and paths."""
     return {
         "headline": results.headline,
         "rows": [row.as_dict() for row in results.overall],
         "checks": [asdict(check) for check in results.checks],
+        **results.concurrency_json(),
         "paths": {"run": str(results.path), "report": str(report)},
     }
 

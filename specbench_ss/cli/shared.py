@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import time
@@ -41,6 +42,11 @@ def to_go_on(out: Path, hidden: Callable[[list[str]], list[str]] = list) -> str:
     if not any(word == "--out" or word.startswith("--out=") for word in arguments):
         arguments += ["--out", str(out)]
     return f"; to resume: {shlex.join(['ssbench', *arguments])}"
+
+
+def print_json(content: Any) -> None:
+    """Print JSON for other programs."""
+    print(json.dumps(content, indent=1, ensure_ascii=False))
 
 
 def typer_option(name: str, kind: type[Any] = RunOptions, panel: str | None = None) -> Any:

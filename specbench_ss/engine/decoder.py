@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -145,6 +146,7 @@ class Decoder(ABC):
         stateful: earlier prompts may change the speed, never the output; reports show it.
         training_info: record of the training of the weights (`models.checkpoint.read_training_info`), set on loading;
             it goes into the manifest and the reports.
+        export_formats: names of the layout that `export` writes; empty for a method that exports nothing.
         advised: options set from the folder of the weights (`models.checkpoint.read_advice`), set on loading; the run
             prints them and the manifest stores them.
     """
@@ -160,6 +162,7 @@ class Decoder(ABC):
 
     Options: ClassVar[type[Any]] = NoOptions
     node_options: ClassVar[tuple[str, ...]] = ()
+    export_formats: ClassVar[tuple[str, ...]] = ()
     aux_hidden_state_layers: tuple[int, ...] = ()
 
     def __init__(self, target: Target, options: Any = None) -> None:
@@ -276,6 +279,13 @@ class Decoder(ABC):
         """
         modules = [value for value in vars(self).values() if isinstance(value, torch.nn.Module)]
         return [weight for module in modules for weight in read_by_a_pass(module)]
+
+    def export(self, folder: Path) -> dict[str, Any]:
+        """Write the weights to a folder as other programs read them; return vLLM's speculative configuration for it.
+
+        Raises UserError, and writes nothing, if the layout cannot describe these weights.
+        """
+        raise NotImplementedError(f"{self.name} has no export_formats")
 
     def extra_work(self) -> ExtraWork:
         """Return the extra work per step beyond verifying the draft nodes, for the cost of a step."""

@@ -146,12 +146,19 @@ def write_checkpoint(
     name: str = "model.safetensors",
     called: Callable[[str], str] = lambda name: name,
 ) -> None:
-    """Write the module's parameters in float16, its integer tables unchanged, and its config.
+    """Write the module's parameters and its config as `write_tensors` does.
 
     called: maps a tensor's name in the module to its name in the file.
     """
+    write_tensors(folder, {called(k): v for k, v in module.state_dict().items()}, config, name)
+
+
+def write_tensors(
+    folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], name: str = "model.safetensors"
+) -> None:
+    """Write tensors, those of numbers in float16 and integer tables unchanged, and config.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {called(k): v.detach().to("cpu").contiguous() for k, v in module.state_dict().items()}
+    state = {k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}
     save_file({k: v.half() if v.is_floating_point() else v for k, v in state.items()}, folder / name)
     ordinary_mode(folder)
     write_config(folder, config)
@@ -350,6 +357,14 @@ def advice_card(config: Mapping[str, Any]) -> str:
 
 def _settings(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value_text(value)}" for name, value in values.items())
+
+
+OWN_FIELDS = ("base", "base_hash", "base_dtype", "trained", "accuracies", "accuracies_of", "nodes", KEY)
+
+
+def own_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a drafter's config.json that are this project's: base, training, accuracies and advice."""
+    return {name: config[name] for name in OWN_FIELDS if name in config}
 
 
 SMALL_FILES = (".json", ".jinja", ".txt", ".model")  # configuration and tokenizer: downloaded

@@ -6,7 +6,7 @@ A comparison of methods is fair if budgets are equal; unequal ones are shown.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -19,7 +19,9 @@ from specbench_ss.errors import UserError, did_you_mean, expanded
 from specbench_ss.options import MethodSpec
 from specbench_ss.results import frames
 from specbench_ss.results.checks import Check, checks
+from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows
 from specbench_ss.results.cost_model import MachineRow, PairedCost, machine_rows, pairs
+from specbench_ss.results.draft_schedule import DraftSchedule, draft_schedule
 from specbench_ss.results.quality import MARGIN, checked_margin
 from specbench_ss.results.ranking import RankRange, config_of, headline, more_questions, rank_ranges
 from specbench_ss.results.sample_checks import unfinished
@@ -184,8 +186,26 @@ class Results:
     @cached_property
     def machine_rows(self) -> list[MachineRow]:
         """Return the cost of each method's steps, counted from shapes, and the share of the machine's limits."""
-        invalid = {row.method for row in self.overall if row.comparison == "invalid"}
-        return machine_rows(self.run, invalid, self.pairs)
+        return machine_rows(self.run, self._invalid, self.pairs)
+
+    @cached_property
+    def concurrency_rows(self) -> list[ConcurrencyRow]:
+        """Return one row for each load and method; none if requests ran one at a time."""
+        return concurrency_rows(self.run)
+
+    @cached_property
+    def draft_schedule(self) -> DraftSchedule | None:
+        """Return the recommended server by requests in flight; None unless servers differ in k."""
+        return draft_schedule(self.run, self.concurrency_rows, self._invalid)
+
+    def concurrency_json(self) -> dict[str, Any]:
+        """Return the concurrency rows and the draft schedule as JSON-ready data, as far as the run has them."""
+        rows, schedule = [asdict(row) for row in self.concurrency_rows], self.draft_schedule
+        return ({"concurrency": rows} if rows else {}) | ({"draft_schedule": schedule.as_dict()} if schedule else {})
+
+    @property
+    def _invalid(self) -> set[str]:
+        return {row.method for row in self.overall if row.comparison == "invalid"}
 
     @cached_property
     def all_noisy(self) -> bool:
@@ -234,8 +254,8 @@ class Results:
         return frames.frame(frames.MACHINE, self.machine_rows)
 
     def concurrency(self) -> pd.DataFrame:
-        """Return one row for each number of concurrent requests and method; empty if requests ran one at a time."""
-        return frames.concurrency(self.run)
+        """Return one row for each load and method; empty if requests ran one at a time."""
+        return frames.frame(frames.LEVELS, self.concurrency_rows)
 
     @cached_property
     def plot(self) -> Any:

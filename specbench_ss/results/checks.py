@@ -407,7 +407,7 @@ def _low_quality(run: Run, summaries: Sequence[SummaryRow]) -> Iterator[Check]:
 
 
 def served_checks(run: Run) -> Iterator[Check]:
-    """Yield the checks of runs with servers or with several requests at a time."""
+    """Yield the checks of runs with servers or with load levels."""
     if run.served:
         yield from _tokens(run)
         yield from _acceptance(run)
@@ -416,33 +416,38 @@ def served_checks(run: Run) -> Iterator[Check]:
     rows = concurrency_rows(run)
     single = {row.method: row.comparison for row in rows if row.concurrency == 1}
     changed = tuple(
-        f"{row.method} with {pluralize(row.concurrency, 'concurrent request')}: {row.comparison}, "
+        f"{row.method} {row.load.phrase}: {row.comparison}, "
         f"{format_speedup(row.speedup)} per request ({interval(row.speedup_interval)})"
         for row in rows
-        if row.concurrency > 1 and row.comparison in ("faster", "slower") and row.comparison != single[row.method]
+        if row.concurrency != 1 and row.comparison in ("faster", "slower") and row.comparison != single[row.method]
     )
     if changed:
-        text = "Some methods are faster or slower with concurrent requests than with single ones."
+        text = "Some methods are faster or slower under load than with single requests."
         yield Check("concurrency-verdicts", "warning", text, changed)
     if lacking := tuple(missing(run)):
-        text = "Not every number of concurrent requests was measured; --resume continues."
+        text = "Not every load level was measured; --resume continues."
         yield Check("concurrency", "wrong", text, lacking)
 
 
 def _memory(run: Run) -> Iterator[Check]:
-    """Yield the servers that take fewer steps when they repeat an output: suffix and n-gram caches remember it."""
+    """Yield the servers that take fewer steps when they repeat an output: suffix and n-gram caches remember it.
+
+    Repeats are those of single requests, and load levels, which send the same prompts again.
+    """
     remembering = []
     for label in run.labels:
         outputs: dict[tuple[str, int, str], list[int]] = defaultdict(list)
-        for row in sorted(run.of(label), key=lambda row: row.repeat):
-            if row.ok and row.steps:
-                outputs[row.question_id, row.turn, row.text or ""].append(row.steps)
+        requests = [row for row in run.requests if row.method == label]
+        for row in [*sorted(run.of(label), key=lambda row: row.repeat), *requests]:
+            if row.ok and row.steps:  # without the streamed chunks, of which a loaded server may join several
+                steps = max(row.drafts or 0, row.later - (row.accepted_tokens or 0), 1)
+                outputs[row.question_id, row.turn, row.text or ""].append(steps)
         repeated = [steps for steps in outputs.values() if len(steps) > 1]
         first, later = sum(steps[0] for steps in repeated), sum(fmean(steps[1:]) for steps in repeated)
         if later < (1 - REMEMBERED) * first:
             remembering.append(f"{label}: {later / first - 1:+.0%} steps in later repeats of the same outputs")
     if remembering:
-        text = "Servers answer repeats from memory; measure without --repeats, or with prompts that occur once."
+        text = "Servers answer repeats from memory; use no --repeats, and restart: true in --servers for load levels."
         yield Check("memory", "warning", text, tuple(remembering))
 
 

@@ -1,7 +1,8 @@
-"""Concurrency results: throughput, latency and acceptance with several requests at a time."""
+"""Results of load levels: throughput, latency, goodput and acceptance."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated as Col
@@ -16,17 +17,20 @@ from specbench_ss.results.summary import (
     paired,
     safe_div,
     total,
+    tpot_s,
 )
 from specbench_ss.runs.columns import Ends
+from specbench_ss.runs.config import GOODPUT, Load, loads_of
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.stats import Comparison, Interval, compare
 
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyRow:
-    """One method with one number of concurrent requests, all repeats together. waits: quantiles in seconds."""
+    """One method at one load, all repeats together. waits: quantiles in seconds."""
 
-    concurrency: Col[int, "number of concurrent requests", "requests"]
+    concurrency: Col[int | None, "number of concurrent requests; missing with a rate", "requests"]
+    rate: Col[Number, "open loop: arrivals per second, whose times count from the planned arrival", "requests/s"]
     method: Col[str, "label of the method or server"]
     requests: Col[int, "sent requests, all repeats together", "requests"]
     failed: Col[int, "failed requests; no other number includes them", "requests"]
@@ -38,7 +42,12 @@ class ConcurrencyRow:
     tokens: Col[int, "output tokens", "tokens"]
     tokens_per_s: Col[Number, "throughput: tokens / wall_s", "tokens/s"]
     requests_per_s: Col[Number, "successful requests / wall_s", "requests/s"]
-    throughput_ratio: Col[Number, "tokens_per_s / that of the baseline with as many concurrent requests", "×"]
+    goodput: Col[Number, "requests within all limits of --goodput / wall_s; missing without limits", "requests/s"]
+    slo_attainment: Col[Number, "requests within all limits / sent requests", "0 to 1"]
+    throughput_ratio: Col[
+        Number, "tokens_per_s / that of the baseline; missing with a rate, which sets the throughput", "×"
+    ]
+    throughput_ratio_interval: Col[Interval | None, Ends("throughput_ratio", "×")]
     speedup: Col[Number, "time per token of a request: baseline / method, paired by prompt", "×"]
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
     comparison: Col[Comparison, "`baseline`, `faster`, `slower`, `not significant` or `insufficient data`"]
@@ -48,51 +57,79 @@ class ConcurrencyRow:
     ]
     waits: dict[str, Any]
 
+    @property
+    def load(self) -> Load:
+        """Return the load."""
+        return Load(self.concurrency, self.rate)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Return True for a row of the baseline."""
+        return self.comparison == "baseline"
+
+    @property
+    def throughput_comparison(self) -> Comparison:
+        """Return how the throughput compares with the baseline's."""
+        return "baseline" if self.is_baseline else compare(self.throughput_ratio_interval)
+
 
 def concurrency_rows(run: Run) -> list[ConcurrencyRow]:
-    """Return a row for each number of concurrent requests and method; none if requests ran one at a time."""
+    """Return a row for each load and method, rates last; none if requests ran one at a time."""
     if not run.concurrency:
         return []
+    loads = sorted({level.load for level in run.concurrency}, key=lambda load: (load.rate or 0, load.concurrency or 0))
+    return [row for load in (Load(), *loads) for row in level_rows(run, load)]
+
+
+def level_rows(run: Run, load: Load) -> list[ConcurrencyRow]:
+    """Return a row for each method at this load, the baseline first."""
     found: list[ConcurrencyRow] = []
-    for concurrency in (1, *sorted({level.concurrency for level in run.concurrency})):
-        baseline, plain_rate = requests_of(run, run.baseline, concurrency), None
-        for label in sorted(run.labels, key=lambda label: label != run.baseline):
-            row = _row(run, label, concurrency, baseline, plain_rate)
-            plain_rate = row.tokens_per_s if label == run.baseline else plain_rate
-            found.append(row)
+    baseline, plain = requests_of(run, run.baseline, load), None
+    for label in sorted(run.labels, key=lambda label: label != run.baseline):
+        row = _row(run, label, load, baseline, plain)
+        plain = row.tokens_per_s if label == run.baseline else plain
+        found.append(row)
     return found
 
 
-def requests_of(run: Run, label: str, concurrency: int) -> list[SampleRecord]:
-    """Return a method's samples with this number of concurrent requests."""
-    if concurrency == 1:
+def requests_of(run: Run, label: str, load: Load) -> list[SampleRecord]:
+    """Return a method's samples at this load."""
+    if load == Load():
         return run.of(label)
-    return [row for row in run.requests if (row.method, row.concurrency) == (label, concurrency)]
+    return [row for row in run.requests if (row.method, row.load) == (label, load)]
 
 
-def _row(
-    run: Run, label: str, concurrency: int, baseline: Sequence[SampleRecord], plain_rate: float | None
-) -> ConcurrencyRow:
-    asked = requests_of(run, label, concurrency)
+def _row(run: Run, label: str, load: Load, baseline: Sequence[SampleRecord], plain: float | None) -> ConcurrencyRow:
+    """Return the row of a method. baseline, plain: requests and tokens/s of the baseline at the same load."""
+    asked = requests_of(run, label, load)
     good = [row for row in asked if row.ok]
-    levels = [level for level in run.concurrency if (level.method, level.concurrency) == (label, concurrency)]
-    wall_s = sum(level.wall_s for level in levels) if concurrency > 1 else total(good, "wall_s")
-    counts: Sequence[Counted] = levels if concurrency > 1 else good
-    tokens, rate = int(total(good, "tokens")), safe_div(total(good, "tokens"), wall_s)
+    levels = [level for level in run.concurrency if (level.method, level.load) == (label, load)]
+    alone = load == Load()
+    wall_s = total(good, "wall_s") if alone else sum(level.wall_s for level in levels)
+    counts: Sequence[Counted] = good if alone else levels
+    limits = run.manifest.get("goodput")
+    met = sum(_within(row, limits) for row in good) if limits else None
+    tokens, throughput = int(total(good, "tokens")), safe_div(total(good, "tokens"), wall_s)
     itself = label == run.baseline
     times = PairedTimes(*paired(asked, baseline))
-    around = None if itself else times.interval()
+    around, speedup = None if itself else times.interval(), times.speedup()
+    closed = load.rate is None  # else the arrivals set the throughput, not the server
+    ratio = safe_div(throughput, throughput if itself else plain) if closed else None
     return ConcurrencyRow(
-        concurrency=concurrency,
+        concurrency=load.concurrency,
+        rate=load.rate,
         method=label,
         requests=len(asked),
         failed=len(asked) - len(good),
         wall_s=wall_s,
         tokens=tokens,
-        tokens_per_s=rate,
+        tokens_per_s=throughput,
         requests_per_s=safe_div(len(good), wall_s),
-        throughput_ratio=1.0 if itself and rate else safe_div(rate, plain_rate),
-        speedup=times.speedup(),
+        goodput=safe_div(met, wall_s),
+        slo_attainment=safe_div(met, len(asked)),
+        throughput_ratio=ratio,
+        throughput_ratio_interval=_scaled(around, safe_div(ratio, speedup)),
+        speedup=speedup,
         speedup_interval=around,
         comparison="baseline" if itself else compare(around),
         mean_acceptance_length=safe_div(total(good, "later"), counted(counts, "steps")),
@@ -101,15 +138,41 @@ def _row(
     )
 
 
+def _scaled(around: Interval | None, factor: float | None) -> Interval | None:
+    """Return the interval of a throughput ratio from that of the speedup of requests. factor: ratio / speedup.
+
+    With N requests in flight, throughput is N * tokens / sum of request times (Little's theorem). The two ratios
+    therefore differ only by the start and end of a level, when fewer requests are in flight.
+    """
+    return None if around is None or not factor else (factor * around[0], factor * around[1])
+
+
+def _within(row: SampleRecord, limits: Mapping[str, float]) -> bool:
+    """Return whether a good request is within all limits, in milliseconds; an output of one token has a TPOT of 0."""
+    times = zip(GOODPUT, (row.prefill_s, tpot_s(row), row.wall_s), strict=True)
+    return all((seconds or 0.0) * 1000 <= limits.get(name, math.inf) for name, seconds in times)
+
+
+def limits_text(manifest: Mapping[str, Any]) -> str:
+    """Return the limits of --goodput as 'ttft ≤ 500 ms, tpot ≤ 50 ms'; '' without limits."""
+    limits = manifest.get("goodput") or {}
+    return ", ".join(f"{name} ≤ {limits[name]:g} ms" for name in GOODPUT if name in limits)
+
+
 def at_a_time(manifest: Mapping[str, Any]) -> str:
     """Return the numbers of concurrent requests of a run, as '1' or '1, 2, 4'."""
     return ", ".join(map(str, (1, *manifest["config"].get("concurrency", ()))))
 
 
+def rates(manifest: Mapping[str, Any]) -> str:
+    """Return the arrivals per second of a run, as '2/s, 4/s'; '' without open loops."""
+    return ", ".join(map(str, loads_of((), manifest["config"].get("rate", ()))))
+
+
 def missing(run: Run) -> Iterator[str]:
-    """Yield the requested numbers of concurrent requests that are missing: 'vllm with 4 concurrent requests'."""
-    measured = {level.key for level in run.concurrency}
-    for concurrency in run.manifest["config"].get("concurrency", ()):
+    """Yield the requested levels that are missing: 'vllm with 4 concurrent requests'."""
+    measured, config = {level.key for level in run.concurrency}, run.manifest["config"]
+    for load in loads_of(config.get("concurrency", ()), config.get("rate", ())):
         for label in run.labels:
-            if any((label, concurrency, repeat) not in measured for repeat in range(run.repeats)):
-                yield f"{label} with {concurrency} concurrent requests"
+            if any((label, load, repeat) not in measured for repeat in range(run.repeats)):
+                yield f"{label} {load.phrase}"

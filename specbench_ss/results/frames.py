@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from specbench_ss.errors import first_line
 from specbench_ss.results import ranking
-from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows
+from specbench_ss.results.concurrency import ConcurrencyRow
 from specbench_ss.results.cost_model import MachineRow
 from specbench_ss.results.sample_checks import unfinished
 from specbench_ss.results.summary import SummaryRow, summarise
@@ -279,11 +279,6 @@ def telemetry(tries: list[Readings]) -> pd.DataFrame:
             yield from (pd.NA if value is None else value for value in (*read[:n], *[None] * (n - len(read))))
 
     return pd.DataFrame({column.name: pd.Series(array(column, list(values(column)))) for column in TELEMETRY})
-
-
-def concurrency(run: Run) -> pd.DataFrame:
-    """Return one row for each number of concurrent requests and method; empty if requests ran one at a time."""
-    return frame(LEVELS, concurrency_rows(run))
 
 
 ARROW = {"Int64": pa.int64(), "Float64": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}

@@ -1,16 +1,28 @@
-"""Parity of a method in this process and the same drafter in a served engine: outputs, steps and accepted tokens."""
+"""Parity of a method in this process and the same drafter in a served engine: outputs, steps and accepted tokens.
+
+A run of methods and of servers is a directory with two run directories, METHODS and SERVERS, and the file PARITY.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from specbench_ss.errors import UserError, did_you_mean
+import msgspec
+
+from specbench_ss.errors import UserError, did_you_mean, known_words
+from specbench_ss.results.analysis import Results
 from specbench_ss.results.summary import safe_div, total
 from specbench_ss.runs.output_match import first_difference
 from specbench_ss.runs.records import Run, SampleRecord
+from specbench_ss.stats import Comparison
+from specbench_ss.storage import write_json
+from specbench_ss.user_files import decoder, read_bytes
 
+METHODS, SERVERS, PARITY = "methods", "servers", "parity.json"
+Pair = tuple[str, str]  # labels of a method and a server
 PromptKey = tuple[str, int]  # question id, turn
 
 
@@ -37,7 +49,9 @@ class PromptParity:
 class Parity:
     """A method and a server. tau: mean acceptance length of both, over the compared prompts.
 
-    missing: prompts that only one of them answered.
+    missing: prompts that only one of them answered. sampled: outputs are sampled, so that only tau and speedup can be
+    compared. speedup: of the method over `ar`, and of the server over the first one, over all prompts; comparison: by
+    their intervals.
     """
 
     method: str
@@ -45,16 +59,28 @@ class Parity:
     prompts: tuple[PromptParity, ...]
     tau: tuple[float | None, float | None]
     missing: int
+    sampled: bool
+    speedup: tuple[float | None, float | None] = (None, None)
+    comparison: tuple[Comparison, Comparison] = ("insufficient data", "insufficient data")
 
     @property
     def exact(self) -> bool:
-        """Return True if both answered the same prompts and each is exact."""
-        return not self.missing and all(prompt.exact for prompt in self.prompts)
+        """Return True if both answered the same prompts greedily, at least one, and each is exact."""
+        compared = self.prompts and not self.missing and not self.sampled
+        return bool(compared) and all(prompt.exact for prompt in self.prompts)
 
-    def counts(self) -> dict[str, int]:
-        """Return how many prompts there are, and how many are equal in what."""
+    @property
+    def verdict(self) -> str:
+        """Return `exact`, `differs`, or `not compared` for sampled outputs."""
+        return "not compared" if self.sampled else "exact" if self.exact else "differs"
+
+    def counts(self) -> dict[str, int | None]:
+        """Return how many prompts there are, and how many are equal in what; None for sampled outputs."""
+        prompts = len(self.prompts) + self.missing
+        if self.sampled:
+            return {"prompts": prompts, "same output": None, "same steps": None, "same accepted": None}
         return {
-            "prompts": len(self.prompts) + self.missing,
+            "prompts": prompts,
             "same output": sum(one.same_output for one in self.prompts),
             "same steps": sum(None not in one.steps and one.steps[0] == one.steps[1] for one in self.prompts),
             "same accepted": sum(
@@ -65,15 +91,15 @@ class Parity:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON-ready data."""
-        return asdict(self) | {"exact": self.exact} | self.counts()
+        return asdict(self) | {"exact": self.exact, "verdict": self.verdict} | self.counts()
 
 
-def parity(local: Run, served: Run, pairs: Sequence[tuple[str, str]] = ()) -> list[Parity]:
-    """Compare methods of a local run with servers of another run. pairs: (method, server); empty: equal labels.
+def parity(local: Run, served: Run, pairs: Sequence[Pair] = ()) -> list[Parity]:
+    """Compare methods of a local run with servers of another run. pairs: empty for those with equal labels.
 
     Raise UserError for labels that a run lacks, sampled runs, other limits of tokens, or runs without a common prompt.
     """
-    if any(run.manifest["config"]["temperature"] for run in (local, served)):
+    if _sampled(local) or _sampled(served):
         raise UserError("parity needs greedy runs: sampled outputs differ in every run")
     limits = [run.manifest["config"].get("max_new_tokens") for run in (local, served)]
     if limits[0] != limits[1]:
@@ -81,22 +107,83 @@ def parity(local: Run, served: Run, pairs: Sequence[tuple[str, str]] = ()) -> li
     chosen = pairs or [(label, label) for label in local.labels if label in served.labels]
     if not chosen:
         raise UserError("the runs have no label in common; name pairs with --pair METHOD=SERVER")
-    for run, labels in zip((local, served), zip(*chosen, strict=True), strict=True):
+    found = compare_pairs(local, served, chosen)
+    for one in found:
+        if not one.prompts:
+            raise UserError(f"{one.method} and {one.server} have no prompt in common: use the same suite and --limit")
+    return found
+
+
+def _sampled(run: Run) -> bool:
+    return bool(run.manifest["config"]["temperature"])
+
+
+def compare_pairs(local: Run, served: Run, pairs: Sequence[Pair]) -> list[Parity]:
+    """Compare methods with servers that were asked the same prompts. Raise UserError for labels that a run lacks."""
+    for run, labels in zip((local, served), zip(*pairs, strict=True), strict=True):
         for label in labels:
             if label not in run.labels:
                 hint = did_you_mean(label, run.labels)
                 raise UserError(f"{run.path} has no {label!r}{hint}; it has {', '.join(run.labels)}")
-    return [_parity(local, served, *pair) for pair in chosen]
+    return [_parity(local, served, *pair) for pair in pairs]
+
+
+def with_speedups(found: Sequence[Parity], local: Results, served: Results) -> list[Parity]:
+    """Return comparisons of two runs with the speedups in these runs."""
+    here, there = ({row.method: row for row in results.overall} for results in (local, served))
+    rows = [(one, here[one.method], there[one.server]) for one in found]
+    return [replace(one, speedup=(a.speedup, b.speedup), comparison=(a.comparison, b.comparison)) for one, a, b in rows]
+
+
+def pairs_of(methods: Sequence[str], servers: Sequence[str], chosen: Mapping[str, str]) -> list[Pair]:
+    """Return each server with its method, the chosen one or that with its label; a server may have none.
+
+    chosen: label of a server -> label of its method. Raise UserError for an unknown method, or without a pair.
+    """
+    for server, method in chosen.items():
+        if method not in methods:
+            raise UserError(f"{server}: its method {method!r} is not in --methods{known_words(method, methods)}")
+    pairs = [(method, server) for server in servers if (method := chosen.get(server, server)) in methods]
+    if not pairs:
+        raise UserError("no server is paired with a method; add `method: LABEL` to a server in the file of --servers")
+    return pairs
+
+
+class _StoredPair(msgspec.Struct):
+    method: str
+    server: str
+
+
+class _Stored(msgspec.Struct):
+    pairs: list[_StoredPair]
+
+
+_read_stored = decoder(_Stored)
+
+
+def store(out: Path, found: Sequence[Parity]) -> None:
+    """Write the comparisons of a run of methods and of servers."""
+    write_json(out / PARITY, {"pairs": [one.as_dict() for one in found]})
+
+
+def stored_pairs(out: Path) -> list[Pair]:
+    """Return the pairs of a run of methods and of servers. Raise UserError if it is none, or unfinished."""
+    file = out / PARITY
+    if not file.exists():
+        raise UserError(f"{out} has no {PARITY}; give the directories of two runs, or finish this one with --resume")
+    try:
+        return [(pair.method, pair.server) for pair in _read_stored(read_bytes(file)).pairs]
+    except ValueError as e:
+        raise UserError(f"{file} is damaged: {e}") from None
 
 
 def _parity(local: Run, served: Run, method: str, server: str) -> Parity:
     mine, theirs = _first(local, method), _first(served, server)
     both = [key for key in mine if key in theirs]
-    if not both:
-        raise UserError(f"{method} and {server} have no prompt in common: use the same suite and --limit")
     own, other = [mine[key] for key in both], [theirs[key] for key in both]
     prompts = tuple(_of_prompt(a, b) for a, b in zip(own, other, strict=True))
-    return Parity(method, server, prompts, (_tau(own), _tau(other)), len(mine.keys() ^ theirs.keys()))
+    missing, sampled = len(mine.keys() ^ theirs.keys()), _sampled(local) or _sampled(served)
+    return Parity(method, server, prompts, (_tau(own), _tau(other)), missing, sampled)
 
 
 def _first(run: Run, label: str) -> dict[PromptKey, SampleRecord]:
@@ -126,6 +213,8 @@ def _tau(rows: list[SampleRecord]) -> float | None:
 
 def differences(found: Parity) -> Iterator[str]:
     """Yield a line for each prompt that is not exact."""
+    if found.sampled:
+        return
     if found.missing:
         yield f"{found.missing} prompts were answered by one of both alone"
     for one in found.prompts:

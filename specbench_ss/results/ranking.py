@@ -96,10 +96,11 @@ def config_of(run: Run) -> dict[str, Any]:
 
 def speedup(row: SummaryRow) -> str:
     """Return a speedup as in '≈ 1.13×' where the interval covers 1, or '? 1.61×' where there is none."""
-    return _marked(row.speedup, row.comparison)
+    return marked_speedup(row.speedup, row.comparison)
 
 
-def _marked(value: float | None, comparison: Comparison) -> str:
+def marked_speedup(value: float | None, comparison: Comparison) -> str:
+    """Return a ratio of speeds as in '≈ 1.13×', with the mark of its comparison."""
     if comparison == "invalid":
         return "invalid"
     mark = "" if value is None else MARKS.get(comparison, "")
@@ -143,7 +144,7 @@ def short_output(row: SummaryRow, config: Mapping[str, Any]) -> str:
 def own_model(row: SummaryRow) -> str:
     """Return the speedup of a method that changes the model over AR of that model: '1.52× (1.41–1.66)'."""
     around = interval(row.reference_interval)
-    return _marked(row.reference_speedup, compare(row.reference_interval)) + (f" ({around})" if around else "")
+    return marked_speedup(row.reference_speedup, compare(row.reference_interval)) + (f" ({around})" if around else "")
 
 
 def quality(row: SummaryRow, config: Mapping[str, Any]) -> float | None:

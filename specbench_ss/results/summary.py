@@ -43,7 +43,7 @@ def latencies(rows: Sequence[SampleRecord]) -> dict[str, Any]:
     """
     times = {
         "ttft": [row.prefill_s for row in rows if row.prefill_s is not None],
-        "tpot": [row.decode_s / row.later for row in rows if row.decode_s is not None and row.later > 0],
+        "tpot": [time for row in rows if (time := tpot_s(row)) is not None],
         "latency": [row.wall_s for row in rows if row.wall_s is not None],
     }
     return {
@@ -51,6 +51,11 @@ def latencies(rows: Sequence[SampleRecord]) -> dict[str, Any]:
         for name, of in times.items()
         for quantile, share in QUANTILES.items()
     }
+
+
+def tpot_s(row: SampleRecord) -> float | None:
+    """Return the time per output token after the first; None without such tokens."""
+    return row.decode_s / row.later if row.decode_s is not None and row.later > 0 else None
 
 
 PARTS = ("draft_s", "verify_s", "accept_s", "host_s")

@@ -34,13 +34,14 @@ from specbench_ss.results.compare import (
     RunComparison,
     judged,
 )
-from specbench_ss.results.concurrency import ConcurrencyRow, concurrency_rows
+from specbench_ss.results.concurrency import ConcurrencyRow, limits_text
 from specbench_ss.results.cost_model import MachineRow
 from specbench_ss.results.ranking import (
     MARKED,
     MARKS,
     NO_MEAN,
     chat_group,
+    marked_speedup,
     more_questions,
     non_inferiority,
     notes,
@@ -136,7 +137,7 @@ def print_answer(results: Results, console: Console) -> None:
     timing = next((check for check in results.checks if check.name == "timing" and check.state == "warning"), None)
     mark = ""
     if timing is not None and not results.all_noisy:
-        mark = f"  [yellow]! {'noisy' if 'noisy' in timing.findings else 'unstable timing'}[/]"
+        mark = f"  [yellow]! {'noisy' if 'noisy' in timing.findings else 'timing'}[/]"
     console.print(f"[bold]{escape(results.headline)}[/]{mark}", highlight=False, soft_wrap=True)
 
 
@@ -460,53 +461,99 @@ def result_table(name: str, columns: Sequence[str], left: Collection[str] = LEFT
 
 
 def _of_one(row: ConcurrencyRow) -> str:
-    """Return the speedup of single requests, as in '≈ 1.13×'."""
-    if row.comparison == "baseline":
-        return "baseline"
-    return f"{MARKS.get(row.comparison, '')} {format_speedup(row.speedup)}".strip()
+    """Return the speedup by time per token of a request, as in '≈ 1.13×'."""
+    return "baseline" if row.is_baseline else marked_speedup(row.speedup, row.comparison)
+
+
+def _compared(row: ConcurrencyRow) -> bool:
+    return not row.is_baseline
 
 
 LEVEL_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
-    "in flight": lambda row: str(row.concurrency),
+    "load": lambda row: str(row.load),
     "method": lambda row: row.method,
     "tokens/s": lambda row: format_number(row.tokens_per_s, 1),
-    "× baseline": lambda row: format_speedup(row.throughput_ratio),
+    "× baseline": lambda row: marked_speedup(row.throughput_ratio, row.throughput_comparison),
+    "95% CI": lambda row: interval(row.throughput_ratio_interval),
     "speedup": _of_one,
-    "95% CI": lambda row: interval(row.speedup_interval) or ("" if row.comparison == "baseline" else row.comparison),
+    "τ": lambda row: format_number(row.mean_acceptance_length),
     "first ms": lambda row: format_number(row.waits["ttft_s_p50"], 2, scale=1000),
     "ms/token": lambda row: format_number(row.waits["tpot_s_p50"], 2, scale=1000),
     "s": lambda row: format_number(row.waits["latency_s_p50"], 2),
+    "goodput": lambda row: format_number(row.goodput),
+    "SLO": lambda row: percent(row.slo_attainment),
     "failed": lambda row: str(row.failed),
 }
-TITLE = "By requests in flight: throughput, and medians over requests"
-EXPLAINED = (
-    "× baseline: throughput over the baseline's at the same concurrency, without an interval; speedup: of single "
-    "requests, by time per token; first ms, ms/token and s: medians of time to first token, time per output token and "
-    "latency"
-)
+LEVEL_SHOWN: dict[str, Callable[[ConcurrencyRow], bool]] = {  # these columns are left out if no row has such a cell
+    "× baseline": _compared,
+    "95% CI": _compared,
+    "speedup": _compared,
+    "τ": lambda row: row.mean_acceptance_length is not None,
+    "failed": lambda row: row.failed > 0,
+}
+LIMIT_CELLS, WITHOUT_LIMITS = ("goodput", "SLO"), ("speedup", "s")  # 120 characters have room for one of the pairs
+TITLE = "By load: throughput, and medians over requests"
+LEVEL_LEGEND = {
+    "× baseline": "throughput over the baseline's with as many requests in flight, with its 95% CI",
+    "speedup": "time per token of a request, baseline / method",
+    "first ms": "time to first token",
+    "ms/token": "time per output token",
+    "s": "latency of a request",
+    "SLO": "their share",
+}
+RATES = ", or arrivals per second (/s), which set the throughput; times then count from the planned arrival"
 
 
-def print_concurrency(run: Run, console: Console) -> None:
-    """Print a row for each number of requests in flight and method; nothing without concurrency."""
-    found = concurrency_rows(run)
-    if not found:
-        return
-    widen(console)
-    table = result_table(TITLE, tuple(LEVEL_CELLS))
-    table.columns[1].min_width = min(16, max(cell_len(row.method) for row in found))
-    for _, level in groupby(found, key=lambda row: row.concurrency):
-        for i, row in enumerate(level):
-            count, *cells = (escape(cell(row)) for cell in LEVEL_CELLS.values())
-            table.add_row("" if i else count, *cells)
-        table.add_section()
-    console.print(table)
-    console.print(EXPLAINED, soft_wrap=True, highlight=False)
+def _level_cells(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Return the columns of the table of load levels and the cells of each row."""
+    rows, left_out = results.concurrency_rows, WITHOUT_LIMITS if limits_text(results.manifest) else LIMIT_CELLS
+    shown = {
+        name: cell
+        for name, cell in LEVEL_CELLS.items()
+        if name not in left_out and (name not in LEVEL_SHOWN or any(map(LEVEL_SHOWN[name], rows)))
+    }
+    return list(shown), [[cell(row) for cell in shown.values()] for row in rows]
 
 
-def markdown_concurrency(run: Run) -> str:
-    """Return the concurrency table as Markdown with its heading."""
-    cells = [[cell(row) for cell in LEVEL_CELLS.values()] for row in concurrency_rows(run)]
-    return f"## {TITLE}\n\n{table(list(LEVEL_CELLS), cells, ('method',))}\n{EXPLAINED[0].upper()}{EXPLAINED[1:]}.\n"
+def _level_legend(results: Results, columns: Sequence[str]) -> str:
+    """Return the meanings of these columns."""
+    rates = RATES if any(row.rate for row in results.concurrency_rows) else ""
+    limits = {"goodput": f"requests/s with {limits_text(results.manifest)}"}
+    meanings = {"load": f"requests in flight{rates}"} | LEVEL_LEGEND | limits
+    return "; ".join(f"{column}: {meanings[column]}" for column in columns if column in meanings)
+
+
+def print_concurrency(results: Results, console: Console, verbose: bool = False) -> None:
+    """Print a row for each load and method, and the draft schedule, if the run has them.
+
+    verbose: print the schedule also as vLLM reads it.
+    """
+    found = results.concurrency_rows
+    if found:
+        widen(console)
+        columns, lines = _level_cells(results)
+        table = result_table(TITLE, columns)
+        table.columns[1].min_width = min(16, max(cell_len(row.method) for row in found))
+        for _, level in groupby(lines, key=lambda line: line[0]):
+            for i, (load, *cells) in enumerate(level):
+                table.add_row("" if i else load, *map(escape, cells))
+            table.add_section()
+        console.print(table)
+        console.print(_level_legend(results, columns), soft_wrap=True, highlight=False)
+    if schedule := results.draft_schedule:
+        console.print(f"schedule {escape(schedule.text())}", soft_wrap=True, highlight=False)
+        for group, fields in schedule.vllm().items() if verbose else ():
+            console.print(f"vllm     {escape(f'{group}: {json.dumps(fields)}')}", soft_wrap=True, highlight=False)
+
+
+def markdown_concurrency(results: Results) -> Iterator[str]:
+    """Yield the table of load levels as Markdown with its heading, and the draft schedule, if the run has them."""
+    if results.concurrency_rows:
+        columns, lines = _level_cells(results)
+        legend = _level_legend(results, columns)
+        yield f"## {TITLE}\n\n{table(columns, lines, ('method',))}\n{legend[0].upper()}{legend[1:]}.\n"
+    if schedule := results.draft_schedule:
+        yield f"Draft schedule: {safe(schedule.text())}.\n"
 
 
 NAMES = {  # figure -> title of its table, digits

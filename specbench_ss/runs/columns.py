@@ -12,7 +12,7 @@ from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-OF_INTERVAL = "end of its 95 % interval; missing below four questions"
+OF_INTERVAL = "end of its 95 % interval"
 DTYPES = {int: "Int64", float: "Float64", str: "string", bool: "boolean"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ class Endpoint:
 
     label: its name in the results. url: of its API, as `http://localhost:8000/v1`, without credentials. model: its name
     there; None = the server's only model. command: that starts it, of a server that the run starts itself; env:
-    environment variables that it gets in addition.
+    environment variables that it gets in addition. group: label of its entry in the file of servers; k: drafted tokens
+    that the entry states; restart: start it again before each load level.
     """
 
     label: str
@@ -28,10 +29,40 @@ class Endpoint:
     model: str | None = None
     command: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    group: str = ""
+    k: int | None = None
+    restart: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return the endpoint as JSON-ready data."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load of one level: requests in flight (closed loop), or Poisson arrivals per second (open loop).
+
+    concurrency: None in an open loop. rate: None in a closed loop.
+    """
+
+    concurrency: int | None = 1
+    rate: float | None = None
+
+    def __str__(self) -> str:
+        return str(self.concurrency) if self.rate is None else f"{self.rate:g}/s"
+
+    @property
+    def phrase(self) -> str:
+        """Return the load as part of a sentence."""
+        return f"with {self.concurrency} concurrent requests" if self.rate is None else f"at {self.rate:g} requests/s"
+
+
+def loads_of(concurrency: Sequence[int], rate: Sequence[float]) -> list[Load]:
+    """Return the loads of a configuration, in addition to one request at a time."""
+    return [*(Load(number) for number in concurrency), *(Load(None, one) for one in rate)]
+
+
+GOODPUT = ("ttft", "tpot", "e2el")  # limits of --goodput, as vLLM's benchmark names them
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +71,8 @@ class RunConfig:
 
     Fields with an option's name have its meaning and default. categories: the option `tasks`. stop: stop strings, which
     stay in the output. presets, plugin: files with options or methods. endpoints: servers that are measured instead of
-    methods; the first is the baseline. concurrency: numbers of requests at a time, in addition to one. extra_body: JSON
-    object with further fields of requests to servers, or None.
+    methods; the first is the baseline. concurrency: numbers of requests at a time, in addition to one. rate: arrivals
+    per second. extra_body: JSON object with further fields of requests to servers, or None.
     """
 
     methods: tuple[MethodSpec, ...]
@@ -70,12 +101,18 @@ class RunConfig:
     quantize: str = RunOptions.quantize
     endpoints: tuple[Endpoint, ...] = ()
     concurrency: tuple[int, ...] = ()
+    rate: tuple[float, ...] = ()
     extra_body: str | None = RunOptions.extra_body
 
     def as_dict(self) -> dict[str, Any]:
         """Return the configuration as JSON-ready data."""
         parts = ("methods", "presets", "plugin", "endpoints")
         return asdict(self) | {name: [part.as_dict() for part in getattr(self, name)] for name in parts}
+
+    @property
+    def loads(self) -> list[Load]:
+        """Return the loads of the run, in addition to one request at a time."""
+        return loads_of(self.concurrency, self.rate)
 
     @property
     def fingerprint(self) -> str:
@@ -133,7 +170,7 @@ class OutputOptions:
 
     optional: labels of methods that are skipped, with a message, if they do not support the model. recording: extra
     recordings. timeout: seconds after which a sample fails; None = never. goal: stopping rule; None = the requested
-    repeats. workers: None = this process.
+    repeats. workers: None = this process. goodput: limits of a request in ms, by the names of `GOODPUT`.
     """
 
     out: Path
@@ -143,6 +180,7 @@ class OutputOptions:
     timeout: float | None = None
     goal: StoppingRule | None = None
     workers: Workers | None = None
+    goodput: Mapping[str, float] | None = None
 
 
 def decoding(config: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.models.checkpoint import TrainingInfo
 from specbench_ss.models.load import template_hash
 from specbench_ss.options import MethodSpec, option_values, value_text
-from specbench_ss.runs.config import RunConfig
+from specbench_ss.runs.config import GOODPUT, RunConfig
 from specbench_ss.runs.environment import environment
 from specbench_ss.runs.environment import now as now
 from specbench_ss.runs.records import baseline_of
@@ -59,8 +59,11 @@ CONFIG = _struct_type(
         "methods": _list_of(_struct_type({"name": str, "options": JsonObject}, {"copy": int})),
         "presets": _list_of(_struct_type({"method": str})),
         "plugin": _list_of(_struct_type({"file": str, "sha256": str})),
-        "endpoints": _list_of(_struct_type({"label": str, "url": str}, {"model": str | None})),
+        "endpoints": _list_of(
+            _struct_type({"label": str, "url": str}, {"model": str | None, "group": str, "k": int | None})
+        ),
         "concurrency": list[int],
+        "rate": list[float],
         "data": str | None,
         "engine": str | None,
     },
@@ -146,6 +149,7 @@ OPTIONAL = {  # added during the run
     "machine": _struct_type({}, {"limits": LIMITS | None, "shapes": dict[str, JsonObject | None] | None}) | None,
     "traces": dict[str, JsonObject | None] | None,
     "target_ci": _struct_type({"why": str}) | None,
+    "goodput": _struct_type({}, dict.fromkeys(GOODPUT, Amount)) | None,
 }
 MANIFEST_TYPE, SERVED_MANIFEST_TYPE = (
     _struct_type(REQUIRED, OPTIONAL),

@@ -1,4 +1,4 @@
-"""Records of a run: samples, steps in columns, output matches, concurrency levels.
+"""Records of a run: samples, steps in columns, output matches, load levels.
 
 A *prompt* is one turn of one question; a *sample* is one request of one method for one prompt.
 """
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from specbench_ss import user_files
 from specbench_ss.engine.decoder import Generation, Step
 from specbench_ss.options import REFERENCE
+from specbench_ss.runs.config import Load
 from specbench_ss.suite import Question
 
 Key = tuple[str, int, str, int]  # question id, turn, method label, repeat
@@ -33,20 +34,21 @@ def baseline_of(manifest: Mapping[str, Any]) -> str:
 
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-ConcurrencyKey = tuple[str, int, int]  # method, requests in flight, repeat
+ConcurrencyKey = tuple[str, Load, int]  # method, load, repeat
 
 
 @dataclass(slots=True)
 class ConcurrencyResult:
-    """The whole suite on one server or method at one concurrency.
+    """The whole suite on one server or method at one load.
 
-    wall_s: from the first request to the end of the last output. requests: number of requests. steps, drafts,
-    draft_nodes, accepted_tokens: sums over the requests, or None where not measured; a server's requests add their
-    steps, so a pass over several of them counts for each. started, ended: Unix times.
+    concurrency, rate: the load; one of them is None. wall_s: from the first request, or from the start of the arrivals,
+    to the end of the last output. requests: number of requests. steps, drafts, draft_nodes, accepted_tokens: sums over
+    the requests, or None where not measured; a server's requests add their steps, so a pass over several of them counts
+    for each. started, ended: Unix times.
     """
 
     method: str
-    concurrency: Annotated[int, Meta(ge=1)]
+    concurrency: Annotated[int, Meta(ge=1)] | None
     repeat: Count
     started: float
     ended: float
@@ -56,11 +58,17 @@ class ConcurrencyResult:
     drafts: Count | None = None
     draft_nodes: Count | None = None
     accepted_tokens: Count | None = None
+    rate: Annotated[float, Meta(gt=0)] | None = None
+
+    @property
+    def load(self) -> Load:
+        """Return the load of the level."""
+        return Load(self.concurrency, self.rate)
 
     @property
     def key(self) -> ConcurrencyKey:
         """Return the level's unique key in a run."""
-        return (self.method, self.concurrency, self.repeat)
+        return (self.method, self.load, self.repeat)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the level as JSON-ready data."""
@@ -303,12 +311,18 @@ class SampleRecord(KeyedRecord):
     concurrency: Col[
         Known, "concurrent requests, in requests.jsonl only; missing here: samples run alone", "requests"
     ] = None
+    rate: Col[Number, "arrivals per second, in requests.jsonl only; missing here", "requests/s"] = None
     n_eager_fallbacks: Col[
         Known, "passes that ran eagerly instead of as CUDA graphs; missing without CUDA graphs", "passes"
     ] = None
     eager_fallback_reason: Col[
         str | None, "reason of these fallbacks; empty without one, missing without CUDA graphs"
     ] = None
+
+    @property
+    def load(self) -> Load:
+        """Return the load at which the request ran."""
+        return Load(self.concurrency or (None if self.rate else 1), self.rate)
 
     @property
     def ok(self) -> bool:
@@ -472,7 +486,7 @@ read_judged = user_files.decoder(JudgeVerdict)
 class Run:
     """Everything committed in a run directory, finished or not.
 
-    concurrency, requests: of the suite at several requests at a time.
+    concurrency, requests: load levels, and their requests.
     """
 
     path: Path

@@ -6,7 +6,7 @@
 - samples.jsonl: one line per sample, which commits it: steps without a sample do not count
 - output_match.jsonl: one line per comparison with the reference
 - judge.jsonl: one line per output that a judge rated, after the run
-- requests.jsonl, concurrency.jsonl: with several requests at a time, one line per request, and one per level of a
+- requests.jsonl, concurrency.jsonl: of load levels, one line per request, and one per level of a
   method and repeat, which is written last and commits the level's requests
 - telemetry.jsonl, drafts.jsonl: machine readings of one attempt at a sample, and the drafts of one output
 
@@ -192,8 +192,8 @@ def read_concurrency(path: Path) -> tuple[list[ConcurrencyResult], list[SampleRe
     levels: dict[ConcurrencyKey, ConcurrencyResult] = {
         one.key: one for one in storage.scan(path / CONCURRENCY, _read_concurrency)[0]
     }
-    rows = {(*row.key, row.concurrency): row for row in storage.scan(path / REQUESTS, SampleRecord.read)[0]}
-    return list(levels.values()), [r for r in rows.values() if (r.method, r.concurrency or 1, r.repeat) in levels]
+    rows = {(*row.key, row.load): row for row in storage.scan(path / REQUESTS, SampleRecord.read)[0]}
+    return list(levels.values()), [r for r in rows.values() if (r.method, r.load, r.repeat) in levels]
 
 
 QUESTIONS, SAMPLES, STEPS, OUTPUT_MATCH = "questions.json", "samples.jsonl", "steps.jsonl", "output_match.jsonl"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -74,7 +74,7 @@ def option(
 _what = partial(option, panel="What to run")
 _how = partial(option, panel="How to decode and measure")
 _record = partial(option, panel="What to record in addition", modes=MODEL_MODES)
-_served = partial(option, panel="Servers, in place of methods", modes=(SERVER,))
+_served = partial(option, panel="Servers", modes=(SERVER,))
 _workers = partial(option, panel="Workers, on this machine or many", modes=(RAY,))
 _where = partial(option, panel="Where to")
 
@@ -172,8 +172,8 @@ class RunOptions(CommandOptions):
     )
     servers: Path | None = _served(
         None,
-        "Start the servers of a YAML file one after another on one port and measure them in place of --methods; the "
-        "first is the baseline. docs/servers.md has its format.",
+        "Start the servers of a YAML file one after another on one port and measure them; the first is the baseline. "
+        "With --methods, also measure methods and compare them with the servers. docs/servers.md has its format.",
         metavar="FILE.yaml",
     )
     label: list[str] | None = _served(
@@ -194,6 +194,20 @@ class RunOptions(CommandOptions):
         "Also send the whole suite with this many requests in flight, once for each number. One in flight is always "
         "measured.",
         metavar="N,N",
+        as_text=True,
+    )
+    rate: str | None = _served(
+        None,
+        "Also send the whole suite with Poisson arrivals at this many requests per second, once for each number, "
+        "however many are in flight.",
+        metavar="N,N",
+        as_text=True,
+    )
+    goodput: str | None = _served(
+        None,
+        "Limits of a request in milliseconds: ttft, tpot and e2el (whole request), as ttft:500,tpot:50. The goodput of "
+        "a level is its requests per second within all of them.",
+        metavar="NAME:MS,NAME:MS",
         as_text=True,
     )
     extra_body: str | None = _served(
@@ -360,6 +374,16 @@ class RunOptions(CommandOptions):
         places=(COMMAND, FILE),
         as_text=True,
     )
+
+    @property
+    def has_both(self) -> bool:
+        """Return True for two runs: of methods, and of servers that are started."""
+        return self.methods is not None and self.servers is not None
+
+    def part(self, modes: Sequence[str]) -> Self:
+        """Return the options that have a meaning in one of these modes, and the defaults of all others."""
+        known, given = fields_of(type(self)), self.as_given()
+        return type(self)(**{name: given[name] for name in given if {*modes} & {*known[name].metadata["modes"]}})
 
     @property
     def mode(self) -> str:

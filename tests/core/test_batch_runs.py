@@ -99,7 +99,7 @@ def test_every_form_of_the_report_has_the_levels(finished: tuple[Path, Results],
     assert 'id="concurrency"' in page and "1, 2, 3 concurrent requests" in page
     MarkdownReport().write(analyse(run), tmp_path / "r.md")
     text = (tmp_path / "r.md").read_text()
-    lines = text[text.index("## By requests in flight") :].splitlines()
+    lines = text[text.index("## By load") :].splitlines()
     counts = [line.split("|")[1].strip() for line in lines if line.startswith("| ")][2:]
     assert counts == [str(n) for n, _ in expected]
     JsonReport().write(analyse(run), tmp_path / "r.json")

@@ -135,7 +135,8 @@ def test_the_terminal_and_the_report_state_the_same(make_run: MakeRun) -> None:
     notices = {notice.title: (notice.level, list(notice.lines)) for notice in page["notices"]}
     for check in made:
         assert notices[check.sentence][1] == list(check.lines)
-        assert any(check.sentence in line for line in lines) == (check.state != "ok")
+        shown = check.state != "ok" and (check.name, check.state) != ("invalid", "not checked")  # there are no repeats
+        assert any(check.sentence in line for line in lines) == shown
     assert lines[0].startswith(page["headline"])
 
 
@@ -212,10 +213,11 @@ def test_what_was_not_checked_is_verbose(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2))
     unknown = [check for check in checks(run, summarise(run)) if check.state == "not checked"]
     text = "\n".join(reported(run))
-    assert len(unknown) > 2 and all(f"· {check.sentence}" in text for check in unknown)
+    assert len(unknown) > 2
+    assert all((f"· {check.sentence}" in text) == (check.name != "invalid") for check in unknown), "one needs --repeats"
     assert not any(check.sentence in short(run) for check in unknown)
     again = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2, repeats=2))
-    assert "earlier repeats was not checked" in short(again)
+    assert "repeats from memory was not checked" in short(again)
 
 
 def test_all_problems_of_times_are_one_check(steady: Run) -> None:

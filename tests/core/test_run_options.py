@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from specbench_ss.runs.config import RunConfig
 from specbench_ss.runs.run_options import (
     COMMAND,
     FILE,
+    MODEL_MODES,
     PYTHON,
+    SERVER,
     CommandOptions,
     RunOptions,
     fields_of,
@@ -101,6 +104,18 @@ def test_a_new_field_is_a_new_option_everywhere(capsys: pytest.CaptureFixture[st
 def test_an_option_of_another_mode_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         RunOptions(**given_options(RunOptions, given, PYTHON, "run()")).check_modes()
+
+
+def test_options_of_both_runs_go_to_the_one_or_the_other_or_to_both() -> None:
+    given = {"methods": "ar", "servers": "s.yaml", "nodes": 4, "concurrency": [2], "limit": 3, "workers": 2}
+    options = RunOptions(**given_options(RunOptions, given, FILE, "run.yaml"))
+    assert options.has_both and not RunOptions(servers=Path("s.yaml")).has_both
+    here, there = options.part(MODEL_MODES), options.part((SERVER,))
+    assert here.as_given() == {"methods": "ar", "nodes": 4, "limit": 3, "workers": 2}
+    assert there.as_given() == {"servers": Path("s.yaml"), "concurrency": "2", "limit": 3}
+    there.check_modes()
+    with pytest.raises(UserError, match="--workers needs --executor ray"):
+        here.check_modes()
 
 
 def test_options_that_several_commands_have_are_the_same() -> None:

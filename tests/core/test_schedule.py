@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
-from specbench_ss.bench.schedule import interleave_tasks, method_order, plan, sample_seed, williams
+from specbench_ss.bench.schedule import arrivals, interleave_tasks, method_order, plan, sample_seed, williams
 from specbench_ss.suite import Question
 
 QUESTIONS = [Question(f"q{i}", "c", ("one", "two")[: 1 + i % 2]) for i in range(7)]
@@ -84,3 +85,13 @@ def test_where_tasks_take_turns_each_is_as_far_as_the_others() -> None:
             assert seen == [f"{task}-{i}" for i in range(len(seen))]
             assert abs(len(seen) - many * cut / len(ordered)) <= 2
         assert cut < len(sizes) or {q.category for q in ordered[:cut]} == set(sizes)
+
+
+def test_arrivals_are_poisson_with_an_exact_mean_rate_and_depend_on_seed_and_repeat_alone() -> None:
+    times = arrivals(4000, 2.0, 7, 0)
+    gaps = np.diff([0.0, *times])
+    assert times[-1] == pytest.approx(2000.0) and (gaps > 0).all()
+    assert gaps.std() / gaps.mean() == pytest.approx(1, abs=0.1)  # of an exponential distribution
+    assert (gaps > gaps.mean()).mean() == pytest.approx(np.exp(-1), abs=0.03)
+    assert arrivals(4000, 8.0, 7, 0) == pytest.approx([time / 4 for time in times])
+    assert len({tuple(arrivals(5, 2.0, seed, repeat)) for seed in (0, 1) for repeat in (0, 1)}) == 4

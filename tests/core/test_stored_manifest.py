@@ -58,6 +58,7 @@ def manifest() -> dict[str, Any]:
     made["environment"]["gpus"] = [{"name": "A GPU", "memory_bytes": 7}]
     made["sessions"] = [{"started": "1", "environment": copy.deepcopy(made["environment"])} for _ in range(2)]
     made["machine"] = {"limits": LIMITS, "shapes": dict.fromkeys(("ar", "ss"), SHAPE)}
+    made["goodput"] = {"ttft": 500.0}
     made["traces"] = {"ss": TRACE, "ar": {"what": "nothing", "tokens": 1}}
     made["target_ci"] = {"asked": 0.02, "reached": 0.01, "method": "ss", "repeats": 3, "why": "narrow"}
     made["methods"][1]["training_info"] = {

@@ -232,11 +232,11 @@ def test_the_first_line_is_the_finding(make_run: MakeRun, changes: dict[str, Any
 
 def test_a_file_without_further_questions_needs_more_of_them(make_run: MakeRun) -> None:
     run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=2))
-    assert "needs 4 (--limit 4)" in short(run)[0]
+    assert "needs 4 (use --limit 4)" in short(run)[0]
     run.manifest["suite"]["edition"] = "custom"
     assert "the file has 2 questions; add questions" in short(run)[0]
     run.manifest["config"]["limit"] = 2
-    assert "needs 4 (--limit 4)" in short(run)[0], "the file may have more"
+    assert "needs 4 (use --limit 4)" in short(run)[0], "the file may have more"
 
 
 def test_acceptance_is_that_of_the_report(make_run: MakeRun) -> None:

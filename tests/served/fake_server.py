@@ -45,7 +45,8 @@ class Behaviour:
     are accepted ones.
     delay: seconds that its clock passes for each piece. pause: seconds that it really waits before each answer, so that
     requests in flight are seen together. counted: sent as usage in mode `miscount`. timings: in place of llama.cpp's.
-    page: how it misbehaves at pages: `endless`, `drip`, `silent`, or `deep`.
+    page: how it misbehaves at pages: `endless`, `drip`, `silent`, or `deep`. answers: samples of a run by the last
+    message; their outputs and counts are sent, as vLLM sends them.
     """
 
     models: tuple[str, ...] = ("m",)
@@ -63,6 +64,7 @@ class Behaviour:
     counted: Any = None
     timings: Any = None
     page: str = ""
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     remembers: bool = False  # twice as many tokens in a piece where a conversation was asked before
     other_tokens: int = 0  # that somebody else asks for meanwhile, at each request
     clock: Clock = field(default_factory=Clock)
@@ -250,6 +252,9 @@ class Handler(BaseHTTPRequestHandler):
         yield ": a comment"
         yield ""
         stated = body["messages"][-1]["content"]
+        if stated in self.how.answers:
+            yield from _answered(self.how.answers[stated])
+            return
         repeated = sum(asked["messages"] == body["messages"] for asked in self.how.asked) > 1
         size = self.how.per_chunk * (2 if self.how.remembers and repeated else 1)
         pieces = [min(size, made - i) for i in range(0, made, size)]
@@ -279,6 +284,25 @@ class Handler(BaseHTTPRequestHandler):
             yield ""
         yield "data: [DONE]"
         yield ""
+
+
+def _answered(row: dict[str, Any]) -> Iterator[str]:
+    """The events of the output of a sample, whose steps all had a draft."""
+    text = {"index": 0, "delta": {"content": row["text"]}, "token_ids": row["token_ids"], "finish_reason": None}
+    yield f"data: {json.dumps({'choices': [text]})}"
+    yield ""
+    counts = {
+        "num_spec_steps": row["steps"],
+        "num_accepted_draft_tokens": row["accepted_tokens"],
+        "num_draft_tokens": row["draft_nodes"],
+    }
+    end = {"index": 0, "delta": {}, "finish_reason": "length"}
+    usage = {"prompt_tokens": row["prompt_tokens"], "completion_tokens": row["tokens"]}
+    last = {"choices": [end], "usage": usage, "metrics": {"speculative_decoding": counts}}
+    yield f"data: {json.dumps(last)}"
+    yield ""
+    yield "data: [DONE]"
+    yield ""
 
 
 def metrics(how: Behaviour) -> str:

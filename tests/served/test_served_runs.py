@@ -13,12 +13,13 @@ import pytest
 from specbench_ss import compare, load_run, run
 from specbench_ss.bench import server_run
 from specbench_ss.bench.run_loop import NullCallbacks
-from specbench_ss.bench.schedule import plan
+from specbench_ss.bench.schedule import arrivals, plan
 from specbench_ss.bench.server_client import Server
 from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
 from specbench_ss.results.checks import checks
 from specbench_ss.results.summary import OVERALL, summarise
+from specbench_ss.runs.config import Load
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.suite import Question
 from tests.served.fake_server import Behaviour, Clock, Fake, serving
@@ -139,6 +140,17 @@ def test_a_server_that_answers_repeats_from_memory_is_named(questions: Path, tmp
         made = measured([plain, suffix], list(kinds), questions, tmp_path / "run", repeats=2)
     (found,) = [check for check in made.checks if check.name == "memory"]
     assert len(found.lines) == 1 and found.lines[0].startswith("suffix: -50%")  # 4 steps in place of 8
+
+
+def test_a_server_that_answers_load_levels_from_memory_is_named(questions: Path, tmp_path: Path) -> None:
+    kinds = {
+        "plain": Behaviour(metrics="llama.cpp"),
+        "suffix": Behaviour(metrics="llama.cpp", drafted=3, remembers=True),
+    }
+    with serving(kinds["plain"]) as plain, serving(kinds["suffix"]) as suffix:
+        made = measured([plain, suffix], list(kinds), questions, tmp_path / "run", concurrency=2)
+    (found,) = [check for check in made.checks if check.name == "memory"]
+    assert len(found.lines) == 1 and found.lines[0].startswith("suffix: -57%")  # 3 steps in place of 7
 
 
 def test_without_usage_pieces_are_counted_and_the_results_state_so(questions: Path, tmp_path: Path) -> None:
@@ -287,6 +299,57 @@ def test_levels_are_made_once_and_hold_what_was_sent(questions: Path, tmp_path: 
     assert len(run_.concurrency) == 4 and len(run_.requests) == 4 * PROMPTS
 
 
+def test_rates_are_levels_of_their_own_with_the_same_arrivals_for_all_servers(questions: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    more: dict[str, Any] = {"concurrency": "2", "rate": [200, 50], "repeats": 2, "goodput": "e2el:60000"}
+    with serving() as one, serving(Behaviour(tokens=4)) as other:
+        made = measured([one, other], ["one", "other"], questions, out, **more)
+        asked, levels = len(one.behaviour.asked), out / "concurrency.jsonl"
+        levels.write_bytes(levels.read_bytes()[:-20])  # the last level was not committed
+        again = measured(
+            [one, other], ["one", "other"], questions, out, resume=True, **more | {"goodput": "ttft:60000"}
+        )
+        with pytest.raises(UserError, match="has rate"):
+            measured([one, other], ["one", "other"], questions, out, resume=True, **more | {"rate": 50})
+    assert asked == 1 + 2 * 4 * PROMPTS and again.manifest["goodput"] == {"ttft": 60000.0}
+    run_ = read_run(out)
+    assert Counter(level.load for level in run_.concurrency) == dict.fromkeys(
+        [Load(2), Load(None, 50), Load(None, 200)], 4
+    )
+    assert len(run_.requests) == 3 * 4 * PROMPTS and all(row.ok for row in run_.requests)
+    for level in run_.concurrency:
+        rows = [r for r in run_.requests if (r.method, r.load, r.repeat) == level.key]
+        if level.rate:
+            since = [(row.started or 0.0) - level.started for row in rows]
+            assert since == pytest.approx(arrivals(PROMPTS, level.rate, 0, level.repeat), abs=1e-4)
+    for table in (made.concurrency(), again.concurrency()):
+        assert list(table["rate"].fillna(0)) == [0] * 4 + [50] * 2 + [200] * 2 and (table["slo_attainment"] == 1).all()
+        assert table["goodput"].tolist() == pytest.approx(table["requests_per_s"].tolist())
+
+
+def test_times_count_from_the_planned_arrival(questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_run, "arrivals", lambda number, *_: [-5.0] * number)
+    with serving() as one:
+        measured([one], ["one"], questions, tmp_path / "r", rate="2")
+    rows = read_run(tmp_path / "r").requests
+    assert len(rows) == PROMPTS and all((row.prefill_s or 0.0) > 5 and (row.wall_s or 0.0) > 5 for row in rows)
+    assert all((row.decode_s or 0.0) < 5 for row in rows)  # that is of the server alone
+
+
+def test_requests_that_find_no_thread_fail_and_do_not_count_as_failures_of_the_server(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_run, "MOST_THREADS", 1)
+    with serving(Behaviour(pause=0.1)) as one, serving() as other:
+        made = measured([one, other], ["one", "other"], questions, tmp_path / "r", rate="1000", goodput="e2el:60000")
+    row = made.concurrency().query("rate == 1000 and method == 'one'").iloc[0]
+    assert (row["requests"], row["failed"]) == (PROMPTS, PROMPTS - 1) and row["slo_attainment"] == pytest.approx(
+        1 / PROMPTS
+    )
+    assert one.behaviour.most_at_once == 1 and not made.unfinished
+    assert any("not sent" in warning for warning in made.manifest["warnings"])
+
+
 def test_a_report_and_a_comparison_are_made_of_such_runs(questions: Path, tmp_path: Path) -> None:
     from specbench_ss.cli.report import write_report
     from specbench_ss.cli.run_output import show
@@ -296,7 +359,7 @@ def test_a_report_and_a_comparison_are_made_of_such_runs(questions: Path, tmp_pa
             measured([one, other], ["one", "<b>two</b>"], questions, tmp_path / name, concurrency=2)
     show(load_run(tmp_path / "a"), open_report=False)
     page = write_report(load_run(tmp_path / "a")).read_text()
-    assert "&lt;b&gt;two" in page and "<b>two</b>" not in page and "Concurrent requests" in page
+    assert "&lt;b&gt;two" in page and "<b>two</b>" not in page and "Load levels" in page
     assert "over ar" not in page.lower()
     for form in ("md", "csv", "json", "parquet", "png"):
         assert main(["report", str(tmp_path / "a"), "--format", form]) == 0

@@ -112,17 +112,21 @@ def test_a_server_that_fails_leaves_the_others_alone(
     assert any(re.search(stated, warning) for warning in made.manifest["warnings"]) and port_free(port)
 
 
-def test_a_server_that_dies_at_a_concurrency_level_is_left_out_of_it(
-    port: int, questions: Path, tmp_path: Path
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_server_that_dies_at_a_load_level_is_left_out_of_it(
+    restart: bool, port: int, questions: Path, tmp_path: Path
 ) -> None:
-    """It is started for its samples, and again for both levels: the eighth request then is one of the second level."""
+    """The broken one answers seven requests: a probe and one level, and both levels if each starts it again."""
     servers = {"plain": fake(), "broken": fake(dies_after=7), "other": fake(tokens=4)}
-    made = measured(file_of(tmp_path, port, servers, blocks=1), questions, tmp_path / "r", warmup=0, concurrency="2,4")
+    file = file_of(tmp_path, port, servers, blocks=1, restart=restart)
+    made = measured(file, questions, tmp_path / "r", warmup=0, concurrency="2", rate="200")
     assert set(made.samples["status"]) == {"ok"} and made.manifest["status"] == "complete"
     levels = made.concurrency().query("requests > 0")
-    at = {number: set(levels.query(f"concurrency == {number}")["method"]) for number in (2, 4)}
-    assert at == {2: {*servers}, 4: {"plain", "other"}} and port_free(port)
-    assert any("engine core died" in warning for warning in made.manifest["warnings"])
+    at = {
+        name: set(levels.query(where)["method"]) for name, where in (("2", "concurrency == 2"), ("200/s", "rate > 0"))
+    }
+    assert at == {"2": {*servers}, "200/s": {*servers} if restart else {"plain", "other"}} and port_free(port)
+    assert any("engine core died" in warning for warning in made.manifest.get("warnings", ())) != restart
 
 
 def test_secrets_are_given_to_the_server_and_not_written_down(port: int, questions: Path, tmp_path: Path) -> None:
@@ -185,8 +189,11 @@ def test_a_taken_port_is_one_line(port: int, questions: Path, tmp_path: Path, mo
         ("servers: [{label: a, engine: tgi, model: m}]", "tgi"),
         ("servers: [{label: a, engine: vllm, model: m, k: 3}]", "k without"),
         ("servers: [{label: a, engine: vllm, model: m, draft: x}]", "draft"),
+        ("servers: [{label: a, command: [x], method: 'x['}]", "cannot read method"),
+        ("servers: [{label: a, engine: vllm, model: m, speculative: {m: x}, k: [1, 2], method: x}]", "several k"),
         ("servers: [{label: a, command: [x]}, {label: a, command: [x]}]", "given twice"),
         ("servers: [{label: a, engine: vllm, model: m, speculative: {method: x}, k: []}]", "empty list"),
+        ("restart: sometimes\nservers: [{label: a, command: [x]}]", "restart"),
         ("servers: [", "parsing"),
     ],
 )
@@ -201,12 +208,16 @@ def test_a_bad_file_of_servers_is_one_line(text: str, stated: str, tmp_path: Pat
 def test_engines_are_started_by_their_own_names(tmp_path: Path) -> None:
     file = tmp_path / "servers.yaml"
     vllm = {"label": "e", "engine": "vllm", "model": "M", "speculative": {"method": "eagle3"}, "k": [2, 4]}
+    ranges = {"num_speculative_tokens_per_batch_size": [[1, 3, 4], [4, 4, 2]]}
+    vllm["speculative"] |= ranges
     llama = {"label": "l", "engine": "llama.cpp", "model": "M.gguf", "speculative": {"model-draft": "D"}, "k": 4}
     plain = {"label": "p", "engine": "vllm", "model": "M", "args": ["--seed", 5], "executable": "/x/vllm"}
     file.write_text(yaml.safe_dump({"port": 8123, "servers": [plain, vllm, llama]}))
-    commands = {one.label: list(one.command) for one in read_servers(file).endpoints}
+    endpoints = read_servers(file).endpoints
+    commands = {one.label: list(one.command) for one in endpoints}
     assert list(commands) == ["p", "e-k2", "e-k4", "l"]
+    assert [(one.group, one.k) for one in endpoints] == [("p", None), ("e", 2), ("e", 4), ("l", 4)]
     assert " ".join(commands["p"]) == "/x/vllm serve M --host 127.0.0.1 --port 8123 --seed 5"
     given = commands["e-k4"][commands["e-k4"].index("--speculative-config") + 1]
-    assert json.loads(given) == {"method": "eagle3", "num_speculative_tokens": 4}
+    assert json.loads(given) == {"method": "eagle3", "num_speculative_tokens": 4, **ranges}
     assert " ".join(commands["l"]).endswith("--model-draft D --spec-draft-n-max 4")

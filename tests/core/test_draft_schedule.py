@@ -1,0 +1,226 @@
+"""Throughput ratios with intervals, the server that is recommended by requests in flight, and what shows it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from specbench_ss.reports.html.report import HtmlReport, page
+from specbench_ss.reports.summary_files import JsonReport, MarkdownReport
+from specbench_ss.results.analysis import Results, analyse
+from specbench_ss.results.concurrency import concurrency_rows
+from specbench_ss.results.draft_schedule import DraftSchedule, ScheduleEntry, draft_schedule
+from specbench_ss.results.terminal import print_concurrency
+from specbench_ss.runs.records import ConcurrencyResult, Run, SampleRecord, Steps
+from specbench_ss.runs.run_dir import read_run
+from tests.conftest import MakeRun
+
+Ratios = dict[int, dict[int, tuple[float, float, float]]]  # by requests in flight and k: ratio, low, high
+PACE = {"e-k2": {1: 1.3, 4: 1.3}, "e-k4": {1: 1.8, 4: 0.7}, "n": {1: 1.1, 4: 0.9}}
+IDLE = 0.1  # share of a level's time in which fewer requests are in flight than stated, of servers that draft
+
+
+def entries(group: str, ratios: Ratios) -> list[ScheduleEntry]:
+    return [
+        ScheduleEntry(level, f"{group}-k{k}", group, k, ratio, (low, high))
+        for level, of in ratios.items()
+        for k, (ratio, low, high) in of.items()
+    ]
+
+
+def schedule(ratios: Ratios) -> DraftSchedule:
+    return DraftSchedule(tuple(entries("e", ratios)), ("e",))
+
+
+OFF = {2: (0.9, 0.8, 1.1), 4: (0.8, 0.7, 0.95)}
+SHORT = {2: (1.3, 1.1, 1.6), 4: (1.4, 1.2, 1.7)}
+LONG = {2: (1.2, 1.1, 1.3), 4: (1.5, 1.4, 1.6)}
+
+
+@pytest.mark.parametrize(
+    ("ratios", "text", "ranges"),
+    [
+        (
+            {1: LONG, 4: SHORT, 8: OFF},
+            "e: k=4 at 1 in flight, k=2 at 4, off from 8",
+            [[1, 3, 4], [4, 7, 2], [8, 8, 0]],
+        ),
+        ({1: {2: (1.2, 0.9, 1.6), 4: (1.5, 1.1, 1.9)}}, "e: k=4 at 1 in flight", None),
+        ({1: LONG, 2: OFF, 4: SHORT}, "e: k=4 at 1 in flight, off at 2, k=2 at 4", [[1, 1, 4], [2, 3, 0], [4, 4, 2]]),
+        ({4: LONG, 8: LONG, 16: OFF}, "e: k=4 at 4 to 8 in flight, off from 16", [[1, 15, 4], [16, 16, 0]]),
+    ],
+)
+def test_the_smallest_k_that_is_not_significantly_worse_is_chosen(
+    ratios: Ratios, text: str, ranges: list[list[int]] | None
+) -> None:
+    found = schedule(ratios)
+    assert found.text() == text
+    longest = max(choice.k or 0 for choice in found.choices.values() if choice)
+    stated = {} if ranges is None else {"num_speculative_tokens_per_batch_size": ranges}
+    assert found.vllm() == {"e": {"num_speculative_tokens": longest, **stated}}
+
+
+def test_vllm_reads_the_choice_of_every_measured_level() -> None:
+    """Of its ranges, vLLM requires that the first starts at 1 and that none overlap; the last k goes on."""
+    found = schedule({2: LONG, 3: SHORT, 16: OFF, 32: OFF, 64: SHORT})
+    ranges = found.vllm()["e"]["num_speculative_tokens_per_batch_size"]
+    assert ranges[0][0] == 1 and all(start <= end for start, end, _ in ranges)
+    assert all(before[1] < after[0] for before, after in zip(ranges, ranges[1:], strict=False))
+    for level, choice in found.choices.items():
+        k = next(k for start, _, k in reversed(ranges) if start <= level)
+        assert k == (choice.k if choice else 0)
+
+
+def test_nothing_is_recommended_without_a_significant_gain() -> None:
+    found = schedule({1: OFF, 4: OFF})
+    assert found.text().startswith("off at 1 to 4 in flight") and not found.vllm()
+    assert found.as_dict()["choices"] == {1: None, 4: None}
+
+
+def test_the_best_server_of_all_entries_of_the_file_is_chosen() -> None:
+    plain_n = ScheduleEntry(4, "n", "n", None, 1.45, (1.3, 1.6))
+    found = DraftSchedule((*entries("e", {1: LONG, 4: SHORT}), plain_n), ("e",))
+    assert found.text() == "e k=4 at 1 in flight, n at 4"
+    assert found.vllm()["e"]["num_speculative_tokens_per_batch_size"] == [[1, 3, 4], [4, 4, 2]], "of e alone"
+
+
+def served(make_run: MakeRun, pace: dict[str, dict[int, float]], software: str = "vLLM", questions: int = 3) -> Run:
+    """A run of servers with these throughputs over the first one's, and n, which states no k."""
+    run = read_run(make_run(labels=("ar",), questions=questions))
+    plain, entry = run.rows, run.manifest["methods"][0] | {"resolved": {}, "served": {"software": software}}
+    run.rows, run.steps = [], Steps.from_samples({})
+    run.manifest["methods"] = [entry | {"label": label} for label in ("ar", *pace)]
+    run.manifest["config"] |= {"endpoints": [_endpoint(label) for label in ("ar", *pace)], "concurrency": [4]}
+    for label, at in {"ar": dict.fromkeys((1, 4), 1.0), **pace}.items():
+        run.rows += [_row(row, label, at[1], i) for i, row in enumerate(plain)]
+        rows = [_row(row, label, at[4] / 2, i, 4) for i, row in enumerate(plain)]
+        run.requests += rows
+        wall_s = sum(row.wall_s or 0.0 for row in rows) / 4 * (1 if label == "ar" else 1 + IDLE)
+        steps = sum(row.later for row in rows) // (1 if label == "ar" else 2)
+        run.concurrency.append(ConcurrencyResult(label, 4, 0, 0.0, wall_s, wall_s, len(rows), steps))
+    return run
+
+
+def _endpoint(label: str) -> dict[str, Any]:
+    group, _, k = label.partition("-k")
+    return {"label": label, "url": "", "group": group, "k": int(k) if k else None}
+
+
+def _row(row: SampleRecord, label: str, times: float, number: int, concurrency: int | None = None) -> SampleRecord:
+    """The row with another time, a little more or less in turn."""
+    times *= 1 if label == "ar" else 1 + 0.03 * (-1) ** number
+    parts = {name: getattr(row, name) / times for name in ("prefill_s", "decode_s", "wall_s")}
+    return replace(row, method=label, counted="usage", concurrency=concurrency, **parts)
+
+
+def test_the_interval_of_a_throughput_ratio_is_that_of_the_requests_at_the_measured_ratio(make_run: MakeRun) -> None:
+    rows = concurrency_rows(served(make_run, PACE))
+    assert [row.throughput_ratio_interval is None for row in rows] == [row.is_baseline for row in rows]
+    for row in (row for row in rows if not row.is_baseline):
+        low, high = row.throughput_ratio_interval or (0.0, 0.0)
+        ratio, speedup, around = row.throughput_ratio or 0.0, row.speedup or 0.0, row.speedup_interval or (0.0, 0.0)
+        assert ratio == pytest.approx(speedup if row.concurrency == 1 else speedup / (1 + IDLE))
+        assert (low / ratio, high / ratio) == pytest.approx((around[0] / speedup, around[1] / speedup))
+        assert low < PACE[row.method][row.concurrency or 0] / (1 if row.concurrency == 1 else 1 + IDLE) < high
+
+
+def shown(results: Results, verbose: bool = False) -> str:
+    out = StringIO()
+    print_concurrency(results, Console(file=out), verbose)
+    return out.getvalue()
+
+
+TEXT = "e: k=4 at 1 in flight, k=2 at 4"
+RANGES = {"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [[1, 3, 4], [4, 4, 2]]}
+
+
+def test_the_terminal_has_intervals_tau_and_the_schedule(make_run: MakeRun) -> None:
+    results = analyse(served(make_run, PACE))
+    lines = shown(results).splitlines()
+    head = next(line for line in lines if "load" in line and "method" in line)
+    assert "× baseline" in head and "95% CI" in head and " τ " in head and "failed" not in head
+    assert lines[-1] == f"schedule {TEXT}" and max(map(len, lines[:-2])) <= 120
+    assert any(" e-k2 " in line and " 2.0" in line and "–" in line for line in lines)
+    *_, text, given = shown(results, verbose=True).splitlines()
+    assert text == lines[-1] and json.loads(given.removeprefix("vllm     e: ")) == RANGES
+    other = analyse(served(make_run, PACE, "llama.cpp"))
+    assert shown(other, verbose=True).splitlines()[-1] == lines[-1]
+
+
+def test_the_table_with_limits_fits_into_120_characters(make_run: MakeRun) -> None:
+    run = served(make_run, {f"eagle3-qwen3-8b-k{k}": {1: 1.3, 4: 0.9} for k in (2, 4)})
+    run.manifest["goodput"] = {"ttft": 500.0}
+    run.requests[-1].status = "failed"
+    text = shown(analyse(run))
+    head = next(line for line in text.splitlines() if "load" in line and "method" in line)
+    assert {"× baseline", "95% CI", "τ", "ms/token", "goodput", "SLO", "failed"} <= {
+        part.strip() for part in head.split("  ")
+    }
+    assert "…" not in text
+
+
+def test_a_server_alone_is_not_compared_with_itself(make_run: MakeRun) -> None:
+    results = analyse(served(make_run, {}))
+    text = shown(results, verbose=True)
+    assert "tokens/s" in text and "baseline" not in text and "schedule" not in text
+    assert not any("baseline" in column.title for column in page(results)["in_flight"].columns)
+
+
+def test_every_report_has_the_schedule(make_run: MakeRun, tmp_path: Path) -> None:
+    results = analyse(served(make_run, PACE))
+    table = page(results)["draft_schedule"]
+    assert [column.title for column in table.columns] == ["server", "1 in flight", "4 in flight"]
+    bold = {row[0].sort: [cell.strong for cell in row[1:]] for row in table.rows}
+    assert bold == {"e-k2": [False, True], "e-k4": [True, False], "n": [False, False]}
+    assert all(cell.small and "–" in cell.small[0] for row in table.rows for cell in row[1:])
+    assert table.notes[0] == f"{TEXT}." and json.dumps(RANGES) in table.notes[1]
+    HtmlReport().write(results, tmp_path / "page.html")
+    assert 'id="draft-schedule-table"' in (tmp_path / "page.html").read_text()
+    assert TEXT in MarkdownReport().content(results).decode()
+    made = json.loads(JsonReport().content(results))["draft_schedule"]
+    assert made["choices"] == {"1": "e-k4", "4": "e-k2"} and made["vllm"] == {"e": RANGES}
+    assert {(entry["concurrency"], entry["method"]) for entry in made["entries"]} == {
+        (level, label) for level in (1, 4) for label in PACE
+    }
+
+
+def test_a_schedule_needs_no_concurrency_and_leaves_out_what_is_invalid_or_failed(make_run: MakeRun) -> None:
+    run = served(make_run, PACE)
+    choices = {level: choice and choice.method for level, choice in _choices(run, set()).items()}
+    assert choices == {1: "e-k4", 4: "e-k2"}
+    assert [choice and choice.method for choice in _choices(run, {"e-k4"}).values()] == ["e-k2", "e-k2"]
+    next(row for row in run.requests if row.method == "e-k2").status = "failed"
+    assert [choice and choice.method for choice in _choices(run, set()).values()] == ["e-k4", None]
+    run.concurrency, run.requests = [], []
+    assert [choice and choice.method for choice in _choices(run, set()).values()] == ["e-k4"]
+
+
+def test_open_loops_are_not_in_the_schedule(make_run: MakeRun) -> None:
+    run = served(make_run, PACE)
+    run.requests += [replace(row, concurrency=None, rate=2.0) for row in run.requests]
+    run.concurrency += [replace(level, concurrency=None, rate=2.0) for level in run.concurrency]
+    assert [*_choices(run, set())] == [1, 4]
+
+
+def _choices(run: Run, invalid: set[str]) -> dict[int, ScheduleEntry | None]:
+    found = draft_schedule(run, concurrency_rows(run), invalid)
+    assert found
+    return found.choices
+
+
+@pytest.mark.parametrize(("labels", "questions"), [(("e-k2", "n"), 3), (("e-k2", "e-k4"), 0)])
+def test_without_several_k_or_enough_questions_there_is_no_schedule(
+    make_run: MakeRun, labels: tuple[str, ...], questions: int
+) -> None:
+    run = served(make_run, {label: PACE[label] for label in labels}, questions=questions or 3)
+    if not questions:
+        few = set(list(dict.fromkeys(row.question_id for row in run.rows))[:3])
+        run.rows = [row for row in run.rows if row.question_id in few]
+        run.requests = [row for row in run.requests if row.question_id in few]
+    assert draft_schedule(run, concurrency_rows(run), set()) is None
