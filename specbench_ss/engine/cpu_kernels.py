@@ -488,7 +488,7 @@ def _native(joined: FusedWeights, attention: Any) -> NativeLayer | None:
     layer = native_cpu.Layer(
         qkv.inputs, joined.heads, joined.kv_heads, joined.d, down.inputs,
         eps1, joined.norm2[1], eps_head, float(attention.scaling),
-        *(None if tensor is None else tensor.data_ptr() for tensor in tensors.values()),
+        *(0 if tensor is None else tensor.data_ptr() for tensor in tensors.values()),
     )  # fmt: skip
     probe = torch.linspace(-4, 4, 9)
     return NativeLayer(layer, qkv.pair, kept, silu=torch.equal(joined.act(probe), F.silu(probe)))

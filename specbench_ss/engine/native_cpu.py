@@ -38,7 +38,7 @@ PAIRS = {  # types of activations and weights -> number in the source
     (torch.float32, torch.float16): 1,
     (torch.bfloat16, torch.bfloat16): 2,
 }
-_INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_long, ctypes.c_void_p
+_INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_long, ctypes.c_size_t  # a pointer is an address, 0 for none
 
 
 class Layer(ctypes.Structure):
@@ -168,7 +168,7 @@ class NativeLinear:
         x = x.contiguous()
         out = x.new_empty((*x.shape[:-1], self.outputs))
         rows, threads = out.numel() // self.outputs, torch.get_num_threads()
-        bias = None if self.bias is None else self.bias.data_ptr()
+        bias = 0 if self.bias is None else self.bias.data_ptr()
         self.linear(
             self.pair, x.data_ptr(), rows, self.packed.data_ptr(), bias, self.inputs, self.outputs, out.data_ptr(),
             threads,
@@ -187,7 +187,7 @@ class NativeLayer:
     def __init__(self, layer: Layer, pair: int, kept: tuple[Tensor, ...], silu: bool) -> None:
         made = kernels()
         assert made is not None
-        self.layer, self.pair, self.kept, self.made = ctypes.byref(layer), pair, (layer, *kept), made
+        self.layer, self.pair, self.kept, self.made = ctypes.addressof(layer), pair, (layer, *kept), made
         self.has_mlp = silu and layer.inner % made.panel == 0  # gate and up begin with a panel
 
     def attend(
@@ -206,7 +206,7 @@ class NativeLayer:
         cos, sin = rotary
         self.made.attend(
             self.pair, self.layer, x.data_ptr(), x.shape[1], out.data_ptr(), keys.data_ptr(), values.data_ptr(),
-            keys.stride(1), past, cos.data_ptr(), sin.data_ptr(), None if mask is None else mask.data_ptr(),
+            keys.stride(1), past, cos.data_ptr(), sin.data_ptr(), 0 if mask is None else mask.data_ptr(),
             torch.get_num_threads(),
         )  # fmt: skip
         return out
