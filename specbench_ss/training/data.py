@@ -53,7 +53,7 @@ class Counts:
     def line(self) -> str:
         """Return all non-zero counts on one line."""
         left_out = f" of {self.conversations}" if self.documents != self.conversations else ""
-        parts = [f"{self.documents}{left_out} conversations"]
+        parts = [f"{self.documents}{left_out} conversation{'' if self.conversations == 1 else 's'}"]
         parts += [f"{self.tokens} tokens, {self.completion_tokens} of them in completions"] if self.tokens else []
         other = {
             "cut to a row": self.cut,

@@ -114,7 +114,7 @@ def test_every_conversation_is_in_one_row_of_one_side(tmp_path: Path) -> None:
         assert rows.counts.tokens == sum(len(d.ids) for d in expected)
         assert rows.counts.completion_tokens == sum(int(d.mask.sum()) for d in expected)
         assert (rows.ids.dtype, rows.mask.dtype) == (np.int32, np.bool_)
-    assert len(stated) == 1 and f"{text.train.counts.documents} of {text.train.counts.conversations}" in stated[0]
+    assert len(stated) == 1 and f"text: {text.train.counts.documents} conversations" in stated[0]
 
 
 def test_a_stored_mask_has_gaps_between_completions_of_neighbours(tmp_path: Path) -> None:
