@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from specbench_ss.engine.checks import own_logits
 from specbench_ss.engine.decoder import Decoder, DecoderWrapper, DecodeState, Generation
 from specbench_ss.engine.generate import DecodeSession, StopParams
 from specbench_ss.engine.kv_cache import Cache
@@ -196,10 +197,8 @@ class TinyModel:
         self.before = self.now()
 
     def now(self) -> Tensor:
-        """Return the target's own logits [V] on a fixed prompt, by its modules: a packed copy would hide a change."""
-        ids = torch.tensor([[3, 4, 5, 3]])
-        with torch.no_grad():
-            return self.target.prefill(ids, self.target.new_cache(ids.shape[1])).logits[0, -1].float()
+        """Return the target's own logits [V] on a fixed prompt."""
+        return own_logits(self.target)
 
 
 class Untested(Exception):  # noqa: N818

@@ -1,7 +1,7 @@
 """Faster matrix products and fused decoder layers for CPUs.
 
 A verification pass has 2 to 32 query tokens. torch reorders the weight matrix in each such product, which takes as long
-as several rows. Where a C++ compiler is available, native kernels (`native_cpu`) read the matrix as it is, and run
+as several rows. Where g++ is available, native kernels (`native_cpu`) use a packed copy of the matrix, and run
 attention and MLP of a layer in one call each. Elsewhere two libraries of torch accept a prepacked matrix:
 
 - oneDNN, in float32: 8 rows take about 1.6 times as long as one, instead of 2.2 times. In bfloat16, with processor
@@ -126,7 +126,8 @@ class PrepackedLinear:
         if self.half:
             _FP16_COPIES.add(self)
         matrix = torch.float16 if self.half else weight.dtype
-        if pack and weight.device.type == "cpu" and native_cpu.supports(weight.dtype, matrix):
+        same_dtype = bias is None or bias.dtype == weight.dtype
+        if pack and weight.device.type == "cpu" and same_dtype and native_cpu.supports(weight.dtype, matrix):
             self.native = NativeLinear(weight.to(matrix), bias, weight.dtype)
             self.most = MOST_ROWS_HALF if self.half else MOST_ROWS
         elif self.half:
@@ -139,7 +140,7 @@ class PrepackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product."""
         few = x.ndim > 1 and self.least <= x.shape[:-1].numel() <= self.most
-        if few and self.native is not None and not x.requires_grad:
+        if few and self.native is not None and self._fits(x):
             return self.native(x)
         if self.packed is None or not few:
             if x.ndim == 3 and len(x) == 1:  # torch would treat a slice of rows as a batch and copy a bfloat16 weight
@@ -150,6 +151,11 @@ class PrepackedLinear:
         else:
             out = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
+
+    def _fits(self, x: Tensor) -> bool:
+        """Return True if the native kernel, which checks nothing itself, can read x; torch reports other errors."""
+        like = x.dtype == self.weight.dtype and x.device.type == "cpu" and x.shape[-1] == self.weight.shape[1]
+        return like and torch.is_inference_mode_enabled()
 
 
 @torch.inference_mode()
@@ -376,27 +382,33 @@ class FusedBlock(Block):
         """Return attention's contribution by the native kernel; None where that does not apply."""
         w, (b, q, _) = self.joined, x.shape
         implementation = getattr(self.attention.config, "_attn_implementation", "")
-        one_request = b == 1 and q <= native_cpu.MOST_ROWS and type(cache) is Cache
+        plain_cache = isinstance(cache, Cache) and type(cache).update is Cache.update
+        one_request = b == 1 and 0 < q <= native_cpu.MOST_ROWS and plain_cache
         if self.native is None or not one_request or implementation != attention_backends.NAME:
             return None
         past, (cos, sin) = cache.get_seq_length(w.layer), self.rope.of(rotary)
+        causal = getattr(self.attention, "is_causal", True)
         if mask is None:
-            fits = q == 1 or past == 0
+            fits = q == 1 or past == 0 or not causal
         else:
             fits, mask = mask.dtype == x.dtype and mask.shape == (1, 1, q, past + q), mask.contiguous()
         if not fits or cos.dtype != x.dtype or len(cos) != 1:
             return None
-        keys, values = cache.rows_for(x, (1, w.kv_heads, q, w.d), w.layer)
+        like = x.new_empty(1, w.kv_heads, q, w.d)
+        keys, values = cache.rows_for(like, like, w.layer)
+        if keys.dtype != x.dtype or keys.shape[:2] != (1, w.kv_heads) or values.shape != keys.shape:
+            return None
         rows = (1, q, 1, w.d)  # tokens of one level of a drafter's tree share a position
         rotary = cos.expand(rows).contiguous(), sin.expand(rows).contiguous()
-        return self.native.attend(x.contiguous(), keys, values, past, rotary, mask)
+        return self.native.attend(x.contiguous(), keys, values, past, rotary, mask, causal)
 
     def run_mlp(self, x: Tensor) -> Tensor:
         """Return the MLP's contribution to x [B, q, h]."""
         if not torch.is_inference_mode_enabled():
             return Block.run_mlp(self, x)
         w = self.joined
-        if self.native is not None and self.native.has_mlp and x.shape[:-1].numel() <= native_cpu.MOST_ROWS:
+        few = 0 < x.shape[:-1].numel() <= native_cpu.MOST_ROWS
+        if self.native is not None and self.native.has_mlp and few:
             return self.native.mlp(x.contiguous())
         gate, up = w.gate_up(_apply_norm(x, w.norm2)).chunk(2, -1)
         return w.down(w.act(gate).mul_(up))
@@ -437,7 +449,8 @@ def describe(blocks: Sequence[Block], head: Any) -> str:
     layers = f"{count} of {len(blocks)} layers fused" if count else "layers as in transformers"
     native = [p for p in products_of(blocks, head) if p.native is not None]
     if native and (made := native_cpu.kernels()) is not None:
-        return f"{layers}; native kernels for few rows ({made.name}{', fp16 weights' * native[0].half})"
+        halves = ", fp16 weights" if all(product.half for product in native) else ""
+        return f"{layers}; native kernels for few rows ({made.name}{halves})"
     packed = [p for p in products_of(blocks, head) if p.packed is not None]
     if not packed:
         return layers
@@ -464,7 +477,13 @@ def fuse(block: Block, rotary: tuple[Tensor, Tensor], rope: RopeCache, pack: Pre
     )  # fmt: skip
     heads = Heads(str(rotary[0].device), rotary[0].dtype, joined.heads, joined.kv_heads, joined.d)
     attention_backends.describe(heads)  # measure now, for drafter layers too, and not in a step
-    return fused if _equals_modules(block, fused, rotary) else block
+    native, fused.native = fused.native, None
+    if not _equals_modules(block, fused, rotary):
+        return block
+    fused.native = native
+    if native is not None and not _equals_modules(block, fused, rotary):
+        fused.native = None
+    return fused
 
 
 def _native(joined: FusedWeights, attention: Any) -> NativeLayer | None:
@@ -481,7 +500,11 @@ def _native(joined: FusedWeights, attention: Any) -> NativeLayer | None:
         "gate_up_bias": gate_up.bias, "down": down.packed, "down_bias": down.bias,
     }  # fmt: skip
     kept = tuple(tensor for tensor in tensors.values() if tensor is not None)
-    if (down.inputs * 2, down.outputs, out.outputs) != (gate_up.outputs, qkv.inputs, qkv.inputs):
+    h, heads_d = qkv.inputs, joined.heads * joined.d
+    shapes = (qkv.outputs, out.inputs, out.outputs, gate_up.inputs, gate_up.outputs, down.outputs)
+    if shapes != (heads_d + 2 * joined.kv_heads * joined.d, heads_d, h, h, 2 * down.inputs, h):
+        return None
+    if joined.heads % joined.kv_heads or (head_norm is not None and head_norm.dtype != joined.norm2[0].dtype):
         return None
     if not all(tensor.is_contiguous() for tensor in kept):
         return None
@@ -594,15 +617,19 @@ def _adjacent(parts: Sequence[Tensor]) -> Tensor | None:
 
 @torch.inference_mode()
 def _equals_modules(block: Block, fused: FusedBlock, rotary: tuple[Tensor, Tensor]) -> bool:
-    """Return True if a fused block equals its modules, within rounding."""
+    """Return True if a fused block equals its modules, within rounding, with and without a mask and cached rows."""
     weight, layer = fused.joined.qkv.weight, fused.joined.layer
     indices = torch.arange(ROWS * weight.shape[1], device=weight.device)
     x = torch.sin(indices.float()).to(weight.dtype).view(1, ROWS, -1)
+    mask = torch.zeros(1, 1, ROWS, 2 * ROWS, dtype=weight.dtype, device=weight.device)
+    mask[..., 1:-1:2] = torch.finfo(weight.dtype).min
     results = []
     for form in (block, fused):
-        cache = Cache(layer + 1, ROWS)
+        cache = Cache(layer + 1, 2 * ROWS)
         attended = form.attend(x, cache, None, rotary)
-        results.append((attended, form.run_mlp(attended), cache.keys[layer], cache.values[layer]))
+        cache.commit(ROWS)
+        again = form.attend(x, cache, mask, rotary)
+        results.append((attended, again, form.run_mlp(attended), cache.keys[layer], cache.values[layer]))
     tolerance = LAYER_TOLERANCE.get(weight.dtype, HALF_TOLERANCE)
     return all(_close(a, b, tolerance) for a, b in zip(*results, strict=True))
 

@@ -1,8 +1,8 @@
 // Products and decoder layers for few query tokens on x86 CPUs with AVX2 or AVX-512.
 //
-// Compiled for this machine and called from native_cpu.py. Each sum over a row is made by one thread in one order, which
-// does not depend on the number of query tokens or threads, and masked keys add exact zeros. A token therefore gets
-// the same bits whether it is decoded alone or verified in a draft tree.
+// Compiled for this machine and called from native_cpu.py. Each sum over a row is computed by one thread in one order,
+// which does not depend on the number of query tokens or threads, and masked keys add exact zeros. A token therefore
+// gets the same bits whether it is decoded alone or verified in a draft tree.
 //
 // X: type of activations and of the KV cache; W: type of weight matrices. Sums are float32. Matrices are packed in
 // panels of PANEL outputs, so that a product reads memory in order: [panel][inputs / G][PANEL][G], zeros at the ends.
@@ -28,7 +28,7 @@ inline vec fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline vec mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
 inline vec add(vec a, vec b) { return _mm512_add_ps(a, b); }
 inline vec sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
-inline vec larger(vec a, vec b) { return _mm512_max_ps(a, b); }  // b if one is NaN
+inline vec larger(vec a, vec b) { return _mm512_max_ps(a, b); }  // b if one of them is NaN
 inline float sum(vec v) { return _mm512_reduce_add_ps(v); }
 inline vec scale2(vec v, vec n) { return _mm512_scalef_ps(v, n); }
 inline vec nearest(vec v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -74,6 +74,15 @@ inline vec exponential(vec x) {
     return zero_below(scale2(p, n), x, -87.0f);
 }
 
+#ifndef SSBENCH_AVX512
+template <class T>
+vec partly(const typename T::S* p, int n) {  // the first n entries, then zeros
+    typename T::S part[L] = {};
+    std::memcpy(part, p, n * sizeof(part[0]));
+    return T::load(part);
+}
+#endif
+
 struct F32 {
     using S = float;
     static float get(S v) { return v; }
@@ -83,11 +92,7 @@ struct F32 {
     static vec load(const S* p, int n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
 #else
     static vec load(const S* p) { return _mm256_loadu_ps(p); }
-    static vec load(const S* p, int n) {
-        float part[L] = {};
-        std::memcpy(part, p, n * sizeof(float));
-        return load(part);
-    }
+    static vec load(const S* p, int n) { return partly<F32>(p, n); }
 #endif
 };
 
@@ -100,11 +105,7 @@ struct F16 {
     }
 #else
     static vec load(const S* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
-    static vec load(const S* p, int n) {
-        S part[L] = {};
-        std::memcpy(part, p, n * sizeof(S));
-        return load(part);
-    }
+    static vec load(const S* p, int n) { return partly<F16>(p, n); }
 #endif
 };
 
@@ -130,16 +131,12 @@ struct BF16 {
     static vec load(const S* p) {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
     }
-    static vec load(const S* p, int n) {
-        S part[L] = {};
-        std::memcpy(part, p, n * sizeof(S));
-        return load(part);
-    }
+    static vec load(const S* p, int n) { return partly<BF16>(p, n); }
 #endif
 };
 
 constexpr int PANEL = 2 * L, MOST_TOKENS = 32;  // as `native_cpu.MOST_ROWS`
-constexpr int CHUNK = 1;  // panels that a thread takes at a time: a thread that is held up takes fewer
+// Threads take one panel at a time: a thread whose core is busy takes fewer.
 
 // Multiplies G entries of a row of X by those of L outputs of W, and adds to L sums.
 template <class X, class W>
@@ -277,7 +274,7 @@ size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace
 
-// As `native_cpu.Layer`. Pointers may be null: biases, head_norm.
+// As `native_cpu.Layer`. Pointers may be null: norm1, head_norm, biases.
 struct Layer {
     int32_t hidden, heads, kv_heads, d, inner;
     float eps1, eps2, eps_head, scale;
@@ -297,7 +294,7 @@ void linear(
     auto x = (const typename X::S*)x_;
     auto out = (typename X::S*)out_;
     auto put = [&](int r, long n, float v) { out[r * outputs + n] = X::put(biased<X>(v, bias, n)); };
-#pragma omp parallel for schedule(dynamic, CHUNK) num_threads(threads) if (threads > 1)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
     for (long p = 0; p < panels(outputs); p++) product<X, W>(x, k, rows, w, k, outputs, p, put);
 }
 
@@ -344,7 +341,7 @@ inline void weigh_rows(
 template <class X>
 void attend_rows(
     const Layer& w, const typename X::S* query, const typename X::S* keys, const typename X::S* values,
-    const typename X::S* mask, int q, long past, int first, int count, std::vector<float>& memory,
+    const typename X::S* mask, bool causal, int q, long past, int first, int count, std::vector<float>& memory,
     const std::vector<typename X::S*>& to) {
     constexpr int G = group<X, X>;
     const int d = w.d;
@@ -363,7 +360,7 @@ void attend_rows(
     const vec scale = all(w.scale);
     for (long j = 0; j < total; j++) {
         vec s = mul(F32::load(scores + j * L), scale);
-        if (mask || j > past) {  // causal without a mask
+        if (mask || (causal && j > past)) {
             float hidden[L] = {};
             for (int r = 0; r < count; r++) {
                 const int row = (first + r) % q;
@@ -394,10 +391,10 @@ void attend_rows(
 template <class X, class W>
 void attend(
     const Layer& w, const void* x_, int q, void* y_, void* keys_, void* values_, long stride, long past,
-    const void* cos_, const void* sin_, const void* mask_, int threads) {
+    const void* cos_, const void* sin_, const void* mask_, bool causal, int threads) {
     using S = typename X::S;
     const int h = w.hidden, d = w.d, groups = w.heads / w.kv_heads, all_heads = w.heads + 2 * w.kv_heads;
-    const long wide = (long)all_heads * d, total = past + q, rows = (long)groups * q;
+    const long wide = (long)all_heads * d, rows = (long)groups * q;
     auto x = (const S*)x_;
     auto y = (S*)y_;
     auto keys = (S*)keys_, values = (S*)values_;
@@ -420,7 +417,7 @@ void attend(
                 std::memcpy(normed + (long)r * h, x + (long)r * h, sizeof(S) * h);
         }
         auto put = [&](int r, long n, float v) { qkv[r * wide + n] = X::put(biased<X>(v, w.qkv_bias, n)); };
-#pragma omp for schedule(dynamic, CHUNK)
+#pragma omp for schedule(dynamic, 1)
         for (long p = 0; p < panels(wide); p++) product<X, W>(normed, h, q, w.qkv, h, wide, p, put);
 #pragma omp for schedule(static)
         for (int one = 0; one < q * all_heads; one++) {
@@ -454,11 +451,11 @@ void attend(
                 to[r] = attended + ((long)((first + r) % q) * w.heads + kv_head * groups + (first + r) / q) * d;
             attend_rows<X>(
                 w, query + ((long)kv_head * rows + first) * d, keys + kv_head * stride, values + kv_head * stride, mask,
-                q, past, first, count, own, to);
+                causal, q, past, first, count, own, to);
         }
         const int k = w.heads * d;
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.out_bias, n)); };
-#pragma omp for schedule(dynamic, CHUNK)
+#pragma omp for schedule(dynamic, 1)
         for (long p = 0; p < panels(h); p++) product<X, W>(attended, k, q, w.out, k, h, p, last);
     }
 }
@@ -477,7 +474,7 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
 #pragma omp for schedule(static)
         for (int r = 0; r < q; r++)
             rms_norm<X>(x + (long)r * h, (const S*)w.norm2, w.eps2, h, normed + (long)r * h);
-#pragma omp for schedule(dynamic, CHUNK)
+#pragma omp for schedule(dynamic, 1)
         for (long p = 0; p < inner / PANEL; p++) {
             const long from = p * PANEL, to = from + PANEL;
             float gate[MOST_TOKENS * PANEL];
@@ -502,7 +499,7 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
                 }
         }
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.down_bias, n)); };
-#pragma omp for schedule(dynamic, CHUNK)
+#pragma omp for schedule(dynamic, 1)
         for (long p = 0; p < panels(h); p++) product<X, W>(active, inner, q, w.down, inner, h, p, last);
     }
 }
@@ -532,6 +529,16 @@ void ssbench_pack(int pair, const void* w, long outputs, int k, void* out) {
 
 int ssbench_panel() { return PANEL; }
 
+const char* ssbench_name() {
+#if defined(SSBENCH_AVX512) && defined(__AVX512BF16__)
+    return "AVX-512 BF16";
+#elif defined(SSBENCH_AVX512)
+    return "AVX-512";
+#else
+    return "AVX2";
+#endif
+}
+
 // x [rows, k], w packed [outputs, k], bias [outputs] or null -> out [rows, outputs].
 void ssbench_linear(
     int pair, const void* x, int rows, const void* w, const void* bias, int k, long outputs, void* out, int threads) {
@@ -539,11 +546,11 @@ void ssbench_linear(
 }
 
 // x [q, hidden] -> y [q, hidden], attention's contribution. keys, values: [kv_heads, stride / d, d], of which `past`
-// rows are filled and the next q are written. cos, sin: [q, d]. mask: additive [q, past + q], or null for causal.
+// rows are filled and the next q are written. cos, sin: [q, d]. mask: additive [q, past + q], or null: `causal` decides.
 void ssbench_attend(
     int pair, const Layer* w, const void* x, int q, void* y, void* keys, void* values, long stride, long past,
-    const void* cos, const void* sin, const void* mask, int threads) {
-    FOR_PAIR(pair, (attend<X, W>(*w, x, q, y, keys, values, stride, past, cos, sin, mask, threads)))
+    const void* cos, const void* sin, const void* mask, int causal, int threads) {
+    FOR_PAIR(pair, (attend<X, W>(*w, x, q, y, keys, values, stride, past, cos, sin, mask, causal, threads)))
 }
 
 // x [q, hidden] -> y [q, hidden], the MLP's contribution.

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
+from specbench_ss import registry
 from specbench_ss.engine import native_cpu
+from specbench_ss.engine.architectures import family_of
 from specbench_ss.engine.cpu_kernels import FusedBlock
 from specbench_ss.engine.target import FINAL, Target
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.models.tiny import tiny_model
+from specbench_ss.models.tiny import tiny_model, tiny_target
 
 TYPES = list(native_cpu.PAIRS)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -32,6 +35,12 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -67,9 +76,8 @@ def test_a_row_has_the_same_bits_alone_and_among_others(types: tuple[torch.dtype
             assert torch.equal(product(x[:, i : i + 1], weight, None), together[:, i : i + 1])
 
 
+@available
 def test_nan_is_not_hidden() -> None:
-    if native_cpu.kernels() is None:
-        pytest.skip(native_cpu.problem())
     weight = torch.ones(4, 8)
     weight[1, 3] = float("nan")
     made = product(torch.ones(1, 2, 8), weight, None)
@@ -120,8 +128,7 @@ def test_layers_are_the_modules() -> None:
             prompt = torch.arange(1, 14)[None]
             cache = target.new_cache(40)
             made = target.prefill(prompt, cache, every=True).hidden_states[FINAL]
-            for block in target.family.blocks:
-                block.native = None
+            target.family.blocks = family_of(target.model).blocks
             right = target.prefill(prompt, target.new_cache(40), every=True).hidden_states[FINAL]
         assert (made - right).abs().max() <= 1e-4 * (1 + right.abs().max())
 
@@ -130,6 +137,77 @@ def run(script: str, **variables: str) -> str:
     environment = {**os.environ, **variables}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+def test_dflashs_layers_which_are_not_causal_are_fused() -> None:
+    if native_cpu.kernels() is None:
+        pytest.skip(native_cpu.problem())
+    target = tiny_target("llama")
+    decoder = next(iter(registry.method_class("dflash").test_instances(target).values()))()
+    blocks = decoder.drafter.blocks  # type: ignore[attr-defined]
+    assert blocks and all(isinstance(block, FusedBlock) for block in blocks)
+
+
+def test_requests_of_several_threads_do_not_share_buffers() -> None:
+    if native_cpu.kernels() is None:
+        pytest.skip(native_cpu.problem())
+    target = next(targets(torch.float32))
+
+    def answer(first: int) -> torch.Tensor:
+        with torch.inference_mode():
+            cache = target.new_cache(40)
+            return step(target, cache, [first, 5, 4, 7, 2, 6, 1], PARENTS)
+
+    alone = [answer(first) for first in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(answer, [*range(8)] * 4))
+    assert all(torch.equal(made, alone[i % 8]) for i, made in enumerate(together))
+
+
+AVX2 = """
+import torch
+import torch.nn.functional as F
+from specbench_ss.engine import native_cpu
+native_cpu.FLAGS = (*native_cpu.FLAGS, '-march=haswell')
+from specbench_ss.engine.cpu_kernels import FusedBlock
+from specbench_ss.models.tiny import tiny_target
+assert native_cpu.kernels().name == 'AVX2', native_cpu.problem()
+torch.manual_seed(0)
+with torch.inference_mode():
+    for dtype, of_weights in native_cpu.PAIRS:
+        for inputs, outputs in ((7, 19), (64, 83)):
+            weight, x = torch.randn(outputs, inputs).to(of_weights), torch.randn(1, 9, inputs).to(dtype)
+            made, right = native_cpu.NativeLinear(weight, None, dtype)(x), F.linear(x, weight.to(dtype))
+            assert (made - right).abs().max() <= (1e-2 if dtype == torch.bfloat16 else 1e-5) * (1 + right.abs().max())
+blocks = tiny_target('llama').family.blocks
+print(all(isinstance(block, FusedBlock) and block.native is not None and block.native.has_mlp for block in blocks))
+"""
+
+
+@available
+def test_the_form_for_avx2_is_right(tmp_path: Path) -> None:
+    """Each layer is compared with its modules when a model is loaded; a MLP of 48 has whole panels of 16."""
+    assert run(AVX2, SSBENCH_CACHE=str(tmp_path)) == "True"
+
+
+def test_a_damaged_library_is_compiled_again(tmp_path: Path) -> None:
+    if native_cpu.kernels() is None:
+        pytest.skip(native_cpu.problem())
+    print_name = "from specbench_ss.engine import native_cpu; print(native_cpu.kernels().name)"
+    name = run(print_name, SSBENCH_CACHE=str(tmp_path))
+    for file in (tmp_path / "native").glob("*.so"):
+        file.write_bytes(b"damaged")
+    assert run(print_name, SSBENCH_CACHE=str(tmp_path)) == name
+
+
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "native"
+    folder.mkdir()
+    folder.chmod(0o777)
+    script = "from specbench_ss.engine import native_cpu; print(native_cpu.problem())"
+    if native_cpu.kernels() is None:
+        pytest.skip(native_cpu.problem())
+    assert "other users" in run(script, SSBENCH_CACHE=str(tmp_path))
 
 
 SCRIPT = """
