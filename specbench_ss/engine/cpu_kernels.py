@@ -39,7 +39,7 @@ from specbench_ss.engine.architectures import Block, ModelParts, rotary_table
 from specbench_ss.engine.attention import Heads
 from specbench_ss.engine.device_map import device_of, to_device_recursive
 from specbench_ss.engine.kv_cache import Cache
-from specbench_ss.engine.native_cpu import NativeLayer, NativeLinear
+from specbench_ss.engine.native_cpu import NativeLayer, NativeLinear, NativeNorm
 from specbench_ss.engine.timing import clearly_fastest
 from specbench_ss.errors import UserError
 
@@ -435,6 +435,16 @@ def fused_blocks(family: ModelParts, pack: PrepackFormat, device: torch.device) 
         for there in {device_of(block.attention) or device for block in family.blocks}
     }
     return [fuse(block, on_device[device_of(block.attention) or device], rope, pack) for block in family.blocks]
+
+
+def native_norm(family: ModelParts) -> Callable[[Tensor], Tensor]:
+    """Return the final norm by the native kernel if the layers use such kernels, else the module."""
+    norm: Any = family.norm
+    uses_native = any(isinstance(block, FusedBlock) and block.native is not None for block in family.blocks)
+    rms = _norm(norm) if isinstance(norm, nn.Module) else None
+    if not uses_native or rms is None or rms[0].dtype != family.blocks[-1].joined.qkv.weight.dtype:
+        return family.norm
+    return NativeNorm(norm, rms[1])
 
 
 def products_of(blocks: Sequence[Block], head: Any) -> list[PrepackedLinear]:

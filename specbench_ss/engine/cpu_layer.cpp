@@ -298,6 +298,13 @@ void linear(
     for (long p = 0; p < panels(outputs); p++) product<X, W>(x, k, rows, w, k, outputs, p, put);
 }
 
+template <class X>
+void norm(const void* x, long rows, const void* weight, float eps, int h, void* y) {
+    using S = typename X::S;
+    for (long r = 0; r < rows; r++)
+        rms_norm<X>((const S*)x + r * h, (const S*)weight, eps, h, (S*)y + r * h);
+}
+
 // Adds the values of all keys, weighted by scores [total, L], for R rows and V * L dimensions.
 template <class X, int R, int V>
 inline void weigh(const typename X::S* values, int d, int c, long total, const float* scores, float* out) {
@@ -551,6 +558,11 @@ void ssbench_attend(
     int pair, const Layer* w, const void* x, int q, void* y, void* keys, void* values, long stride, long past,
     const void* cos, const void* sin, const void* mask, int causal, int threads) {
     FOR_PAIR(pair, (attend<X, W>(*w, x, q, y, keys, values, stride, past, cos, sin, mask, causal, threads)))
+}
+
+// RMSNorm of x [rows, h] with a weight [h] -> y.
+void ssbench_norm(int pair, const void* x, long rows, const void* weight, float eps, int h, void* y) {
+    FOR_PAIR(pair, (norm<X>(x, rows, weight, eps, h, y); (void)sizeof(W)))
 }
 
 // x [q, hidden] -> y [q, hidden], the MLP's contribution.

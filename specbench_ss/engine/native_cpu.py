@@ -40,6 +40,7 @@ PAIRS = {  # types of activations and weights -> number in the source
     (torch.float32, torch.float16): 1,
     (torch.bfloat16, torch.bfloat16): 2,
 }
+FUNCTIONS = ("packed_size", "pack", "linear", "attend", "mlp", "norm")  # in the order of `Kernels`
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_long, ctypes.c_size_t  # a pointer is an address, 0 for none
 
 
@@ -68,6 +69,7 @@ class Kernels:
     linear: Any
     attend: Any
     mlp: Any
+    norm: Any
     panel: int  # outputs that are packed together
     name: str
     key: str  # of source, compiler and processor
@@ -109,10 +111,13 @@ def _load() -> tuple[Kernels | None, str]:
     library.ssbench_packed_size.argtypes = [_INT, _LONG, _INT]
     library.ssbench_packed_size.restype = _LONG
     library.ssbench_pack.argtypes = [_INT, _POINTER, _LONG, _INT, _POINTER]
-    for function in (library.ssbench_pack, library.ssbench_linear, library.ssbench_attend, library.ssbench_mlp):
-        function.restype = None
+    library.ssbench_norm.argtypes = [_INT, _POINTER, _LONG, _POINTER, ctypes.c_float, _INT, _POINTER]
+    for name in FUNCTIONS[1:]:
+        getattr(library, f"ssbench_{name}").restype = None
     library.ssbench_name.restype = ctypes.c_char_p
-    functions = (getattr(library, f"ssbench_{name}") for name in ("packed_size", "pack", "linear", "attend", "mlp"))
+    functions = (
+        getattr(library, f"ssbench_{name}") for name in ("packed_size", "pack", "linear", "attend", "mlp", "norm")
+    )
     return Kernels(*functions, library.ssbench_panel(), library.ssbench_name().decode(), file.stem), ""
 
 
@@ -198,6 +203,28 @@ class NativeLinear:
             self.pair, x.data_ptr(), rows, self.packed.data_ptr(), bias, self.inputs, self.outputs, out.data_ptr(),
             threads,
         )  # fmt: skip
+        return out
+
+
+class NativeNorm:
+    """RMSNorm of a model's final states by the native kernel in inference of few rows, else by the module."""
+
+    def __init__(self, module: Any, eps: float) -> None:
+        made = kernels()
+        assert made is not None
+        self.module, self.weight, self.eps, self.norm = module, module.weight.data, eps, made.norm
+        self.pair = PAIRS[self.weight.dtype, self.weight.dtype]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the normed states [.., h]."""
+        rows = x.shape[:-1].numel()
+        like = x.dtype == self.weight.dtype and x.device == self.weight.device and x.shape[-1] == len(self.weight)
+        if not (like and rows <= MOST_ROWS and torch.is_inference_mode_enabled()):
+            out: Tensor = self.module(x)
+            return out
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self.norm(self.pair, x.data_ptr(), rows, self.weight.data_ptr(), self.eps, x.shape[-1], out.data_ptr())
         return out
 
 

@@ -22,6 +22,7 @@ from specbench_ss.engine.cpu_kernels import (
     describe,
     fused_blocks,
     measure_one_row,
+    native_norm,
     packing,
     products_of,
     round_matrices,
@@ -129,6 +130,7 @@ class Target(ModelInfo):
         head, layer_access = self.family.head, self.family.generic is None
         if layer_access:
             self.family.blocks = fused_blocks(self.family, self.prepack, self.device)
+            self.family.norm = native_norm(self.family)
         linear = layer_access or type(head) is torch.nn.Linear
         self._head = PrepackedLinear(head.weight, head.bias, self.prepack) if linear else head
         measure_one_row(products_of(self.family.blocks, self._head))
