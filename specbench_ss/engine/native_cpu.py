@@ -115,9 +115,7 @@ def _load() -> tuple[Kernels | None, str]:
     for name in FUNCTIONS[1:]:
         getattr(library, f"ssbench_{name}").restype = None
     library.ssbench_name.restype = ctypes.c_char_p
-    functions = (
-        getattr(library, f"ssbench_{name}") for name in ("packed_size", "pack", "linear", "attend", "mlp", "norm")
-    )
+    functions = (getattr(library, f"ssbench_{name}") for name in FUNCTIONS)
     return Kernels(*functions, library.ssbench_panel(), library.ssbench_name().decode(), file.stem), ""
 
 
