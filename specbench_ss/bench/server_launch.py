@@ -63,7 +63,6 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     port: int = 8000
     blocks: int = 2
     ready_s: float = 600.0
-    restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +91,7 @@ def read_servers(file: Path) -> LaunchPlan:
         raise UserError(f"--servers {path}: {' '.join(str(e).split())}") from None
     if not given.servers or given.blocks < 1 or not 0 < given.port < 65536:
         raise UserError(f"--servers {path}: needs at least one server, blocks of 1 or more, and a port")
-    started = [
-        (one, replace(endpoint, restart=given.restart))
-        for one in given.servers
-        for endpoint in _endpoints(one, given.port, path)
-    ]
+    started = [(one, endpoint) for one in given.servers for endpoint in _endpoints(one, given.port, path)]
     labels = [endpoint.label for _, endpoint in started]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise UserError(f"--servers {path}: label {twice[0]!r} is given twice; labels must differ")

@@ -112,21 +112,21 @@ def test_a_server_that_fails_leaves_the_others_alone(
     assert any(re.search(stated, warning) for warning in made.manifest["warnings"]) and port_free(port)
 
 
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_server_that_dies_at_a_load_level_is_left_out_of_it(
-    restart: bool, port: int, questions: Path, tmp_path: Path
+@pytest.mark.parametrize("dies_after", [5, 7])
+def test_levels_start_servers_afresh_and_leave_out_one_that_dies(
+    dies_after: int, port: int, questions: Path, tmp_path: Path
 ) -> None:
-    """The broken one answers seven requests: a probe and one level, and both levels if each starts it again."""
-    servers = {"plain": fake(), "broken": fake(dies_after=7), "other": fake(tokens=4)}
-    file = file_of(tmp_path, port, servers, blocks=1, restart=restart)
+    """A block has a probe and at most three requests, a level a probe and five."""
+    servers = {"plain": fake(), "broken": fake(dies_after=dies_after), "other": fake(tokens=4)}
+    file, dies = file_of(tmp_path, port, servers, blocks=2), dies_after == 5
     made = measured(file, questions, tmp_path / "r", warmup=0, concurrency="2", rate="200")
     assert set(made.samples["status"]) == {"ok"} and made.manifest["status"] == "complete"
     levels = made.concurrency().query("requests > 0")
     at = {
         name: set(levels.query(where)["method"]) for name, where in (("2", "concurrency == 2"), ("200/s", "rate > 0"))
     }
-    assert at == {"2": {*servers}, "200/s": {*servers} if restart else {"plain", "other"}} and port_free(port)
-    assert any("engine core died" in warning for warning in made.manifest.get("warnings", ())) != restart
+    assert at == dict.fromkeys(("2", "200/s"), {"plain", "other"} if dies else {*servers}) and port_free(port)
+    assert any("engine core died" in warning for warning in made.manifest.get("warnings", ())) == dies
 
 
 def test_secrets_are_given_to_the_server_and_not_written_down(port: int, questions: Path, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_taken_port_is_one_line(port: int, questions: Path, tmp_path: Path, mo
         ("servers: [{label: a, engine: vllm, model: m, speculative: {m: x}, k: [1, 2], method: x}]", "several k"),
         ("servers: [{label: a, command: [x]}, {label: a, command: [x]}]", "given twice"),
         ("servers: [{label: a, engine: vllm, model: m, speculative: {method: x}, k: []}]", "empty list"),
-        ("restart: sometimes\nservers: [{label: a, command: [x]}]", "restart"),
+        ("ready_s: soon\nservers: [{label: a, command: [x]}]", "ready_s"),
         ("servers: [", "parsing"),
     ],
 )
