@@ -259,9 +259,7 @@ def check(
 def check_in_flight(config: RunConfig, prompts: int, option: str) -> None:
     """Raise UserError for more concurrent requests than there are prompts."""
     if config.concurrency and max(config.concurrency) > prompts:
-        raise UserError(
-            f"{option} {max(config.concurrency)}: the suite has only {prompts} prompts; use at most as many"
-        )
+        raise UserError(f"{option} {max(config.concurrency)}: the suite has {prompts} prompts; use at most {prompts}")
 
 
 def check_methods(config: RunConfig, loaded: Target | None = None) -> tuple[ModelInfo, dict[str, Mapping[str, Any]]]:

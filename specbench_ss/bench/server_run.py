@@ -606,8 +606,7 @@ class ServedSession(Session):
                 self._stop_and_drop(row.method, f"{reason} and does not answer any more")
                 return
             raise UserError(
-                f"{row.method} at {server.shown_url} {reason}; "
-                f"the run is intact, continue it with --resume --out {self.run_dir.path}"
+                f"{row.method} at {server.shown_url} {reason}; {self.run_dir.path} is intact, continue with --resume"
             )
 
     def _stop_and_drop(self, label: str, reason: str) -> None:

@@ -51,8 +51,8 @@ class ConcurrencyRow:
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
     comparison: Col[
         Comparison | None,
-        "by the interval of `speedup`: `baseline`, `faster`, `slower`, `not significant` or `insufficient data`; "
-        "interval and comparison are missing with a rate",
+        "by that interval: `baseline`, `faster`, `slower`, `not significant` or `insufficient data`; "
+        "both are missing with a rate",
     ]
     mean_acceptance_length: Col[Number, "τ; of a server by its metrics, missing if not reported", "tokens"]
     acceptance_rate: Col[
@@ -112,7 +112,7 @@ def _row(run: Run, label: str, load: Load, baseline: Sequence[SampleRecord], pla
     times = PairedTimes(*paired(asked, baseline))
     closed = load.rate is None  # else the arrivals set the throughput, and requests wait for each other
     around = times.interval() if closed and not itself else None
-    verdict = "baseline" if itself else compare(around) if closed else None
+    verdict: Comparison | None = "baseline" if itself else compare(around) if closed else None
     ratio = safe_div(throughput, throughput if itself else plain) if closed else None
     return ConcurrencyRow(
         concurrency=load.concurrency,

@@ -146,7 +146,7 @@ def _load(entry: ScheduleEntry) -> Load:
 def _faster_in_every_repeat(run: Run, entry: ScheduleEntry) -> bool:
     """Return True if the speedup is above 1 in every repeat: noise of a whole level is in no interval."""
     samples, baseline = (requests_of(run, label, _load(entry)) for label in (entry.method, run.baseline))
-    by_repeat = ([row for row in samples if row.repeat == repeat] for repeat in range(run.repeats))
+    by_repeat = ([row for row in samples if row.repeat == repeat] for repeat in {row.repeat for row in samples})
     return all((PairedTimes(*paired(rows, baseline)).speedup() or 0.0) > 1 for rows in by_repeat)
 
 
