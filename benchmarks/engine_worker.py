@@ -1,18 +1,18 @@
 """One engine with one configuration: loads a model, then answers requests of standard input one at a time.
 
-A script for the Python of the engine's environment, started by `vs_engines.py`. The first line is a `Setup` as JSON,
+A script for the Python of the engine's environment, started by `vs_engines.py`. The first line is its setup as JSON,
 answered by {"version": ..}. Each later line, {"ids": [..], "new": n}, is answered by {"seconds": .., "tokens": [..]}:
 greedy decoding of exactly n tokens, end tokens included.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -86,12 +86,13 @@ def vllm(setup: dict[str, Any]) -> tuple[str, Answer]:
 
 
 def llama_cpp(setup: dict[str, Any]) -> tuple[str, Answer]:
-    """Start llama-server, which ends with this process. settings: its options without dashes."""
+    """Start llama-server; it is terminated when this process ends. settings: its options without dashes."""
     address = f"http://127.0.0.1:{setup['port']}"
     options = [word for name, value in setup["settings"].items() for word in (f"--{name}", str(value))]
     command = [setup["executable"], "-m", setup["gguf"], "--host", "127.0.0.1", "--port", str(setup["port"])]
     command += ["-t", str(setup["threads"]), "-c", str(setup["context"]), "-np", "1", "--no-warmup", *options]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    atexit.register(server.terminate)
     until = time.monotonic() + START_S
     while True:
         if server.poll() is not None or time.monotonic() > until:
@@ -99,7 +100,7 @@ def llama_cpp(setup: dict[str, Any]) -> tuple[str, Answer]:
         try:
             build = json.load(urllib.request.urlopen(f"{address}/props", timeout=5)).get("build_info", "")
             break
-        except (urllib.error.URLError, OSError):
+        except OSError:
             time.sleep(0.2)
 
     def answer(ids: Sequence[int], new: int) -> list[int]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ from specbench_ss.suite import SuiteRequest
 from specbench_ss.suites.chat_suites import SpecBench
 
 WORKER = Path(__file__).with_name("engine_worker.py")
-CONTEXT, PORT = 2048, 8971
+CONTEXT = 2048
 OFFLINE = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -94,7 +95,11 @@ class Worker:
             text=True,
             env={**os.environ, **OFFLINE, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
         )
-        self.version = str(self._exchange(setup)["version"])
+        try:
+            self.version = str(self._exchange(setup)["version"])
+        except RuntimeError:
+            self.close()
+            raise
 
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self.process.stdin is not None
@@ -118,9 +123,13 @@ class Worker:
         return np.median(np.array(getattr(self, which)), 0)
 
     def close(self) -> None:
-        """End the process."""
-        self.process.kill()
-        self.process.wait()
+        """End the process, and what it started."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
 
 
 @contextmanager
@@ -246,7 +255,7 @@ def main() -> None:
     bytes_ = sum(p.numel() * p.element_size() for p in target.model.parameters())
     setup = {
         "model": arguments.model, "folder": str(find_folder(arguments.model)), "dtype": arguments.dtype,
-        "context": min(CONTEXT, target.context_length), "port": PORT, "executable": arguments.llama_server,
+        "context": min(CONTEXT, target.context_length), "executable": arguments.llama_server,
         "gguf": arguments.gguf,
     }  # fmt: skip
     del target
@@ -262,7 +271,16 @@ def main() -> None:
             workers = []
             for row in rows:
                 python = arguments.vllm_python if row.engine == "vllm" else sys.executable
-                own = setup | {"engine": row.engine, "method": row.method, "settings": row.settings, "threads": threads}
+                with socket.socket() as free:
+                    free.bind(("127.0.0.1", 0))
+                    port = free.getsockname()[1]
+                own = setup | {
+                    "port": port,
+                    "engine": row.engine,
+                    "method": row.method,
+                    "settings": row.settings,
+                    "threads": threads,
+                }
                 workers.append(Worker(row, own, python))
                 stack.callback(workers[-1].close)
                 print(f"{row.name}: {workers[-1].version}", flush=True)

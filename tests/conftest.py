@@ -30,6 +30,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def torch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use torch's products, as without a C++ compiler."""
+    from specbench_ss.engine import native_cpu
+
+    monkeypatch.setattr(native_cpu, "supports", lambda *_: False)
+
+
 @pytest.fixture(autouse=True)
 def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that ends gives all objects back to the collector, which takes the next one a third of a second."""

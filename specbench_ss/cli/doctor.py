@@ -9,6 +9,7 @@ import torch
 import typer
 
 from specbench_ss.bench.telemetry import sampler_for
+from specbench_ss.engine import native_cpu
 from specbench_ss.models import limits as machine_limits
 from specbench_ss.models.devices import check_one_device, resolve_device
 from specbench_ss.models.limits import MachineLimits, device_name
@@ -32,6 +33,9 @@ def command(
     check_one_device(device, "doctor")
     here, chosen = environment(), torch.device(resolve_device(device))
     _versions(here, chosen)
+    if chosen.type == "cpu":
+        made = native_cpu.kernels()
+        print(f"{'kernels':<12}{f'native, {made.name}' if made else f'of torch: {native_cpu.problem()}'}")
     _telemetry(chosen)
     note = busy()
     if note:

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from specbench_ss.engine.checks import own_logits
 from specbench_ss.engine.decoder import Decoder, DecoderWrapper, DecodeState, Generation
 from specbench_ss.engine.generate import DecodeSession, StopParams
 from specbench_ss.engine.kv_cache import Cache
@@ -197,7 +198,7 @@ class TinyModel:
 
     def now(self) -> Tensor:
         """Return the target's own logits [V] on a fixed prompt."""
-        return self.target.next_logits([3, 4, 5, 3])
+        return own_logits(self.target)
 
 
 class Untested(Exception):  # noqa: N818

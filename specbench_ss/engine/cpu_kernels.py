@@ -1,7 +1,8 @@
 """Faster matrix products and fused decoder layers for CPUs.
 
 A verification pass has 2 to 32 query tokens. torch reorders the weight matrix in each such product, which takes as long
-as several rows. Two libraries of torch accept a prepacked matrix:
+as several rows. Where g++ is available, native kernels (`native_cpu`) use a packed copy of the matrix, and run
+attention and MLP of a layer in one call each. Elsewhere two libraries of torch accept a prepacked matrix:
 
 - oneDNN, in float32: 8 rows take about 1.6 times as long as one, instead of 2.2 times. In bfloat16, with processor
   support: all GEMMs of SmolLM2 take half of the time for 1 to 16 rows (docs/log.md).
@@ -24,7 +25,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from weakref import WeakSet
 
 import torch
@@ -33,10 +34,12 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specbench_ss.engine import attention as attention_backends
+from specbench_ss.engine import native_cpu
 from specbench_ss.engine.architectures import Block, ModelParts, rotary_table
 from specbench_ss.engine.attention import Heads
 from specbench_ss.engine.device_map import device_of, to_device_recursive
 from specbench_ss.engine.kv_cache import Cache
+from specbench_ss.engine.native_cpu import NativeLayer, NativeLinear
 from specbench_ss.engine.timing import clearly_fastest
 from specbench_ss.errors import UserError
 
@@ -110,7 +113,7 @@ class PrepackedLinear:
     parts: weights that this one is a copy of.
     """
 
-    __slots__ = ("__weakref__", "bias", "half", "least", "most", "packed", "parts", "weight")
+    __slots__ = ("__weakref__", "bias", "half", "least", "most", "native", "packed", "parts", "weight")
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, pack: PrepackFormat = "", parts: Sequence[Tensor] = ()
@@ -118,10 +121,17 @@ class PrepackedLinear:
         self.weight, self.bias, self.parts = weight, bias, (*parts, weight)
         self.half = pack == "half" and is_half(weight)  # FBGEMM
         self.packed: Any = None  # the prepacked copy, if any
+        self.native: NativeLinear | None = None
         self.least, self.most = 1, MOST_ROWS_HALF  # range of rows that use the copy
         if self.half:
-            self.packed = _packed_half(weight, bias)
             _FP16_COPIES.add(self)
+        matrix = torch.float16 if self.half else weight.dtype
+        same_dtype = bias is None or bias.dtype == weight.dtype
+        if pack and weight.device.type == "cpu" and same_dtype and native_cpu.supports(weight.dtype, matrix):
+            self.native = NativeLinear(weight.to(matrix), bias, weight.dtype)
+            self.most = MOST_ROWS_HALF if self.half else MOST_ROWS
+        elif self.half:
+            self.packed = _packed_half(weight, bias)
         elif pack and weight.numel() >= MIN_WEIGHTS and _onednn_works(weight.dtype):
             self.packed = _packed(weight)
             by_size = 1 if weight.numel() >= ONE_ROW_WEIGHTS or weight.dtype == torch.bfloat16 else LEAST_ROWS
@@ -129,7 +139,10 @@ class PrepackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the product."""
-        if self.packed is None or x.ndim < 2 or not self.least <= x.shape[:-1].numel() <= self.most:
+        few = x.ndim > 1 and self.least <= x.shape[:-1].numel() <= self.most
+        if few and self.native is not None and self._fits(x):
+            return self.native(x)
+        if self.packed is None or not few:
             if x.ndim == 3 and len(x) == 1:  # torch would treat a slice of rows as a batch and copy a bfloat16 weight
                 return F.linear(x[0], self.weight, self.bias)[None]
             return F.linear(x, self.weight, self.bias)
@@ -138,6 +151,11 @@ class PrepackedLinear:
         else:
             out = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
+
+    def _fits(self, x: Tensor) -> bool:
+        """Return True if the native kernel, which checks nothing itself, can read x; torch reports other errors."""
+        like = x.dtype == self.weight.dtype and x.device.type == "cpu" and x.shape[-1] == self.weight.shape[1]
+        return like and torch.is_inference_mode_enabled()
 
 
 @torch.inference_mode()
@@ -181,10 +199,14 @@ def packing(weight: Tensor, weights_bytes: int, fp16_weights: bool) -> PrepackFo
 
     weights_bytes: of all weights of the model. fp16_weights: the model's number format.
     """
-    if weight.device.type != "cpu" or weight.dtype not in PACKED_DTYPES or not has_room(weights_bytes):
+    if weight.device.type != "cpu" or weight.dtype not in PACKED_DTYPES:
         return ""
-    if fp16_weights and supports_fp16_gemm():
+    if not has_room(weights_bytes):
+        return ""
+    if fp16_weights and (native_cpu.supports(torch.float32, torch.float16) or supports_fp16_gemm()):
         return "half"
+    if native_cpu.supports(weight.dtype, weight.dtype) and not fp16_weights:
+        return "whole"
     return "whole" if _onednn_works(weight.dtype) and (weight.dtype == torch.float32 or bfloat16_gains()) else ""
 
 
@@ -331,11 +353,14 @@ class FusedBlock(Block):
 
     joined: FusedWeights
     rope: RopeCache
+    native: NativeLayer | None = None
 
     def attend(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         """Return attention's contribution to x [B, q, h], to be added to it."""
         if rotary is None or not torch.is_inference_mode_enabled():
             return Block.attend(self, x, cache, mask, rotary)
+        if (made := self._attend_natively(x, cache, mask, rotary)) is not None:
+            return made
         w, (b, q, _) = self.joined, x.shape
         rows = w.qkv(_apply_norm(x, w.norm1)).view(b, q, -1, w.d)  # [B, q, heads + 2 kv_heads, d]
         qk, v = rows.split((w.heads + w.kv_heads, w.kv_heads), 2)
@@ -351,11 +376,40 @@ class FusedBlock(Block):
         out = attention(module, query, key, value, mask, dropout=0.0, scaling=module.scaling)[0]  # [B, q, heads, d]
         return w.out(out.reshape(b, q, -1))
 
+    def _attend_natively(
+        self, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor]
+    ) -> Tensor | None:
+        """Return attention's contribution by the native kernel; None where that does not apply."""
+        w, (b, q, _) = self.joined, x.shape
+        implementation = getattr(self.attention.config, "_attn_implementation", "")
+        plain_cache = isinstance(cache, Cache) and type(cache).update is Cache.update
+        one_request = b == 1 and 0 < q <= native_cpu.MOST_ROWS and plain_cache
+        if self.native is None or not one_request or implementation != attention_backends.NAME:
+            return None
+        past, (cos, sin) = cache.get_seq_length(w.layer), self.rope.of(rotary)
+        causal = getattr(self.attention, "is_causal", True)
+        if mask is None:
+            fits = q == 1 or past == 0 or not causal
+        else:
+            fits, mask = mask.dtype == x.dtype and mask.shape == (1, 1, q, past + q), mask.contiguous()
+        if not fits or cos.dtype != x.dtype or len(cos) != 1:
+            return None
+        like = x.new_empty(1, w.kv_heads, q, w.d)
+        keys, values = cache.rows_for(like, like, w.layer)
+        if keys.dtype != x.dtype or keys.shape[:2] != (1, w.kv_heads) or values.shape != keys.shape:
+            return None
+        rows = (1, q, 1, w.d)  # tokens of one level of a drafter's tree share a position
+        rotary = cos.expand(rows).contiguous(), sin.expand(rows).contiguous()
+        return self.native.attend(x.contiguous(), keys, values, past, rotary, mask, causal)
+
     def run_mlp(self, x: Tensor) -> Tensor:
         """Return the MLP's contribution to x [B, q, h]."""
         if not torch.is_inference_mode_enabled():
             return Block.run_mlp(self, x)
         w = self.joined
+        few = 0 < x.shape[:-1].numel() <= native_cpu.MOST_ROWS
+        if self.native is not None and self.native.has_mlp and few:
+            return self.native.mlp(x.contiguous())
         gate, up = w.gate_up(_apply_norm(x, w.norm2)).chunk(2, -1)
         return w.down(w.act(gate).mul_(up))
 
@@ -393,6 +447,10 @@ def describe(blocks: Sequence[Block], head: Any) -> str:
     """Return a description of the kernels of these layers and the LM head in inference."""
     count = sum(isinstance(block, FusedBlock) for block in blocks)
     layers = f"{count} of {len(blocks)} layers fused" if count else "layers as in transformers"
+    native = [p for p in products_of(blocks, head) if p.native is not None]
+    if native and (made := native_cpu.kernels()) is not None:
+        halves = ", fp16 weights" if all(product.half for product in native) else ""
+        return f"{layers}; native kernels for few rows ({made.name}{halves})"
     packed = [p for p in products_of(blocks, head) if p.packed is not None]
     if not packed:
         return layers
@@ -415,11 +473,48 @@ def fuse(block: Block, rotary: tuple[Tensor, Tensor], rope: RopeCache, pack: Pre
         return block
     fused = FusedBlock(
         block.norm1, block.attention, block.norm2, block.mlp, block.parallel, block.cache_argument, block.window,
-        joined, rope,
+        joined, rope, _native(joined, block.attention),
     )  # fmt: skip
     heads = Heads(str(rotary[0].device), rotary[0].dtype, joined.heads, joined.kv_heads, joined.d)
     attention_backends.describe(heads)  # measure now, for drafter layers too, and not in a step
-    return fused if _equals_modules(block, fused, rotary) else block
+    native, fused.native = fused.native, None
+    if not _equals_modules(block, fused, rotary):
+        return block
+    fused.native = native
+    if native is not None and not _equals_modules(block, fused, rotary):
+        fused.native = None
+    return fused
+
+
+def _native(joined: FusedWeights, attention: Any) -> NativeLayer | None:
+    """Return the native form of a layer, or None if the kernels do not support it."""
+    natives = [product.native for product in joined.products()]
+    if None in natives or joined.d > native_cpu.HEAD_SIZE or joined.d % 2:
+        return None
+    qkv, out, gate_up, down = cast("list[NativeLinear]", natives)
+    eps1, norm1 = (0.0, None) if joined.norm1 is None else (joined.norm1[1], joined.norm1[0].data)
+    eps_head, head_norm = (0.0, None) if joined.head_norm is None else (joined.head_norm[1], joined.head_norm[0])
+    tensors: dict[str, Tensor | None] = {
+        "norm1": norm1, "qkv": qkv.packed, "qkv_bias": qkv.bias, "head_norm": head_norm,
+        "out": out.packed, "out_bias": out.bias, "norm2": joined.norm2[0].data, "gate_up": gate_up.packed,
+        "gate_up_bias": gate_up.bias, "down": down.packed, "down_bias": down.bias,
+    }  # fmt: skip
+    kept = tuple(tensor for tensor in tensors.values() if tensor is not None)
+    h, heads_d = qkv.inputs, joined.heads * joined.d
+    shapes = (qkv.outputs, out.inputs, out.outputs, gate_up.inputs, gate_up.outputs, down.outputs)
+    if shapes != (heads_d + 2 * joined.kv_heads * joined.d, heads_d, h, h, 2 * down.inputs, h):
+        return None
+    if joined.heads % joined.kv_heads or (head_norm is not None and head_norm.dtype != joined.norm2[0].dtype):
+        return None
+    if not all(tensor.is_contiguous() for tensor in kept):
+        return None
+    layer = native_cpu.Layer(
+        qkv.inputs, joined.heads, joined.kv_heads, joined.d, down.inputs,
+        eps1, joined.norm2[1], eps_head, float(attention.scaling),
+        *(0 if tensor is None else tensor.data_ptr() for tensor in tensors.values()),
+    )  # fmt: skip
+    probe = torch.linspace(-4, 4, 9)
+    return NativeLayer(layer, qkv.pair, kept, silu=torch.equal(joined.act(probe), F.silu(probe)))
 
 
 def _joined(block: Block, head_dim: int, pack: PrepackFormat) -> FusedWeights | None:
@@ -522,15 +617,19 @@ def _adjacent(parts: Sequence[Tensor]) -> Tensor | None:
 
 @torch.inference_mode()
 def _equals_modules(block: Block, fused: FusedBlock, rotary: tuple[Tensor, Tensor]) -> bool:
-    """Return True if a fused block equals its modules, within rounding."""
+    """Return True if a fused block equals its modules, within rounding, with and without a mask and cached rows."""
     weight, layer = fused.joined.qkv.weight, fused.joined.layer
     indices = torch.arange(ROWS * weight.shape[1], device=weight.device)
     x = torch.sin(indices.float()).to(weight.dtype).view(1, ROWS, -1)
+    mask = torch.zeros(1, 1, ROWS, 2 * ROWS, dtype=weight.dtype, device=weight.device)
+    mask[..., 1:-1:2] = torch.finfo(weight.dtype).min
     results = []
     for form in (block, fused):
-        cache = Cache(layer + 1, ROWS)
+        cache = Cache(layer + 1, 2 * ROWS)
         attended = form.attend(x, cache, None, rotary)
-        results.append((attended, form.run_mlp(attended), cache.keys[layer], cache.values[layer]))
+        cache.commit(ROWS)
+        again = form.attend(x, cache, mask, rotary)
+        results.append((attended, again, form.run_mlp(attended), cache.keys[layer], cache.values[layer]))
     tolerance = LAYER_TOLERANCE.get(weight.dtype, HALF_TOLERANCE)
     return all(_close(a, b, tolerance) for a, b in zip(*results, strict=True))
 

@@ -51,13 +51,22 @@ class Cache:
         """
         start = self.lengths[layer]
         end = start + k.shape[2]
-        self.check(start, end, layer)
-        keys, values = self.keys[layer], self.values[layer]
-        if keys is None or values is None:
-            keys, values = self.keys[layer], self.values[layer] = self._allocate(k, v, layer)
+        keys, values = self.rows_for(k, v, layer)
         keys[:, :, start:end] = k
         values[:, :, start:end] = v
         return keys[:, :, :end], values[:, :, :end]
+
+    def rows_for(self, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Return a layer's whole keys and values, with room for rows like k, v [B, kv_heads, q, head_dim].
+
+        The caller writes them after the existing rows.
+        """
+        start = self.lengths[layer]
+        self.check(start, start + k.shape[2], layer)
+        keys, values = self.keys[layer], self.values[layer]
+        if keys is None or values is None:
+            keys, values = self.keys[layer], self.values[layer] = self._allocate(k, v, layer)
+        return keys, values
 
     def check(self, start: int, end: int, layer: int) -> None:
         """Make room for rows start to end of a layer. Raises RuntimeError if they exceed the limit."""

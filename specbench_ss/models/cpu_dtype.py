@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from specbench_ss import storage, user_files
+from specbench_ss.engine import native_cpu
 from specbench_ss.engine.architectures import LLAMA_LIKE
 from specbench_ss.engine.attention import NAME
 from specbench_ss.engine.cpu_kernels import has_room, supports_fp16_gemm
@@ -155,7 +156,8 @@ def faster_dtype(dtype_names: tuple[str, ...], config: Any, weights_bytes: int) 
     in float32, which decide about a prepacked copy.
     """
     room = has_room(weights_bytes), has_room(weights_bytes // 2)  # in float32, in bfloat16
-    inputs = ("one token", dtype_names, config.to_json_string(), room, torch.__version__)
+    made = native_cpu.kernels()
+    inputs = ("one token", dtype_names, config.to_json_string(), room, torch.__version__, made and made.key)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()[:8]
     file = cache_folder() / "limits" / f"dtype-{device_file(CPU).stem}-{key}.json"
     with contextlib.suppress(OSError, ValueError):
@@ -195,5 +197,6 @@ def _candidate_dtypes(model_type: str, weights_bytes: int) -> tuple[str, ...]:
 
     weights_bytes: of the model in float32.
     """
-    half = (HALF_WEIGHTS,) if model_type in LLAMA_LIKE and has_room(weights_bytes) and supports_fp16_gemm() else ()
+    fp16_products = native_cpu.supports(torch.float32, torch.float16) or supports_fp16_gemm()
+    half = (HALF_WEIGHTS,) if model_type in LLAMA_LIKE and has_room(weights_bytes) and fp16_products else ()
     return ("float32", *(("bfloat16",) if has_bfloat16() else ()), *half)

@@ -158,6 +158,7 @@ def test_nothing_is_measured_where_there_is_no_choice(times: dict[str, float]) -
     assert chosen_dtype("auto", "cpu", "lab", never) == ("float32", "")
 
 
+@pytest.mark.usefixtures("torch_kernels")
 def test_a_processor_without_such_products_stays_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_dtype, "has_bfloat16", lambda: False)
     monkeypatch.setattr(cpu_dtype, "supports_fp16_gemm", lambda: False)

@@ -124,6 +124,7 @@ needs_packing = pytest.mark.skipif(
 )
 
 
+@pytest.mark.usefixtures("torch_kernels")
 @needs_packing
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, MOST_ROWS, MOST_ROWS + 1])
 @pytest.mark.parametrize("bias", [False, True])
@@ -144,6 +145,7 @@ def test_a_packed_product_is_the_product(dtype: torch.dtype, rows: int, bias: bo
     assert (made - exact).abs().max() <= {torch.float32: 1e-4, torch.bfloat16: 2**-8 * 40}[dtype]
 
 
+@pytest.mark.usefixtures("torch_kernels")
 @needs_packing
 @pytest.mark.parametrize("least", [1, 2])
 def test_one_row_takes_the_way_that_is_clearly_faster(monkeypatch: pytest.MonkeyPatch, least: int) -> None:
@@ -157,6 +159,7 @@ def test_one_row_takes_the_way_that_is_clearly_faster(monkeypatch: pytest.Monkey
     assert PrepackedLinear(torch.randn(80, 48), None, pack="whole").least == least, "another model's, of the same shape"
 
 
+@pytest.mark.usefixtures("torch_kernels")
 @needs_packing
 def test_only_weights_that_gain_and_fit_twice_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.zeros(4, 4)

@@ -42,6 +42,7 @@ def lines_of(run: Run) -> list[str]:
     return machine_lines(analyse(run).machine_rows, run.manifest)
 
 
+@pytest.mark.usefixtures("torch_kernels")
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_counted_flops_are_those_that_torch_counts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one pass over 5 nodes; torch counts none for attention on a CPU, and none for products of packed weights."""

@@ -182,6 +182,7 @@ def test_a_drafter_that_gives_nan_is_named(method: str, temperature: float) -> N
             generate(decoder, list(range(5, 25)), max_new_tokens=12, temperature=temperature, seed=seed)
 
 
+@pytest.mark.usefixtures("torch_kernels")
 @pytest.mark.parametrize("method", ["medusa", "hydra", "eagle"])
 def test_a_drafter_that_gives_nan_is_named_where_it_is_replayed(method: str) -> None:
     """Choices within a replay cannot be observed: the answer is begun again eagerly."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from specbench_ss import load_model
+from specbench_ss.engine import native_cpu
 from specbench_ss.engine.cuda_graphs import Pass, run_eagerly
 from specbench_ss.engine.engines import replay_steps
 from specbench_ss.engine.target import Target
@@ -20,6 +21,14 @@ from specbench_ss.errors import UserError
 from specbench_ss.models.resolve import packaged_model
 from tests.frozen import frozen
 from tests.tiny import thorough
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torch_operators() -> Iterator[None]:
+    """Use torch's operators, which the stand-in for a graph records."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_cpu, "supports", lambda *_: False)
+        yield
 
 
 @pytest.fixture(scope="module")

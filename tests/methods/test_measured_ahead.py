@@ -15,6 +15,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.models.tiny import tiny_model
 
 
+@pytest.mark.usefixtures("torch_kernels")
 @pytest.mark.parametrize(
     ("name", "shape"),
     [

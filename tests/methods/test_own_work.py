@@ -42,6 +42,7 @@ SHAPES: list[tuple[type[Decoder], str]] = [
 ]
 
 
+@pytest.mark.usefixtures("torch_kernels")
 @pytest.mark.parametrize(("method", "shape"), SHAPES, ids=lambda x: x if isinstance(x, str) else x.name)
 def test_counted_operations_are_those_that_torch_counts(
     method: type[Decoder], shape: str, monkeypatch: pytest.MonkeyPatch

@@ -327,6 +327,7 @@ def test_training_learns_and_leaves_the_base_alone() -> None:
     assert all(torch.equal(v, target.model.state_dict()[k]) for k, v in before.items())
 
 
+@pytest.mark.usefixtures("torch_kernels")
 @pytest.mark.parametrize("kind", WITHOUT_WINDOW)
 @torch.inference_mode()
 def test_top_p_attention_over_all_keys_is_attention(kind: str) -> None:
@@ -345,6 +346,7 @@ def test_top_p_attention_over_all_keys_is_attention(kind: str) -> None:
     assert target.config._attn_implementation == attention.NAME
 
 
+@pytest.mark.usefixtures("torch_kernels")
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 40])
 @pytest.mark.parametrize("kind", ["llama", "opt"])  # two heads a key, and one
 @torch.inference_mode()

@@ -1,0 +1,561 @@
+// Products and decoder layers for few query tokens on x86 CPUs with AVX2 or AVX-512.
+//
+// Compiled for this machine and called from native_cpu.py. Each sum over a row is computed by one thread in one order,
+// which does not depend on the number of query tokens or threads, and masked keys add exact zeros. A token therefore
+// gets the same bits whether it is decoded alone or verified in a draft tree.
+//
+// X: type of activations and of the KV cache; W: type of weight matrices. Sums are float32. Matrices are packed in
+// panels of PANEL outputs, so that a product reads memory in order: [panel][inputs / G][PANEL][G], zeros at the ends.
+// G is 2 where the processor multiplies pairs of bfloat16.
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define SSBENCH_AVX512 1
+using vec = __m512;
+constexpr int L = 16, MOST_ROWS = 8;  // MOST_ROWS: of x at a time, as many as registers hold
+inline vec zero() { return _mm512_setzero_ps(); }
+inline vec all(float v) { return _mm512_set1_ps(v); }
+inline vec fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline vec mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
+inline vec add(vec a, vec b) { return _mm512_add_ps(a, b); }
+inline vec sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
+inline vec larger(vec a, vec b) { return _mm512_max_ps(a, b); }  // b if one of them is NaN
+inline float sum(vec v) { return _mm512_reduce_add_ps(v); }
+inline vec scale2(vec v, vec n) { return _mm512_scalef_ps(v, n); }
+inline vec nearest(vec v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline vec zero_below(vec v, vec x, float least) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, all(least), _CMP_NLT_UQ), v);
+}
+#else
+using vec = __m256;
+constexpr int L = 8, MOST_ROWS = 4;
+inline vec zero() { return _mm256_setzero_ps(); }
+inline vec all(float v) { return _mm256_set1_ps(v); }
+inline vec fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline vec mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
+inline vec add(vec a, vec b) { return _mm256_add_ps(a, b); }
+inline vec sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
+inline vec larger(vec a, vec b) { return _mm256_max_ps(a, b); }
+inline float sum(vec v) {
+    __m128 h = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    h = _mm_add_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_add_ss(h, _mm_shuffle_ps(h, h, 1)));
+}
+inline vec scale2(vec v, vec n) {
+    __m256i e = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return mul(v, _mm256_castsi256_ps(e));
+}
+inline vec nearest(vec v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline vec zero_below(vec v, vec x, float least) {
+    return _mm256_and_ps(v, _mm256_cmp_ps(x, all(least), _CMP_NLT_UQ));
+}
+#endif
+
+// e^x by Cephes' polynomial, relative error below 2e-7 for x <= 0; 0 below -87, NaN for NaN.
+inline vec exponential(vec x) {
+    vec bounded = larger(all(-87.0f), x), n = nearest(mul(bounded, all(1.44269504f)));
+    vec r = fma(n, all(-0.693359375f), bounded);
+    r = fma(n, all(2.12194440e-4f), r);
+    vec p = fma(all(1.9875691500e-4f), r, all(1.3981999507e-3f));
+    p = fma(p, r, all(8.3334519073e-3f));
+    p = fma(p, r, all(4.1665795894e-2f));
+    p = fma(p, r, all(1.6666665459e-1f));
+    p = fma(p, r, all(5.0000001201e-1f));
+    p = fma(p, mul(r, r), add(r, all(1.0f)));
+    return zero_below(scale2(p, n), x, -87.0f);
+}
+
+#ifndef SSBENCH_AVX512
+template <class T>
+vec partly(const typename T::S* p, int n) {  // the first n entries, then zeros
+    typename T::S part[L] = {};
+    std::memcpy(part, p, n * sizeof(part[0]));
+    return T::load(part);
+}
+#endif
+
+struct F32 {
+    using S = float;
+    static float get(S v) { return v; }
+    static S put(float v) { return v; }
+#ifdef SSBENCH_AVX512
+    static vec load(const S* p) { return _mm512_loadu_ps(p); }
+    static vec load(const S* p, int n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
+#else
+    static vec load(const S* p) { return _mm256_loadu_ps(p); }
+    static vec load(const S* p, int n) { return partly<F32>(p, n); }
+#endif
+};
+
+struct F16 {
+    using S = uint16_t;
+#ifdef SSBENCH_AVX512
+    static vec load(const S* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+    static vec load(const S* p, int n) {
+        return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p));
+    }
+#else
+    static vec load(const S* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+    static vec load(const S* p, int n) { return partly<F16>(p, n); }
+#endif
+};
+
+struct BF16 {
+    using S = uint16_t;
+    static float get(S v) {
+        uint32_t bits = (uint32_t)v << 16;
+        float out;
+        std::memcpy(&out, &bits, 4);
+        return out;
+    }
+    static S put(float v) {  // to the nearest, ties to even
+        uint32_t bits;
+        std::memcpy(&bits, &v, 4);
+        if ((bits & 0x7fffffffu) > 0x7f800000u) return (S)((bits >> 16) | 0x40);  // NaN
+        return (S)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+    }
+#ifdef SSBENCH_AVX512
+    static vec widen(__m256i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16)); }
+    static vec load(const S* p) { return widen(_mm256_loadu_si256((const __m256i*)p)); }
+    static vec load(const S* p, int n) { return widen(_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p)); }
+#else
+    static vec load(const S* p) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+    }
+    static vec load(const S* p, int n) { return partly<BF16>(p, n); }
+#endif
+};
+
+constexpr int PANEL = 2 * L, MOST_TOKENS = 32;  // as `native_cpu.MOST_ROWS`
+// Threads take one panel at a time: a thread whose core is busy takes fewer.
+
+// Multiplies G entries of a row of X by those of L outputs of W, and adds to L sums.
+template <class X, class W>
+struct Pair {
+    static constexpr int G = 1;
+    using V = vec;
+    static V x(const typename X::S* p) { return all(X::get(*p)); }
+    static V last(const typename X::S* p) { return x(p); }
+    static V w(const typename W::S* p) { return W::load(p); }
+    static void mac(vec& total, V a, V b) { total = fma(a, b, total); }
+};
+
+#if defined(SSBENCH_AVX512) && defined(__AVX512BF16__)
+template <>
+struct Pair<BF16, BF16> {
+    static constexpr int G = 2;
+    using V = __m512i;
+    static V x(const uint16_t* p) {
+        int32_t pair;
+        std::memcpy(&pair, p, 4);
+        return _mm512_set1_epi32(pair);
+    }
+    static V last(const uint16_t* p) { return _mm512_set1_epi32(*p); }  // of an odd number: with a zero
+    static V w(const uint16_t* p) { return _mm512_loadu_si512(p); }
+    static void mac(vec& total, V a, V b) { total = _mm512_dpbf16_ps(total, (__m512bh)a, (__m512bh)b); }
+};
+#endif
+
+template <class X, class W>
+constexpr int group = Pair<X, W>::G;
+
+template <class X, class W>
+long panel_size(int k) {  // entries of one panel
+    return (long)(k + group<X, W> - 1) / group<X, W> * group<X, W> * PANEL;
+}
+
+inline long panels(long outputs) { return (outputs + PANEL - 1) / PANEL; }
+
+template <class X, class W>
+void pack(const typename W::S* w, long outputs, int k, typename W::S* to) {
+    constexpr int G = group<X, W>;
+    for (long p = 0; p < panels(outputs); p++)
+        for (int i = 0; i < k; i += G)
+            for (int n = 0; n < PANEL; n++)
+                for (int g = 0; g < G; g++, to++) {
+                    const long row = p * PANEL + n;
+                    *to = row < outputs && i + g < k ? w[row * k + i + g] : 0;
+                }
+}
+
+// M rows of x [M, k] times a panel of V * L outputs: put(row, sums).
+template <class X, class W, int M, int V, class Put>
+inline void tile(const typename X::S* x, long ldx, const typename W::S* w, int k, Put put) {
+    using P = Pair<X, W>;
+    vec total[M][V];
+    for (int m = 0; m < M; m++)
+        for (int v = 0; v < V; v++) total[m][v] = zero();
+    int i = 0;
+#pragma GCC unroll 2
+    for (; i + P::G <= k; i += P::G, w += V * L * P::G) {
+        typename P::V b[V];
+        for (int v = 0; v < V; v++) b[v] = P::w(w + v * L * P::G);
+        for (int m = 0; m < M; m++) {
+            const typename P::V a = P::x(x + m * ldx + i);
+            for (int v = 0; v < V; v++) P::mac(total[m][v], a, b[v]);
+        }
+    }
+    if (i < k)
+        for (int m = 0; m < M; m++) {
+            const typename P::V a = P::last(x + m * ldx + i);
+            for (int v = 0; v < V; v++) P::mac(total[m][v], a, P::w(w + v * L * P::G));
+        }
+    for (int m = 0; m < M; m++) {
+        float sums[V * L];
+        std::memcpy(sums, total[m], sizeof(sums));
+        put(m, sums);
+    }
+}
+
+// All rows of x [rows, k] times a panel of V * L outputs: put(row, sums).
+template <class X, class W, int V, class Put>
+inline void tiles(const typename X::S* x, long ldx, long rows, const typename W::S* w, int k, Put put) {
+    long m = 0;
+    auto shifted = [&](int r, const float* sums) { put(m + r, sums); };
+    for (; m + MOST_ROWS <= rows; m += MOST_ROWS) tile<X, W, MOST_ROWS, V>(x + m * ldx, ldx, w, k, shifted);
+    switch (rows - m) {
+#ifdef SSBENCH_AVX512
+        case 7: tile<X, W, 7, V>(x + m * ldx, ldx, w, k, shifted); break;
+        case 6: tile<X, W, 6, V>(x + m * ldx, ldx, w, k, shifted); break;
+        case 5: tile<X, W, 5, V>(x + m * ldx, ldx, w, k, shifted); break;
+        case 4: tile<X, W, 4, V>(x + m * ldx, ldx, w, k, shifted); break;
+#endif
+        case 3: tile<X, W, 3, V>(x + m * ldx, ldx, w, k, shifted); break;
+        case 2: tile<X, W, 2, V>(x + m * ldx, ldx, w, k, shifted); break;
+        case 1: tile<X, W, 1, V>(x + m * ldx, ldx, w, k, shifted); break;
+        default: break;
+    }
+}
+
+// All rows of x [rows, k] times one panel of a packed matrix: put(row, output, value).
+template <class X, class W, class Put>
+inline void product(
+    const typename X::S* x, long ldx, int rows, const void* packed, int k, long outputs, long panel, Put put) {
+    const auto w = (const typename W::S*)packed + panel * panel_size<X, W>(k);
+    const long first = panel * PANEL;
+    const int count = (int)std::min<long>(PANEL, outputs - first);
+    tiles<X, W, PANEL / L>(x, ldx, rows, w, k, [&](long r, const float* sums) {
+        for (int n = 0; n < count; n++) put((int)r, first + n, sums[n]);
+    });
+}
+
+template <class X>
+void rms_norm(const typename X::S* x, const typename X::S* weight, float eps, int h, typename X::S* out) {
+    vec squares = zero();
+    int i = 0;
+    for (; i + L <= h; i += L) {
+        vec v = X::load(x + i);
+        squares = fma(v, v, squares);
+    }
+    if (i < h) {
+        vec v = X::load(x + i, h - i);
+        squares = fma(v, v, squares);
+    }
+    float factor = 1.0f / std::sqrt(sum(squares) / h + eps);
+    for (i = 0; i < h; i++) out[i] = X::put(X::get(x[i]) * factor * (weight ? X::get(weight[i]) : 1.0f));
+}
+
+char* scratch(size_t bytes) {
+    static thread_local std::vector<char> memory;
+    if (memory.size() < bytes) memory.resize(bytes);
+    return memory.data();
+}
+
+size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+}  // namespace
+
+// As `native_cpu.Layer`. Pointers may be null: norm1, head_norm, biases.
+struct Layer {
+    int32_t hidden, heads, kv_heads, d, inner;
+    float eps1, eps2, eps_head, scale;
+    const void *norm1, *qkv, *qkv_bias, *head_norm, *out, *out_bias, *norm2, *gate_up, *gate_up_bias, *down, *down_bias;
+};
+
+namespace {
+
+template <class X>
+inline float biased(float v, const void* bias, long n) {
+    return bias ? v + X::get(((const typename X::S*)bias)[n]) : v;
+}
+
+template <class X, class W>
+void linear(
+    const void* x_, int rows, const void* w, const void* bias, int k, long outputs, void* out_, int threads) {
+    auto x = (const typename X::S*)x_;
+    auto out = (typename X::S*)out_;
+    auto put = [&](int r, long n, float v) { out[r * outputs + n] = X::put(biased<X>(v, bias, n)); };
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
+    for (long p = 0; p < panels(outputs); p++) product<X, W>(x, k, rows, w, k, outputs, p, put);
+}
+
+// Adds the values of all keys, weighted by scores [total, L], for R rows and V * L dimensions.
+template <class X, int R, int V>
+inline void weigh(const typename X::S* values, int d, int c, long total, const float* scores, float* out) {
+    vec a[R][V];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) a[r][v] = zero();
+    for (long j = 0; j < total; j++) {
+        vec of_key[V];
+        for (int v = 0; v < V; v++) {
+            const int n = std::min(L, d - c - v * L);
+            of_key[v] = n == L ? X::load(values + j * d + c + v * L) : X::load(values + j * d + c + v * L, n);
+        }
+        for (int r = 0; r < R; r++) {
+            const vec p = all(scores[j * L + r]);
+            for (int v = 0; v < V; v++) a[r][v] = fma(p, of_key[v], a[r][v]);
+        }
+    }
+    std::memcpy(out, a, sizeof(a));
+}
+
+template <class X, int R>
+inline void weigh_rows(
+    const typename X::S* values, int d, long total, const float* scores, const float* sums, int first, int count,
+    const std::vector<typename X::S*>& to) {
+    for (int c = 0; c < d;) {
+        float out[R * 2 * L];
+        const int wide = d - c > L ? 2 : 1;
+        if (wide == 2)
+            weigh<X, R, 2>(values, d, c, total, scores + first, out);
+        else
+            weigh<X, R, 1>(values, d, c, total, scores + first, out);
+        for (int r = 0; r < count; r++)
+            for (int i = 0; i < wide * L && c + i < d; i++)
+                to[first + r][c + i] = X::put(out[r * wide * L + i] / sums[first + r]);
+        c += wide * L;
+    }
+}
+
+// Attention of up to L query rows [count, d] of one key-value head; to: where each one's result belongs. A row of the
+// mask belongs to query row (first + r) % q. Lanes are query rows, and sums go over keys in their order.
+template <class X>
+void attend_rows(
+    const Layer& w, const typename X::S* query, const typename X::S* keys, const typename X::S* values,
+    const typename X::S* mask, bool causal, int q, long past, int first, int count, std::vector<float>& memory,
+    const std::vector<typename X::S*>& to) {
+    constexpr int G = group<X, X>;
+    const int d = w.d;
+    const long total = past + q;
+    memory.resize(total * L + (d + 1) * L);
+    float* scores = memory.data();
+    auto packed = (typename X::S*)(scores + total * L);  // [d / G, L, G]
+    for (int i = 0; i < d; i += G)
+        for (int r = 0; r < L; r++)
+            for (int g = 0; g < G; g++)
+                packed[(i / G * L + r) * G + g] = r < count && i + g < d ? query[(long)r * d + i + g] : 0;
+    tiles<X, X, 1>(keys, d, total, packed, d, [&](long j, const float* sums) {
+        std::memcpy(scores + j * L, sums, L * sizeof(float));
+    });
+    vec most = all(-INFINITY);
+    const vec scale = all(w.scale);
+    for (long j = 0; j < total; j++) {
+        vec s = mul(F32::load(scores + j * L), scale);
+        if (mask || (causal && j > past)) {
+            float hidden[L] = {};
+            for (int r = 0; r < count; r++) {
+                const int row = (first + r) % q;
+                hidden[r] = mask ? X::get(mask[row * total + j]) : j > past + row ? -INFINITY : 0.0f;
+            }
+            s = add(s, F32::load(hidden));
+        }
+        std::memcpy(scores + j * L, &s, sizeof(s));
+        most = larger(most, s);
+    }
+    vec of_rows = zero();
+    for (long j = 0; j < total; j++) {
+        const vec e = exponential(sub(F32::load(scores + j * L), most));
+        std::memcpy(scores + j * L, &e, sizeof(e));
+        of_rows = add(of_rows, e);
+    }
+    float sums[L];
+    std::memcpy(sums, &of_rows, sizeof(sums));
+    for (int r = 0; r < count; r += 4)
+        switch (std::min(4, count - r)) {
+            case 4: weigh_rows<X, 4>(values, d, total, scores, sums, r, 4, to); break;
+            case 3: weigh_rows<X, 3>(values, d, total, scores, sums, r, 3, to); break;
+            case 2: weigh_rows<X, 2>(values, d, total, scores, sums, r, 2, to); break;
+            default: weigh_rows<X, 1>(values, d, total, scores, sums, r, 1, to); break;
+        }
+}
+
+template <class X, class W>
+void attend(
+    const Layer& w, const void* x_, int q, void* y_, void* keys_, void* values_, long stride, long past,
+    const void* cos_, const void* sin_, const void* mask_, bool causal, int threads) {
+    using S = typename X::S;
+    const int h = w.hidden, d = w.d, groups = w.heads / w.kv_heads, all_heads = w.heads + 2 * w.kv_heads;
+    const long wide = (long)all_heads * d, rows = (long)groups * q;
+    auto x = (const S*)x_;
+    auto y = (S*)y_;
+    auto keys = (S*)keys_, values = (S*)values_;
+    auto cos = (const S*)cos_, sin = (const S*)sin_, mask = (const S*)mask_;
+    const size_t normed_bytes = padded(sizeof(S) * q * h), qkv_bytes = padded(sizeof(S) * q * wide),
+                 query_bytes = padded(sizeof(S) * q * w.heads * d);
+    char* memory = scratch(normed_bytes + qkv_bytes + 2 * query_bytes);
+    S *normed = (S*)memory, *qkv = (S*)(memory + normed_bytes), *query = (S*)(memory + normed_bytes + qkv_bytes),
+      *attended = (S*)(memory + normed_bytes + qkv_bytes + query_bytes);
+    const long least = std::max<long>((rows + L - 1) / L, (threads + w.kv_heads - 1) / w.kv_heads);  // blocks of a head
+    const int block = (int)((rows + least - 1) / least);
+    const long blocks = (rows + block - 1) / block;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+#pragma omp for schedule(static)
+        for (int r = 0; r < q; r++) {
+            if (w.norm1)
+                rms_norm<X>(x + (long)r * h, (const S*)w.norm1, w.eps1, h, normed + (long)r * h);
+            else
+                std::memcpy(normed + (long)r * h, x + (long)r * h, sizeof(S) * h);
+        }
+        auto put = [&](int r, long n, float v) { qkv[r * wide + n] = X::put(biased<X>(v, w.qkv_bias, n)); };
+#pragma omp for schedule(dynamic, 1)
+        for (long p = 0; p < panels(wide); p++) product<X, W>(normed, h, q, w.qkv, h, wide, p, put);
+#pragma omp for schedule(static)
+        for (int one = 0; one < q * all_heads; one++) {
+            const int r = one / all_heads, head = one % all_heads;
+            const S* from = qkv + r * wide + (long)head * d;
+            if (head >= w.heads + w.kv_heads) {
+                std::memcpy(values + (head - w.heads - w.kv_heads) * stride + (past + r) * d, from, sizeof(S) * d);
+                continue;
+            }
+            S* to = head < w.heads ? query + ((long)head * q + r) * d
+                                   : keys + (head - w.heads) * stride + (past + r) * d;
+            S own[1024];
+            if (w.head_norm) {
+                rms_norm<X>(from, (const S*)w.head_norm + (long)head * d, w.eps_head, d, own);
+                from = own;
+            }
+            for (int i = 0; i < d; i++) {  // sin: its first half is negated
+                const int other = i < d / 2 ? i + d / 2 : i - d / 2;
+                to[i] = X::put(
+                    X::get(from[i]) * X::get(cos[(long)r * d + i]) + X::get(from[other]) * X::get(sin[(long)r * d + i]));
+            }
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (long one = 0; one < blocks * w.kv_heads; one++) {
+            static thread_local std::vector<float> own;
+            static thread_local std::vector<S*> to;
+            const int kv_head = (int)(one / blocks), first = (int)(one % blocks) * block;
+            const int count = (int)std::min<long>(block, rows - first);
+            to.resize(count);
+            for (int r = 0; r < count; r++)
+                to[r] = attended + ((long)((first + r) % q) * w.heads + kv_head * groups + (first + r) / q) * d;
+            attend_rows<X>(
+                w, query + ((long)kv_head * rows + first) * d, keys + kv_head * stride, values + kv_head * stride, mask,
+                causal, q, past, first, count, own, to);
+        }
+        const int k = w.heads * d;
+        auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.out_bias, n)); };
+#pragma omp for schedule(dynamic, 1)
+        for (long p = 0; p < panels(h); p++) product<X, W>(attended, k, q, w.out, k, h, p, last);
+    }
+}
+
+template <class X, class W>
+void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
+    using S = typename X::S;
+    const int h = w.hidden, inner = w.inner;
+    auto x = (const S*)x_;
+    auto y = (S*)y_;
+    const size_t normed_bytes = padded(sizeof(S) * q * h);
+    char* memory = scratch(normed_bytes + sizeof(S) * q * inner);
+    S *normed = (S*)memory, *active = (S*)(memory + normed_bytes);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+#pragma omp for schedule(static)
+        for (int r = 0; r < q; r++)
+            rms_norm<X>(x + (long)r * h, (const S*)w.norm2, w.eps2, h, normed + (long)r * h);
+#pragma omp for schedule(dynamic, 1)
+        for (long p = 0; p < inner / PANEL; p++) {
+            const long from = p * PANEL, to = from + PANEL;
+            float gate[MOST_TOKENS * PANEL];
+            product<X, W>(normed, h, q, w.gate_up, h, 2L * inner, p, [&](int r, long n, float v) {
+                gate[r * PANEL + n - from] = X::get(X::put(biased<X>(v, w.gate_up_bias, n)));
+            });
+            product<X, W>(normed, h, q, w.gate_up, h, 2L * inner, p + inner / PANEL, [&](int r, long n, float v) {
+                active[(long)r * inner + n - inner] = X::put(biased<X>(v, w.gate_up_bias, n));
+            });
+            for (int r = 0; r < q; r++)
+                for (long n = from; n < to; n += L) {  // SiLU(gate) * up
+                    float part[L], grown[L];
+                    std::memcpy(part, gate + r * PANEL + n - from, sizeof(part));
+                    for (int i = 0; i < L; i++) grown[i] = -std::fabs(part[i]);
+                    vec e = exponential(F32::load(grown));
+                    std::memcpy(grown, &e, sizeof(grown));
+                    for (int i = 0; i < L; i++) {
+                        const float g = part[i], s = g >= 0 ? g / (1.0f + grown[i]) : g * grown[i] / (1.0f + grown[i]);
+                        S& to_ = active[(long)r * inner + n + i];
+                        to_ = X::put(X::get(X::put(s)) * X::get(to_));
+                    }
+                }
+        }
+        auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.down_bias, n)); };
+#pragma omp for schedule(dynamic, 1)
+        for (long p = 0; p < panels(h); p++) product<X, W>(active, inner, q, w.down, inner, h, p, last);
+    }
+}
+
+}  // namespace
+
+// Type pairs: 0 float32, 1 float32 activations with float16 weights, 2 bfloat16.
+#define FOR_PAIR(pair, call) \
+    switch (pair) { \
+        case 0: { using X = F32; using W = F32; call; break; } \
+        case 1: { using X = F32; using W = F16; call; break; } \
+        default: { using X = BF16; using W = BF16; call; break; } \
+    }
+
+extern "C" {
+
+// Number of entries of a packed matrix [outputs, k].
+long ssbench_packed_size(int pair, long outputs, int k) {
+    long size = 0;
+    FOR_PAIR(pair, (size = panels(outputs) * panel_size<X, W>(k)))
+    return size;
+}
+
+void ssbench_pack(int pair, const void* w, long outputs, int k, void* out) {
+    FOR_PAIR(pair, (pack<X, W>((const W::S*)w, outputs, k, (W::S*)out)))
+}
+
+int ssbench_panel() { return PANEL; }
+
+const char* ssbench_name() {
+#if defined(SSBENCH_AVX512) && defined(__AVX512BF16__)
+    return "AVX-512 BF16";
+#elif defined(SSBENCH_AVX512)
+    return "AVX-512";
+#else
+    return "AVX2";
+#endif
+}
+
+// x [rows, k], w packed [outputs, k], bias [outputs] or null -> out [rows, outputs].
+void ssbench_linear(
+    int pair, const void* x, int rows, const void* w, const void* bias, int k, long outputs, void* out, int threads) {
+    FOR_PAIR(pair, (linear<X, W>(x, rows, w, bias, k, outputs, out, threads)))
+}
+
+// x [q, hidden] -> y [q, hidden], attention's contribution. keys, values: [kv_heads, stride / d, d], of which `past`
+// rows are filled and the next q are written. cos, sin: [q, d]. mask: additive [q, past + q], or null: `causal` decides.
+void ssbench_attend(
+    int pair, const Layer* w, const void* x, int q, void* y, void* keys, void* values, long stride, long past,
+    const void* cos, const void* sin, const void* mask, int causal, int threads) {
+    FOR_PAIR(pair, (attend<X, W>(*w, x, q, y, keys, values, stride, past, cos, sin, mask, causal, threads)))
+}
+
+// x [q, hidden] -> y [q, hidden], the MLP's contribution.
+void ssbench_mlp(int pair, const Layer* w, const void* x, int q, void* y, int threads) {
+    FOR_PAIR(pair, (mlp<X, W>(*w, x, q, y, threads)))
+}
+
+}  // extern "C"

@@ -1,0 +1,252 @@
+"""Native kernels for GEMMs and layers of few query tokens on x86 CPUs.
+
+`cpu_layer.cpp` is compiled for this machine at first use, in some seconds, and kept in the cache folder. Without g++,
+on another processor, or with SSBENCH_NATIVE=0, torch's operators are used (`cpu_kernels`).
+
+One call runs attention or the MLP of a layer. A sum is computed in one order whatever the number of query tokens and
+threads is. In fused layers with a SiLU MLP of whole panels, a token of one request has the same bits in autoregressive
+decoding and in verification of up to MOST_ROWS tokens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench_ss.storage import cache_folder
+
+SOURCE = Path(__file__).with_name("cpu_layer.cpp")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC")
+NEEDED = {"avx2", "fma", "f16c"}  # flags of the processor
+VARIABLE = "SSBENCH_NATIVE"  # 0: do not use them
+COMPILE_S = 300.0
+MOST_ROWS = 32  # query tokens of one call, as MOST_TOKENS of the source; torch runs more
+HEAD_SIZE = 1024  # largest head dimension
+PAIRS = {  # types of activations and weights -> number in the source
+    (torch.float32, torch.float32): 0,
+    (torch.float32, torch.float16): 1,
+    (torch.bfloat16, torch.bfloat16): 2,
+}
+_INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_long, ctypes.c_size_t  # a pointer is an address, 0 for none
+
+
+class Layer(ctypes.Structure):
+    """Sizes and weights of a decoder layer, as `Layer` of the source."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("hidden", "heads", "kv_heads", "d", "inner")),
+        *((name, ctypes.c_float) for name in ("eps1", "eps2", "eps_head", "scale")),
+        *(
+            (name, _POINTER)
+            for name in (
+                "norm1", "qkv", "qkv_bias", "head_norm", "out", "out_bias",
+                "norm2", "gate_up", "gate_up_bias", "down", "down_bias",
+            )
+        ),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The compiled functions. name: instructions that they use."""
+
+    packed_size: Any
+    pack: Any
+    linear: Any
+    attend: Any
+    mlp: Any
+    panel: int  # outputs that are packed together
+    name: str
+    key: str  # of source, compiler and processor
+
+
+def kernels() -> Kernels | None:
+    """Return the kernels, compiled if they are not in the cache; None where they cannot be used (`problem`)."""
+    return _load()[0]
+
+
+def problem() -> str:
+    """Return why there are no native kernels, or ''."""
+    return _load()[1]
+
+
+@functools.cache
+def _load() -> tuple[Kernels | None, str]:
+    if os.environ.get(VARIABLE) == "0":
+        return None, f"{VARIABLE} is 0"
+    flags = _processor_flags()
+    if not sys.platform.startswith("linux") or not flags >= NEEDED:
+        return None, "they need Linux on x86 with AVX2, FMA and F16C"
+    compiler = shlex.split(os.environ.get("CXX", "")) or [shutil.which("g++") or ""]
+    if not compiler[0]:
+        return None, "there is no g++"
+    try:
+        file = _library_file(compiler, flags)
+        library = _opened(file) or _opened(_compiled(compiler, file))
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"{shlex.join(compiler)} cannot compile them: {_reason(error)}"
+    if library is None:
+        return None, f"{file} cannot be loaded"
+    library.ssbench_linear.argtypes = [_INT, _POINTER, _INT, _POINTER, _POINTER, _INT, _LONG, _POINTER, _INT]
+    library.ssbench_attend.argtypes = [
+        _INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _INT,
+        _INT,
+    ]  # fmt: skip
+    library.ssbench_mlp.argtypes = [_INT, _POINTER, _POINTER, _INT, _POINTER, _INT]
+    library.ssbench_packed_size.argtypes = [_INT, _LONG, _INT]
+    library.ssbench_packed_size.restype = _LONG
+    library.ssbench_pack.argtypes = [_INT, _POINTER, _LONG, _INT, _POINTER]
+    for function in (library.ssbench_pack, library.ssbench_linear, library.ssbench_attend, library.ssbench_mlp):
+        function.restype = None
+    library.ssbench_name.restype = ctypes.c_char_p
+    functions = (getattr(library, f"ssbench_{name}") for name in ("packed_size", "pack", "linear", "attend", "mlp"))
+    return Kernels(*functions, library.ssbench_panel(), library.ssbench_name().decode(), file.stem), ""
+
+
+def _processor_flags() -> set[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return set()
+    return set(next((line.partition(":")[2].split() for line in text.splitlines() if line.startswith("flags")), []))
+
+
+def _library_file(compiler: list[str], flags: set[str]) -> Path:
+    """Return the library's place for this source, compiler and processor. Raises OSError or SubprocessError.
+
+    Raises OSError for a folder that another user can write, who could place code there.
+    """
+    run = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=COMPILE_S)
+    if b"clang" in run.stdout:
+        raise OSError("clang's OpenMP would add threads to those of torch; set CXX to g++")
+    parts = (SOURCE.read_bytes(), run.stdout, " ".join(sorted(flags)).encode(), " ".join(FLAGS).encode())
+    folder = cache_folder() / "native"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = folder.stat()
+    if state.st_uid != os.geteuid() or state.st_mode & 0o022:
+        raise OSError(f"{folder} can be written by other users")
+    return folder / f"{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
+
+
+def _opened(file: Path) -> Any:
+    """Return the library; None if it is missing or damaged."""
+    try:
+        return ctypes.CDLL(str(file))
+    except OSError:
+        return None
+
+
+def _compiled(compiler: list[str], file: Path) -> Path:
+    """Compile the library and return its file. Raises OSError or SubprocessError."""
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:  # of this process alone, then renamed
+        library = Path(folder) / file.name
+        command = [*compiler, *FLAGS, "-o", str(library), str(SOURCE)]
+        subprocess.run(command, capture_output=True, check=True, timeout=COMPILE_S)
+        library.replace(file)
+    return file
+
+
+def _reason(error: Exception) -> str:
+    """Return the compiler's first error, else the last line of what it printed."""
+    text = getattr(error, "stderr", None) or str(error)
+    lines = (text.decode(errors="replace") if isinstance(text, bytes) else text).strip().splitlines()
+    return next((line for line in lines if "error:" in line), lines[-1] if lines else type(error).__name__)
+
+
+def supports(activations: torch.dtype, weights: torch.dtype) -> bool:
+    """Return True if there are kernels for these types."""
+    return (activations, weights) in PAIRS and kernels() is not None
+
+
+class NativeLinear:
+    """A GEMM of few rows by the native kernel: x [.., in] -> x weight^T + bias [.., out].
+
+    weight: [out, in], of which a packed copy is made. dtype: of x.
+    """
+
+    __slots__ = ("bias", "inputs", "linear", "outputs", "packed", "pair")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        made = kernels()
+        assert made is not None
+        (self.outputs, self.inputs), self.bias = weight.shape, bias
+        self.pair, self.linear = PAIRS[dtype, weight.dtype], made.linear
+        weight = weight.detach().contiguous()
+        self.packed = weight.new_empty(made.packed_size(self.pair, self.outputs, self.inputs))
+        made.pack(self.pair, weight.data_ptr(), self.outputs, self.inputs, self.packed.data_ptr())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the result, of the dtype of x."""
+        x = x.contiguous()
+        out = x.new_empty((*x.shape[:-1], self.outputs))
+        rows, threads = out.numel() // self.outputs, torch.get_num_threads()
+        bias = 0 if self.bias is None else self.bias.data_ptr()
+        self.linear(
+            self.pair, x.data_ptr(), rows, self.packed.data_ptr(), bias, self.inputs, self.outputs, out.data_ptr(),
+            threads,
+        )  # fmt: skip
+        return out
+
+
+class NativeLayer:
+    """Attention and MLP of a decoder layer by native kernels.
+
+    layer: sizes and addresses. kept: the tensors that these belong to. silu: the activation is SiLU.
+    """
+
+    __slots__ = ("has_mlp", "kept", "layer", "made", "pair")
+
+    def __init__(self, layer: Layer, pair: int, kept: tuple[Tensor, ...], silu: bool) -> None:
+        made = kernels()
+        assert made is not None
+        self.layer, self.pair, self.kept, self.made = ctypes.addressof(layer), pair, (layer, *kept), made
+        self.has_mlp = silu and layer.inner % made.panel == 0  # gate and up begin with a panel
+
+    def attend(
+        self,
+        x: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        past: int,
+        rotary: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        causal: bool = True,
+    ) -> Tensor:
+        """Return attention's contribution to x [1, q, h]; write the keys and values of x after `past` rows.
+
+        Args:
+            x: states [1, q, h] of up to MOST_ROWS query tokens.
+            keys, values: [1, kv_heads, capacity, d] of the layer.
+            past: number of filled rows.
+            rotary: cos and signed sin, contiguous [1, q, 1, d].
+            mask: additive [1, 1, q, past + q], or None.
+            causal: without a mask, a token attends to no later one.
+        """
+        out = torch.empty_like(x)
+        cos, sin = rotary
+        self.made.attend(
+            self.pair, self.layer, x.data_ptr(), x.shape[1], out.data_ptr(), keys.data_ptr(), values.data_ptr(),
+            keys.stride(1), past, cos.data_ptr(), sin.data_ptr(), 0 if mask is None else mask.data_ptr(), causal,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """Return the MLP's contribution to x [.., h] of up to MOST_ROWS query tokens."""
+        out = torch.empty_like(x)
+        rows, threads = x.shape[:-1].numel(), torch.get_num_threads()
+        self.made.mlp(self.pair, self.layer, x.data_ptr(), rows, out.data_ptr(), threads)
+        return out

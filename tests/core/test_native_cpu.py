@@ -1,0 +1,227 @@
+"""Native kernels of CPU layers: torch's results, the same bits for every number of rows and threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM
+
+from specbench_ss import registry
+from specbench_ss.engine import native_cpu
+from specbench_ss.engine.architectures import family_of
+from specbench_ss.engine.cpu_kernels import FusedBlock
+from specbench_ss.engine.target import FINAL, Target
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.models.tiny import tiny_model, tiny_target
+
+TYPES = list(native_cpu.PAIRS)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+PARENTS = [-1, 0, 0, 1, 3, 2, 4]  # with the path 0, 1, 3, 4, 6
+PATH = [0, 1, 3, 4, 6]
+
+available = pytest.mark.skipif(native_cpu.kernels() is None, reason=native_cpu.problem() or "they are there")
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return native_cpu.NativeLinear(weight, bias, x.dtype)(x)
+
+
+@available
+@pytest.mark.parametrize("types", TYPES, ids=str)
+@pytest.mark.parametrize("inputs", [7, 64, 131])
+def test_products_are_torchs(types: tuple[torch.dtype, torch.dtype], inputs: int) -> None:
+    torch.manual_seed(0)
+    dtype, of_weights = types
+    weight, bias = torch.randn(83, inputs).to(of_weights), torch.randn(83).to(dtype)
+    for rows in (1, 2, 3, 5, 33):
+        x = torch.randn(1, rows, inputs).to(dtype)
+        for extra in (None, bias):
+            made, right = product(x, weight, extra), F.linear(x, weight.to(dtype), extra)
+            assert made.shape == right.shape and made.dtype == dtype
+            assert (made - right).abs().max() <= TOLERANCE[dtype] * (1 + right.abs().max())
+
+
+@available
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_a_row_has_the_same_bits_alone_and_among_others(types: tuple[torch.dtype, torch.dtype]) -> None:
+    torch.manual_seed(0)
+    dtype, of_weights = types
+    weight, x = torch.randn(300, 200).to(of_weights), torch.randn(1, 11, 200).to(dtype)
+    together = product(x, weight, None)
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        assert torch.equal(product(x, weight, None), together)
+        for i in range(x.shape[1]):
+            assert torch.equal(product(x[:, i : i + 1], weight, None), together[:, i : i + 1])
+
+
+@available
+def test_nan_is_not_hidden() -> None:
+    weight = torch.ones(4, 8)
+    weight[1, 3] = float("nan")
+    made = product(torch.ones(1, 2, 8), weight, None)
+    assert made[..., 1].isnan().all() and made[..., [0, 2, 3]].isfinite().all()
+
+
+def targets(dtype: torch.dtype) -> Iterator[Target]:
+    """Models with biases, norms of heads, and an MLP of whole panels, which the native MLP needs."""
+    for kind in ("llama", "qwen2", "qwen3", "mistral"):
+        config = tiny_model(kind).config
+        config.intermediate_size = 64
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        for p in model.parameters():
+            if p.ndim > 1:
+                torch.nn.init.normal_(p, std=0.15)
+        yield Target(model.to(dtype))
+
+
+def step(target: Target, cache: object, tokens: list[int], parents: list[int]) -> torch.Tensor:
+    return target.forward_tree(DraftTree.from_parents(tokens, parents), cache, ()).logits[0]  # type: ignore[arg-type]
+
+
+@available
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_path_of_a_tree_has_the_bits_of_decoding_token_by_token(dtype: torch.dtype) -> None:
+    tokens = [3, 5, 4, 7, 2, 6, 1]
+    for target in targets(dtype):
+        assert all(isinstance(block, FusedBlock) and block.native is not None for block in target.family.blocks)
+        assert all(block.native.has_mlp for block in target.family.blocks)
+        with torch.inference_mode():
+            prompt = torch.arange(1, 10)[None]
+            cache = target.new_cache(40)
+            target.prefill(prompt, cache)
+            start = cache.get_seq_length()
+            tree = step(target, cache, tokens, PARENTS)
+            cache.compact(start, [])
+            for node in PATH:
+                alone = step(target, cache, [tokens[node]], [-1])
+                cache.commit(1)
+                assert torch.equal(alone[0], tree[node]), (target.config.model_type, node)
+
+
+@available
+def test_layers_are_the_modules() -> None:
+    for target in targets(torch.float32):
+        with torch.inference_mode():
+            prompt = torch.arange(1, 14)[None]
+            cache = target.new_cache(40)
+            made = target.prefill(prompt, cache, every=True).hidden_states[FINAL]
+            target.family.blocks = family_of(target.model).blocks
+            right = target.prefill(prompt, target.new_cache(40), every=True).hidden_states[FINAL]
+        assert (made - right).abs().max() <= 1e-4 * (1 + right.abs().max())
+
+
+def run(script: str, **variables: str) -> str:
+    environment = {**os.environ, **variables}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_dflashs_layers_which_are_not_causal_are_fused() -> None:
+    if native_cpu.kernels() is None:
+        pytest.skip(native_cpu.problem())
+    target = tiny_target("llama")
+    decoder = next(iter(registry.method_class("dflash").test_instances(target).values()))()
+    blocks = decoder.drafter.blocks  # type: ignore[attr-defined]
+    assert blocks and all(isinstance(block, FusedBlock) for block in blocks)
+
+
+def test_requests_of_several_threads_do_not_share_buffers() -> None:
+    if native_cpu.kernels() is None:
+        pytest.skip(native_cpu.problem())
+    target = next(targets(torch.float32))
+
+    def answer(first: int) -> torch.Tensor:
+        with torch.inference_mode():
+            cache = target.new_cache(40)
+            return step(target, cache, [first, 5, 4, 7, 2, 6, 1], PARENTS)
+
+    alone = [answer(first) for first in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(answer, [*range(8)] * 4))
+    assert all(torch.equal(made, alone[i % 8]) for i, made in enumerate(together))
+
+
+AVX2 = """
+import torch
+import torch.nn.functional as F
+from specbench_ss.engine import native_cpu
+native_cpu.FLAGS = (*native_cpu.FLAGS, '-march=haswell')
+from specbench_ss.engine.cpu_kernels import FusedBlock
+from specbench_ss.models.tiny import tiny_target
+assert native_cpu.kernels().name == 'AVX2', native_cpu.problem()
+torch.manual_seed(0)
+with torch.inference_mode():
+    for dtype, of_weights in native_cpu.PAIRS:
+        for inputs, outputs in ((7, 19), (64, 83)):
+            weight, x = torch.randn(outputs, inputs).to(of_weights), torch.randn(1, 9, inputs).to(dtype)
+            made, right = native_cpu.NativeLinear(weight, None, dtype)(x), F.linear(x, weight.to(dtype))
+            assert (made - right).abs().max() <= (1e-2 if dtype == torch.bfloat16 else 1e-5) * (1 + right.abs().max())
+blocks = tiny_target('llama').family.blocks
+print(all(isinstance(block, FusedBlock) and block.native is not None and block.native.has_mlp for block in blocks))
+"""
+
+
+@available
+def test_the_form_for_avx2_is_right(tmp_path: Path) -> None:
+    """Each layer is compared with its modules when a model is loaded; a MLP of 48 has whole panels of 16."""
+    assert run(AVX2, SSBENCH_CACHE=str(tmp_path)) == "True"
+
+
+def test_a_damaged_library_is_compiled_again(tmp_path: Path) -> None:
+    if native_cpu.kernels() is None:
+        pytest.skip(native_cpu.problem())
+    print_name = "from specbench_ss.engine import native_cpu; print(native_cpu.kernels().name)"
+    name = run(print_name, SSBENCH_CACHE=str(tmp_path))
+    for file in (tmp_path / "native").glob("*.so"):
+        file.write_bytes(b"damaged")
+    assert run(print_name, SSBENCH_CACHE=str(tmp_path)) == name
+
+
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "native"
+    folder.mkdir()
+    folder.chmod(0o777)
+    script = "from specbench_ss.engine import native_cpu; print(native_cpu.problem())"
+    if native_cpu.kernels() is None:
+        pytest.skip(native_cpu.problem())
+    assert "other users" in run(script, SSBENCH_CACHE=str(tmp_path))
+
+
+SCRIPT = """
+from specbench_ss.engine import native_cpu
+from specbench_ss.models.tiny import tiny_target
+print(native_cpu.kernels(), native_cpu.problem(), '|', tiny_target('llama').kernel_summary)
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [({native_cpu.VARIABLE: "0"}, "is 0"), ({"CXX": "false"}, "cannot compile"), ({"CXX": "/no/compiler"}, "cannot")],
+    ids=["off", "failing", "missing"],
+)
+def test_without_them_torchs_operators_are_used(variables: dict[str, str], reason: str, tmp_path: Path) -> None:
+    made = run(SCRIPT, **variables, SSBENCH_CACHE=str(tmp_path))
+    assert made.startswith("None") and reason in made and "native" not in made.partition("|")[2]
