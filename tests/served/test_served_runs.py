@@ -13,7 +13,7 @@ import pytest
 from specbench_ss import compare, load_run, run
 from specbench_ss.bench import server_run
 from specbench_ss.bench.run_loop import NullCallbacks
-from specbench_ss.bench.schedule import arrivals, plan
+from specbench_ss.bench.schedule import Sample, arrivals, plan
 from specbench_ss.bench.server_client import Server
 from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
@@ -335,6 +335,25 @@ def test_times_count_from_the_planned_arrival(questions: Path, tmp_path: Path, m
     rows = read_run(tmp_path / "r").requests
     assert len(rows) == PROMPTS and all((row.prefill_s or 0.0) > 5 and (row.wall_s or 0.0) > 5 for row in rows)
     assert all((row.decode_s or 0.0) < 5 for row in rows)  # that is of the server alone
+
+
+def test_a_request_without_history_moves_no_arrival(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = server_run.ServedConcurrencySweep.prompt
+
+    def first_turns(sweep: Any, sample: Sample) -> Any:
+        if sample.turn:
+            raise LookupError("no history")
+        return prompt(sweep, sample)
+
+    monkeypatch.setattr(server_run.ServedConcurrencySweep, "prompt", first_turns)
+    with serving() as one:
+        measured([one], ["one"], questions, tmp_path / "r", rate="50")
+    run_ = read_run(tmp_path / "r")
+    planned, sent = arrivals(PROMPTS, 50, 0, 0), [row for row in run_.requests if row.ok]
+    since = [(row.started or 0.0) - run_.concurrency[0].started for row in sent]
+    assert 0 < len(sent) < PROMPTS and since == pytest.approx([planned[row.index] for row in sent], abs=1e-4)
 
 
 def test_a_level_ends_with_its_last_request(questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
