@@ -26,7 +26,6 @@ from specbench_ss.models.checkpoint import load_into, weight_file
 TYPE = "speculators_model_type"
 LAYER = "transformer_layer_config"
 READERS = ("eagle3", "peagle", "dflash")  # supported types, each read by the method of that name
-FORMATS = ("speculators", "vllm")  # programs that read this layout
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 IGNORED = "rotary_emb.inv_freq"  # a buffer of older transformers: frequencies follow from the configuration

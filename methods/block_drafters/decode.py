@@ -23,7 +23,6 @@ from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared import speculators
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork
 from specbench_ss.methods._shared.drafting import FeatureDecoder, Read
 from specbench_ss.methods._shared.heads import best_tree, tree_of
@@ -90,7 +89,7 @@ class BlockDecoder(FeatureDecoder):
     """Base of both methods: options, and a chain or a tree from the logits of the draft positions."""
 
     node_options = ("nodes",)
-    export_formats = speculators.FORMATS
+    can_export = True
     vllm: ClassVar[dict[str, Any]]  # vLLM's settings for the method
     size_option: ClassVar[str]  # the option that shortens a drafter's block
     reduced_args: ClassVar[dict[str, Any]]  # for `test_instances`: arguments of `random` with a reduced vocabulary

@@ -67,7 +67,12 @@ class BlockTrainer(FeatureTrainer):
         """Write the folder in one of the published layouts."""
         speculators = self.options.format == "speculators"
         config_of = self.checkpoints.speculators_config_of if speculators else self.checkpoints.config_of
-        config = config_of(self.module, self.target)
+        try:
+            config = config_of(self.module, self.target)
+        except UserError as error:
+            if not speculators:
+                raise
+            raise UserError(f"{error}; use --format {self.Options().format}") from None
         write_checkpoint(folder, self.module, {**config, **about})
 
 

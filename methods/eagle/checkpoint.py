@@ -287,7 +287,7 @@ def published_name(name: str) -> str:
 def config_of(
     drafter: Drafter, about: Mapping[str, Any], layers: tuple[int, ...], drafts: int, base: ModelInfo
 ) -> dict[str, Any]:
-    """Return config.json in speculators' layout.
+    """Return config.json in speculators' layout. Raise UserError for a drafter that it cannot describe.
 
     Args:
         drafter: an EAGLE-3 drafter.
@@ -303,7 +303,7 @@ def config_of(
         **speculators.sizes_of(llama),
         "model_type": "qwen3" if shape.head_norms else "llama",
         "vocab_size": base.vocab_size,
-        "attention_bias": bool(shape.biases),
+        "attention_bias": attention_bias(shape),
         "mlp_bias": llama.mlp_bias,
         "rope_theta": (llama.rope_parameters or {}).get("rope_theta"),  # for older versions of transformers
     }
@@ -317,27 +317,32 @@ FC_BIAS = "fc.bias"
 
 
 def vllm_tensors(drafter: Drafter) -> dict[str, Tensor]:
-    """Return the tensors of an EAGLE-1 drafter for vLLM. Raise UserError if it has a bias that vLLM drops."""
+    """Return the tensors of a drafter for vLLM. Raise UserError if it has a bias that vLLM drops."""
     tensors = drafter.state_dict()
     if FC_BIAS in tensors and bool(tensors.pop(FC_BIAS).any()):
-        raise UserError("vLLM drops fc.bias, which this drafter has; train it again with `ssbench train eagle`")
+        raise UserError("vLLM drops fc.bias, which this drafter has; train it again with `ssbench train`")
     return tensors
+
+
+def attention_bias(shape: Shape) -> bool:
+    """Return True for biases in the attention. Raise UserError if some projections have one and others do not."""
+    biased = shape.biases.intersection(BIASED)
+    if biased and len(biased) < len(BIASED):
+        raise UserError(f"vLLM needs attention biases in all projections or none; this drafter has {len(biased)} of 4")
+    return bool(biased)
 
 
 def vllm_config_of(drafter: Drafter, about: Mapping[str, Any], base: ModelInfo) -> dict[str, Any]:
     """Return config.json of an EAGLE-1 drafter for vLLM, which takes `bias` for the biases of the attention.
 
-    Raise UserError if some projections of the attention have a bias and others do not. about: its present config.json.
+    about: its present config.json.
     """
-    biased = drafter.shape.biases.intersection(BIASED)
-    if biased and len(biased) < len(BIASED):
-        raise UserError(f"vLLM needs attention biases in all projections or none; this drafter has {len(biased)} of 4")
     return {
         **{name: value for name, value in about.items() if name != "rope_scaling"},  # part of rope_parameters
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         **speculators.sizes_of(drafter.shape.llama(dict(about))),
         "vocab_size": base.vocab_size,
-        "attention_bias": bool(biased),
+        "attention_bias": attention_bias(drafter.shape),
         "bias": False,
     }

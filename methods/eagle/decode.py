@@ -33,7 +33,6 @@ from specbench_ss.methods._shared.heads import (
     tree_of,
     tunable_nodes,
 )
-from specbench_ss.methods._shared.speculators import FORMATS
 from specbench_ss.methods._shared.tree_growth import best, draw, grow
 from specbench_ss.methods.eagle.checkpoint import (
     best_layers,
@@ -47,7 +46,7 @@ from specbench_ss.methods.eagle.checkpoint import (
     vllm_tensors,
 )
 from specbench_ss.methods.eagle.drafter import Drafter, random_eagle, random_eagle3
-from specbench_ss.models.checkpoint import own_fields, write_checkpoint, write_tensors
+from specbench_ss.models.checkpoint import own_fields, write_tensors
 from specbench_ss.options import Bounded, option
 
 MOST_DEPTH = 64  # levels of a draft tree; each is one pass of the drafter
@@ -69,7 +68,7 @@ class EagleDecoder(FeatureDecoder):
     """Base of the three methods: slots of true hidden states, and drafter passes over nodes."""
 
     other_options = ("nodes", "total_tokens", "depth", "top_k")  # of all methods that share a folder
-    export_formats: ClassVar[tuple[str, ...]] = ("vllm",)
+    can_export: ClassVar[bool] = True
     is_eagle3: ClassVar[bool] = False
 
     def __init__(
@@ -473,7 +472,6 @@ class Eagle3(Eagle2):
     summary = "EAGLE-3: features of three levels, training-time test, dynamic tree"
     paper = "Li et al. 2025, arXiv:2503.01840"
     Options = Eagle3Options
-    export_formats = FORMATS
     published_depth = 7
 
     @classmethod
@@ -493,7 +491,8 @@ class Eagle3(Eagle2):
 
     def export(self, folder: Path) -> dict[str, Any]:
         config = config_of(self.drafter, self.config, self.layers, self.drafted_levels, self.target)
-        write_checkpoint(folder, self.drafter, {**config, **own_fields(self.config)}, called=published_name)
+        tensors = {published_name(name): tensor for name, tensor in vllm_tensors(self.drafter).items()}
+        write_tensors(folder, tensors, {**config, **own_fields(self.config)})
         return {"method": "eagle3", "num_speculative_tokens": self.drafted_levels}
 
     @classmethod

@@ -38,7 +38,7 @@ class Medusa(TreeHeads):
     summary = "Medusa-1 heads on the frozen base, sparse tree"
     paper = "Cai et al. 2024, arXiv:2401.10774"
     Options = MedusaOptions
-    export_formats: ClassVar[tuple[str, ...]] = ("vllm",)
+    can_export: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Medusa2(fine_tuned.FineTunedDecoder, Medusa):
     summary = "Medusa-2: heads and backbone trained together; the model itself changes"
     baseline_name = "medusa2-ar"
     baseline_options = Medusa2AROptions
-    export_formats = ()
+    can_export = False
 
     @classmethod
     def accepts(cls, path: Path, base: ModelInfo) -> bool:

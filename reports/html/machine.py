@@ -185,7 +185,7 @@ def in_flight(view: View) -> Table | None:
     if not found:
         return None
     compared = [
-        Column("× baseline", _throughput, f"tokens/s: method / {baseline}, with as many concurrent requests; 95 % CI"),
+        Column("× baseline", _throughput, f"tokens/s: method / {baseline}, with as many concurrent requests"),
         Column("speedup", _speedup, f"Time per token of a request: {baseline} / method, paired by prompt"),
         Column("95 % CI", lambda row: plain(interval(row.speedup_interval)), "Of that speedup"),
     ]
@@ -204,7 +204,7 @@ def in_flight(view: View) -> Table | None:
     return Table.of("in-flight", columns, found, "Load levels: throughput and latency")
 
 
-_SLO = Column("SLO", lambda row: _percent(row.slo_attainment), "Share of the sent requests within all limits")
+_SLO = Column("SLO", lambda row: _percent(row.slo_attainment), "Share of the planned requests within all limits")
 
 
 def _load(rows: Sequence[ConcurrencyRow]) -> Column:
@@ -219,7 +219,7 @@ def _load(rows: Sequence[ConcurrencyRow]) -> Column:
 
 
 def draft_schedule(view: View) -> Table | None:
-    """Return throughput ratios by server and requests in flight, the recommended ones in bold; None without k."""
+    """Return speedups by server and requests in flight, the recommended servers in bold; None without k."""
     if (schedule := view.results.draft_schedule) is None:
         return None
     entries = {(entry.method, entry.concurrency): entry for entry in schedule.entries}
@@ -230,27 +230,24 @@ def draft_schedule(view: View) -> Table | None:
             entry = entries.get((row["method"], level))
             return _scheduled(entry, entry in chosen) if entry else Cell(MISSING)
 
-        return Column(f"{level} in flight", of, "Throughput over the baseline's, with its 95 % CI")
+        return Column(f"{level} in flight", of, "Time per token of a request: baseline / server, with its 95 % CI")
 
     values = [f"vLLM, {group}, fields of --speculative-config: {json.dumps(f)}" for group, f in schedule.vllm().items()]
     return Table.of(
         "draft-schedule",
         [view.method("server"), *map(column, schedule.choices)],
         [{"method": label} for label in dict.fromkeys(entry.method for entry in schedule.entries)],
-        "Draft schedule: throughput over the baseline's, the recommended server in bold",
+        "Draft schedule: speedup of a request over the baseline, the recommended server in bold",
         notes=[f"{schedule.text()}.", *values],
     )
 
 
 def _scheduled(entry: ScheduleEntry, chosen: bool) -> Cell:
-    small = [interval(entry.throughput_ratio_interval)]
-    return Cell(format_speedup(entry.throughput_ratio), entry.throughput_ratio, small, strong=chosen)
+    return Cell(format_speedup(entry.speedup), entry.speedup, [interval(entry.speedup_interval)], strong=chosen)
 
 
 def _throughput(row: ConcurrencyRow) -> Cell:
-    text = ranking.marked_speedup(row.throughput_ratio, row.throughput_comparison)
-    small = [interval(row.throughput_ratio_interval)] if row.throughput_ratio_interval else []
-    return Cell(text, row.throughput_ratio, small)
+    return Cell(format_speedup(row.throughput_ratio), row.throughput_ratio)
 
 
 def _speedup(row: ConcurrencyRow) -> Cell:

@@ -311,7 +311,7 @@ def goodput_limits(options: RunOptions) -> dict[str, float] | None:
     if not (options.concurrency or options.rate):
         raise UserError("--goodput needs load levels; add --concurrency or --rate")
     limits: dict[str, float] = {}
-    for part in listed(options.goodput):
+    for part in listed(options.goodput) or ("",):
         name, _, text = part.partition(":")
         try:
             limit = float(text)

@@ -249,12 +249,17 @@ def check(
     check_history(info, data)
     check_room(info, data)
     prompts = sum(len(q.turns) for q in data.questions)
-    if config.concurrency and max(config.concurrency) > prompts:
-        raise UserError(f"--batch-size {max(config.concurrency)}: the suite has only {prompts} prompts")
+    check_in_flight(config, prompts, "--batch-size")
     samples = prompts * config.repeats * len(options)
     if samples > MOST_SAMPLES:
         raise UserError(f"the run would have {samples:,} samples, more than {MOST_SAMPLES:,}; use fewer --repeats")
     return Plan(config, suite, data, options, advised, device, dtype, samples, notes, loaded, choice)
+
+
+def check_in_flight(config: RunConfig, prompts: int, option: str) -> None:
+    """Raise UserError for more concurrent requests than there are prompts."""
+    if config.concurrency and max(config.concurrency) > prompts:
+        raise UserError(f"{option} {max(config.concurrency)}: the suite has {prompts} prompts; use at most {prompts}")
 
 
 def check_methods(config: RunConfig, loaded: Target | None = None) -> tuple[ModelInfo, dict[str, Mapping[str, Any]]]:

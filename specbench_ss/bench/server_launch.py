@@ -32,11 +32,11 @@ POLL_S = 0.2
 HIDDEN = "***"
 STOP_S = 30.0  # from SIGTERM to SIGKILL
 GONE_S = 10.0  # for the kernel to take away killed processes, and their port
-SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+SECRET = re.compile(r"TOKEN(?!IZ)|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 LAST_LINES = 400  # of a server's log, in which the reason of a failure is looked for
 ERROR = re.compile(r"\b\w*(Error|Exception)\b: .*")
 Option = str | int | float | bool
-Setting = Option | list[Any] | dict[str, Any]  # of vLLM also a schedule, or the configuration of a loader
+Setting = Option | list[Any] | dict[str, Any]  # also a schedule, or the configuration of a loader
 
 
 class _Configuration(msgspec.Struct, forbid_unknown_fields=True):
@@ -63,7 +63,6 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     port: int = 8000
     blocks: int = 2
     ready_s: float = 600.0
-    restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +91,10 @@ def read_servers(file: Path) -> LaunchPlan:
         raise UserError(f"--servers {path}: {' '.join(str(e).split())}") from None
     if not given.servers or given.blocks < 1 or not 0 < given.port < 65536:
         raise UserError(f"--servers {path}: needs at least one server, blocks of 1 or more, and a port")
-    started = [
-        (one, replace(endpoint, restart=given.restart))
-        for one in given.servers
-        for endpoint in _endpoints(one, given.port, path)
-    ]
-    labels = [endpoint.label for _, endpoint in started]
-    if twice := sorted({label for label in labels if labels.count(label) > 1}):
-        raise UserError(f"--servers {path}: label {twice[0]!r} is given twice; labels must differ")
+    started = [(one, endpoint) for one in given.servers for endpoint in _endpoints(one, given.port, path)]
+    for labels in ([one.label for one in given.servers], [endpoint.label for _, endpoint in started]):
+        if twice := sorted({label for label in labels if labels.count(label) > 1}):
+            raise UserError(f"--servers {path}: label {twice[0]!r} is given twice; labels must differ")
     with prefixed(f"--servers {path}"):
         methods = {endpoint.label: MethodSpec.parse(one.method).label for one, endpoint in started if one.method}
     return LaunchPlan(tuple(one for _, one in started), given.port, given.blocks, given.ready_s, methods)
@@ -150,11 +145,12 @@ def _command(one: _Configuration, k: int | None, port: int) -> list[str]:
 
 
 def _options(settings: Mapping[str, Setting]) -> list[str]:
-    """Return settings as options of a command line; True is a flag."""
+    """Return settings as options of a command line; True is a flag, lists and objects are JSON."""
     words = list[str]()
     for name, value in settings.items():
         if value is not False:
-            words += [f"--{name.lstrip('-')}", *([] if value is True else [str(value)])]
+            text = json.dumps(value) if isinstance(value, list | dict) else str(value)
+            words += [f"--{name.lstrip('-')}", *([] if value is True else [text])]
     return words
 
 
@@ -335,16 +331,36 @@ def _plain(label: str) -> str:
 
 def without_secrets(endpoint: Endpoint) -> Endpoint:
     """Return an endpoint for the manifest: values of variables and options that are named like secrets are hidden."""
-    env = tuple((name, HIDDEN if SECRET.search(name) else value) for name, value in endpoint.env)
-    command = list[str]()
+    env = tuple((name, _hidden_word(name, value)) for name, value in endpoint.env)
+    command, option = list[str](), ""  # option: whose value the next word may be
     for word in endpoint.command:
-        name, equals, _ = word.partition("=")
-        after = command and command[-1].startswith("-") and "=" not in command[-1] and SECRET.search(command[-1])
-        if equals and name.startswith("-") and SECRET.search(name):
-            command.append(f"{name}={HIDDEN}")
+        name, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            command.append(_hidden_word(option, word))
         else:
-            command.append(HIDDEN if after and not word.startswith("-") else word)
+            command.append(f"{name}={_hidden_word(name, value)}" if equals else word)
+        option = word if word.startswith("-") and not equals else ""
     return replace(endpoint, command=tuple(command), env=env)
+
+
+def _hidden_word(name: str, word: str) -> str:
+    """Return the value of a variable or an option, hidden if it is named like a secret; of JSON each such value."""
+    try:
+        value = json.loads(word) if word.startswith(("{", "[")) else word
+    except ValueError:
+        value = word
+    shown = _hidden(name, value)
+    return word if shown == value else shown if isinstance(shown, str) else json.dumps(shown)
+
+
+def _hidden(name: str, value: Any) -> Any:
+    """Return a value with everything in it that is named like a secret hidden; numbers of tokens are no secrets."""
+    if isinstance(value, dict):
+        return {key: _hidden(f"{name} {key}", one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_hidden(name, one) for one in value]
+    counts = "tokens" in name.lower() and str(value).isdecimal()
+    return HIDDEN if SECRET.search(name) and not counts else value
 
 
 def described(endpoint: Endpoint) -> dict[str, Any]:

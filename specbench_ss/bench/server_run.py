@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import msgspec
 from specbench_ss import registry
 from specbench_ss.bench import run_loop
 from specbench_ss.bench.build_config import MODEL, Access
-from specbench_ss.bench.preflight import MOST_SAMPLES, check_ids, check_texts
+from specbench_ss.bench.preflight import MOST_SAMPLES, check_ids, check_in_flight, check_texts
 from specbench_ss.bench.run_loop import ConcurrencySweep, RunCallbacks, Session, Watch, unwatched
 from specbench_ss.bench.runner import finished
 from specbench_ss.bench.schedule import Sample, arrivals, method_order, warmup_messages
@@ -46,7 +45,7 @@ from specbench_ss.runs.config import Endpoint, Load, OutputOptions, RunConfig
 from specbench_ss.runs.environment import busy
 from specbench_ss.runs.manifest import check_same_config, manifest_of
 from specbench_ss.runs.output_match import not_compared
-from specbench_ss.runs.records import ConcurrencyKey, ConcurrencyResult, OutputMatch, SampleRecord
+from specbench_ss.runs.records import ConcurrencyResult, OutputMatch, SampleRecord
 from specbench_ss.runs.run_dir import RunDir, check_out, read_run
 from specbench_ss.suite import Suite, SuiteData, SuiteRequest
 
@@ -281,7 +280,7 @@ def _started_entry(endpoint: Endpoint, baseline: str) -> dict[str, Any]:
 
 Messages = list[dict[str, str]]
 MOST_THREADS = 512  # requests in flight in an open loop
-NOT_SENT = f"not sent, since {MOST_THREADS} requests were in flight, the most of this client"
+NOT_SENT = f"not sent, since {MOST_THREADS} requests were in flight, the most of this client; use a lower --rate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,41 +317,31 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
         """Return the conversation up to the question."""
         return sample.question.messages(self.session.history(sample))
 
-    def _planned(self) -> Iterator[ConcurrencyKey]:
-        """Yield every level; those of one server together if the run starts it once for all of them."""
-        planned = list(super()._planned())
-        if self.session.fleet.plan is not None and not self._restart:
-            labels = list(dict.fromkeys(label for label, _, _ in planned))
-            planned.sort(key=lambda place: (place[2], labels.index(place[0])))
-        yield from planned
-
-    @property
-    def _restart(self) -> bool:
-        """Return whether a server is started again before each level, so that its caches are empty."""
-        return self.session.config.endpoints[0].restart
-
     def level(self, label: str, load: Load, repeat: int) -> None:
-        """Run one level and store it."""
-        if self._restart:
-            self.session.fleet.stop()
+        """Run one level and store it. A server that the run starts begins each level with empty caches."""
+        self.session.fleet.stop()
         if (server := self.session.ready(label)) is None:
             return
         self.session.events.on_sample_start(label, f"level {load}")
         requests = list(self.asked(label, load, repeat))
-        todo = [(row, messages) for row, messages in requests if messages is not None]
-        due = [] if load.rate is None else arrivals(len(todo), load.rate, self.session.config.seed, repeat)
+        due: Sequence[float | None] = [None] * len(requests)
+        if load.rate is not None:  # of all requests, so that those of every server arrive at the same times
+            due = arrivals(len(requests), load.rate, self.session.config.seed, repeat)
+        todo = [(row, messages, s) for (row, messages), s in zip(requests, due, strict=True) if messages is not None]
         over = threading.Event()
         with _in_flight(server, load.concurrency or min(len(todo), MOST_THREADS), over) as pool:
             before = server.counters()
             started, began = time.time(), server.clock()
-            planned = [Arrival(i, began + s, started + s, over) for i, s in enumerate(due)]
+            planned = [
+                None if s is None else Arrival(i, began + s, started + s, over) for i, (_, _, s) in enumerate(todo)
+            ]
             with gc_disabled():
                 sent = [
-                    pool.submit(self._run_request, server, row, messages, arrival)
-                    for (row, messages), arrival in zip_longest(todo, planned)
+                    pool.submit(self._timed_request, server, row, messages, arrival)
+                    for (row, messages, _), arrival in zip(todo, planned, strict=True)
                 ]
-                rows = [self._reported(future, over) for future in as_completed(sent)]
-            ended, wall_s = time.time(), server.clock() - began
+                reported = [self._reported(future, over) for future in as_completed(sent)]
+        rows, wall_s = [row for row, _ in reported], max(end for _, end in reported) - began
         after = server.counters_with(before, sum(row.tokens or 0 for row in rows if row.ok))
         if label in self.session.dropped:  # --resume makes the level again
             return
@@ -360,13 +349,21 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
             self.session.warn_and_keep(f"{label} {load.phrase}: {not_sent} of {len(rows)} {NOT_SENT}")
         rows += [row for row, messages in requests if messages is None]  # the history is missing
         rows.sort(key=lambda row: row.index)
-        level = ConcurrencyResult(label, load.concurrency, repeat, started, ended, wall_s, len(rows), rate=load.rate)
+        level = ConcurrencyResult(
+            label, load.concurrency, repeat, started, started + wall_s, wall_s, len(rows), rate=load.rate
+        )
         self.run_dir.append_concurrency(_counted(level, rows, before, after), rows)
+
+    def _timed_request(
+        self, server: Server, row: SampleRecord, messages: Messages, arrival: Arrival | None
+    ) -> tuple[SampleRecord, float]:
+        """Run one request in a thread; return its record, and the reading of the server's clock at its end."""
+        return self._run_request(server, row, messages, arrival), server.clock()
 
     def _run_request(
         self, server: Server, row: SampleRecord, messages: Messages, arrival: Arrival | None
     ) -> SampleRecord:
-        """Run one request in a thread and return its record, a failed one if there is no answer."""
+        """Run one request and return its record, a failed one if there is no answer."""
         if arrival is not None and not arrival.wait(server.clock):
             row.status, row.error = "failed", NOT_SENT
             return row
@@ -382,15 +379,17 @@ class ServedConcurrencySweep(ConcurrencySweep[Messages]):
             answer.count_from(arrival.at)
         return to_record(row, answer, None, server.engine)
 
-    def _reported(self, future: Future[SampleRecord], over: threading.Event) -> SampleRecord:
+    def _reported(
+        self, future: Future[tuple[SampleRecord, float]], over: threading.Event
+    ) -> tuple[SampleRecord, float]:
         """Report an ended request. End the waits of the others if its server is not measured further."""
-        row = future.result()
+        row, end = future.result()
         self.session.events.on_sample(row)
         if row.error != NOT_SENT:  # no failure of the server
             self.session.ended(row)
         if row.method in self.session.dropped:
             over.set()
-        return row
+        return row, end
 
 
 @contextmanager
@@ -607,8 +606,7 @@ class ServedSession(Session):
                 self._stop_and_drop(row.method, f"{reason} and does not answer any more")
                 return
             raise UserError(
-                f"{row.method} at {server.shown_url} {reason}; "
-                f"the run is intact, continue it with --resume --out {self.run_dir.path}"
+                f"{row.method} at {server.shown_url} {reason}; {self.run_dir.path} is intact, continue with --resume"
             )
 
     def _stop_and_drop(self, label: str, reason: str) -> None:
@@ -677,7 +675,9 @@ def check(config: RunConfig, output: OutputOptions, data: SuiteData | None = Non
     data = data or suite.load(SuiteRequest(config.categories, config.limit, source))
     check_ids(data)
     check_texts(data)
-    samples = sum(len(q.turns) for q in data.questions) * config.repeats * len(config.endpoints)
+    prompts = sum(len(q.turns) for q in data.questions)
+    check_in_flight(config, prompts, "--concurrency")
+    samples = prompts * config.repeats * len(config.endpoints)
     if samples > MOST_SAMPLES:
         raise UserError(f"the run would have {samples:,} samples, more than {MOST_SAMPLES:,}; use fewer --repeats")
     return Plan(config, suite, data, samples)

@@ -120,18 +120,14 @@ def convert(
     out: Annotated[
         Path, typer.Option(help="Folder to write the drafter to; it must be empty or not exist.", file_okay=False)
     ],
-    format: Annotated[
-        str,
-        typer.Option(metavar="vllm|speculators", help="Program to write for: vLLM, or the package speculators."),
-    ] = "vllm",
     model: Annotated[str, typer_option("model", panel="")] = RunOptions.model,
     set: Settings = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Write a drafter in the layout that vLLM or speculators reads, and print vLLM's settings for it."""
+    """Write a drafter in the layout that vLLM reads, and print vLLM's settings for it."""
     spec = _one_method(method, set or [])
     kind, options = registry.method_class(spec.name), registry.method_options(spec)
-    _check_format(kind, format)
+    _check_exportable(kind)
     check_empty(out)
     kind.check(options, outline_of(model, trust_remote_code=trust_remote_code))
     target = load_target(model, dtype="float32", device="cpu", trust_remote_code=trust_remote_code)
@@ -143,8 +139,9 @@ def convert(
         raise UserError(f"cannot write {out}: {os_reason(error)}") from error
     warnings.simplefilter("default", ServingWarning)
     kind.check(replace(options, weights=str(out)), target)
-    print(f"written: {out}")
-    print(f"vLLM: --speculative-config {shlex.quote(json.dumps({**settings, 'model': str(out)}))}")
+    made = str(out.absolute())  # a server may be started in another directory
+    print(f"written: {made}")
+    print(f"vLLM: --speculative-config {shlex.quote(json.dumps({**settings, 'model': made}))}")
 
 
 def _one_method(method: str, settings: list[str]) -> MethodSpec:
@@ -155,13 +152,11 @@ def _one_method(method: str, settings: list[str]) -> MethodSpec:
     return next(spec for spec in method_specs(method, settings) if spec.name == name)
 
 
-def _check_format(kind: type[Decoder], format: str) -> None:
-    """Raise UserError if the method's weights cannot be written for this program."""
-    if not kind.export_formats:
-        able = [name for name, other in registry.load_all(registry.METHODS).items() if other.export_formats]
+def _check_exportable(kind: type[Decoder]) -> None:
+    """Raise UserError if the method's weights cannot be written for vLLM."""
+    if not kind.can_export:
+        able = [name for name, other in registry.load_all(registry.METHODS).items() if other.can_export]
         raise UserError(f"{kind.name} cannot be converted; methods that can: {', '.join(able)}")
-    if format not in kind.export_formats:
-        raise UserError(f"{kind.name} has no --format {format}; use --format {' or '.join(kind.export_formats)}")
 
 
 def _from_hub(kind: type[Decoder], options: Any, weights: str, info: ModelInfo) -> int:

@@ -15,10 +15,9 @@ from specbench_ss.cli.shared import print_json
 from specbench_ss.errors import UserError
 from specbench_ss.results.analysis import load_run
 from specbench_ss.results.parity import (
-    METHODS,
-    SERVERS,
     Pair,
     Parity,
+    both_runs,
     compare_pairs,
     differences,
     parity,
@@ -58,7 +57,7 @@ def command(
     pairs = list(map(_pair, pair or ()))
     if served is None:
         pairs = pairs or stored_pairs(local)
-        here, there = load_run(local / METHODS), load_run(local / SERVERS)
+        here, there = map(load_run, both_runs(local))
         compared = compare_pairs(here.run, there.run, pairs)
     else:
         here, there = load_run(local), load_run(served)
@@ -83,9 +82,9 @@ def print_parity(found: Sequence[Parity], console: Console) -> None:
     """Print a row for each pair, and the prompts that differ."""
     widen(console)
     table = Table(box=None, padding=(0, 0, 0, 2), header_style="bold")
-    for name in ("method here", "server"):
+    for name in ("local method", "server"):
         table.add_column(name, overflow="fold")
-    for name in (*found[0].counts(), "τ here", "τ served", "speedup here", "speedup served"):
+    for name in (*found[0].counts(), "τ local", "τ served", "speedup local", "speedup served"):
         table.add_column(name.replace(" ", "\n"), justify="right")
     table.add_column("parity")
     for one in found:

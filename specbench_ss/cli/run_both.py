@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
@@ -30,8 +33,9 @@ def run_both(options: RunOptions, form: Form) -> None:
     if (out / MANIFEST).exists():
         raise UserError(f"{out} is the directory of one run; use another --out for methods and servers")
     own, where = replace(own, out=out / METHODS), replace(where, out=out / SERVERS)
-    plan = checked(own_config, own)
-    served = serving.check(config, where, plan.data)
+    with _naming(out):
+        plan = checked(own_config, own)
+        served = serving.check(config, where, plan.data)
     methods, servers = [one.label for one in plan.config.methods], [one.label for one in config.endpoints]
     pairs = pairs_of(methods, servers, access.launch.methods)
     if options.dry_run:
@@ -42,10 +46,23 @@ def run_both(options: RunOptions, form: Form) -> None:
             print(f"{'pair':<10} {' = '.join(pair)}")
         return
     try:
-        of_servers = measure_plan(served, where, access)
-        show_both(measure_plan(plan, own), of_servers, pairs, options, form)
+        with _naming(out):
+            of_servers = measure_plan(served, where, access)
+            of_methods = measure_plan(plan, own)
+        show_both(of_methods, of_servers, pairs, options, form)
     except KeyboardInterrupt:
         raise interrupted(to_go_on(out)) from None
+
+
+@contextmanager
+def _naming(out: Path) -> Iterator[None]:
+    """Add the --out of both runs to errors that mention --resume, which name the directory of one run."""
+    try:
+        yield
+    except UserError as error:
+        if "--resume" not in str(error):
+            raise
+        raise UserError(f"{error}; --out is {out} for both runs") from None
 
 
 def show_both(local: Results, served: Results, pairs: list[Pair], options: RunOptions, form: Form) -> None:

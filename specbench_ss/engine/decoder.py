@@ -146,7 +146,7 @@ class Decoder(ABC):
         stateful: earlier prompts may change the speed, never the output; reports show it.
         training_info: record of the training of the weights (`models.checkpoint.read_training_info`), set on loading;
             it goes into the manifest and the reports.
-        export_formats: names of the layout that `export` writes; empty for a method that exports nothing.
+        can_export: `export` writes the weights for vLLM.
         advised: options set from the folder of the weights (`models.checkpoint.read_advice`), set on loading; the run
             prints them and the manifest stores them.
     """
@@ -162,7 +162,7 @@ class Decoder(ABC):
 
     Options: ClassVar[type[Any]] = NoOptions
     node_options: ClassVar[tuple[str, ...]] = ()
-    export_formats: ClassVar[tuple[str, ...]] = ()
+    can_export: ClassVar[bool] = False
     aux_hidden_state_layers: tuple[int, ...] = ()
 
     def __init__(self, target: Target, options: Any = None) -> None:
@@ -281,11 +281,11 @@ class Decoder(ABC):
         return [weight for module in modules for weight in read_by_a_pass(module)]
 
     def export(self, folder: Path) -> dict[str, Any]:
-        """Write the weights to a folder as other programs read them; return vLLM's speculative configuration for it.
+        """Write the weights to a folder as vLLM reads them; return its speculative configuration for them.
 
         Raises UserError, and writes nothing, if the layout cannot describe these weights.
         """
-        raise NotImplementedError(f"{self.name} has no export_formats")
+        raise NotImplementedError(f"{self.name} cannot be exported")
 
     def extra_work(self) -> ExtraWork:
         """Return the extra work per step beyond verifying the draft nodes, for the cost of a step."""

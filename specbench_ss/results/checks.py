@@ -447,7 +447,7 @@ def _memory(run: Run) -> Iterator[Check]:
         if later < (1 - REMEMBERED) * first:
             remembering.append(f"{label}: {later / first - 1:+.0%} steps in later repeats of the same outputs")
     if remembering:
-        text = "Servers answer repeats from memory; use no --repeats, and restart: true in --servers for load levels."
+        text = "Servers answer repeats from memory; use no --repeats, and --servers for load levels."
         yield Check("memory", "warning", text, tuple(remembering))
 
 

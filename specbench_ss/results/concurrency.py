@@ -32,7 +32,7 @@ class ConcurrencyRow:
     concurrency: Col[int | None, "number of concurrent requests; missing with a rate", "requests"]
     rate: Col[Number, "open loop: arrivals per second, whose times count from the planned arrival", "requests/s"]
     method: Col[str, "label of the method or server"]
-    requests: Col[int, "sent requests, all repeats together", "requests"]
+    requests: Col[int, "planned requests, all repeats together", "requests"]
     failed: Col[int, "failed requests; no other number includes them", "requests"]
     wall_s: Col[
         float,
@@ -43,14 +43,17 @@ class ConcurrencyRow:
     tokens_per_s: Col[Number, "throughput: tokens / wall_s", "tokens/s"]
     requests_per_s: Col[Number, "successful requests / wall_s", "requests/s"]
     goodput: Col[Number, "requests within all limits of --goodput / wall_s; missing without limits", "requests/s"]
-    slo_attainment: Col[Number, "requests within all limits / sent requests", "0 to 1"]
+    slo_attainment: Col[Number, "requests within all limits / planned requests", "0 to 1"]
     throughput_ratio: Col[
         Number, "tokens_per_s / that of the baseline; missing with a rate, which sets the throughput", "×"
     ]
-    throughput_ratio_interval: Col[Interval | None, Ends("throughput_ratio", "×")]
     speedup: Col[Number, "time per token of a request: baseline / method, paired by prompt", "×"]
     speedup_interval: Col[Interval | None, Ends("speedup", "×")]
-    comparison: Col[Comparison, "`baseline`, `faster`, `slower`, `not significant` or `insufficient data`"]
+    comparison: Col[
+        Comparison | None,
+        "by that interval: `baseline`, `faster`, `slower`, `not significant` or `insufficient data`; "
+        "both are missing with a rate",
+    ]
     mean_acceptance_length: Col[Number, "τ; of a server by its metrics, missing if not reported", "tokens"]
     acceptance_rate: Col[
         Number, "accepted tokens / drafted nodes, unlike `summary()`, which divides by draft depth", "0 to 1"
@@ -66,11 +69,6 @@ class ConcurrencyRow:
     def is_baseline(self) -> bool:
         """Return True for a row of the baseline."""
         return self.comparison == "baseline"
-
-    @property
-    def throughput_comparison(self) -> Comparison:
-        """Return how the throughput compares with the baseline's."""
-        return "baseline" if self.is_baseline else compare(self.throughput_ratio_interval)
 
 
 def concurrency_rows(run: Run) -> list[ConcurrencyRow]:
@@ -112,8 +110,9 @@ def _row(run: Run, label: str, load: Load, baseline: Sequence[SampleRecord], pla
     tokens, throughput = int(total(good, "tokens")), safe_div(total(good, "tokens"), wall_s)
     itself = label == run.baseline
     times = PairedTimes(*paired(asked, baseline))
-    around, speedup = None if itself else times.interval(), times.speedup()
-    closed = load.rate is None  # else the arrivals set the throughput, not the server
+    closed = load.rate is None  # else the arrivals set the throughput, and requests wait for each other
+    around = times.interval() if closed and not itself else None
+    verdict: Comparison | None = "baseline" if itself else compare(around) if closed else None
     ratio = safe_div(throughput, throughput if itself else plain) if closed else None
     return ConcurrencyRow(
         concurrency=load.concurrency,
@@ -128,23 +127,13 @@ def _row(run: Run, label: str, load: Load, baseline: Sequence[SampleRecord], pla
         goodput=safe_div(met, wall_s),
         slo_attainment=safe_div(met, len(asked)),
         throughput_ratio=ratio,
-        throughput_ratio_interval=_scaled(around, safe_div(ratio, speedup)),
-        speedup=speedup,
+        speedup=times.speedup(),
         speedup_interval=around,
-        comparison="baseline" if itself else compare(around),
+        comparison=verdict,
         mean_acceptance_length=safe_div(total(good, "later"), counted(counts, "steps")),
         acceptance_rate=safe_div(counted(counts, "accepted_tokens"), counted(counts, "draft_nodes")),
         waits=latencies(good),
     )
-
-
-def _scaled(around: Interval | None, factor: float | None) -> Interval | None:
-    """Return the interval of a throughput ratio from that of the speedup of requests. factor: ratio / speedup.
-
-    With N requests in flight, throughput is N * tokens / sum of request times (Little's theorem). The two ratios
-    therefore differ only by the start and end of a level, when fewer requests are in flight.
-    """
-    return None if around is None or not factor else (factor * around[0], factor * around[1])
 
 
 def _within(row: SampleRecord, limits: Mapping[str, float]) -> bool:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from specbench_ss.results.concurrency import ConcurrencyRow, level_rows
+from specbench_ss.results.concurrency import ConcurrencyRow, level_rows, requests_of
+from specbench_ss.results.ranking import by_question
+from specbench_ss.results.summary import PairedTimes, paired
 from specbench_ss.runs.config import Load
 from specbench_ss.runs.records import Run
-from specbench_ss.stats import Interval
+from specbench_ss.stats import FEWEST, Interval, pairwise
 
 VLLM = "vLLM"
 
@@ -20,45 +22,58 @@ VLLM = "vLLM"
 class ScheduleEntry:
     """One server with one number of requests in flight.
 
-    group: label of its entry in the file of servers. k: drafted tokens; None if the entry does not state them.
+    group: label of its entry in the file of servers. k: drafted tokens; None if the entry does not state them. speedup:
+    time per token of a request, baseline / server. suitable: significantly faster than the baseline, faster in every
+    repeat, and not significantly slower than the fastest such server of its group.
     """
 
     concurrency: int
     method: str
     group: str
     k: int | None
-    throughput_ratio: float
-    throughput_ratio_interval: Interval
+    speedup: float
+    speedup_interval: Interval
+    suitable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSchedule:
-    """Throughput ratios of servers by requests in flight, and the recommended servers.
+    """Speedups of servers by requests in flight, and the recommended servers.
 
-    entries: in order of concurrency. vllm_groups: those that are served by vLLM with several k.
+    levels: measured numbers of requests in flight; a level without entries is off. vllm_groups: those that are served
+    by vLLM with several k.
     """
 
+    levels: tuple[int, ...]
     entries: tuple[ScheduleEntry, ...]
     vllm_groups: tuple[str, ...]
+    repeats: int
 
     @property
     def choices(self) -> dict[int, ScheduleEntry | None]:
         """Return the recommended server for each number of requests in flight; None: no speculation."""
-        return _choices(self.entries)
+        return self._choices(self.entries)
 
     def vllm(self) -> dict[str, dict[str, Any]]:
         """Return for each group of vLLM the fields of `--speculative-config` that set its own schedule."""
         of_group = {group: [e for e in self.entries if e.group == group] for group in self.vllm_groups}
-        found = {group: _vllm_fields(_choices(entries)) for group, entries in of_group.items()}
+        found = {group: _vllm_fields(self._choices(entries)) for group, entries in of_group.items()}
         return {group: fields for group, fields in found.items() if fields}
+
+    def _choices(self, entries: Sequence[ScheduleEntry]) -> dict[int, ScheduleEntry | None]:
+        """Return the recommended one of these entries at each level."""
+        return {level: _choice([entry for entry in entries if entry.concurrency == level]) for level in self.levels}
 
     def text(self) -> str:
         """Return the recommended servers, as in 'eagle3: k=4 at 1 in flight, k=2 at 4, off from 8'."""
+        return self._text() + (" (one repeat; --repeats 2 shows whether it holds)" if self.repeats == 1 else "")
+
+    def _text(self) -> str:
         stretches = _stretches(self.choices)
         groups = {choice.group for choice, _ in stretches if choice}
         if not groups:
             levels = _span([level for _, levels in stretches for level in levels])
-            return f"off at {levels} in flight: no server has a throughput significantly above the baseline's"
+            return f"off at {levels} in flight: no server is significantly faster than the baseline"
         common = groups.pop() if len(groups) == 1 else ""
         parts = [f"{_name(choice, common)} at {_span(levels)}" for choice, levels in stretches]
         if stretches[-1][0] is None:
@@ -74,23 +89,28 @@ class DraftSchedule:
 def draft_schedule(run: Run, rows: Sequence[ConcurrencyRow], invalid: Collection[str]) -> DraftSchedule | None:
     """Return the schedule of a run whose servers differ in k; None for another run, or below four questions.
 
-    rows: of the run's load levels; empty if requests ran one at a time. Those of open loops have no throughput ratio
-    and no entry. invalid: labels of servers without valid numbers. A server that failed on more requests than the
-    baseline is left out of that level.
+    rows: of the run's load levels; empty if requests ran one at a time. invalid: labels of servers without valid
+    numbers. A server that failed on more requests than the baseline is left out of that level.
     """
     groups = _groups(run)
     several = [group for group, depths in groups.items() if len(depths) > 1]
-    if not several:
+    if not several or _speculates(run):
         return None
     places = {label: (group, k) for group, depths in groups.items() for label, k in depths.items()}
-    entries, failed = list[ScheduleEntry](), 0
+    levels, entries, failed = list[int](), list[ScheduleEntry](), 0
     for row in rows or level_rows(run, Load()):
-        failed = row.failed if row.is_baseline else failed  # the first row of its level
-        if row.method in places and row.method not in invalid and row.failed <= failed:
-            entries += _entries(row, *places[row.method])
+        if row.concurrency is None:
+            continue
+        if row.is_baseline:  # the first row of its level
+            failed = row.failed
+            levels += [row.concurrency] if row.tokens else []
+        elif row.method not in invalid and row.failed <= failed and row.speedup and row.speedup_interval:
+            entries.append(
+                ScheduleEntry(row.concurrency, row.method, *places[row.method], row.speedup, row.speedup_interval)
+            )
     software = {entry["label"]: entry.get("served", {}).get("software") for entry in run.manifest["methods"]}
     of_vllm = [group for group in several if any(software.get(label) == VLLM for label in groups[group])]
-    return DraftSchedule(tuple(entries), tuple(of_vllm)) if entries else None
+    return DraftSchedule(tuple(levels), _judged(run, entries), tuple(of_vllm), run.repeats) if entries else None
 
 
 def _groups(run: Run) -> Mapping[str, Mapping[str, int | None]]:
@@ -102,31 +122,54 @@ def _groups(run: Run) -> Mapping[str, Mapping[str, int | None]]:
     return groups
 
 
-def _entries(row: ConcurrencyRow, group: str, k: int | None) -> list[ScheduleEntry]:
-    """Return the entry of a row; none without an interval."""
-    concurrency, ratio, around = row.concurrency, row.throughput_ratio, row.throughput_ratio_interval
-    if concurrency is None or ratio is None or around is None:
-        return []
-    return [ScheduleEntry(concurrency, row.method, group, k, ratio, around)]
+def _speculates(run: Run) -> bool:
+    """Return True if the baseline drafts tokens, so that no entry is a comparison with speculation off."""
+    endpoints = run.manifest["config"].get("endpoints", ())
+    stated = any(endpoint.get("k") for endpoint in endpoints if endpoint["label"] == run.baseline)
+    return stated or any(row.draft_nodes for row in run.of(run.baseline))
 
 
-def _choices(entries: Sequence[ScheduleEntry]) -> dict[int, ScheduleEntry | None]:
-    """Return the recommended entry of each level. entries: in order of concurrency."""
-    return {level: _choice(list(of)) for level, of in groupby(entries, key=lambda entry: entry.concurrency)}
+def _judged(run: Run, entries: Sequence[ScheduleEntry]) -> tuple[ScheduleEntry, ...]:
+    """Return the entries with their field `suitable`."""
+    candidates: dict[tuple[int, str], list[ScheduleEntry]] = defaultdict(list)
+    for entry in entries:
+        if entry.speedup_interval[0] > 1 and _faster_in_every_repeat(run, entry):
+            candidates[entry.concurrency, entry.group].append(entry)
+    suitable = {entry for of_group in candidates.values() for entry in _as_fast(run, of_group)}
+    return tuple(replace(entry, suitable=entry in suitable) for entry in entries)
+
+
+def _load(entry: ScheduleEntry) -> Load:
+    return Load(entry.concurrency)
+
+
+def _faster_in_every_repeat(run: Run, entry: ScheduleEntry) -> bool:
+    """Return True if the speedup is above 1 in every repeat: noise of a whole level is in no interval."""
+    samples, baseline = (requests_of(run, label, _load(entry)) for label in (entry.method, run.baseline))
+    by_repeat = ([row for row in samples if row.repeat == repeat] for repeat in {row.repeat for row in samples})
+    return all((PairedTimes(*paired(rows, baseline)).speedup() or 0.0) > 1 for rows in by_repeat)
+
+
+def _as_fast(run: Run, entries: Sequence[ScheduleEntry]) -> list[ScheduleEntry]:
+    """Return the entries that are not significantly slower than the fastest one, by the requests that all answered.
+
+    entries: of one level and group.
+    """
+    fastest, *others = sorted(entries, key=lambda entry: -entry.speedup)
+    seconds, tokens = by_question([requests_of(run, entry.method, _load(entry)) for entry in (fastest, *others)])
+    if seconds.shape[1] < FEWEST:
+        return [fastest]
+    _, *ratios = pairwise(seconds, tokens)[0]  # how many times as fast the fastest one is
+    return [fastest, *(entry for entry, (low, _) in zip(others, ratios, strict=True) if low <= 1)]
 
 
 def _choice(entries: Sequence[ScheduleEntry]) -> ScheduleEntry | None:
-    """Return the recommended entry of one level; None if no interval lies above 1.
-
-    Of the group of the highest ratio, it is the smallest k whose interval lies above 1 and contains or exceeds that
-    ratio: it is not significantly worse.
-    """
-    faster = [entry for entry in entries if entry.throughput_ratio_interval[0] > 1]
-    if not faster:
+    """Return the recommended entry of one level, the smallest suitable k of the fastest group; None without one."""
+    suitable = [entry for entry in entries if entry.suitable]
+    if not suitable:
         return None
-    best = max(faster, key=lambda entry: entry.throughput_ratio)
-    as_good = [e for e in faster if e.group == best.group and e.throughput_ratio_interval[1] >= best.throughput_ratio]
-    return min(as_good, key=lambda entry: entry.k or 0)
+    best = max(suitable, key=lambda entry: entry.speedup)
+    return min((entry for entry in suitable if entry.group == best.group), key=lambda entry: entry.k or 0)
 
 
 def _stretches(choices: Mapping[int, ScheduleEntry | None]) -> list[tuple[ScheduleEntry | None, list[int]]]:

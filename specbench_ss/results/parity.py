@@ -39,17 +39,26 @@ class PromptParity:
     accepted_tokens: tuple[int | None, int | None]
 
     @property
+    def same_steps(self) -> bool:
+        """Return True if the numbers of steps are known and equal."""
+        return None not in self.steps and self.steps[0] == self.steps[1]
+
+    @property
+    def same_accepted(self) -> bool:
+        """Return True if the numbers of accepted tokens are known and equal."""
+        return None not in self.accepted_tokens and self.accepted_tokens[0] == self.accepted_tokens[1]
+
+    @property
     def exact(self) -> bool:
         """Return True if outputs, steps and accepted tokens are equal and known."""
-        counts = (self.steps, self.accepted_tokens)
-        return self.same_output and all(a is not None and a == b for a, b in counts)
+        return self.same_output and self.same_steps and self.same_accepted
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
     """A method and a server. tau: mean acceptance length of both, over the compared prompts.
 
-    missing: prompts that only one of them answered. sampled: outputs are sampled, so that only tau and speedup can be
+    missing: prompts that only one side answered. sampled: outputs are sampled, so that only tau and speedup can be
     compared. speedup: of the method over `ar`, and of the server over the first one, over all prompts; comparison: by
     their intervals.
     """
@@ -82,11 +91,8 @@ class Parity:
         return {
             "prompts": prompts,
             "same output": sum(one.same_output for one in self.prompts),
-            "same steps": sum(None not in one.steps and one.steps[0] == one.steps[1] for one in self.prompts),
-            "same accepted": sum(
-                None not in one.accepted_tokens and one.accepted_tokens[0] == one.accepted_tokens[1]
-                for one in self.prompts
-            ),
+            "same steps": sum(one.same_steps for one in self.prompts),
+            "same accepted": sum(one.same_accepted for one in self.prompts),
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -166,15 +172,26 @@ def store(out: Path, found: Sequence[Parity]) -> None:
     write_json(out / PARITY, {"pairs": [one.as_dict() for one in found]})
 
 
+def both_runs(out: Path) -> tuple[Path, Path]:
+    """Return the run directories of a run of methods and of servers. Raise UserError if it is none."""
+    runs = out / METHODS, out / SERVERS
+    if not all(run.is_dir() for run in runs):
+        raise UserError(f"{out} is no run of methods and servers; give the directories of two runs")
+    return runs
+
+
 def stored_pairs(out: Path) -> list[Pair]:
-    """Return the pairs of a run of methods and of servers. Raise UserError if it is none, or unfinished."""
+    """Return the pairs of a run of methods and of servers. Raise UserError if it has none, or is unfinished."""
     file = out / PARITY
     if not file.exists():
         raise UserError(f"{out} has no {PARITY}; give the directories of two runs, or finish this one with --resume")
     try:
-        return [(pair.method, pair.server) for pair in _read_stored(read_bytes(file)).pairs]
+        found = [(pair.method, pair.server) for pair in _read_stored(read_bytes(file)).pairs]
     except ValueError as e:
         raise UserError(f"{file} is damaged: {e}") from None
+    if not found:
+        raise UserError(f"{file} has no pairs; name them with --pair METHOD=SERVER")
+    return found
 
 
 def _parity(local: Run, served: Run, method: str, server: str) -> Parity:
@@ -216,9 +233,9 @@ def differences(found: Parity) -> Iterator[str]:
     if found.sampled:
         return
     if found.missing:
-        yield f"{found.missing} prompts were answered by one of both alone"
+        yield f"{found.missing} prompts were answered by only one side"
     for one in found.prompts:
-        parts = [] if one.same_prompt in (None, True) else ["another prompt length"]
+        parts = [] if one.same_prompt in (None, True) else ["prompt lengths differ"]
         if not one.same_output:
             parts.append("outputs differ" + ("" if one.first_difference is None else f" at {one.first_difference}"))
         for name, (a, b) in (("steps", one.steps), ("accepted", one.accepted_tokens)):

@@ -99,11 +99,11 @@ def speedup(row: SummaryRow) -> str:
     return marked_speedup(row.speedup, row.comparison)
 
 
-def marked_speedup(value: float | None, comparison: Comparison) -> str:
-    """Return a ratio of speeds as in '≈ 1.13×', with the mark of its comparison."""
+def marked_speedup(value: float | None, comparison: Comparison | None) -> str:
+    """Return a ratio of speeds as in '≈ 1.13×', with the mark of its comparison, if it has one."""
     if comparison == "invalid":
         return "invalid"
-    mark = "" if value is None else MARKS.get(comparison, "")
+    mark = "" if value is None else MARKS.get(comparison or "", "")
     return f"{mark} {format_speedup(value)}".strip()
 
 

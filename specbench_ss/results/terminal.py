@@ -473,9 +473,9 @@ LEVEL_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
     "load": lambda row: str(row.load),
     "method": lambda row: row.method,
     "tokens/s": lambda row: format_number(row.tokens_per_s, 1),
-    "× baseline": lambda row: marked_speedup(row.throughput_ratio, row.throughput_comparison),
-    "95% CI": lambda row: interval(row.throughput_ratio_interval),
+    "× baseline": lambda row: format_speedup(row.throughput_ratio),
     "speedup": _of_one,
+    "95% CI": lambda row: interval(row.speedup_interval),
     "τ": lambda row: format_number(row.mean_acceptance_length),
     "first ms": lambda row: format_number(row.waits["ttft_s_p50"], 2, scale=1000),
     "ms/token": lambda row: format_number(row.waits["tpot_s_p50"], 2, scale=1000),
@@ -486,20 +486,20 @@ LEVEL_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
 }
 LEVEL_SHOWN: dict[str, Callable[[ConcurrencyRow], bool]] = {  # these columns are left out if no row has such a cell
     "× baseline": _compared,
-    "95% CI": _compared,
     "speedup": _compared,
+    "95% CI": _compared,
     "τ": lambda row: row.mean_acceptance_length is not None,
     "failed": lambda row: row.failed > 0,
 }
-LIMIT_CELLS, WITHOUT_LIMITS = ("goodput", "SLO"), ("speedup", "s")  # 120 characters have room for one of the pairs
+LIMIT_CELLS, WITHOUT_LIMITS = ("goodput", "SLO"), ("× baseline", "s")  # 120 characters have room for one of the pairs
 TITLE = "By load: throughput, and medians over requests"
 LEVEL_LEGEND = {
-    "× baseline": "throughput over the baseline's with as many requests in flight, with its 95% CI",
-    "speedup": "time per token of a request, baseline / method",
+    "× baseline": "throughput over the baseline's with as many requests in flight",
+    "speedup": "time per token of a request, baseline / method, with its 95% CI",
     "first ms": "time to first token",
     "ms/token": "time per output token",
     "s": "latency of a request",
-    "SLO": "their share",
+    "SLO": "share of requests within the limits",
 }
 RATES = ", or arrivals per second (/s), which set the throughput; times then count from the planned arrival"
 

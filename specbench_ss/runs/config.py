@@ -21,7 +21,7 @@ class Endpoint:
     label: its name in the results. url: of its API, as `http://localhost:8000/v1`, without credentials. model: its name
     there; None = the server's only model. command: that starts it, of a server that the run starts itself; env:
     environment variables that it gets in addition. group: label of its entry in the file of servers; k: drafted tokens
-    that the entry states; restart: start it again before each load level.
+    that the entry states.
     """
 
     label: str
@@ -31,7 +31,6 @@ class Endpoint:
     env: tuple[tuple[str, str], ...] = ()
     group: str = ""
     k: int | None = None
-    restart: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return the endpoint as JSON-ready data."""

@@ -1,4 +1,4 @@
-"""Throughput ratios with intervals, the server that is recommended by requests in flight, and what shows it."""
+"""The server that is recommended by requests in flight, and what shows it."""
 
 from __future__ import annotations
 
@@ -21,45 +21,43 @@ from specbench_ss.runs.records import ConcurrencyResult, Run, SampleRecord, Step
 from specbench_ss.runs.run_dir import read_run
 from tests.conftest import MakeRun
 
-Ratios = dict[int, dict[int, tuple[float, float, float]]]  # by requests in flight and k: ratio, low, high
+Speedups = dict[int, dict[int, tuple[float, bool]]]  # by requests in flight and k: speedup, suitable
 PACE = {"e-k2": {1: 1.3, 4: 1.3}, "e-k4": {1: 1.8, 4: 0.7}, "n": {1: 1.1, 4: 0.9}}
-IDLE = 0.1  # share of a level's time in which fewer requests are in flight than stated, of servers that draft
 
 
-def entries(group: str, ratios: Ratios) -> list[ScheduleEntry]:
+def entries(group: str, speedups: Speedups) -> list[ScheduleEntry]:
     return [
-        ScheduleEntry(level, f"{group}-k{k}", group, k, ratio, (low, high))
-        for level, of in ratios.items()
-        for k, (ratio, low, high) in of.items()
+        ScheduleEntry(level, f"{group}-k{k}", group, k, speedup, (0.9 * speedup, 1.1 * speedup), suitable)
+        for level, of in speedups.items()
+        for k, (speedup, suitable) in of.items()
     ]
 
 
-def schedule(ratios: Ratios) -> DraftSchedule:
-    return DraftSchedule(tuple(entries("e", ratios)), ("e",))
+def schedule(speedups: Speedups, repeats: int = 2) -> DraftSchedule:
+    return DraftSchedule(tuple(speedups), tuple(entries("e", speedups)), ("e",), repeats)
 
 
-OFF = {2: (0.9, 0.8, 1.1), 4: (0.8, 0.7, 0.95)}
-SHORT = {2: (1.3, 1.1, 1.6), 4: (1.4, 1.2, 1.7)}
-LONG = {2: (1.2, 1.1, 1.3), 4: (1.5, 1.4, 1.6)}
+OFF = {2: (1.1, False), 4: (0.8, False)}
+SHORT = {2: (1.3, True), 4: (1.4, True)}
+LONG = {2: (1.2, False), 4: (1.5, True)}
 
 
 @pytest.mark.parametrize(
-    ("ratios", "text", "ranges"),
+    ("speedups", "text", "ranges"),
     [
         (
             {1: LONG, 4: SHORT, 8: OFF},
             "e: k=4 at 1 in flight, k=2 at 4, off from 8",
             [[1, 3, 4], [4, 7, 2], [8, 8, 0]],
         ),
-        ({1: {2: (1.2, 0.9, 1.6), 4: (1.5, 1.1, 1.9)}}, "e: k=4 at 1 in flight", None),
+        ({1: LONG}, "e: k=4 at 1 in flight", None),
+        ({1: LONG, 4: {}}, "e: k=4 at 1 in flight, off from 4", [[1, 3, 4], [4, 4, 0]]),
         ({1: LONG, 2: OFF, 4: SHORT}, "e: k=4 at 1 in flight, off at 2, k=2 at 4", [[1, 1, 4], [2, 3, 0], [4, 4, 2]]),
         ({4: LONG, 8: LONG, 16: OFF}, "e: k=4 at 4 to 8 in flight, off from 16", [[1, 15, 4], [16, 16, 0]]),
     ],
 )
-def test_the_smallest_k_that_is_not_significantly_worse_is_chosen(
-    ratios: Ratios, text: str, ranges: list[list[int]] | None
-) -> None:
-    found = schedule(ratios)
+def test_the_smallest_suitable_k_is_chosen(speedups: Speedups, text: str, ranges: list[list[int]] | None) -> None:
+    found = schedule(speedups)
     assert found.text() == text
     longest = max(choice.k or 0 for choice in found.choices.values() if choice)
     stated = {} if ranges is None else {"num_speculative_tokens_per_batch_size": ranges}
@@ -84,8 +82,8 @@ def test_nothing_is_recommended_without_a_significant_gain() -> None:
 
 
 def test_the_best_server_of_all_entries_of_the_file_is_chosen() -> None:
-    plain_n = ScheduleEntry(4, "n", "n", None, 1.45, (1.3, 1.6))
-    found = DraftSchedule((*entries("e", {1: LONG, 4: SHORT}), plain_n), ("e",))
+    plain_n = ScheduleEntry(4, "n", "n", None, 1.45, (1.3, 1.6), True)
+    found = DraftSchedule((1, 4), (*entries("e", {1: LONG, 4: SHORT}), plain_n), ("e",), 2)
     assert found.text() == "e k=4 at 1 in flight, n at 4"
     assert found.vllm()["e"]["num_speculative_tokens_per_batch_size"] == [[1, 3, 4], [4, 4, 2]], "of e alone"
 
@@ -101,7 +99,7 @@ def served(make_run: MakeRun, pace: dict[str, dict[int, float]], software: str =
         run.rows += [_row(row, label, at[1], i) for i, row in enumerate(plain)]
         rows = [_row(row, label, at[4] / 2, i, 4) for i, row in enumerate(plain)]
         run.requests += rows
-        wall_s = sum(row.wall_s or 0.0 for row in rows) / 4 * (1 if label == "ar" else 1 + IDLE)
+        wall_s = sum(row.wall_s or 0.0 for row in rows) / 4
         steps = sum(row.later for row in rows) // (1 if label == "ar" else 2)
         run.concurrency.append(ConcurrencyResult(label, 4, 0, 0.0, wall_s, wall_s, len(rows), steps))
     return run
@@ -119,15 +117,42 @@ def _row(row: SampleRecord, label: str, times: float, number: int, concurrency: 
     return replace(row, method=label, counted="usage", concurrency=concurrency, **parts)
 
 
-def test_the_interval_of_a_throughput_ratio_is_that_of_the_requests_at_the_measured_ratio(make_run: MakeRun) -> None:
-    rows = concurrency_rows(served(make_run, PACE))
-    assert [row.throughput_ratio_interval is None for row in rows] == [row.is_baseline for row in rows]
-    for row in (row for row in rows if not row.is_baseline):
-        low, high = row.throughput_ratio_interval or (0.0, 0.0)
-        ratio, speedup, around = row.throughput_ratio or 0.0, row.speedup or 0.0, row.speedup_interval or (0.0, 0.0)
-        assert ratio == pytest.approx(speedup if row.concurrency == 1 else speedup / (1 + IDLE))
-        assert (low / ratio, high / ratio) == pytest.approx((around[0] / speedup, around[1] / speedup))
-        assert low < PACE[row.method][row.concurrency or 0] / (1 if row.concurrency == 1 else 1 + IDLE) < high
+@pytest.mark.parametrize(("longer", "chosen"), [(1.55, "e-k4"), (1.505, "e-k2")])
+def test_the_smaller_k_is_chosen_unless_it_is_slower_in_a_paired_comparison(
+    longer: float, chosen: str, make_run: MakeRun
+) -> None:
+    """The intervals over the baseline overlap in both cases."""
+    run = served(make_run, {"e-k2": dict.fromkeys((1, 4), 1.5), "e-k4": dict.fromkeys((1, 4), longer)})
+    rows = {(row.method, row.concurrency): row.speedup_interval or (0.0, 0.0) for row in concurrency_rows(run)}
+    assert all(rows["e-k2", level][1] > rows["e-k4", level][0] for level in (1, 4))
+    assert {level: choice and choice.method for level, choice in _choices(run, set()).items()} == {1: chosen, 4: chosen}
+
+
+def test_a_server_that_is_faster_in_one_repeat_alone_is_not_chosen(make_run: MakeRun) -> None:
+    run, other = (served(make_run, {**PACE, "e-k2": {1: 1.3, 4: at}}) for at in (3.0, 0.95))
+    run.manifest["config"]["repeats"] = 2
+    run.rows += [replace(row, repeat=1) for row in other.rows]
+    run.requests += [replace(row, repeat=1) for row in other.requests]
+    run.concurrency += [replace(level, repeat=1) for level in other.concurrency]
+    found = draft_schedule(run, concurrency_rows(run), set())
+    assert found and found.text() == "e: k=4 at 1 in flight, off from 4"
+    (entry,) = (entry for entry in found.entries if (entry.method, entry.concurrency) == ("e-k2", 4))
+    assert entry.speedup_interval[0] > 1
+
+
+def test_a_baseline_that_drafts_has_no_schedule(make_run: MakeRun) -> None:
+    stated, counted = served(make_run, PACE), served(make_run, PACE)
+    stated.manifest["config"]["endpoints"][0]["k"] = 2
+    counted.rows = [replace(row, draft_nodes=3) for row in counted.rows]
+    for run in (stated, counted):
+        assert draft_schedule(run, concurrency_rows(run), set()) is None
+
+
+def test_a_level_that_no_server_finished_is_off(make_run: MakeRun) -> None:
+    run = served(make_run, PACE)
+    run.requests = [row for row in run.requests if row.method == "ar"]
+    run.concurrency = [level for level in run.concurrency if level.method == "ar"]
+    assert {level: choice and choice.method for level, choice in _choices(run, set()).items()} == {1: "e-k4", 4: None}
 
 
 def shown(results: Results, verbose: bool = False) -> str:
@@ -136,7 +161,7 @@ def shown(results: Results, verbose: bool = False) -> str:
     return out.getvalue()
 
 
-TEXT = "e: k=4 at 1 in flight, k=2 at 4"
+TEXT = "e: k=4 at 1 in flight, k=2 at 4 (one repeat; --repeats 2 shows whether it holds)"
 RANGES = {"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [[1, 3, 4], [4, 4, 2]]}
 
 
@@ -159,7 +184,7 @@ def test_the_table_with_limits_fits_into_120_characters(make_run: MakeRun) -> No
     run.requests[-1].status = "failed"
     text = shown(analyse(run))
     head = next(line for line in text.splitlines() if "load" in line and "method" in line)
-    assert {"× baseline", "95% CI", "τ", "ms/token", "goodput", "SLO", "failed"} <= {
+    assert {"speedup", "95% CI", "τ", "ms/token", "goodput", "SLO", "failed"} <= {
         part.strip() for part in head.split("  ")
     }
     assert "…" not in text

@@ -11,6 +11,7 @@ import pytest
 
 from specbench_ss.reports.html.report import HtmlReport
 from specbench_ss.results.analysis import analyse
+from specbench_ss.results.checks import served_checks
 from specbench_ss.results.concurrency import concurrency_rows, missing
 from specbench_ss.results.terminal import markdown_concurrency
 from specbench_ss.runs.config import Load
@@ -102,9 +103,21 @@ def test_tables_show_rates_and_goodput_where_there_are_some(run: Run, tmp_path: 
     assert "/s: arrivals per second" not in page() and "2/s" not in text()
 
 
-def test_only_a_closed_loop_has_a_throughput_ratio(run: Run) -> None:
+def test_only_a_closed_loop_has_a_throughput_ratio_and_a_comparison(run: Run) -> None:
     """The arrivals of an open loop set its throughput, so its ratio would compare the drains of the last requests."""
     for row in concurrency_rows(run):
-        known = row.throughput_ratio is not None, row.throughput_ratio_interval is not None
-        assert known == (row.rate is None, row.rate is None and row.method != "ar"), (row.load, row.method)
+        closed, baseline = row.rate is None, row.method == "ar"
+        assert (row.throughput_ratio is not None) == closed, (row.load, row.method)
+        assert (row.speedup_interval is not None) == (closed and not baseline), (row.load, row.method)
+        assert (row.comparison is None) == (not closed and not baseline), (row.load, row.method)
         assert row.speedup is not None and row.tokens_per_s is not None
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_times_of_an_open_loop_are_no_finding(load: Load, run: Run) -> None:
+    """Its requests wait for each other, so their times do not compare the servers alone."""
+    for row in run.requests:
+        if (row.method, row.load) == ("ss", load):
+            row.wall_s = 20 * (row.wall_s or 0.0)
+    found = [check.name for check in served_checks(run)]
+    assert ("concurrency-verdicts" in found) == (load.rate is None)

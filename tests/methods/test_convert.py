@@ -33,12 +33,12 @@ def written(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     return load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
 
 
-def eagle(folder: Path, tensors: dict[str, torch.Tensor], **config: Any) -> str:
-    """Write the lab's EAGLE drafter with further tensors; return it as a method."""
-    shutil.copytree(LAB / "eagle", folder)
+def eagle(folder: Path, tensors: dict[str, torch.Tensor], method: str = "eagle", **config: Any) -> str:
+    """Write the lab's drafter of EAGLE or EAGLE-3 with further tensors; return it as a method."""
+    shutil.copytree(LAB / method, folder)
     save_file(load_file(folder / "model.safetensors") | tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
-    return f"eagle[weights={folder}]"
+    return f"{method}[weights={folder}]"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -58,7 +58,7 @@ def test_a_converted_drafter_drafts_the_same(method: str, lab: Target, tmp_path:
 
 
 def test_every_method_that_can_is_tested() -> None:
-    able = {name for name, kind in registry.load_all(registry.METHODS).items() if kind.export_formats}
+    able = {name for name, kind in registry.load_all(registry.METHODS).items() if kind.can_export}
     assert able == {*METHODS, "peagle"}
 
 
@@ -121,11 +121,14 @@ def attention_biases(*names: str) -> dict[str, torch.Tensor]:
     return {f"layers.0.self_attn.{name}.bias": torch.full((rows[name],), 0.5) for name in names}
 
 
-def test_biases_of_the_attention_are_kept_if_vllm_reads_them(lab: Target, tmp_path: Path) -> None:
-    load_method(eagle(tmp_path / "four", attention_biases(*PROJECTIONS)), lab).export(tmp_path / "made")
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_biases_of_the_attention_are_kept_if_vllm_reads_them(method: str, lab: Target, tmp_path: Path) -> None:
+    biased = attention_biases(*PROJECTIONS) | {"fc.bias": torch.zeros(256)}
+    load_method(eagle(tmp_path / "four", biased, method), lab).export(tmp_path / "made")
     tensors, config = written(tmp_path / "made")
-    assert config["attention_bias"] is True and attention_biases(*PROJECTIONS).keys() <= tensors.keys()
-    three = load_method(eagle(tmp_path / "three", attention_biases(*PROJECTIONS[:3])), lab)
+    assert config.get("transformer_layer_config", config)["attention_bias"] is True
+    assert attention_biases(*PROJECTIONS).keys() <= tensors.keys() and "fc.bias" not in tensors
+    three = load_method(eagle(tmp_path / "three", attention_biases(*PROJECTIONS[:3]), method), lab)
     with pytest.raises(UserError, match="3 of 4"):
         three.export(tmp_path / "none")
     assert not (tmp_path / "none").exists()
@@ -137,9 +140,12 @@ def test_a_drafter_that_reads_the_final_state_is_refused(lab: Target, tmp_path: 
     assert not (tmp_path / "none").exists()
 
 
-def test_the_command_prints_vllms_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_vllms_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "made"
-    assert main(["models", "convert", "medusa", "--out", str(out)]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert main(["models", "convert", "medusa", "--out", "made"]) == 0
     captured = capsys.readouterr()
     flag, settings = shlex.split(captured.out.splitlines()[-1].partition("vLLM: ")[2])
     assert flag == "--speculative-config" and not captured.err
@@ -148,7 +154,10 @@ def test_the_command_prints_vllms_settings(tmp_path: Path, capsys: pytest.Captur
     assert "not empty" in stated and sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
 
 
-def test_a_bias_that_vllm_drops_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    method = eagle(tmp_path / "e", {"fc.bias": torch.ones(256)})
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+def test_a_bias_that_vllm_drops_is_refused_in_one_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    method = eagle(tmp_path / "e", {"fc.bias": torch.ones(256)}, name)
     stated = failing(["models", "convert", method, "--out", str(tmp_path / "none")], capsys)
     assert "vLLM drops fc.bias" in stated and not (tmp_path / "none").exists()

@@ -79,11 +79,14 @@ def test_a_pair_that_is_exact_and_one_that_differs(
     assert main(["parity", str(out / METHODS)]) == 2 and PARITY in capsys.readouterr().err
 
 
-def test_each_run_is_resumed(port: int, questions: Path, answers: dict[str, Any], tmp_path: Path) -> None:
+def test_each_run_is_resumed(
+    port: int, questions: Path, answers: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     mended, out = tmp_path / "mended", tmp_path / "r"
     servers = {"plain": fake(dies_after=3, unless=str(mended)), "right": fake(answers=answers)}
     words = both(pairing(file_of(tmp_path, port, servers, blocks=1), "right"), questions, out, "--quiet")
     assert main(words) == 2 and not (out / METHODS).exists()  # the servers are first, and their baseline died
+    assert f"--out is {out} " in capsys.readouterr().err
     kept = {row.key: row.started for row in read_run(out / SERVERS).rows if row.ok}
     mended.touch()
     assert main(words) == 2  # not empty

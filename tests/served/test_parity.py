@@ -11,7 +11,7 @@ import pytest
 from specbench_ss import run
 from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
-from specbench_ss.results.parity import differences, parity
+from specbench_ss.results.parity import PARITY, differences, parity
 from specbench_ss.runs.records import Run
 from specbench_ss.runs.run_dir import read_run
 
@@ -34,7 +34,7 @@ def test_a_run_is_exact_with_itself_and_every_difference_is_named(local: Run) ->
         ({"steps": (first.steps or 0) + 1}, f"steps {first.steps} and"),
         ({"accepted_tokens": None}, "accepted not known"),
         ({"token_ids": [*(first.token_ids or [])[:3], 7]}, "outputs differ at 3"),
-        ({"prompt_tokens": 1, "steps": None}, "another prompt length"),
+        ({"prompt_tokens": 1, "steps": None}, "prompt lengths differ"),
     ):
         rows = [replace(row, **change) if row is first else row for row in local.rows]
         (changed,) = parity(local, replace(local, rows=rows), [("pld", "pld")])
@@ -48,6 +48,14 @@ def test_pairs_are_named_on_the_command_line(local: Run, capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out)[0]["exact"] is False
     for given, stated in (("pld", "METHOD=SERVER"), ("pld=nothing", "has no 'nothing'")):
         assert main(["parity", path, path, "--pair", given]) == 2 and stated in capsys.readouterr().err
+
+
+def test_a_directory_without_pairs_is_one_line(local: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / PARITY).write_text('{"pairs": []}')
+    for words, stated in (([str(tmp_path)], "no pairs"), ([str(local.path), "--pair", "pld=pld"], "two runs")):
+        assert main(["parity", *words]) == 2
+        error = capsys.readouterr().err
+        assert stated in error and error.count("\n") == 1
 
 
 def test_sampled_runs_are_refused(local: Run) -> None:

@@ -13,13 +13,14 @@ import pytest
 from specbench_ss import compare, load_run, run
 from specbench_ss.bench import server_run
 from specbench_ss.bench.run_loop import NullCallbacks
-from specbench_ss.bench.schedule import arrivals, plan
+from specbench_ss.bench.schedule import Sample, arrivals, plan
 from specbench_ss.bench.server_client import Server
 from specbench_ss.cli.main import main
 from specbench_ss.errors import UserError
 from specbench_ss.results.checks import checks
 from specbench_ss.results.summary import OVERALL, summarise
 from specbench_ss.runs.config import Load
+from specbench_ss.runs.records import SampleRecord
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.suite import Question
 from tests.served.fake_server import Behaviour, Clock, Fake, serving
@@ -334,6 +335,43 @@ def test_times_count_from_the_planned_arrival(questions: Path, tmp_path: Path, m
     rows = read_run(tmp_path / "r").requests
     assert len(rows) == PROMPTS and all((row.prefill_s or 0.0) > 5 and (row.wall_s or 0.0) > 5 for row in rows)
     assert all((row.decode_s or 0.0) < 5 for row in rows)  # that is of the server alone
+
+
+def test_a_request_without_history_moves_no_arrival(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = server_run.ServedConcurrencySweep.prompt
+
+    def first_turns(sweep: Any, sample: Sample) -> Any:
+        if sample.turn:
+            raise LookupError("no history")
+        return prompt(sweep, sample)
+
+    monkeypatch.setattr(server_run.ServedConcurrencySweep, "prompt", first_turns)
+    with serving() as one:
+        measured([one], ["one"], questions, tmp_path / "r", rate="50")
+    run_ = read_run(tmp_path / "r")
+    planned, sent = arrivals(PROMPTS, 50, 0, 0), [row for row in run_.requests if row.ok]
+    since = [(row.started or 0.0) - run_.concurrency[0].started for row in sent]
+    assert 0 < len(sent) < PROMPTS and since == pytest.approx([planned[row.index] for row in sent], abs=1e-4)
+
+
+def test_a_level_ends_with_its_last_request(questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work of the client after a request, such as a probe of the server, is not time of the level."""
+    clock, ended = Clock(), list[str]()
+    clocked(monkeypatch, clock)
+
+    def later(_: object, row: SampleRecord) -> None:
+        ended.append(row.question_id)
+        if len(ended) == PROMPTS:  # the other requests have ended, too
+            clock.pass_by(1000.0)
+
+    monkeypatch.setattr(server_run.ServedSession, "ended", later)
+    with serving(Behaviour(delay=0.02, clock=clock)) as one:
+        measured([one], ["one"], questions, tmp_path / "r", concurrency=2)
+    (level,) = read_run(tmp_path / "r").concurrency
+    assert len(ended) == PROMPTS and 0 < level.wall_s < 1000
+    assert level.ended - level.started == pytest.approx(level.wall_s, abs=0.01)
 
 
 def test_requests_that_find_no_thread_fail_and_do_not_count_as_failures_of_the_server(

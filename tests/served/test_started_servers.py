@@ -112,21 +112,21 @@ def test_a_server_that_fails_leaves_the_others_alone(
     assert any(re.search(stated, warning) for warning in made.manifest["warnings"]) and port_free(port)
 
 
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_server_that_dies_at_a_load_level_is_left_out_of_it(
-    restart: bool, port: int, questions: Path, tmp_path: Path
+@pytest.mark.parametrize("dies_after", [5, 7])
+def test_levels_start_servers_afresh_and_leave_out_one_that_dies(
+    dies_after: int, port: int, questions: Path, tmp_path: Path
 ) -> None:
-    """The broken one answers seven requests: a probe and one level, and both levels if each starts it again."""
-    servers = {"plain": fake(), "broken": fake(dies_after=7), "other": fake(tokens=4)}
-    file = file_of(tmp_path, port, servers, blocks=1, restart=restart)
+    """A block has a probe and at most three requests, a level a probe and five."""
+    servers = {"plain": fake(), "broken": fake(dies_after=dies_after), "other": fake(tokens=4)}
+    file, dies = file_of(tmp_path, port, servers, blocks=2), dies_after == 5
     made = measured(file, questions, tmp_path / "r", warmup=0, concurrency="2", rate="200")
     assert set(made.samples["status"]) == {"ok"} and made.manifest["status"] == "complete"
     levels = made.concurrency().query("requests > 0")
     at = {
         name: set(levels.query(where)["method"]) for name, where in (("2", "concurrency == 2"), ("200/s", "rate > 0"))
     }
-    assert at == {"2": {*servers}, "200/s": {*servers} if restart else {"plain", "other"}} and port_free(port)
-    assert any("engine core died" in warning for warning in made.manifest.get("warnings", ())) != restart
+    assert at == dict.fromkeys(("2", "200/s"), {"plain", "other"} if dies else {*servers}) and port_free(port)
+    assert any("engine core died" in warning for warning in made.manifest.get("warnings", ())) == dies
 
 
 def test_secrets_are_given_to_the_server_and_not_written_down(port: int, questions: Path, tmp_path: Path) -> None:
@@ -140,6 +140,17 @@ def test_secrets_are_given_to_the_server_and_not_written_down(port: int, questio
     command = ("vllm", "serve", "--api-key", "a", "--hub-token=b", "--port", "1")
     hidden = without_secrets(Endpoint("x", "u", None, command)).command
     assert hidden == ("vllm", "serve", "--api-key", "***", "--hub-token=***", "--port", "1")
+
+
+def test_secrets_in_json_are_hidden_by_their_names() -> None:
+    settings = {"num_speculative_tokens": 4, "loader": [{"hf_token": "a", "path": "/p"}], "credentials": {"user": "b"}}
+    words = ("--speculative-config", json.dumps(settings), f"--more={json.dumps({'api_key': 'c'})}", "--tokens", "4")
+    config, more = ("--speculative-config", "--more")
+    command = without_secrets(Endpoint("x", "u", None, (*words, "--tokenizer", "/t", "[not json"))).command
+    shown = {"num_speculative_tokens": 4, "loader": [{"hf_token": "***", "path": "/p"}], "credentials": {"user": "***"}}
+    assert command[0] == config and json.loads(command[1]) == shown
+    assert command[2] == f"{more}={json.dumps({'api_key': '***'})}"
+    assert command[3:] == ("--tokens", "4", "--tokenizer", "/t", "[not json")
 
 
 def test_a_run_that_is_terminated_ends_its_server(port: int, questions: Path, tmp_path: Path) -> None:
@@ -192,8 +203,12 @@ def test_a_taken_port_is_one_line(port: int, questions: Path, tmp_path: Path, mo
         ("servers: [{label: a, command: [x], method: 'x['}]", "cannot read method"),
         ("servers: [{label: a, engine: vllm, model: m, speculative: {m: x}, k: [1, 2], method: x}]", "several k"),
         ("servers: [{label: a, command: [x]}, {label: a, command: [x]}]", "given twice"),
+        (
+            "servers: [{label: a, engine: vllm, model: m, speculative: {m: x}, k: [1]}, {label: a, command: [x]}]",
+            "twice",
+        ),
         ("servers: [{label: a, engine: vllm, model: m, speculative: {method: x}, k: []}]", "empty list"),
-        ("restart: sometimes\nservers: [{label: a, command: [x]}]", "restart"),
+        ("ready_s: soon\nservers: [{label: a, command: [x]}]", "ready_s"),
         ("servers: [", "parsing"),
     ],
 )
@@ -211,13 +226,15 @@ def test_engines_are_started_by_their_own_names(tmp_path: Path) -> None:
     ranges = {"num_speculative_tokens_per_batch_size": [[1, 3, 4], [4, 4, 2]]}
     vllm["speculative"] |= ranges
     llama = {"label": "l", "engine": "llama.cpp", "model": "M.gguf", "speculative": {"model-draft": "D"}, "k": 4}
+    sglang = {"label": "s", "engine": "sglang", "model": "M", "speculative": {"speculative-args": {"a": [1]}}}
     plain = {"label": "p", "engine": "vllm", "model": "M", "args": ["--seed", 5], "executable": "/x/vllm"}
-    file.write_text(yaml.safe_dump({"port": 8123, "servers": [plain, vllm, llama]}))
+    file.write_text(yaml.safe_dump({"port": 8123, "servers": [plain, vllm, llama, sglang]}))
     endpoints = read_servers(file).endpoints
     commands = {one.label: list(one.command) for one in endpoints}
-    assert list(commands) == ["p", "e-k2", "e-k4", "l"]
-    assert [(one.group, one.k) for one in endpoints] == [("p", None), ("e", 2), ("e", 4), ("l", 4)]
+    assert list(commands) == ["p", "e-k2", "e-k4", "l", "s"]
+    assert [(one.group, one.k) for one in endpoints] == [("p", None), ("e", 2), ("e", 4), ("l", 4), ("s", None)]
     assert " ".join(commands["p"]) == "/x/vllm serve M --host 127.0.0.1 --port 8123 --seed 5"
     given = commands["e-k4"][commands["e-k4"].index("--speculative-config") + 1]
     assert json.loads(given) == {"method": "eagle3", "num_speculative_tokens": 4, **ranges}
     assert " ".join(commands["l"]).endswith("--model-draft D --spec-draft-n-max 4")
+    assert json.loads(commands["s"][commands["s"].index("--speculative-args") + 1]) == {"a": [1]}
