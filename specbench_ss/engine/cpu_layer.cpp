@@ -562,7 +562,7 @@ void ssbench_attend(
 
 // RMSNorm of x [rows, h] with a weight [h] -> y.
 void ssbench_norm(int pair, const void* x, long rows, const void* weight, float eps, int h, void* y) {
-    FOR_PAIR(pair, (norm<X>(x, rows, weight, eps, h, y); (void)sizeof(W)))
+    FOR_PAIR(pair, (norm<X>(x, rows, weight, eps, h, y)))
 }
 
 // x [q, hidden] -> y [q, hidden], the MLP's contribution.

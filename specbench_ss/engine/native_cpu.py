@@ -40,7 +40,7 @@ PAIRS = {  # types of activations and weights -> number in the source
     (torch.float32, torch.float16): 1,
     (torch.bfloat16, torch.bfloat16): 2,
 }
-FUNCTIONS = ("packed_size", "pack", "linear", "attend", "mlp", "norm")  # in the order of `Kernels`
+FUNCTIONS = ("packed_size", "pack", "linear", "attend", "mlp", "norm")
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_long, ctypes.c_size_t  # a pointer is an address, 0 for none
 
 
@@ -115,8 +115,9 @@ def _load() -> tuple[Kernels | None, str]:
     for name in FUNCTIONS[1:]:
         getattr(library, f"ssbench_{name}").restype = None
     library.ssbench_name.restype = ctypes.c_char_p
-    functions = (getattr(library, f"ssbench_{name}") for name in FUNCTIONS)
-    return Kernels(*functions, library.ssbench_panel(), library.ssbench_name().decode(), file.stem), ""
+    functions = {name: getattr(library, f"ssbench_{name}") for name in FUNCTIONS}
+    name = library.ssbench_name().decode()
+    return Kernels(**functions, panel=library.ssbench_panel(), name=name, key=file.stem), ""
 
 
 def _processor_flags() -> set[str]:
