@@ -6,7 +6,8 @@ the share of the memory bandwidth that decoding without drafts reaches, and rati
 prompts. vLLM runs eagerly, without a prefix cache.
 
     python benchmarks/vs_engines.py [--model smollm2] [--dtype bfloat16] [--threads 1 2] [--prompts 13] [--new 64]
-        [--turns 5] [--busy] [--only TEXT ..] [--vllm-python PYTHON] [--llama-server PROGRAM --gguf FILE] [--json FILE]
+        [--turns 5] [--busy] [--compiled] [--only TEXT ..] [--vllm-python PYTHON] [--llama-server PROGRAM --gguf FILE]
+        [--json FILE]
 
 --busy measures once more with a process that takes one core. Engines that are not given are left out, with the
 command that installs them. vLLM and ssbench need environments of their own.
@@ -220,7 +221,7 @@ def rows_of(arguments: argparse.Namespace) -> list[Row]:
         missing.add("llama.cpp")
     for engine in sorted(missing):
         print(f"{engine} is left out: {INSTALL[engine]}")
-    kept = [row for row in ROWS if row.engine not in missing]
+    kept = [row for row in ROWS if row.engine not in missing and (arguments.compiled or "compiled" not in row.settings)]
     return [row for row in kept if not arguments.only or any(text in row.name for text in arguments.only)]
 
 
@@ -235,6 +236,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--busy", action="store_true", help="measure again with a process that takes one core")
+    parser.add_argument("--compiled", action="store_true", help="transformers compiled too, which takes minutes")
     parser.add_argument("--only", nargs="+", default=[], help="rows whose name has one of these texts")
     parser.add_argument("--vllm-python", default=os.environ.get("SSBENCH_VLLM_PYTHON"))
     parser.add_argument("--llama-server", default=os.environ.get("SSBENCH_LLAMA_SERVER"))
