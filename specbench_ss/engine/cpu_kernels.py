@@ -443,7 +443,7 @@ def fused_blocks(family: ModelParts, pack: PrepackFormat, device: torch.device) 
 def native_norm(family: ModelParts) -> Callable[[Tensor], Tensor]:
     """Return the final norm by the native kernel if the layers use such kernels, else the module."""
     norm: Any = family.norm
-    uses_native = any(isinstance(block, FusedBlock) and block.native is not None for block in family.blocks)
+    uses_native = all(isinstance(block, FusedBlock) and block.native is not None for block in family.blocks)
     rms = _norm(norm) if isinstance(norm, nn.Module) else None
     if not uses_native or rms is None or rms[0].dtype != family.blocks[-1].joined.qkv.weight.dtype:
         return family.norm
