@@ -30,12 +30,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture
-def torch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use torch's products, as without a C++ compiler."""
+def _without_native_kernels() -> Iterator[None]:
+    """Use torch's operators, as without g++."""
     from specbench_ss.engine import native_cpu
 
-    monkeypatch.setattr(native_cpu, "supports", lambda *_: False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_cpu, "supports", lambda *_: False)
+        yield
+
+
+torch_kernels = pytest.fixture(_without_native_kernels, name="torch_kernels")
+torch_kernels_in_module = pytest.fixture(_without_native_kernels, scope="module", name="torch_kernels_in_module")
 
 
 @pytest.fixture(autouse=True)

@@ -34,8 +34,8 @@ def command(
     here, chosen = environment(), torch.device(resolve_device(device))
     _versions(here, chosen)
     if chosen.type == "cpu":
-        made = native_cpu.kernels()
-        print(f"{'kernels':<12}{f'native, {made.name}' if made else f'of torch: {native_cpu.problem()}'}")
+        native = native_cpu.kernels()
+        print(f"{'kernels':<12}{f'native, {native.name}' if native else f'of torch: {native_cpu.problem()}'}")
     _telemetry(chosen)
     note = busy()
     if note:

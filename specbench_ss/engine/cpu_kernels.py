@@ -199,13 +199,11 @@ def packing(weight: Tensor, weights_bytes: int, fp16_weights: bool) -> PrepackFo
 
     weights_bytes: of all weights of the model. fp16_weights: the model's number format.
     """
-    if weight.device.type != "cpu" or weight.dtype not in PACKED_DTYPES:
-        return ""
-    if not has_room(weights_bytes):
+    if weight.device.type != "cpu" or weight.dtype not in PACKED_DTYPES or not has_room(weights_bytes):
         return ""
     if fp16_weights and (native_cpu.supports(torch.float32, torch.float16) or supports_fp16_gemm()):
         return "half"
-    if native_cpu.supports(weight.dtype, weight.dtype) and not fp16_weights:
+    if native_cpu.supports(weight.dtype, weight.dtype):
         return "whole"
     return "whole" if _onednn_works(weight.dtype) and (weight.dtype == torch.float32 or bfloat16_gains()) else ""
 
@@ -303,9 +301,7 @@ def _equals_linear(product: Callable[[Tensor, Tensor], Tensor], dtype: torch.dty
 ROWS, FIRST = 5, 3  # rows of the check against the module, and their first position
 LAYER_TOLERANCE = {torch.float32: 1e-4}  # as a share of the largest value
 HALF_TOLERANCE = 2e-2
-NATIVE_HALF_TOLERANCE = (
-    0.1  # where attention is peaked, rounded scores differ by more; a wrong mask differs by far more
-)
+NATIVE_HALF_TOLERANCE = 0.1  # rounded scores of peaked attention differ by 0.025; a wrong mask differs by far more
 Norm = tuple[Tensor, float]  # weight and epsilon of an RMSNorm
 
 
@@ -362,8 +358,8 @@ class FusedBlock(Block):
         """Return attention's contribution to x [B, q, h], to be added to it."""
         if rotary is None or not torch.is_inference_mode_enabled():
             return Block.attend(self, x, cache, mask, rotary)
-        if (made := self._attend_natively(x, cache, mask, rotary)) is not None:
-            return made
+        if (attended := self._attend_natively(x, cache, mask, rotary)) is not None:
+            return attended
         w, (b, q, _) = self.joined, x.shape
         rows = w.qkv(_apply_norm(x, w.norm1)).view(b, q, -1, w.d)  # [B, q, heads + 2 kv_heads, d]
         qk, v = rows.split((w.heads + w.kv_heads, w.kv_heads), 2)
@@ -397,8 +393,11 @@ class FusedBlock(Block):
             fits, mask = mask.dtype == x.dtype and mask.shape == (1, 1, q, past + q), mask.contiguous()
         if not fits or cos.dtype != x.dtype or len(cos) != 1:
             return None
-        like = x.new_empty(1, w.kv_heads, q, w.d)
-        keys, values = cache.rows_for(like, like, w.layer)
+        cache.check(past, past + q, w.layer)
+        if not cache.has(w.layer):
+            like = x.new_empty(1, w.kv_heads, q, w.d)
+            cache.allocate(like, like, w.layer)
+        keys, values = cache.memory_of(w.layer)
         if keys.dtype != x.dtype or keys.shape[:2] != (1, w.kv_heads) or values.shape != keys.shape:
             return None
         rows = (1, q, 1, w.d)  # tokens of one level of a drafter's tree share a position
@@ -461,9 +460,9 @@ def describe(blocks: Sequence[Block], head: Any) -> str:
     count = sum(isinstance(block, FusedBlock) for block in blocks)
     layers = f"{count} of {len(blocks)} layers fused" if count else "layers as in transformers"
     native = [p for p in products_of(blocks, head) if p.native is not None]
-    if native and (made := native_cpu.kernels()) is not None:
+    if native and (kernels := native_cpu.kernels()) is not None:
         halves = ", fp16 weights" if all(product.half for product in native) else ""
-        return f"{layers}; native kernels for few rows ({made.name}{halves})"
+        return f"{layers}; native kernels for few rows ({kernels.name}{halves})"
     packed = [p for p in products_of(blocks, head) if p.packed is not None]
     if not packed:
         return layers

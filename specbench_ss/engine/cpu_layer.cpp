@@ -21,13 +21,10 @@ namespace {
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define SSBENCH_AVX512 1
 using vec = __m512;
-constexpr int L = 16, MOST_ROWS = 8;  // MOST_ROWS: of x at a time, as many as registers hold
+constexpr int L = 16, TILE_ROWS = 8;  // TILE_ROWS: rows of x at a time, as many as registers hold
 inline vec zero() { return _mm512_setzero_ps(); }
 inline vec all(float v) { return _mm512_set1_ps(v); }
 inline vec fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
-inline vec mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
-inline vec add(vec a, vec b) { return _mm512_add_ps(a, b); }
-inline vec sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
 inline vec larger(vec a, vec b) { return _mm512_max_ps(a, b); }  // b if one of them is NaN
 inline float sum(vec v) { return _mm512_reduce_add_ps(v); }
 inline vec scale2(vec v, vec n) { return _mm512_scalef_ps(v, n); }
@@ -37,13 +34,10 @@ inline vec zero_below(vec v, vec x, float least) {
 }
 #else
 using vec = __m256;
-constexpr int L = 8, MOST_ROWS = 4;
+constexpr int L = 8, TILE_ROWS = 4;
 inline vec zero() { return _mm256_setzero_ps(); }
 inline vec all(float v) { return _mm256_set1_ps(v); }
 inline vec fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
-inline vec mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
-inline vec add(vec a, vec b) { return _mm256_add_ps(a, b); }
-inline vec sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
 inline vec larger(vec a, vec b) { return _mm256_max_ps(a, b); }
 inline float sum(vec v) {
     __m128 h = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -52,7 +46,7 @@ inline float sum(vec v) {
 }
 inline vec scale2(vec v, vec n) {
     __m256i e = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-    return mul(v, _mm256_castsi256_ps(e));
+    return v * _mm256_castsi256_ps(e);
 }
 inline vec nearest(vec v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline vec zero_below(vec v, vec x, float least) {
@@ -62,7 +56,7 @@ inline vec zero_below(vec v, vec x, float least) {
 
 // e^x by Cephes' polynomial, relative error below 2e-7 for x <= 0; 0 below -87, NaN for NaN.
 inline vec exponential(vec x) {
-    vec bounded = larger(all(-87.0f), x), n = nearest(mul(bounded, all(1.44269504f)));
+    vec bounded = larger(all(-87.0f), x), n = nearest(bounded * all(1.44269504f));
     vec r = fma(n, all(-0.693359375f), bounded);
     r = fma(n, all(2.12194440e-4f), r);
     vec p = fma(all(1.9875691500e-4f), r, all(1.3981999507e-3f));
@@ -70,7 +64,7 @@ inline vec exponential(vec x) {
     p = fma(p, r, all(4.1665795894e-2f));
     p = fma(p, r, all(1.6666665459e-1f));
     p = fma(p, r, all(5.0000001201e-1f));
-    p = fma(p, mul(r, r), add(r, all(1.0f)));
+    p = fma(p, r * r, r + all(1.0f));
     return zero_below(scale2(p, n), x, -87.0f);
 }
 
@@ -135,8 +129,9 @@ struct BF16 {
 #endif
 };
 
-constexpr int PANEL = 2 * L, MOST_TOKENS = 32;  // as `native_cpu.MOST_ROWS`
-// Threads take one panel at a time: a thread whose core is busy takes fewer.
+constexpr int PANEL = 2 * L;  // threads take one panel at a time: a thread whose core is busy takes fewer
+constexpr int MOST_TOKENS = 32;  // as `native_cpu.MOST_ROWS`
+constexpr int MOST_HEAD = 1024;  // as `native_cpu.HEAD_SIZE`
 
 // Multiplies G entries of a row of X by those of L outputs of W, and adds to L sums.
 template <class X, class W>
@@ -221,7 +216,7 @@ template <class X, class W, int V, class Put>
 inline void tiles(const typename X::S* x, long ldx, long rows, const typename W::S* w, int k, Put put) {
     long m = 0;
     auto shifted = [&](int r, const float* sums) { put(m + r, sums); };
-    for (; m + MOST_ROWS <= rows; m += MOST_ROWS) tile<X, W, MOST_ROWS, V>(x + m * ldx, ldx, w, k, shifted);
+    for (; m + TILE_ROWS <= rows; m += TILE_ROWS) tile<X, W, TILE_ROWS, V>(x + m * ldx, ldx, w, k, shifted);
     switch (rows - m) {
 #ifdef SSBENCH_AVX512
         case 7: tile<X, W, 7, V>(x + m * ldx, ldx, w, k, shifted); break;
@@ -366,23 +361,23 @@ void attend_rows(
     vec most = all(-INFINITY);
     const vec scale = all(w.scale);
     for (long j = 0; j < total; j++) {
-        vec s = mul(F32::load(scores + j * L), scale);
+        vec s = F32::load(scores + j * L) * scale;
         if (mask || (causal && j > past)) {
             float hidden[L] = {};
             for (int r = 0; r < count; r++) {
                 const int row = (first + r) % q;
                 hidden[r] = mask ? X::get(mask[row * total + j]) : j > past + row ? -INFINITY : 0.0f;
             }
-            s = add(s, F32::load(hidden));
+            s += F32::load(hidden);
         }
         std::memcpy(scores + j * L, &s, sizeof(s));
         most = larger(most, s);
     }
     vec of_rows = zero();
     for (long j = 0; j < total; j++) {
-        const vec e = exponential(sub(F32::load(scores + j * L), most));
+        const vec e = exponential(F32::load(scores + j * L) - most);
         std::memcpy(scores + j * L, &e, sizeof(e));
-        of_rows = add(of_rows, e);
+        of_rows += e;
     }
     float sums[L];
     std::memcpy(sums, &of_rows, sizeof(sums));
@@ -427,8 +422,8 @@ void attend(
 #pragma omp for schedule(dynamic, 1)
         for (long p = 0; p < panels(wide); p++) product<X, W>(normed, h, q, w.qkv, h, wide, p, put);
 #pragma omp for schedule(static)
-        for (int one = 0; one < q * all_heads; one++) {
-            const int r = one / all_heads, head = one % all_heads;
+        for (int i = 0; i < q * all_heads; i++) {
+            const int r = i / all_heads, head = i % all_heads;
             const S* from = qkv + r * wide + (long)head * d;
             if (head >= w.heads + w.kv_heads) {
                 std::memcpy(values + (head - w.heads - w.kv_heads) * stride + (past + r) * d, from, sizeof(S) * d);
@@ -436,29 +431,29 @@ void attend(
             }
             S* to = head < w.heads ? query + ((long)head * q + r) * d
                                    : keys + (head - w.heads) * stride + (past + r) * d;
-            S own[1024];
+            S head_normed[MOST_HEAD];
             if (w.head_norm) {
-                rms_norm<X>(from, (const S*)w.head_norm + (long)head * d, w.eps_head, d, own);
-                from = own;
+                rms_norm<X>(from, (const S*)w.head_norm + (long)head * d, w.eps_head, d, head_normed);
+                from = head_normed;
             }
-            for (int i = 0; i < d; i++) {  // sin: its first half is negated
-                const int other = i < d / 2 ? i + d / 2 : i - d / 2;
-                to[i] = X::put(
-                    X::get(from[i]) * X::get(cos[(long)r * d + i]) + X::get(from[other]) * X::get(sin[(long)r * d + i]));
+            for (int j = 0; j < d; j++) {  // sin: its first half is negated
+                const int other = j < d / 2 ? j + d / 2 : j - d / 2;
+                to[j] = X::put(
+                    X::get(from[j]) * X::get(cos[(long)r * d + j]) + X::get(from[other]) * X::get(sin[(long)r * d + j]));
             }
         }
 #pragma omp for schedule(dynamic, 1)
-        for (long one = 0; one < blocks * w.kv_heads; one++) {
-            static thread_local std::vector<float> own;
+        for (long i = 0; i < blocks * w.kv_heads; i++) {
+            static thread_local std::vector<float> buffer;
             static thread_local std::vector<S*> to;
-            const int kv_head = (int)(one / blocks), first = (int)(one % blocks) * block;
+            const int kv_head = (int)(i / blocks), first = (int)(i % blocks) * block;
             const int count = (int)std::min<long>(block, rows - first);
             to.resize(count);
             for (int r = 0; r < count; r++)
                 to[r] = attended + ((long)((first + r) % q) * w.heads + kv_head * groups + (first + r) / q) * d;
             attend_rows<X>(
                 w, query + ((long)kv_head * rows + first) * d, keys + kv_head * stride, values + kv_head * stride, mask,
-                causal, q, past, first, count, own, to);
+                causal, q, past, first, count, buffer, to);
         }
         const int k = w.heads * d;
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.out_bias, n)); };
@@ -493,15 +488,15 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
             });
             for (int r = 0; r < q; r++)
                 for (long n = from; n < to; n += L) {  // SiLU(gate) * up
-                    float part[L], grown[L];
+                    float part[L], decay[L];
                     std::memcpy(part, gate + r * PANEL + n - from, sizeof(part));
-                    for (int i = 0; i < L; i++) grown[i] = -std::fabs(part[i]);
-                    vec e = exponential(F32::load(grown));
-                    std::memcpy(grown, &e, sizeof(grown));
+                    for (int i = 0; i < L; i++) decay[i] = -std::fabs(part[i]);
+                    vec e = exponential(F32::load(decay));
+                    std::memcpy(decay, &e, sizeof(decay));
                     for (int i = 0; i < L; i++) {
-                        const float g = part[i], s = g >= 0 ? g / (1.0f + grown[i]) : g * grown[i] / (1.0f + grown[i]);
-                        S& to_ = active[(long)r * inner + n + i];
-                        to_ = X::put(X::get(X::put(s)) * X::get(to_));
+                        const float g = part[i], s = g >= 0 ? g / (1.0f + decay[i]) : g * decay[i] / (1.0f + decay[i]);
+                        S& gated = active[(long)r * inner + n + i];
+                        gated = X::put(X::get(X::put(s)) * X::get(gated));
                     }
                 }
         }

@@ -51,22 +51,13 @@ class Cache:
         """
         start = self.lengths[layer]
         end = start + k.shape[2]
-        keys, values = self.rows_for(k, v, layer)
+        self.check(start, end, layer)
+        if not self.has(layer):
+            self.allocate(k, v, layer)
+        keys, values = self.memory_of(layer)
         keys[:, :, start:end] = k
         values[:, :, start:end] = v
         return keys[:, :, :end], values[:, :, :end]
-
-    def rows_for(self, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Return a layer's whole keys and values, with room for rows like k, v [B, kv_heads, q, head_dim].
-
-        The caller writes them after the existing rows.
-        """
-        start = self.lengths[layer]
-        self.check(start, start + k.shape[2], layer)
-        keys, values = self.keys[layer], self.values[layer]
-        if keys is None or values is None:
-            keys, values = self.keys[layer], self.values[layer] = self._allocate(k, v, layer)
-        return keys, values
 
     def check(self, start: int, end: int, layer: int) -> None:
         """Make room for rows start to end of a layer. Raises RuntimeError if they exceed the limit."""
@@ -154,7 +145,11 @@ class Cache:
         self.capacity = -(-capacity // self.block) * self.block
         self._replace_memory(self._grown_copy)
 
-    def _allocate(self, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def allocate(self, k: Tensor, v: Tensor, layer: int) -> None:
+        """Allocate a layer's keys and values like these [B, kv_heads, q, head_dim]."""
+        self.keys[layer], self.values[layer] = self._memory_like(k, v, layer)
+
+    def _memory_like(self, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Return memory for a layer's keys and values like these: its part of the joined one, or its own."""
         shapes = [(*rows.shape[:2], self.capacity, rows.shape[3]) for rows in (k, v)]
         # views share a version counter, so autograd would reject the gradients of earlier layers

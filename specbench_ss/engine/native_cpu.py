@@ -184,13 +184,13 @@ class NativeLinear:
     __slots__ = ("bias", "inputs", "linear", "outputs", "packed", "pair")
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-        made = kernels()
-        assert made is not None
+        native = kernels()
+        assert native is not None
         (self.outputs, self.inputs), self.bias = weight.shape, bias
-        self.pair, self.linear = PAIRS[dtype, weight.dtype], made.linear
+        self.pair, self.linear = PAIRS[dtype, weight.dtype], native.linear
         weight = weight.detach().contiguous()
-        self.packed = weight.new_empty(made.packed_size(self.pair, self.outputs, self.inputs))
-        made.pack(self.pair, weight.data_ptr(), self.outputs, self.inputs, self.packed.data_ptr())
+        self.packed = weight.new_empty(native.packed_size(self.pair, self.outputs, self.inputs))
+        native.pack(self.pair, weight.data_ptr(), self.outputs, self.inputs, self.packed.data_ptr())
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the result, of the dtype of x."""
@@ -209,9 +209,9 @@ class NativeNorm:
     """RMSNorm of a model's final states by the native kernel in inference of few rows, else by the module."""
 
     def __init__(self, module: Any, eps: float) -> None:
-        made = kernels()
-        assert made is not None
-        self.module, self.weight, self.eps, self.norm = module, module.weight.data, eps, made.norm
+        native = kernels()
+        assert native is not None
+        self.module, self.weight, self.eps, self.norm = module, module.weight.data, eps, native.norm
         self.pair = PAIRS[self.weight.dtype, self.weight.dtype]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -233,13 +233,13 @@ class NativeLayer:
     layer: sizes and addresses. kept: the tensors that these belong to. silu: the activation is SiLU.
     """
 
-    __slots__ = ("has_mlp", "kept", "layer", "made", "pair")
+    __slots__ = ("has_mlp", "kept", "kernels", "layer", "pair")
 
     def __init__(self, layer: Layer, pair: int, kept: tuple[Tensor, ...], silu: bool) -> None:
-        made = kernels()
-        assert made is not None
-        self.layer, self.pair, self.kept, self.made = ctypes.addressof(layer), pair, (layer, *kept), made
-        self.has_mlp = silu and layer.inner % made.panel == 0  # gate and up begin with a panel
+        native = kernels()
+        assert native is not None
+        self.layer, self.pair, self.kept, self.kernels = ctypes.addressof(layer), pair, (layer, *kept), native
+        self.has_mlp = silu and layer.inner % native.panel == 0  # gate and up begin with a panel
 
     def attend(
         self,
@@ -263,7 +263,7 @@ class NativeLayer:
         """
         out = torch.empty_like(x)
         cos, sin = rotary
-        self.made.attend(
+        self.kernels.attend(
             self.pair, self.layer, x.data_ptr(), x.shape[1], out.data_ptr(), keys.data_ptr(), values.data_ptr(),
             keys.stride(1), past, cos.data_ptr(), sin.data_ptr(), 0 if mask is None else mask.data_ptr(), causal,
             torch.get_num_threads(),
@@ -274,5 +274,5 @@ class NativeLayer:
         """Return the MLP's contribution to x [.., h] of up to MOST_ROWS query tokens."""
         out = torch.empty_like(x)
         rows, threads = x.shape[:-1].numel(), torch.get_num_threads()
-        self.made.mlp(self.pair, self.layer, x.data_ptr(), rows, out.data_ptr(), threads)
+        self.kernels.mlp(self.pair, self.layer, x.data_ptr(), rows, out.data_ptr(), threads)
         return out

@@ -156,8 +156,8 @@ def faster_dtype(dtype_names: tuple[str, ...], config: Any, weights_bytes: int) 
     in float32, which decide about a prepacked copy.
     """
     room = has_room(weights_bytes), has_room(weights_bytes // 2)  # in float32, in bfloat16
-    made = native_cpu.kernels()
-    inputs = ("one token", dtype_names, config.to_json_string(), room, torch.__version__, made and made.key)
+    native = native_cpu.kernels()
+    inputs = ("one token", dtype_names, config.to_json_string(), room, torch.__version__, native and native.key)
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()[:8]
     file = cache_folder() / "limits" / f"dtype-{device_file(CPU).stem}-{key}.json"
     with contextlib.suppress(OSError, ValueError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,6 @@ import transformers
 from torch import Tensor, nn
 
 from specbench_ss import load_model
-from specbench_ss.engine import native_cpu
 from specbench_ss.engine.cuda_graphs import Pass, run_eagerly
 from specbench_ss.engine.engines import replay_steps
 from specbench_ss.engine.target import Target
@@ -22,13 +21,7 @@ from specbench_ss.models.resolve import packaged_model
 from tests.frozen import frozen
 from tests.tiny import thorough
 
-
-@pytest.fixture(scope="module", autouse=True)
-def torch_operators() -> Iterator[None]:
-    """Use torch's operators, which the stand-in for a graph records."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_cpu, "supports", lambda *_: False)
-        yield
+pytestmark = pytest.mark.usefixtures("torch_kernels_in_module")  # the stand-in for a graph records torch's operators
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from specbench_ss import load_model, registry, run
 from specbench_ss.bench.timed_sample import Request, RequestRunner
-from specbench_ss.engine import cuda_graphs, engines, native_cpu
+from specbench_ss.engine import cuda_graphs, engines
 from specbench_ss.engine.checks import NotFinite
 from specbench_ss.engine.cuda_graphs import (
     BLOCK,
@@ -44,6 +44,8 @@ from tests.cli import failing
 from tests.frozen import frozen
 from tests.tiny import METHODS, THOROUGH, instances
 
+pytestmark = pytest.mark.usefixtures("torch_kernels_in_module")  # the stand-in for a graph records torch's operators
+
 PROMPTS = ([5, 9, 5, 9, 5, 9, 7, 8], list(range(5, 45)))
 WIDTHS = (1, 3, 7, 16, 64, 128)
 
@@ -55,14 +57,6 @@ DECLINED = {  # all that methods run eagerly where their steps are replayed
     ("dflash", "windows"): {DIFFERENT_MASKS},
     ("ss", "top-p"): {"stream_attention_top_p"},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def torch_operators() -> Iterator[None]:
-    """Use torch's operators, which the stand-in for a graph records."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_cpu, "supports", lambda *_: False)
-        yield
 
 
 def of_a_drafter(key: Any) -> bool:
