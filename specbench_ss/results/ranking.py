@@ -320,7 +320,8 @@ def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange], remedy
     if not slower:
         verdict = f"No method is significantly different from {over}"
     elif slower == len(known):
-        verdict = f"All {len(known)} methods are slower than {over}"
+        every = "Both" if len(known) == 2 else f"All {len(known)}"
+        verdict = f"{every} methods are slower than {over}"
     else:
         verdict = f"No method is faster than {over} ({slower} slower, {len(known) - slower} not significant)"
     return f"{verdict}; highest estimate: {cut(best.method)} {_measured(best)}."
