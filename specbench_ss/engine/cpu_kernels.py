@@ -129,7 +129,7 @@ class PrepackedLinear:
         same_dtype = bias is None or bias.dtype == weight.dtype
         if pack and weight.device.type == "cpu" and same_dtype and native_cpu.supports(weight.dtype, matrix):
             self.native = NativeLinear(weight.to(matrix), bias, weight.dtype)
-            self.most = MOST_ROWS_HALF if self.half else MOST_ROWS
+            self.most = native_cpu.MOST_ROWS
         elif self.half:
             self.packed = _packed_half(weight, bias)
         elif pack and weight.numel() >= MIN_WEIGHTS and _onednn_works(weight.dtype):

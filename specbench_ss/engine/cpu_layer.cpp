@@ -130,7 +130,7 @@ struct BF16 {
 };
 
 constexpr int PANEL = 2 * L;  // threads take one panel at a time: a thread whose core is busy takes fewer
-constexpr int MOST_TOKENS = 32;  // as `native_cpu.MOST_ROWS`
+constexpr int MOST_TOKENS = 256;  // as `native_cpu.MOST_ROWS`
 constexpr int MOST_HEAD = 1024;  // as `native_cpu.HEAD_SIZE`
 
 // Multiplies G entries of a row of X by those of L outputs of W, and adds to L sums.
