@@ -117,7 +117,7 @@ _TREE = {"total_tokens": 8, "depth": 3, "top_k": 2}
 
 RECIPES = {
     "medusa": Recipe(
-        "medusa", OWN_ANSWERS, 1e-2, {"own_unembed": False}, about={"nodes": 15},
+        "medusa", OWN_ANSWERS, 1e-2, {"own_unembed": False}, about={"nodes": 15, "advice": {"cpu": {"nodes": 4}}},
         what="Four Medusa-1 heads", methods=("medusa",),
     ),
     "ss": Recipe(
@@ -134,7 +134,7 @@ RECIPES = {
         what="Hydra++, four sequential heads behind one more layer,", methods=("hydra",),
     ),
     "eagle": Recipe(  # accuracies of one level more than the published tree has
-        "eagle", OWN_ANSWERS, 3e-3, beyond={"ahead": 6}, about={"nodes": 8, "advice": _TREE},
+        "eagle", OWN_ANSWERS, 3e-3, beyond={"ahead": 6}, about={"nodes": 8, "advice": {**_TREE, "cpu": {"nodes": 4}}},
         what="EAGLE's drafter, which eagle2 uses too,", methods=("eagle", "eagle2"),
     ),
     "eagle3": Recipe(  # four levels of training-time test: with this budget better than the published seven
@@ -166,7 +166,7 @@ RECIPES = {
     # the same LoRA on next tokens alone
     "next-token": Recipe("ss", BASE_TEXT, 1e-3, _EQ1, {"stream_lr": _STREAM_LR, "alpha_j": 0.0}, about=_STREAM_ADVICE),
     "medusa2": Recipe(
-        "medusa2", BASE_TEXT, 1e-3, {"own_unembed": False}, about={"nodes": 15},
+        "medusa2", BASE_TEXT, 1e-3, {"own_unembed": False}, about={"nodes": 15, "advice": {"cpu": {"nodes": 6}}},
         what="LoRA and four Medusa heads, learnt together, which change the model,", methods=("medusa2",),
     ),
     "space": Recipe(

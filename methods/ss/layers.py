@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 
 from specbench_ss.engine.architectures import Block
 from specbench_ss.engine.attention import grouped_attention
-from specbench_ss.engine.cpu_kernels import PrepackedLinear
+from specbench_ss.engine.cpu_kernels import PrepackedLinear, PrepackFormat
 from specbench_ss.engine.device_map import to_device
 from specbench_ss.engine.kv_cache import BatchedKVCache
 from specbench_ss.engine.target import Target
@@ -212,6 +212,8 @@ class Streams(nn.Module):
     def __init__(self, config: StreamConfig, hidden: int) -> None:
         super().__init__()
         self.moved: dict[int, tuple[Tensor, Tensor]] = {}  # adapters of layers on other devices than the first
+        self.packed: dict[int, tuple[PrepackedLinear, PrepackedLinear]] = {}  # adapters of decoding on a CPU
+        self.packed_version: tuple[int, ...] = ()  # of the weights that these are copies of
         c = self.config = config
         if c.stream_init == "embedding":
             self.embedding = nn.Parameter(torch.randn(c.gamma, hidden) * 0.02)  # P_j, eq. 4
@@ -237,10 +239,23 @@ class Streams(nn.Module):
         rows = main[:, :, None].expand(-1, -1, gamma, -1)
         return (rows + self.embedding[:gamma] if self.config.stream_init == "embedding" else rows).flatten(1, 2)
 
-    def adapt(self, layer: int, x: Tensor) -> Tensor:
-        """Apply the stream adapter of the layer-th MSA layer: [B, r, h] -> [B, r, h]."""
-        down, up = self._adapter(layer, x.device)
-        return F.linear(F.silu(F.linear(x, down)), up)
+    def adapt(self, layer: int, x: Tensor, pack: PrepackFormat = "") -> Tensor:
+        """Apply the stream adapter of the layer-th MSA layer: [B, r, h] -> [B, r, h]. pack: of weights in inference."""
+        if pack and torch.is_inference_mode_enabled():
+            down, up = self._packed_adapter(layer, pack)
+            return up(F.silu(down(x)))
+        weights = self._adapter(layer, x.device)
+        return F.linear(F.silu(F.linear(x, weights[0])), weights[1])
+
+    def _packed_adapter(self, layer: int, pack: PrepackFormat) -> tuple[PrepackedLinear, PrepackedLinear]:
+        """Return a layer's adapter, packed anew after a change of the weights (evaluation during training)."""
+        version = tuple(0 if w.is_inference() else w._version for w in (self.down, self.up))
+        if version != self.packed_version:
+            self.packed, self.packed_version = {}, version
+        if layer not in self.packed:
+            down, up = self.down[layer], self.up[layer]
+            self.packed[layer] = PrepackedLinear(down, None, pack), PrepackedLinear(up, None, pack)
+        return self.packed[layer]
 
     def _adapter(self, layer: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return a layer's adapter on the device of its rows; it is copied there once."""
@@ -296,16 +311,18 @@ class Streams(nn.Module):
         """Return the token features [.., parent_rank] of parents int64 [..]."""
         return token_features(target, tokens, self.parent_down)
 
-    def pass_layer(self, layer: int, block: Block, x: Tensor, mains: int, attended: Tensor) -> Tensor:
+    def pass_layer(
+        self, layer: int, block: Block, x: Tensor, mains: int, attended: Tensor, pack: PrepackFormat = ""
+    ) -> Tensor:
         """Run the first `mains` rows through the layer's MLP, and stream rows through the adapter (or MLP, or both).
 
-        x [B, r, h] before attention, attended [B, r, h]: the output of attention.
+        x [B, r, h] before attention, attended [B, r, h]: the output of attention. pack: of the adapter's weights.
         """
         c, total = self.config, x + attended
         source = x if block.parallel else total
         if not c.adapter_rank:
             return total + block.run_mlp(source)
-        adapted = self.adapt(layer, block.norm2(source[:, mains:]))
+        adapted = self.adapt(layer, block.norm2(source[:, mains:]), pack)
         if c.keep_mlp:
             return total + block.run_mlp(source) + F.pad(adapted, (0, 0, mains, 0))
         fed = [block.run_mlp(source[:, :mains])] if mains else []
@@ -375,7 +392,8 @@ def run_masked(
     with top_p(target, layout) if layout.stream_top_p else nullcontext():
         for layer, (block, mask) in enumerate(zip(target.family.blocks[-c.n_msa_layers :], masks, strict=True)):
             x = target.to_layer_device(x, layer - c.n_msa_layers)
-            x = streams.pass_layer(layer, block, x, layout.mains, block.attend(x, cache, mask, rotary))
+            attended = block.attend(x, cache, mask, rotary)
+            x = streams.pass_layer(layer, block, x, layout.mains, attended, target.prepack)
     return target.to_layer_device(x)
 
 

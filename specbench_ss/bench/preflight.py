@@ -259,7 +259,8 @@ def check(
 def check_in_flight(config: RunConfig, prompts: int, option: str) -> None:
     """Raise UserError for more concurrent requests than there are prompts."""
     if config.concurrency and max(config.concurrency) > prompts:
-        raise UserError(f"{option} {max(config.concurrency)}: the suite has {prompts} prompts; use at most {prompts}")
+        plural = "" if prompts == 1 else "s"
+        raise UserError(f"{option} {max(config.concurrency)}: the suite has only {prompts} prompt{plural}")
 
 
 def check_methods(config: RunConfig, loaded: Target | None = None) -> tuple[ModelInfo, dict[str, Mapping[str, Any]]]:

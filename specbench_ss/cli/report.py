@@ -86,14 +86,17 @@ def _print_all(results: Results, console: Console) -> None:
 
 
 def latest_run(folder: Path) -> Path:
-    """Return the run directory in a folder that was started last. Raises UserError if there is none."""
+    """Return the run directory in a folder that was started last, also one within a run with `--methods` and `--servers`.
+
+    Raises UserError if there is none.
+    """
     started = {}
-    for manifest in folder.glob(f"*/{MANIFEST}"):
+    for manifest in (*folder.glob(f"*/{MANIFEST}"), *folder.glob(f"*/*/{MANIFEST}")):
         with contextlib.suppress(UserError):
             started[manifest.parent] = str(read_manifest(manifest.parent)["created"])
     if not started:
         raise UserError(f"no run in ./{folder}; give the directory of a run: ssbench report DIRECTORY")
-    return max(started, key=lambda run: (started[run], run.name))
+    return max(started, key=lambda run: (started[run], str(run)))
 
 
 def write_report(results: Results, name: str = "html", out: Path | None = None) -> Path:

@@ -28,7 +28,7 @@ class Block:
 
     norm1: nn.Module
     attention: nn.Module
-    norm2: nn.Module
+    norm2: Callable[[Tensor], Tensor]
     mlp: Callable[[Tensor], Tensor]
     parallel: bool
     cache_argument: str

@@ -495,6 +495,8 @@ def fuse(block: Block, rotary: tuple[Tensor, Tensor], rope: RopeCache, pack: Pre
     fused.native = native
     if native is not None and not _equals_modules(block, fused, rotary, NATIVE_HALF_TOLERANCE):
         fused.native = None
+    if fused.native is not None:
+        fused.norm2 = NativeNorm(block.norm2, joined.norm2[1])
     return fused
 
 

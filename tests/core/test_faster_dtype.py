@@ -76,7 +76,13 @@ def test_the_faster_dtype_is_chosen_and_reported_in_words(times: dict[str, float
 def test_what_rounds_less_is_taken_where_it_is_nearly_as_fast(ms: tuple[int, int, int], taken: str) -> None:
     float32, halved, bfloat16 = ms
     times = {"float32": float32, "bfloat16": bfloat16, "float16-weights": halved}
-    assert cpu_dtype._clearly_fastest(times) == taken
+    assert cpu_dtype._fastest({name: {"1": one, "16": one} for name, one in times.items()}) == taken
+
+
+def test_among_formats_equal_for_one_token_a_verification_pass_decides() -> None:
+    """Native kernels, SmolLM2: the two take 11.5 ms for one token, 32 and 18.5 ms for sixteen."""
+    ms = {"float32": (23.0, 40.0), "bfloat16": (11.4, 18.5), "float16-weights": (11.5, 32.0)}
+    assert cpu_dtype._fastest({name: {"1": one, "16": more} for name, (one, more) in ms.items()}) == "bfloat16"
 
 
 def test_the_time_of_one_token_decides(times: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,8 +119,8 @@ def test_the_folder_of_ss_may_advise_streams_that_have_their_parent(tmp_path: Pa
 def test_the_size_of_a_measured_tree_is_advice(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--methods", "ss,medusa,eagle[nodes=4],pld", "--limit", "1", "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "medusa: nodes=15 (advised by" in out
-    assert "ss n_draft=4, medusa nodes=15, eagle[nodes=4] nodes=4, pld length=10" in out
+    assert "medusa: nodes=4 (advised by" in out
+    assert "ss n_draft=4, medusa nodes=4, eagle[nodes=4] nodes=4, pld length=10" in out
 
 
 def test_a_run_states_and_records_what_was_advised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,3 +133,7 @@ def test_without_a_path_the_run_that_was_started_last_is_reported(
     (tmp_path / "runs" / "c" / "manifest.json").write_text("{}")
     assert main(["report"]) == 0
     assert "latest run: runs/a\n" in capsys.readouterr().out and (tmp_path / "runs/a/report.html").exists()
+    shutil.copytree(tmp_path / "runs/a", tmp_path / "runs/both/methods")  # as of a run with --methods and --servers
+    shutil.rmtree(tmp_path / "runs/a")
+    assert main(["report"]) == 0
+    assert "latest run: runs/both/methods\n" in capsys.readouterr().out
