@@ -248,7 +248,7 @@ class Streams(nn.Module):
         return F.linear(F.silu(F.linear(x, weights[0])), weights[1])
 
     def _packed_adapter(self, layer: int, pack: PrepackFormat) -> tuple[PrepackedLinear, PrepackedLinear]:
-        """Return a layer's adapter, packed anew after a change of the weights (evaluation during training)."""
+        """Return a layer's adapter, packed again if the weights have changed (evaluation in training)."""
         version = tuple(0 if w.is_inference() else w._version for w in (self.down, self.up))
         if version != self.packed_version:
             self.packed, self.packed_version = {}, version
