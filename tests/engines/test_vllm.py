@@ -49,6 +49,12 @@ DRAFTERS: dict[str, tuple[str, dict[str, Any], int]] = {  # label -> the same dr
     "ngram": ("pld[length=5]", {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}, 5),
     "medusa": (f"medusa[tree={MADE}/chain.json]", {"method": "medusa", "model": f"{MADE}/medusa"}, 4),
     "eagle": (f"eagle[tree={MADE}/chain.json]", {"method": "eagle", "model": f"{MADE}/eagle"}, 4),
+    "eagle3-speculators": (
+        f"eagle3[weights={MADE}/eagle3,total_tokens=5,depth=3,top_k=1]", {"method": "eagle3", "model": f"{MADE}/eagle3"}, 4,
+    ),
+    "dflash-speculators": (
+        f"dflash[weights={MADE}/dflash,mode=chain]", {"method": "dflash", "model": f"{MADE}/dflash"}, 7,
+    ),
     "peagle": (
         f"peagle[weights={MADE}/peagle]",
         {"method": "eagle3", "parallel_drafting": True, "model": f"{MADE}/peagle"}, 8,
@@ -107,7 +113,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with converted drafters of the lab, a trained one, and the draft tree of a chain of four."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "chain.json").write_text(json.dumps([[0] * depth for depth in range(1, 5)]))
-    for method in ("medusa", "eagle"):
+    for method in ("medusa", "eagle", "eagle3", "dflash"):
         assert main(["models", "convert", method, "--out", str(folder / method)]) == 0
     with (folder / "chats.jsonl").open("w") as file:
         for example in islice(conversations("train", 0), 400):
