@@ -108,7 +108,7 @@ class Recipe:
 # Adapters of a higher rank than published for a small model, whose hidden size is a sixteenth of the papers'.
 _STREAMS = {"adapter_rank": 128, "init_rank": 64, "embedding_lr": 0.1}
 _LARGE_STREAMS = {"adapter_rank": 32, "init_rank": 0}
-_STREAM_ADVICE = {"advice": {"k": 3, "n_draft": 4, "n_keep": 16}}
+_STREAM_ADVICE = {"advice": {"k": 3, "n_draft": 4}}
 _STREAM_LR = 1.5e-2
 # ACL sec. 3: LoRA for main and stream rows. The 2024 paper's main rows attend to main rows only (eq. 1).
 _SHARED = {"mode": "shared", "lora_rank": 32, "embedding_lr": 0.1}

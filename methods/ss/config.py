@@ -120,14 +120,13 @@ class SSOptions(Bounded):
     )
     root: Literal["auto", "on", "off"] = option(
         "auto",
-        "Condition streams on the newly accepted token (an extension, not in the papers). on: the bundled "
-        "weights of that kind. Only as trained, else an error. auto: as the bundled folder advises, else as "
-        "trained.",
+        "Condition streams on the newly accepted token (an extension, not in the papers). on, off: use the bundled "
+        "weights that were trained so; with other weights an error. auto: as the bundled folder advises, or as "
+        "the weights were trained.",
     )
     parent: Literal["auto", "on", "off"] = option(
         "auto",
-        "Condition the children of a node on its token (an extension, not in the papers). on: the bundled "
-        "weights of that kind. Only as trained, else an error. auto: as for root.",
+        "Condition the children of a node on its token (an extension, not in the papers). on, off, auto: as for root.",
     )
     nodes: Annotated[int, Ge(0)] = option(
         0,

@@ -115,8 +115,9 @@ def _some(lines: Sequence[str]) -> list[str]:
 def chips(run: Run) -> list[tuple[str, str]]:
     """Return the five facts of the page's head: model and suite, prompts, hardware, dtype and decoding, date."""
     model, suite, config = run.manifest["model"], run.manifest["suite"], run.manifest["config"]
-    size = f" ({parameters(model['parameters'])})" if model.get("parameters") else ""
-    dequantised = ", dequantised" if (model.get("origin") or {}).get("gguf") else ""
+    facts = [parameters(model["parameters"])] if model.get("parameters") else []
+    facts += ["dequantised"] if (model.get("origin") or {}).get("gguf") else []
+    about = f" ({', '.join(facts)})" if facts else ""
     of_questions = f" of {pluralize(suite['size'], 'question')}" if suite["size"] != suite["prompts"] else ""
     repeats = f", {run.repeats} repeats" if run.repeats > 1 else ""
     dtype = [] if config.get("endpoints") else [model["dtype"]]
@@ -124,7 +125,7 @@ def chips(run: Run) -> list[tuple[str, str]]:
     requests += [f"{rates(run.manifest)} arrivals"] if rates(run.manifest) else []
     limit = [_limit(run)] if suite.get("max_new_tokens") else []
     return [
-        ("Model and suite", f"{model['name']}{size}{dequantised} on {suite['name']} ({suite['edition']})"),
+        ("Model and suite", f"{model['name']}{about} on {suite['name']} ({suite['edition']})"),
         ("Number of prompts", f"{pluralize(suite['prompts'], 'prompt')}{of_questions}{repeats}"),
         ("Hardware", _on(run)),
         ("Dtype and decoding", ", ".join([*dtype, decoding(config), *limit, *requests])),

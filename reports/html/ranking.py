@@ -37,7 +37,7 @@ MAYBE: Tag = ("within baseline noise: a method that drafts nothing reaches this 
 UNSTABLE: Tag = ("unstable timing: times of the same work differ by more than 10 %", "note")
 FEW: Tag = ("insufficient data: too few questions for an interval", "note")
 ICONS = {"good": "✓", "note": "!", "bad": "✕"}
-NO_RANK = "–"  # of methods slower than the baseline
+NO_RANK = "–"  # of methods slower than the baseline, or without an interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,8 @@ def ranking(view: View, axis: Axis, found: Sequence[Budget]) -> list[Ranked]:
         control = overall.get(row.reference)
         if ranked.own_model and control and control.speedup is not None:
             ranked = replace(ranked, own_model=f"{ranked.own_model}, itself {format_speedup(control.speedup)}")
-        rank = NO_RANK if row.comparison == "slower" else _rank(place, rank_ranges.get(label))
+        unranked = row.comparison == "slower" or row.speedup_interval is None
+        rank = NO_RANK if unranked else _rank(place, rank_ranges.get(label))
         controls_below = [rows[row.reference]] if row.reference in left else []
         made.append(replace(ranked, rank=rank if counts else "", controls=controls_below))
         left.discard(row.reference)

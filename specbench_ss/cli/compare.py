@@ -25,7 +25,7 @@ def command(
             "--fail-on",
             metavar="METRIC<CHANGE,...",
             help="Exit with code 1 if, over all tasks, the whole 95% CI of a method's change is below this limit: "
-            f"speedup<-5%. Metrics: {', '.join(METRICS)}; for quality, the change is a difference.",
+            f"speedup<-5%. Metrics: {', '.join(METRICS)} (or tau); for quality, the change is a difference.",
         ),
     ] = None,
     force: Annotated[

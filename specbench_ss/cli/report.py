@@ -86,7 +86,7 @@ def _print_all(results: Results, console: Console) -> None:
 
 
 def latest_run(folder: Path) -> Path:
-    """Return the run directory in a folder that was started last, also one within a run with `--methods` and `--servers`.
+    """Return the run directory in a folder that was started last; it may be part of a run of methods and servers.
 
     Raises UserError if there is none.
     """

@@ -33,6 +33,8 @@ def print_data(data: SuiteData, sample: int, whole: bool) -> None:
     for category, count in Counter(question.category for question in data.questions).items():
         in_category = [question for question in data.questions if question.category == category]
         print(f"\ntask {category}: {pluralize(count, 'question')}, {_metrics(in_category)}")
+        if 0 < sample < len(in_category):
+            print(f"the first {sample} of them (--sample N prints more):")
         for question in in_category[:sample]:
             _print_question(question, whole)
 
@@ -50,7 +52,8 @@ def _print_question(question: Question, whole: bool) -> None:
         print(f"  question {question.id}, {message.role}:")
         print(_shown(message.content, whole))
     for number, turn in enumerate(question.turns):
-        print(f"  question {question.id}, user, turn {number + 1}:")
+        turn = f", turn {number + 1}" if len(question.turns) > 1 else ""
+        print(f"  question {question.id}, user{turn}, which the model answers:")
         print(_shown(turn, whole))
         for reference in question.references[number] if question.references else ():
             print(f"  reference:\n{_shown(reference, whole)}")

@@ -161,7 +161,7 @@ class CheckRunner:
             except Untested:
                 tried[subject.shape] = False
             if subject.untested:
-                untested[f"{subject.shape}: {', '.join(subject.untested)}"] = None
+                untested[f"instance {subject.shape}: {', '.join(subject.untested)}"] = None
             if failure:
                 break
         seconds = time.perf_counter() - began

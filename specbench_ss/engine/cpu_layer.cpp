@@ -9,8 +9,11 @@
 // G is 2 where the processor multiplies pairs of bfloat16.
 
 #include <immintrin.h>
+#include <omp.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -267,6 +270,35 @@ char* scratch(size_t bytes) {
 
 size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+// Threads wait for each other after each phase of a call. Where another process takes a core, the thread on it comes
+// milliseconds late, so for a while one thread does all. The bits are the same.
+constexpr int64_t MS = 1000000, LATE = MS, ALONE = 20 * MS, MOST_ALONE = 640 * MS;
+std::atomic<int64_t> alone_until{0}, alone{ALONE};
+
+int64_t now() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+int team(int threads) { return threads == 1 || now() < alone_until ? 1 : threads; }
+
+class Phase {
+    const bool first = omp_get_thread_num() == 0, many = omp_get_num_threads() > 1;
+    int64_t since = first && many ? now() : 0;
+
+  public:
+    void end() {
+        if (!many) return;
+        const int64_t waiting = first ? now() : 0;
+#pragma omp barrier
+        if (!first) return;
+        const int64_t done = now();
+        if (done - waiting > LATE + waiting - since) {
+            const bool again = done - alone_until < ALONE;  // soon after the last time: longer
+            alone = again ? std::min<int64_t>(2 * alone, MOST_ALONE) : ALONE;
+            alone_until = done + alone;
+        }
+        since = done;
+    }
+};
+
 }  // namespace
 
 // As `native_cpu.Layer`. Pointers may be null: norm1, head_norm, biases.
@@ -289,8 +321,14 @@ void linear(
     auto x = (const typename X::S*)x_;
     auto out = (typename X::S*)out_;
     auto put = [&](int r, long n, float v) { out[r * outputs + n] = X::put(biased<X>(v, bias, n)); };
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
-    for (long p = 0; p < panels(outputs); p++) product<X, W>(x, k, rows, w, k, outputs, p, put);
+    const int size = team(threads);
+#pragma omp parallel num_threads(size) if (size > 1)
+    {
+        Phase phase;
+#pragma omp for schedule(dynamic, 1) nowait
+        for (long p = 0; p < panels(outputs); p++) product<X, W>(x, k, rows, w, k, outputs, p, put);
+        phase.end();
+    }
 }
 
 template <class X>
@@ -409,19 +447,23 @@ void attend(
     const long least = std::max<long>((rows + L - 1) / L, (threads + w.kv_heads - 1) / w.kv_heads);  // blocks of a head
     const int block = (int)((rows + least - 1) / least);
     const long blocks = (rows + block - 1) / block;
-#pragma omp parallel num_threads(threads) if (threads > 1)
+    const int size = team(threads);
+#pragma omp parallel num_threads(size) if (size > 1)
     {
-#pragma omp for schedule(static)
+        Phase phase;
+#pragma omp for schedule(static) nowait
         for (int r = 0; r < q; r++) {
             if (w.norm1)
                 rms_norm<X>(x + (long)r * h, (const S*)w.norm1, w.eps1, h, normed + (long)r * h);
             else
                 std::memcpy(normed + (long)r * h, x + (long)r * h, sizeof(S) * h);
         }
+        phase.end();
         auto put = [&](int r, long n, float v) { qkv[r * wide + n] = X::put(biased<X>(v, w.qkv_bias, n)); };
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) nowait
         for (long p = 0; p < panels(wide); p++) product<X, W>(normed, h, q, w.qkv, h, wide, p, put);
-#pragma omp for schedule(static)
+        phase.end();
+#pragma omp for schedule(static) nowait
         for (int i = 0; i < q * all_heads; i++) {
             const int r = i / all_heads, head = i % all_heads;
             const S* from = qkv + r * wide + (long)head * d;
@@ -442,7 +484,8 @@ void attend(
                     X::get(from[j]) * X::get(cos[(long)r * d + j]) + X::get(from[other]) * X::get(sin[(long)r * d + j]));
             }
         }
-#pragma omp for schedule(dynamic, 1)
+        phase.end();
+#pragma omp for schedule(dynamic, 1) nowait
         for (long i = 0; i < blocks * w.kv_heads; i++) {
             static thread_local std::vector<float> buffer;
             static thread_local std::vector<S*> to;
@@ -455,10 +498,12 @@ void attend(
                 w, query + ((long)kv_head * rows + first) * d, keys + kv_head * stride, values + kv_head * stride, mask,
                 causal, q, past, first, count, buffer, to);
         }
+        phase.end();
         const int k = w.heads * d;
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.out_bias, n)); };
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) nowait
         for (long p = 0; p < panels(h); p++) product<X, W>(attended, k, q, w.out, k, h, p, last);
+        phase.end();
     }
 }
 
@@ -471,12 +516,15 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
     const size_t normed_bytes = padded(sizeof(S) * q * h);
     char* memory = scratch(normed_bytes + sizeof(S) * q * inner);
     S *normed = (S*)memory, *active = (S*)(memory + normed_bytes);
-#pragma omp parallel num_threads(threads) if (threads > 1)
+    const int size = team(threads);
+#pragma omp parallel num_threads(size) if (size > 1)
     {
-#pragma omp for schedule(static)
+        Phase phase;
+#pragma omp for schedule(static) nowait
         for (int r = 0; r < q; r++)
             rms_norm<X>(x + (long)r * h, (const S*)w.norm2, w.eps2, h, normed + (long)r * h);
-#pragma omp for schedule(dynamic, 1)
+        phase.end();
+#pragma omp for schedule(dynamic, 1) nowait
         for (long p = 0; p < inner / PANEL; p++) {
             const long from = p * PANEL, to = from + PANEL;
             float gate[MOST_TOKENS * PANEL];
@@ -500,9 +548,11 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
                     }
                 }
         }
+        phase.end();
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.down_bias, n)); };
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) nowait
         for (long p = 0; p < panels(h); p++) product<X, W>(active, inner, q, w.down, inner, h, p, last);
+        phase.end();
     }
 }
 

@@ -111,8 +111,8 @@ class Choice:
         tokens = " and for ".join(map(str, ROWS))
         times = [f"{name} {', '.join(f'{value:.1f}' for value in ms.values())}" for name, ms in self.ms.items()]
         chose = f"--dtype auto chose {self.dtype} by the time of one token, then of {ROWS[1]}"
-        not_cached = f"; not cached: {self.doubt}" if self.doubt else ""
-        return f"{chose}; ms of some layers for {tokens} tokens: {'; '.join(times)}{not_cached}"
+        only_now = f"; only for this run: {self.doubt}" if self.doubt else ""
+        return f"{chose} (ms of some layers with {tokens} tokens: {'; '.join(times)}{only_now})"
 
 
 def chosen_dtype(
@@ -168,7 +168,7 @@ def faster_dtype(dtype_names: tuple[str, ...], config: Any, weights_bytes: int) 
     fastest = _fastest(ms)
     choice = Choice(fastest, ms, doubt)
     if doubt:
-        warnings.warn(f"--dtype auto: {doubt}; {fastest} is not cached, --dtype sets it", stacklevel=2)
+        warnings.warn(f"--dtype auto: {doubt}; {fastest} is used in this run only, --dtype sets it", stacklevel=2)
         return choice
     with contextlib.suppress(OSError):  # if it cannot be stored it is measured again
         file.parent.mkdir(parents=True, exist_ok=True)

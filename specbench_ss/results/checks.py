@@ -237,6 +237,8 @@ def _noisy_text(run: Run, rows: Sequence[SummaryRow], noisy: Sequence[str]) -> s
     if all(row.noise_reason for row in run.rows if row.ok):
         return f"{text}; compare τ, or re-run on an idle machine"
     ranked = [row for row in rows if row.speedup_interval and row.comparison != "baseline" and not row.reference_of]
+    if not ranked:
+        return text
     without = {row.method: _without_noise(run, row) for row in ranked}
     if "insufficient data" in without.values():
         return f"{text}; too few samples are left without them"
@@ -246,13 +248,11 @@ def _noisy_text(run: Run, rows: Sequence[SummaryRow], noisy: Sequence[str]) -> s
             changes["not" if row.comparison == "faster" else "also"].append(row.method)
     if not any(changes.values()):
         faster = any(row.comparison == "faster" for row in ranked)
-        same = "the same methods are still faster" if faster else "still no method is faster"
+        same = (
+            "the same methods are still significantly faster" if faster else "still no method is significantly faster"
+        )
         return f"{text}; without these samples {same} than {run.baseline}"
-    parts = [
-        f"{', '.join(labels)} {'is' if len(labels) == 1 else 'are'} {how} significantly faster"
-        for how, labels in changes.items()
-        if labels
-    ]
+    parts = [f"{', '.join(labels)} would {how} be significantly faster" for how, labels in changes.items() if labels]
     return f"{text}; without these samples {' and '.join(parts)}"
 
 

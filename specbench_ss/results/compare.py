@@ -167,7 +167,7 @@ def _question_differences(a: Run, b: Run) -> Iterator[Difference]:
     common = [id for id in old if id in new]
     others = [id for id in common if old[id] != new[id]]
     if not common:
-        yield Difference("questions in both", "none", "none", True)
+        yield Difference("questions: none is in both runs", f"{len(old)}", f"{len(new)}", True)
     elif others:
         text = f"{len(others)} of {len(common)} with another text, first {others[0]}"
         yield Difference("questions of the same id", text, text, True)
@@ -321,8 +321,13 @@ def compared(first: Results, second: Results, force: bool = False) -> tuple[list
     labels = [label for label in a.labels if label in b.labels]
     shared = {row.question_id for row in a.rows} & {row.question_id for row in b.rows}
     if not shared or labels in ([], [a.baseline]):
-        what = "question" if not shared else f"method other than {a.baseline}"
-        raise UserError(f"the runs have no {what} in common; run the same suite and methods")
+        if not shared:
+            raise UserError("the runs have no question in common; run the same suite")
+        names = "; ".join(
+            f"{name}: {', '.join(label for label in run.labels if label != a.baseline)}"
+            for name, run in (("A", a), ("B", b))
+        )
+        raise UserError(f"no method is in both runs under the same name, options included ({names})")
     apart = conditions_apart(a, b)
     tasks = [OVERALL, *(task for task in a.categories if task in b.categories)]
     invalid = {row.method for row in (*first.overall, *second.overall) if row.comparison == "invalid"}
@@ -485,6 +490,8 @@ def _read(part: str) -> Limit:
     if metric not in METRICS:
         raise UserError(f"--fail-on: no metric {metric!r}{known_words(metric, METRICS)}")
     value = float(found["value"].replace("−", "-")) / (100 if found["percent"] else 1)
+    if value > 0 and not found["percent"]:
+        raise UserError(f"--fail-on: {part!r}: limits are changes from the first run to the second: speedup<-5%")
     if not math.isfinite(value) or abs(value) > 1:
         raise UserError(f"--fail-on: {part!r} is a change of more than 100%: speedup<-5% is one of a twentieth")
     return Limit(metric, value, part)
@@ -527,7 +534,7 @@ class RunComparison:
         both = {row.method for row in self.rows}
         alone = [(name, label) for name, one in (("A", a), ("B", b)) for label in one.run.labels if label not in both]
         self.warnings = (
-            *(f"{label} is only in run {name}: not compared" for name, label in alone),
+            *(f"{label} is only in run {name}, so not compared" for name, label in alone),
             *(f"run {name}: {text}" for name, one in (("A", a), ("B", b)) for text in _doubts(one)),
         )
 

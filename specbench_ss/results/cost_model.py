@@ -289,11 +289,11 @@ class Waterfall:
             steps = f"fewer steps save {format_number(-saved)} ms per token ({share})"
         ratio = self.relative_verify_time
         per_step = f" ({format_number(ratio)}× per step)" if ratio else ""
+        verification = f"{'faster' if verifying < 0 else 'slower'} verification {_adds(verifying)}{per_step}"
         return (
-            f"{self.method}, {format_number(self.tau)} tokens per step: {steps}; slower verification "
-            f"{_adds(verifying)}{per_step}, drafting {_adds(drafting)}, prefill and other work "
-            f"{_adds(reading + other)}. Total: {format_number(self.baseline_ms)} to "
-            f"{format_number(self.method_ms)} ms per token."
+            f"{self.method}, {format_number(self.tau)} tokens per step: {steps}; {verification}, "
+            f"drafting {_adds(drafting)}, prefill and other work {_adds(reading + other)}. "
+            f"Total: {format_number(self.baseline_ms)} to {format_number(self.method_ms)} ms per token."
         )
 
 

@@ -310,7 +310,7 @@ def _fastest(rows: Sequence[SummaryRow], placed: Mapping[str, RankRange], remedy
         different = f"{'is' if len(tied) == 1 else 'are'} not significantly different from {cut(faster[0].method)}"
         ties = f"; {_some(tied)} {different}" if tied else ""
         if tied and faster[0] is known[0]:
-            return f"No significant winner: {cut(faster[0].method)} {_measured(faster[0], over)}{ties}."
+            return f"Highest speedup: {cut(faster[0].method)}, {_measured(faster[0], over)}{ties}."
         first = "faster" if not several else "fastest" if faster[0] is known[0] else "significantly faster"
         return f"{cut(faster[0].method)} is {first}: {_measured(faster[0], over)}{ties}."
     best, slower = known[0], sum(row.comparison == "slower" for row in known)

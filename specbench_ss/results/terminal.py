@@ -121,6 +121,7 @@ SHORTEST_HEAD = 5  # characters of a task in its head
 MOST_WARNINGS = 3
 SHOWN = 8  # details of a check
 MOST_LOST = 0.5  # share of the gain by tau that step time may take before `why` names it
+MOSTLY = 0.6  # share of the longer step time from which on `why` names one part alone
 STATE_MARKS = {"wrong": "[red]x[/]", "warning": "[yellow]![/]", "not checked": "[dim]·[/]"}
 PLACE = re.compile(r"(?P<error>.*) \((?P<where>(?P<file>[^\s:]+):\d+ in \S+)\)", re.DOTALL)  # `errors.failure_text`
 Line = dict[str, str]  # cells by column
@@ -281,7 +282,13 @@ def _reason(row: SummaryRow, base: SummaryRow) -> str:
     text = f"{cut(row.method, NARROW)}: {tau} tokens per step, a step is {_step_time(row)} as long"
     if row.draft_s is None or row.verify_s is None or base.verify_s is None or not longer:
         return text
-    return f"{text}, mostly by {'drafting' if row.draft_s > row.verify_s - base.verify_s else 'verification'}"
+    added = {"drafting": row.draft_s - (base.draft_s or 0.0), "verification": row.verify_s - base.verify_s}
+    most = max(added, key=lambda part: added[part])
+    return (
+        f"{text}, mostly by {most}"
+        if added[most] > MOSTLY * sum(added.values())
+        else f"{text}, by {' and '.join(added)}"
+    )
 
 
 def _step_time(row: SummaryRow) -> str:

@@ -216,7 +216,7 @@ def test_the_cause_of_a_speedup_and_of_a_lost_one_is_named(make_run: MakeRun) ->
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"labels": ("ar", "ss", "medusa")}, r"^(ss is fastest|No significant winner): .*\d× vs AR \(95% CI .*\)"),
+        ({"labels": ("ar", "ss", "medusa")}, r"^(ss is fastest|Highest speedup): .*\d× vs AR \(95% CI .*\)"),
         ({"labels": ("ar", "ss")}, r"^ss is faster: \d\.\d\d× vs AR \(95% CI .*\)"),
         ({"labels": ("ar", "ar[n=1]")}, r"^ar\[n=1\] is not significantly different from AR: \d"),
         ({"labels": ("ar", "ar[n=1]", "ar[n=2]")}, r"^No method is significantly different .* highest estimate: ar"),

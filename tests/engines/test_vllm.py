@@ -50,7 +50,8 @@ DRAFTERS: dict[str, tuple[str, dict[str, Any], int]] = {  # label -> the same dr
     "medusa": (f"medusa[tree={MADE}/chain.json]", {"method": "medusa", "model": f"{MADE}/medusa"}, 4),
     "eagle": (f"eagle[tree={MADE}/chain.json]", {"method": "eagle", "model": f"{MADE}/eagle"}, 4),
     "eagle3-speculators": (
-        f"eagle3[weights={MADE}/eagle3,total_tokens=5,depth=3,top_k=1]", {"method": "eagle3", "model": f"{MADE}/eagle3"}, 4,
+        f"eagle3[weights={MADE}/eagle3,total_tokens=5,depth=3,top_k=1]",
+        {"method": "eagle3", "model": f"{MADE}/eagle3"}, 4,
     ),
     "dflash-speculators": (
         f"dflash[weights={MADE}/dflash,mode=chain]", {"method": "dflash", "model": f"{MADE}/dflash"}, 7,

@@ -10,8 +10,9 @@ const Explorer = (() => {
   const number = (value, digits = 2) => (value === null || value === undefined ? NONE : value.toFixed(digits));
   const speedup = (method, p) => (method.invalid || !baseline?.ms[p] || !method.ms[p] ? null : baseline.ms[p] / method.ms[p]);
   const verdict = (method, p) => data.verdicts[method.verdict[p]] ?? null;
-  const name = (p) => `${prompts.id[p]}.${prompts.turn[p]}`;
-  const places = new Map(prompts.id.map((_, p) => [name(p), p]));
+  const key = (p) => `${prompts.id[p]}.${prompts.turn[p]}`; // in links
+  const name = (p) => `${prompts.id[p]}, turn ${prompts.turn[p] + 1}`;
+  const places = new Map(prompts.id.map((_, p) => [key(p), p]));
   const all = prompts.id.map((_, p) => p);
   const spread = (p) => {
     const ms = methods.filter((m) => m !== baseline && !m.invalid && m.ms[p]).map((m) => m.ms[p]);
@@ -105,14 +106,14 @@ const Explorer = (() => {
     if (p === null) { detail.replaceChildren(make("p", { class: "nothing" }, "Choose a sample.")); return; }
     const expected = texts[prompts.expected[p]], repeats = data.repeats > 1 ? ` Numbers: means over ${data.repeats} repeats; outputs: the first.` : "";
     detail.replaceChildren(
-      make("h3", {}, make("bdi", {}, name(p))), make("p", { class: "lead" }, `${prompts.task[p]}, turn ${prompts.turn[p] + 1}.${repeats}`),
+      make("h3", {}, make("bdi", {}, name(p))), make("p", { class: "lead" }, `${prompts.task[p]}.${repeats}`),
       make("h4", {}, "Prompt"), answer(texts[prompts.asked[p]], null),
       ...(expected ? [make("h4", {}, "Expected"), answer(expected, null)] : []),
       make("h4", {}, "Measured"), table(p), make("h4", {}, "Outputs"), ...answers(p));
   };
 
   const address = () => {
-    const given = { sample: state.sample === null ? "" : name(state.sample), method: method()?.label ?? "", task: state.task,
+    const given = { sample: state.sample === null ? "" : key(state.sample), method: method()?.label ?? "", task: state.task,
       verdict: state.verdict, sort: state.sort === "suite" ? "" : state.sort, search: state.search };
     Page.address(given);
   };
