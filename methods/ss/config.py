@@ -121,8 +121,8 @@ class SSOptions(Bounded):
     root: Literal["auto", "on", "off"] = option(
         "auto",
         "Condition streams on the newly accepted token (an extension, not in the papers). on, off: use the bundled "
-        "weights that were trained so; with other weights an error. auto: as the bundled folder advises, or as "
-        "the weights were trained.",
+        "weights that were trained so; an error if given weights were trained otherwise. auto: as the bundled folder "
+        "advises, or as the weights were trained.",
     )
     parent: Literal["auto", "on", "off"] = option(
         "auto",

@@ -213,7 +213,7 @@ class Streams(nn.Module):
         super().__init__()
         self.moved: dict[int, tuple[Tensor, Tensor]] = {}  # adapters of layers on other devices than the first
         self.packed: dict[int, tuple[PrepackedLinear, PrepackedLinear]] = {}  # adapters of decoding on a CPU
-        self.packed_version: tuple[int, ...] = ()  # of the weights that these are copies of
+        self.packed_version: tuple[Any, ...] = ()  # of the weights that these are copies of
         c = self.config = config
         if c.stream_init == "embedding":
             self.embedding = nn.Parameter(torch.randn(c.gamma, hidden) * 0.02)  # P_j, eq. 4
@@ -249,7 +249,8 @@ class Streams(nn.Module):
 
     def _packed_adapter(self, layer: int, pack: PrepackFormat) -> tuple[PrepackedLinear, PrepackedLinear]:
         """Return a layer's adapter, packed again if the weights have changed (evaluation in training)."""
-        version = tuple(0 if w.is_inference() else w._version for w in (self.down, self.up))
+        weights = self.down, self.up
+        version = (pack, *((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights))
         if version != self.packed_version:
             self.packed, self.packed_version = {}, version
         if layer not in self.packed:

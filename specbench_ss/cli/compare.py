@@ -25,7 +25,8 @@ def command(
             "--fail-on",
             metavar="METRIC<CHANGE,...",
             help="Exit with code 1 if, over all tasks, the whole 95% CI of a method's change is below this limit: "
-            f"speedup<-5%. Metrics: {', '.join(METRICS)} (or tau); for quality, the change is a difference.",
+            f"speedup<-5%. Metrics: {', '.join(METRICS)}; tau is mean_acceptance_length; for quality, the change is a "
+            "difference.",
         ),
     ] = None,
     force: Annotated[
@@ -63,7 +64,8 @@ def command(
     if any(known) and not why:
         which = "judged method" if unknown else "method"
         stated = ", ".join(limit.text for limit in limits)
-        print(f"ssbench: --fail-on: {stated}: no {which} is below it", file=sys.stderr)
+        others = f"; not compared: {', '.join(made.uncompared)}" if made.uncompared else ""
+        print(f"ssbench: --fail-on: {stated}: no {which} is below it{others}", file=sys.stderr)
     if why:
         print(f"ssbench: --fail-on: {'; '.join(why)}", file=sys.stderr)
         raise typer.Exit(1)

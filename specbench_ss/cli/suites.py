@@ -52,8 +52,8 @@ def _print_question(question: Question, whole: bool) -> None:
         print(f"  question {question.id}, {message.role}:")
         print(_shown(message.content, whole))
     for number, turn in enumerate(question.turns):
-        turn = f", turn {number + 1}" if len(question.turns) > 1 else ""
-        print(f"  question {question.id}, user{turn}, which the model answers:")
+        which = f", turn {number + 1}" if len(question.turns) > 1 else ""
+        print(f"  question {question.id}, user{which}, which the model answers:")
         print(_shown(turn, whole))
         for reference in question.references[number] if question.references else ():
             print(f"  reference:\n{_shown(reference, whole)}")

@@ -228,7 +228,7 @@ def _bytes_of(weight: Tensor, halved: set[int]) -> int:
         nested = getattr(state, "state2", None)  # resolved and removed by its first pass on a CPU with bfloat16
         scales = [state.absmax, *([nested.absmax] if nested is not None else [])]
         return weight.numel() + sum(int(part.numel()) * int(part.element_size()) for part in scales)
-    half = weight.ndim == 2 and weight.untyped_storage().data_ptr() in halved
+    half = weight.ndim >= 2 and weight.untyped_storage().data_ptr() in halved
     return weight.numel() * (2 if half else weight.element_size())
 
 

@@ -271,13 +271,13 @@ char* scratch(size_t bytes) {
 size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Threads wait for each other after each phase of a call. Where another process takes a core, the thread on it comes
-// milliseconds late, so for a while one thread does all. The bits are the same.
-constexpr int64_t MS = 1000000, LATE = MS, ALONE = 20 * MS, MOST_ALONE = 640 * MS;
-std::atomic<int64_t> alone_until{0}, alone{ALONE};
+// milliseconds late, so for a while there is one thread less. The bits are the same.
+constexpr int64_t MS = 1000000, LATE = MS, SHORTEST = 20 * MS, LONGEST = 640 * MS;
+std::atomic<int64_t> fewer_until{0}, period{SHORTEST};
 
 int64_t now() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
-int team(int threads) { return threads == 1 || now() < alone_until ? 1 : threads; }
+int team(int threads) { return threads > 1 && now() < fewer_until ? threads - 1 : threads; }
 
 class Phase {
     const bool first = omp_get_thread_num() == 0, many = omp_get_num_threads() > 1;
@@ -290,10 +290,10 @@ class Phase {
 #pragma omp barrier
         if (!first) return;
         const int64_t done = now();
-        if (done - waiting > LATE + waiting - since) {
-            const bool again = done - alone_until < ALONE;  // soon after the last time: longer
-            alone = again ? std::min<int64_t>(2 * alone, MOST_ALONE) : ALONE;
-            alone_until = done + alone;
+        if (done - waiting > LATE + waiting - since) {  // longer than the first thread's own work
+            const bool again = done - fewer_until < period;  // soon after the last time
+            period = again ? std::min<int64_t>(2 * period, LONGEST) : SHORTEST;
+            fewer_until = done + period;
         }
         since = done;
     }

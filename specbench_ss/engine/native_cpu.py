@@ -206,7 +206,7 @@ class NativeLinear:
 
 
 class NativeNorm:
-    """RMSNorm of a model's final states by the native kernel in inference of few rows, else by the module."""
+    """RMSNorm by the native kernel in inference of few rows, else by the module."""
 
     def __init__(self, module: Any, eps: float) -> None:
         native = kernels()

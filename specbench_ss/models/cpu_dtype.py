@@ -95,6 +95,7 @@ ROWS = (1, 16)  # query tokens of autoregressive decoding, and of a verification
 PROBE, PROBE_S = 256, 0.01  # matrix size that reveals an emulated dtype, and total time of its repeats
 ROUNDING = ("float32", HALF_WEIGHTS, "bfloat16")  # most precise first (docs/models.md)
 CLEARLY = 1.1  # maximum time relative to the fastest dtype for a more precise one, so that noise does not decide
+EQUAL = 1.03  # ratio of times up to which two dtypes take as long
 IMPOSSIBLE = 1.05  # time for one token relative to that for more tokens, beyond which a measurement is not cached
 
 
@@ -157,7 +158,14 @@ def faster_dtype(dtype_names: tuple[str, ...], config: Any, weights_bytes: int) 
     """
     room = has_room(weights_bytes), has_room(weights_bytes // 2)  # in float32, in bfloat16
     native = native_cpu.kernels()
-    inputs = ("one token", dtype_names, config.to_json_string(), room, torch.__version__, native and native.key)
+    inputs = (
+        "one token, then more",
+        dtype_names,
+        config.to_json_string(),
+        room,
+        torch.__version__,
+        native and native.key,
+    )
     key = hashlib.sha256(repr(inputs).encode()).hexdigest()[:8]
     file = cache_folder() / "limits" / f"dtype-{device_file(CPU).stem}-{key}.json"
     with contextlib.suppress(OSError, ValueError):
@@ -177,15 +185,20 @@ def faster_dtype(dtype_names: tuple[str, ...], config: Any, weights_bytes: int) 
 
 
 def _fastest(ms: Milliseconds) -> str:
-    """Return the fastest dtype for one token, among nearly equal ones for a verification pass, else the most precise.
+    """Return the most precise dtype of those nearly as fast as the fastest for one token.
 
-    One token comes first, since a slow baseline inflates every speedup.
+    Another one is returned if it takes as long for one token, so that the baseline is not slower, and clearly less for
+    a verification pass.
     """
-    near = sorted(ms, key=ROUNDING.index)
-    for rows in map(str, ROWS):
-        least = min(ms[dtype_name][rows] for dtype_name in near)
-        near = [dtype_name for dtype_name in near if ms[dtype_name][rows] <= CLEARLY * least]
-    return near[0]
+    one, more = map(str, ROWS)
+    least = min(times[one] for times in ms.values())
+    precise = next(name for name in sorted(ms, key=ROUNDING.index) if ms[name][one] <= CLEARLY * least)
+    better = [
+        name
+        for name, times in ms.items()
+        if times[one] <= EQUAL * ms[precise][one] and CLEARLY * times[more] < ms[precise][more]
+    ]
+    return min(better, key=lambda name: ms[name][more], default=precise)
 
 
 def _doubt(ms: Milliseconds, other_cores: float) -> str:

@@ -164,7 +164,7 @@ def load_target(
     Args:
         model: name, folder, file or hub id.
         dtype: 'auto' is bfloat16 on a GPU and float32 for the lab; on a CPU the most precise of float32,
-            float16-weights and bfloat16 that is nearly as fast as the fastest, measured once.
+            float16-weights and bfloat16 that is nearly as fast as the fastest, measured once (`cpu_dtype`).
         device: one or several devices (`devices.device_names`).
         engine: one of `engines.ENGINES`.
         quantize: one of `quantize.QUANTIZE`; the target's hash is that of the original weights.

@@ -167,7 +167,7 @@ def _question_differences(a: Run, b: Run) -> Iterator[Difference]:
     common = [id for id in old if id in new]
     others = [id for id in common if old[id] != new[id]]
     if not common:
-        yield Difference("questions: none is in both runs", f"{len(old)}", f"{len(new)}", True)
+        yield Difference("common questions", f"0 of {len(old)}", f"0 of {len(new)}", True)
     elif others:
         text = f"{len(others)} of {len(common)} with another text, first {others[0]}"
         yield Difference("questions of the same id", text, text, True)
@@ -323,11 +323,10 @@ def compared(first: Results, second: Results, force: bool = False) -> tuple[list
     if not shared or labels in ([], [a.baseline]):
         if not shared:
             raise UserError("the runs have no question in common; run the same suite")
-        names = "; ".join(
-            f"{name}: {', '.join(label for label in run.labels if label != a.baseline)}"
-            for name, run in (("A", a), ("B", b))
+        there = next((label for label in b.labels if label != b.baseline), b.baseline)
+        raise UserError(
+            f"the runs have no method with the same name and options in common; B has {there}, for instance"
         )
-        raise UserError(f"no method is in both runs under the same name, options included ({names})")
     apart = conditions_apart(a, b)
     tasks = [OVERALL, *(task for task in a.categories if task in b.categories)]
     invalid = {row.method for row in (*first.overall, *second.overall) if row.comparison == "invalid"}
@@ -490,8 +489,8 @@ def _read(part: str) -> Limit:
     if metric not in METRICS:
         raise UserError(f"--fail-on: no metric {metric!r}{known_words(metric, METRICS)}")
     value = float(found["value"].replace("−", "-")) / (100 if found["percent"] else 1)
-    if value > 0 and not found["percent"]:
-        raise UserError(f"--fail-on: {part!r}: limits are changes from the first run to the second: speedup<-5%")
+    if metric != "quality" and value > 0 and not found["percent"]:
+        raise UserError(f"--fail-on: {part!r}: a limit is a change from the first run to the second, as in speedup<-5%")
     if not math.isfinite(value) or abs(value) > 1:
         raise UserError(f"--fail-on: {part!r} is a change of more than 100%: speedup<-5% is one of a twentieth")
     return Limit(metric, value, part)
@@ -524,7 +523,8 @@ OF_TIMES = ("timing",)  # checks whose warnings concern the times of a run
 class RunComparison:
     """Two runs and what changed from `a` to `b`; `compare` returns it.
 
-    warnings: sentences on doubts about the numbers. measures: the quality metrics of the questions.
+    warnings: sentences on doubts about the numbers. uncompared: methods of one run alone. measures: the quality metrics
+    of the questions.
     """
 
     def __init__(self, a: Results, b: Results, force: bool = False) -> None:
@@ -533,8 +533,9 @@ class RunComparison:
         self.measures = measures([*a.run.questions, *b.run.questions])
         both = {row.method for row in self.rows}
         alone = [(name, label) for name, one in (("A", a), ("B", b)) for label in one.run.labels if label not in both]
+        self.uncompared = tuple(f"{label} (only in run {name})" for name, label in alone)
         self.warnings = (
-            *(f"{label} is only in run {name}, so not compared" for name, label in alone),
+            *(f"not compared: {text}; methods are paired by name, options included" for text in self.uncompared),
             *(f"run {name}: {text}" for name, one in (("A", a), ("B", b)) for text in _doubts(one)),
         )
 

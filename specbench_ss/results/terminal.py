@@ -121,7 +121,7 @@ SHORTEST_HEAD = 5  # characters of a task in its head
 MOST_WARNINGS = 3
 SHOWN = 8  # details of a check
 MOST_LOST = 0.5  # share of the gain by tau that step time may take before `why` names it
-MOSTLY = 0.6  # share of the longer step time from which on `why` names one part alone
+MOSTLY = 0.6  # share of the added time of drafting and verification above which `why` names one alone
 STATE_MARKS = {"wrong": "[red]x[/]", "warning": "[yellow]![/]", "not checked": "[dim]·[/]"}
 PLACE = re.compile(r"(?P<error>.*) \((?P<where>(?P<file>[^\s:]+):\d+ in \S+)\)", re.DOTALL)  # `errors.failure_text`
 Line = dict[str, str]  # cells by column
@@ -282,8 +282,11 @@ def _reason(row: SummaryRow, base: SummaryRow) -> str:
     text = f"{cut(row.method, NARROW)}: {tau} tokens per step, a step is {_step_time(row)} as long"
     if row.draft_s is None or row.verify_s is None or base.verify_s is None or not longer:
         return text
-    added = {"drafting": row.draft_s - (base.draft_s or 0.0), "verification": row.verify_s - base.verify_s}
-    most = max(added, key=lambda part: added[part])
+    parts = {"drafting": row.draft_s - (base.draft_s or 0.0), "verification": row.verify_s - base.verify_s}
+    added = {part: seconds for part, seconds in parts.items() if seconds > 0}
+    most = max(added, key=lambda part: added[part], default="")
+    if not most:
+        return text
     return (
         f"{text}, mostly by {most}"
         if added[most] > MOSTLY * sum(added.values())

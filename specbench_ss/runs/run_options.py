@@ -258,7 +258,7 @@ class RunOptions(CommandOptions):
         "auto",
         "Data type of weights and computation. float16-weights: float16 weights, float32 computation, on CPUs. auto: "
         "bfloat16 on a GPU; on a CPU the most precise of float32, float16-weights and bfloat16 that is about as fast "
-        "as the fastest measured one (lab: float32).",
+        "as the fastest measured one, or one that is faster for several tokens alone (lab: float32).",
         modes=MODEL_MODES,
     )
     device: str = _how(

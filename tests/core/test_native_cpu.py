@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,7 +55,7 @@ def test_products_are_torchs(types: tuple[torch.dtype, torch.dtype], inputs: int
     torch.manual_seed(0)
     dtype, of_weights = types
     weight, bias = torch.randn(83, inputs).to(of_weights), torch.randn(83).to(dtype)
-    for rows in (1, 2, 3, 5, 33):
+    for rows in (1, 2, 3, 5, 33, native_cpu.MOST_ROWS + 1):
         x = torch.randn(1, rows, inputs).to(dtype)
         for extra in (None, bias):
             made, right = product(x, weight, extra), F.linear(x, weight.to(dtype), extra)
@@ -101,19 +102,26 @@ def step(target: Target, cache: object, tokens: list[int], parents: list[int]) -
     return target.forward_tree(DraftTree.from_parents(tokens, parents), cache, ()).logits[0]  # type: ignore[arg-type]
 
 
+def test_the_source_has_room_for_all_rows() -> None:
+    found = re.search(r"MOST_TOKENS = (\d+);", native_cpu.SOURCE.read_text())
+    assert found and int(found[1]) == native_cpu.MOST_ROWS
+
+
 @available
+@pytest.mark.parametrize("more", [0, native_cpu.MOST_ROWS - len(PARENTS)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_path_of_a_tree_has_the_bits_of_decoding_token_by_token(dtype: torch.dtype) -> None:
-    tokens = [3, 5, 4, 7, 2, 6, 1]
+def test_a_path_of_a_tree_has_the_bits_of_decoding_token_by_token(dtype: torch.dtype, more: int) -> None:
+    """more: further children of the root."""
+    tokens, parents = [3, 5, 4, 7, 2, 6, 1, *(i % 8 for i in range(more))], [*PARENTS, *[0] * more]
     for target in targets(dtype):
         assert all(isinstance(block, FusedBlock) and block.native is not None for block in target.family.blocks)
         assert all(block.native.has_mlp for block in target.family.blocks)
         with torch.inference_mode():
             prompt = torch.arange(1, 10)[None]
-            cache = target.new_cache(40)
+            cache = target.new_cache(40 + more)
             target.prefill(prompt, cache)
             start = cache.get_seq_length()
-            tree = step(target, cache, tokens, PARENTS)
+            tree = step(target, cache, tokens, parents)
             cache.compact(start, [])
             for node in PATH:
                 alone = step(target, cache, [tokens[node]], [-1])

@@ -551,3 +551,16 @@ def test_logits_made_with_the_verified_rows_are_those_made_alone(config: StreamC
     decoder.on_prefill(prefilled(decoder, [5, 6, 7]))
     assert decoder._next_logits is None, "what was made for the last prompt is of another one"
     assert not streaming(target, config, SSOptions(k=9, prune="off")).fuses
+
+
+def test_packed_adapters_follow_their_weights() -> None:
+    """As in an evaluation during training."""
+    target = Target(tiny_model("llama"))
+    streams = random_streams(target, StreamConfig(gamma=2, n_msa_layers=1, adapter_rank=4))
+    x = torch.randn(1, 6, target.hidden_size)
+    for _ in range(2):
+        with torch.inference_mode():
+            packed, right = streams.adapt(0, x, "whole"), streams.adapt(0, x)
+        torch.testing.assert_close(packed, right)
+        with torch.no_grad():
+            streams.up.mul_(3)

@@ -143,10 +143,13 @@ def test_a_template_without_a_system_role_is_one_line(template: str, words: str,
 # -- where else a question is read --------------------------------------------------------------------------------
 
 
-def test_a_run_directory_keeps_the_history(tmp_path: Path) -> None:
+def test_a_run_directory_keeps_the_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "own.jsonl", {"id": "a", "messages": [*SHOTS, ANSWER]})
     asked = ["run", "--methods", "ar", "--suite", f"jsonl:{file}", "--out", str(tmp_path / "run"), "--warmup", "0"]
     assert main([*asked, "--max-new-tokens", "2"]) == 0
     (question,) = read_run(tmp_path / "run").questions
     assert [asdict(m) for m in question.history] == SHOTS[:3]
+    capsys.readouterr()
     assert main(["suites", "show", f"jsonl:{file}", "--sample", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert all(message["content"] in shown for message in SHOTS) and "which the model answers" in shown

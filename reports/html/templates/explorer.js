@@ -38,9 +38,9 @@ const Explorer = (() => {
     const mine = all.filter((p) => method().text[p] >= 0
       && (!state.task || prompts.task[p] === state.task)
       && (!state.verdict || verdict(method(), p)?.[0] === state.verdict)
-      && (!state.search || name(p).includes(state.search) || textOf(p).includes(state.search.toLowerCase())));
-    const key = SORTS[state.sort][1];
-    found = mine.sort((a, b) => key(a) - key(b) || a - b);
+      && (!state.search || name(p).includes(state.search) || key(p) === state.search || textOf(p).includes(state.search.toLowerCase())));
+    const order = SORTS[state.sort][1];
+    found = mine.sort((a, b) => order(a) - order(b) || a - b);
   };
 
   const pill = (given) => (given ? [make("span", { class: `pill ${given[1]}` }, given[0])] : []);
