@@ -24,7 +24,7 @@ def command(
         typer.Option(
             "--fail-on",
             metavar="METRIC<CHANGE,...",
-            help="Exit with code 1 if, over all tasks, the whole 95% CI of a method's change is below this limit: "
+            help="Exit with code 1 if, for all tasks together, the whole 95% CI of a method's change is below this limit: "
             f"speedup<-5%. Metrics: {', '.join(METRICS)}; tau is mean_acceptance_length; for quality, the change is a "
             "difference.",
         ),
@@ -38,7 +38,10 @@ def command(
         bool, typer.Option("--verbose", "-v", help="Print tasks with too few questions for an interval too.")
     ] = False,
 ) -> None:
-    """Compare two runs: significant changes of speedup from A to B, and differences in configuration."""
+    """Compare two runs: significant changes of speedup from A to B, and differences in configuration.
+
+    Methods are paired by name, options included.
+    """
     limits = read_limits(fail_on)
     made = compare(run_a, run_b, force=force)
     if as_json:
@@ -65,7 +68,7 @@ def command(
         which = "judged method" if unknown else "method"
         stated = ", ".join(limit.text for limit in limits)
         others = f"; not compared: {', '.join(made.uncompared)}" if made.uncompared else ""
-        print(f"ssbench: --fail-on: {stated}: no {which} is below it{others}", file=sys.stderr)
+        print(f"ssbench: --fail-on: {stated}: no {which} has a whole 95% CI below a limit{others}", file=sys.stderr)
     if why:
         print(f"ssbench: --fail-on: {'; '.join(why)}", file=sys.stderr)
         raise typer.Exit(1)

@@ -109,9 +109,9 @@ class Choice:
 
     def describe(self) -> str:
         """Return the choice and its reason as a line."""
-        tokens = " and for ".join(map(str, ROWS))
+        tokens = " and with ".join(map(str, ROWS))
         times = [f"{name} {', '.join(f'{value:.1f}' for value in ms.values())}" for name, ms in self.ms.items()]
-        chose = f"--dtype auto chose {self.dtype} by the time of one token, then of {ROWS[1]}"
+        chose = f"--dtype auto chose {self.dtype} by the time of one token, and among equals of {ROWS[1]}"
         only_now = f"; only for this run: {self.doubt}" if self.doubt else ""
         return f"{chose} (ms of some layers with {tokens} tokens: {'; '.join(times)}{only_now})"
 
@@ -176,7 +176,9 @@ def faster_dtype(dtype_names: tuple[str, ...], config: Any, weights_bytes: int) 
     fastest = _fastest(ms)
     choice = Choice(fastest, ms, doubt)
     if doubt:
-        warnings.warn(f"--dtype auto: {doubt}; {fastest} is used in this run only, --dtype sets it", stacklevel=2)
+        warnings.warn(
+            f"--dtype auto: {doubt}; {fastest} is used this time only; a stated dtype is not measured", stacklevel=2
+        )
         return choice
     with contextlib.suppress(OSError):  # if it cannot be stored it is measured again
         file.parent.mkdir(parents=True, exist_ok=True)

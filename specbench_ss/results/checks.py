@@ -252,7 +252,11 @@ def _noisy_text(run: Run, rows: Sequence[SummaryRow], noisy: Sequence[str]) -> s
             "the same methods are still significantly faster" if faster else "still no method is significantly faster"
         )
         return f"{text}; without these samples {same} than {run.baseline}"
-    parts = [f"{', '.join(labels)} would {how} be significantly faster" for how, labels in changes.items() if labels]
+    parts = [
+        f"{', '.join(labels)} would {how} be significantly faster than {run.baseline}"
+        for how, labels in changes.items()
+        if labels
+    ]
     return f"{text}; without these samples {' and '.join(parts)}"
 
 
