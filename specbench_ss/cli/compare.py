@@ -24,7 +24,7 @@ def command(
         typer.Option(
             "--fail-on",
             metavar="METRIC<CHANGE,...",
-            help="Exit with code 1 if, for all tasks together, the whole 95% CI of a method's change is below this limit: "
+            help="Exit with code 1 if, for all tasks together, the whole CI of a method's change is below this limit: "
             f"speedup<-5%. Metrics: {', '.join(METRICS)}; tau is mean_acceptance_length; for quality, the change is a "
             "difference.",
         ),

@@ -82,7 +82,7 @@ class TrainOptions(CommandOptions):
     seed: Seed = _how(DEFAULT.seed, "Seed of initial weights and of the order of the data.")
     dtype: Literal["auto", "float32", "bfloat16"] = _how(
         "auto",
-        "Number format of the frozen model and of activations; training computes weights in float32, files have float16.",
+        "Number format of the frozen model and of activations; weights are trained in float32 and saved as float16.",
     )
     device: str = same("device", panel="How it is trained", help=DEVICE)
     load_in_4bit: bool = _how(
