@@ -247,7 +247,7 @@ def test_prompts_on_which_methods_differ_most_come_first(running: Any, made: Pat
     ms: dict[str, list[float]] = {}
     for row in run.rows:
         if row.method != "ar" and row.wall_s and row.tokens:
-            ms.setdefault(f"{row.question_id}.{row.turn}", []).append(row.wall_s / row.tokens)
+            ms.setdefault(f"{row.question_id}, turn {row.turn + 1}", []).append(row.wall_s / row.tokens)
     assert page.locator(".row b").first.text_content() == max(ms, key=lambda name: max(ms[name]) / min(ms[name]))
 
 
