@@ -33,7 +33,7 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", 
 NEEDED = {"avx2", "fma", "f16c"}  # flags of the processor
 VARIABLE = "SSBENCH_NATIVE"  # 0: do not use them
 COMPILE_S = 300.0
-MOST_ROWS = 256  # query tokens of one call, as MOST_TOKENS of the source; from 400 on torch is faster in bfloat16
+MOST_ROWS = 256  # query tokens of one call, as MOST_TOKENS of the source; with 384 torch is faster in bfloat16
 HEAD_SIZE = 1024  # largest head dimension
 PAIRS = {  # types of activations and weights -> number in the source
     (torch.float32, torch.float32): 0,

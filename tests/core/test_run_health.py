@@ -183,7 +183,7 @@ def test_warnings_of_times_are_known_where_they_are_made() -> None:
 def test_answers_from_memory_are_not_checked_without_greedy_repeats(make_run: MakeRun) -> None:
     once, again = (read_run(make_run(**STEADY, repeats=n)) for n in (1, 2))
     old = made_of(again)["invalid"]
-    assert old.state == "not checked", "a run of before does not say what its methods remember"
+    assert old.state == "not checked", "an old run does not say what its methods remember"
     for run in (once, again):
         for method in run.manifest["methods"]:
             method["stateful"] = False
