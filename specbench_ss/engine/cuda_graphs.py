@@ -118,6 +118,8 @@ class Graphs:
 
 
 Layers = Callable[[Tensor, Any, Tensor, Any], tuple[Tensor, ...]]
+# tokens [rows], positions [rows], a function that returns the mask in a number format, and a cache -> [1, rows, ..]
+TreeLayers = Callable[[Tensor, Tensor, "Callable[[torch.dtype], Tensor]", Any], tuple[Tensor, ...]]
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # padded numbers of query tokens
 MAX_UNPADDED = 512  # query tokens of a pass without padding, as of streams
 BLOCK = 256  # keys
@@ -195,10 +197,41 @@ class TensorInputs:
 
 
 @dataclass(slots=True)
+class TreeBuffers:
+    """Static inputs of a pass over the nodes of a tree, padded to `rows`: a token of the vocabulary is finite."""
+
+    tokens: Tensor  # int64 [rows]
+    positions: Tensor  # int64 [rows]; the first is the number of cached rows
+    visible: Tensor  # bool [rows, rows]; False at padded keys
+    nodes: int = 0
+
+    def fill(self, tokens: Tensor, depths: Tensor, visible: Tensor, past: int) -> None:
+        """Copy n nodes behind `past` keys: tokens [n], depths [n] and the ancestor mask [n, n]."""
+        n = len(tokens)
+        self.tokens[:n] = tokens
+        torch.add(depths, past, out=self.positions[:n])
+        if n != self.nodes:
+            self.visible.zero_()
+        if n > 1 or n != self.nodes:  # a root alone sees itself
+            self.visible[:n, :n] = visible
+        self.nodes = n
+
+    def mask(self, keys: int, dtype: torch.dtype) -> Tensor:
+        """Return the additive mask [1, 1, rows, keys]: nodes see all cached rows and their ancestors."""
+        offsets = torch.arange(keys, device=self.tokens.device) - self.positions[:1]  # [keys]; of nodes from 0 on
+        nodes = self.visible[:, offsets.clamp(0, len(self.tokens) - 1)] & (offsets < len(self.tokens))
+        mask = torch.zeros(nodes.shape, dtype=dtype, device=nodes.device)
+        return mask.masked_fill_(~(nodes | (offsets < 0)), torch.finfo(dtype).min)[None, None]
+
+
+AnyBuffers = Buffers | TensorInputs | TreeBuffers
+
+
+@dataclass(slots=True)
 class GraphInputs:
     """A pass over buffers. cache_rows: its view of the KV cache, or None."""
 
-    buffers: Buffers | TensorInputs
+    buffers: AnyBuffers
     run_pass: Pass
     cache_rows: StaticRows | None = None
 
@@ -211,7 +244,7 @@ class CapturedGraph:
     checked: its outputs equal the eager pass, with another number of cached rows if it has a cache.
     """
 
-    buffers: Buffers | TensorInputs
+    buffers: AnyBuffers
     replayed: Pass
     memory: Memory | None
     past: int | None
@@ -237,6 +270,7 @@ class CudaGraphRunner:
         self.graphs: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
         self.memories: WeakKeyDictionary[Cache, Memory] = WeakKeyDictionary()  # of each cache at its last pass
         self.failed_captures: dict[Hashable, str] = {}  # (name, rows or shapes) -> reason
+        self.outputs: dict[Hashable, tuple[Tensor, ...]] = {}  # of `run_tree`, by name and rows
 
     @property
     def n_captures(self) -> int:
@@ -263,6 +297,7 @@ class CudaGraphRunner:
         if cache is None:
             self.graphs.clear()
             self.memories.clear()
+            self.outputs.clear()
         else:
             self.memories.pop(cache, None)
             self._evict_dead()
@@ -318,13 +353,61 @@ class CudaGraphRunner:
         if _padded_keys(past + rows) > cache.capacity:
             self.fallbacks[NO_ROOM] += 1
             return None
+        key, kind = self._keys(name, cache, rows, past)
+        make_inputs = partial(_graph_inputs, layers, x, cache, rotary, rows, past)
+        outputs = self._replay_or_run(key, kind, make_inputs, (x, mask, rotary, past), q, past)
+        return None if outputs is None else tuple(out[:, :q].clone() for out in outputs)
+
+    def run_tree(
+        self, name: Hashable, layers: TreeLayers, tokens: Tensor, depths: Tensor, visible: Tensor, cache: Any
+    ) -> tuple[Tensor, ...] | None:
+        """Run a whole pass over the n nodes of a tree; None if it cannot be replayed.
+
+        Then `run` may replay its layers, and counts the reason otherwise. name: as of `run`. layers: as `TreeLayers`.
+        tokens, depths: int64 [n]. visible: the ancestor mask, bool [n, n]. The outputs [1, n, ..] are overwritten by
+        the next pass of this name.
+        """
+        n = len(tokens)
+        if not (n <= self.widths[-1] and _is_step(0, cache) and isinstance(cache, Cache) and cache.has(0)):
+            return None
+        past, rows = cache.get_seq_length(), _padded_width(self.widths, n)
+        cache.check(past, past + n, 0)
+        if _padded_keys(past + rows) > cache.capacity:
+            return None
+        key, kind = self._keys(name, cache, rows, past)
+        make_inputs = partial(self._tree_inputs, kind, layers, tokens, cache, rows, past)
+        outputs = self._replay_or_run(key, kind, make_inputs, (tokens, depths, visible, past), n, past, counts=False)
+        return None if outputs is None else tuple(out[:, :n] for out in outputs)
+
+    def _keys(self, name: Hashable, cache: Cache, rows: int, past: int) -> tuple[Hashable, Hashable]:
+        """Return the key of a graph and that of its kind. Graphs over other memory of this cache are dropped later."""
         if self.memories.get(cache, (None,))[0] is not cache.keys:
             self.memories[cache] = (cache.keys, cache.values)
-        name = weak_key(name)
-        key = (name, rows, _padded_keys(past + rows), id(cache.keys))  # unique: `memories` keeps the list alive
-        make_inputs = partial(_graph_inputs, layers, x, cache, rotary, rows, past)
-        outputs = self._replay_or_run(key, (name, rows), make_inputs, (x, mask, rotary, past), past)
-        return None if outputs is None else tuple(out[:, :q].clone() for out in outputs)
+        kind = (weak_key(name), rows)
+        return (*kind, _padded_keys(past + rows), id(cache.keys)), kind  # unique: `memories` keeps the list alive
+
+    def _tree_inputs(
+        self, kind: Hashable, layers: TreeLayers, tokens: Tensor, cache: Cache, rows: int, past: int
+    ) -> GraphInputs:
+        """Return the static inputs of a pass over a tree. All passes of a kind share their outputs' memory."""
+        keys, device = _padded_keys(past + rows), tokens.device
+        positions = torch.full((rows,), past, device=device)
+        buffers = TreeBuffers(
+            torch.zeros_like(positions), positions, torch.zeros(rows, rows, dtype=torch.bool, device=device)
+        )
+        steps = torch.arange(rows, device=device)
+        cache_rows = StaticRows(cache, steps + past, keys)
+
+        def run_pass() -> tuple[Tensor, ...]:
+            torch.add(steps, buffers.positions[:1], out=cache_rows.positions)
+            made = layers(buffers.tokens, buffers.positions, partial(buffers.mask, keys), cache_rows)
+            if kind not in self.outputs:  # in the warm-up before a capture, so not in the memory of graphs
+                self.outputs[kind] = tuple(map(torch.empty_like, made))
+            for kept, out in zip(self.outputs[kind], made, strict=True):
+                kept.copy_(out)
+            return self.outputs[kind]
+
+        return GraphInputs(buffers, run_pass, cache_rows)
 
     def call(self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run a function of these tensors alone, without host reads of their values or side effects.
@@ -337,7 +420,7 @@ class CudaGraphRunner:
             buffers = TensorInputs([torch.zeros_like(tensor) for tensor in inputs])
             return GraphInputs(buffers, lambda: function(*buffers.buffers))
 
-        outputs = self._replay_or_run(key, key, make_inputs, inputs)
+        outputs = self._replay_or_run(key, key, make_inputs, inputs, 0)
         return function(*inputs) if outputs is None else tuple(out.clone() for out in outputs)
 
     def _replay_or_run(
@@ -346,24 +429,28 @@ class CudaGraphRunner:
         kind: Hashable,
         make_inputs: Callable[[], GraphInputs],
         values: Sequence[Any],
+        n: int,
         past: int | None = None,
+        counts: bool = True,
     ) -> tuple[Tensor, ...] | None:
         """Return the outputs of the pass, in memory that the next one overwrites; None if it cannot be replayed.
 
         key: of the graph. kind: a kind of pass that failed once is not tried again. make_inputs: builds the static
-        inputs. past: number of cached rows; None without a cache.
+        inputs. n: rows that the pass writes to the cache, without padding. past: number of cached rows; None without a
+        cache. counts: count a fallback.
         """
         try:
             if kind in self.failed_captures:
                 raise GraphCaptureError(self.failed_captures[kind])
             if key not in self.graphs or not self.graphs[key].checked:
                 with _capture_errors():
-                    outputs = self._capture_or_check(key, make_inputs(), values, past)
+                    outputs = self._capture_or_check(key, make_inputs(), values, n, past)
                 if outputs is not None:
                     return outputs
         except GraphCaptureError as error:
             self.failed_captures[kind] = str(error)
-            self.fallbacks[str(error)] += 1
+            if counts:
+                self.fallbacks[str(error)] += 1
             self.graphs.pop(key, None)
             return None
         self.graphs.move_to_end(key)
@@ -371,7 +458,7 @@ class CudaGraphRunner:
         return self.graphs[key].replayed()
 
     def _capture_or_check(
-        self, key: Hashable, inputs: GraphInputs, values: Sequence[Any], past: int | None
+        self, key: Hashable, inputs: GraphInputs, values: Sequence[Any], n: int, past: int | None
     ) -> tuple[Tensor, ...] | None:
         """Capture a pass, or check its graph behind another number of rows; return eager outputs until then.
 
@@ -392,7 +479,7 @@ class CudaGraphRunner:
             return inputs.run_pass()
         self.counts["tried"] += not new
         graph.buffers.fill(*values)
-        graph.checked = any(_check_replay(graph.replayed, inputs, values[0]) for _ in range(CHECK_TRIES))
+        graph.checked = any(_check_replay(graph.replayed, inputs, n) for _ in range(CHECK_TRIES))
         if not graph.checked:
             raise GraphCaptureError(SOMETHING_ELSE)
         return None
@@ -434,14 +521,14 @@ def _graph_inputs(layers: Layers, x: Tensor, cache: Cache, rotary: Any, rows: in
     return GraphInputs(buffers, run_pass, cache_rows)
 
 
-def _check_replay(replayed: Pass, inputs: GraphInputs, x: Tensor) -> bool:
-    """Return True if a replay's outputs and cache rows for x equal those of the eager pass."""
-    expected = [out.clone() for out in inputs.run_pass()]
+def _check_replay(replayed: Pass, inputs: GraphInputs, n: int) -> bool:
+    """Return True if a replay's outputs equal those of the eager pass; of a pass with a cache, those of its n rows."""
     if inputs.cache_rows is None:
+        expected = [out.clone() for out in inputs.run_pass()]
         return same(replayed(), expected)
-    expected += inputs.cache_rows.copy_rows(x.shape[1])
+    expected = [out[:, :n].clone() for out in inputs.run_pass()] + inputs.cache_rows.copy_rows(n)
     inputs.cache_rows.overwrite()
-    return same([*replayed(), *inputs.cache_rows.copy_rows(x.shape[1])], expected)
+    return same([*(out[:, :n] for out in replayed()), *inputs.cache_rows.copy_rows(n)], expected)
 
 
 def _padded_width(widths: Sequence[int], rows: int) -> int:

@@ -18,7 +18,8 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError, first_line
 
 AUTO, EAGER, GRAPH = ENGINES = ("auto", "eager", "graph")
-PROBE_PROMPT, PROBE_TREES = 8, ((-1,), (-1, 0, 0), (-1, 0, 1))  # prompt length and draft trees of the check
+PROBE_PROMPT = 8  # prompt length of the check
+PROBE_TREES = ((-1,), (-1, 0, 1), (-1, 0, 0))  # its draft trees: the last is compared bit by bit, and has siblings
 ROUNDING = 1e-3  # tolerance of the mean difference per row of logits in full precision, relative to their mean size
 
 
@@ -72,7 +73,8 @@ def replay_steps(target: Target, replay: Replay, by: str) -> None:
             target.graphs = None
     if problem:
         raise UserError(f"engine graph does not work with {target.name!r}: it has {problem}; use engine eager")
-    target.kernel_summary += f"; steps replayed by {by}"
+    outside = "".join(f", embedding and LM head outside: {reason}" for reason in set(runner.failed_captures.values()))
+    target.kernel_summary += f"; steps replayed by {by}{outside}"
 
 
 def replay_draft(draft: Target, target: Target) -> None:
@@ -113,6 +115,6 @@ def _logits(target: Target) -> list[Tensor]:
     logits: list[Tensor] = []
     for parents in (*PROBE_TREES, *PROBE_TREES):
         tokens = token_ids[: len(parents)] if len(logits) < len(PROBE_TREES) else token_ids[-len(parents) :]
-        logits.append(target.forward_tree(DraftTree.from_parents(tokens, parents), cache).logits)
+        logits.append(target.forward_tree(DraftTree.from_parents(tokens, parents), cache).logits.clone())
         cache.commit(1)
     return logits

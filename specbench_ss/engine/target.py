@@ -33,11 +33,12 @@ from specbench_ss.engine.generic_model import check_against_hf
 from specbench_ss.engine.kv_cache import BatchedKVCache, Cache, PrefixCache, RaggedTensor
 from specbench_ss.engine.numerics import HALF_WEIGHTS
 from specbench_ss.engine.timing import settle_cuda
-from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.tree import DraftTree, topology_of
 from specbench_ss.errors import UserError
 
 Rotary = Any  # result of `Target.rotary` for the layers: cos and sin, `generic_model.LayerInputs`, or None
 MOST_LOGITS = 1 << 22  # of one chunk of `answer_logits`: 16 MiB
+MOST_REPLAYED = 8  # tokens behind cached ones that `prefill` runs as a CUDA graph
 FINAL = -1  # key of the final, normed state (the input of the LM head) in `hidden_states`
 
 AnyCache = Cache | PrefixCache | BatchedKVCache | None
@@ -264,11 +265,14 @@ class Target(ModelInfo):
             return self.family.generic.arguments(positions)
         if self.family.rotary is None:
             return None
+        self._reserve_rotary(self.context_length - 1 if longest is None else longest)
         assert self._rotary is not None
-        need, have = self.context_length if longest is None else longest + 1, self._rotary[0].shape[0]
-        if need > have:
-            self._grow_rotary(min(self.context_length, max(need, 2 * have)))
         return self._rotary[0][positions], self._rotary[1][positions]
+
+    def _reserve_rotary(self, longest: int) -> None:
+        """Make the table of rotary embeddings long enough for this position."""
+        if self._rotary is not None and longest >= (have := len(self._rotary[0])):
+            self._grow_rotary(min(self.context_length, max(longest + 1, 2 * have)))
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Embed ids [B, q] at positions [B, q]; return [B, q, h]."""
@@ -414,6 +418,11 @@ class Target(ModelInfo):
         every: hidden states [1, S, .] at every position.
         """
         q, past = ids.shape[1], cache.get_seq_length()
+        if self.graphs is not None and past and q <= MOST_REPLAYED and not every:  # as of a draft model
+            output = self.forward_tree(DraftTree(ids[0], topology_of(tuple(range(-1, q - 1)))), cache, aux_layers)
+            cache.commit(q)
+            states = {layer: t[:, -1:] for layer, t in output.hidden_states.items()}
+            return Output(output.logits[:, -1:].clone(), None, states)
         positions = torch.arange(past, past + q, device=self.device)[None]
         mask = self.causal_mask(q, past) if past and q > 1 else None
         aux_states: dict[int, Tensor] = {}
@@ -437,19 +446,47 @@ class Target(ModelInfo):
         extra_rows: maps the final, normed states [n, h] to more rows [r, h], whose logits [r, V] become
         `Output.extra`: one LM-head matmul serves both.
         """
+        wanted = tuple(sorted({i for i in aux_layers if 0 <= i < self.n_layers}))
+        final, logits, *states = self._replay_tree(tree, cache, wanted, extra_rows is None) or self._run_tree(
+            tree, cache, wanted, extra_rows is None
+        )
+        aux_states, extra = dict(zip(wanted, states, strict=True)) | {FINAL: final}, None
+        if extra_rows is not None:
+            logits = self.logits(torch.cat((final, extra_rows(final[0])[None]), 1))
+            logits, extra = logits[:, : len(tree)], logits[0, len(tree) :]
+        return Output(logits, tree, aux_states, extra=extra)
+
+    def _run_tree(self, tree: DraftTree, cache: Cache, wanted: tuple[int, ...], with_logits: bool) -> list[Tensor]:
+        """Return final states [1, n, h], logits (or final states again) and the inputs of the wanted layers."""
         past, n = cache.get_seq_length(), len(tree)
         visible, depths = tree.visibility()
         positions = (depths + past)[None]
         mask = self.block_mask(visible, past) if n > 1 else None
         aux_states: dict[int, Tensor] = {}
-        x = self.embed(tree.tokens[None], positions)
         rotary = self.rotary(positions, past + tree.topology.deepest)
-        x = self.run(x, 0, self.n_layers, cache, mask, rotary, aux_layers, aux_states)
-        final = aux_states[FINAL] = self.family.norm(x)
-        if extra_rows is None:
-            return Output(self.logits(final), tree, aux_states)
-        logits = self.logits(torch.cat((final, extra_rows(final[0])[None]), 1))
-        return Output(logits[:, :n], tree, aux_states, extra=logits[0, n:])
+        x = self.embed(tree.tokens[None], positions)
+        final = self.family.norm(self.run(x, 0, self.n_layers, cache, mask, rotary, wanted, aux_states))
+        return [final, self.logits(final) if with_logits else final, *(aux_states[layer] for layer in wanted)]
+
+    def _replay_tree(
+        self, tree: DraftTree, cache: Cache, wanted: tuple[int, ...], with_logits: bool
+    ) -> tuple[Tensor, ...] | None:
+        """Return the same from one CUDA graph, embedding and LM head included; None if it cannot be replayed."""
+        if self.graphs is None:
+            return None
+        self._reserve_rotary(cache.get_seq_length() + tree.topology.deepest)
+        rotary_rows = 0 if self._rotary is None else len(self._rotary[0])
+
+        def layers(tokens: Tensor, positions: Tensor, mask: Any, rows: Any) -> tuple[Tensor, ...]:
+            x = self.embed(tokens[None], positions[None])
+            rotary = None if self._rotary is None else tuple(table[positions[None]] for table in self._rotary)
+            x, *states = self._layers(0, self.n_layers, wanted, x, rows, mask(self.dtype), rotary)
+            final = self.family.norm(x)
+            return (final, self.logits(final) if with_logits else final, *states)
+
+        visible, depths = tree.visibility()
+        name = (0, self.n_layers, wanted, with_logits, rotary_rows)
+        return self.graphs.run_tree(name, layers, tree.tokens, depths, visible, cache)
 
     def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Tensor]:
         """Yield float32 logits [n, V] at successive tokens of an answer, from one fresh, untimed pass.

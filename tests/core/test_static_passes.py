@@ -21,10 +21,10 @@ from specbench_ss.engine.cuda_graphs import (
     BLOCK,
     NO_ROOM,
     SOMETHING_ELSE,
-    Buffers,
     CudaGraphRunner,
     Pass,
     Replay,
+    TreeBuffers,
     run_eagerly,
 )
 from specbench_ss.engine.decoder import Decoder, DecodeState, Generation, _members
@@ -484,13 +484,14 @@ def test_an_engine_that_does_not_prove_itself_is_refused(replay: Replay, stated:
 
 def test_padding_that_changes_the_logits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replay gives what the call gives: both see a key that was added."""
-    fill = Buffers.fill
+    mask = TreeBuffers.mask
 
-    def wrong(self: Buffers, *given: Any) -> None:
-        fill(self, *given)
-        self.mask[..., -1] = 0
+    def wrong(self: TreeBuffers, *given: Any) -> torch.Tensor:
+        padded = mask(self, *given)
+        padded[..., -1] = 0
+        return padded
 
-    monkeypatch.setattr(Buffers, "fill", wrong)
+    monkeypatch.setattr(TreeBuffers, "mask", wrong)
     with pytest.raises(UserError, match="other logits when passes are padded"):
         replay_steps(tiny_target("llama", words=61), run_eagerly, "calls")
 

@@ -145,10 +145,10 @@ def places(passes: CudaGraphRunner) -> list[int]:
     """Return the addresses of all recordings' buffers, and of the memory that they write."""
     found = []
     for kept in passes.graphs.values():
-        kept_here = (
-            kept.buffers.buffers if isinstance(kept.buffers, TensorInputs) else [kept.buffers.x, kept.buffers.mask]
-        )
-        found += [one.data_ptr() for one in (*kept_here, *(kept.memory[0] if kept.memory else ())) if one is not None]
+        buffers: Any = kept.buffers
+        inputs = buffers.buffers if isinstance(buffers, TensorInputs) else (buffers.positions,)
+        found += [one.data_ptr() for one in (*inputs, *(kept.memory[0] if kept.memory else ())) if one is not None]
+    found += [one.data_ptr() for outputs in passes.outputs.values() for one in outputs]
     return sorted(found)
 
 
