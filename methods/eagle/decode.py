@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -19,8 +20,8 @@ from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import Decoder, DecodeState
-from specbench_ss.engine.target import FINAL, Output, Target
-from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
+from specbench_ss.engine.target import FINAL, AnyPass, EagerPass, GraphPass, Output, Target
+from specbench_ss.engine.tree import MOST_NODES, DraftTree, TreeTensors, indices
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafting import FeatureDecoder, Read, pass_drafter
@@ -125,24 +126,30 @@ class EagleDecoder(FeatureDecoder):
 
     def _extend(self, state: DecodeState, tokens: Tensor, features: Sequence[Tensor]) -> None:
         """Add permanent slots: tokens [n], each the one after its hidden states [1, n, h_t]."""
-        past, n = self.cache.get_seq_length(), len(tokens)
-        mask = self.target.causal_mask(n, past) if past and n > 1 else None
-        fused = self.drafter.fuse(features)
-        embedded = self.drafter.embed(tokens[None], self.target)
-        out = self.run_drafter((embedded, fused), [mask], self.rotary_at(past, n, fused.dtype))
+        n, dims = len(tokens), ((0,), *[(1,)] * len(features))
+        (out,) = self.target.run_pass((self, "extend"), self._slots, self.cache, (tokens, *features), dims, n, 0)
         self.cache.commit(n)
         self.newest = out[:, -1:]
         state.num_draft_forwards += 1
 
+    def _slots(self, current: AnyPass, tokens: Tensor, *features: Tensor) -> tuple[Tensor]:
+        """Return the drafter's output [1, n, h] for tokens [n] and hidden states [1, n, h_t]."""
+        n, device = len(tokens), tokens.device
+        mask = None if current.is_prompt else current.mask(torch.ones(n, n, dtype=torch.bool, device=device).tril())
+        fused = self.drafter.fuse(features)
+        rotary = self.rotary(current.positions(torch.arange(n, device=device)), fused.dtype)
+        return (self._run(current, tokens, fused, mask, rotary, 0),)
+
     # -- slots of drafted nodes ---------------------------------------------------------------------------------
 
-    def rotary_ahead(self, state: DecodeState, levels: int) -> tuple[Tensor, Tensor]:
+    def rotary_ahead(self, current: AnyPass, levels: int) -> tuple[Tensor, Tensor]:
         """Return cos, sin [1, levels, head_dim] of drafted nodes; all nodes of a level have the same position."""
-        return self.rotary_at(state.position, levels, self.newest.dtype)
+        depths = torch.arange(levels, device=self.target.device)
+        return self.rotary(current.positions(depths), self.newest.dtype)
 
     def descend(
         self,
-        state: DecodeState,
+        current: AnyPass,
         tokens: Tensor,
         states: Tensor,
         visible: Tensor,
@@ -153,24 +160,43 @@ class EagleDecoder(FeatureDecoder):
 
         visible: bool [k, drafted slots so far + k]. level: 0 for the root's children.
         """
-        mask = self.target.block_mask(visible, state.position)
         cos, sin = (x[:, level : level + 1] for x in rotary)
-        embedded = self.drafter.embed(tokens[None], self.target)
-        out = self.run_drafter((embedded, states), [mask], (cos, sin))
-        self.cache.commit(len(tokens))
-        state.num_draft_forwards += 1
+        first = visible.shape[1] - len(tokens)
+        out = self._run(current, tokens, states, current.mask(visible), (cos, sin), first)
+        current.commit(len(tokens))
         return out
+
+    def _run(
+        self,
+        current: AnyPass,
+        tokens: Tensor,
+        states: Tensor,
+        mask: Tensor | None,
+        rotary: tuple[Tensor, Tensor],
+        first: int,
+    ) -> Tensor:
+        """Run the drafter, which has one layer and one mask, on slots `first` rows behind the cached ones."""
+        embedded = self.drafter.embed(tokens[None], self.target)
+        if isinstance(current, GraphPass):
+            out: Tensor = self.drafter(embedded, states, current.rows(len(tokens), first), mask, rotary)
+            return out
+        return self.run_drafter((embedded, states), [mask], rotary)
 
     def run_drafter(
         self, rows: Sequence[Tensor], masks: Sequence[Tensor | None], rotary: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Run the drafter, which has one layer and one mask."""
+        """Run the drafter behind its cache."""
 
         def one_layer(tokens: Tensor, states: Tensor, cache: Any, masks: Sequence[Any], rotary: Any) -> Tensor:
             out: Tensor = self.drafter(tokens, states, cache, masks[0], rotary)
             return out
 
         return pass_drafter(self.target, self.drafter, one_layer, rows, self.cache, masks, rotary)
+
+    def drop_drafted(self, state: DecodeState, passes: int) -> None:
+        """Drop the slots of drafted nodes, after this number of the drafter's passes."""
+        self.cache.compact(state.position, ())
+        state.num_draft_forwards += passes
 
 
 # -- EAGLE: a static tree ------------------------------------------------------------------------------------------
@@ -301,23 +327,36 @@ class Eagle(EagleDecoder):
 
     def propose(self, state: DecodeState) -> DraftTree:
         """Draft each level of the static tree from the states of the level above."""
-        sampled = self.options.sample == "on" and not state.sampling.greedy
-        rotary = self.rotary_ahead(state, len(self.levels))
-        states, tokens, qs = self.newest, [state.root], []
-        for depth, level in enumerate(self.levels):
-            logits = self.drafter.logits(states, self.target)[0]  # [rows, V]
-            if sampled:
+        inputs = (state.root, self.newest)
+        if self.options.sample == "on" and not state.sampling.greedy:
+            qs: list[Tensor] = []
+
+            def sampled(level: Level, logits: Tensor) -> Tensor:
                 qs.append(state.sampling.probs(logits))
-                candidates, at = draw(qs[-1], state.rng, self.siblings), level.sibling
-            else:
-                candidates, at = logits.topk(self.tree.width).indices, level.rank
-            tokens.append(candidates[level.parent, at])
+                return draw(qs[-1], state.rng, self.siblings)[level.parent, level.sibling]
+
+            (tokens,) = self._fill(sampled, EagerPass(self.target, self.cache, 0), *inputs)
+        else:
+            qs, fill = [], partial(self._fill, self._best)
+            (tokens,) = self.target.run_pass((self, "fill"), fill, self.cache, inputs, (), 1, 0, self.drafted_rows or 1)
+        self.drop_drafted(state, sum(len(level.inner) > 0 for level in self.levels))
+        return DraftTree(tokens, self.tree.topology, self._probs(qs) if qs else None)
+
+    def _best(self, level: Level, logits: Tensor) -> Tensor:
+        """Return a level's tokens [m], the most probable ones of logits [rows, V]."""
+        return logits.topk(self.tree.width).indices[level.parent, level.rank]
+
+    def _fill(
+        self, choose: Callable[[Level, Tensor], Tensor], current: AnyPass, root: Tensor, states: Tensor
+    ) -> tuple[Tensor]:
+        """Return the tree's tokens [n] from the root [1] and the newest slot's output [1, 1, h]."""
+        rotary, tokens = self.rotary_ahead(current, len(self.levels)), [root]
+        for depth, level in enumerate(self.levels):
+            tokens.append(choose(level, self.drafter.logits(states, self.target)[0]))
             if len(level.inner):
-                states = self.descend(
-                    state, tokens[-1][level.inner], states[:, level.inner_parent], level.visible, rotary, depth
-                )
-        self.cache.compact(state.position, ())  # drop the drafted slots
-        return DraftTree(torch.cat(tokens), self.tree.topology, self._probs(qs) if sampled else None)
+                inner, parents = tokens[-1][level.inner], states[:, level.inner_parent]
+                states = self.descend(current, inner, parents, level.visible, rotary, depth)
+        return (torch.cat(tokens),)
 
     def _probs(self, qs: list[Tensor]) -> Tensor:
         """Return q [n, V] at the nodes with children; rows of leaves are zero."""
@@ -390,6 +429,7 @@ class Eagle2(EagleDecoder):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.size = self.resolve_options(self.options, self.config, self.drafter, self.target)
+        self._drafted = TreeTensors()
 
     @classmethod
     def resolve_options(cls, options: DynamicOptions, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> Size:
@@ -442,20 +482,24 @@ class Eagle2(EagleDecoder):
 
     def propose(self, state: DecodeState) -> DraftTree:
         """Expand nodes by path probability, level by level (EAGLE-2 sec. 4.1); keep the best nodes (sec. 4.2)."""
-        size, first = self.size, self.newest
-        rotary = self.rotary_ahead(state, max(1, size.depth))
-        states = first  # [1, rows, h] of the last level's expanded nodes, at first the root's
+        inputs, rows = (state.root, self.newest), max(1, self.drafted_rows)
+        tensors = self.target.run_pass((self, "grow"), self._grow, self.cache, inputs, (), 1, 0, rows)
+        self.drop_drafted(state, self.size.depth)
+        return self._drafted.tree(tensors)
+
+    def _grow(self, current: AnyPass, root: Tensor, states: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors of the tree from the root [1] and the newest slot's output [1, 1, h]."""
+        size, root_logits = self.size, self.drafter.logits(states, self.target)[0, 0]
+        rotary = self.rotary_ahead(current, max(1, size.depth))
 
         def expand(tokens: Tensor, visible: Tensor, parent_rows: Tensor, level: int) -> Tensor:
-            nonlocal states
-            states = self.descend(state, tokens, states[:, parent_rows], visible, rotary, level - 1)
+            nonlocal states  # [1, rows, h] of the last level's expanded nodes, at first the root's
+            states = self.descend(current, tokens, states[:, parent_rows], visible, rotary, level - 1)
             logits: Tensor = self.drafter.logits(states, self.target)[0]
             return logits
 
-        root_logits = self.drafter.logits(first, self.target)[0, 0]
-        tree = grow(state.root, root_logits, self._choose, expand, size.depth + 1, size.drafted)
-        self.cache.compact(state.position, ())  # drop the drafted slots
-        return tree
+        tree = grow(root, root_logits, self._choose, expand, size.depth + 1, size.drafted)
+        return self._drafted.tensors(tree)
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor, None]:
         """Return the best tokens of each row as target ids."""

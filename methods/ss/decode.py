@@ -16,8 +16,8 @@ from specbench_ss import user_files
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.costs import ExtraWork, of_attention, of_layers
 from specbench_ss.engine.decoder import Decoder, DecodeState
-from specbench_ss.engine.target import FINAL, Output, Target
-from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.target import FINAL, AnyPass, EagerPass, Output, Target
+from specbench_ss.engine.tree import DeviceTopology, DraftTree, TreeTensors
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.heads import MOST_FUSED
@@ -91,10 +91,11 @@ class SpeculativeStreaming(Decoder):
         self.advice = advice or Advice()  # of the folder, for `with_options`
         self.streams = target.to_target_dtype_device(streams, self.name)
         self.gamma = self.settings.gamma
-        self.next_streams = torch.empty(0)  # [gamma, h], final stream states at the last accepted node
+        self._last_streams = torch.empty(0)  # [gamma, h], stream states at the last accepted node, before the norm
         self.fuses = self.settings.most_tokens() <= self.most_fused  # one LM-head matmul for main and stream rows
         self.conditioning = StreamConditioning(target, self.streams)
         self._stream_rows: Tensor | None = None  # [m, gamma, V], stream logits of this step; None = not fused
+        self._drafted = TreeTensors()
         self._next_logits: Tensor | None = None  # [gamma, V], of next_streams, unconditioned; None = not fused
 
     @classmethod
@@ -299,8 +300,7 @@ class SpeculativeStreaming(Decoder):
         rows, all_positions = self._with_streams(out.hidden_states[self.first_msa_layer], last, slice(None))
         mask = target.causal_mask(g, s)
         rotary = target.rotary(all_positions[None, 1:], s + g)
-        x = self.streams.run(target, rows[:, 1:], Layout(0, g), cache, mask, rotary)
-        self.next_streams = target.family.norm(x[0])
+        self._last_streams = self.streams.run(target, rows[:, 1:], Layout(0, g), cache, mask, rotary)[0]
         return out
 
     def _prefill_attending(self, state: DecodeState, ids: Tensor) -> Output:
@@ -314,9 +314,8 @@ class SpeculativeStreaming(Decoder):
         mask = target.block_mask(stream_visibility(causal, g, positions[-1:], attends=True), 0)
         x = self.streams.run(target, rows, Layout(s, g), cache, mask, target.rotary(all_positions[None], s + g))
         cache.commit(s)
-        final = target.family.norm(x[:, s - 1 :])  # the last main row, then its streams
-        self.next_streams = final[0, 1:]
-        return Output(target.logits(final[:, :1]), None, {FINAL: final[:, :1]})
+        final, self._last_streams = target.family.norm(x[:, s - 1 : s]), x[0, s:]
+        return Output(target.logits(final), None, {FINAL: final})
 
     def on_prefill(self, state: DecodeState) -> None:
         """Drop stream logits of the last request."""
@@ -324,68 +323,109 @@ class SpeculativeStreaming(Decoder):
 
     def propose(self, state: DecodeState) -> DraftTree:
         """Draft the tree that the last step's streams predict under the root."""
-        logits, s = self._stream_logits(state.root[0]), self.settings  # [gamma, V]
+        s, fused = self.settings, self._next_logits is not None
+        states = self._last_streams if self._next_logits is None else self._next_logits
         if s.sample and not state.sampling.greedy:
-            return sampled_tree(state.root, state.sampling.probs(logits), s.k, s.n_draft, state.rng)
+            probs = state.sampling.probs(self._stream_logits(fused, state.root, states))
+            return sampled_tree(state.root, probs, s.k, s.n_draft, state.rng)
+        draft = partial(self._draft, fused)
+        return self._drafted.tree(self.target.run_graphed((self, fused), draft, state.root, states))
+
+    def _draft(self, fused: bool, root: Tensor, states: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors of the tree under the root [1]. fused, states: as of `_stream_logits`."""
+        logits, s = self._stream_logits(fused, root, states), self.settings  # [gamma, V]
         if self.streams.config.parent_rank:
-            return conditioned_tree(state.root, logits, self.conditioning.corrections, s.k, s.n_draft)
-        return draft_tree(state.root, logits, s.k, s.n_draft)
+            tree = conditioned_tree(root, logits, self.conditioning.corrections, s.k, s.n_draft)
+        else:
+            tree = draft_tree(root, logits, s.k, s.n_draft)
+        return self._drafted.tensors(tree)
+
+    def _stream_logits(self, fused: bool, root: Tensor, states: Tensor) -> Tensor:
+        """Return logits [gamma, V] of the next streams, conditioned on the root [1].
+
+        states: their logits of the last pass, unconditioned, if `fused`; else stream states [gamma, h] before the norm.
+        """
+        if fused:
+            return self.conditioning.corrected(states, root[0])
+        final = self.target.family.norm(states)
+        return self.target.logits(self.streams.condition_on_tokens(self.target, final, root))
 
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Run the lower layers over the tree, prune, insert streams, run the MSA layers over kept nodes and streams."""
-        target, cache, at = self.target, state.cache, self.settings.prune_layer
-        past, n = cache.get_seq_length(), len(tree)
-        visible, depths = tree.visibility()
-        positions = depths + past
-        rotary = target.rotary(positions[None], past + tree.topology.deepest)
-        mask = target.block_mask(visible, past) if n > 1 else None
-        x = target.embed(tree.tokens[None], positions[None])
-        x = target.run(x, 0, at, cache, mask, rotary)
-        keep = self._pruned(tree, x)
-        verified = tree
-        if keep is not None:
-            verified = tree.gather_nodes(keep)
-            x, positions, visible = x[:, keep], positions[keep], verified.visibility()[0]
-            if at < self.first_msa_layer:
-                rotary = target.rotary(positions[None], past + verified.topology.deepest)
-                mask = target.block_mask(visible, past)
-        x = target.run(x, at, self.first_msa_layer, cache, mask, rotary)
-        m, g = len(verified), self.gamma
-        rows, all_positions = self._with_streams(x, positions, slice(None))
-        attends = self.streams.config.main_attends_streams
-        msa_mask = target.block_mask(stream_visibility(visible, g, None, attends), past)
-        longest = past + verified.topology.deepest + g
-        layout = Layout(m, g, self.settings.top_p)
-        x = self.streams.run(target, rows, layout, cache, msa_mask, target.rotary(all_positions[None], longest))
-        logits, final = self._logits(x, m)
-        ranges = [(0, at, range(n) if keep is None else keep), (at, target.n_layers, range(m))]
-        return Output(logits, verified, {FINAL: final}, ranges, x[0, m:].unflatten(0, (m, g)))
+        target, cache, s, n, g = self.target, state.cache, self.settings, len(tree), self.gamma
+        deepest = tree.topology.deepest
+        longest = cache.get_seq_length() + deepest + g
+        prunes = s.prune and tree.draft_probs is None and not (n <= s.n_keep and s.threshold == 0)
+        inputs = (tree.tokens, *tree.visibility(), tree.parents()) if prunes else (tree.tokens, *tree.visibility())
+        step, m = partial(self._step, prunes, deepest), min(s.n_keep, n) if prunes else n
+        if s.top_p or (prunes and s.threshold > 0):  # no graph: padded keys, or kept nodes, have no fixed number
+            outputs = step(EagerPass(target, cache, longest), *inputs)
+        else:
+            rows = max(n, m * (1 + g))
+            outputs = target.run_pass((self, prunes, deepest), step, cache, inputs, (), n, longest, rows)
+        logits, final, streams, *others = outputs
+        self._stream_rows = others.pop(0) if self._fused_rows(logits.shape[1]) else None
+        if not prunes:
+            return Output(logits, tree, {FINAL: final}, None, streams)
+        keep, tokens, visible, depths, parents = others
+        topology = DeviceTopology(parents, min(deepest, len(tokens) - 1), tree.topology)
+        verified = DraftTree(tokens, topology, None, (visible, depths))
+        lower, upper = (0, s.prune_layer, keep), (s.prune_layer, target.n_layers, range(len(tokens)))
+        return Output(logits, verified, {FINAL: final}, [lower, upper], streams)
 
-    def _logits(self, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
-        """Return logits [1, m, V] and final states [1, m, h] of the first m rows; of few rows, include the streams.
+    def _step(
+        self,
+        prunes: bool,
+        deepest: int,
+        current: AnyPass,
+        tokens: Tensor,
+        visible: Tensor,
+        depths: Tensor,
+        parents: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Return the tensors of one fused pass over n nodes, of which m are kept.
 
-        The LM head is read from memory for any number of rows, so one matmul for both saves a read.
+        They are logits [1, m, V], final states [1, m, h], stream states [m, gamma, h] before the norm; stream logits
+        [m, gamma, V] of few rows; and, if it prunes, the kept nodes [m] and their tokens, mask, depths and parents.
         """
-        fused = self.fuses and x.shape[1] <= self.most_fused
-        final = self.target.family.norm(x if fused else x[:, :m])
-        logits = self.target.logits(final)
-        self._stream_rows = logits[0, m:].unflatten(0, (m, -1)) if fused else None
-        return logits[:, :m], final[:, :m]
+        target, at, g = self.target, self.settings.prune_layer, self.gamma
+        positions, pruned = current.positions(depths), tuple[Tensor, ...]()
+        mask, rotary = current.mask(visible), current.rotary(positions)
+        (x,) = current.run(target.embed(tokens[None], positions), 0, at, mask, rotary)
+        if prunes:
+            assert parents is not None
+            tree = DraftTree(tokens, DeviceTopology(parents, deepest), None, (visible, depths))
+            keep = self._kept(tree, x, on_host=isinstance(current, EagerPass))
+            tree = tree.gather_nodes(keep)
+            visible, depths = tree.visibility()
+            x, positions, pruned = x[:, keep], positions[:, keep], (keep, tree.tokens, visible, depths, tree.parents())
+            if at < self.first_msa_layer:
+                mask, rotary = current.mask(visible), current.rotary(positions)
+        (x,) = current.run(x, at, self.first_msa_layer, mask, rotary)
+        m = x.shape[1]
+        rows, all_positions = self._with_streams(x, positions[0], slice(None))
+        attends = self.streams.config.main_attends_streams
+        mask = current.mask(stream_visibility(visible, g, None, attends))
+        assert mask is not None
+        layout, rotary = Layout(m, g, self.settings.top_p), current.rotary(all_positions[None])
+        x = self.streams.run(target, rows, layout, current.rows(len(all_positions)), mask, rotary)
+        # the LM head is read from memory for any number of rows, so one matmul for nodes and streams saves a read
+        fused = self._fused_rows(m)
+        final = target.family.norm(x if fused else x[:, :m])
+        logits = target.logits(final)
+        of_streams = (logits[0, m:].unflatten(0, (m, g)),) if fused else ()
+        return (logits[:, :m], final[:, :m], x[0, m:].unflatten(0, (m, g)), *of_streams, *pruned)
 
-    def _stream_logits(self, root: Tensor) -> Tensor:
-        """Return logits [gamma, V] of the next streams, conditioned on the root; from the last step's if fused."""
-        if self._next_logits is None:
-            return self.target.logits(self.streams.condition_on_tokens(self.target, self.next_streams, root[None]))
-        return self.conditioning.corrected(self._next_logits, root)
+    def _fused_rows(self, m: int) -> bool:
+        """Return True if the LM head reads m nodes and their streams together."""
+        return self.fuses and m * (1 + self.gamma) <= self.most_fused
 
-    def _pruned(self, tree: DraftTree, x: Tensor) -> Tensor | None:
-        """Return the nodes kept after the pruning layer, int64 on the device; None for all."""
+    def _kept(self, tree: DraftTree, x: Tensor, on_host: bool) -> Tensor:
+        """Return the nodes kept after the pruning layer, int64 on the device. on_host: the host may read tensors."""
         s = self.settings
-        if not s.prune or tree.draft_probs is not None or (len(tree) <= s.n_keep and s.threshold == 0):
-            return None
         if min(s.n_keep, len(tree)) == 1:
             return tree.tokens.new_zeros(1)
-        inner, parents = nodes_to_score(tree)
+        inner, parents = nodes_to_score(tree, leaves=not on_host)
         exits = self.target.logits(self.target.family.norm(self.streams.early_exit(x[0, inner])))  # [inner, V]
         return prune(tree, parents, exits, s.n_keep, s.threshold)
 
@@ -393,7 +433,7 @@ class SpeculativeStreaming(Decoder):
         """Keep the streams of the last accepted node, which draft the next tree."""
         assert output.extra is not None
         last = result.path[-1]
-        self.next_streams = self.target.family.norm(output.extra[last])
+        self._last_streams = output.extra[last]
         self._next_logits = None if self._stream_rows is None else self._stream_rows[last]
 
 

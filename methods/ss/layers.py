@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from specbench_ss.engine.architectures import Block
 from specbench_ss.engine.attention import grouped_attention
 from specbench_ss.engine.cpu_kernels import PrepackedLinear, PrepackFormat
+from specbench_ss.engine.cuda_graphs import StaticRows
 from specbench_ss.engine.device_map import to_device
 from specbench_ss.engine.kv_cache import BatchedKVCache
 from specbench_ss.engine.target import Target
@@ -63,7 +64,7 @@ def own_streams(rows: int, gamma: int, device: torch.device) -> Tensor:
     return (same[:, None, :, None] & own[:, None]).reshape(rows * gamma, rows * gamma)
 
 
-own_streams_of_step = lru_cache(maxsize=256)(own_streams)  # trees have few and small sizes, unlike training rows
+own_streams_of_step = cache(own_streams)  # kept, since graphs read them; steps have few sizes
 
 
 def stream_visibility(visible: Tensor, gamma: int, carriers: Tensor | None = None, attends: bool = False) -> Tensor:
@@ -341,7 +342,7 @@ class Streams(nn.Module):
             return (run_masked(target, self, x, layout, cache, masks, rotary),)
 
         outputs = None
-        if target.graphs is not None and layout.mains:
+        if target.graphs is not None and layout.mains and not isinstance(cache, StaticRows):  # else within a graph
             if layout.stream_top_p:  # top-p attention takes the last keys as the streams', which padding would shift
                 target.graphs.record_fallback(TOP_P_FALLBACK, lo, cache)
             else:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.tree import DraftTree, TreeTopology, topology_of
+from specbench_ss.engine.tree import DeviceTopology, DraftTree, TreeTopology, topology_of
 from specbench_ss.methods._shared.tree_growth import IMPOSSIBLE, best_nodes, draw, with_root
 
 # parents [.., m], tokens [.., s] -> logit corrections of the tokens as their children, [.., m, s]
@@ -26,16 +26,19 @@ class FullTree:
     """The Cartesian tree (ACL sec. 2.2): every token of level g under every token of level g - 1.
 
     topology: 1 + sum_g k^g nodes. slots int64 [nodes - 1]: level * k + rank of each drafted node, into flattened top-k.
-    path bool [nodes - 1, gamma * k]: slots on the path to each node, itself included.
+    path bool [nodes - 1, gamma * k]: slots on the path to each node, itself included. depths: of the drafted nodes.
+    parents, visibility: of all nodes, as of a `DraftTree`.
     """
 
     topology: TreeTopology
     slots: Tensor
     path: Tensor
     depths: Tensor
+    parents: Tensor
+    visibility: tuple[Tensor, Tensor]
 
 
-@lru_cache(maxsize=64)
+@cache  # kept, since graphs read its tensors
 def full_tree(gamma: int, k: int, device: torch.device) -> FullTree:
     """Return the tree for gamma streams with k candidates each."""
     parents, slots, on_path = [-1], [0], [0]
@@ -52,7 +55,9 @@ def full_tree(gamma: int, k: int, device: torch.device) -> FullTree:
     topology = topology_of(tuple(parents))
     path = torch.tensor([[bool(bits >> s & 1) for s in range(gamma * k)] for bits in on_path[1:]], dtype=torch.float32)
     depths = torch.tensor(topology.depths[1:], dtype=torch.float32)
-    return FullTree(topology, torch.tensor(slots[1:], device=device), path.to(device), depths.to(device))
+    on_device = DraftTree(torch.zeros(len(parents), dtype=torch.long, device=device), topology)
+    own = on_device.parents(), on_device.visibility()
+    return FullTree(topology, torch.tensor(slots[1:], device=device), path.to(device), depths.to(device), *own)
 
 
 def draft_tree(root: Tensor, logits: Tensor, k: int, n_draft: int) -> DraftTree:
@@ -63,14 +68,16 @@ def draft_tree(root: Tensor, logits: Tensor, k: int, n_draft: int) -> DraftTree:
     top = logits.topk(k, dim=-1)
     tree = full_tree(logits.shape[0], k, logits.device)
     tokens = torch.cat((root, top.indices.flatten()[tree.slots]))
-    drafted = DraftTree(tokens, tree.topology)
     if not 0 < n_draft < len(tree.slots):
-        return drafted
+        return DraftTree(tokens, tree.topology)
+    topology = DeviceTopology(tree.parents, tree.topology.depth)
+    drafted = DraftTree(tokens, topology, None, tree.visibility)
     # in half precision, rounding of the sums exceeds differences between nodes
     log_p = logits.log_softmax(-1, dtype=torch.float32).gather(-1, top.indices)  # [gamma, k]
     joint = tree.path @ log_p.flatten() - DEPTH_PENALTY * tree.depths  # [nodes - 1]
     best = joint.topk(n_draft).indices.sort().values
-    return drafted.gather_nodes(with_root(best))
+    chosen = drafted.gather_nodes(with_root(best))
+    return replace(chosen, topology=DeviceTopology(chosen.parents(), chosen.topology.deepest))  # of no other tree
 
 
 def conditioned_tree(root: Tensor, logits: Tensor, corrections: Corrections, k: int, n_draft: int) -> DraftTree:
@@ -133,13 +140,13 @@ def sampled_tree(root: Tensor, probs: Tensor, k: int, n_draft: int, rng: torch.G
     return DraftTree(tokens, tree.topology, q, tree.visibility_cache)
 
 
-def nodes_to_score(tree: DraftTree) -> tuple[Tensor, Tensor]:
+def nodes_to_score(tree: DraftTree, leaves: bool = False) -> tuple[Tensor, Tensor]:
     """Return nodes whose early exits are needed, int64 [m], and each drafted node's parent as index into them, [n - 1].
 
-    Leaves are left out on a CPU only; elsewhere that would synchronize with the device.
+    Leaves are left out on a CPU only, unless asked for: elsewhere that would synchronize with the device.
     """
     parents = tree.parents()[1:]
-    if parents.device.type != "cpu":
+    if leaves or parents.device.type != "cpu":
         return torch.arange(len(tree), device=parents.device), parents
     inner, parent_idx = parents.unique(return_inverse=True)
     return inner, parent_idx

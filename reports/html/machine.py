@@ -199,12 +199,20 @@ def in_flight(view: View) -> Table | None:
         _wait("latency", "latency"),
         *([Column("goodput", "goodput", f"Requests/s with {limits}"), _SLO] if limits else []),
         Column("τ", "mean_acceptance_length"),
+        *([_SAME] if any(row.same_output is not None and not row.is_baseline for row in found) else []),
         Column("requests", lambda row: figure(row.requests, 0, small=[f"{row.failed} failed"] if row.failed else [])),
     ]
     return Table.of("in-flight", columns, found, "Load levels: throughput and latency")
 
 
 _SLO = Column("SLO", lambda row: _percent(row.slo_attainment), "Share of the planned requests within all limits")
+
+
+_SAME = Column(
+    "same output",
+    lambda row: _percent(row.same_output),
+    "Outputs equal to the baseline's of one request at a time; the baseline's own row shows what its batches change",
+)
 
 
 def _load(rows: Sequence[ConcurrencyRow]) -> Column:

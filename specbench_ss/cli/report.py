@@ -82,7 +82,7 @@ def command(
 
 def _print_all(results: Results, console: Console) -> None:
     print_verbose(results, console)
-    print_concurrency(results, console, verbose=True)
+    print_concurrency(results, console)
 
 
 def latest_run(folder: Path) -> Path:

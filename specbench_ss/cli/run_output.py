@@ -352,7 +352,7 @@ def _more(path: Path) -> str:
 
 def _print_results(results: Results, form: Form, console: Console) -> None:
     (print_verbose if form == "verbose" else print_short)(results, console)
-    print_concurrency(results, console, verbose=form == "verbose")
+    print_concurrency(results, console)
     if "target_ci" in results.manifest:
         print(f"repeats  {results.manifest['target_ci']['why']}")
 

@@ -6,9 +6,9 @@ import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -75,6 +75,11 @@ class Unanswered(Exception):  # noqa: N818
         self.steps = steps
 
 
+def _copied(tree: Any) -> Any:
+    """Return a tree whose tokens no later pass overwrites."""
+    return replace(tree, tokens=tree.tokens.clone()) if isinstance(tree, DraftTree) else tree
+
+
 class WatchedCache(Cache):
     """Records how many rows are written behind those of the `decided` tokens."""
 
@@ -118,13 +123,13 @@ class Watched(DecoderWrapper):
         cache.decided = state.position
         before = list(state.ids), root, list(cache.lengths), cache.cached(state.position)
         tree = self.inner.propose(state)
-        self.steps.append(Seen(*before, tree))
+        self.steps.append(Seen(*before, _copied(tree)))
         return tree
 
     def forward(self, state: DecodeState, tree: DraftTree) -> Output:
         """Delegate to the wrapped decoder and record what was verified."""
         output = self.inner.forward(state, tree)
-        self.steps[-1].tree, self.steps[-1].logits = output.tree or tree, output.logits[0].clone()
+        self.steps[-1].tree, self.steps[-1].logits = _copied(output.tree or tree), output.logits[0].clone()
         return output
 
     def accept(self, state: DecodeState, tree: DraftTree, output: Output) -> VerifyResult:

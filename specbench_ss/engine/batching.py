@@ -128,7 +128,7 @@ class SharedPasses:
         serve = partial(_serve, dim=1 if pad else 0)  # in sequence, or as a batch
         return cast("tuple[Tensor, ...]", wait_for(key, (layers, x, cache, mask, rotary), serve))
 
-    def run_tree(self, *_: Any) -> None:
+    def run_pass(self, *_: Any) -> None:
         """Return None: `run` serves the layers of all requests."""
 
     def call(self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -41,7 +41,7 @@ def _capture_errors() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise GraphCaptureError("not enough memory to capture a pass") from None
-    except (RuntimeError, NotImplementedError, TypeError) as error:  # of the device's own libraries
+    except (RuntimeError, TypeError, ValueError, LookupError, AssertionError) as error:  # as of the device's libraries
         raise GraphCaptureError(f"passes that cannot be captured ({first_line(error)})") from None
 
 
@@ -118,8 +118,7 @@ class Graphs:
 
 
 Layers = Callable[[Tensor, Any, Tensor, Any], tuple[Tensor, ...]]
-# tokens [rows], positions [rows], a function that returns the mask in a number format, and a cache -> [1, rows, ..]
-TreeLayers = Callable[[Tensor, Tensor, "Callable[[torch.dtype], Tensor]", Any], tuple[Tensor, ...]]
+PassFunction = Callable[..., tuple[Tensor, ...]]  # of a StaticPass and tensors
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # padded numbers of query tokens
 MAX_UNPADDED = 512  # query tokens of a pass without padding, as of streams
 BLOCK = 256  # keys
@@ -133,8 +132,10 @@ class StaticRows:
 
     is_compileable = False
 
-    def __init__(self, cache: Cache, positions: Tensor, keys: int) -> None:
-        self.cache, self.positions, self.keys = cache, positions, keys
+    def __init__(
+        self, cache: Cache, positions: Tensor, keys: int, written: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self.cache, self.positions, self.keys, self.written = cache, positions, keys, written
         self.layers = set[int]()  # layers with written rows
 
     def get_seq_length(self, layer: int = 0) -> int:
@@ -147,6 +148,7 @@ class StaticRows:
         keys.index_copy_(2, self.positions, k)
         values.index_copy_(2, self.positions, v)
         self.layers.add(layer)
+        self.written(layer)
         return keys[:, :, : self.keys], values[:, :, : self.keys]
 
     def copy_rows(self, count: int) -> list[Tensor]:
@@ -197,43 +199,74 @@ class TensorInputs:
 
 
 @dataclass(slots=True)
-class TreeBuffers:
-    """Static inputs of a pass over the nodes of a tree, padded to `rows`: a token of the vocabulary is finite."""
+class PassBuffers:
+    """Static inputs of a pass: tensors padded with zeros along their dimensions of rows, and the cached rows before."""
 
-    tokens: Tensor  # int64 [rows]
-    positions: Tensor  # int64 [rows]; the first is the number of cached rows
-    visible: Tensor  # bool [rows, rows]; False at padded keys
-    nodes: int = 0
+    past: Tensor  # int64 [1]
+    tensors: list[Tensor]
+    n: int = 0  # rows without padding
 
-    def fill(self, tokens: Tensor, depths: Tensor, visible: Tensor, past: int) -> None:
-        """Copy n nodes behind `past` keys: tokens [n], depths [n] and the ancestor mask [n, n]."""
-        n = len(tokens)
-        self.tokens[:n] = tokens
-        torch.add(depths, past, out=self.positions[:n])
-        if n != self.nodes:
-            self.visible.zero_()
-        if n > 1 or n != self.nodes:  # a root alone sees itself
-            self.visible[:n, :n] = visible
-        self.nodes = n
-
-    def mask(self, keys: int, dtype: torch.dtype) -> Tensor:
-        """Return the additive mask [1, 1, rows, keys]: nodes see all cached rows and their ancestors."""
-        offsets = torch.arange(keys, device=self.tokens.device) - self.positions[:1]  # [keys]; of nodes from 0 on
-        nodes = self.visible[:, offsets.clamp(0, len(self.tokens) - 1)] & (offsets < len(self.tokens))
-        mask = torch.zeros(nodes.shape, dtype=dtype, device=nodes.device)
-        return mask.masked_fill_(~(nodes | (offsets < 0)), torch.finfo(dtype).min)[None, None]
+    def fill(self, past: int, n: int, *tensors: Tensor) -> None:
+        """Copy tensors of n rows."""
+        self.past.fill_(past)
+        for buffer, tensor in zip(self.tensors, tensors, strict=True):
+            if n != self.n:
+                buffer.zero_()
+            buffer[tuple(map(slice, tensor.shape))] = tensor
+        self.n = n
 
 
-AnyBuffers = Buffers | TensorInputs | TreeBuffers
+AnyBuffers = Buffers | TensorInputs | PassBuffers
+
+
+class StaticPass:
+    """A pass inside a graph behind the rows of a cache, whose number `past` [1] is on the device and changes.
+
+    keys: padded number of keys. start: number of cached rows now, for the check alone.
+    """
+
+    def __init__(self, cache: Cache, past: Tensor, keys: int, start: int) -> None:
+        self.cache, self.past, self.keys, self.start = cache, past, keys, start
+        self.written: dict[int, int] = {}  # layer -> rows behind the cached ones
+
+    def rows(self, n: int, first: int = 0) -> StaticRows:
+        """Return the cache for layers that write n rows, of which the first is `first` rows behind the cached ones."""
+        steps = torch.arange(first, first + n, device=self.past.device)
+        return StaticRows(self.cache, self.past + steps, self.keys, partial(self._note, first + n))
+
+    def _note(self, end: int, layer: int) -> None:
+        self.written[layer] = max(end, self.written.get(layer, 0))
+
+    def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the additive mask [1, 1, q, keys] of visible [q, m], m rows behind the cached ones, which all see."""
+        m = visible.shape[1]
+        offsets = torch.arange(self.keys, device=visible.device) - self.past  # [keys]
+        shown = visible[:, offsets.clamp(0, m - 1)] & (offsets < m) | (offsets < 0)
+        mask = torch.zeros(shown.shape, dtype=dtype, device=visible.device)
+        return mask.masked_fill_(~shown, torch.finfo(dtype).min)[None, None]
+
+    def copy_rows(self, n: int) -> list[Tensor]:
+        """Return a copy of the first n written rows of each layer; 0 = all."""
+        return [part[:, :, self.start : self.start + (n or end)].clone() for end, part in self._parts()]
+
+    def overwrite(self) -> None:
+        """Overwrite the written rows."""
+        for end, part in self._parts():
+            part[:, :, self.start : self.start + end] = 1
+
+    def _parts(self) -> Iterator[tuple[int, Tensor]]:
+        for layer, end in self.written.items():
+            for part in self.cache.memory_of(layer):
+                yield end, part
 
 
 @dataclass(slots=True)
 class GraphInputs:
-    """A pass over buffers. cache_rows: its view of the KV cache, or None."""
+    """A pass over buffers. cache_rows: what it writes to the KV cache, or None."""
 
     buffers: AnyBuffers
     run_pass: Pass
-    cache_rows: StaticRows | None = None
+    cache_rows: StaticRows | StaticPass | None = None
 
 
 @dataclass(slots=True)
@@ -270,7 +303,7 @@ class CudaGraphRunner:
         self.graphs: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
         self.memories: WeakKeyDictionary[Cache, Memory] = WeakKeyDictionary()  # of each cache at its last pass
         self.failed_captures: dict[Hashable, str] = {}  # (name, rows or shapes) -> reason
-        self.outputs: dict[Hashable, tuple[Tensor, ...]] = {}  # of `run_tree`, by name and rows
+        self.outputs: dict[Hashable, tuple[Tensor, ...]] = {}  # of `run_pass`, by name and rows
 
     @property
     def n_captures(self) -> int:
@@ -308,8 +341,10 @@ class CudaGraphRunner:
         for key, graph in list(self.graphs.items()):
             if is_gone(key) or (graph.memory is not None and id(graph.memory[0]) not in live):
                 self.graphs.pop(key, None)
-        for kind in [kind for kind in self.failed_captures if is_gone(kind)]:
-            del self.failed_captures[kind]
+        kept: tuple[dict[Hashable, Any], ...] = (self.failed_captures, self.outputs)
+        for by_kind in kept:
+            for kind in [kind for kind in by_kind if is_gone(kind)]:
+                del by_kind[kind]
 
     def room(self, rows: int) -> int:
         """Return the cache rows needed for steps up to `rows` rows with padding, in whole blocks."""
@@ -353,61 +388,81 @@ class CudaGraphRunner:
         if _padded_keys(past + rows) > cache.capacity:
             self.fallbacks[NO_ROOM] += 1
             return None
-        key, kind = self._keys(name, cache, rows, past)
+        key, kind = self._keys(name, cache, rows, _padded_keys(past + rows))
         make_inputs = partial(_graph_inputs, layers, x, cache, rotary, rows, past)
         outputs = self._replay_or_run(key, kind, make_inputs, (x, mask, rotary, past), q, past)
         return None if outputs is None else tuple(out[:, :q].clone() for out in outputs)
 
-    def run_tree(
-        self, name: Hashable, layers: TreeLayers, tokens: Tensor, depths: Tensor, visible: Tensor, cache: Any
+    def run_pass(
+        self,
+        name: Hashable,
+        function: PassFunction,
+        cache: Any,
+        inputs: Sequence[Tensor],
+        dims: Sequence[Sequence[int]],
+        n: int,
+        rows: int = 0,
     ) -> tuple[Tensor, ...] | None:
-        """Run a whole pass over the n nodes of a tree; None if it cannot be replayed.
+        """Run function(pass, *inputs) behind the cached rows; None if it cannot be replayed.
 
-        Then `run` may replay its layers, and counts the reason otherwise. name: as of `run`. layers: as `TreeLayers`.
-        tokens, depths: int64 [n]. visible: the ancestor mask, bool [n, n]. The outputs [1, n, ..] are overwritten by
-        the next pass of this name.
+        The caller then runs it eagerly, in which `run` replays the layers alone or counts the reason. The outputs are
+        overwritten by the next pass of this name.
+
+        Args:
+            name: everything but these tensors that the function depends on, as of `run`.
+            function: writes only to this cache; a function of tensors otherwise.
+            inputs, dims: tensors, and the dimensions of each that have n rows, which are padded.
+            n: number of rows. Rows are padded, and outputs [1, n, ..], unless `rows` is given.
+            rows: most rows that the function writes to a layer, without padding.
         """
-        n = len(tokens)
-        if not (n <= self.widths[-1] and _is_step(0, cache) and isinstance(cache, Cache) and cache.has(0)):
+        fits = max(n, rows) <= (MAX_UNPADDED if rows else self.widths[-1])
+        if not (fits and _is_step(0, cache) and isinstance(cache, Cache) and cache.has(0)):
             return None
-        past, rows = cache.get_seq_length(), _padded_width(self.widths, n)
-        cache.check(past, past + n, 0)
-        if _padded_keys(past + rows) > cache.capacity:
+        past, padded = cache.get_seq_length(), n if rows else _padded_width(self.widths, n)
+        cache.check(past, past + max(n, rows), 0)
+        if (keys := _padded_keys(past + (rows or padded))) > cache.capacity:
             return None
-        key, kind = self._keys(name, cache, rows, past)
-        make_inputs = partial(self._tree_inputs, kind, layers, tokens, cache, rows, past)
-        outputs = self._replay_or_run(key, kind, make_inputs, (tokens, depths, visible, past), n, past, counts=False)
-        return None if outputs is None else tuple(out[:, :n] for out in outputs)
+        key, kind = self._keys(name, cache, padded, keys)
+        make_inputs = partial(self._pass_inputs, kind, function, cache, inputs, dims, padded, keys, past)
+        real = 0 if rows else n
+        outputs = self._replay_or_run(key, kind, make_inputs, (past, n, *inputs), real, past, counts=False)
+        return outputs if outputs is None or rows else tuple(out[:, :n] for out in outputs)
 
-    def _keys(self, name: Hashable, cache: Cache, rows: int, past: int) -> tuple[Hashable, Hashable]:
+    def _keys(self, name: Hashable, cache: Cache, rows: int, keys: int) -> tuple[Hashable, Hashable]:
         """Return the key of a graph and that of its kind. Graphs over other memory of this cache are dropped later."""
         if self.memories.get(cache, (None,))[0] is not cache.keys:
             self.memories[cache] = (cache.keys, cache.values)
         kind = (weak_key(name), rows)
-        return (*kind, _padded_keys(past + rows), id(cache.keys)), kind  # unique: `memories` keeps the list alive
+        return (*kind, keys, id(cache.keys)), kind  # unique: `memories` keeps the list alive
 
-    def _tree_inputs(
-        self, kind: Hashable, layers: TreeLayers, tokens: Tensor, cache: Cache, rows: int, past: int
+    def _pass_inputs(
+        self,
+        kind: Hashable,
+        function: PassFunction,
+        cache: Cache,
+        inputs: Sequence[Tensor],
+        dims: Sequence[Sequence[int]],
+        rows: int,
+        keys: int,
+        past: int,
     ) -> GraphInputs:
-        """Return the static inputs of a pass over a tree. All passes of a kind share their outputs' memory."""
-        keys, device = _padded_keys(past + rows), tokens.device
-        positions = torch.full((rows,), past, device=device)
-        buffers = TreeBuffers(
-            torch.zeros_like(positions), positions, torch.zeros(rows, rows, dtype=torch.bool, device=device)
-        )
-        steps = torch.arange(rows, device=device)
-        cache_rows = StaticRows(cache, steps + past, keys)
+        """Return the static inputs of `run_pass`. All passes of a kind share their outputs' memory."""
+        tensors = [
+            x.new_zeros([rows if dim in row_dims else size for dim, size in enumerate(x.shape)])
+            for x, row_dims in zip(inputs, dims or [()] * len(inputs), strict=True)
+        ]
+        buffers = PassBuffers(torch.full((1,), past, device=inputs[0].device), tensors)
+        static_pass = StaticPass(cache, buffers.past, keys, past)
 
         def run_pass() -> tuple[Tensor, ...]:
-            torch.add(steps, buffers.positions[:1], out=cache_rows.positions)
-            made = layers(buffers.tokens, buffers.positions, partial(buffers.mask, keys), cache_rows)
+            outputs = function(static_pass, *buffers.tensors)
             if kind not in self.outputs:  # in the warm-up before a capture, so not in the memory of graphs
-                self.outputs[kind] = tuple(map(torch.empty_like, made))
-            for kept, out in zip(self.outputs[kind], made, strict=True):
+                self.outputs[kind] = tuple(map(torch.empty_like, outputs))
+            for kept, out in zip(self.outputs[kind], outputs, strict=True):
                 kept.copy_(out)
             return self.outputs[kind]
 
-        return GraphInputs(buffers, run_pass, cache_rows)
+        return GraphInputs(buffers, run_pass, static_pass)
 
     def call(self, name: Hashable, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run a function of these tensors alone, without host reads of their values or side effects.
@@ -522,13 +577,17 @@ def _graph_inputs(layers: Layers, x: Tensor, cache: Cache, rotary: Any, rows: in
 
 
 def _check_replay(replayed: Pass, inputs: GraphInputs, n: int) -> bool:
-    """Return True if a replay's outputs equal those of the eager pass; of a pass with a cache, those of its n rows."""
+    """Return True if a replay's outputs and cache rows equal those of the eager pass. n: rows without padding, or 0."""
+
+    def real(outputs: Sequence[Tensor]) -> list[Tensor]:
+        return [out[:, :n].clone() if n else out.clone() for out in outputs]
+
+    expected = real(inputs.run_pass())
     if inputs.cache_rows is None:
-        expected = [out.clone() for out in inputs.run_pass()]
         return same(replayed(), expected)
-    expected = [out[:, :n].clone() for out in inputs.run_pass()] + inputs.cache_rows.copy_rows(n)
+    expected += inputs.cache_rows.copy_rows(n)
     inputs.cache_rows.overwrite()
-    return same([*(out[:, :n] for out in replayed()), *inputs.cache_rows.copy_rows(n)], expected)
+    return same([*real(replayed()), *inputs.cache_rows.copy_rows(n)], expected)
 
 
 def _padded_width(widths: Sequence[int], rows: int) -> int:

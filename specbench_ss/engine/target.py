@@ -27,7 +27,7 @@ from specbench_ss.engine.cpu_kernels import (
     products_of,
     round_matrices,
 )
-from specbench_ss.engine.cuda_graphs import CudaGraphRunner
+from specbench_ss.engine.cuda_graphs import CudaGraphRunner, StaticPass
 from specbench_ss.engine.device_map import layer_devices, place_blocks, to_device
 from specbench_ss.engine.generic_model import check_against_hf
 from specbench_ss.engine.kv_cache import BatchedKVCache, Cache, PrefixCache, RaggedTensor
@@ -47,7 +47,7 @@ Module = TypeVar("Module", bound="torch.nn.Module")
 
 @dataclass(slots=True)
 class Output:
-    """Result of a forward pass over n query tokens.
+    """Result of a forward pass over n query tokens. The next pass overwrites its tensors where CUDA graphs are used.
 
     Attributes:
         logits: [1, n, V] of the nodes of `tree`.
@@ -270,7 +270,8 @@ class Target(ModelInfo):
         return self._rotary[0][positions], self._rotary[1][positions]
 
     def _reserve_rotary(self, longest: int) -> None:
-        """Make the table of rotary embeddings long enough for this position."""
+        """Make the table of rotary embeddings long enough for this position, if the context has it."""
+        longest = min(longest, self.context_length - 1)
         if self._rotary is not None and longest >= (have := len(self._rotary[0])):
             self._grow_rotary(min(self.context_length, max(longest + 1, 2 * have)))
 
@@ -330,6 +331,36 @@ class Target(ModelInfo):
     ) -> tuple[Tensor, ...]:
         """Run a function of tensors alone, by a CUDA graph if enabled (`CudaGraphRunner.call`)."""
         return function(*inputs) if self.graphs is None else self.graphs.call(name, function, *inputs)
+
+    def run_pass(
+        self,
+        name: tuple[Hashable, ...],
+        function: Callable[..., tuple[Tensor, ...]],
+        cache: Any,
+        inputs: Sequence[Tensor],
+        dims: Sequence[Sequence[int]],
+        n: int,
+        longest: int,
+        rows: int = 0,
+    ) -> tuple[Tensor, ...]:
+        """Run function(pass, *inputs), whose passes follow the cached rows, as one CUDA graph if enabled.
+
+        longest: largest position, on the host. Other arguments: `CudaGraphRunner.run_pass`.
+        """
+        if self.graphs is not None:
+            self._reserve_rotary(longest)
+            table = 0 if self._rotary is None else len(self._rotary[0])  # it is replaced when it grows
+            in_graph = partial(self._in_graph, function)
+            outputs = self.graphs.run_pass((*name, table), in_graph, cache, inputs, dims, n, rows)
+            if outputs is not None:
+                return outputs
+        return function(EagerPass(self, cache, longest), *inputs)
+
+    def _in_graph(
+        self, function: Callable[..., tuple[Tensor, ...]], within: StaticPass, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Run the function within a graph."""
+        return function(GraphPass(self, within), *inputs)
 
     def empty(self, cache: Cache, rows: int) -> None:
         """Empty a drafter's cache for the next request of up to `rows` rows.
@@ -446,9 +477,16 @@ class Target(ModelInfo):
         extra_rows: maps the final, normed states [n, h] to more rows [r, h], whose logits [r, V] become
         `Output.extra`: one LM-head matmul serves both.
         """
-        wanted = tuple(sorted({i for i in aux_layers if 0 <= i < self.n_layers}))
-        final, logits, *states = self._replay_tree(tree, cache, wanted, extra_rows is None) or self._run_tree(
-            tree, cache, wanted, extra_rows is None
+        wanted, with_logits = tuple(sorted({i for i in aux_layers if 0 <= i < self.n_layers})), extra_rows is None
+        nodes = (tree.tokens,) if len(tree) == 1 else (tree.tokens, *tree.visibility())
+        final, logits, *states = self.run_pass(
+            (0, self.n_layers, wanted, with_logits, len(nodes)),
+            partial(self._tree_pass, wanted, with_logits),
+            cache,
+            nodes,
+            ((0,), (0, 1), (0,))[: len(nodes)],
+            len(tree),
+            cache.get_seq_length() + tree.topology.deepest,
         )
         aux_states, extra = dict(zip(wanted, states, strict=True)) | {FINAL: final}, None
         if extra_rows is not None:
@@ -456,37 +494,27 @@ class Target(ModelInfo):
             logits, extra = logits[:, : len(tree)], logits[0, len(tree) :]
         return Output(logits, tree, aux_states, extra=extra)
 
-    def _run_tree(self, tree: DraftTree, cache: Cache, wanted: tuple[int, ...], with_logits: bool) -> list[Tensor]:
-        """Return final states [1, n, h], logits (or final states again) and the inputs of the wanted layers."""
-        past, n = cache.get_seq_length(), len(tree)
-        visible, depths = tree.visibility()
-        positions = (depths + past)[None]
-        mask = self.block_mask(visible, past) if n > 1 else None
-        aux_states: dict[int, Tensor] = {}
-        rotary = self.rotary(positions, past + tree.topology.deepest)
-        x = self.embed(tree.tokens[None], positions)
-        final = self.family.norm(self.run(x, 0, self.n_layers, cache, mask, rotary, wanted, aux_states))
-        return [final, self.logits(final) if with_logits else final, *(aux_states[layer] for layer in wanted)]
+    def _tree_pass(
+        self,
+        wanted: tuple[int, ...],
+        with_logits: bool,
+        current: AnyPass,
+        tokens: Tensor,
+        visible: Tensor | None = None,
+        depths: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Return final states [1, n, h], logits (or final states again) and the inputs of the wanted layers.
 
-    def _replay_tree(
-        self, tree: DraftTree, cache: Cache, wanted: tuple[int, ...], with_logits: bool
-    ) -> tuple[Tensor, ...] | None:
-        """Return the same from one CUDA graph, embedding and LM head included; None if it cannot be replayed."""
-        if self.graphs is None:
-            return None
-        self._reserve_rotary(cache.get_seq_length() + tree.topology.deepest)
-        rotary_rows = 0 if self._rotary is None else len(self._rotary[0])
-
-        def layers(tokens: Tensor, positions: Tensor, mask: Any, rows: Any) -> tuple[Tensor, ...]:
-            x = self.embed(tokens[None], positions[None])
-            rotary = None if self._rotary is None else tuple(table[positions[None]] for table in self._rotary)
-            x, *states = self._layers(0, self.n_layers, wanted, x, rows, mask(self.dtype), rotary)
-            final = self.family.norm(x)
-            return (final, self.logits(final) if with_logits else final, *states)
-
-        visible, depths = tree.visibility()
-        name = (0, self.n_layers, wanted, with_logits, rotary_rows)
-        return self.graphs.run_tree(name, layers, tree.tokens, depths, visible, cache)
+        visible, depths: of the nodes; None for a root.
+        """
+        if visible is None or depths is None:
+            depths = torch.zeros_like(tokens)
+            visible = torch.eye(len(tokens), dtype=torch.bool, device=tokens.device)
+        positions = current.positions(depths)
+        x = self.embed(tokens[None], positions)
+        x, *states = current.run(x, 0, self.n_layers, current.mask(visible), current.rotary(positions), wanted)
+        final: Tensor = self.family.norm(x)
+        return (final, self.logits(final) if with_logits else final, *states)
 
     def answer_logits(self, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Tensor]:
         """Yield float32 logits [n, V] at successive tokens of an answer, from one fresh, untimed pass.
@@ -504,3 +532,81 @@ class Target(ModelInfo):
         with torch.inference_mode():
             cache = cache or self.new_cache(len(ids))
             return self.prefill(torch.tensor([list(ids)], device=self.device), cache).logits[0, -1].float()
+
+
+class EagerPass:
+    """A pass behind the cached rows. longest: largest position, on the host."""
+
+    def __init__(self, target: Target, cache: Any, longest: int) -> None:
+        self.target, self.cache, self.past, self.longest = target, cache, cache.get_seq_length(), longest
+
+    @property
+    def is_prompt(self) -> bool:
+        """Return True if nothing is cached."""
+        return not self.past
+
+    def positions(self, depths: Tensor) -> Tensor:
+        """Return the positions [1, n] of nodes of these depths [n]."""
+        positions: Tensor = (depths + self.past)[None]
+        return positions
+
+    def mask(self, visible: Tensor) -> Tensor | None:
+        """Return the additive mask of visible [q, m], m rows behind the cached ones; None for one row of one."""
+        return None if visible.shape == (1, 1) else self.target.block_mask(visible, self.past)
+
+    def rotary(self, positions: Tensor) -> Rotary:
+        """Return the position inputs of layers at positions [1, n]."""
+        return self.target.rotary(positions, self.longest)
+
+    def run(
+        self, x: Tensor, lo: int, hi: int, mask: Tensor | None, rotary: Rotary, wanted: tuple[int, ...] = ()
+    ) -> tuple[Tensor, ...]:
+        """Run x [1, n, h] through layers lo..hi-1; return the result and the inputs of the wanted layers."""
+        states: dict[int, Tensor] = {}
+        x = self.target.run(x, lo, hi, self.cache, mask, rotary, wanted, states)
+        return (x, *(states[layer] for layer in wanted))
+
+    def rows(self, n: int, first: int = 0) -> Any:
+        """Return the cache for other layers that write n rows, `first` rows behind the cached ones."""
+        return self.cache
+
+    def commit(self, n: int) -> None:
+        """Keep n rows of `rows`, so that those of the next call follow."""
+        self.cache.commit(n)
+
+
+class GraphPass:
+    """The same inside a CUDA graph."""
+
+    is_prompt = False
+
+    def __init__(self, target: Target, within: StaticPass) -> None:
+        self.target, self.within = target, within
+
+    def positions(self, depths: Tensor) -> Tensor:
+        """Return the positions [1, n] of nodes of these depths [n]."""
+        return (depths + self.within.past)[None]
+
+    def mask(self, visible: Tensor) -> Tensor:
+        """Return the additive mask [1, 1, q, keys] of visible [q, m]."""
+        return self.within.mask(visible, self.target.dtype)
+
+    def rotary(self, positions: Tensor) -> Rotary:
+        """Return cos, sin [1, n, head_dim] at positions [1, n]; a graph belongs to a size of their table."""
+        return self.target.rotary(positions, 0)
+
+    def run(
+        self, x: Tensor, lo: int, hi: int, mask: Tensor | None, rotary: Rotary, wanted: tuple[int, ...] = ()
+    ) -> tuple[Tensor, ...]:
+        """Run x [1, n, h] through layers lo..hi-1; return the result and the inputs of the wanted layers."""
+        return self.target._layers(lo, hi, wanted, x, self.rows(x.shape[1]), mask, rotary)
+
+    def rows(self, n: int, first: int = 0) -> Any:
+        """Return the cache for other layers that write n rows, `first` rows behind the cached ones."""
+        return self.within.rows(n, first)
+
+    def commit(self, n: int) -> None:
+        """Do nothing: `rows` is told where the next ones begin."""
+
+
+AnyPass = EagerPass | GraphPass

@@ -317,3 +317,29 @@ class DraftTree:
         q = None if self.draft_probs is None else self.draft_probs[index]
         visible, depths = self.visibility()
         return DraftTree(self.tokens[index], topology_of(parents), q, (visible[index[:, None], index], depths[index]))
+
+
+class TreeTensors:
+    """Splits drafted trees of one form into tensors and joins them, since a CUDA graph returns tensors alone."""
+
+    def __init__(self) -> None:
+        # of the last tree that was split, since a replay splits none: its topology, or the bound of its depth
+        self.form: TreeTopology | int = 0
+
+    def tensors(self, tree: DraftTree) -> tuple[Tensor, ...]:
+        """Return its tokens; if its nodes were chosen on the device also mask, depths, parents and any tags."""
+        topology = tree.topology
+        if not isinstance(topology, DeviceTopology):
+            self.form = topology
+            return (tree.tokens,)
+        self.form = topology.deepest
+        tags = () if topology.device_tags is None else (topology.device_tags,)
+        return (tree.tokens, *tree.visibility(), topology.parent_idx, *tags)
+
+    def tree(self, tensors: Sequence[Tensor]) -> DraftTree:
+        """Return the tree of these tensors."""
+        if isinstance(self.form, TreeTopology):
+            return DraftTree(tensors[0], self.form)
+        tokens, visible, depths, parents, *tags = tensors
+        topology = DeviceTopology(parents, self.form, node_tags=tags[0] if tags else None)
+        return DraftTree(tokens, topology, None, (visible, depths))

@@ -69,8 +69,6 @@ class LazyTargetProbs:
 def verify_greedy(logits: Tensor, tree: DraftTree) -> VerifyResult:
     """Accept a drafted node if it is the argmax at its parent (T = 0)."""
     max_logits, choice = logits.max(-1)  # [n] each; NaN is larger than any number
-    if len(tree) == 1:
-        return VerifyResult([0], copy_to_host(tree.topology, choice)[0], choice, None, max_logits)
     drafted, chosen = copy_to_host(tree.topology, tree.tokens, choice)  # the step's one host synchronisation
     path, node = [0], 0
     children = tree.topology.children()

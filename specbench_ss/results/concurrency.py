@@ -58,6 +58,12 @@ class ConcurrencyRow:
     acceptance_rate: Col[
         Number, "accepted tokens / drafted nodes, unlike `summary()`, which divides by draft depth", "0 to 1"
     ]
+    same_output: Col[
+        Number,
+        "greedy outputs of a server that equal the baseline's of one request at a time; "
+        "of the baseline itself, what its batches change",
+        "0 to 1",
+    ]
     waits: dict[str, Any]
 
     @property
@@ -132,8 +138,25 @@ def _row(run: Run, label: str, load: Load, baseline: Sequence[SampleRecord], pla
         comparison=verdict,
         mean_acceptance_length=safe_div(total(good, "later"), counted(counts, "steps")),
         acceptance_rate=safe_div(counted(counts, "accepted_tokens"), counted(counts, "draft_nodes")),
+        same_output=None if itself and alone else _same_output(run, good),
         waits=latencies(good),
     )
+
+
+def _same_output(run: Run, rows: Sequence[SampleRecord]) -> float | None:
+    """Return the share of first turns whose greedy output is the baseline's first one of one request at a time.
+
+    Later turns may have other prompts.
+    """
+    if not run.served or run.manifest["config"]["temperature"]:
+        return None
+    alone = {row.question_id: _output(row) for row in run.of(run.baseline) if row.ok and not (row.repeat or row.turn)}
+    same = [_output(row) == alone[row.question_id] for row in rows if not row.turn and row.question_id in alone]
+    return safe_div(sum(same), len(same))
+
+
+def _output(row: SampleRecord) -> Any:
+    return row.token_ids or (row.text, row.reasoning or "")
 
 
 def _within(row: SampleRecord, limits: Mapping[str, float]) -> bool:

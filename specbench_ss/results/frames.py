@@ -138,7 +138,7 @@ VERDICTS = {  # verdict of the output match -> meaning of its count
     "numerical tie": "outputs that differ first where both tokens have the same logit within rounding",
     "length differs": "outputs that are a prefix of the baseline's, or the reverse",
     "mismatch": "outputs that differ in any other way: a bug",
-    "text differs": "outputs of servers with another text, which is no error",
+    "text differs": "outputs of servers with another text, beyond a tie",
     "sampled": "sampled outputs whose tokens were tested against the target's distribution",
     "not compared": "outputs that were not compared, for instance because the method is not lossless",
 }

@@ -487,6 +487,7 @@ LEVEL_CELLS: dict[str, Callable[[ConcurrencyRow], str]] = {
     "speedup": _of_one,
     "95% CI": lambda row: interval(row.speedup_interval),
     "τ": lambda row: format_number(row.mean_acceptance_length),
+    "same": lambda row: percent(row.same_output),
     "first ms": lambda row: format_number(row.waits["ttft_s_p50"], 2, scale=1000),
     "ms/token": lambda row: format_number(row.waits["tpot_s_p50"], 2, scale=1000),
     "s": lambda row: format_number(row.waits["latency_s_p50"], 2),
@@ -499,13 +500,18 @@ LEVEL_SHOWN: dict[str, Callable[[ConcurrencyRow], bool]] = {  # these columns ar
     "speedup": _compared,
     "95% CI": _compared,
     "τ": lambda row: row.mean_acceptance_length is not None,
+    "same": lambda row: _compared(row) and row.same_output is not None,
     "failed": lambda row: row.failed > 0,
 }
-LIMIT_CELLS, WITHOUT_LIMITS = ("goodput", "SLO"), ("× baseline", "s")  # 120 characters have room for one of the pairs
+LIMIT_CELLS, WITHOUT_LIMITS = (
+    ("goodput", "SLO"),
+    ("× baseline", "same", "s"),
+)  # 120 characters have room for one of the pairs
 TITLE = "By load: throughput, and medians over requests"
 LEVEL_LEGEND = {
     "× baseline": "throughput over the baseline's with as many requests in flight",
     "speedup": "time per token of a request, baseline / method, with its 95% CI",
+    "same": "outputs equal to the baseline's of one request at a time",
     "first ms": "time to first token",
     "ms/token": "time per output token",
     "s": "latency of a request",
@@ -533,11 +539,8 @@ def _level_legend(results: Results, columns: Sequence[str]) -> str:
     return "; ".join(f"{column}: {meanings[column]}" for column in columns if column in meanings)
 
 
-def print_concurrency(results: Results, console: Console, verbose: bool = False) -> None:
-    """Print a row for each load and method, and the draft schedule, if the run has them.
-
-    verbose: print the schedule also as vLLM reads it.
-    """
+def print_concurrency(results: Results, console: Console) -> None:
+    """Print a row for each load and method, and the draft schedule, also as vLLM reads it, if the run has them."""
     found = results.concurrency_rows
     if found:
         widen(console)
@@ -552,7 +555,7 @@ def print_concurrency(results: Results, console: Console, verbose: bool = False)
         console.print(_level_legend(results, columns), soft_wrap=True, highlight=False)
     if schedule := results.draft_schedule:
         console.print(f"schedule {escape(schedule.text())}", soft_wrap=True, highlight=False)
-        for group, fields in schedule.vllm().items() if verbose else ():
+        for group, fields in schedule.vllm().items():
             console.print(f"vllm     {escape(f'{group}: {json.dumps(fields)}')}", soft_wrap=True, highlight=False)
 
 

@@ -155,9 +155,9 @@ def test_a_level_that_no_server_finished_is_off(make_run: MakeRun) -> None:
     assert {level: choice and choice.method for level, choice in _choices(run, set()).items()} == {1: "e-k4", 4: None}
 
 
-def shown(results: Results, verbose: bool = False) -> str:
+def shown(results: Results) -> str:
     out = StringIO()
-    print_concurrency(results, Console(file=out), verbose)
+    print_concurrency(results, Console(file=out))
     return out.getvalue()
 
 
@@ -170,12 +170,12 @@ def test_the_terminal_has_intervals_tau_and_the_schedule(make_run: MakeRun) -> N
     lines = shown(results).splitlines()
     head = next(line for line in lines if "load" in line and "method" in line)
     assert "× baseline" in head and "95% CI" in head and " τ " in head and "failed" not in head
-    assert lines[-1] == f"schedule {TEXT}" and max(map(len, lines[:-2])) <= 120
+    *_, text, given = lines
+    assert text == f"schedule {TEXT}" and max(map(len, lines[:-3])) <= 120
     assert any(" e-k2 " in line and " 2.0" in line and "–" in line for line in lines)
-    *_, text, given = shown(results, verbose=True).splitlines()
-    assert text == lines[-1] and json.loads(given.removeprefix("vllm     e: ")) == RANGES
+    assert json.loads(given.removeprefix("vllm     e: ")) == RANGES
     other = analyse(served(make_run, PACE, "llama.cpp"))
-    assert shown(other, verbose=True).splitlines()[-1] == lines[-1]
+    assert shown(other).splitlines()[-1] == text
 
 
 def test_the_table_with_limits_fits_into_120_characters(make_run: MakeRun) -> None:
@@ -192,7 +192,7 @@ def test_the_table_with_limits_fits_into_120_characters(make_run: MakeRun) -> No
 
 def test_a_server_alone_is_not_compared_with_itself(make_run: MakeRun) -> None:
     results = analyse(served(make_run, {}))
-    text = shown(results, verbose=True)
+    text = shown(results)
     assert "tokens/s" in text and "baseline" not in text and "schedule" not in text
     assert not any("baseline" in column.title for column in page(results)["in_flight"].columns)
 
@@ -249,3 +249,15 @@ def test_without_several_k_or_enough_questions_there_is_no_schedule(
         run.rows = [row for row in run.rows if row.question_id in few]
         run.requests = [row for row in run.requests if row.question_id in few]
     assert draft_schedule(run, concurrency_rows(run), set()) is None
+
+
+def test_outputs_at_load_are_compared_with_the_baselines_of_one_request_at_a_time(make_run: MakeRun) -> None:
+    run = served(make_run, PACE)
+    changed = next(row for row in run.requests if row.method == "e-k2" and not row.turn)
+    changed.text, changed.token_ids = changed.text + " more", None
+    of_first_turns = [row for row in run.of("ar") if not row.turn]
+    rows = {(row.method, row.concurrency): row.same_output for row in concurrency_rows(run)}
+    assert rows["ar", 1] is None and rows["ar", 4] == rows["e-k4", 4] == 1
+    assert rows["e-k2", 4] == pytest.approx(1 - 1 / len(of_first_turns))
+    run.manifest["config"]["temperature"] = 0.7
+    assert {row.same_output for row in concurrency_rows(run)} == {None}

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from specbench_ss import load_model
-from specbench_ss.engine.cuda_graphs import Pass, TreeBuffers, run_eagerly
+from specbench_ss.engine.cuda_graphs import Pass, PassBuffers, run_eagerly
 from specbench_ss.engine.engines import replay_steps
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
@@ -71,10 +71,10 @@ class Recorded:
 
     def __init__(self, one: Pass) -> None:
         kept = inspect.getclosurevars(one).nonlocals
-        if not isinstance(kept["buffers"], TreeBuffers):
+        if not isinstance(kept["buffers"], PassBuffers):
             raise RuntimeError("refused here")
-        self.one, self.buffers, self.rows = one, kept["buffers"], kept["cache_rows"]
-        self.first = SimpleNamespace(tokens=self.buffers.tokens.clone(), at=self.buffers.positions.clone())
+        self.one, self.buffers, self.made = one, kept["buffers"], kept["static_pass"]
+        self.first = SimpleNamespace(tokens=self.buffers.tensors[0].clone(), past=self.buffers.past.clone())
 
 
 def its_first_results(target: Target, made: Recorded) -> Pass:
@@ -83,46 +83,56 @@ def its_first_results(target: Target, made: Recorded) -> Pass:
 
 
 def stale_tokens(target: Target, made: Recorded) -> Pass:
-    return changed(made, lambda buffers: buffers.tokens.copy_(made.first.tokens))
+    return changed(made, lambda buffers: buffers.tensors[0].copy_(made.first.tokens))
 
 
 def stale_places(target: Target, made: Recorded) -> Pass:
     """Those behind which it was recorded; the first pass of a form is right, a later one is not."""
-    return changed(made, lambda buffers: buffers.positions.copy_(made.first.at))
+    return changed(made, lambda buffers: buffers.past.copy_(made.first.past))
 
 
 def no_mask(target: Target, made: Recorded) -> Pass:
-    return changed(made, lambda buffers: buffers.visible.fill_(True))
+    return changed(made, lambda buffers: visible_of(buffers).fill_(True))
 
 
 def padding_is_seen(target: Target, made: Recorded) -> Pass:
-    return changed(made, lambda buffers: buffers.visible[:, -1].logical_not_())
+    return changed(made, lambda buffers: visible_of(buffers)[:, -1].logical_not_())
 
 
 def a_node_does_not_see_the_root(target: Target, made: Recorded) -> Pass:
-    return changed(made, lambda buffers: buffers.visible[buffers.nodes - 1, 0].fill_(False))
+    return changed(made, lambda buffers: visible_of(buffers)[buffers.n - 1, 0].fill_(False))
 
 
 def siblings_see_each_other(target: Target, made: Recorded) -> Pass:
-    return changed(made, lambda buffers: buffers.visible.copy_(torch.ones_like(buffers.visible).tril()))
+    return changed(made, lambda buffers: visible_of(buffers).copy_(torch.ones_like(visible_of(buffers)).tril()))
+
+
+def visible_of(buffers: PassBuffers) -> Tensor:
+    """Return the nodes' mask; of a root, which has none, one that nothing reads."""
+    return buffers.tensors[1] if len(buffers.tensors) > 1 else torch.ones(1, 1, dtype=torch.bool)
 
 
 def positions_are_one_off(target: Target, made: Recorded) -> Pass:
-    """Rotary embeddings, places of the cache and the mask follow from them."""
-    return changed(made, lambda buffers: buffers.positions.add_(1))
+    """Rotary embeddings, places of the cache and the mask follow from the number of cached rows."""
+    return changed(made, lambda buffers: buffers.past.add_(1))
 
 
 def keys_are_not_written(target: Target, made: Recorded) -> Pass:
-    def unwritten(k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        keys, values = made.rows.cache.memory_of(layer)
-        return keys[:, :, : made.rows.keys], values[:, :, : made.rows.keys]
+    rows = made.made.rows
+
+    def unwritten(n: int, first: int = 0) -> Any:
+        cache: Any = rows(n, first)
+        cache.update = lambda k, v, layer, *_, **__: tuple(
+            part[:, :, : cache.keys] for part in cache.cache.memory_of(layer)
+        )
+        return cache
 
     def replayed() -> tuple[Tensor, ...]:
-        made.rows.update = unwritten
+        made.made.rows = unwritten
         try:
             return made.one()
         finally:
-            del made.rows.update
+            del made.made.rows
 
     return replayed
 
@@ -151,7 +161,7 @@ def changed(made: Recorded, change: Callable[[Any], object]) -> Pass:
     """Return the pass over buffers that are changed first, and are as they were afterwards."""
 
     def replayed() -> tuple[Tensor, ...]:
-        kept = (made.buffers.tokens, made.buffers.positions, made.buffers.visible)
+        kept = (made.buffers.past, *made.buffers.tensors)
         before = [tensor.clone() for tensor in kept]
         change(made.buffers)
         try:

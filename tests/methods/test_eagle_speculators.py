@@ -16,7 +16,7 @@ from torch import Tensor
 from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
-from specbench_ss.engine.target import Target
+from specbench_ss.engine.target import EagerPass, Target
 from specbench_ss.methods._shared.drafter_network import input_levels
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.block_drafters.decode import DFlash, DFlashOptions
@@ -201,11 +201,12 @@ def check_against_theirs(target: Target, decoder: Any, path: Path) -> None:
         decoder.prefill(state, ids[:, : t + 1])
         state.ids = ids[0, : t + 2].tolist()
         decoder.on_prefill(state)
-        found, rotary = decoder.newest, decoder.rotary_ahead(state, 3)
+        within = EagerPass(target, decoder.cache, 0)
+        found, rotary = decoder.newest, decoder.rotary_ahead(within, 3)
         for j in range(3):
             torch.testing.assert_close(d.logits(found, target)[0, 0], wanted[j][t], atol=2e-4, rtol=1e-4)
             seen = torch.ones(1, j + 1, dtype=torch.bool)
-            found = decoder.descend(state, ids[0, t + 2 + j : t + 3 + j], found, seen, rotary, j)
+            found = decoder.descend(within, ids[0, t + 2 + j : t + 3 + j], found, seen, rotary, j)
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != NOT_THEIRS])

@@ -15,7 +15,7 @@ from torch import Tensor
 from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
-from specbench_ss.engine.target import Target
+from specbench_ss.engine.target import EagerPass, Target
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle, Eagle2, Eagle3, Eagle3Options, EagleOptions
 from specbench_ss.methods.eagle.train import (
@@ -66,10 +66,12 @@ def test_what_is_unrolled_is_what_decoding_computes(kind: str) -> None:
         decoder.prefill(state, ids[:, : t + 1])
         state.ids = tokens[: t + 2]
         decoder.on_prefill(state)
-        found, rotary = [decoder.newest[0, 0]], decoder.rotary_ahead(state, LEVELS)
+        within = EagerPass(target, decoder.cache, 0)
+        found, rotary = [decoder.newest[0, 0]], decoder.rotary_ahead(within, LEVELS)
         for j in range(1, LEVELS):
             visible = torch.ones(1, j, dtype=torch.bool)
-            out = decoder.descend(state, ids[0, t + 1 + j : t + 2 + j], found[-1][None, None], visible, rotary, j - 1)
+            token, last = ids[0, t + 1 + j : t + 2 + j], found[-1][None, None]
+            out = decoder.descend(within, token, last, visible, rotary, j - 1)
             found.append(out[0, 0])
         for ours, theirs in zip(unrolled, found, strict=True):
             torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=1e-4)

@@ -146,7 +146,11 @@ def places(passes: CudaGraphRunner) -> list[int]:
     found = []
     for kept in passes.graphs.values():
         buffers: Any = kept.buffers
-        inputs = buffers.buffers if isinstance(buffers, TensorInputs) else (buffers.positions,)
+        inputs = (
+            buffers.buffers
+            if isinstance(buffers, TensorInputs)
+            else (getattr(buffers, "past", None), getattr(buffers, "x", None))
+        )
         found += [one.data_ptr() for one in (*inputs, *(kept.memory[0] if kept.memory else ())) if one is not None]
     found += [one.data_ptr() for outputs in passes.outputs.values() for one in outputs]
     return sorted(found)

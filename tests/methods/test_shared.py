@@ -126,14 +126,15 @@ def test_training_sees_what_decoding_sees(kind: str, attends: bool, more: dict[s
         state = DecodeState(ids[0, :first].tolist(), first, ids[0, first - 1 : first], cache, SamplingParams())
         out = decoder.prefill(state, ids[:, :first])
         for column in range(len(carriers[0])):
-            reported = decoder.streams.condition_on_tokens(decoder.target, decoder.next_streams, roots[0, column, None])
+            final = decoder.target.family.norm(decoder._last_streams)
+            reported = decoder.streams.condition_on_tokens(decoder.target, final, roots[0, column, None])
             streams = decoder.target.logits(reported)
             decoded = torch.cat((out.logits[0], streams))
             torch.testing.assert_close(logits[0, column], decoded, atol=1e-4, rtol=1e-4)
             root = DraftTree.root_only(ids[0, first + column : first + column + 1])
             out = decoder.forward(state, root)
             cache.compact(first + column, [0])
-            decoder.next_streams = decoder.target.family.norm(out.extra[0])
+            decoder._last_streams = out.extra[0]
 
 
 @pytest.mark.parametrize(("attends", "more"), [(True, {}), (False, {}), (True, SAME)])

@@ -78,7 +78,7 @@ def test_training_sees_the_streams_that_decoding_uses(kind: str, window: int | N
     for column, at in enumerate((3, 9, 6)):
         with torch.inference_mode():
             prefilled(decoder, ids[: at + 1])
-            decoded = target.logits(decoder.next_streams)
+            decoded = target.logits(target.family.norm(decoder._last_streams))
             state = prefilled(decoder, ids[: at - 1])
             out = decoder.forward(state, DraftTree.chain(*torch.tensor(ids[at - 1 : at + 1]).split(1)))
             assert out.extra is not None
@@ -99,7 +99,7 @@ def test_where_streams_stand_changes_what_they_state(kind: str, next_to: StreamC
     for position in ("ahead", "same"):
         decoder = streaming(target, replace(next_to, stream_position=position), SSOptions())
         prefilled(decoder, [5, 6, 7, 8, 9, 10])
-        found.append(decoder.next_streams)
+        found.append(target.family.norm(decoder._last_streams))
     assert torch.equal(*found) is (kind == "opt")
     apart = torch.cdist(found[1], found[1]) + torch.eye(3)
     assert apart.min() > 1e-3, "streams at one position are told apart by embeddings, or by their values' angles"
@@ -184,7 +184,7 @@ def test_training_and_decoding_report_a_nodes_children_the_node(kind: str, monke
         with torch.inference_mode():
             state = replace(prefilled(chain, ids[: at + 1]), root=torch.tensor([root]))
             reported = chain.propose(state).tokens
-            tree.next_streams, tree._next_logits = chain.next_streams, chain._next_logits
+            tree._last_streams, tree._next_logits = chain._last_streams, chain._next_logits
             grown = tree.propose(state)
         with torch.no_grad():
             known = trainee.stream_logits(states, torch.tensor([[at]]), reported[None, None, :-1])[0, 0]
@@ -541,8 +541,8 @@ def test_logits_made_with_the_verified_rows_are_those_made_alone(config: StreamC
     root, verdict = torch.tensor(17), VerifyResult([0, 1], [4, 17], torch.tensor([17]))
     decoder.update(state, verdict, decoder.forward(state, few))
     assert decoder._next_logits is not None
-    together = decoder._stream_logits(root)
-    alone = target.logits(decoder.streams.condition_on_tokens(target, decoder.next_streams, root[None]))
+    together = decoder._stream_logits(True, root[None], decoder._next_logits)
+    alone = decoder._stream_logits(False, root[None], decoder._last_streams)
     torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-4)
     many = DraftTree.from_parents(torch.arange(9), [-1, *range(8)])
     decoder.update(state, verdict, decoder.forward(state, many))
