@@ -202,6 +202,15 @@ def test_a_pass_is_made_once_for_all_steps_of_a_width_and_a_block_of_keys() -> N
         assert (passes_of(target).n_captures, passes_of(target).n_capture_attempts) == (made, tried)
 
 
+def test_the_table_of_rotary_embeddings_stays_up_to_the_end_of_the_context() -> None:
+    """Graphs read it; streams look ahead of the context."""
+    target = tiny_target("llama", words=61)
+    target.graphs, table = CudaGraphRunner(run_eagerly), target._rotary
+    decoder = next(iter(registry.method_class("ss").test_instances(target).values()))()
+    found = generate(decoder, [5, 9, 7] * (CONTEXT // 3 - 3), StopParams(40), SamplingParams())
+    assert found.finish == "context" and target._rotary is table
+
+
 @torch.inference_mode()
 def test_prompts_are_not_replayed_and_not_counted() -> None:
     passes = CudaGraphRunner(lambda one: pytest.fail("it was recorded"))
