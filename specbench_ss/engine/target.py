@@ -606,7 +606,7 @@ class GraphPass:
         return self.within.rows(n, first)
 
     def commit(self, n: int) -> None:
-        """Do nothing: `rows` is told where the next ones begin."""
+        """Do nothing: `first` of `rows` states where the next ones begin."""
 
 
 AnyPass = EagerPass | GraphPass
