@@ -149,8 +149,7 @@ def copy_to_host(topology: AnyTopology, *rows: Tensor) -> list[list[Any]]:
     parts = [*rows, *(one.pending_values() for one in pending)]
     if not parts:
         return []
-    joined = torch.cat(parts) if len(parts) > 1 else parts[0]
-    lists = [part.tolist() for part in joined.cpu().split([len(part) for part in parts])]
+    lists = [part.tolist() for part in torch.cat(parts).cpu().split([len(part) for part in parts])]
     for one, numbers in zip(pending, lists[len(rows) :], strict=True):
         one.set_host_values(numbers)
     return lists[: len(rows)]
