@@ -88,7 +88,7 @@ class Forced(DecoderWrapper):
         honest = verify(output.logits[0], tree, state.sampling, state.rng)
         path = [0, *tree.topology.children()[0][: KEPT - 1]]
         tokens = [honest.tokens[-1]] * len(path)  # their values are irrelevant
-        return VerifyResult(path, tokens, honest.next_token, honest.root, honest.largest)
+        return VerifyResult(path, tokens, honest.next_token, honest.root, honest.max_logits)
 
 
 def decoder_of(method: str, target: Target, width: int) -> Decoder | None:

@@ -242,7 +242,7 @@ class Streams(nn.Module):
 
     def adapt(self, layer: int, x: Tensor, pack: PrepackFormat = "") -> Tensor:
         """Apply the stream adapter of the layer-th MSA layer: [B, r, h] -> [B, r, h]. pack: of weights in inference."""
-        if pack and torch.is_inference_mode_enabled():
+        if pack and x.device == self.down.device and torch.is_inference_mode_enabled():
             down, up = self._packed_adapter(layer, pack)
             return up(F.silu(down(x)))
         weights = self._adapter(layer, x.device)

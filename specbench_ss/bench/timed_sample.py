@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from specbench_ss.engine import native_cuda
 from specbench_ss.engine.decoder import Decoder, Generation, drop_caches
 from specbench_ss.engine.generate import StopParams, probe_drafts
 from specbench_ss.engine.sampling import SamplingParams
@@ -173,19 +174,19 @@ def _give_back(error: BaseException, decoder: Decoder) -> None:
         torch.cuda.empty_cache()
 
 
-TRIES = 4  # at most, of a sample during which a CUDA graph is captured
+TRIES = 4  # at most, of a sample during which a CUDA graph is captured or a kernel compiled
 OnTokens = Callable[[int], None] | None
 Decode = Callable[[Decoder, list[int], StopParams, SamplingParams, OnTokens], Generation]
 
 
 def recorded(target: Target) -> int:
-    """Return the number of graph captures of a model so far, each of which takes time within a sample."""
+    """Return the number of graph captures and compiled kernels so far, each of which takes time within a sample."""
     passes = getattr(target, "graphs", None)
-    return 0 if passes is None else int(passes.n_capture_attempts)
+    return native_cuda.n_variants() + (0 if passes is None else int(passes.n_capture_attempts))
 
 
 def n_attempts(target: Target, stateful: bool) -> Iterator[None]:
-    """Yield before each try of a sample: again, at most TRIES times, while a graph is captured during it.
+    """Yield before each try of a sample: again, at most TRIES times, while time goes into what `recorded` counts.
 
     target: the method's model. A stateful method has one try, since it would remember the prompt.
     """

@@ -34,12 +34,14 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specbench_ss.engine import attention as attention_backends
-from specbench_ss.engine import native_cpu
+from specbench_ss.engine import native_cpu, native_cuda
 from specbench_ss.engine.architectures import Block, ModelParts, rotary_table
 from specbench_ss.engine.attention import Heads
+from specbench_ss.engine.cuda_graphs import StaticRows
 from specbench_ss.engine.device_map import device_of, to_device_recursive
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.native_cpu import NativeLayer, NativeLinear, NativeNorm
+from specbench_ss.engine.native_cuda import CudaLayer, CudaLinear, CudaNorm
 from specbench_ss.engine.timing import clearly_fastest
 from specbench_ss.errors import UserError
 
@@ -121,13 +123,15 @@ class PrepackedLinear:
         self.weight, self.bias, self.parts = weight, bias, (*parts, weight)
         self.half = pack == "half" and is_half(weight)  # FBGEMM
         self.packed: Any = None  # the prepacked copy, if any
-        self.native: NativeLinear | None = None
+        self.native: NativeLinear | CudaLinear | None = None
         self.least, self.most = 1, MOST_ROWS_HALF  # range of rows that use the copy
         if self.half:
             _FP16_COPIES.add(self)
         matrix = torch.float16 if self.half else weight.dtype
         same_dtype = bias is None or bias.dtype == weight.dtype
-        if pack and weight.device.type == "cpu" and same_dtype and native_cpu.supports(weight.dtype, matrix):
+        if same_dtype and weight.is_contiguous() and native_cuda.kernels(weight) is not None:
+            self.native, self.most = CudaLinear(weight, bias), native_cuda.MOST_ROWS
+        elif pack and weight.device.type == "cpu" and same_dtype and native_cpu.supports(weight.dtype, matrix):
             self.native = NativeLinear(weight.to(matrix), bias, weight.dtype)
             self.most = native_cpu.MOST_ROWS
         elif self.half:
@@ -154,7 +158,7 @@ class PrepackedLinear:
 
     def _fits(self, x: Tensor) -> bool:
         """Return True if the native kernel, which checks nothing itself, can read x; torch reports other errors."""
-        like = x.dtype == self.weight.dtype and x.device.type == "cpu" and x.shape[-1] == self.weight.shape[1]
+        like = x.dtype == self.weight.dtype and x.device == self.weight.device and x.shape[-1] == self.weight.shape[1]
         return like and torch.is_inference_mode_enabled()
 
 
@@ -300,8 +304,7 @@ def _equals_linear(product: Callable[[Tensor, Tensor], Tensor], dtype: torch.dty
 
 ROWS, FIRST = 5, 3  # rows of the check against the module, and their first position
 LAYER_TOLERANCE = {torch.float32: 1e-4}  # as a share of the largest value
-HALF_TOLERANCE = 2e-2
-NATIVE_HALF_TOLERANCE = 0.1  # rounded scores of peaked attention differ by 0.025; a wrong mask differs by far more
+HALF_TOLERANCE = 0.1  # rounded scores of peaked attention differ by 0.025; a wrong mask differs by far more
 Norm = tuple[Tensor, float]  # weight and epsilon of an RMSNorm
 
 
@@ -353,11 +356,21 @@ class FusedBlock(Block):
     joined: FusedWeights
     rope: RopeCache
     native: NativeLayer | None = None
+    cuda: CudaLayer | None = None
+
+    def __call__(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Run the whole layer: [B, q, h] -> [B, q, h]."""
+        attended = self._attend_on_cuda(x, cache, mask, rotary, x)
+        if attended is None or self.cuda is None:
+            return Block.__call__(self, x, cache, mask, rotary)
+        return self.cuda.mlp(attended, attended)
 
     def attend(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         """Return attention's contribution to x [B, q, h], to be added to it."""
         if rotary is None or not torch.is_inference_mode_enabled():
             return Block.attend(self, x, cache, mask, rotary)
+        if (attended := self._attend_on_cuda(x, cache, mask, rotary)) is not None:
+            return attended
         if (attended := self._attend_natively(x, cache, mask, rotary)) is not None:
             return attended
         w, (b, q, _) = self.joined, x.shape
@@ -375,14 +388,35 @@ class FusedBlock(Block):
         out = attention(module, query, key, value, mask, dropout=0.0, scaling=module.scaling)[0]  # [B, q, heads, d]
         return w.out(out.reshape(b, q, -1))
 
+    def _attend_on_cuda(
+        self,
+        x: Tensor,
+        cache: Any,
+        mask: Tensor | None,
+        rotary: tuple[Tensor, Tensor] | None,
+        residual: Tensor | None = None,
+    ) -> Tensor | None:
+        """Return attention's contribution, plus the residual, by Triton kernels; None where they do not apply."""
+        w, (b, q, _) = self.joined, x.shape
+        one_request = b == 1 and 0 < q <= native_cuda.MOST_QUERIES and _is_plain(cache)
+        if self.cuda is None or not one_request or rotary is None or not torch.is_inference_mode_enabled():
+            return None
+        own_attention = getattr(self.attention.config, "_attn_implementation", "") == attention_backends.NAME
+        if not own_attention or rotary[0].dtype != x.dtype or len(rotary[0]) != 1 or (mask is None and q > 1):
+            return None
+        if mask is not None and (mask.dtype != x.dtype or mask.shape[:3] != (1, 1, q) or mask.stride(3) != 1):
+            return None
+        keys, values, rows, count = cache.places(x.new_empty(1, w.kv_heads, q, w.d), w.layer)
+        cos, sin = (table.expand(1, q, w.d).contiguous() for table in rotary)
+        return self.cuda.attend(x, keys, values, rows, count, (cos, sin), mask, residual)
+
     def _attend_natively(
         self, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor]
     ) -> Tensor | None:
         """Return attention's contribution by the native kernel; None where that does not apply."""
         w, (b, q, _) = self.joined, x.shape
         implementation = getattr(self.attention.config, "_attn_implementation", "")
-        plain_cache = isinstance(cache, Cache) and type(cache).update is Cache.update
-        one_request = b == 1 and 0 < q <= native_cpu.MOST_ROWS and plain_cache
+        one_request = b == 1 and 0 < q <= native_cpu.MOST_ROWS and isinstance(cache, Cache) and _is_plain(cache)
         if self.native is None or not one_request or implementation != attention_backends.NAME:
             return None
         past, (cos, sin) = cache.get_seq_length(w.layer), self.rope.of(rotary)
@@ -409,11 +443,18 @@ class FusedBlock(Block):
         if not torch.is_inference_mode_enabled():
             return Block.run_mlp(self, x)
         w = self.joined
+        if self.cuda is not None and 0 < x.shape[:-1].numel() <= native_cuda.MOST_QUERIES:
+            return self.cuda.mlp(x)
         few = 0 < x.shape[:-1].numel() <= native_cpu.MOST_ROWS
         if self.native is not None and self.native.has_mlp and few:
             return self.native.mlp(x.contiguous())
         gate, up = w.gate_up(_apply_norm(x, w.norm2)).chunk(2, -1)
         return w.down(w.act(gate).mul_(up))
+
+
+def _is_plain(cache: Any) -> bool:
+    """Return True for a cache of one request whose memory a kernel can write."""
+    return type(cache) is StaticRows or (isinstance(cache, Cache) and type(cache).update is Cache.update)
 
 
 def _apply_norm(x: Tensor, norm: Norm | None) -> Tensor:
@@ -444,6 +485,8 @@ def native_norm(family: ModelParts) -> Callable[[Tensor], Tensor]:
     norm: Any = family.norm
     uses_native = all(isinstance(block, FusedBlock) and block.native is not None for block in family.blocks)
     rms = _norm(norm) if isinstance(norm, nn.Module) else None
+    if rms is not None and all(isinstance(block, FusedBlock) and block.cuda for block in family.blocks):
+        return CudaNorm(norm, rms[1])
     if not uses_native or rms is None or rms[0].dtype != family.blocks[-1].joined.qkv.weight.dtype:
         return family.norm
     return NativeNorm(norm, rms[1])
@@ -459,6 +502,12 @@ def describe(blocks: Sequence[Block], head: Any) -> str:
     """Return a description of the kernels of these layers and the LM head in inference."""
     count = sum(isinstance(block, FusedBlock) for block in blocks)
     layers = f"{count} of {len(blocks)} layers fused" if count else "layers as in transformers"
+    if any(isinstance(block, FusedBlock) and block.cuda for block in blocks):
+        return f"{layers}; Triton kernels for few rows"
+    fused = next((block for block in blocks if isinstance(block, FusedBlock)), None)
+    weight = None if fused is None else fused.joined.qkv.weight
+    if weight is not None and weight.device.type == "cuda" and weight.dtype in native_cuda.HALF:
+        return f"{layers}; no Triton kernels: {native_cuda.problem(weight.device) or 'they do not fit the layers'}"
     native = [p for p in products_of(blocks, head) if p.native is not None]
     if native and (kernels := native_cpu.kernels()) is not None:
         halves = ", fp16 weights" if all(product.half for product in native) else ""
@@ -492,18 +541,52 @@ def fuse(block: Block, rotary: tuple[Tensor, Tensor], rope: RopeCache, pack: Pre
     native, fused.native = fused.native, None
     if not _equals_modules(block, fused, rotary):
         return block
+    fused.cuda = _cuda(joined, block.attention)
+    if fused.cuda is not None and not _equals_modules(block, fused, rotary):
+        fused.cuda = None
     fused.native = native
-    if native is not None and not _equals_modules(block, fused, rotary, NATIVE_HALF_TOLERANCE):
+    if native is not None and not _equals_modules(block, fused, rotary):
         fused.native = None
     if fused.native is not None:
         fused.norm2 = NativeNorm(block.norm2, joined.norm2[1])
     return fused
 
 
+def _cuda(joined: FusedWeights, attention: Any) -> CudaLayer | None:
+    """Return the form of a layer by Triton kernels, or None if they do not support it."""
+    natives = [product.native for product in joined.products()]
+    if not all(isinstance(native, CudaLinear) for native in natives) or not _fits_kernels(joined):
+        return None
+    qkv, out, gate_up, down = joined.products()
+    if joined.d > native_cuda.MOST_WIDTH or not _is_silu(joined.act):
+        return None
+    return CudaLayer(
+        joined.norm1, CudaLinear(qkv.weight, qkv.bias), CudaLinear(out.weight, out.bias),
+        joined.norm2, CudaLinear(gate_up.weight, gate_up.bias, gated=True), CudaLinear(down.weight, down.bias),
+        joined.heads, joined.kv_heads, joined.d, joined.head_norm, float(attention.scaling),
+    )  # fmt: skip
+
+
+def _is_silu(act: Callable[[Tensor], Tensor]) -> bool:
+    probe = torch.linspace(-4, 4, 9)
+    return torch.equal(act(probe), F.silu(probe))
+
+
+def _fits_kernels(w: FusedWeights) -> bool:
+    """Return True for matrices of the expected shapes, whole groups of heads and an even head dimension."""
+    (qkv, out, gate_up, down), heads_d = (product.weight for product in w.products()), w.heads * w.d
+    h, inner = qkv.shape[1], down.shape[1]
+    shapes = ((heads_d + 2 * w.kv_heads * w.d, h), (h, heads_d), (2 * inner, h), (h, inner))
+    same_dtype = w.head_norm is None or w.head_norm[0].dtype == w.norm2[0].dtype
+    fits = all(matrix.shape == shape for matrix, shape in zip((qkv, out, gate_up, down), shapes, strict=True))
+    return fits and w.heads % w.kv_heads == 0 and w.d % 2 == 0 and same_dtype
+
+
 def _native(joined: FusedWeights, attention: Any) -> NativeLayer | None:
     """Return the native form of a layer, or None if the kernels do not support it."""
     natives = [product.native for product in joined.products()]
-    if None in natives or joined.d > native_cpu.HEAD_SIZE or joined.d % 2:
+    supported = all(isinstance(native, NativeLinear) for native in natives) and joined.d <= native_cpu.HEAD_SIZE
+    if not supported or not _fits_kernels(joined):
         return None
     qkv, out, gate_up, down = cast("list[NativeLinear]", natives)
     eps1, norm1 = (0.0, None) if joined.norm1 is None else (joined.norm1[1], joined.norm1[0].data)
@@ -514,12 +597,6 @@ def _native(joined: FusedWeights, attention: Any) -> NativeLayer | None:
         "gate_up_bias": gate_up.bias, "down": down.packed, "down_bias": down.bias,
     }  # fmt: skip
     kept = tuple(tensor for tensor in tensors.values() if tensor is not None)
-    h, heads_d = qkv.inputs, joined.heads * joined.d
-    shapes = (qkv.outputs, out.inputs, out.outputs, gate_up.inputs, gate_up.outputs, down.outputs)
-    if shapes != (heads_d + 2 * joined.kv_heads * joined.d, heads_d, h, h, 2 * down.inputs, h):
-        return None
-    if joined.heads % joined.kv_heads or (head_norm is not None and head_norm.dtype != joined.norm2[0].dtype):
-        return None
     if not all(tensor.is_contiguous() for tensor in kept):
         return None
     layer = native_cpu.Layer(
@@ -527,8 +604,7 @@ def _native(joined: FusedWeights, attention: Any) -> NativeLayer | None:
         eps1, joined.norm2[1], eps_head, float(attention.scaling),
         *(0 if tensor is None else tensor.data_ptr() for tensor in tensors.values()),
     )  # fmt: skip
-    probe = torch.linspace(-4, 4, 9)
-    return NativeLayer(layer, qkv.pair, kept, silu=torch.equal(joined.act(probe), F.silu(probe)))
+    return NativeLayer(layer, qkv.pair, kept, silu=_is_silu(joined.act))
 
 
 def _joined(block: Block, head_dim: int, pack: PrepackFormat) -> FusedWeights | None:
@@ -630,9 +706,7 @@ def _adjacent(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 @torch.inference_mode()
-def _equals_modules(
-    block: Block, fused: FusedBlock, rotary: tuple[Tensor, Tensor], half_tolerance: float = HALF_TOLERANCE
-) -> bool:
+def _equals_modules(block: Block, fused: FusedBlock, rotary: tuple[Tensor, Tensor]) -> bool:
     """Return True if a fused block equals its modules, within rounding, with and without a mask and cached rows."""
     weight, layer = fused.joined.qkv.weight, fused.joined.layer
     indices = torch.arange(ROWS * weight.shape[1], device=weight.device)
@@ -646,7 +720,7 @@ def _equals_modules(
         cache.commit(ROWS)
         again = form.attend(x, cache, mask, rotary)
         results.append((attended, again, form.run_mlp(attended), cache.keys[layer], cache.values[layer]))
-    tolerance = LAYER_TOLERANCE.get(weight.dtype, half_tolerance)
+    tolerance = LAYER_TOLERANCE.get(weight.dtype, HALF_TOLERANCE)
     return all(_close(a, b, tolerance) for a, b in zip(*results, strict=True))
 
 

@@ -19,7 +19,8 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.kv_cache import Cache
+from specbench_ss.engine import native_cuda
+from specbench_ss.engine.kv_cache import Cache, row_numbers
 from specbench_ss.errors import first_line
 from specbench_ss.time_limit import defer_alarm
 
@@ -144,12 +145,16 @@ class StaticRows:
 
     def update(self, k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write k, v [1, kv_heads, q, head_dim]; return [1, kv_heads, keys, head_dim]."""
-        keys, values = self.cache.memory_of(layer)
-        keys.index_copy_(2, self.positions, k)
-        values.index_copy_(2, self.positions, v)
+        keys, values, positions, count = self.places(k, layer)
+        keys.index_copy_(2, positions, k)
+        values.index_copy_(2, positions, v)
+        return keys[:, :, :count], values[:, :, :count]
+
+    def places(self, like: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Return where a kernel writes rows like these, as `Cache.places`."""
         self.layers.add(layer)
         self.written(layer)
-        return keys[:, :, : self.keys], values[:, :, : self.keys]
+        return *self.cache.memory_of(layer), self.positions, self.keys
 
     def copy_rows(self, count: int) -> list[Tensor]:
         """Return a copy of the first `count` written rows; the others are padding."""
@@ -231,7 +236,7 @@ class StaticPass:
 
     def rows(self, n: int, first: int = 0) -> StaticRows:
         """Return the cache for layers that write n rows, of which the first is `first` rows behind the cached ones."""
-        steps = torch.arange(first, first + n, device=self.past.device)
+        steps = row_numbers(self.past.device, first, first + n)
         return StaticRows(self.cache, self.past + steps, self.keys, partial(self._note, first + n))
 
     def _note(self, end: int, layer: int) -> None:
@@ -239,6 +244,8 @@ class StaticPass:
 
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the additive mask [1, 1, q, keys] of visible [q, m], m rows behind the cached ones, which all see."""
+        if (mask := native_cuda.tree_mask(visible, self.past, self.keys, dtype)) is not None:
+            return mask
         m = visible.shape[1]
         offsets = torch.arange(self.keys, device=visible.device) - self.past  # [keys]
         shown = visible[:, offsets.clamp(0, m - 1)] & (offsets < m) | (offsets < 0)

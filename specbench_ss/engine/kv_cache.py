@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -58,6 +59,18 @@ class Cache:
         keys[:, :, start:end] = k
         values[:, :, start:end] = v
         return keys[:, :, :end], values[:, :, :end]
+
+    def places(self, like: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Return where a kernel writes q rows like these [B, kv_heads, q, head_dim], instead of `update`.
+
+        Keys and values of the layer [B, kv_heads, capacity, head_dim], int64 rows [q], and the number of rows then.
+        """
+        start = self.lengths[layer]
+        end = start + like.shape[2]
+        self.check(start, end, layer)
+        if not self.has(layer):
+            self.allocate(like, like, layer)
+        return *self.memory_of(layer), row_numbers(like.device, start, end), end
 
     def check(self, start: int, end: int, layer: int) -> None:
         """Make room for rows start to end of a layer. Raises RuntimeError if they exceed the limit."""
@@ -189,6 +202,16 @@ class Cache:
     def _new_buffer(self, rows: Tensor) -> Tensor:
         """Return a zeroed buffer, so that its pages are touched now and not in a timed step."""
         return rows.new_zeros((*rows.shape[:-2], self.capacity, rows.shape[-1]))
+
+
+@lru_cache(maxsize=8)
+def _table(device: torch.device, size: int) -> Tensor:
+    return torch.arange(size, device=device)
+
+
+def row_numbers(device: torch.device, start: int, end: int) -> Tensor:
+    """Return int64 start..end-1, a view of a table."""
+    return _table(device, 1 << max(12, end.bit_length()))[start:end]
 
 
 def _fits(rows: Tensor, shapes: Sequence[tuple[int, ...]], joined: Tensor) -> bool:

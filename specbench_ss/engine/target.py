@@ -121,6 +121,10 @@ class Target(ModelInfo):
         self.eos_ids = self._eos_ids()
         self.graphs: CudaGraphRunner | None = None  # None: eager
         self.derived: WeakSet[Target] = WeakSet()  # changed models of methods that use this target
+        self._root = (
+            torch.zeros(1, dtype=torch.int64, device=self.device),
+            torch.ones(1, 1, dtype=torch.bool, device=self.device),
+        )  # depth and visibility of a tree of one node
         self._cache: Cache | None = None
         self._rotary: tuple[Tensor, Tensor] | None = None
         if self.family.rotary is not None:
@@ -508,8 +512,7 @@ class Target(ModelInfo):
         visible, depths: of the nodes; None for a root.
         """
         if visible is None or depths is None:
-            depths = torch.zeros_like(tokens)
-            visible = torch.eye(len(tokens), dtype=torch.bool, device=tokens.device)
+            depths, visible = self._root
         positions = current.positions(depths)
         x = self.embed(tokens[None], positions)
         x, *states = current.run(x, 0, self.n_layers, current.mask(visible), current.rotary(positions), wanted)

@@ -4,6 +4,7 @@ states."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import runpy
@@ -209,3 +210,18 @@ def test_a_method_that_fails_or_differs_is_bad_and_the_others_are_measured(
     assert re.search(r"^BAD .*recycling +1 mismatch", reported, re.MULTILINE) and re.search(
         r"^ok .*ar ", reported, re.MULTILINE
     )
+
+
+def test_the_roofline_measures_every_method(tmp_path: Path) -> None:
+    """The smallest of each, without a GPU."""
+    file = tmp_path / "lines.jsonl"
+    sizes = "--widths 4 --contexts 16 --steps 1 --device cpu --models lab"
+    methods = ["verify", "medusa", "ss", "ss-pruned", "eagle"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "roofline.py"), *sizes.split(), "--out", str(file)]
+    done = subprocess.run(
+        [*command, "--methods", *methods], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["method"] for line in lines] == methods and all(line["step_ms"] > 0 for line in lines)
