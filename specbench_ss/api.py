@@ -25,7 +25,7 @@ from specbench_ss.engine import generate as loop
 from specbench_ss.engine.checks import check_target
 from specbench_ss.engine.decoder import Decoder, Generation
 from specbench_ss.engine.generate import StopParams
-from specbench_ss.engine.sampling import SamplingParams
+from specbench_ss.engine.sampling import TOKEN, SamplingParams, VerificationRule
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.models.devices import device_names
@@ -121,15 +121,17 @@ def generate(
     top_p: float = 1.0,
     top_k: int = 0,
     seed: int = 0,
+    verification: VerificationRule = TOKEN,
     stop_strings: str | Sequence[str] = (),
     stop_ids: Sequence[int] | frozenset[int] | None = None,
 ) -> Generation:
     """Return the output for one prompt: its tokens, and the counts and times of every step.
 
     ids: the prompt, a list of token ids or a tensor [S] or [1, S]. temperature 0 is greedy; top_p 1 and top_k 0 leave
-    these filters out. stop_strings: texts that end an answer with the token that completes one. stop_ids: tokens that
-    end it, the model's own end tokens unless given; () is none. Raises UserError for a prompt that is empty, too long
-    for the model's context or no prompt of this model, and for a setting that it cannot have.
+    these filters out. verification: of sampled chains, token or block. stop_strings: texts that end an answer with the
+    token that completes one. stop_ids: tokens that end it, the model's own end tokens unless given; () is none. Raises
+    UserError for a prompt that is empty, too long for the model's context or no prompt of this model, and for a setting
+    that it cannot have.
     """
     if not isinstance(decoder, Decoder):
         raise UserError(f"generate takes a decoder, as load_method gives it, not {_kind(decoder)}")
@@ -141,6 +143,7 @@ def generate(
         checked_value("top_p", float, top_p),
         checked_value("top_k", AtLeast0, top_k),
         checked_value("seed", Seed, seed),
+        checked_value("verification", VerificationRule, verification),
     )
     return loop.generate(decoder, prompt, limits, sampling)
 

@@ -14,13 +14,14 @@ from specbench_ss.engine.target import FINAL
 from specbench_ss.methods._shared.draft_vocabulary import set_draft_vocab
 from specbench_ss.methods._shared.drafter_network import Rotary
 from specbench_ss.training.batch import BaseStates, Batch
+from specbench_ss.training.losses import distribution_losses
 from specbench_ss.training.trainer import DrafterTrainer
 
 
 class FeatureTrainer(DrafterTrainer):
     """Trainer of a drafter that reads inputs of some of the base's layers; FINAL is the LM head's input.
 
-    The option `loss` selects the base's distribution (kl) or the text's token (ce) as training target.
+    The option `loss` selects the text's token (ce) or a loss of the base's distribution.
     """
 
     module: Any  # a DrafterNetwork
@@ -63,10 +64,10 @@ class FeatureTrainer(DrafterTrainer):
         return sums
 
     def _sums(self, states: Tensor, true: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sums over n positions of the cross-entropy and of correct predictions.
+        """Return sums over n positions of the loss and of correct predictions.
 
-        With the target's distribution (loss=kl) its gradient is that of the KL divergence. Tokens outside the draft
-        vocabulary are excluded from the distribution, and positions with such a label from the loss.
+        With loss=kl tokens outside the draft vocabulary are excluded from the target's distribution, and positions with
+        such a label from the loss. Losses of acceptance keep both: what cannot be drafted is never accepted.
 
         Args:
             states: [n, h], the drafter's.
@@ -87,5 +88,8 @@ class FeatureTrainer(DrafterTrainer):
                 p = p.softmax(-1, dtype=torch.float32)
             else:
                 predictions = vocab_ids[predictions]
-                p = p[:, vocab_ids].softmax(-1, dtype=torch.float32) * drafted[:, None]
-        return -(p * log_q).sum(), (predictions == labels).sum()
+                if self.options.loss == "kl":
+                    p = p[:, vocab_ids].softmax(-1, dtype=torch.float32) * drafted[:, None]
+                else:
+                    p = p.softmax(-1, dtype=torch.float32)[:, vocab_ids]
+        return distribution_losses(log_q, p, self.options.loss).sum(), (predictions == labels).sum()

@@ -93,7 +93,7 @@ class EagleTrainOptions(Bounded):
 
     owner: ClassVar[str] = "eagle"
     feature_weight: Annotated[float, Ge(0)] = option(1.0, "Weight of the smooth L1 loss between features.")
-    token_weight: Annotated[float, Ge(0)] = option(0.1, "Weight of the cross-entropy of the token.")
+    token_weight: Annotated[float, Ge(0)] = option(0.1, "Weight of the loss of the token.")
     noise: Annotated[float, Ge(0)] = option(0.2, "Width of the uniform noise on features, for rows of 512 tokens.")
     loss: LossKind = loss_option("kl")
 
@@ -133,8 +133,9 @@ class EagleTrainer(UnrolledTrainer):
         drafted, true = out[labelled], states.final[labelled.nonzero()[:, 0], (at + 1)[labelled]]  # [n, h]
         feature = F.smooth_l1_loss(drafted.float(), true.float(), reduction="none").mean(-1).sum() / count
         with torch.no_grad():
-            teacher = self.target.logits(true)[:, None] if o.loss == "kl" else None
-        summed, correct = head_sums(self.module.logits(drafted, self.target)[:, None], labels[labelled], teacher)
+            teacher = self.target.logits(true)[:, None] if o.loss != "ce" else None
+        logits = self.module.logits(drafted, self.target)[:, None]
+        summed, correct = head_sums(logits, labels[labelled], teacher, o.loss)
         token = summed[0] / count
         if torch.is_grad_enabled():
             accuracy = correct / count

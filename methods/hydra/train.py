@@ -90,15 +90,15 @@ class HydraTrainer(DrafterTrainer):
             self.module.prefix.norm.weight.fill_(self._read(states).float().pow(2).mean().sqrt())
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the sum over heads of the mean cross-entropy with the base's distribution or the text's token."""
+        """Return the sum over heads of the mean loss against the base's distribution or the text's token."""
         anchors, n = batch.anchors, self.module.count
         labels, whole = (self.labels(b).flatten(0, 1) for b in (batch, batch.whole))  # [B*A, n]
         final = states.ahead(anchors.at, n).flatten(0, 1)  # [B*A, n, h]
         sums = []
         for i, logits in enumerate(self._logits(states, anchors)):
             with torch.no_grad():
-                teacher = self.target.logits(final[:, i, None]) if self.options.loss == "kl" else None
-            sums.append(head_sums(logits[:, None], labels[:, i, None], teacher))
+                teacher = self.target.logits(final[:, i, None]) if self.options.loss != "ce" else None
+            sums.append(head_sums(logits[:, None], labels[:, i, None], teacher, self.options.loss))
         return mean_loss((torch.cat([a for a, _ in sums]), torch.cat([b for _, b in sums])), whole, [1.0] * n)
 
     @torch.no_grad()

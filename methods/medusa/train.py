@@ -50,15 +50,16 @@ def heads_loss(
     shared: Callable[[Tensor], Tensor],
     batch: Batch,
     teacher: Tensor | None = None,
+    kind: LossKind = "kl",
 ) -> tuple[Tensor, Tensor]:
     """Return eq. 1-2 of Medusa on states x [B, A, h] at the anchors. shared: the LM head of the model itself.
 
-    teacher: logits [B*A, n, V] of the base, for the loss kl.
+    teacher: logits [B*A, n, V] of the base, for a loss `kind` with its distributions.
     """
     logits = heads(x.flatten(0, 1), shared).transpose(0, 1)  # [B*A, n, V]
     n = heads.count
     labels, whole = (b.anchors.labels[..., 1 : n + 1].flatten(0, 1) for b in (batch, batch.whole))
-    return head_loss(logits, labels, [DECAY**i for i in range(n)], whole, teacher)
+    return head_loss(logits, labels, [DECAY**i for i in range(n)], whole, teacher, kind)
 
 
 def heads_accuracies(
@@ -123,12 +124,13 @@ class MedusaTrainer(DrafterTrainer):
         return cls(target, heads=Medusa.load(target, MedusaOptions(weights, tree="published")).heads)
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return eq. 1 over all heads, with the base's distributions for loss=kl."""
-        teacher = None
-        if self.options.loss == "kl":
+        """Return eq. 1 over all heads, with the base's distributions unless loss=ce."""
+        teacher, kind = None, self.options.loss
+        if kind != "ce":
             with torch.no_grad():
                 teacher = self.target.logits(states.ahead(batch.anchors.at, self.ahead).flatten(0, 1))
-        return heads_loss(self.module, states.at(states.final, batch.anchors), self.target.logits, batch, teacher)
+        x = states.at(states.final, batch.anchors)
+        return heads_loss(self.module, x, self.target.logits, batch, teacher, kind)
 
     @torch.no_grad()
     def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:

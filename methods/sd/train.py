@@ -1,6 +1,6 @@
 """`ssbench train draft`: a small model with the target's tokenizer.
 
-It is trained on text, or distilled by KL divergence from the target's next-token distribution at answer tokens (Hinton
+It is trained on text, or distilled, by default by KL divergence, from the target's next-token distribution at answer tokens (Hinton
 et al. 2015; DistillSpec, Zhou et al. 2024, with forward KL).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.options import Bounded, option
 from specbench_ss.storage import ordinary_mode
 from specbench_ss.training.batch import BaseStates, Batch
-from specbench_ss.training.losses import weighted_loss
+from specbench_ss.training.losses import LOSS_HELP, distribution_losses, weighted_loss
 from specbench_ss.training.trainer import DrafterTrainer, checkpointing_option
 
 
@@ -43,6 +43,7 @@ class DraftOptions(Bounded):
     distill_share: Annotated[float, Gt(0), Le(1)] = option(
         0.9, "With --distill: fraction of the distillation loss in the total."
     )
+    distill_loss: Literal["kl", "tv", "lk_alpha", "lk_lambda"] = option("kl", f"With --distill: {LOSS_HELP}")
     prompt_weight: Annotated[float, Ge(0), Le(1)] = option(
         0.2, "Loss weight of prompt tokens relative to answer tokens."
     )
@@ -92,7 +93,7 @@ class DraftTrainer(DrafterTrainer):
         self.module = new_draft(target, self.options)
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return weighted cross-entropy over next tokens plus the KL divergence from the target at answer tokens."""
+        """Return weighted cross-entropy over next tokens plus the distillation loss at answer tokens."""
         logits = self._logits(batch)[:, :-1]  # [B, T - 1, V]
         answer, answers = _answered(batch), _answered(batch.whole).sum().clamp_min(1)
         text = weighted_loss(logits, batch.ids[:, 1:], self._weights(batch), self._weights(batch.whole))
@@ -126,11 +127,13 @@ class DraftTrainer(DrafterTrainer):
         return weights
 
     def _divergence(self, logits: Tensor, final: Tensor) -> Tensor:
-        """Return KL(target || draft) in nats, summed over positions [n]: logits [n, V], the target's states [n, h]."""
+        """Return the distillation loss, summed over positions [n]: logits [n, V], the target's states [n, h]."""
         with torch.no_grad():
             teacher = F.log_softmax(self.target.logits(final).float(), -1)
-        student = F.log_softmax(logits.float(), -1)
-        return F.kl_div(student, teacher, log_target=True, reduction="sum")
+        student, kind = F.log_softmax(logits.float(), -1), self.options.distill_loss
+        if kind == "kl":  # in nats, with the entropy of p
+            return F.kl_div(student, teacher, log_target=True, reduction="sum")
+        return distribution_losses(student, teacher.exp(), kind).sum()
 
     def save(self, folder: Path, about: dict[str, Any]) -> None:
         """Write model and tokenizer in transformers' format; training info is in the model's config."""

@@ -114,7 +114,7 @@ class StreamsOptions(Bounded):
     def check_together(self) -> None:
         """Raise UserError for options of the other mode."""
         if self.mode == "shared" and self.loss != "ce":
-            raise UserError("ss: loss=kl requires --mode lossless; in shared mode the base changes")
+            raise UserError(f"ss: loss={self.loss} requires --mode lossless; in shared mode the base changes")
         if self.mode == "lossless" and self.alpha_ramp:
             raise UserError("ss: alpha_ramp requires --mode shared")
         if self.mode == "lossless" and (self.main_attends_streams or self.lora_rank > 0):
@@ -243,7 +243,8 @@ class StreamsTrainer(StreamTrainer):
         """Return sums of a segment's loss and correct predictions; the backward pass recomputes its streams."""
 
         def run(at: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-            return head_sums(self.stream_logits(states, at, conditioning), labels, self._teacher(states, at))
+            logits = self.stream_logits(states, at, conditioning)
+            return head_sums(logits, labels, self._teacher(states, at), self.loss_kind)
 
         if not self.segment:
             return run(at, labels)
@@ -251,7 +252,7 @@ class StreamsTrainer(StreamTrainer):
         return sums
 
     def _teacher(self, states: BaseStates, at: Tensor) -> Tensor | None:
-        """Return the base's logits [B, a, gamma, V] for the streams' tokens with loss=kl, else None."""
+        """Return the base's logits [B, a, gamma, V] for the streams' tokens unless loss=ce."""
         if self.loss_kind == "ce":
             return None
         with torch.no_grad():

@@ -233,7 +233,8 @@ class LocalSession(Session):
         return self.answering.answer(replace(self._request(decoder, sample), limits=limits))
 
     def _sampling(self, seed: int) -> SamplingParams:
-        return SamplingParams(self.config.temperature, self.config.top_p, self.config.top_k, seed)
+        config = self.config
+        return SamplingParams(config.temperature, config.top_p, config.top_k, seed, config.verification)
 
     def _prompt(self, sample: Sample) -> list[int]:
         return prompt_ids(self.target, sample.question, self.history(sample))

@@ -17,7 +17,7 @@ from specbench_ss.engine.checks import own_logits
 from specbench_ss.engine.decoder import Decoder, DecoderWrapper, DecodeState, Generation
 from specbench_ss.engine.generate import DecodeSession, StopParams
 from specbench_ss.engine.kv_cache import Cache
-from specbench_ss.engine.sampling import SamplingParams
+from specbench_ss.engine.sampling import TOKEN, SamplingParams
 from specbench_ss.engine.target import FINAL, Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import VerifyResult
@@ -187,6 +187,7 @@ class Case:
         more = f", ... {len(self.prompt)} tokens in all" if len(self.prompt) > 24 else ""
         s = self.sampling
         filters = (f", top-p {s.top_p:g}" if s.top_p < 1 else "") + (f", top-k {s.top_k}" if s.top_k else "")
+        filters += f", {s.verification} verification" if s.verification != TOKEN else ""
         chosen = "temperature 0" if s.greedy else f"temperature {s.temperature:g}{filters}, seed {s.seed}"
         accepted = ", acceptance drawn at random" if self.forced else ""
         return f"prompt [{shown}{more}], at most {self.max_new_tokens} new tokens, {chosen}{accepted}"

@@ -23,10 +23,10 @@ from specbench_ss.conformance.exact_checks import REPEATING, not_exact
 from specbench_ss.conformance.harness import Case, Check, Seen, Subject, Trace, Untested, Watched
 from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.generate import StopParams
-from specbench_ss.engine.sampling import SamplingParams, exponential_race
+from specbench_ss.engine.sampling import BLOCK, TOKEN, SamplingParams, exponential_race
 from specbench_ss.engine.target import Output
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import VerifyResult
+from specbench_ss.engine.verify import VerifyResult, verifies_as_block
 from specbench_ss.results.quality import acceptance, bound
 from specbench_ss.runs.records import PIT_BINS, SampledTokens
 
@@ -101,8 +101,11 @@ class Impossible(Exception):  # noqa: N818
     """Raised for a token that its distribution never gives."""
 
 
-# one of each filter, and temperatures on both sides of those that people use
-SAMPLINGS = (SamplingParams(1.0), SamplingParams(0.3), SamplingParams(0.7, top_p=0.95), SamplingParams(1.3, top_k=3))
+# one of each filter and rule, and temperatures on both sides of those that people use
+SAMPLINGS = (
+    SamplingParams(1.0), SamplingParams(0.3), SamplingParams(0.7, top_p=0.95), SamplingParams(1.3, top_k=3),
+    SamplingParams(1.0, verification=BLOCK),
+)  # fmt: skip
 # p-values below which a test is repeated with other seeds, and below which it then fails: chance does both
 # in less than one of 10**8 cases, and the kit has some thousands for all registered methods
 FIRST, SECOND = 1e-3, 1e-5
@@ -167,14 +170,18 @@ def of_answers(subject: Subject, case: Case, seeds: range, alpha: float) -> Tall
         sampling = replace(case.sampling, seed=seed)
         trace = subject.answer(watched, case.prompt, StopParams(case.max_new_tokens), sampling)
         subject.logits(case.prompt, trace.tokens[:-1])  # one pass for all of them
+        # a block that is accepted up to some depth depends on later drafts: only its tokens by number follow p
+        as_block = any(seen.tree is not None and verifies_as_block(seen.tree, sampling) for seen in trace.steps)
         for number, (token, (where, drafted, q)) in enumerate(zip(trace.tokens, decided(trace), strict=False)):  # cut
             before = tuple(trace.tokens[:number])
+            drafted, q = ([], None) if as_block else (drafted, q)
             key = (before, tuple(drafted), where == "the first token")
             if q is not None or key not in known:
                 p = case.sampling.probs(subject.logits(case.prompt, before))
                 known[key] = Decision(p, drafted, q)
             tallies.add(f"token {number + 1}" if number < NUMBERED else "later tokens", known[key], token)
-            tallies.add(where, known[key], token)
+            if not as_block:
+                tallies.add(where, known[key], token)
         for step in trace.steps:
             add_draws(tallies, step)
         if seed % LOOK == 0 and tallies.worst()[0] <= alpha:
@@ -309,7 +316,9 @@ def designed(logits: Tensor, tree: DraftTree, sampling: SamplingParams) -> Tenso
 def long(subject: Subject) -> Iterator[Case]:
     """Yield requests for answers of many blocks."""
     yield Case(REPEATING, BLOCK_LENGTH)
-    yield from (replace(case, max_new_tokens=BLOCK_LENGTH) for case in samplings(subject))
+    for case in samplings(subject):
+        if case.sampling.verification == TOKEN:  # by depth, see `of_answers`
+            yield replace(case, max_new_tokens=BLOCK_LENGTH)
 
 
 def blocks(subject: Subject, case: Case) -> str:

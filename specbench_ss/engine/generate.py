@@ -159,7 +159,7 @@ class DecodeSession:
         parts = (draft + update, forward, accept)
         host = max(0.0, total - sum(parts))
         if not self.sampling.greedy:
-            self.candidates.append(candidates(verified, result.path[:new]))
+            self.candidates.append(candidates(verified, result.path[:new], state.sampling))
         return Step(len(tree) - 1, len(verified) - 1, tree.topology.depth, result.accepted, new, *parts, host, total)
 
     def propose(self, state: DecodeState) -> DraftTree:

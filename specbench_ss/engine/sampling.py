@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from torch import Generator, Tensor
@@ -15,12 +15,17 @@ from torch import Generator, Tensor
 from specbench_ss.errors import UserError
 from specbench_ss.options import Bounded
 
+VerificationRule = Literal["token", "block"]
+TOKEN: VerificationRule = "token"
+BLOCK: VerificationRule = "block"
 MIN_TEMPERATURE = 1e-5  # smallest temperature above 0
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(Bounded):
     """Sampling parameters. Temperature 0 is greedy; top_k 0 and top_p 1 switch these filters off.
+
+    verification: rule that accepts sampled chains at T > 0, token by token or as a block (`engine/verify.py`).
 
     Raises UserError for values out of bounds, and for a temperature between 0 and MIN_TEMPERATURE.
     """
@@ -29,6 +34,7 @@ class SamplingParams(Bounded):
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     top_k: Annotated[int, Ge(0)] = 0
     seed: int = 0
+    verification: VerificationRule = TOKEN
 
     def check_together(self) -> None:
         """Raise UserError for a temperature so small that scaled logits are infinite."""

@@ -1,5 +1,8 @@
 """Verification of a draft tree: greedy, or exact rejection sampling (ACL appendix F, eq. 9; Leviathan et al.).
 
+A sampled chain may also be accepted as a block (Sun et al., "Block Verification Accelerates Speculative Decoding",
+arXiv:2403.10444), which accepts no fewer tokens in expectation.
+
 The walk follows child pointers, so that paths are neither listed nor padded. The accepted tokens follow exactly the
 target's distribution for every draft.
 """
@@ -15,7 +18,7 @@ import torch
 from torch import Tensor
 
 from specbench_ss.engine.checks import check_draft_probs, check_probs
-from specbench_ss.engine.sampling import SamplingParams, sample_categorical
+from specbench_ss.engine.sampling import BLOCK, SamplingParams, sample_categorical
 from specbench_ss.engine.tree import DraftTree, copy_to_host, indices
 
 
@@ -50,9 +53,20 @@ def verify(logits: Tensor, tree: DraftTree, sampling: SamplingParams, rng: torch
     """Return the accepted path from the nodes' logits [n, V]. Raises NotFinite for NaN in p, at T > 0."""
     if sampling.greedy:
         return verify_greedy(logits, tree)
+    if verifies_as_block(tree, sampling):
+        return verify_block(sampling.probs(logits), tree, rng)
     # on a CPU synchronisation is free and filtering a row is slow: filter only the rows that the walk reaches
     on_cpu = logits.device.type == "cpu"
     return verify_sampled(LazyTargetProbs(logits, sampling) if on_cpu else sampling.probs(logits), tree, rng)
+
+
+def verifies_as_block(tree: DraftTree, sampling: SamplingParams) -> bool:
+    """Return True if this draft is accepted as a block: a chain of several tokens sampled from q.
+
+    A deterministic chain gains nothing: the output begins with it as often as p allows, by either rule.
+    """
+    is_chain = len(tree) > 2 and tree.topology.depth == len(tree) - 1
+    return sampling.verification == BLOCK and not sampling.greedy and tree.draft_probs is not None and is_chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +130,49 @@ def verify_sampled(probs: Tensor | LazyTargetProbs, tree: DraftTree, rng: torch.
             return VerifyResult(path, tokens, token, nodes.tokens[0], checked=True)
         path.append(child)
         node = child
+
+
+def block_acceptance(p: Tensor, q: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return h_1..h_g of a block of g drafted tokens [g], and the weights of the next token [g + 1, V], in float64.
+
+    h_i: probability of accepting the first i tokens unless more are accepted. After t of g tokens the next one has
+    weights (P_t p_t - q_t)+, after all p_g (algorithm 2 of Sun et al.). P_i = min(1, P_{i-1} p(x_i) / q(x_i)) is taken
+    from the sums S_i of log(p / q): log P_i = S_i - max_{k <= i} S_k.
+
+    p: [g + 1, V], row i after i drafted tokens. q: [g, V], row i that token i + 1 was sampled from.
+    """
+    p, q, g = p.double(), q.double(), len(drafted)
+    at = torch.arange(g, device=drafted.device), drafted
+    sums = torch.cat((p.new_zeros(1), (p[at] / q[at]).log().cumsum(0)))
+    prefix = (sums - sums.cummax(0).values).exp()  # [g + 1]
+    rest = torch.cat(((prefix[:g, None] * p[:g] - q).clamp_min(0), p[g:]))
+    mass, inner = rest[1:g].sum(-1), prefix[1:g]
+    total = mass + 1 - inner
+    return torch.cat((torch.where(total > 0, mass / total, 1.0), prefix[g:])), rest
+
+
+def verify_block(p: Tensor, tree: DraftTree, rng: torch.Generator) -> VerifyResult:
+    """Accept the longest prefix of a chain whose uniform number allows it (T > 0); p [n, V] of the nodes.
+
+    Every length i is tried with its probability h_i; the walk does not end at the first refusal. One host
+    synchronisation.
+    """
+    assert tree.draft_probs is not None
+    g, q = len(tree) - 1, tree.draft_probs[: len(tree) - 1]
+    h, rest = block_acceptance(p, q, tree.tokens[1:])
+    u = torch.rand(g, generator=rng, device=p.device, dtype=torch.float64)
+    accepted = (torch.arange(1, g + 1, device=p.device) * (u < h)).amax(0, keepdim=True)  # [1]
+    weights, last = rest.index_select(0, accepted), p.index_select(0, accepted)
+    weights = torch.where(weights.sum() > 0, weights, last.double())  # no weight: p equals q up to rounding
+    token = sample_categorical(weights, rng)[:, 0]
+    checked = torch.stack((p[:, 0].sum(), q.sum(-1).amax(), q.sum(-1).amin(), q.amin()))
+    numbers = (x.double() for x in (tree.tokens, accepted, token, checked))
+    tokens, (n,), (next_id,), (row, most, least, smallest) = copy_to_host(tree.topology, *numbers)
+    check_probs(row)
+    check_draft_probs(most, most, smallest)
+    check_draft_probs(least, least)
+    path, ids = list(range(int(n) + 1)), [int(x) for x in tokens]
+    return VerifyResult(path, [*ids[1 : int(n) + 1], int(next_id)], token, ids[0], checked=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +286,13 @@ class Candidates:
     q: Tensor | None = None
 
 
-def candidates(tree: DraftTree, path: Sequence[int]) -> Candidates:
-    """Return the candidates at each node of an accepted path, without a synchronisation."""
+def candidates(tree: DraftTree, path: Sequence[int], sampling: SamplingParams) -> Candidates:
+    """Return the candidates at each node of an accepted path, without a synchronisation.
+
+    None of a block, whose tokens are not accepted one by one with min(1, p / q).
+    """
+    if verifies_as_block(tree, sampling):
+        return Candidates([0] * len(path))
     children = tree.topology.children()
     offered = [children[node] for node in path]
     counts, firsts = [len(nodes) for nodes in offered], [nodes[0] for nodes in offered if nodes]

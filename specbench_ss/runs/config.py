@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from specbench_ss.engine.sampling import BLOCK, TOKEN, VerificationRule
 from specbench_ss.options import MethodSpec, PluginFile
 from specbench_ss.runs.preset import Preset
 from specbench_ss.runs.run_options import MOST_REPEATS, RunOptions
@@ -85,6 +86,7 @@ class RunConfig:
     temperature: float = RunOptions.temperature
     top_p: float = RunOptions.top_p
     top_k: int = RunOptions.top_k
+    verification: VerificationRule = RunOptions.verification
     seed: int = RunOptions.seed
     dtype: str = RunOptions.dtype
     device: str = RunOptions.device
@@ -189,5 +191,6 @@ def decoding(config: Mapping[str, Any]) -> str:
         parts = [f"temperature {config['temperature']:g}"]
         parts += [f"top-p {config['top_p']:g}"] if config["top_p"] < 1 else []
         parts += [f"top-k {config['top_k']}"] if config["top_k"] else []
+        parts += ["block verification"] if config.get("verification", TOKEN) == BLOCK else []
     stops = [json.dumps(text, ensure_ascii=False) for text in config.get("stop") or ()]
     return ", ".join([*parts, *([f"stop at {' or '.join(stops)}"] if stops else [])])

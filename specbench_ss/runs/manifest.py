@@ -55,6 +55,7 @@ ENVIRONMENT = _struct_type(
 CONFIG = _struct_type(
     {"temperature": float, "top_p": float, "top_k": int, "repeats": int},
     {
+        "verification": str,
         "stop": list[str],
         "methods": _list_of(_struct_type({"name": str, "options": JsonObject}, {"copy": int})),
         "presets": _list_of(_struct_type({"method": str})),

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self, get_type_hints
 from annotated_types import Ge, Gt, Le, Lt
 
 from specbench_ss.engine.numerics import Dtype
+from specbench_ss.engine.sampling import TOKEN, VerificationRule
 from specbench_ss.errors import UserError, did_you_mean
 from specbench_ss.models.quantize import Quantize
 from specbench_ss.options import LONGEST, MOST_SEED, checked_value, value_text
@@ -253,6 +254,12 @@ class RunOptions(CommandOptions):
         1.0, "Sample only among the most likely tokens that together have this probability; 1 switches this off."
     )
     top_k: AtLeast0 = _how(0, "Sample only among this many most likely tokens; 0 switches this off.", modes=MODEL_MODES)
+    verification: VerificationRule = _how(
+        TOKEN,
+        "At a temperature above 0: accept sampled chains token by token, or as a block (Sun et al. 2024). Trees and "
+        "deterministic drafts are accepted token by token.",
+        modes=MODEL_MODES,
+    )
     seed: Seed = _how(0, "Seed of the order of methods and of sampling.")
     dtype: Dtype = _how(
         "auto",

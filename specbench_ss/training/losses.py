@@ -1,7 +1,8 @@
 """Losses of drafters, their weights and targets.
 
 Papers differ: heads and streams are published with the token, Hydra and EAGLE's drafters with the distribution. It is
-an option of every trainer, so that a comparison of drafters does not mix two effects.
+an option of every trainer, so that a comparison of drafters does not mix two effects. Two more losses train acceptance
+itself: alpha = sum_x min(p(x), q(x)) is the probability that one sampled draft token is accepted.
 """
 
 from __future__ import annotations
@@ -27,26 +28,63 @@ def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor, whole: Tensor
     return (loss * weights.flatten()).sum() / (weights if whole is None else whole).sum().clamp_min(1e-6)
 
 
-def head_sums(logits: Tensor, labels: Tensor, teacher: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return sums of cross-entropy [ahead] and of correct top-1 predictions [ahead].
+LossKind = Literal["kl", "ce", "tv", "lk_alpha", "lk_lambda"]
+LOSS_HELP = (
+    "kl: match the base's distribution at every drafted position. ce: predict the token of the text. tv: total "
+    "variation, 1 - alpha, of one drafted token's acceptance probability alpha at temperature 1. lk_alpha: -log alpha. "
+    "lk_lambda: from KL divergence to tv as alpha grows."
+)
+LEAST_ALPHA = 1e-5
+LAMBDA_DECAY = 3.0  # eta of LK_lambda
+
+
+def loss_option(published: LossKind) -> Any:
+    """Return the field of a trainer's options. published: the loss of the published drafter, the default."""
+    return option(published, LOSS_HELP)
+
+
+def distribution_losses(log_q: Tensor, p: Tensor, kind: LossKind) -> Tensor:
+    """Return the loss [n] of draft distributions log_q [n, V] against the base's p [n, V], in float32.
+
+    kl: the cross-entropy, whose gradient is that of KL(p : q). tv: 1 - alpha. lk_alpha: -log alpha. lk_lambda: l KL +
+    (1 - l) tv with l = exp(-3 alpha), through which no gradient flows. p may sum to less than 1, where some tokens
+    cannot be drafted. Raises ValueError for ce, which has no p.
+    """
+    if kind == "kl":
+        return -(p * log_q).sum(-1)
+    alpha = torch.minimum(p, log_q.exp()).sum(-1)
+    if kind == "tv":
+        return 1 - alpha
+    if kind == "lk_alpha":
+        return -alpha.clamp_min(LEAST_ALPHA).log()
+    if kind == "lk_lambda":
+        share = torch.exp(-LAMBDA_DECAY * alpha.detach())
+        return share * (torch.xlogy(p, p) - p * log_q).sum(-1) + (1 - share) * (1 - alpha)
+    raise ValueError(f"the loss {kind} has no distribution")
+
+
+def head_sums(
+    logits: Tensor, labels: Tensor, teacher: Tensor | None = None, kind: LossKind = "kl"
+) -> tuple[Tensor, Tensor]:
+    """Return sums of losses [ahead] and of correct top-1 predictions [ahead].
 
     logits: [.., ahead, V]; labels: [.., ahead]. teacher: the base's logits [.., ahead, V] for the same tokens, whose
-    distributions replace the labels; positions without a label do not count.
+    distributions replace the labels, with the loss `kind`; positions without a label do not count.
     """
     ahead, vocab = logits.shape[-2:]
     flat, rows = labels.reshape(-1, ahead), logits.reshape(-1, vocab)
     if teacher is None:
         losses = F.cross_entropy(rows.float(), flat.flatten(), ignore_index=-100, reduction="none")
     else:
-        probs = teacher.reshape(-1, vocab).softmax(-1, dtype=torch.float32)
-        cross_entropy = -(probs * rows.log_softmax(-1, dtype=torch.float32)).sum(-1)  # the gradient of KL divergence
-        losses = cross_entropy * (flat.flatten() != -100)
+        p = teacher.reshape(-1, vocab).softmax(-1, dtype=torch.float32)
+        losses = distribution_losses(rows.log_softmax(-1, dtype=torch.float32), p, kind)
+        losses = losses * (flat.flatten() != -100)
     correct = logits.detach().argmax(-1).reshape(-1, ahead) == flat
     return losses.view(-1, ahead).sum(0), correct.sum(0)
 
 
 def mean_loss(sums: tuple[Tensor, Tensor], labels: Tensor, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return (weighted sum of mean cross-entropies, top-1 accuracies [ahead]) from sums of `head_sums`.
+    """Return (weighted sum of mean losses, top-1 accuracies [ahead]) from sums of `head_sums`.
 
     labels: [.., ahead], those of the sums, or those of the whole batch if the sums are of a share.
     """
@@ -61,13 +99,14 @@ def head_loss(
     weights: Sequence[float],
     whole: Tensor | None = None,
     teacher: Tensor | None = None,
+    kind: LossKind = "kl",
 ) -> tuple[Tensor, Tensor]:
-    """Return (weighted sum of mean cross-entropies, top-1 accuracies [ahead]).
+    """Return (weighted sum of mean losses, top-1 accuracies [ahead]).
 
     logits: [.., ahead, V]; labels: [.., ahead]. whole: the labels of the whole batch, if these are only a share of it.
-    teacher: as in `head_sums`.
+    teacher, kind: as in `head_sums`.
     """
-    return mean_loss(head_sums(logits, labels, teacher), labels if whole is None else whole, weights)
+    return mean_loss(head_sums(logits, labels, teacher, kind), labels if whole is None else whole, weights)
 
 
 class LossWarmup(nn.Module):
@@ -99,12 +138,3 @@ def topk_predictions(predictions: Tensor, anchors: Anchors) -> tuple[Tensor, Ten
     """
     labels = anchors.labels[..., 1 : len(predictions) + 1].flatten(0, 1).T  # [levels, B*A]
     return (predictions == labels[..., None]).sum(1), (labels != -100).sum(1)
-
-
-LossKind = Literal["kl", "ce"]
-LOSS_HELP = "kl: match the base's distribution at every drafted position. ce: predict the token of the text."
-
-
-def loss_option(published: LossKind) -> Any:
-    """Return the field of a trainer's options. published: the loss of the published drafter, the default."""
-    return option(published, LOSS_HELP)

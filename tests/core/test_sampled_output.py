@@ -334,8 +334,14 @@ def test_the_candidates_of_each_token_are_those_behind_its_node() -> None:
     root, q = torch.tensor([7]), torch.arange(40.0).view(4, 10)
     chosen = DraftTree.from_parents([root, 1, 2, 3], (-1, 0, 0, 1))
     drawn_ones = DraftTree.chain(root, torch.tensor([1, 2, 3]), q)
-    steps = [candidates(chosen, [0, 1, 3]), candidates(drawn_ones, [0, 1]), candidates(DraftTree.root_only(root), [0])]
+    steps = [
+        candidates(chosen, [0, 1, 3], PLAIN),
+        candidates(drawn_ones, [0, 1], PLAIN),
+        candidates(DraftTree.root_only(root), [0], PLAIN),
+    ]
     assert offers(steps) == [Offer((1, 2)), Offer((3,)), Offer(), Offer((1,), 1.0), Offer((2,), 12.0), Offer()]
+    block = candidates(drawn_ones, [0, 1], replace(PLAIN, verification="block"))
+    assert offers([block]) == [Offer(), Offer()]  # tokens of a block are not accepted with min(1, p / q)
 
 
 def test_the_share_of_top_p_may_lie_between_two_tokens() -> None:
