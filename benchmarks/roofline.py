@@ -13,14 +13,15 @@ is the method's and one is `ar`'s over the same context, in turn; a line has the
 The least time is the larger one of: bytes of all weights, the drafter's too, and of the context over the measured
 bandwidth; operations of verifying, without those of drafting and of streams, over the measured peak (`ssbench doctor
 --calibrate`). `eagle` drafts five levels of up to eight beams at every width, however few of them are verified. Lines
-are appended to OUT as they are measured; existing lines are not measured again. Sizes that do not fit into memory are
-reported and left out.
+are appended to OUT as they are measured; existing lines are not measured again. Models that are refused or do not
+fit into memory are reported and left out; the exit code is then 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -39,6 +40,7 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Output, Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import VerifyResult, verify
+from specbench_ss.errors import UserError, first_line
 from specbench_ss.methods._shared.heads import best_tree, tree_of
 from specbench_ss.methods.ar import Autoregressive
 from specbench_ss.methods.eagle.decode import DynamicOptions, Eagle2
@@ -213,9 +215,15 @@ def main(log: Callable[[str], None] = print) -> None:
     arguments = parser.parse_args()
     device = resolve_device(arguments.device)
     check_engine(arguments.engine, device)
+    refused = 0
     for name in arguments.models:
-        target = model_of(name, arguments.dtype, device, max(arguments.contexts))
-        use_engine(target, arguments.engine)
+        try:
+            target = model_of(name, arguments.dtype, device, max(arguments.contexts))
+            use_engine(target, arguments.engine)
+        except (UserError, torch.OutOfMemoryError) as error:  # the next model is measured anyway
+            log(f"{name}: left out, {first_line(error)}")
+            refused += 1
+            continue
         log(
             f"{name}: {target.parameter_count / 1e6:,.0f} M parameters, {target.number_format}, {target.kernel_summary}"
         )
@@ -227,6 +235,7 @@ def main(log: Callable[[str], None] = print) -> None:
             what = f"{line['method']:8} {line['width']:4} rows {line['context']:6} tokens"
             share = "" if line["least_ms"] is None else f"  {line['step_ms'] / line['least_ms']:5.2f} times the least"
             log(f"{what} {line['step_ms']:9.2f} ms {line['ratio']:6.2f} steps{share}")
+    sys.exit(bool(refused))
 
 
 if __name__ == "__main__":

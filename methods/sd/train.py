@@ -23,7 +23,7 @@ from specbench_ss.methods._shared.small_llama import new_llama
 from specbench_ss.options import Bounded, option
 from specbench_ss.storage import ordinary_mode
 from specbench_ss.training.batch import BaseStates, Batch
-from specbench_ss.training.losses import LOSS_HELP, distribution_losses, weighted_loss
+from specbench_ss.training.losses import distribution_losses, weighted_loss
 from specbench_ss.training.trainer import DrafterTrainer, checkpointing_option
 
 
@@ -43,7 +43,9 @@ class DraftOptions(Bounded):
     distill_share: Annotated[float, Gt(0), Le(1)] = option(
         0.9, "With --distill: fraction of the distillation loss in the total."
     )
-    distill_loss: Literal["kl", "tv", "lk_alpha", "lk_lambda"] = option("kl", f"With --distill: {LOSS_HELP}")
+    distill_loss: Literal["kl", "tv", "lk_alpha", "lk_lambda"] = option(
+        "kl", "With --distill: loss against the target's distribution, as of other trainers' --loss."
+    )
     prompt_weight: Annotated[float, Ge(0), Le(1)] = option(
         0.2, "Loss weight of prompt tokens relative to answer tokens."
     )

@@ -186,7 +186,7 @@ def start_embedding(module: Streams, low: Tensor) -> None:
 class StreamsTrainer(StreamTrainer):
     """Trainer of lossless streams: P_j, stream adapters and, with its own next-token loss, the pruning map o_theta.
 
-    Segments consist of anchors. loss_kind: ce (as published) or kl.
+    Segments consist of anchors. loss_kind: ce, as published, or a loss of the base's distribution.
     """
 
     module: Streams

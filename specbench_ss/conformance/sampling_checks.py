@@ -26,7 +26,7 @@ from specbench_ss.engine.generate import StopParams
 from specbench_ss.engine.sampling import BLOCK, TOKEN, SamplingParams, exponential_race
 from specbench_ss.engine.target import Output
 from specbench_ss.engine.tree import DraftTree
-from specbench_ss.engine.verify import VerifyResult, verifies_as_block
+from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.results.quality import acceptance, bound
 from specbench_ss.runs.records import PIT_BINS, SampledTokens
 
@@ -171,7 +171,7 @@ def of_answers(subject: Subject, case: Case, seeds: range, alpha: float) -> Tall
         trace = subject.answer(watched, case.prompt, StopParams(case.max_new_tokens), sampling)
         subject.logits(case.prompt, trace.tokens[:-1])  # one pass for all of them
         # a block that is accepted up to some depth depends on later drafts: only its tokens by number follow p
-        as_block = any(seen.tree is not None and verifies_as_block(seen.tree, sampling) for seen in trace.steps)
+        as_block = sampling.verification == BLOCK
         for number, (token, (where, drafted, q)) in enumerate(zip(trace.tokens, decided(trace), strict=False)):  # cut
             before = tuple(trace.tokens[:number])
             drafted, q = ([], None) if as_block else (drafted, q)

@@ -146,7 +146,7 @@ class PrepackedLinear:
         few = x.ndim > 1 and self.least <= x.shape[:-1].numel() <= self.most
         if few and self.native is not None and self._fits(x):
             return self.native(x)
-        if self.packed is None or not few:
+        if self.packed is None or not few or torch.is_grad_enabled():  # its operators have no gradient
             if x.ndim == 3 and len(x) == 1:  # torch would treat a slice of rows as a batch and copy a bfloat16 weight
                 return F.linear(x[0], self.weight, self.bias)[None]
             return F.linear(x, self.weight, self.bias)
@@ -304,7 +304,7 @@ def _equals_linear(product: Callable[[Tensor, Tensor], Tensor], dtype: torch.dty
 
 ROWS, FIRST = 5, 3  # rows of the check against the module, and their first position
 LAYER_TOLERANCE = {torch.float32: 1e-4}  # as a share of the largest value
-HALF_TOLERANCE = 0.1  # rounded scores of peaked attention differ by 0.025; a wrong mask differs by far more
+HALF_TOLERANCE = 0.1  # of norms in half precision; rounded scores of peaked attention change single values by more
 Norm = tuple[Tensor, float]  # weight and epsilon of an RMSNorm
 
 
@@ -373,6 +373,10 @@ class FusedBlock(Block):
             return attended
         if (attended := self._attend_natively(x, cache, mask, rotary)) is not None:
             return attended
+        return self.attend_by_torch(x, cache, mask, rotary)
+
+    def attend_by_torch(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """Return attention's contribution by torch's operators, also with gradients."""
         w, (b, q, _) = self.joined, x.shape
         rows = w.qkv(_apply_norm(x, w.norm1)).view(b, q, -1, w.d)  # [B, q, heads + 2 kv_heads, d]
         qk, v = rows.split((w.heads + w.kv_heads, w.kv_heads), 2)
@@ -407,6 +411,8 @@ class FusedBlock(Block):
         if mask is not None and (mask.dtype != x.dtype or mask.shape[:3] != (1, 1, q) or mask.stride(3) != 1):
             return None
         keys, values, rows, count = cache.places(x.new_empty(1, w.kv_heads, q, w.d), w.layer)
+        assert keys.shape == values.shape and keys.shape[:2] == (1, w.kv_heads) and keys.dtype == x.dtype
+        assert mask is None or mask.shape[3] == count
         cos, sin = (table.expand(1, q, w.d).contiguous() for table in rotary)
         return self.cuda.attend(x, keys, values, rows, count, (cos, sin), mask, residual)
 
@@ -442,14 +448,18 @@ class FusedBlock(Block):
         """Return the MLP's contribution to x [B, q, h]."""
         if not torch.is_inference_mode_enabled():
             return Block.run_mlp(self, x)
-        w = self.joined
         if self.cuda is not None and 0 < x.shape[:-1].numel() <= native_cuda.MOST_QUERIES:
             return self.cuda.mlp(x)
         few = 0 < x.shape[:-1].numel() <= native_cpu.MOST_ROWS
         if self.native is not None and self.native.has_mlp and few:
             return self.native.mlp(x.contiguous())
+        return self.mlp_by_torch(x)
+
+    def mlp_by_torch(self, x: Tensor) -> Tensor:
+        """Return the MLP's contribution by torch's operators, also with gradients."""
+        w = self.joined
         gate, up = w.gate_up(_apply_norm(x, w.norm2)).chunk(2, -1)
-        return w.down(w.act(gate).mul_(up))
+        return w.down(w.act(gate) * up if torch.is_grad_enabled() else w.act(gate).mul_(up))
 
 
 def _is_plain(cache: Any) -> bool:
@@ -558,7 +568,7 @@ def _cuda(joined: FusedWeights, attention: Any) -> CudaLayer | None:
     if not all(isinstance(native, CudaLinear) for native in natives) or not _fits_kernels(joined):
         return None
     qkv, out, gate_up, down = joined.products()
-    if joined.d > native_cuda.MOST_WIDTH or not _is_silu(joined.act):
+    if not native_cuda.fits(qkv.weight.device, joined.d) or not _is_silu(joined.act):
         return None
     return CudaLayer(
         joined.norm1, CudaLinear(qkv.weight, qkv.bias), CudaLinear(out.weight, out.bias),
@@ -610,7 +620,7 @@ def _native(joined: FusedWeights, attention: Any) -> NativeLayer | None:
 def _joined(block: Block, head_dim: int, pack: PrepackFormat) -> FusedWeights | None:
     """Return a layer's fused weights, or None if the layer is not supported."""
     attention: Any = block.attention
-    parts, norms, act = _parts(block), _norms(block), _activation(block.mlp)
+    parts, norms, act = layer_linears(block), _norms(block), _activation(block.mlp)
     if parts is None or norms is None or act is None or block.parallel or getattr(attention, "head_dim", 0) != head_dim:
         return None
     qkv, out, gate_up, down = parts
@@ -625,7 +635,7 @@ def _joined(block: Block, head_dim: int, pack: PrepackFormat) -> FusedWeights | 
     )  # fmt: skip
 
 
-def _parts(block: Block) -> tuple[list[nn.Linear], ...] | None:
+def layer_linears(block: Block) -> tuple[list[nn.Linear], ...] | None:
     """Return the linear layers of QKV, output, gate/up and down projection, or None if one is missing."""
     attention, mlp = block.attention, block.mlp
     parts = (
@@ -720,11 +730,14 @@ def _equals_modules(block: Block, fused: FusedBlock, rotary: tuple[Tensor, Tenso
         cache.commit(ROWS)
         again = form.attend(x, cache, mask, rotary)
         results.append((attended, again, form.run_mlp(attended), cache.keys[layer], cache.values[layer]))
-    tolerance = LAYER_TOLERANCE.get(weight.dtype, HALF_TOLERANCE)
-    return all(_close(a, b, tolerance) for a, b in zip(*results, strict=True))
+    return all(_close(a, b) for a, b in zip(*results, strict=True))
 
 
-def _close(a: Tensor | None, b: Tensor | None, tolerance: float) -> bool:
+def _close(a: Tensor | None, b: Tensor | None) -> bool:
+    """Return True if b equals a within rounding."""
     if a is None or b is None or a.shape != b.shape:
         return False
-    return bool((a - b).abs().max() <= tolerance * (1 + a.abs().max()))
+    difference, tolerance = (a.float() - b.float()), LAYER_TOLERANCE.get(a.dtype)
+    if tolerance is None:
+        return bool(difference.norm() <= HALF_TOLERANCE * a.float().norm())
+    return bool(difference.abs().max() <= tolerance * (1 + a.abs().max()))

@@ -243,7 +243,9 @@ class StaticPass:
         self.written[layer] = max(end, self.written.get(layer, 0))
 
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the additive mask [1, 1, q, keys] of visible [q, m], m rows behind the cached ones, which all see."""
+        """Return the additive mask [1, 1, q, keys] of visible [q, m], m rows behind the cached ones.
+
+        Cached rows are visible to all."""
         if (mask := native_cuda.tree_mask(visible, self.past, self.keys, dtype)) is not None:
             return mask
         m = visible.shape[1]

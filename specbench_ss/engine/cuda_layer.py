@@ -136,7 +136,7 @@ def attend(
     d_there = d < D
     row = block * ROWS + tl.arange(0, ROWS)
     row_there = row < rows_of_group
-    all_rows = tl.num_programs(0) * rows_of_group
+    all_rows = (tl.num_programs(0) * rows_of_group).to(tl.int64)
     in_query = kv_head * rows_of_group + row
     q = tl.load(query + in_query[:, None] * D + d[None, :], row_there[:, None] & d_there[None, :], 0.0)
     best = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -189,7 +189,7 @@ def combine(
     result = tl.zeros((WIDTH,), tl.float32)
     for start in range(0, SPLITS, PART):
         split = start + tl.arange(0, PART)
-        at, there = split * heads * n + head * n + row, split < splits
+        at, there = split.to(tl.int64) * heads * n + head * n + row, split < splits
         part = tl.load(partial + at[:, None] * D + d[None, :], there[:, None] & (d < D)[None, :], 0.0)
         top = tl.load(largest + at, there, float("-inf"))
         now = tl.maximum(best, tl.max(top, 0))
@@ -213,7 +213,7 @@ def rms_norm(x, weight, out, size, eps, WIDTH: tl.constexpr):
 
 @triton.jit(do_not_specialize=["m"])
 def tree_mask(mask, visible, past, m, keys, least, WIDTH: tl.constexpr):
-    """Write the additive mask [q, keys] of visible [q, m] behind `past` [1] rows, which all see."""
+    """Write the additive mask [q, keys] of visible [q, m] behind `past` [1] rows, which are visible to all."""
     row = tl.program_id(0)
     j = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     offset = j - tl.load(past)

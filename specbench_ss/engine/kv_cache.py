@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -204,7 +204,7 @@ class Cache:
         return rows.new_zeros((*rows.shape[:-2], self.capacity, rows.shape[-1]))
 
 
-@lru_cache(maxsize=8)
+@cache  # kept, since graphs read it; few sizes
 def _table(device: torch.device, size: int) -> Tensor:
     return torch.arange(size, device=device)
 

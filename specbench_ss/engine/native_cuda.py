@@ -29,6 +29,7 @@ SPLIT = 128  # keys of one program; constant, since it determines the order of s
 LONG_SPLIT = 1024  # of more than MOST_ROWS query tokens, whose products have another order already
 KEYS = (128, 64, 32)  # keys of one iteration, the first that fits
 MOST_WIDTH = 256  # of a head
+MOST_BLOCK = 64  # query rows of a program of attention
 WIDE = 8192  # outputs; narrower products have few programs
 MOST_SHARED = 232_448  # bytes of an H100
 LEAST_SHARED = 49_152  # of every device
@@ -84,7 +85,9 @@ def n_variants() -> int:
 
 def _launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *arguments: Any, **constants: Any) -> None:
     """Launch a kernel on the device of its first argument."""
-    _variants.add((kernel, first.dtype, first.device, *constants.values()))
+    numbers = (a.data_ptr() if isinstance(a, Tensor) else a for a in (first, *arguments))
+    marks = tuple((n % 16 == 0, n == 1) for n in numbers if isinstance(n, int))  # for which Triton specialises
+    _variants.add((kernel, first.dtype, first.device, marks, *constants.values()))
     with torch.cuda.device_of(first):
         kernel[grid](first, *arguments, **constants)
 
@@ -170,6 +173,20 @@ def tile_of(device: torch.device, outputs: int, inputs: int, gated: bool, rows: 
         if inputs % block == 0 and stages > 2 and (block < 256 or rows == 16):
             break
     return Tile(columns, block, 4, stages)
+
+
+@functools.cache
+def keys_of(device: torch.device, width: int) -> int:
+    """Return the keys of one iteration for heads of this width, whatever the number of query tokens is."""
+    queries = 4 * MOST_BLOCK * width + SPARE_SHARED
+    return next((keys for keys in KEYS if _stages(device, 4 * keys * width, queries, 2) == 2), KEYS[-1])
+
+
+def fits(device: torch.device, d: int) -> bool:
+    """Return True if attention with heads of dimension d fits a program's shared memory."""
+    width = power(d)
+    needed = 4 * width * (KEYS[-1] + MOST_BLOCK) + SPARE_SHARED
+    return width <= MOST_WIDTH and needed <= _shared_memory(device)
 
 
 class CudaLinear:
@@ -265,7 +282,7 @@ class CudaLayer:
             positions: int64 [q], rows of the cache for x.
             count: number of rows to attend to, those of x included.
             rotary: cos and sin [1, q, d].
-            mask: additive [1, 1, q, count]; None: every query sees every row.
+            mask: additive [1, 1, q, count]; None: every query attends to every row.
             residual: [1, q, h].
         """
         n, heads, d, width = x.shape[1], self.heads, self.d, power(self.d)
@@ -276,10 +293,9 @@ class CudaLayer:
         stride, splits, group = keys.stride(1), -(-count // split), heads // self.kv_heads * n
         partial = x.new_empty(splits, heads * n, d, dtype=torch.float32)
         largest, total = x.new_empty(2, splits, heads * n, dtype=torch.float32)
-        block = min(power(group), 64)
-        per_key, queries = 4 * width, 4 * block * width + SPARE_SHARED
-        step = next((keys for keys in KEYS if _stages(x.device, keys * per_key, queries, 2) == 2), KEYS[-1])
-        stages = _stages(x.device, step * per_key, queries, 3)
+        block = min(power(group), MOST_BLOCK)
+        step = keys_of(x.device, width)
+        stages = _stages(x.device, 4 * step * width, 4 * block * width + SPARE_SHARED, 3)
         _launch(
             self.kernels.rope_and_write, (n, heads + 2 * self.kv_heads),
             rows, *rotary, norm, positions, query, keys, values, stride, n, heads, self.kv_heads, eps,

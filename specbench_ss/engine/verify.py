@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench_ss.engine.checks import check_draft_probs, check_probs
+from specbench_ss.engine.checks import NotFinite, check_draft_probs, check_probs
 from specbench_ss.engine.sampling import BLOCK, SamplingParams, sample_categorical
 from specbench_ss.engine.tree import DraftTree, copy_to_host, indices
 
@@ -65,8 +65,9 @@ def verifies_as_block(tree: DraftTree, sampling: SamplingParams) -> bool:
 
     A deterministic chain gains nothing: the output begins with it as often as p allows, by either rule.
     """
-    is_chain = len(tree) > 2 and tree.topology.depth == len(tree) - 1
-    return sampling.verification == BLOCK and not sampling.greedy and tree.draft_probs is not None and is_chain
+    if sampling.verification != BLOCK or sampling.greedy or tree.draft_probs is None:
+        return False  # without a look at a topology that is on the device
+    return 2 < len(tree) <= tree.topology.deepest + 1 and tree.topology.depth == len(tree) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +166,15 @@ def verify_block(p: Tensor, tree: DraftTree, rng: torch.Generator) -> VerifyResu
     weights, last = rest.index_select(0, accepted), p.index_select(0, accepted)
     weights = torch.where(weights.sum() > 0, weights, last.double())  # no weight: p equals q up to rounding
     token = sample_categorical(weights, rng)[:, 0]
-    checked = torch.stack((p[:, 0].sum(), q.sum(-1).amax(), q.sum(-1).amin(), q.amin()))
+    drafted = q[torch.arange(g, device=q.device), tree.tokens[1:]].amin()
+    checked = torch.stack((p[:, 0].sum(), q.sum(-1).amax(), q.sum(-1).amin(), q.amin(), drafted))
     numbers = (x.double() for x in (tree.tokens, accepted, token, checked))
-    tokens, (n,), (next_id,), (row, most, least, smallest) = copy_to_host(tree.topology, *numbers)
+    tokens, (n,), (next_id,), (row, most, least, smallest, least_drafted) = copy_to_host(tree.topology, *numbers)
     check_probs(row)
     check_draft_probs(most, most, smallest)
     check_draft_probs(least, least)
+    if least_drafted <= 0:
+        raise NotFinite("draft_probs give a drafted token probability 0, so it was not sampled from them")
     path, ids = list(range(int(n) + 1)), [int(x) for x in tokens]
     return VerifyResult(path, [*ids[1 : int(n) + 1], int(next_id)], token, ids[0], checked=True)
 

@@ -1,8 +1,8 @@
 """Losses of drafters, their weights and targets.
 
 Papers differ: heads and streams are published with the token, Hydra and EAGLE's drafters with the distribution. It is
-an option of every trainer, so that a comparison of drafters does not mix two effects. Two more losses train acceptance
-itself: alpha = sum_x min(p(x), q(x)) is the probability that one sampled draft token is accepted.
+an option of every trainer, so that a comparison of drafters does not mix two effects. Three more losses train
+acceptance itself: alpha = sum_x min(p(x), q(x)) is the probability that one sampled draft token is accepted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOSS_HELP = (
     "variation, 1 - alpha, of one drafted token's acceptance probability alpha at temperature 1. lk_alpha: -log alpha. "
     "lk_lambda: from KL divergence to tv as alpha grows."
 )
-LEAST_ALPHA = 1e-5
+LEAST_ALPHA = 1e-8  # keeps a gradient where nothing is accepted yet
 LAMBDA_DECAY = 3.0  # eta of LK_lambda
 
 
@@ -56,7 +56,7 @@ def distribution_losses(log_q: Tensor, p: Tensor, kind: LossKind) -> Tensor:
     if kind == "tv":
         return 1 - alpha
     if kind == "lk_alpha":
-        return -alpha.clamp_min(LEAST_ALPHA).log()
+        return -(alpha + LEAST_ALPHA).log()
     if kind == "lk_lambda":
         share = torch.exp(-LAMBDA_DECAY * alpha.detach())
         return share * (torch.xlogy(p, p) - p * log_q).sum(-1) + (1 - share) * (1 - alpha)

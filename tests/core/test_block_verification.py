@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,10 +21,10 @@ from specbench_ss.engine.verify import block_acceptance, verifies_as_block, veri
 
 V = 3
 BLOCK = SamplingParams(1.0, verification="block")
-Law = dict[tuple[int, ...], torch.Tensor]  # distribution of the next token by the tokens before it
+Model = dict[tuple[int, ...], torch.Tensor]  # distribution of the next token by the tokens before it
 
 
-def random_law(depth: int, seed: int, sharp: float = 1.0) -> Law:
+def random_model(depth: int, seed: int, sharp: float = 1.0) -> Model:
     rng = torch.Generator().manual_seed(seed)
     return {
         prefix: (sharp * torch.randn(V, generator=rng, dtype=torch.float64)).softmax(-1)
@@ -32,7 +33,7 @@ def random_law(depth: int, seed: int, sharp: float = 1.0) -> Law:
     }
 
 
-def drafts(p: Law, q: Law, g: int) -> Iterator[tuple[tuple[int, ...], float, torch.Tensor, torch.Tensor]]:
+def drafts(p: Model, q: Model, g: int) -> Iterator[tuple[tuple[int, ...], float, torch.Tensor, torch.Tensor]]:
     """Yield every draft with its probability, the rows of p and those of q."""
     for draft in itertools.product(range(V), repeat=g):
         rows = [q[draft[:i]] for i in range(g)]
@@ -48,9 +49,9 @@ def lengths(h: torch.Tensor) -> list[float]:
 
 @pytest.mark.parametrize("g", [2, 3])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_joint_law_of_the_output_is_the_target_s(g: int, seed: int) -> None:
+def test_the_joint_distribution_of_the_output_is_the_target_s(g: int, seed: int) -> None:
     """Enumerated over all drafts and accepted lengths; tokens after the step are the target's own."""
-    p, q = random_law(g + 1, seed), random_law(g, 100 + seed)
+    p, q = random_model(g + 1, seed), random_model(g, 100 + seed)
     joint = torch.zeros((V,) * (g + 1), dtype=torch.float64)
     for draft, chance, p_rows, q_rows in drafts(p, q, g):
         h, rest = block_acceptance(p_rows, q_rows, torch.tensor(draft))
@@ -67,7 +68,7 @@ def test_the_joint_law_of_the_output_is_the_target_s(g: int, seed: int) -> None:
         assert float(joint[output]) == pytest.approx(wanted, abs=1e-12)
 
 
-def accepted_tokens(p: Law, q: Law, g: int) -> tuple[float, float]:
+def accepted_tokens(p: Model, q: Model, g: int) -> tuple[float, float]:
     """Return the expected number of accepted tokens, token by token and as a block."""
     by_token = by_block = 0.0
     for draft, chance, p_rows, q_rows in drafts(p, q, g):
@@ -82,7 +83,7 @@ def accepted_tokens(p: Law, q: Law, g: int) -> tuple[float, float]:
 def test_a_block_accepts_no_fewer_tokens(g: int) -> None:
     gains = []
     for seed in range(6):
-        by_token, by_block = accepted_tokens(random_law(g, seed, 2.0), random_law(g, 50 + seed, 2.0), g)
+        by_token, by_block = accepted_tokens(random_model(g, seed, 2.0), random_model(g, 50 + seed, 2.0), g)
         assert by_block >= by_token - 1e-9
         gains.append(by_block - by_token)
     assert max(gains) < 1e-9 if g == 1 else max(gains) > 0.01
@@ -93,7 +94,7 @@ def test_the_example_of_the_paper() -> None:
     global V
     before, V = V, 2
     try:
-        laws = [
+        models = [
             {
                 prefix: torch.tensor([a, 1 - a]).double()
                 for n in range(3)
@@ -101,7 +102,7 @@ def test_the_example_of_the_paper() -> None:
             }
             for a in (1 / 3, 2 / 3)
         ]
-        assert accepted_tokens(laws[0], laws[1], 2) == (pytest.approx(10 / 9), pytest.approx(11 / 9))
+        assert accepted_tokens(models[0], models[1], 2) == (pytest.approx(10 / 9), pytest.approx(11 / 9))
     finally:
         V = before
 
@@ -109,7 +110,7 @@ def test_the_example_of_the_paper() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_sampled_outputs_follow_the_target(seed: int) -> None:
     """`verify` itself, with drafts from q: the first two tokens over many draws."""
-    p, q = random_law(4, seed), random_law(3, 10 + seed)
+    p, q = random_model(4, seed), random_model(3, 10 + seed)
     counts = Counter[tuple[int, int]]()
     n, chooser = 6000, random.Random(seed)
     for i in range(n):
@@ -160,3 +161,22 @@ def test_numbers_that_are_not_finite_are_named(where: str, message: str) -> None
     tree = DraftTree.chain(torch.tensor([0]), torch.tensor([1, 2]), rows["q"])
     with pytest.raises(NotFinite, match=message):
         verify_block(rows["p"], tree, torch.Generator())
+
+
+def test_the_shape_of_a_draft_is_read_for_blocks_alone() -> None:
+    """It may be on the device, where a look at it waits."""
+
+    class Shape:
+        def __getattr__(self, name: str) -> None:
+            raise AssertionError(name)
+
+    for probs, sampling in ((torch.zeros(3, V), SamplingParams(1.0)), (None, BLOCK)):
+        tree = SimpleNamespace(draft_probs=probs, topology=Shape())
+        assert not verifies_as_block(tree, sampling)  # type: ignore[arg-type]
+
+
+def test_a_token_that_the_draft_excludes_is_an_error() -> None:
+    q = torch.tensor([[0.0, 0.4, 0.6]]).expand(3, V)
+    tree = DraftTree.chain(torch.tensor([0]), torch.tensor([0, 1]), q)
+    with pytest.raises(NotFinite, match="draft_probs"):
+        verify_block(torch.full((3, V), 1 / V), tree, torch.Generator())

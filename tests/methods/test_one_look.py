@@ -42,6 +42,7 @@ LOOKS = {  # method, shape -> where, and why
     ("dflash", "tree"): "the best nodes of all places are chosen on the host",
     ("dflash", "reduced"): "the best nodes of all places are chosen on the host",
     ("peagle", "tree"): "the best nodes of all places are chosen on the host",
+    ("uno", "tree"): "the best nodes of all rows are chosen on the host",
 }
 VARY = {  # methods that draft as much as they find, or as pays
     "pld", "suffix", "rest", "lookahead", "recycling", "space", "sd",

@@ -1,0 +1,1 @@
+"""UNO: a LoRA of the frozen target that drafts in rows of noise."""

@@ -1,0 +1,167 @@
+"""UNO: the frozen target drafts through a LoRA in rows of noise (arXiv:2609.04010), and verifies in a second pass.
+
+A draft pass has the root and random tokens behind it, causal, at successive positions. The root's row has no LoRA, so
+it is the target's own: its token is drafted from p and accepted with probability 1, up to rounding. Row i > 0 drafts
+the token at its position + 1. Keys and values of the draft pass are overwritten by the verification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor
+
+from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.costs import read_by_a_pass
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.kv_cache import row_numbers
+from specbench_ss.engine.target import AnyPass, Target
+from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.drafting import DrafterDecoder, Read
+from specbench_ss.methods._shared.fine_tuned import without_weights
+from specbench_ss.methods._shared.heads import best_tree, tree_of
+from specbench_ss.methods._shared.tree_growth import draw
+from specbench_ss.methods.uno.lora import RowLora, gated_blocks, new_lora, noise_tokens, read_lora
+from specbench_ss.models.checkpoint import read_config
+from specbench_ss.models.load import hash_tensors
+from specbench_ss.options import Bounded, option
+
+MOST_BLOCK = 64
+BLOCKS = (2, 3, 4, 5, 6, 8, 12, 16)  # for tuning
+TREE_NODES = 16  # default of a tree
+
+
+@dataclass(frozen=True, slots=True)
+class UNOOptions(Bounded):
+    """Options of `uno`."""
+
+    owner: ClassVar[str] = "uno"
+    weights: str = option("", "Folder with the LoRA, as peft writes it. Empty: the one bundled with the model.")
+    block: Annotated[int, Ge(0), Le(MOST_BLOCK)] = option(
+        0, "Drafted tokens per step, the first of which is the target's own. 0: as trained, or 16."
+    )
+    mode: Literal["chain", "tree"] = option(
+        "chain",
+        "Draft shape. tree: at temperature 0, the nodes with the greatest product of the rows' probabilities, below "
+        "the first token; above it, a chain.",
+    )
+    nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
+        0, f"Maximum number of drafted nodes per step. 0: all of a chain, {TREE_NODES} of a tree."
+    )
+    k: Annotated[int, Ge(1), Le(64)] = option(8, "With mode=tree: number of candidates of each row.")
+
+
+class UNO(DrafterDecoder):
+    """A LoRA of the target in rows of noise drafts; the target without it verifies."""
+
+    name = "uno"
+    summary = "UNO: the frozen target drafts in a pass of its own, through a LoRA in rows of noise"
+    paper = "Sahoo et al. 2026, arXiv:2609.04010"
+    Options = UNOOptions
+    node_options = ("nodes", "block")
+    drafter: RowLora
+
+    def __init__(self, target: Target, options: Any, drafter: RowLora, config: dict[str, Any] | None = None) -> None:
+        self.size, self.tree_nodes = self.resolve_options(options, config or {}, drafter, target)
+        super().__init__(target, options, drafter, config)
+        self.blocks = gated_blocks(target, self.drafter, first=1)
+        self.visible = torch.ones(self.size, self.size, dtype=torch.bool, device=target.device).tril()
+
+    @classmethod
+    def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[RowLora, dict[str, Any]]:
+        """Return the LoRA of a peft folder, and the config.json that `ssbench train uno` adds."""
+        lora = read_lora(path, without_weights(base.config), read)
+        return lora, read_config(path) if (path / "config.json").is_file() else {}
+
+    @classmethod
+    def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> tuple[int, int]:
+        """Return the drafted tokens of the block, and the nodes of a tree (0 for a chain)."""
+        trained = config.get("block", 16)
+        if not isinstance(trained, int) or not 1 <= trained <= MOST_BLOCK:
+            raise UserError(f"uno: config.json has block {trained!r}; it must be 1 to {MOST_BLOCK}")
+        size = int(options.block or trained)
+        if options.mode == "tree":
+            return size, int(options.nodes or TREE_NODES)
+        return min(size, options.nodes or size), 0
+
+    @classmethod
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], UNO]]:
+        """Return random LoRAs: chains of several lengths, and a tree."""
+
+        def build(**options: Any) -> UNO:
+            generator = torch.Generator().manual_seed(5)
+            lora = new_lora(target, 3, 2.0)
+            for p in lora.parameters():
+                p.data = 0.1 * torch.randn(p.shape, generator=generator)
+            return cls(target, UNOOptions(**options), lora)
+
+        return {
+            "chain": partial(build, block=4),
+            "long": partial(build, block=7),
+            "one": partial(build, block=1),
+            "tree": partial(build, block=4, mode="tree", nodes=9, k=3),
+        }
+
+    def metadata(self) -> dict[str, Any]:
+        shape = (
+            {"mode": "tree", "nodes": self.tree_nodes, "k": self.options.k} if self.tree_nodes else {"mode": "chain"}
+        )
+        lora = {"rank": self.drafter.rank, "drafter_hash": hash_tensors(self.drafter.state_dict())}
+        return {"block": self.size, **shape, **lora}
+
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
+        return {"block": BLOCKS}
+
+    def drafter_weights(self) -> Iterable[Tensor]:
+        """Return the weights of a draft pass: the target's and the LoRA's."""
+        return [*read_by_a_pass(self.target.model), *self.drafter.parameters()]
+
+    def max_tokens_per_step(self) -> int:
+        return 1 + max(self.size, self.tree_nodes)
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        """Run the draft pass; return a chain, sampled from its rows above temperature 0, or a tree."""
+        past = state.cache.get_seq_length()
+        size = min(self.size, self.tree_nodes) if self.tree_nodes and not state.sampling.greedy else self.size
+        n = max(1, min(size, self.target.context_length - past - 1))
+        draft = partial(self._draft_pass, n)
+        (logits,) = self.target.run_pass((self, n), draft, state.cache, (state.root,), (), n, past + n - 1, n)
+        state.num_draft_forwards += 1
+        if not state.sampling.greedy:
+            q = state.sampling.probs(logits)
+            drafted = draw(q, state.rng)[:, 0]
+            return DraftTree.chain(
+                state.root, drafted, torch.cat((q, torch.zeros_like(q[:1])))
+            )  # the last has no child
+        if self.tree_nodes and n > 1:
+            return self._tree(state.root, logits)
+        return DraftTree.chain(state.root, logits.argmax(-1))
+
+    def _draft_pass(self, n: int, current: AnyPass, root: Tensor) -> tuple[Tensor]:
+        """Return logits [n, V] of the root's row and of n - 1 rows of noise."""
+        positions = current.positions(row_numbers(root.device, 0, n))
+        noise = noise_tokens(positions[0, :1], root, n - 1, self.target.vocab_size)[0]
+        x = self.target.embed(torch.cat((root, noise))[None], positions)
+        mask, rotary, cache = current.mask(self.visible[:n, :n]), current.rotary(positions), current.rows(n)
+        for layer, block in enumerate(self.blocks):
+            windowed = mask if block.window is None else self.target.windowed(mask, block.window, n, cache, layer)
+            x = block(x, cache, windowed, rotary)
+        return (self.target.logits(self.target.family.norm(x))[0],)
+
+    def _tree(self, root: Tensor, logits: Tensor) -> DraftTree:
+        """Return the best nodes of the rows' marginals below the first token, which the target itself chose."""
+        k = min(self.options.k, logits.shape[-1])
+        top = logits.topk(k, dim=-1)
+        probs = (top.values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().tolist()
+        probs[0] = [1.0] + [0.0] * (k - 1)
+        most = 1 + sum(k**row for row in range(1, len(probs)))  # below the only first token
+        tree = tree_of(best_tree(probs, min(self.tree_nodes, most)), "uno")
+        at = indices([row * k + rank for row, rank in zip(tree.heads, tree.ranks, strict=True)], logits.device)
+        return DraftTree(torch.cat((root, top.indices.flatten()[at])), tree.topology)

@@ -1,0 +1,189 @@
+"""LoRA of a target's layers that is on in some rows of a pass: UNO's drafter (arXiv:2609.04010).
+
+y = W x + g s B A x for every adapted matrix, with g = 1 in the rows that hold noise and 0 elsewhere.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specbench_ss.engine.architectures import Block, family_of
+from specbench_ss.engine.cpu_kernels import FusedBlock, RopeCache, layer_linears
+from specbench_ss.engine.device_map import DeviceBlock, place_blocks, to_device_recursive
+from specbench_ss.engine.target import Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.fine_tuned import ADAPTER, ADAPTER_CONFIG, DOWN, PREFIX, UP, adapted_modules, check_lora
+from specbench_ss.user_files import read_json
+
+Pair = tuple[Tensor, Tensor]  # A [rank, in], s B [out, rank]
+
+
+def layer_matrices(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return the linear layers of a causal LM but the LM head, by name."""
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
+
+
+class RowLora(nn.Module):
+    """LoRA matrices by module name. scale: alpha / r, or alpha / sqrt(r) if rank-stabilised."""
+
+    def __init__(self, pairs: Mapping[str, Pair], scale: float) -> None:
+        super().__init__()
+        self.names, self.scale = tuple(pairs), scale
+        self.index = {name: i for i, name in enumerate(self.names)}
+        self.down = nn.ParameterList([nn.Parameter(down) for down, _ in pairs.values()])
+        self.up = nn.ParameterList([nn.Parameter(up) for _, up in pairs.values()])
+
+    @property
+    def pairs(self) -> dict[str, Pair]:
+        """Return A and B of each module."""
+        return {name: (self.down[i], self.up[i]) for i, name in enumerate(self.names)}
+
+    @property
+    def rank(self) -> int:
+        """Return the largest rank."""
+        return max(len(down) for down, _ in self.pairs.values())
+
+    def joined(self, modules: Sequence[tuple[str, nn.Linear]]) -> Pair | None:
+        """Return the matrices of a product that joins the outputs of these modules; None if none is adapted."""
+        downs, ups, like = list[Tensor](), list[Tensor](), self.down[0]
+        for name, module in modules:
+            at = self.index.get(name)
+            downs.append(like.new_zeros(0, module.in_features) if at is None else self.down[at])
+            ups.append(like.new_zeros(module.out_features, 0) if at is None else self.scale * self.up[at])
+        return (torch.cat(downs), torch.block_diag(*ups)) if sum(map(len, downs)) else None
+
+
+class RowGated(nn.Module):
+    """A product with a LoRA in the rows from `first` on: x [B, r, in] -> [B, r, out]. pair: its matrices."""
+
+    def __init__(self, product: Any, pair: Callable[[], Pair | None], first: int) -> None:
+        super().__init__()
+        self.product, self.pair, self.first = product, pair, first
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product."""
+        out: Tensor = self.product(x)
+        pair = self.pair()
+        if pair is None or x.shape[1] <= self.first:
+            return out
+        added = F.linear(F.linear(x[:, self.first :], pair[0]), pair[1])
+        return out + (F.pad(added, (0, 0, self.first, 0)) if self.first else added)
+
+
+@dataclass(slots=True)
+class GatedBlock(FusedBlock):
+    """A fused layer with a LoRA in some rows, with or without gradients."""
+
+    def attend(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Return attention's contribution to x [B, q, h], to be added to it."""
+        assert rotary is not None
+        return self.attend_by_torch(x, cache, mask, rotary)
+
+    def run_mlp(self, x: Tensor) -> Tensor:
+        """Return the MLP's contribution to x [B, q, h]."""
+        return self.mlp_by_torch(x)
+
+
+def gated_blocks(target: Target, lora: RowLora, first: int, trained: bool = False) -> list[Block]:
+    """Return the target's layers with the LoRA on in the rows from `first` on; their weights are shared.
+
+    trained: compute the joined matrices in each call.
+    """
+
+    def gated(product: Any, *modules: tuple[str, nn.Linear]) -> RowGated:
+        pair, device = partial(lora.joined, modules), modules[0][1].weight.device
+        return RowGated(product, pair if trained else partial(_same, to_device_recursive(pair(), device)), first)
+
+    own = [block.block if isinstance(block, DeviceBlock) else block for block in target.family.blocks]
+    blocks = _gated_blocks(target, own, gated)
+    return place_blocks(blocks, [block.attention for block in own], target.device)
+
+
+def _gated_blocks(target: Target, own: Sequence[Block], gated: Callable[..., RowGated]) -> list[Block]:
+    """Return the target's own layers with gated products: of joined weights where they are fused."""
+    fused = [block for block in own if isinstance(block, FusedBlock)]
+    if len(fused) < target.n_layers:
+        model = copy.deepcopy(target.model, {id(p): p for p in target.model.parameters()})
+        for name, module in layer_matrices(model).items():
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, gated(module, (name, module)))
+        return family_of(model).blocks
+    names, rope, blocks = {id(m): name for name, m in target.model.named_modules()}, RopeCache(), list[Block]()
+    for block in fused:
+        parts = layer_linears(block)
+        assert parts is not None
+        w = block.joined
+        qkv, out, gate_up, down = (
+            gated(product, *((names[id(m)], m) for m in modules))
+            for product, modules in zip(w.products(), parts, strict=True)
+        )
+        joined = replace(w, qkv=qkv, out=out, gate_up=gate_up, down=down)  # type: ignore[arg-type]
+        blocks.append(
+            GatedBlock(
+                block.norm1, block.attention, block.norm2, block.mlp, block.parallel, block.cache_argument,
+                block.window, joined, rope,
+            )
+        )  # fmt: skip
+    return blocks
+
+
+def _same(pair: Pair | None) -> Pair | None:
+    return pair
+
+
+def new_lora(target: Target, rank: int, scale: float) -> RowLora:
+    """Return an untrained LoRA of all matrices of the layers: A random, B zero."""
+    pairs = {}
+    for name, m in layer_matrices(target.model).items():
+        pairs[name] = torch.randn(rank, m.in_features) * m.in_features**-0.5, torch.zeros(m.out_features, rank)
+    return RowLora(pairs, scale)
+
+
+def read_lora(folder: Path, model: nn.Module, read: Callable[..., dict[str, Tensor]]) -> RowLora:
+    """Return the LoRA of a peft folder. model: the base, may be on the meta device.
+
+    Raises UserError for anything but plain LoRA of matrices of this model's layers.
+    """
+    if not (folder / ADAPTER_CONFIG).is_file():
+        raise UserError(f"uno: {folder} has no {ADAPTER_CONFIG}; a LoRA as peft writes it is expected")
+    check_lora(folder, "uno")
+    names, config = adapted_modules(folder, "uno"), read_json(folder / ADAPTER_CONFIG)
+    for key in ("rank_pattern", "alpha_pattern", "fan_in_fan_out"):
+        if config.get(key):
+            raise UserError(f"uno: {folder / ADAPTER_CONFIG} has {key}, which is not supported")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or not names:
+        raise UserError(f"uno: {folder / ADAPTER_CONFIG} has r = {rank!r} and lora_alpha = {alpha!r}")
+    matrices = layer_matrices(model)
+    for name, (outputs, inputs) in names.items():
+        if name not in matrices:
+            raise UserError(f"uno: {folder / ADAPTER} adapts {name}, which is no matrix of this model's layers")
+        base = matrices[name].out_features, matrices[name].in_features
+        if base != (outputs, inputs):
+            found, expected = f"{outputs}x{inputs}", "x".join(map(str, base))
+            raise UserError(f"uno: {folder / ADAPTER} is for another model: {name} has {expected} weights, not {found}")
+    tensors = read(folder / ADAPTER)
+    pairs = {name: (tensors[PREFIX + name + DOWN], tensors[PREFIX + name + UP]) for name in names}
+    return RowLora(pairs, alpha / (rank**0.5 if config.get("use_rslora") else rank))
+
+
+def noise_tokens(at: Tensor, roots: Tensor, count: int, vocab: int) -> Tensor:
+    """Return pseudo-random token ids [.., count] for the rows behind tokens `roots` at positions `at`, int64 [..].
+
+    They depend on nothing else, so that a resumed training and a repeated request have the same.
+    """
+    step = torch.arange(1, count + 1, device=at.device)
+    mixed = (at[..., None] + step) * 40_503 + roots[..., None] * 69_069 + step * 30_011 + 12_345
+    for shift in (13, 7):
+        mixed = (mixed ^ (mixed >> shift)) * 40_499 % 0x7FFFFFFF
+    return mixed % vocab

@@ -1,0 +1,122 @@
+"""`ssbench train uno`: a LoRA that drafts in rows of noise (UNO, arXiv:2609.04010, sec. 2.5 of its training).
+
+Blocks start at random anchors of the answers. The rows of a block hold noise, at the positions behind the anchor, and
+attend to all true tokens up to the anchor and the noise before them, as in decoding; the true rows are the frozen base's. The
+published training instead tiles each text with blocks of growing size, in which some tokens stay true.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import torch
+from annotated_types import Ge, Gt, Le
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specbench_ss.engine.kv_cache import PrefixCache
+from specbench_ss.engine.target import Target
+from specbench_ss.methods._shared.fine_tuned import ADAPTER, ADAPTER_CONFIG, DOWN, PREFIX, UP
+from specbench_ss.methods.ss.layers import own_streams, stream_positions
+from specbench_ss.methods.uno.decode import MOST_BLOCK
+from specbench_ss.methods.uno.lora import RowLora, gated_blocks, new_lora, noise_tokens
+from specbench_ss.models.checkpoint import write_config
+from specbench_ss.options import Bounded, option
+from specbench_ss.storage import ordinary_mode
+from specbench_ss.training.batch import BaseStates, Batch, Documents, additive
+from specbench_ss.training.losses import LossKind, head_loss, loss_option
+from specbench_ss.training.trainer import DrafterTrainer
+
+
+@dataclass(frozen=True, slots=True)
+class UNOTraining(Bounded):
+    """Options of `ssbench train uno`."""
+
+    owner: ClassVar[str] = "uno"
+    block: Annotated[int, Ge(2), Le(MOST_BLOCK)] = option(
+        5, "Drafted tokens per step: the target's own, and one for each row of noise."
+    )
+    rank: Annotated[int, Ge(1)] = option(16, "Rank of the LoRA.")
+    scale: Annotated[float, Gt(0)] = option(16.0, "Factor of the LoRA, alpha / rank.")
+    loss: LossKind = loss_option("tv")
+
+
+class UNOTrainer(DrafterTrainer):
+    """Trainer of UNO's LoRA on the frozen base."""
+
+    name = "uno"
+    summary = "UNO's LoRA, which drafts in rows of noise"
+    method = "uno"
+    Options = UNOTraining
+    lr = 1e-4
+    kv_from = 0
+    module: RowLora
+
+    def __init__(self, target: Target, options: Any = None, lr: float | None = None) -> None:
+        super().__init__(target, options, lr)
+        self.ahead = self.options.block - 1
+        self.module = new_lora(target, self.options.rank, self.options.scale).to(target.device)
+        self.blocks = gated_blocks(target, self.module, first=0, trained=True)
+        self.config = {"block": self.options.block}
+
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the mean loss over the rows of noise, and their accuracies."""
+        at, labels = batch.anchors.at, self.labels(batch)
+        teacher = None
+        if self.options.loss != "ce":
+            with torch.no_grad():
+                teacher = self.target.logits(states.ahead(at, self.ahead))
+        weights = [1 / self.ahead] * self.ahead
+        logits = self.logits(states, batch.ids, at)
+        return head_loss(logits, labels, weights, self.labels(batch.whole), teacher, self.options.loss)
+
+    def logits(self, states: BaseStates, ids: Tensor, at: Tensor) -> Tensor:
+        """Return logits [B, a, block - 1, V] of the rows of noise behind the anchors at [B, a]."""
+        target, g, documents = self.target, self.ahead, states.documents
+        places = at if documents is None else documents.places.gather(1, at)
+        positions = stream_positions(target, places, g)  # [B, a * g]
+        noise = noise_tokens(places, ids.gather(1, at), g, target.vocab_size).flatten(1)
+        x = target.embed(noise, positions)
+        cache, rotary, t = PrefixCache(states.kv), target.rotary(positions), ids.shape[1]
+        windows = {block.window for block in self.blocks}
+        masks = {window: self._mask(at, positions, t, x.dtype, window, documents) for window in windows}
+        for block in self.blocks:
+            x = block(x, cache, masks[block.window], rotary)
+        logits: Tensor = target.logits(target.family.norm(x).unflatten(1, (at.shape[1], g)))
+        return logits
+
+    def _mask(
+        self, at: Tensor, positions: Tensor, t: int, dtype: torch.dtype, window: int | None, documents: Documents | None
+    ) -> Tensor:
+        """Return the additive mask [B, 1, a*g, T + a*g]: true tokens up to the anchor, noise of the block up to it."""
+        g, keys = self.ahead, torch.arange(t, device=at.device)
+        true = keys <= at[..., None]
+        key_places = keys.expand(len(at), -1)
+        if documents is not None:
+            true, key_places = true & documents.same(at, t), documents.places
+        true = true.repeat_interleave(g, 1)
+        own = own_streams(at.shape[1], g, at.device).expand(len(at), -1, -1)
+        if window is not None:
+            true = true & (positions[..., None] - key_places[:, None] < window)
+            own = own & (positions[..., None] - positions[:, None] < window)
+        return additive(torch.cat((true, own), 2), dtype)
+
+    def save(self, folder: Path, about: dict[str, Any]) -> None:
+        """Write the LoRA as peft does, and config.json."""
+        lora, rank = self.module, self.options.rank
+        tensors = {}
+        for name, down, up in zip(lora.names, lora.down, lora.up, strict=True):
+            for key, value in ((DOWN, down), (UP, up)):
+                tensors[PREFIX + name + key] = value.detach().to("cpu", torch.float16).contiguous()
+        save_file(tensors, folder / ADAPTER)
+        ordinary_mode(folder)
+        config = {
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": lora.scale * rank, "bias": "none",
+            "target_modules": sorted({name.rpartition(".")[2] for name in lora.names}), "base_model_name_or_path": "",
+            "inference_mode": True,
+        }  # fmt: skip
+        (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=1) + "\n")
+        write_config(folder, {**self.config, **about})

@@ -1,0 +1,202 @@
+"""UNO: rows without the LoRA are the target's, rows of noise are the adapted model's, training equals decoding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench_ss import generate, load_method
+from specbench_ss.engine import cpu_kernels, native_cpu
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.sampling import SamplingParams
+from specbench_ss.engine.target import EagerPass, Target
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.fine_tuned import ADAPTER, ADAPTER_CONFIG, merged_target
+from specbench_ss.methods.uno.decode import UNO, UNOOptions
+from specbench_ss.methods.uno.lora import RowLora, gated_blocks, new_lora, noise_tokens
+from specbench_ss.methods.uno.train import UNOTrainer, UNOTraining
+from specbench_ss.training.batch import base_states
+from tests.methods.batches import answers_of
+from tests.tiny import tiny_model
+
+PROMPT = [5, 9, 3, 7, 11, 4, 8]
+KINDS = ["llama", "qwen3", "phi3", "mistral-window", "opt"]
+
+
+@pytest.fixture(params=KINDS)
+def target(request: pytest.FixtureRequest) -> Target:
+    return Target(tiny_model(request.param))
+
+
+def random_lora(target: Target, rank: int = 3) -> RowLora:
+    torch.manual_seed(2)
+    lora = new_lora(target, rank, 2.0)
+    for p in lora.parameters():
+        p.data = 0.1 * torch.randn_like(p)
+    return lora
+
+
+@torch.inference_mode()
+def draft_rows(method: UNO, n: int, prompt: list[int] | None = None) -> tuple[Tensor, list[int]]:
+    """Return the draft pass's logits [n, V] behind a prompt, and its tokens, the root first."""
+    target, prompt = method.target, prompt or PROMPT
+    cache = target.new_cache(64)
+    target.prefill(torch.tensor([prompt[:-1]]), cache)
+    root = torch.tensor(prompt[-1:])
+    (logits,) = method._draft_pass(n, EagerPass(target, cache, 63), root)
+    noise = noise_tokens(torch.tensor([len(prompt) - 1]), root, n - 1, target.vocab_size)[0].tolist()
+    return logits, [prompt[-1], *noise]
+
+
+def test_the_first_row_is_the_target_s(target: Target) -> None:
+    method = UNO(target, UNOOptions(block=4), random_lora(target))
+    assert torch.allclose(draft_rows(method, 4)[0][0], target.next_logits(PROMPT), atol=1e-4)
+
+
+def test_rows_of_noise_are_those_of_the_merged_model(target: Target, tmp_path: Path) -> None:
+    """With the LoRA on in all rows a pass is that of the model that peft merges; the first row's keys differ."""
+    lora = random_lora(target)
+    UNOTrainer.save(_trainer(target, lora), tmp_path, {})
+    merged = merged_target(target, tmp_path, "uno")
+    method = UNO(target, UNOOptions(block=3), lora)
+    method.blocks = gated_blocks(target, method.drafter, first=0)
+    logits, tokens = draft_rows(method, 3)
+    with torch.inference_mode():
+        cache = target.new_cache(64)
+        target.prefill(torch.tensor([PROMPT[:-1]]), cache)  # true tokens are the base's
+        mask = merged.causal_mask(3, len(PROMPT) - 1)
+        positions = torch.arange(len(PROMPT) - 1, len(PROMPT) + 2)[None]
+        x = merged.embed(torch.tensor([tokens]), positions)
+        x = merged.run(x, 0, merged.n_layers, cache, mask, merged.rotary(positions, 20))
+        expected = merged.logits(merged.family.norm(x))[0]
+    assert torch.allclose(logits, expected, atol=2e-2)  # the file has float16
+
+
+def _trainer(target: Target, lora: RowLora | None = None, block: int = 4) -> UNOTrainer:
+    torch.manual_seed(2)
+    trainer = UNOTrainer(target, UNOTraining(block=block, rank=3, scale=2.0))
+    if lora is not None:
+        for mine, given in zip(trainer.module.parameters(), lora.parameters(), strict=True):
+            mine.data = given.data.clone()
+    return trainer
+
+
+def test_training_computes_what_decoding_does(target: Target) -> None:
+    """Logits of the rows of noise behind each anchor, against the draft pass behind the same tokens."""
+    lora = random_lora(target)
+    trainer, method = _trainer(target, lora), UNO(target, UNOOptions(block=4), lora)
+    batch = answers_of(torch.randint(3, 61, (2, 20), generator=torch.Generator().manual_seed(5)), 4, 5)
+    states = base_states(target, batch.ids, (), 0)
+    logits = trainer.logits(states, batch.ids, batch.anchors.at)
+    for row in range(2):
+        for number, at in enumerate(batch.anchors.at[row].tolist()):
+            if at < 1:
+                continue
+            drafted, _ = draft_rows(method, 4, batch.ids[row, : at + 1].tolist())
+            assert torch.allclose(logits[row, number], drafted[1:], atol=1e-4)
+
+
+def test_a_step_of_training_lowers_the_loss(target: Target) -> None:
+    trainer = _trainer(target)
+    batch = answers_of(torch.randint(3, 61, (4, 20), generator=torch.Generator().manual_seed(5)), 4, 5)
+    states = base_states(target, batch.ids, (), 0)
+    optimizer = torch.optim.Adam(trainer.module.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(8):
+        loss, right = trainer.loss(states, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] and right.shape == (3,)
+    assert all(p.grad is None for p in target.model.parameters())
+
+
+def test_later_rows_and_their_noise_change_no_earlier_row(target: Target) -> None:
+    method = UNO(target, UNOOptions(block=6), random_lora(target))
+    few, many = draft_rows(method, 3)[0], draft_rows(method, 6)[0]
+    assert torch.allclose(few, many[:3], atol=1e-4)
+
+
+def test_noise_is_repeatable_and_varied() -> None:
+    at, roots = torch.arange(500), torch.full((500,), 7)
+    noise = noise_tokens(at, roots, 5, 1000)
+    assert torch.equal(noise, noise_tokens(at, roots, 5, 1000))
+    assert noise.min() >= 0 and noise.max() < 1000 and len(noise.unique()) > 800
+    assert torch.equal(noise[3], noise_tokens(at[3:4], roots[3:4], 5, 1000)[0])
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    target = Target(tiny_model("llama"))
+    trainer = _trainer(target, random_lora(target), block=6)
+    trainer.save(tmp_path, {})
+    method = load_method("uno", target, weights=str(tmp_path))
+    assert method.metadata()["block"] == 6 and method.metadata()["rank"] == 3
+    read = method.drafter.pairs
+    for name, pair in trainer.module.pairs.items():
+        assert all(torch.allclose(a, b, atol=1e-3) for a, b in zip(read[name], pair, strict=True))
+
+
+def test_the_tree_begins_with_the_target_s_token() -> None:
+    target = Target(tiny_model("llama"))
+    method = UNO(target, UNOOptions(block=4, mode="tree", nodes=9, k=3), random_lora(target))
+    with torch.inference_mode():
+        cache = target.request_cache(64)
+        target.prefill(torch.tensor([PROMPT[:-1]]), cache)
+        state = DecodeState(PROMPT, len(PROMPT), torch.tensor(PROMPT[-1:]), cache, SamplingParams(), torch.Generator())
+        tree = method.propose(state)
+    assert tree.topology.children()[0] == [1] and len(tree) == 10
+    assert int(tree.tokens[1]) == int(target.next_logits(PROMPT).argmax())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"r": 0}, "r = 0"),
+        ({"peft_type": "IA3"}, "peft_type|LORA"),
+        ({"rank_pattern": {"q_proj": 3}}, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern"),
+        ({"bias": "all"}, "bias"),
+    ],
+    ids=str,
+)
+def test_other_adapters_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    target = Target(tiny_model("llama"))
+    _trainer(target).save(tmp_path, {})
+    config = json.loads((tmp_path / ADAPTER_CONFIG).read_text()) | change
+    (tmp_path / ADAPTER_CONFIG).write_text(json.dumps(config))
+    with pytest.raises(UserError, match=message):
+        load_method("uno", target, weights=str(tmp_path))
+
+
+def test_a_lora_of_another_base_is_refused(tmp_path: Path) -> None:
+    _trainer(Target(tiny_model("llama"))).save(tmp_path, {})
+    with pytest.raises(UserError, match="another model|no matrix"):
+        load_method("uno", Target(tiny_model("opt")), weights=str(tmp_path))
+    (tmp_path / ADAPTER).unlink()
+    with pytest.raises(UserError, match=ADAPTER):
+        load_method("uno", Target(tiny_model("llama")), weights=str(tmp_path))
+
+
+def test_a_tree_keeps_its_budget_when_sampling() -> None:
+    target = Target(tiny_model("llama"))
+    method = UNO(target, UNOOptions(block=8, mode="tree", nodes=3), random_lora(target))
+    output = generate(method, PROMPT, max_new_tokens=12, temperature=1.0)
+    assert all(step.draft_nodes <= 3 for step in output.steps)
+
+
+def test_gradients_reach_every_matrix_of_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepacked products, which have no gradient, are for inference."""
+    monkeypatch.setattr(native_cpu, "supports", lambda *_: False)
+    monkeypatch.setattr(cpu_kernels, "MIN_WEIGHTS", 0)
+    target = Target(tiny_model("llama"))
+    trainer = _trainer(target)
+    batch = answers_of(torch.randint(3, 61, (2, 20), generator=torch.Generator().manual_seed(5)), 4, 5)
+    trainer.loss(base_states(target, batch.ids, (), 0), batch)[0].backward()
+    for name, up in zip(trainer.module.names, trainer.module.up, strict=True):
+        assert up.grad is not None and up.grad.abs().max() > 0, name
