@@ -17,7 +17,7 @@ from specbench_ss.engine.engines import allclose_rows, replay_steps
 from specbench_ss.engine.native_cuda import CudaLayer, CudaLinear
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
-from tests.tiny import tiny_model
+from tests.tiny import THOROUGH, tiny_model
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
@@ -169,6 +169,7 @@ def test_the_mask_of_a_tree(dtype: torch.dtype, past: int) -> None:
     assert mask is not None and torch.equal(mask[0, 0], wanted)
 
 
+@pytest.mark.skipif(not (THOROUGH or ON_GPU), reason="it runs with SSBENCH_THOROUGH=1")
 @pytest.mark.parametrize("kind", ["llama", "qwen3"] if ON_GPU else ["qwen3"])
 @torch.inference_mode()
 def test_a_model_decodes_as_by_torch(dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,10 +22,10 @@ from specbench_ss.methods.uno.lora import RowLora, gated_blocks, new_lora, noise
 from specbench_ss.methods.uno.train import UNOTrainer, UNOTraining
 from specbench_ss.training.batch import base_states
 from tests.methods.batches import answers_of
-from tests.tiny import tiny_model
+from tests.tiny import THOROUGH, tiny_model
 
 PROMPT = [5, 9, 3, 7, 11, 4, 8]
-KINDS = ["llama", "qwen3", "phi3", "mistral-window", "opt"]
+KINDS = ["llama", "qwen3", "phi3", "mistral-window", "opt"] if THOROUGH else ["mistral-window", "opt"]
 
 
 @pytest.fixture(params=KINDS)
