@@ -18,12 +18,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import msgspec
 from annotated_types import Ge, Gt, Le
 from msgspec import Meta
+from torch import Tensor
 
 from specbench_ss import user_files
 from specbench_ss.engine.architectures import ModelInfo
 from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.target import Output, Target
-from specbench_ss.engine.tree import MOST_NODES, DraftTree, TreeTopology, topology_of
+from specbench_ss.engine.tree import MOST_NODES, AnyTopology, DraftTree, TreeTopology, indices, topology_of
 from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError, os_reason
 from specbench_ss.methods._shared.drafting import DrafterDecoder
@@ -323,3 +324,23 @@ class TreeHeads(DrafterDecoder):
         if o.accept == "nucleus":
             return accept_per_path(logits, tree, state.sampling, state.rng)
         return super().accept(state, tree, output)
+
+
+def best_marginal_nodes(
+    logits: Tensor, k: int, nodes: int, owner: str, certain_first: bool = False
+) -> tuple[Tensor, AnyTopology]:
+    """Return token ids [n] and topology of the greatest path probabilities, with positions treated as independent.
+
+    It is Medusa's tree, rebuilt in each step. The top probabilities of the positions are copied to the host once.
+
+    logits: [positions, V]. certain_first: the first position has one token, its top one. owner: method, for errors.
+    """
+    k = min(k, logits.shape[-1])
+    top = logits.topk(k, dim=-1)  # [positions, k]
+    probs = (top.values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().tolist()
+    if certain_first:
+        probs[0] = [1.0] + [0.0] * (k - 1)
+        nodes = min(nodes, 1 + sum(k**depth for depth in range(1, len(probs))))
+    tree = tree_of(best_tree(probs, nodes), owner)
+    at = indices([position * k + rank for position, rank in zip(tree.heads, tree.ranks, strict=True)], logits.device)
+    return top.indices.flatten()[at], tree.topology

@@ -25,7 +25,7 @@ from specbench_ss.engine.verify import VerifyResult
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork
 from specbench_ss.methods._shared.drafting import FeatureDecoder, Read
-from specbench_ss.methods._shared.heads import best_tree, tree_of
+from specbench_ss.methods._shared.heads import best_marginal_nodes
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.block_drafters import dflash, peagle
 from specbench_ss.methods.block_drafters.dflash import BlockAttention
@@ -164,23 +164,12 @@ class BlockDecoder(FeatureDecoder):
         """Draft in one pass: the top-1 token of each position, a tree of them, or a token sampled at each."""
         logits = self.logits(state)
         if self.options.mode == "tree":
-            return best_nodes(state.root, logits, self.options, self.drafter)
+            o = self.options
+            ids, topology = best_marginal_nodes(logits, o.k, o.tree_nodes, o.owner)
+            return DraftTree(torch.cat((state.root, self.drafter.token_ids(ids))), topology)
         if self.options.sample == "on" and not state.sampling.greedy:
             return sampled_chain(state, logits, self.drafter, self.target.vocab_size)
         return DraftTree.chain(state.root, self.drafter.token_ids(logits.argmax(-1)))
-
-
-def best_nodes(root: Tensor, logits: Tensor, options: BlockDraftOptions, drafter: DrafterNetwork) -> DraftTree:
-    """Return the tree of the greatest path probabilities, with positions treated as independent.
-
-    It is Medusa's tree, rebuilt in each step. The top probabilities of the positions are copied to the host once.
-    """
-    k = min(options.k, logits.shape[-1])
-    top = logits.topk(k, dim=-1)  # [positions, k]
-    probs = (top.values.float() - logits.logsumexp(-1, keepdim=True).float()).exp()
-    tree = tree_of(best_tree(probs.tolist(), options.tree_nodes), options.owner)
-    at = indices([position * k + rank for position, rank in zip(tree.heads, tree.ranks, strict=True)], logits.device)
-    return DraftTree(torch.cat((root, drafter.token_ids(top.indices.flatten()[at]))), tree.topology)
 
 
 def sampled_chain(state: DecodeState, logits: Tensor, drafter: DrafterNetwork, vocab: int) -> DraftTree:

@@ -1,7 +1,7 @@
 """`ssbench train draft`: a small model with the target's tokenizer.
 
-It is trained on text, or distilled, by default by KL divergence, from the target's next-token distribution at answer tokens (Hinton
-et al. 2015; DistillSpec, Zhou et al. 2024, with forward KL).
+It is trained on text, or distilled, by default by KL divergence, from the target's next-token distribution at answer
+tokens (Hinton et al. 2015; DistillSpec, Zhou et al. 2024, with forward KL).
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ from specbench_ss.engine.costs import read_by_a_pass
 from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.kv_cache import row_numbers
 from specbench_ss.engine.target import AnyPass, Target
-from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
+from specbench_ss.engine.tree import MOST_NODES, DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafting import DrafterDecoder, Read
 from specbench_ss.methods._shared.fine_tuned import without_weights
-from specbench_ss.methods._shared.heads import best_tree, tree_of
+from specbench_ss.methods._shared.heads import best_marginal_nodes
 from specbench_ss.methods._shared.tree_growth import draw
 from specbench_ss.methods.uno.lora import RowLora, gated_blocks, new_lora, noise_tokens, read_lora
 from specbench_ss.models.checkpoint import read_config
@@ -137,11 +137,11 @@ class UNO(DrafterDecoder):
         if not state.sampling.greedy:
             q = state.sampling.probs(logits)
             drafted = draw(q, state.rng)[:, 0]
-            return DraftTree.chain(
-                state.root, drafted, torch.cat((q, torch.zeros_like(q[:1])))
-            )  # the last has no child
+            rows = torch.cat((q, torch.zeros_like(q[:1])))  # the last node has no children
+            return DraftTree.chain(state.root, drafted, rows)
         if self.tree_nodes and n > 1:
-            return self._tree(state.root, logits)
+            ids, topology = best_marginal_nodes(logits, self.options.k, self.tree_nodes, "uno", certain_first=True)
+            return DraftTree(torch.cat((state.root, ids)), topology)
         return DraftTree.chain(state.root, logits.argmax(-1))
 
     def _draft_pass(self, n: int, current: AnyPass, root: Tensor) -> tuple[Tensor]:
@@ -154,14 +154,3 @@ class UNO(DrafterDecoder):
             windowed = mask if block.window is None else self.target.windowed(mask, block.window, n, cache, layer)
             x = block(x, cache, windowed, rotary)
         return (self.target.logits(self.target.family.norm(x))[0],)
-
-    def _tree(self, root: Tensor, logits: Tensor) -> DraftTree:
-        """Return the best nodes of the rows' marginals below the first token, which the target itself chose."""
-        k = min(self.options.k, logits.shape[-1])
-        top = logits.topk(k, dim=-1)
-        probs = (top.values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().tolist()
-        probs[0] = [1.0] + [0.0] * (k - 1)
-        most = 1 + sum(k**row for row in range(1, len(probs)))  # below the only first token
-        tree = tree_of(best_tree(probs, min(self.tree_nodes, most)), "uno")
-        at = indices([row * k + rank for row, rank in zip(tree.heads, tree.ranks, strict=True)], logits.device)
-        return DraftTree(torch.cat((root, top.indices.flatten()[at])), tree.topology)

@@ -21,7 +21,15 @@ from specbench_ss.engine.cpu_kernels import FusedBlock, RopeCache, layer_linears
 from specbench_ss.engine.device_map import DeviceBlock, place_blocks, to_device_recursive
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.fine_tuned import ADAPTER, ADAPTER_CONFIG, DOWN, PREFIX, UP, adapted_modules, check_lora
+from specbench_ss.methods._shared.fine_tuned import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    DOWN,
+    PREFIX,
+    UP,
+    adapted_modules,
+    check_lora,
+)
 from specbench_ss.user_files import read_json
 
 Pair = tuple[Tensor, Tensor]  # A [rank, in], s B [out, rank]

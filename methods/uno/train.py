@@ -1,8 +1,8 @@
 """`ssbench train uno`: a LoRA that drafts in rows of noise (UNO, arXiv:2609.04010, sec. 2.5 of its training).
 
 Blocks start at random anchors of the answers. The rows of a block hold noise, at the positions behind the anchor, and
-attend to all true tokens up to the anchor and the noise before them, as in decoding; the true rows are the frozen base's. The
-published training instead tiles each text with blocks of growing size, in which some tokens stay true.
+attend to all true tokens up to the anchor and the noise before them, as in decoding; the true rows are the frozen
+base's. The published training instead tiles each text with blocks of growing size, in which some tokens stay true.
 """
 
 from __future__ import annotations

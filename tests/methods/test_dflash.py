@@ -18,7 +18,7 @@ from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import mask_token
 from specbench_ss.methods.ar import Autoregressive
-from specbench_ss.methods.block_drafters.decode import DFlash, DFlashOptions, best_nodes
+from specbench_ss.methods.block_drafters.decode import DFlash, DFlashOptions
 from specbench_ss.methods.block_drafters.dflash import (
     BlockAttention,
     config_of,
@@ -306,7 +306,8 @@ def test_a_tree_has_the_best_nodes_of_all() -> None:
     decoder = DFlash(target, DFlashOptions(mode="tree", nodes=12, k=3), random_drafter(target))
     logits = torch.randn(4, V, generator=torch.Generator().manual_seed(2)) * 2
     state = DecodeState([1, 2], 1, torch.tensor([2]), target.new_cache(9), SamplingParams())
-    tree = best_nodes(state.root, logits, decoder.options, decoder.drafter)
+    decoder.logits = lambda _: logits  # type: ignore[method-assign]
+    tree = decoder.propose(state)
     log_p = logits.log_softmax(-1)
     best = log_p.topk(3).indices.tolist()
     every = [c for depth in range(1, 5) for c in itertools.product(*best[:depth])]
