@@ -25,7 +25,7 @@ from specbench_ss.models.checkpoint import load_into, weight_file
 
 TYPE = "speculators_model_type"
 LAYER = "transformer_layer_config"
-READERS = ("eagle3", "peagle", "dflash")  # supported types, each read by the method of that name
+READERS = ("eagle3", "peagle", "dflash", "dspark")  # supported types, each read by the method of that name
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 IGNORED = "rotary_emb.inv_freq"  # a buffer of older transformers: frequencies follow from the configuration
@@ -88,12 +88,12 @@ def check_type(config: Mapping[str, Any], wanted: str) -> bool:
     raise UserError(f"config.json describes a speculator of the type {kind!r}, not {wanted!r}: {advice}")
 
 
-def check_layer_ids(listed: Sequence[int], name: str, base: ModelInfo) -> None:
-    """Raise UserError if a list in config.json is empty or names a layer that the base lacks."""
+def check_layer_ids(listed: Sequence[int], name: str, base: ModelInfo, least: int = 0) -> None:
+    """Raise UserError if a list in config.json is empty or names a layer that the base lacks, from `least` on."""
     if not listed:
         raise UserError(f"{name} in config.json names no layer")
     for layer in listed:
-        if not 0 <= layer < base.n_layers:
+        if not least <= layer < base.n_layers:
             raise UserError(f"{name} in config.json names layer {layer}, the model has layers 0 to {base.n_layers - 1}")
 
 
@@ -256,7 +256,10 @@ def written_config(kind: str, layer: Mapping[str, Any], tokens: int, base: Model
 
     It names the base by its hub id; lab models, local folders and files are not named.
     """
-    names = {"eagle3": "Eagle3DraftModel", "peagle": "PEagleDraftModel", "dflash": "DFlashDraftModel"}
+    names = {
+        "eagle3": "Eagle3DraftModel", "peagle": "PEagleDraftModel", "dflash": "DFlashDraftModel",
+        "dspark": "DSparkDraftModel",
+    }  # fmt: skip
     page, local = str(base.origin.get("page", "")), base.is_lab or base.folder is not None or "gguf" in base.origin
     name = page.removeprefix(HUB) if page.startswith(HUB) else None if local else base.name
     proposals = {

@@ -174,11 +174,16 @@ class BlockDecoder(FeatureDecoder):
 
 def sampled_chain(state: DecodeState, logits: Tensor, drafter: DrafterNetwork, vocab: int) -> DraftTree:
     """Return a chain sampled from q, the positions' distributions after temperature and filters."""
-    q, vocab_ids = state.sampling.probs(logits), drafter.vocab_ids
+    q = state.sampling.probs(logits)
     drafted = drafter.token_ids(draw(q, state.rng)[:, 0])
-    rows = q.new_zeros(len(q) + 1, vocab)  # the last node has no children
+    return DraftTree.chain(state.root, drafted, draft_probs(q, drafter, vocab))
+
+
+def draft_probs(q: Tensor, drafter: DrafterNetwork, vocab: int) -> Tensor:
+    """Return the rows [n + 1, vocab] of a chain drafted from q [n, draft vocabulary]; the last node has no children."""
+    vocab_ids, rows = drafter.vocab_ids, q.new_zeros(len(q) + 1, vocab)
     rows[:-1, slice(None) if vocab_ids is None else vocab_ids] = q
-    return DraftTree.chain(state.root, drafted, rows)
+    return rows
 
 
 # -- DFlash --------------------------------------------------------------------------------------------------------
@@ -190,10 +195,11 @@ class DFlash(BlockDecoder):
     name = "dflash"
     summary = "DFlash: a block in one pass of a small network over the target's features"
     paper = "Chen et al. 2026, arXiv:2602.06036"
-    Options = DFlashOptions
+    Options: ClassVar[Any] = DFlashOptions
     size_option = "block_size"
-    random, read_drafter = staticmethod(dflash.random_drafter), staticmethod(dflash.read_drafter)
-    speculators_config_of = staticmethod(dflash.speculators_config_of)
+    random: ClassVar[Callable[..., Any]] = staticmethod(dflash.random_drafter)
+    read_drafter: ClassVar[Callable[..., Any]] = staticmethod(dflash.read_drafter)
+    speculators_config_of: ClassVar[Callable[..., Any]] = staticmethod(dflash.speculators_config_of)
     vllm: ClassVar = {"method": "dflash"}
     reduced_args, reduced_size = {"from_anchor": True}, 4
     more_instances: ClassVar = {
@@ -221,13 +227,18 @@ class DFlash(BlockDecoder):
 
     def logits(self, state: DecodeState) -> Tensor:
         """Return logits [drafts, draft vocabulary]; the block leaves nothing in the cache."""
+        logits: Tensor = self.drafter.logits(self.block_states(state), self.target)
+        return logits
+
+    def block_states(self, state: DecodeState) -> Tensor:
+        """Return normed states [drafts, h] of the drafting positions, from one pass of the drafter."""
         past, drafter = self.cache.get_seq_length(), self.drafter
         embedded = drafter.embed(torch.cat((state.root, self.mask_tokens))[None], self.target)
         rotary = self.rotary_at(past, self.size, embedded.dtype)
         states = self.run_drafter((embedded,), self._masks(past), rotary)
         state.num_draft_forwards += 1
-        logits: Tensor = drafter.logits(states[:, drafter.shape.first :], self.target)[0]
-        return logits
+        drafting: Tensor = states[0, drafter.shape.first :]
+        return drafting
 
     def _masks(self, past: int) -> list[Tensor | None]:
         """Return additive masks [1, 1, size, past + size], one per layer; None = no mask."""

@@ -237,7 +237,8 @@ def read_fields(config: dict[str, Any]) -> DFlashFields:
     """Return the fields of config.json. Raise UserError if it describes no supported DFlash drafter."""
     nested = config.get("dflash_config")
     if not speculators.check_type(config, "dflash") and not isinstance(nested, dict):
-        raise UserError("config.json describes no DFlash drafter: it has no dflash_config")
+        advice = "; use the method dspark" if config.get("markov_rank") is not None else ""
+        raise UserError(f"config.json describes no DFlash drafter: it has no dflash_config{advice}")
     flat = {**config, **nested} if isinstance(nested, dict) else config
     if other := [name for name in UNSUPPORTED if flat.get(name) is not None]:
         raise UserError(f"config.json sets {other[0]}, which is not supported")
@@ -260,25 +261,36 @@ def read_drafter(path: Path, base: ModelInfo, read: Callable[..., dict[str, Tens
 def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]) -> Drafter:
     fields = read_fields(config)
     layer = speculators.layer_config(config, "Qwen3", drafted=tensors)
-    _check_fits(fields, layer, base)
-    shape = Shape(
-        layers=_inputs(fields, base),
-        block=fields.block_size,
-        mask_token=fields.mask_token_id,
-        layer_masks=_layer_masks(fields, layer),
-        from_anchor=fields.sample_from_anchor,
-        scale=fields.input_embedding_scale,
-        **vocabulary_fields(fields.draft_vocab_size, tensors, base, headless=True),
-    )
+    shape = Shape(**shape_fields(fields, layer, base, tensors))
     with speculators.describing("layers as Qwen3 has them"):
         return Drafter(shape, Qwen3Config(**speculators.sizes_of(layer)), base.vocab_size)
 
 
+def shape_fields(
+    fields: DFlashFields, layer: PretrainedConfig, base: ModelInfo, tensors: dict[str, Tensor]
+) -> dict[str, Any]:
+    """Return the fields of `Shape`. Raise UserError if the drafter does not fit the base."""
+    _check_fits(fields, layer, base)
+    return {
+        "layers": _inputs(fields, base),
+        "block": fields.block_size,
+        "mask_token": fields.mask_token_id,
+        "layer_masks": _layer_masks(fields, layer),
+        "from_anchor": fields.sample_from_anchor,
+        "scale": fields.input_embedding_scale,
+        **vocabulary_fields(fields.draft_vocab_size, tensors, base, headless=True),
+    }
+
+
 def _problems_in_vllm(config: dict[str, Any], drafter: Drafter) -> list[str]:
     """Return deviations of vLLM 0.32 with this drafter, each with its remedy."""
+    anchor = ['does not serve "sample_from_anchor": true; train a drafter without it']
+    return (anchor if drafter.shape.from_anchor else []) + causal_problems(config, drafter)
+
+
+def causal_problems(config: dict[str, Any], drafter: Drafter) -> list[str]:
+    """Return the deviations of vLLM 0.32 in the attention masks of this drafter's layers."""
     problems, shape = [], drafter.shape
-    if shape.from_anchor:
-        problems.append('does not serve "sample_from_anchor": true; train a drafter without it')
     causal, served = {mask.causal for mask in shape.layer_masks}, not config.get(NON_CAUSAL, True)
     if config.get(speculators.TYPE) and causal != {served}:
         remedy = f'set "{NON_CAUSAL}" to {str(served).lower()} in config.json'
@@ -303,11 +315,12 @@ def _check_fits(fields: DFlashFields, layer: PretrainedConfig, base: ModelInfo) 
 
 def _inputs(fields: DFlashFields, base: ModelInfo) -> tuple[int, ...]:
     """Return the target layers whose inputs are read. Raise UserError for layers that the base lacks."""
-    nested = fields.speculators_model_type
-    listed = (fields.aux_hidden_state_layer_ids if nested else fields.target_layer_ids) or []
-    speculators.check_layer_ids(listed, "aux_hidden_state_layer_ids" if nested else "target_layer_ids", base)
-    if nested:
+    if fields.speculators_model_type:
+        listed = fields.aux_hidden_state_layer_ids or []
+        speculators.check_layer_ids(listed, "aux_hidden_state_layer_ids", base)
         return tuple(listed)
+    listed = fields.target_layer_ids or []
+    speculators.check_layer_ids(listed, "target_layer_ids", base, least=-1)  # -1: the embedding
     return tuple(FINAL if layer == base.n_layers - 1 else layer + 1 for layer in listed)
 
 
@@ -349,8 +362,8 @@ def config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     }
 
 
-def speculators_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
-    """Return config.json in speculators' layout.
+def speculators_config_of(drafter: Drafter, base: ModelInfo, kind: str = "dflash", **fields: Any) -> dict[str, Any]:
+    """Return config.json in speculators' layout, with the further fields of another kind of block drafter.
 
     Raise UserError for a drafter that reads the final state (target of one layer), and for masks that the layout
     cannot describe.
@@ -360,7 +373,7 @@ def speculators_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
     windows, non_causal = _windows(shape)
     layer = {"model_type": "qwen3", **speculators.sizes_of(drafter.config), "vocab_size": base.vocab_size, **windows}
     return speculators.written_config(
-        "dflash",
+        kind,
         layer,
         shape.block - shape.first,
         base,
@@ -370,6 +383,7 @@ def speculators_config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
         mask_token_id=shape.mask_token,
         sample_from_anchor=shape.from_anchor,
         sliding_window_non_causal=non_causal,
+        **fields,
     )
 
 

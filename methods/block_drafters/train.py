@@ -1,7 +1,10 @@
-"""Trainers of DFlash and P-EAGLE, whose drafters compute all draft positions in one pass.
+"""Trainers of DFlash, DSpark and P-EAGLE, whose drafters compute all draft positions in one pass.
 
 DFlash (sec. 4.2) trains on blocks at random anchors of the answers. The block of anchor t has its root at x_{t+1}; it
 attends to the features up to position t and to its own positions. Position k after the root predicts x_{t+1+k}.
+
+DSpark trains on the same blocks, whose root drafts too; the token before each position, which its heads read, is the
+text's.
 
 P-EAGLE (sec. 3) trains all depths in one pass. Slot t reads the feature of position t and the token x_{t+1}, and
 predicts x_{t+2}. Depth d of anchor t reads the mask state and mask token and predicts x_{t+2+d}; it attends to the true
@@ -16,21 +19,25 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.engine.kv_cache import PrefixCache
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.draft_vocabulary import check_mask_token
 from specbench_ss.methods._shared.feature_trainer import FeatureTrainer
-from specbench_ss.methods.block_drafters import dflash, peagle
+from specbench_ss.methods.block_drafters import dflash, dspark, peagle
+from specbench_ss.methods.block_drafters.correction import MarkovKind
 from specbench_ss.methods.block_drafters.dflash import MOST_BLOCK
+from specbench_ss.methods.block_drafters.dspark import BLOCK
 from specbench_ss.methods.block_drafters.peagle import DEPTHS, MOST_DEPTHS
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.options import Bounded, option
 from specbench_ss.training.batch import BaseStates, Batch
-from specbench_ss.training.losses import LossKind, loss_option, mean_loss
+from specbench_ss.training.losses import LOSS_HELP, LossKind, distribution_losses, loss_option, mean_loss
 
 BLOCKS_PER_PASS = 32  # of a row: their positions are keys of the same pass, hidden from the other blocks
 
@@ -103,7 +110,7 @@ class DFlashTrainer(BlockTrainer):
     name = "dflash"
     summary = "DFlash's drafter of whole blocks on the frozen base"
     method = "dflash"
-    Options = DFlashTraining
+    Options: ClassVar[type[Any]] = DFlashTraining
     checkpoints = dflash
     lr = 6e-4
 
@@ -115,9 +122,13 @@ class DFlashTrainer(BlockTrainer):
             o, mask = self.options, self.mask_token(target)
             drafter = dflash.new_drafter(target, o.layers, o.block_size, o.draft_vocab, mask, o.sample_from_anchor)
         self.use(drafter, drafter.shape.layers, drafter.config, drafter.shape.block - drafter.shape.first)
-        for head in (drafter.lm_head, drafter.embed_tokens):  # the target's, or a part of it
-            if head is not None:
-                head.requires_grad_(False)
+        self.freeze_target_parts()
+
+    def freeze_target_parts(self) -> None:
+        """Keep the LM head and the embedding, which are the target's or a part of it."""
+        for part in (self.module.lm_head, self.module.embed_tokens):
+            if part is not None:
+                part.requires_grad_(False)
 
     def blocks(self, states: BaseStates, batch: Batch) -> Tensor:
         """Return normed states [B, A, drafts, h] of the drafting positions of every anchor's block."""
@@ -163,6 +174,109 @@ class DFlashTrainer(BlockTrainer):
         total = torch.stack([a for a, _ in sums]), torch.stack([b for _, b in sums])
         weights = [math.exp(-k / self.options.decay) for k in range(self.ahead)]
         return mean_loss(total, self.labels(batch.whole), weights)
+
+
+@dataclass(frozen=True, slots=True)
+class DSparkTraining(BlockTraining):
+    """Options of `ssbench train dspark`."""
+
+    owner: ClassVar[str] = "dspark"
+    loss: Literal["published", LossKind] = option(  # type: ignore[assignment]  # one more than others have
+        "published", f"published: 0.1 ce + 0.9 of the L1 distance, which is twice tv. {LOSS_HELP}"
+    )
+    layers: Annotated[int, Ge(1)] = option(5, "Number of decoder layers of the drafter.")
+    block_size: Annotated[int, Ge(1), Le(MOST_BLOCK)] = option(BLOCK, "Positions of a block, each drafts a token.")
+    decay: Annotated[float, Gt(0)] = option(4.0, "The k-th drafted token's loss has the weight exp(-(k - 1) / decay).")
+    markov_rank: Annotated[int, Ge(0)] = option(256, "Rank of the Markov head. 0: none, DFlash from the root on.")
+    markov_kind: MarkovKind = option(
+        "vanilla", "Kind of the Markov head; vLLM serves vanilla. gated and rnn also read the block's states."
+    )
+    confidence: Literal["on", "off"] = option("on", "Train a confidence head, for length=measured and threshold.")
+    draft_vocab: Annotated[int, Ge(0)] = option(
+        0, "Size of the draft vocabulary (the most frequent tokens of the text). 0: all tokens."
+    )
+
+
+class DSparkTrainer(DFlashTrainer):
+    """Trainer of DSpark's drafter: its loss is a mean over all positions, each with the weight of its place."""
+
+    name = "dspark"
+    summary = "DSpark's drafter of whole blocks with a Markov head on the frozen base"
+    method = "dspark"
+    Options = DSparkTraining
+
+    def __init__(
+        self, target: Target, options: Any = None, lr: float | None = None, drafter: dspark.Drafter | None = None
+    ) -> None:
+        BlockTrainer.__init__(self, target, options, lr)
+        o, mask = self.options, self.mask_token(target)
+        if drafter is None:
+            heads: dict[str, Any] = {
+                "rank": o.markov_rank, "kind": o.markov_kind, "confidence": o.confidence == "on"
+            }  # fmt: skip
+            drafter = dspark.new_drafter(target, o.layers, o.block_size, o.draft_vocab, mask, **heads)
+        self.use(drafter, drafter.shape.layers, drafter.config, drafter.shape.block)
+        self.freeze_target_parts()
+
+    def save(self, folder: Path, about: dict[str, Any]) -> None:
+        """Write the folder in speculators' layout. Raise UserError for a drafter that it cannot describe."""
+        write_checkpoint(folder, self.module, {**dspark.speculators_config_of(self.module, self.target), **about})
+
+    def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the weighted mean of the losses of all positions, and the accuracies of each [block]."""
+        labels, whole = self.labels(batch), self.labels(batch.whole)
+        used = labels[..., 0] != -100  # [B, A]
+        rows, at = used.nonzero()[:, 0, None], batch.anchors.at[used][:, None] + torch.arange(self.ahead + 1)
+        at = (at + 1).clamp_max(batch.ids.shape[1] - 1)  # of the root and the drafted tokens
+        before, true = batch.ids[rows, at[:, :-1]], states.final[rows, at[:, :-1]]
+        out, labels = self.blocks(states, batch)[used], labels[used]
+        memory, sums, hits = self.module.correction.start(out[:, 0]), [], []
+        for k in range(self.ahead):  # logits take much memory: recomputed in the backward pass
+            inputs = (out[:, k], true[:, k], before[:, k], labels[:, k].contiguous(), memory)
+            total, right, memory = checkpoint(self._position, *inputs, use_reentrant=False)
+            sums.append(total)
+            hits.append(right)
+        weights = torch.exp(torch.arange(self.ahead, device=at.device) / -self.options.decay)
+        count = (whole != -100).sum((0, 1))
+        loss = (torch.stack(sums) * weights).sum() / ((weights * count).sum() + 1e-6)
+        return loss, torch.stack(hits) / count.clamp_min(1)
+
+    def _position(
+        self, states: Tensor, true: Tensor, before: Tensor, labels: Tensor, memory: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return sums of losses and of correct predictions at one position of n blocks, and the correction's state.
+
+        Args:
+            states: [n, h], the drafter's.
+            true: [n, h], the target's, which its distribution of the drafted token is computed from.
+            before: int64 [n], the text's token before the drafted one.
+            labels: int64 [n], the text's token; -100 = no loss.
+            memory: [n, s], the correction's state.
+        """
+        drafter, vocab_ids, labelled = self.module, self.module.vocab_ids, labels != -100
+        logits, memory = drafter.correction.step(drafter.logits(states, self.target), states, before, memory)
+        log_q = logits.log_softmax(-1, dtype=torch.float32)
+        with torch.no_grad():
+            p = self.target.logits(true).softmax(-1, dtype=torch.float32)
+            p = p if vocab_ids is None else p[:, vocab_ids]
+        losses = self._losses(log_q, p, labels)
+        if drafter.confidence_head is not None:
+            alpha = 1 - distribution_losses(log_q.detach(), p, "tv")
+            estimate = drafter.confidence(states, before)
+            losses = losses + F.binary_cross_entropy_with_logits(estimate, alpha.clamp(0, 1), reduction="none")
+        right = (drafter.token_ids(logits.detach().argmax(-1)) == labels).sum()
+        return (losses * labelled).sum(), right, memory
+
+    def _losses(self, log_q: Tensor, p: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss [n] of each drafted token; tokens outside the draft vocabulary have no cross-entropy."""
+        kind, drafter = self.options.loss, self.module
+        if kind not in ("published", "ce"):
+            return distribution_losses(log_q, p, kind)
+        if drafter.vocab_ids is not None:
+            drafted = drafter.t2d[labels.clamp_min(0)] & (labels != -100)
+            labels = torch.where(drafted, torch.searchsorted(drafter.vocab_ids, labels), -100)
+        ce = F.nll_loss(log_q, labels, reduction="none")
+        return ce if kind == "ce" else 0.1 * ce + 0.9 * 2 * distribution_losses(log_q, p, "tv")
 
 
 @dataclass(frozen=True, slots=True)

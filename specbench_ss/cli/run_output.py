@@ -267,6 +267,9 @@ def _shown(ready: AnyReady) -> Iterator[RunCallbacks]:
     for method in (method for method in manifest["methods"] if method.get("advised")):
         advised = advice_text(method["advised"])
         console.print(escape(f"{method['label']}: {advised}"), highlight=False, soft_wrap=True)
+    for method in manifest["methods"]:
+        for name, value in method.get("measured", {}).items():
+            console.print(escape(f"{method['label']}: {name} {value}"), highlight=False, soft_wrap=True)
     methods = [] if isinstance(ready, serving.PreparedRun) else manifest["methods"]
     if sizes := _draft_sizes((m["label"], m["name"], m["options"] | m["resolved"]) for m in methods):
         console.print(escape(f"drafts at most, per step: {sizes}"), highlight=False, soft_wrap=True)

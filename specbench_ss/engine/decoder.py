@@ -149,6 +149,7 @@ class Decoder(ABC):
         can_export: `export` writes the weights for vLLM.
         advised: options set from the folder of the weights (`models.checkpoint.read_advice`), set on loading; the run
             prints them and the manifest stores them.
+        measured: what was measured on loading and decides how the method drafts; printed and stored in the same way.
     """
 
     name: ClassVar[str]
@@ -159,6 +160,7 @@ class Decoder(ABC):
     stateful: bool = False
     training_info: Mapping[str, Any] = MappingProxyType({})
     advised: Mapping[str, Any] = MappingProxyType({})
+    measured: Mapping[str, Any] = MappingProxyType({})
 
     Options: ClassVar[type[Any]] = NoOptions
     node_options: ClassVar[tuple[str, ...]] = ()

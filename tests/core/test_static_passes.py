@@ -51,7 +51,9 @@ WIDTHS = (1, 3, 7, 16, 64, 128)
 
 
 CACHING = ("eagle", "eagle2", "eagle3", "hydra", "peagle", "sd", "dflash")
-DRAFTERS = {"dflash", "eagle", "eagle2", "eagle3", "hydra", "medusa", "medusa2", "peagle", "ss", "ss-shared", "uno"}
+DRAFTERS = {
+    "dflash", "dspark", "eagle", "eagle2", "eagle3", "hydra", "medusa", "medusa2", "peagle", "ss", "ss-shared", "uno",
+}  # fmt: skip
 DECLINED = {  # all that methods run eagerly where their steps are replayed
     ("peagle", "windows"): {DIFFERENT_MASKS},
     ("dflash", "windows"): {DIFFERENT_MASKS},

@@ -163,6 +163,11 @@ class Reference:
 
     def dflash(self, block: Sequence[int], features: Sequence[Tensor], head: Tensor) -> Tensor:
         """Logits [block, words] of a block that begins with the root; head: the target's."""
+        head = self.w.get("lm_head.weight", head)
+        return torch.stack([head @ state for state in self.block_states(block, features)])
+
+    def block_states(self, block: Sequence[int], features: Sequence[Tensor]) -> list[Tensor]:
+        """Normed states [h] of a block that begins with the root."""
         context = [self.normed(self.fused(f), "hidden_norm") for f in features]
         s, rows = len(context), [self.table[token] for token in block]
         for i in range(self.about["num_hidden_layers"]):
@@ -170,8 +175,22 @@ class Reference:
             read = [*context, *(self.normed(x, f"{p}.input_layernorm") for x in rows)]
             seen = [[k for k in range(len(read)) if self._sees(i, s, s + n, k)] for n in range(len(rows))]
             rows = [self.mlp(x + self.attend(p, read, s + n, seen[n]), p) for n, x in enumerate(rows)]
-        head = self.w.get("lm_head.weight", head)
-        return torch.stack([head @ self.normed(x, "norm") for x in rows])
+        return [self.normed(x, "norm") for x in rows]
+
+    def markov(self, kind: str, state: Tensor, before: int, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """DSpark's bias [words] at a place of the block, and the memory [r] after it."""
+        e = self.w["markov_head.markov_w1.weight"][before]
+        if kind == "gated":
+            e = e * self.product(torch.cat((state, e)), "markov_head.gate_proj").sigmoid()
+        if kind == "rnn":
+            f, c, e = self.product(torch.cat((memory, e, state)), "markov_head.joint_proj").view(3, -1)
+            memory, e = f.sigmoid() * memory + (1 - f.sigmoid()) * c.tanh(), e.tanh()
+        return self.w["markov_head.markov_w2.weight"] @ e, memory
+
+    def confidence(self, state: Tensor, before: int) -> float:
+        """DSpark's estimate that the token drafted at a place is accepted."""
+        e = self.w["markov_head.markov_w1.weight"][before] if self.config["confidence_head_with_markov"] else state[:0]
+        return float(self.product(torch.cat((state, e)), "confidence_head.proj").sigmoid())
 
     def _sees(self, layer: int, root: int, query: int, key: int) -> bool:
         """Return True if position `key` is visible at position `query` of a DFlash block."""

@@ -42,6 +42,9 @@ LOOKS = {  # method, shape -> where, and why
     ("dflash", "tree"): "the best nodes of all places are chosen on the host",
     ("dflash", "reduced"): "the best nodes of all places are chosen on the host",
     ("peagle", "tree"): "the best nodes of all places are chosen on the host",
+    ("dspark", "no Markov head"): "a threshold ends the chain",
+    ("dspark", "top-1"): "a threshold ends the chain",
+    ("dspark", "measured"): "the confidence says how many tokens are verified",
     ("uno", "tree"): "the best nodes of all rows are chosen on the host",
 }
 VARY = {  # methods that draft as much as they find, or as pays

@@ -1,0 +1,208 @@
+"""Decoding with DSpark's drafter (arXiv:2607.05147): a block in one pass, corrected token by token.
+
+Token k + 1 is drafted from the block's logits and from the token before it, so that q, against which it is verified, is
+known on the drafted path alone. The confidence head may shorten what is verified.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import torch
+from annotated_types import Ge, Le, Lt
+from torch import Tensor
+
+from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.decoder import Decoder, DecodeState
+from specbench_ss.engine.generate import StopParams, generate
+from specbench_ss.engine.sampling import SamplingParams
+from specbench_ss.engine.target import Target
+from specbench_ss.engine.tree import DraftTree
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.tree_growth import best, draw, grow
+from specbench_ss.methods.block_drafters import dspark
+from specbench_ss.methods.block_drafters.decode import BlockDraftOptions, DFlash, draft_probs
+from specbench_ss.methods.block_drafters.dflash import MOST_BLOCK
+from specbench_ss.methods.block_drafters.verified_length import StepTimes, threshold_length
+from specbench_ss.options import option
+
+MEASURED_PROMPT, MEASURED_OUTPUT, WARM_UP = 256, 24, 2  # tokens; steps at the start that are left out
+
+
+@dataclass(frozen=True, slots=True)
+class DSparkOptions(BlockDraftOptions):
+    """Options of `dspark`."""
+
+    owner: ClassVar[str] = "dspark"
+    sample: Literal["on", "off"] = option(
+        "on", "When sampling with mode=chain: sample drafts from their distributions, as published."
+    )
+    block_size: Annotated[int, Ge(0), Le(MOST_BLOCK)] = option(
+        0, "Positions of a block, each of which drafts a token; at most the trained number. 0: as trained."
+    )
+    length: Literal["full", "measured"] = option(
+        "full",
+        "Drafted tokens of a chain that are verified. full: all. measured: as many as yield the most tokens per second "
+        "by the confidence head and by times of steps, which are measured when the method is loaded.",
+    )
+    threshold: Annotated[float, Ge(0), Lt(1)] = option(
+        0.0, "With mode=chain: a chain ends before the first token with less confidence. 0: no threshold."
+    )
+
+    @property
+    def reads_confidence(self) -> bool:
+        """Return True if the confidence head decides how many tokens are verified."""
+        return self.length == "measured" or self.threshold > 0
+
+    def check_together(self) -> None:
+        if self.reads_confidence and self.mode == "tree":
+            raise UserError("dspark: length=measured and threshold need mode=chain")
+        if self.length == "measured" and self.threshold:
+            raise UserError("dspark: length=measured and threshold exclude each other")
+
+
+class DSpark(DFlash):
+    """DSpark: DFlash's block, a bias by the token before each position, and a length by estimated acceptance.
+
+    step_times: measured, for length=measured. fixed_length: number of verified tokens during the measurement.
+    """
+
+    name = "dspark"
+    summary = "DSpark: a block in one pass, each token corrected by the one before"
+    paper = "Cheng et al. 2026, arXiv:2607.05147"
+    Options = DSparkOptions
+    random, read_drafter = staticmethod(dspark.random_drafter), staticmethod(dspark.read_drafter)
+    speculators_config_of = staticmethod(dspark.speculators_config_of)
+    vllm: ClassVar = {"method": "dspark"}
+    reduced_args, reduced_size = {"kind": "gated", "confidence": False}, 3
+    more_instances: ClassVar = {
+        "rnn": ({"kind": "rnn"}, {}),
+        "rnn tree": ({"kind": "rnn"}, {"mode": "tree", "nodes": 9, "k": 3}),
+        "no Markov head": ({"rank": 0}, {"threshold": 0.4}),
+        "measured": ({}, {"length": "measured"}),
+        "top-1": ({}, {"sample": "off", "threshold": 0.3}),
+    }
+    step_times: StepTimes | None = None
+    fixed_length: int | None = None
+
+    @classmethod
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
+        """Return the instances of block drafters; the times of steps of the one that measures them are stated."""
+        instances = super().test_instances(target)
+
+        def with_times() -> Decoder:
+            decoder = instances["measured"]()
+            assert isinstance(decoder, DSpark)
+            return decoder.with_step_times(StepTimes(tuple(2.0 + 0.4 * n for n in range(decoder.drafts + 1))))
+
+        return {**instances, "measured": with_times}
+
+    @classmethod
+    def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> int:
+        """Return the block size. Raise UserError if the drafter was not trained for the options."""
+        if options.reads_confidence and not drafter.shape.confidence:
+            raise UserError("dspark: the drafter has no confidence head, which length=measured and threshold need")
+        return super().resolve_options(options, config, drafter, base)
+
+    @classmethod
+    def build(cls, target: Target, options: Any, drafter: Any, config: dict[str, Any], path: Path) -> Self:
+        """Return the decoder with a drafter from `read`, and with measured times if the options need them."""
+        return super().build(target, options, drafter, config, path).with_step_times(None)
+
+    def apply_options(self, options: Any) -> Self:
+        """Return the decoder with the same drafter, measured times and resolved options."""
+        return super().apply_options(options).with_step_times(self.step_times)
+
+    def with_step_times(self, known: StepTimes | None) -> Self:
+        """Set the times of steps: known ones, else measured ones if the options need them."""
+        if known is None and self.options.length == "measured":
+            known = self._measure()
+        self.step_times = known
+        if known is not None:
+            first = known.seconds[0]
+            relative = ", ".join(f"{seconds / first:.2f}" for seconds in known.seconds)
+            self.measured = {"relative step times": f"{relative} with 0, 1, .. verified tokens"}
+        return self
+
+    @torch.inference_mode()
+    def _measure(self) -> StepTimes:
+        """Measure the median step behind a prompt of random tokens, for each number of verified tokens."""
+        size, generator = min(MEASURED_PROMPT, self.target.context_length // 2), torch.Generator().manual_seed(0)
+        prompt = torch.randint(self.target.vocab_size, (size,), generator=generator).tolist()
+        seconds = []
+        for length in range(self.drafts + 1):
+            self.fixed_length = length
+            steps = generate(self, prompt, StopParams(MEASURED_OUTPUT), SamplingParams()).steps
+            seconds.append(statistics.median(step.total_s for step in steps[WARM_UP:] or steps))
+        self.fixed_length = None
+        return StepTimes(tuple(seconds))
+
+    def metadata(self) -> dict[str, Any]:
+        shape = self.drafter.shape
+        heads = {"markov_rank": shape.markov_rank, "markov_kind": shape.markov_kind, "confidence": shape.confidence}
+        return {**super().metadata(), **heads, "length": self.options.length, "threshold": self.options.threshold}
+
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
+        chooses = self.options.mode == "chain" and self.drafter.shape.confidence and not self.options.threshold
+        return {**super().search_space(), **({"length": ("full", "measured")} if chooses else {})}
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        """Draft a chain, as long as its confidence allows, or a tree of the tokens that are likely after each other."""
+        states = self.block_states(state)
+        logits = self.drafter.logits(states, self.target)
+        if self.options.mode == "tree":
+            return self._tree(state, logits, states)
+        tokens, q = self._chain(state, logits, states)
+        length = self._length(state, states, tokens)
+        if not length:
+            return DraftTree.root_only(state.root)
+        probs = None if q is None else draft_probs(q[:length], self.drafter, self.target.vocab_size)
+        return DraftTree.chain(state.root, tokens[1 : length + 1], probs)
+
+    def _chain(self, state: DecodeState, logits: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the root and the drafted tokens [1 + drafts], and the q [drafts, Vd] that these are sampled from."""
+        correction, sampling = self.drafter.correction, state.sampling
+        samples = self.options.sample == "on" and not sampling.greedy
+        tokens, rows, memory = [state.root], [], correction.start(states[:1])
+        for row, hidden in zip(logits.split(1), states.split(1), strict=True):
+            corrected, memory = correction.step(row, hidden, tokens[-1], memory)
+            if samples:
+                rows.append(sampling.probs(corrected))
+            drafted = draw(rows[-1], state.rng)[:, 0] if samples else corrected.argmax(-1)
+            tokens.append(self.drafter.token_ids(drafted))
+        return torch.cat(tokens), torch.cat(rows) if samples else None
+
+    def _length(self, state: DecodeState, states: Tensor, tokens: Tensor) -> int:
+        """Return the number of tokens to verify; one host synchronisation if the confidence head decides."""
+        if self.fixed_length is not None:
+            return self.fixed_length
+        if not self.options.reads_confidence:
+            return len(states)
+        confidence, times = self.drafter.confidence(states, tokens[:-1]).sigmoid().tolist(), self.step_times
+        if times is None or self.options.threshold:  # without times: all tokens, above a threshold of 0
+            return threshold_length(confidence, self.options.threshold)
+        return times.best_length(confidence) if state.sampling.greedy else times.stopping_length(confidence)
+
+    def _tree(self, state: DecodeState, logits: Tensor, states: Tensor) -> DraftTree:
+        """Return the tree of the most probable paths, each node's candidates corrected by its own token."""
+        correction, o = self.drafter.correction, self.options
+        k = min(o.k, logits.shape[-1])
+        ranked = best(k)
+        first, memory = correction.step(logits[:1], states[:1], state.root, correction.start(states[:1]))
+
+        def choose(rows: Tensor) -> tuple[Tensor, Tensor, None]:
+            drafted, log_p, _ = ranked(rows)
+            return self.drafter.token_ids(drafted), log_p, None
+
+        def expand(tokens: Tensor, visible: Tensor, parent_rows: Tensor, level: int) -> Tensor:
+            nonlocal memory
+            at = slice(level, level + 1)
+            corrected: Tensor
+            corrected, memory = correction.step(logits[at], states[at], tokens, memory[parent_rows])
+            return corrected
+
+        return grow(state.root, first[0], choose, expand, len(states), o.tree_nodes)
