@@ -10,7 +10,7 @@ from typing import Any
 
 from specbench_ss import __version__
 from specbench_ss.reports import palette
-from specbench_ss.reports.html import assets, health, machine, ranking, samples, speed, steps
+from specbench_ss.reports.html import assets, health, machine, published, ranking, samples, speed, steps
 from specbench_ss.reports.html import comparison_page as of_several
 from specbench_ss.reports.html.page_parts import Cell, Chart, Column, Fact, Notice, Table, View
 from specbench_ss.results import ranking as run_ranking
@@ -134,6 +134,7 @@ def page(results: Results) -> dict[str, Any]:
         "timeline": machine.timeline(view),
         "what_if": _what_if(view),
         "published": health.published(view),
+        "published_2026": published.table(view),
         "notices": checks,
         "differences": health.differences(view),
         "output_match_note": health.output_match_note(view),
