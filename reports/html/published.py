@@ -19,8 +19,8 @@ COUNTING = (
 )
 NOTE = (
     "Comparable: model, questions, sampling and, for τ, counting and draft are stated and the same; drafters are not "
-    "compared. Our number is in the counting of the published one; – if it cannot be computed. Of several "
-    "configurations of a method the most similar one is shown."
+    "compared, and a benchmark without a stated subset is taken as whole. Here: our number in the counting of the "
+    "published one, – if there is none; of several configurations of a method, that of the most similar one."
 )
 
 

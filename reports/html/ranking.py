@@ -16,6 +16,7 @@ from specbench_ss.results.checks import baseline_noise, often_noisy
 from specbench_ss.results.ranking import RankRange
 from specbench_ss.results.summary import SummaryRow
 from specbench_ss.results.text import MISSING, format_number, format_speedup, interval, percent
+from specbench_ss.runs.config import verification_text
 
 Tag = tuple[str, str]  # text; 'good', 'flat', 'note' or 'bad'
 QUALITY: dict[str, Tag] = {
@@ -225,7 +226,8 @@ def budgets_table(view: View, found: Sequence[Budget]) -> Table:
             numeric=False,
         ),
     ]
-    return Table.of("budgets", columns, found, "Settings and training budget")
+    notes = tuple(filter(None, (verification_text(view.run.manifest["config"]),)))
+    return Table.of("budgets", columns, found, "Settings and training budget", notes=notes)
 
 
 def _of(name: str) -> Callable[[Budget], Any]:

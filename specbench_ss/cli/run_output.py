@@ -33,7 +33,7 @@ from specbench_ss.options import option_values, value_text
 from specbench_ss.results.analysis import Results
 from specbench_ss.results.terminal import print_answer, print_concurrency, print_short, print_verbose
 from specbench_ss.results.text import parameters, pluralize
-from specbench_ss.runs.config import OutputOptions, RunConfig, decoding
+from specbench_ss.runs.config import OutputOptions, RunConfig, decoding, verification_text
 from specbench_ss.runs.records import Run, SampleRecord
 from specbench_ss.suite import SuiteData
 
@@ -164,6 +164,7 @@ def describe(plan: AnyPlan, where: OutputOptions, access: Access | None = None) 
         ("size", _size(data) + (f", {config.repeats} repeats" if config.repeats > 1 else "")),
         *(("note", note) for note in notes),
         ("decoding", decoding_text(config, data)),
+        *([("note", rule)] if (rule := verification_text(config.as_dict())) else []),
         *([("at a time", ", ".join(map(str, (1, *config.concurrency))))] if config.concurrency else []),
         *([("rates", ", ".join(str(load) for load in config.loads if load.rate))] if config.rate else []),
         ("samples", str(plan.samples * (1 + len(config.loads)))),
@@ -290,6 +291,8 @@ def _head(ready: AnyReady) -> Iterator[str]:
         yield f"[bold]{pluralize(len(ready.plan.config.endpoints), 'server')}[/] on [bold]{data.name}[/] {prompts}"
         return
 
+    if rule := verification_text(config.as_dict()):
+        yield rule
     for note in ready.notes if isinstance(ready, measuring.PreparedRun) else ():
         yield f"[yellow]warning:[/] {escape(note)}"
     if ready.plan.dtype_choice:

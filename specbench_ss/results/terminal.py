@@ -68,6 +68,7 @@ from specbench_ss.results.text import (
     scientific,
     table,
 )
+from specbench_ss.runs.config import verification_text
 from specbench_ss.runs.records import Run
 from specbench_ss.stats import FEWEST
 
@@ -170,7 +171,8 @@ def print_verbose(results: Results, console: Console) -> None:
     """Print the finding, tables by task and over all tasks, notes, and all checks with their details."""
     widen(console)
     print_answer(results, console)
-    for line in machine_lines(results.machine_rows, results.manifest):
+    rule = verification_text(results.config)
+    for line in (*([rule] if rule else []), *machine_lines(results.machine_rows, results.manifest)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     config, rows, n_repeats = results.config, results.rows, int(results.config["repeats"])
     repeats = f", {n_repeats} repeats" if n_repeats > 1 else ""

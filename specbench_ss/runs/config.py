@@ -194,3 +194,12 @@ def decoding(config: Mapping[str, Any]) -> str:
         parts += ["block verification"] if config.get("verification", TOKEN) == BLOCK else []
     stops = [json.dumps(text, ensure_ascii=False) for text in config.get("stop") or ()]
     return ", ".join([*parts, *([f"stop at {' or '.join(stops)}"] if stops else [])])
+
+
+def verification_text(config: Mapping[str, Any]) -> str:
+    """Return the effect of a verification rule that is not the default; '' for token by token."""
+    if config.get("verification", TOKEN) == TOKEN:
+        return ""
+    if not config["temperature"]:
+        return "verification: block, which changes nothing at temperature 0"
+    return "verification: block, for chains sampled by the drafter; trees and deterministic drafts token by token"

@@ -64,6 +64,20 @@ def test_methods_are_listed_by_name_and_alias(capsys: pytest.CaptureFixture[str]
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == ["pld", "ar"]
 
 
+@pytest.mark.parametrize("more", ["--dry-run", "--warmup 0 -q", "--temperature 1 --dry-run"])
+def test_the_effect_of_block_verification_is_printed_once(
+    more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--methods", "pld", "--tasks", "qa", "--limit", "1", "--max-new-tokens", "2", "--dtype", "float32"]
+    options += [*more.split(), "--out", str(tmp_path / "run")]
+    text = "sampled by the drafter" if "--temperature" in more else "which changes nothing at temperature 0"
+    assert main(["run", *options, "--verification", "block"]) == 0
+    assert "".join(capsys.readouterr()).count(text) == 1
+    if "--dry-run" in more:
+        assert main(["run", *options]) == 0
+        assert "verification" not in "".join(capsys.readouterr())
+
+
 def test_reference_is_added_first(asked: Asked) -> None:
     assert main(["run", "--methods", "ss[k=1,prune=off],medusa"]) == 0
     assert [spec.label for spec in asked[0][0].methods] == ["ar", "ss[k=1,prune=off]", "medusa"]

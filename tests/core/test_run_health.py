@@ -365,3 +365,16 @@ def test_failures_of_the_reference_or_of_every_method_concern_the_headline(make_
     for failing in (("ss",), ("ar",)):
         run = read_run(make_run(labels=("ar", "ss"), categories=("qa",), questions=8, failing=failing))
         assert stated_of(run).startswith("Unreliable (failed)")
+
+
+@pytest.mark.parametrize(("temperature", "text"), [(0.0, "changes nothing at temperature 0"), (1.0, "sampled by the")])
+def test_block_verification_is_shown_with_its_effect(make_run: MakeRun, temperature: float, text: str) -> None:
+    run = read_run(make_run(labels=("ar", "ss"), temperature=temperature))
+
+    def shown() -> tuple[int, int]:
+        notes = page_of(analyse(run))["budgets"].notes
+        return sum(text in line for line in reported(run)), sum(text in note for note in notes)
+
+    assert shown() == (0, 0)
+    run.manifest["config"]["verification"] = "block"
+    assert shown() == (1, 1)

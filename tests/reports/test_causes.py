@@ -89,3 +89,15 @@ def test_the_published_order_is_compared_with_ours(make_run: MakeRun) -> None:
     assert "vicuna 7B v1.3 on 3090: eagle2, pld, medusa; order here: medusa, eagle2, pld. 1 of 3 pairs" in text
     assert "comparable" in text, "the model is another one"
     assert order_note(compare_with_published(manifest, {**ours, "pld": (1.5, None)})) == []
+
+
+def test_numbers_of_2026_are_shown_for_their_methods_alone(make_run: MakeRun) -> None:
+    assert page(analyse(read_run(make_run(labels=("ar", "ss"), questions=1))))["published_2026"] is None
+    table = page(analyse(read_run(make_run(questions=1))))["published_2026"]
+    assert {row[0].text for row in table.rows} == {"medusa"} and len(table.rows) == 4
+    name, benchmark, temperature, metric, number, here, mark = table.rows[0][1:8]
+    assert (name.text, name.small, benchmark.text) == ("MEDUSA + KL", ["draft 6"], "mean of 3")
+    assert (temperature.text, metric.small, number.text, here.text) == ("0", ["counting not stated"], "2.19", "–")
+    assert (mark.text, mark.small) == ("differs: model, questions", ["not stated: counting, draft"])
+    assert "0 of 4 are comparable" in table.notes[0]
+    assert table.csv().splitlines()[1].startswith("medusa,MEDUSA + KL,6,,1,mean of 3,Llama-3.1-8B-Instruct,0.0,τ,")
