@@ -18,9 +18,9 @@ COUNTING = (
     "tokens per forward pass, where a step has two"
 )
 NOTE = (
-    "Comparable: model, questions, sampling and, for τ, counting and draft are stated and the same; drafters are not "
-    "compared, and a benchmark without a stated subset is taken as whole. Here: our number in the counting of the "
-    "published one, – if there is none; of several configurations of a method, that of the most similar one."
+    "Comparable: model, questions, sampling and, for τ, counting and draft are stated and the same; drafters and their "
+    "options are not compared, and a benchmark without a stated subset is taken as whole. Here: our number in the "
+    "counting of the published one, – if there is none; of several configurations, that of the most similar one."
 )
 
 

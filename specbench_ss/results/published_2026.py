@@ -60,25 +60,14 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Value:
-    """A line of `published_2026.csv`."""
+class PublishedValue:
+    """One published number with the conditions of its series. concurrency: requests at a time, None if not stated."""
 
-    series: str
+    of: Series
     value: float
     model: str = ""
     benchmark: str = ""
     concurrency: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedValue:
-    """One published number; `of` has its conditions. concurrency: requests at a time, None if not stated."""
-
-    of: Series
-    value: float
-    model: str
-    benchmark: str
-    concurrency: int | None
 
 
 @cache
@@ -93,41 +82,46 @@ def read_values(values: Path, series: Path) -> tuple[PublishedValue, ...]:
     Raises UserError with the file and line of an unknown column, method, metric or series, of a value that is no
     positive number, and of a line that repeats an earlier one.
     """
-    by_key = {}
-    for place, shared in _lines(series, Series):
+    by_key: dict[str, Series] = {}
+    for place, cells in _lines(series):
+        shared = _record(place, cells, Series)
         if shared.series in by_key:
             raise UserError(f"{place}: the series {shared.series!r} is defined twice")
         if shared.metric != "tau" and (shared.pooling or shared.counts):
             raise UserError(f"{place}: pooling and counts belong to tau, not to {shared.metric}")
         by_key[shared.series] = shared
     found: dict[tuple[Any, ...], PublishedValue] = {}
-    for place, line in _lines(values, _Value):
-        if line.series not in by_key:
-            raise UserError(f"{place}: unknown series {line.series!r}; define it in {series.name}")
-        if not 0 < line.value < math.inf:
-            raise UserError(f"{place}: the value {line.value} is no positive number")
-        key = (line.series, line.model, line.benchmark, line.concurrency)
-        if key in found:
+    for place, cells in _lines(values):
+        key = cells.pop("series", "")
+        if key not in by_key:
+            raise UserError(f"{place}: unknown series {key!r}; define it in {series.name}")
+        one = _record(place, {**cells, "of": by_key[key]}, PublishedValue)
+        if not 0 < one.value < math.inf:
+            raise UserError(f"{place}: the value {one.value} is no positive number")
+        if found.setdefault((key, one.model, one.benchmark, one.concurrency), one) is not one:
             raise UserError(f"{place}: a second value of the same series, model, benchmark and concurrency")
-        found[key] = PublishedValue(by_key[line.series], line.value, line.model, line.benchmark, line.concurrency)
     return tuple(found.values())
 
 
-def _lines(path: Path, kind: type[T]) -> Iterator[tuple[str, T]]:
-    """Yield 'file line n' and the record of each line of a CSV file; an empty cell becomes the field's default."""
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield 'file line n' and the cells of each line of a CSV file that are not empty."""
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
-        expected = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-        if sorted(reader.fieldnames or ()) != sorted(expected):
-            raise UserError(f"{path.name}: the columns must be {', '.join(expected)}")
         for cells in reader:
             place = f"{path.name} line {reader.line_num}"
             if None in cells:
                 raise UserError(f"{place}: more cells than columns")
-            try:
-                yield place, msgspec.convert({k: v for k, v in cells.items() if v}, kind, strict=False)
-            except msgspec.ValidationError as error:
-                raise UserError(f"{place}: {error}") from error
+            yield place, {name: cell for name, cell in cells.items() if cell}
+
+
+def _record(place: str, cells: Mapping[str, Any], kind: type[T]) -> T:
+    """Return the record of a line. Raises UserError for an unknown column or a value of another type."""
+    if unknown := set(cells) - {field.name for field in fields(kind)}:  # type: ignore[arg-type]
+        raise UserError(f"{place}: unknown column {', '.join(sorted(unknown))}")
+    try:
+        return msgspec.convert(cells, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{place}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
