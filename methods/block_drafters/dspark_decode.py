@@ -118,13 +118,11 @@ class DSpark(DFlash):
         return super().apply_options(options).with_step_times(self.step_times)
 
     def with_step_times(self, known: StepTimes | None) -> Self:
-        """Set the times of steps: known ones, else measured ones if the options need them."""
-        if known is None and self.options.length == "measured":
-            known = self._measure()
-        self.step_times = known
-        if known is not None:
-            first = known.seconds[0]
-            relative = ", ".join(f"{seconds / first:.2f}" for seconds in known.seconds)
+        """Set the times of steps if the options need them: known ones, else measured ones."""
+        if self.options.length == "measured":
+            self.step_times = known or self._measure()
+            seconds = self.step_times.seconds
+            relative = ", ".join(f"{t / seconds[0]:.2f}" for t in seconds)
             self.measured = {"relative step times": f"{relative} with 0, 1, .. verified tokens"}
         return self
 
@@ -190,7 +188,7 @@ class DSpark(DFlash):
     def _tree(self, state: DecodeState, logits: Tensor, states: Tensor) -> DraftTree:
         """Return the tree of the most probable paths, each node's candidates corrected by its own token."""
         correction, o = self.drafter.correction, self.options
-        k = min(o.k, logits.shape[-1])
+        k = min(o.k, o.tree_nodes, logits.shape[-1])  # a tree of n nodes has no more candidates and no more levels
         ranked = best(k)
         first, memory = correction.step(logits[:1], states[:1], state.root, correction.start(states[:1]))
 
@@ -205,4 +203,4 @@ class DSpark(DFlash):
             corrected, memory = correction.step(logits[at], states[at], tokens, memory[parent_rows])
             return corrected
 
-        return grow(state.root, first[0], choose, expand, len(states), o.tree_nodes)
+        return grow(state.root, first[0], choose, expand, min(len(states), o.tree_nodes), o.tree_nodes)
