@@ -28,12 +28,19 @@ from specbench_ss.methods._shared.drafting import DrafterDecoder, Read
 from specbench_ss.methods._shared.fine_tuned import without_weights
 from specbench_ss.methods._shared.heads import best_marginal_nodes
 from specbench_ss.methods._shared.tree_growth import draw
-from specbench_ss.methods.uno.lora import RowLora, gated_blocks, new_lora, noise_tokens, read_lora
+from specbench_ss.methods.uno.lora import (
+    MOST_BLOCK,
+    RowLora,
+    gated_blocks,
+    new_lora,
+    noise_table,
+    noise_tokens,
+    read_lora,
+)
 from specbench_ss.models.checkpoint import read_config
 from specbench_ss.models.load import hash_tensors
 from specbench_ss.options import Bounded, option
 
-MOST_BLOCK = 64
 BLOCKS = (2, 3, 4, 5, 6, 8, 12, 16)  # for tuning
 TREE_NODES = 16  # default of a tree
 
@@ -72,6 +79,7 @@ class UNO(DrafterDecoder):
         self.size, self.tree_nodes = self.resolve_options(options, config or {}, drafter, target)
         super().__init__(target, options, drafter, config)
         self.blocks = gated_blocks(target, self.drafter, first=1)
+        self.noise = noise_table(target.vocab_size, self.size - 1, target.device)
         self.visible = torch.ones(self.size, self.size, dtype=torch.bool, device=target.device).tril()
 
     @classmethod
@@ -147,8 +155,8 @@ class UNO(DrafterDecoder):
     def _draft_pass(self, n: int, current: AnyPass, root: Tensor) -> tuple[Tensor]:
         """Return logits [n, V] of the root's row and of n - 1 rows of noise."""
         positions = current.positions(row_numbers(root.device, 0, n))
-        noise = noise_tokens(positions[0, :1], root, n - 1, self.target.vocab_size)[0]
-        x = self.target.embed(torch.cat((root, noise))[None], positions)
+        noise = noise_tokens(self.noise, positions[0, :1], root)[0]
+        x = self.target.embed(torch.cat((root, noise))[None, :n], positions)
         mask, rotary, cache = current.mask(self.visible[:n, :n]), current.rotary(positions), current.rows(n)
         for layer, block in enumerate(self.blocks):
             windowed = mask if block.window is None else self.target.windowed(mask, block.window, n, cache, layer)

@@ -32,7 +32,8 @@ from specbench_ss.methods._shared.fine_tuned import (
 )
 from specbench_ss.user_files import read_json
 
-Pair = tuple[Tensor, Tensor]  # A [rank, in], s B [out, rank]
+MOST_BLOCK = 64
+Pair = tuple[Tensor, Tensor]  # A [rank, in], B [out, rank]
 
 
 def layer_matrices(model: nn.Module) -> dict[str, nn.Linear]:
@@ -62,21 +63,21 @@ class RowLora(nn.Module):
         return max(len(down) for down, _ in self.pairs.values())
 
     def joined(self, modules: Sequence[tuple[str, nn.Linear]]) -> Pair | None:
-        """Return the matrices of a product that joins the outputs of these modules; None if none is adapted."""
+        """Return A and B of a product that joins the outputs of these modules; None if none is adapted."""
         downs, ups, like = list[Tensor](), list[Tensor](), self.down[0]
         for name, module in modules:
             at = self.index.get(name)
             downs.append(like.new_zeros(0, module.in_features) if at is None else self.down[at])
-            ups.append(like.new_zeros(module.out_features, 0) if at is None else self.scale * self.up[at])
+            ups.append(like.new_zeros(module.out_features, 0) if at is None else self.up[at])
         return (torch.cat(downs), torch.block_diag(*ups)) if sum(map(len, downs)) else None
 
 
 class RowGated(nn.Module):
-    """A product with a LoRA in the rows from `first` on: x [B, r, in] -> [B, r, out]. pair: its matrices."""
+    """A product with a LoRA in the rows from `first` on: x [B, r, in] -> [B, r, out]. pair: returns A and B."""
 
-    def __init__(self, product: Any, pair: Callable[[], Pair | None], first: int) -> None:
+    def __init__(self, product: Any, pair: Callable[[], Pair | None], scale: float, first: int) -> None:
         super().__init__()
-        self.product, self.pair, self.first = product, pair, first
+        self.product, self.pair, self.scale, self.first = product, pair, scale, first
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product."""
@@ -84,7 +85,7 @@ class RowGated(nn.Module):
         pair = self.pair()
         if pair is None or x.shape[1] <= self.first:
             return out
-        added = F.linear(F.linear(x[:, self.first :], pair[0]), pair[1])
+        added = F.linear(self.scale * F.linear(x[:, self.first :], pair[0]), pair[1])
         return out + (F.pad(added, (0, 0, self.first, 0)) if self.first else added)
 
 
@@ -95,29 +96,33 @@ class GatedBlock(FusedBlock):
     def attend(self, x: Tensor, cache: Any, mask: Tensor | None, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         """Return attention's contribution to x [B, q, h], to be added to it."""
         assert rotary is not None
-        return self.attend_by_torch(x, cache, mask, rotary)
+        natively = self._attend_natively(x, cache, mask, rotary) if torch.is_inference_mode_enabled() else None
+        return self.attend_by_torch(x, cache, mask, rotary) if natively is None else natively
 
     def run_mlp(self, x: Tensor) -> Tensor:
         """Return the MLP's contribution to x [B, q, h]."""
-        return self.mlp_by_torch(x)
+        natively = self.native is not None and len(x) == 1 and torch.is_inference_mode_enabled()
+        return FusedBlock.run_mlp(self, x) if natively else self.mlp_by_torch(x)
 
 
 def gated_blocks(target: Target, lora: RowLora, first: int, trained: bool = False) -> list[Block]:
     """Return the target's layers with the LoRA on in the rows from `first` on; their weights are shared.
 
-    trained: compute the joined matrices in each call.
+    trained: compute the joined matrices in each call, with gradients.
     """
 
     def gated(product: Any, *modules: tuple[str, nn.Linear]) -> RowGated:
-        pair, device = partial(lora.joined, modules), modules[0][1].weight.device
-        return RowGated(product, pair if trained else partial(_same, to_device_recursive(pair(), device)), first)
+        pair = partial(lora.joined, modules)
+        if not trained:
+            pair = partial(_same, to_device_recursive(pair(), modules[0][1].weight.device))
+        return RowGated(product, pair, lora.scale, first)
 
     own = [block.block if isinstance(block, DeviceBlock) else block for block in target.family.blocks]
-    blocks = _gated_blocks(target, own, gated)
+    blocks = _gated_blocks(target, own, gated, trained)
     return place_blocks(blocks, [block.attention for block in own], target.device)
 
 
-def _gated_blocks(target: Target, own: Sequence[Block], gated: Callable[..., RowGated]) -> list[Block]:
+def _gated_blocks(target: Target, own: Sequence[Block], gated: Callable[..., RowGated], trained: bool) -> list[Block]:
     """Return the target's own layers with gated products: of joined weights where they are fused."""
     fused = [block for block in own if isinstance(block, FusedBlock)]
     if len(fused) < target.n_layers:
@@ -136,10 +141,12 @@ def _gated_blocks(target: Target, own: Sequence[Block], gated: Callable[..., Row
             for product, modules in zip(w.products(), parts, strict=True)
         )
         joined = replace(w, qkv=qkv, out=out, gate_up=gate_up, down=down)  # type: ignore[arg-type]
+        pairs = [product.pair() for product in (qkv, out, gate_up, down)]
+        native = None if block.native is None or trained else block.native.with_lora(pairs, qkv.scale, qkv.first)
         blocks.append(
             GatedBlock(
                 block.norm1, block.attention, block.norm2, block.mlp, block.parallel, block.cache_argument,
-                block.window, joined, rope,
+                block.window, joined, rope, native,
             )
         )  # fmt: skip
     return blocks
@@ -185,13 +192,19 @@ def read_lora(folder: Path, model: nn.Module, read: Callable[..., dict[str, Tens
     return RowLora(pairs, alpha / (rank**0.5 if config.get("use_rslora") else rank))
 
 
-def noise_tokens(at: Tensor, roots: Tensor, count: int, vocab: int) -> Tensor:
-    """Return pseudo-random token ids [.., count] for the rows behind tokens `roots` at positions `at`, int64 [..].
+NOISE_ROWS = 4_099  # a prime
 
-    They depend on nothing else, so that a resumed training and a repeated request have the same.
+
+def noise_table(vocab: int, count: int, device: torch.device) -> Tensor:
+    """Return pseudo-random token ids [NOISE_ROWS, count], the same in every process and on every device."""
+    generator = torch.Generator().manual_seed(40_503)
+    ids = torch.randint(vocab, (MOST_BLOCK, NOISE_ROWS), generator=generator)
+    return ids[:count].T.contiguous().to(device)
+
+
+def noise_tokens(table: Tensor, at: Tensor, roots: Tensor) -> Tensor:
+    """Return noise [.., count] for the rows behind tokens `roots` at positions `at`, int64 [..].
+
+    It depends on nothing else, so that a resumed training and a repeated request have the same.
     """
-    step = torch.arange(1, count + 1, device=at.device)
-    mixed = (at[..., None] + step) * 40_503 + roots[..., None] * 69_069 + step * 30_011 + 12_345
-    for shift in (13, 7):
-        mixed = (mixed ^ (mixed >> shift)) * 40_499 % 0x7FFFFFFF
-    return mixed % vocab
+    return table[(at * 40_503 + roots * 69_069) % NOISE_ROWS]

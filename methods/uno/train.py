@@ -21,8 +21,7 @@ from specbench_ss.engine.kv_cache import PrefixCache
 from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.fine_tuned import ADAPTER, ADAPTER_CONFIG, DOWN, PREFIX, UP
 from specbench_ss.methods.ss.layers import own_streams, stream_positions
-from specbench_ss.methods.uno.decode import MOST_BLOCK
-from specbench_ss.methods.uno.lora import RowLora, gated_blocks, new_lora, noise_tokens
+from specbench_ss.methods.uno.lora import MOST_BLOCK, RowLora, gated_blocks, new_lora, noise_table, noise_tokens
 from specbench_ss.models.checkpoint import write_config
 from specbench_ss.options import Bounded, option
 from specbench_ss.storage import ordinary_mode
@@ -60,6 +59,7 @@ class UNOTrainer(DrafterTrainer):
         self.ahead = self.options.block - 1
         self.module = new_lora(target, self.options.rank, self.options.scale).to(target.device)
         self.blocks = gated_blocks(target, self.module, first=0, trained=True)
+        self.noise = noise_table(target.vocab_size, self.ahead, target.device)
         self.config = {"block": self.options.block}
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -78,7 +78,7 @@ class UNOTrainer(DrafterTrainer):
         target, g, documents = self.target, self.ahead, states.documents
         places = at if documents is None else documents.places.gather(1, at)
         positions = stream_positions(target, places, g)  # [B, a * g]
-        noise = noise_tokens(places, ids.gather(1, at), g, target.vocab_size).flatten(1)
+        noise = noise_tokens(self.noise, places, ids.gather(1, at)).flatten(1)
         x = target.embed(noise, positions)
         cache, rotary, t = PrefixCache(states.kv), target.rotary(positions), ids.shape[1]
         windows = {block.window for block in self.blocks}

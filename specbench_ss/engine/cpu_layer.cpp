@@ -234,15 +234,44 @@ inline void tiles(const typename X::S* x, long ldx, long rows, const typename W:
     }
 }
 
-// All rows of x [rows, k] times one panel of a packed matrix: put(row, output, value).
+template <class X, class W>
+const typename W::S* panel_of(const void* packed, int k, long panel) {
+    return (const typename W::S*)packed + panel * panel_size<X, W>(k);
+}
+
+}  // namespace
+
+// As `native_cpu.Lora`: scale B A x is added to a product in the rows from `first` on. rank 0: nothing is.
+struct Lora {
+    const void *down, *up;  // A [rank, inputs], B [outputs, rank], packed
+    int32_t rank, first;
+    float scale;
+};
+
+namespace {
+
+// B times low [rows, rank] of one panel -> [rows, PANEL].
+template <class X, class W>
+void raise(const Lora& lora, const typename X::S* low, int rows, long panel, float* out) {
+    tiles<X, W, PANEL / L>(low, lora.rank, rows, panel_of<X, W>(lora.up, lora.rank, panel), lora.rank,
+        [&](long r, const float* sums) { std::memcpy(out + r * PANEL, sums, PANEL * sizeof(float)); });
+}
+
+// All rows of x [rows, k] times one panel of a packed matrix: put(row, output, value). lora, low: of `lower`.
 template <class X, class W, class Put>
 inline void product(
-    const typename X::S* x, long ldx, int rows, const void* packed, int k, long outputs, long panel, Put put) {
-    const auto w = (const typename W::S*)packed + panel * panel_size<X, W>(k);
+    const typename X::S* x, long ldx, int rows, const void* packed, int k, long outputs, long panel, Put put,
+    const Lora* lora = nullptr, const typename X::S* low = nullptr) {
     const long first = panel * PANEL;
     const int count = (int)std::min<long>(PANEL, outputs - first);
-    tiles<X, W, PANEL / L>(x, ldx, rows, w, k, [&](long r, const float* sums) {
-        for (int n = 0; n < count; n++) put((int)r, first + n, sums[n]);
+    const int plain = lora && lora->rank ? std::min(lora->first, rows) : rows;  // rows without LoRA
+    float added[MOST_TOKENS * PANEL];
+    if (plain < rows) raise<X, W>(*lora, low, rows - plain, panel, added);
+    tiles<X, W, PANEL / L>(x, ldx, rows, panel_of<X, W>(packed, k, panel), k, [&](long r, const float* sums) {
+        if (r < plain)
+            for (int n = 0; n < count; n++) put((int)r, first + n, sums[n]);
+        else
+            for (int n = 0; n < count; n++) put((int)r, first + n, sums[n] + added[(r - plain) * PANEL + n]);
     });
 }
 
@@ -306,6 +335,7 @@ struct Layer {
     int32_t hidden, heads, kv_heads, d, inner;
     float eps1, eps2, eps_head, scale;
     const void *norm1, *qkv, *qkv_bias, *head_norm, *out, *out_bias, *norm2, *gate_up, *gate_up_bias, *down, *down_bias;
+    Lora lora[4];  // of qkv, out, gate_up and down
 };
 
 namespace {
@@ -329,6 +359,17 @@ void linear(
         for (long p = 0; p < panels(outputs); p++) product<X, W>(x, k, rows, w, k, outputs, p, put);
         phase.end();
     }
+}
+
+// scale A x [q - first, rank] of the rows with a LoRA; every thread of a team calls it.
+template <class X, class W>
+void lower(const Lora& lora, const typename X::S* x, int k, int q, typename X::S* low, Phase& phase) {
+    if (lora.rank == 0 || lora.first >= q) return;
+    auto put = [&](int r, long n, float v) { low[(long)r * lora.rank + n] = X::put(lora.scale * v); };
+#pragma omp for schedule(dynamic, 1) nowait
+    for (long p = 0; p < panels(lora.rank); p++)
+        product<X, W>(x + (long)lora.first * k, k, q - lora.first, lora.down, k, lora.rank, p, put);
+    phase.end();
 }
 
 template <class X>
@@ -441,9 +482,11 @@ void attend(
     auto cos = (const S*)cos_, sin = (const S*)sin_, mask = (const S*)mask_;
     const size_t normed_bytes = padded(sizeof(S) * q * h), qkv_bytes = padded(sizeof(S) * q * wide),
                  query_bytes = padded(sizeof(S) * q * w.heads * d);
-    char* memory = scratch(normed_bytes + qkv_bytes + 2 * query_bytes);
+    char* memory = scratch(
+        normed_bytes + qkv_bytes + 2 * query_bytes + sizeof(S) * q * std::max(w.lora[0].rank, w.lora[1].rank));
     S *normed = (S*)memory, *qkv = (S*)(memory + normed_bytes), *query = (S*)(memory + normed_bytes + qkv_bytes),
-      *attended = (S*)(memory + normed_bytes + qkv_bytes + query_bytes);
+      *attended = (S*)(memory + normed_bytes + qkv_bytes + query_bytes),
+      *low = (S*)(memory + normed_bytes + qkv_bytes + 2 * query_bytes);
     const long least = std::max<long>((rows + L - 1) / L, (threads + w.kv_heads - 1) / w.kv_heads);  // blocks of a head
     const int block = (int)((rows + least - 1) / least);
     const long blocks = (rows + block - 1) / block;
@@ -459,9 +502,10 @@ void attend(
                 std::memcpy(normed + (long)r * h, x + (long)r * h, sizeof(S) * h);
         }
         phase.end();
+        lower<X, W>(w.lora[0], normed, h, q, low, phase);
         auto put = [&](int r, long n, float v) { qkv[r * wide + n] = X::put(biased<X>(v, w.qkv_bias, n)); };
 #pragma omp for schedule(dynamic, 1) nowait
-        for (long p = 0; p < panels(wide); p++) product<X, W>(normed, h, q, w.qkv, h, wide, p, put);
+        for (long p = 0; p < panels(wide); p++) product<X, W>(normed, h, q, w.qkv, h, wide, p, put, &w.lora[0], low);
         phase.end();
 #pragma omp for schedule(static) nowait
         for (int i = 0; i < q * all_heads; i++) {
@@ -500,9 +544,10 @@ void attend(
         }
         phase.end();
         const int k = w.heads * d;
+        lower<X, W>(w.lora[1], attended, k, q, low, phase);
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.out_bias, n)); };
 #pragma omp for schedule(dynamic, 1) nowait
-        for (long p = 0; p < panels(h); p++) product<X, W>(attended, k, q, w.out, k, h, p, last);
+        for (long p = 0; p < panels(h); p++) product<X, W>(attended, k, q, w.out, k, h, p, last, &w.lora[1], low);
         phase.end();
     }
 }
@@ -513,9 +558,10 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
     const int h = w.hidden, inner = w.inner;
     auto x = (const S*)x_;
     auto y = (S*)y_;
-    const size_t normed_bytes = padded(sizeof(S) * q * h);
-    char* memory = scratch(normed_bytes + sizeof(S) * q * inner);
-    S *normed = (S*)memory, *active = (S*)(memory + normed_bytes);
+    const size_t normed_bytes = padded(sizeof(S) * q * h), active_bytes = padded(sizeof(S) * q * inner);
+    char* memory =
+        scratch(normed_bytes + active_bytes + sizeof(S) * q * std::max(w.lora[2].rank, w.lora[3].rank));
+    S *normed = (S*)memory, *active = (S*)(memory + normed_bytes), *low = (S*)(memory + normed_bytes + active_bytes);
     const int size = team(threads);
 #pragma omp parallel num_threads(size) if (size > 1)
     {
@@ -524,16 +570,19 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
         for (int r = 0; r < q; r++)
             rms_norm<X>(x + (long)r * h, (const S*)w.norm2, w.eps2, h, normed + (long)r * h);
         phase.end();
+        lower<X, W>(w.lora[2], normed, h, q, low, phase);
 #pragma omp for schedule(dynamic, 1) nowait
         for (long p = 0; p < inner / PANEL; p++) {
             const long from = p * PANEL, to = from + PANEL;
             float gate[MOST_TOKENS * PANEL];
-            product<X, W>(normed, h, q, w.gate_up, h, 2L * inner, p, [&](int r, long n, float v) {
+            auto put = [&](int r, long n, float v) {
                 gate[r * PANEL + n - from] = X::get(X::put(biased<X>(v, w.gate_up_bias, n)));
-            });
-            product<X, W>(normed, h, q, w.gate_up, h, 2L * inner, p + inner / PANEL, [&](int r, long n, float v) {
+            };
+            auto put_up = [&](int r, long n, float v) {
                 active[(long)r * inner + n - inner] = X::put(biased<X>(v, w.gate_up_bias, n));
-            });
+            };
+            product<X, W>(normed, h, q, w.gate_up, h, 2L * inner, p, put, &w.lora[2], low);
+            product<X, W>(normed, h, q, w.gate_up, h, 2L * inner, p + inner / PANEL, put_up, &w.lora[2], low);
             for (int r = 0; r < q; r++)
                 for (long n = from; n < to; n += L) {  // SiLU(gate) * up
                     float part[L], decay[L];
@@ -549,9 +598,10 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
                 }
         }
         phase.end();
+        lower<X, W>(w.lora[3], active, inner, q, low, phase);
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.down_bias, n)); };
 #pragma omp for schedule(dynamic, 1) nowait
-        for (long p = 0; p < panels(h); p++) product<X, W>(active, inner, q, w.down, inner, h, p, last);
+        for (long p = 0; p < panels(h); p++) product<X, W>(active, inner, q, w.down, inner, h, p, last, &w.lora[3], low);
         phase.end();
     }
 }

@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,15 @@ FUNCTIONS = ("packed_size", "pack", "linear", "attend", "mlp", "norm")
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_long, ctypes.c_size_t  # a pointer is an address, 0 for none
 
 
+class Lora(ctypes.Structure):
+    """LoRA of one product, as `Lora` of the source."""
+
+    _fields_ = [
+        ("down", _POINTER), ("up", _POINTER), ("rank", ctypes.c_int32), ("first", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    ]  # fmt: skip
+
+
 class Layer(ctypes.Structure):
     """Sizes and weights of a decoder layer, as `Layer` of the source."""
 
@@ -57,6 +67,7 @@ class Layer(ctypes.Structure):
                 "norm2", "gate_up", "gate_up_bias", "down", "down_bias",
             )
         ),
+        ("lora", Lora * 4),
     ]  # fmt: skip
 
 
@@ -230,16 +241,30 @@ class NativeNorm:
 class NativeLayer:
     """Attention and MLP of a decoder layer by native kernels.
 
-    layer: sizes and addresses. kept: the tensors that these belong to. silu: the activation is SiLU.
+    layer: sizes and addresses. kept: the owners of that memory. silu: the activation is SiLU.
     """
 
     __slots__ = ("has_mlp", "kept", "kernels", "layer", "pair")
 
-    def __init__(self, layer: Layer, pair: int, kept: tuple[Tensor, ...], silu: bool) -> None:
+    def __init__(self, layer: Layer, pair: int, kept: tuple[object, ...], silu: bool) -> None:
         native = kernels()
         assert native is not None
         self.layer, self.pair, self.kept, self.kernels = ctypes.addressof(layer), pair, (layer, *kept), native
         self.has_mlp = silu and layer.inner % native.panel == 0  # gate and up begin with a panel
+
+    def with_lora(self, pairs: Sequence[tuple[Tensor, Tensor] | None], scale: float, first: int) -> NativeLayer:
+        """Return the layer with a LoRA in the rows from `first` on: y += scale B A x.
+
+        pairs: A [r, in] and B [out, r] of the products QKV, output, gate/up and down; None without LoRA.
+        """
+        layer, kept = Layer.from_buffer_copy(Layer.from_address(self.layer)), list[object]([self])
+        activations, weights = next(types for types, number in PAIRS.items() if number == self.pair)
+        for i, pair in enumerate(pairs):
+            if pair is not None:
+                down, up = (NativeLinear(matrix.to(weights), None, activations).packed for matrix in pair)
+                layer.lora[i] = Lora(down.data_ptr(), up.data_ptr(), len(pair[0]), first, scale)
+                kept += [down, up]
+        return NativeLayer(layer, self.pair, tuple(kept), silu=self.has_mlp)
 
     def attend(
         self,

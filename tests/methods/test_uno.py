@@ -15,10 +15,11 @@ from specbench_ss.engine import cpu_kernels, native_cpu
 from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import EagerPass, Target
+from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import ADAPTER, ADAPTER_CONFIG, merged_target
 from specbench_ss.methods.uno.decode import UNO, UNOOptions
-from specbench_ss.methods.uno.lora import RowLora, gated_blocks, new_lora, noise_tokens
+from specbench_ss.methods.uno.lora import RowLora, gated_blocks, new_lora, noise_table, noise_tokens
 from specbench_ss.methods.uno.train import UNOTrainer, UNOTraining
 from specbench_ss.training.batch import base_states
 from tests.methods.batches import answers_of
@@ -49,8 +50,8 @@ def draft_rows(method: UNO, n: int, prompt: list[int] | None = None) -> tuple[Te
     target.prefill(torch.tensor([prompt[:-1]]), cache)
     root = torch.tensor(prompt[-1:])
     (logits,) = method._draft_pass(n, EagerPass(target, cache, 63), root)
-    noise = noise_tokens(torch.tensor([len(prompt) - 1]), root, n - 1, target.vocab_size)[0].tolist()
-    return logits, [prompt[-1], *noise]
+    noise = noise_tokens(method.noise, torch.tensor([len(prompt) - 1]), root)[0].tolist()
+    return logits, [prompt[-1], *noise[: n - 1]]
 
 
 def test_the_first_row_is_the_target_s(target: Target) -> None:
@@ -123,12 +124,47 @@ def test_later_rows_and_their_noise_change_no_earlier_row(target: Target) -> Non
     assert torch.allclose(few, many[:3], atol=1e-4)
 
 
+@pytest.mark.skipif(native_cpu.kernels() is None, reason="there are no native kernels")
+@pytest.mark.parametrize("numbers", ["float32", "float16-weights", "bfloat16"])
+def test_native_kernels_compute_what_torch_does(numbers: str) -> None:
+    """The first row has the bits of autoregressive decoding; one matrix has no LoRA."""
+    model = tiny_model("qwen3", layers=2)
+    model.config.intermediate_size = 64  # whole panels, which the native MLP needs
+    torch.manual_seed(1)
+    model = type(model)(model.config).to(torch.bfloat16 if numbers == "bfloat16" else torch.float32)
+    target = Target(model, fp16_weights=numbers == "float16-weights")
+    lora = random_lora(target, rank=5)
+    pairs = {name: (2 * a, 8 * b) for name, (a, b) in lora.pairs.items() if "layers.0.self_attn.k_proj" not in name}
+    method = UNO(target, UNOOptions(block=6), RowLora(pairs, 1.5))
+    assert all(block.native is not None and block.native.has_mlp for block in method.blocks)
+    native, _ = draft_rows(method, 6)
+    for block in method.blocks:
+        block.native = None
+    by_torch, _ = draft_rows(method, 6)
+    for block, own in zip(method.blocks, target.family.blocks, strict=True):
+        block.native = own.native
+    without, _ = draft_rows(method, 6)
+    tolerance = 0.05 if numbers == "bfloat16" else 1e-5
+    assert torch.allclose(native, by_torch, atol=tolerance, rtol=tolerance)
+    assert (native - without)[1:].abs().max() > 10 * tolerance  # the LoRA matters
+    assert torch.equal(native[0].float(), step_logits(target, PROMPT))
+
+
+def step_logits(target: Target, prompt: list[int]) -> Tensor:
+    """Return float32 logits [V] of a decoding step behind a prompt."""
+    with torch.inference_mode():
+        cache = target.new_cache(64)
+        target.prefill(torch.tensor([prompt[:-1]]), cache)
+        return target.forward_tree(DraftTree.root_only(torch.tensor(prompt[-1:])), cache).logits[0, 0].float()
+
+
 def test_noise_is_repeatable_and_varied() -> None:
-    at, roots = torch.arange(500), torch.full((500,), 7)
-    noise = noise_tokens(at, roots, 5, 1000)
-    assert torch.equal(noise, noise_tokens(at, roots, 5, 1000))
+    at, roots, table = torch.arange(500), torch.full((500,), 7), noise_table(1000, 5, torch.device("cpu"))
+    noise = noise_tokens(table, at, roots)
     assert noise.min() >= 0 and noise.max() < 1000 and len(noise.unique()) > 800
-    assert torch.equal(noise[3], noise_tokens(at[3:4], roots[3:4], 5, 1000)[0])
+    shorter = noise_tokens(noise_table(1000, 3, torch.device("cpu")), at, roots)
+    assert torch.equal(noise[:, :3], shorter)  # a longer block begins with the same noise
+    assert not torch.equal(noise, noise_tokens(table, at, roots + 1))
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
