@@ -134,7 +134,7 @@ def test_native_kernels_compute_what_torch_does(numbers: str) -> None:
     model = type(model)(model.config).to(torch.bfloat16 if numbers == "bfloat16" else torch.float32)
     target = Target(model, fp16_weights=numbers == "float16-weights")
     lora = random_lora(target, rank=5)
-    pairs = {name: (2 * a, 8 * b) for name, (a, b) in lora.pairs.items() if "layers.0.self_attn.k_proj" not in name}
+    pairs = {name: (2 * a, 4 * b) for name, (a, b) in lora.pairs.items() if "layers.0.self_attn.k_proj" not in name}
     method = UNO(target, UNOOptions(block=6), RowLora(pairs, 1.5))
     assert all(block.native is not None and block.native.has_mlp for block in method.blocks)
     native, _ = draft_rows(method, 6)
@@ -144,9 +144,8 @@ def test_native_kernels_compute_what_torch_does(numbers: str) -> None:
     for block, own in zip(method.blocks, target.family.blocks, strict=True):
         block.native = own.native
     without, _ = draft_rows(method, 6)
-    tolerance = 0.05 if numbers == "bfloat16" else 1e-5
-    assert torch.allclose(native, by_torch, atol=tolerance, rtol=tolerance)
-    assert (native - without)[1:].abs().max() > 10 * tolerance  # the LoRA matters
+    effect, error = (native - without)[1:].float().norm(), (native - by_torch).float().norm()
+    assert error < (0.1 if numbers == "bfloat16" else 1e-4) * effect
     assert torch.equal(native[0].float(), step_logits(target, PROMPT))
 
 
