@@ -56,8 +56,7 @@ class UNOOptions(Bounded):
     )
     mode: Literal["chain", "tree"] = option(
         "chain",
-        "Draft shape. tree: at temperature 0, the nodes with the greatest product of the rows' probabilities, below "
-        "the first token; above it, a chain.",
+        "Draft shape. tree: the nodes with the greatest product of the rows' probabilities, below the first token.",
     )
     nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
         0, f"Maximum number of drafted nodes per step. 0: all of a chain, {TREE_NODES} of a tree."
@@ -135,22 +134,26 @@ class UNO(DrafterDecoder):
         return 1 + max(self.size, self.tree_nodes)
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """Run the draft pass; return a chain, sampled from its rows above temperature 0, or a tree."""
+        """Run the draft pass; return a chain, or a tree below the first token.
+
+        Above temperature 0 the tokens of a chain are sampled, of a tree the first one.
+        """
         past = state.cache.get_seq_length()
-        size = min(self.size, self.tree_nodes) if self.tree_nodes and not state.sampling.greedy else self.size
-        n = max(1, min(size, self.target.context_length - past - 1))
+        n = max(1, min(self.size, self.target.context_length - past - 1))
         draft = partial(self._draft_pass, n)
         (logits,) = self.target.run_pass((self, n), draft, state.cache, (state.root,), (), n, past + n - 1, n)
         state.num_draft_forwards += 1
-        if not state.sampling.greedy:
-            q = state.sampling.probs(logits)
-            drafted = draw(q, state.rng)[:, 0]
-            rows = torch.cat((q, torch.zeros_like(q[:1])))  # the last node has no children
-            return DraftTree.chain(state.root, drafted, rows)
+        q = None if state.sampling.greedy else state.sampling.probs(logits)
         if self.tree_nodes and n > 1:
-            ids, topology = best_marginal_nodes(logits, self.options.k, self.tree_nodes, "uno", certain_first=True)
-            return DraftTree(torch.cat((state.root, ids)), topology)
-        return DraftTree.chain(state.root, logits.argmax(-1))
+            scores = logits if q is None else q.log()
+            ids, topology = best_marginal_nodes(scores, self.options.k, self.tree_nodes, "uno", certain_first=True)
+            if q is None:
+                return DraftTree(torch.cat((state.root, ids)), topology)
+            first = draw(q[:1], state.rng)[:, 0]
+            return DraftTree(torch.cat((state.root, first, ids[1:])), topology, q[:1])
+        if q is None:
+            return DraftTree.chain(state.root, logits.argmax(-1))
+        return DraftTree.chain(state.root, draw(q, state.rng)[:, 0], q)
 
     def _draft_pass(self, n: int, current: AnyPass, root: Tensor) -> tuple[Tensor]:
         """Return logits [n, V] of the root's row and of n - 1 rows of noise."""

@@ -124,10 +124,8 @@ def _target_probs(kept: DraftTree, logits: Tensor, sampling: SamplingParams) -> 
 
 def _draft_probs(drafted: DraftTree) -> list[float] | None:
     """Return the draft probability of each node; 1 for the root."""
-    if drafted.draft_probs is None:
-        return None
-    q = drafted.draft_probs[drafted.parents(), drafted.tokens].tolist()
-    return [1.0, *(round(x, DIGITS) for x in q[1:])]
+    q = drafted.token_probs()
+    return None if q is None else [1.0, *(round(x, DIGITS) for x in q[1:].tolist())]
 
 
 def _text(target: Any, token: int) -> str:

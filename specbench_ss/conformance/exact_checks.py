@@ -110,9 +110,11 @@ def misshapen(step: Seen, words: int) -> str:
 
 def undrawn(tree: DraftTree, q: torch.Tensor, words: int) -> str:
     """Return why the children cannot have been drawn from q; '' where they can."""
-    if q.shape != (len(tree), words):
-        return f"draft_probs {list(q.shape)} for {len(tree)} nodes, not [{len(tree)}, {words}]"
+    if q.ndim != 2 or not 0 < len(q) <= len(tree) or q.shape[1] != words:
+        return f"draft_probs {list(q.shape)} for {len(tree)} nodes, not [{len(tree)} or fewer, {words}]"
     for child, parent in enumerate(tree.topology.parents):
+        if parent >= len(q):  # a deterministic candidate
+            continue
         if child and not abs(float(q[parent].sum()) - 1) < 1e-3:
             return f"draft_probs of node {parent} sum to {float(q[parent].sum()):.4f}"
         if child and not float(q[parent, tree.tokens[child]]) > 0:

@@ -196,7 +196,7 @@ def decided(trace: Trace) -> Iterator[tuple[str, list[int], torch.Tensor | None]
         assert seen.tree is not None and seen.verdict is not None
         children = seen.tree.topology.children()
         for depth, node in enumerate(seen.verdict.path):
-            q = None if seen.tree.draft_probs is None else seen.tree.draft_probs[node]
+            q = seen.tree.children_probs(node)
             drafted = seen.tree.tokens[children[node]].tolist()
             yield position(depth, drafted), drafted, q if drafted else None
 
@@ -212,10 +212,11 @@ def add_draws(tallies: Tallies, seen: Seen) -> None:
     A token that is repeated among siblings stands for one that is missing, where draft_probs has fewer tokens.
     """
     tree = seen.drafted
-    if tree.draft_probs is None:
-        return
     for node, children in enumerate(tree.topology.children()):
-        left = tree.draft_probs[node].double()
+        q = tree.children_probs(node)
+        if q is None:
+            return
+        left = q.double()
         for token in dict.fromkeys(tree.tokens[children].tolist()):
             if float(left[token]) <= 0:
                 raise Impossible(f"draws from draft_probs: token {token} has probability 0")
@@ -265,14 +266,14 @@ class Repeated(Designed):
             for depth, (node, token) in enumerate(zip(verdict.path, verdict.tokens, strict=True)):
                 drafted = children[node]
                 if node not in known:
-                    q = None if tree.draft_probs is None or not drafted else tree.draft_probs[node]
+                    q = tree.children_probs(node) if drafted else None
                     known[node] = Decision(probs[node], tree.tokens[drafted].tolist(), q)
                 self.tallies.add(position(depth, drafted), known[node], token)
         return super().accept(state, tree, output)
 
 
 def redrawn(tree: DraftTree, rng: torch.Generator) -> DraftTree:
-    """Return the tree with other sampled tokens, drawn from the same draft_probs; a deterministic tree as it is.
+    """Return the tree with other sampled tokens, drawn from the same draft_probs; deterministic ones stay.
 
     Exactness of sampled drafts holds on average over what is drawn.
     """
@@ -282,8 +283,10 @@ def redrawn(tree: DraftTree, rng: torch.Generator) -> DraftTree:
     parents = tree.parents()[1:]
     places = (parents[:, None] == parents).tril(-1).sum(-1)  # among siblings
     order = exponential_race(q, rng).topk(int(places.max()) + 1).indices  # without replacement
-    drawn = order[parents, places]
-    drawn = torch.where(q[parents, drawn] > 0, drawn, order[parents, 0])  # the first again where q has fewer tokens
+    rows = parents.clamp_max(len(q) - 1)
+    drawn = order[rows, places]
+    drawn = torch.where(q[rows, drawn] > 0, drawn, order[rows, 0])  # the first again where q has fewer tokens
+    drawn = torch.where(parents < len(q), drawn, tree.tokens[1:])
     return replace(tree, tokens=torch.cat((tree.tokens[:1], drawn)))
 
 
@@ -295,16 +298,17 @@ def designed(logits: Tensor, tree: DraftTree, sampling: SamplingParams) -> Tenso
     least, so that one of seven is refused and not fewer.
     """
     wanted = torch.zeros_like(logits, dtype=torch.float32)
-    parents = tree.parents()[1:]
+    parents, q = tree.parents()[1:], tree.draft_probs
     own = logits.float().softmax(-1)
-    if tree.draft_probs is None:
-        n = torch.arange(1, len(tree), dtype=torch.float32)
-        wanted.index_put_((parents, tree.tokens[1:]), 1 / (1.0 + n), accumulate=True)
-        rest = own.masked_fill(wanted > 0, 0)
-    else:
-        wanted[parents] = tree.draft_probs[parents].float()
+    certain = parents >= (0 if q is None else len(q))
+    n = torch.arange(1, len(tree), dtype=torch.float32)[certain]
+    wanted.index_put_((parents[certain], tree.tokens[1:][certain]), 1 / (1.0 + n), accumulate=True)
+    rest = own.masked_fill(wanted > 0, 0)
+    if q is not None:
+        drawn = parents[~certain].unique()
+        wanted[drawn] = q[drawn].float()
         least = torch.zeros_like(own).scatter_(1, wanted.argmin(-1, keepdim=True), 1.0)
-        rest = 0.8 * least + 0.2 * own
+        rest[drawn] = (0.8 * least + 0.2 * own)[drawn]
     drafted, undrafted = wanted.sum(-1, keepdim=True), rest.sum(-1, keepdim=True)
     tiny = torch.finfo(torch.float32).tiny
     rest = torch.where(undrafted > 0, rest / undrafted.clamp_min(tiny), own)

@@ -210,8 +210,8 @@ class DraftTree:
     Attributes:
         tokens: int64 [n] on the target's device, root first.
         topology: a `DeviceTopology` needs `visibility_cache`.
-        draft_probs: [n, V], the distribution q that node i's *children* were sampled from; None = deterministic
-            candidates (top-k), which verification treats as such.
+        draft_probs: [m, V], m <= n, the distribution q that node i's *children* were sampled from. Children of the
+            other nodes, of all for None, are deterministic candidates (top-k), which verification treats as such.
         visibility_cache: result of `visibility`, if already computed.
     """
 
@@ -246,7 +246,7 @@ class DraftTree:
             tokens: int64 [n], root first, or a list that begins with `state.root`, whose device is used; a list of
                 plain numbers makes a tree on the CPU.
             parents: index of each node's parent, -1 for the root.
-            draft_probs: [n, V], see above.
+            draft_probs: [m, V], see above.
 
         Raises:
             ValueError: they do not form a tree.
@@ -274,7 +274,7 @@ class DraftTree:
             tokens: int64 [n], root first.
             parent_idx: int64 [n], the parent of each node, which comes before it; the root's is 0.
             deepest: upper bound of the depth.
-            draft_probs: [n, V], see above.
+            draft_probs: [m, V], see above.
             node_tags: as `DeviceTopology.device_tags`.
         """
         topology = DeviceTopology(parent_idx, deepest, node_tags=node_tags)
@@ -292,6 +292,18 @@ class DraftTree:
         """Return the parents, int64 [n], on the tokens' device; the root's is 0."""
         topology = self.topology
         return topology.parent_idx if isinstance(topology, DeviceTopology) else parents_on(topology, self.tokens.device)
+
+    def children_probs(self, node: int) -> Tensor | None:
+        """Return the distribution [V] that a node's children were sampled from; None for deterministic ones."""
+        return None if self.draft_probs is None or node >= len(self.draft_probs) else self.draft_probs[node]
+
+    def token_probs(self) -> Tensor | None:
+        """Return q of each drafted token [n], 1 for deterministic ones, or None if all are; the root's is arbitrary."""
+        if self.draft_probs is None:
+            return None
+        parents, m = self.parents(), len(self.draft_probs)
+        q = self.draft_probs[parents.clamp_max(m - 1), self.tokens].float()
+        return q if m == len(self) else torch.where(parents < m, q, 1.0)
 
     def gather_nodes(self, nodes: Tensor) -> DraftTree:
         """Return the sub-tree of nodes int64 [m] on the tokens' device: ascending, ancestor-closed, with the root.

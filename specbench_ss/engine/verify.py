@@ -67,7 +67,8 @@ def verifies_as_block(tree: DraftTree, sampling: SamplingParams) -> bool:
     """
     if sampling.verification != BLOCK or sampling.greedy or tree.draft_probs is None:
         return False  # without a look at a topology that is on the device
-    return 2 < len(tree) <= tree.topology.deepest + 1 and tree.topology.depth == len(tree) - 1
+    most = min(len(tree.draft_probs), tree.topology.deepest)
+    return 2 < len(tree) <= most + 1 and tree.topology.depth == len(tree) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +117,14 @@ def verify_sampled(probs: Tensor | LazyTargetProbs, tree: DraftTree, rng: torch.
         if isinstance(probs, LazyTargetProbs):
             nodes.set_target_probs(p, node, children[node])
         check_probs(nodes.row_prob[node])
-        if tree.draft_probs is None:
+        q = tree.children_probs(node)
+        if q is None:
             child, rejected = _accept_deterministic(children[node], nodes)
             rest = p if child is not None or nodes.keeps_next_token(node, rejected) else _mask_tokens(p, rejected)
         else:
             if children[node]:
                 check_draft_probs(nodes.q[children[node][0]], nodes.q_sum[node], nodes.q_min[node])
-            child, rest = _accept_sampled(p, tree.draft_probs[node], children[node], nodes)
+            child, rest = _accept_sampled(p, q, children[node], nodes)
         if child is None:
             next_on_device = nodes.next_on_device if rest is p else None
             token = sample_categorical(rest, rng) if next_on_device is None else next_on_device[node : node + 1]
@@ -184,7 +186,7 @@ class _NodeData:
     """Numbers of each node on the host: token x, uniform number u, and p(x) and q(x) at the node's parent.
 
     row_prob: one probability of the node's row, NaN if its logits are not finite. q_sum, q_min: sum and minimum of the
-    node's row of q. next_tokens: sampled from the node's row. next_on_device: the same [n] on the device; None for
+    node's row of q, if it has one. next_tokens: sampled from the node's row. next_on_device: the same [n] on the device; None for
     `LazyTargetProbs`.
     """
 
@@ -211,8 +213,8 @@ class _NodeData:
 
 def _node_data(probs: Tensor | LazyTargetProbs, tree: DraftTree, rng: torch.Generator) -> _NodeData:
     u = torch.rand(len(tree), generator=rng, device=tree.tokens.device)
-    edge = (tree.parents(), tree.tokens)
-    q = torch.ones_like(u) if tree.draft_probs is None else tree.draft_probs[edge].float()
+    edge, q = (tree.parents(), tree.tokens), tree.token_probs()
+    q = torch.ones_like(u) if q is None else q
     zeros = torch.zeros_like(u)
     q_sum, q_min = (zeros, zeros) if tree.draft_probs is None else (tree.draft_probs.sum(-1), tree.draft_probs.amin(-1))
     if isinstance(probs, LazyTargetProbs):
@@ -282,7 +284,7 @@ class Candidates:
     """Candidates of successive output tokens, on the device.
 
     counts: number of candidates of each token. tokens: int64 [sum of counts]. q: draft probability of the first
-    candidate of each token that has any; None for deterministic candidates.
+    candidate of each of the leading tokens with sampled candidates; None if all are deterministic.
     """
 
     counts: list[int]
@@ -305,19 +307,21 @@ def candidates(tree: DraftTree, path: Sequence[int], sampling: SamplingParams) -
     tokens = tree.tokens[indices([node for nodes in offered for node in nodes], tree.tokens.device)]  # copied
     if (q := tree.draft_probs) is None:
         return Candidates(counts, tokens)
-    nodes = indices([node for node, count in zip(path, counts, strict=True) if count], q.device)
-    first = tree.tokens[indices(firsts, tree.tokens.device)].to(q.device)
-    return Candidates(counts, tokens, q[nodes, first])
+    sampled = [node for node, count in zip(path, counts, strict=True) if count and node < len(q)]
+    first = tree.tokens[indices(firsts[: len(sampled)], tree.tokens.device)].to(q.device)
+    return Candidates(counts, tokens, q[indices(sampled, q.device), first])
 
 
 def offers(steps: Sequence[Candidates]) -> list[Offer]:
     """Return the candidates of each token; at most two host synchronisations."""
     tokens, q = (iter(_on_host([getattr(step, name) for step in steps])) for name in ("tokens", "q"))
-    return [
-        Offer(tuple(islice(tokens, n)), next(q) if n and step.q is not None else None)
-        for step in steps
-        for n in step.counts
-    ]
+    result = list[Offer]()
+    for step in steps:
+        sampled = iter(range(0 if step.q is None else len(step.q)))
+        for n in step.counts:
+            drafted = tuple(islice(tokens, n))
+            result.append(Offer(drafted, next(q) if n and next(sampled, None) is not None else None))
+    return result
 
 
 def _on_host(parts: Sequence[Tensor | None]) -> list[Any]:

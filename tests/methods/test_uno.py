@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from scipy.stats import chisquare
 from torch import Tensor
 
 from specbench_ss import generate, load_method
@@ -16,6 +18,7 @@ from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import EagerPass, Target
 from specbench_ss.engine.tree import DraftTree
+from specbench_ss.engine.verify import LazyTargetProbs, candidates, offers, verifies_as_block, verify_sampled
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import ADAPTER, ADAPTER_CONFIG, merged_target
 from specbench_ss.methods.uno.decode import UNO, UNOOptions
@@ -183,10 +186,53 @@ def test_the_tree_begins_with_the_target_s_token() -> None:
     with torch.inference_mode():
         cache = target.request_cache(64)
         target.prefill(torch.tensor([PROMPT[:-1]]), cache)
-        state = DecodeState(PROMPT, len(PROMPT), torch.tensor(PROMPT[-1:]), cache, SamplingParams(), torch.Generator())
+        state = DecodeState(PROMPT, len(PROMPT), torch.tensor(PROMPT[-1:]), cache, SamplingParams())
         tree = method.propose(state)
     assert tree.topology.children()[0] == [1] and len(tree) == 10
     assert int(tree.tokens[1]) == int(target.next_logits(PROMPT).argmax())
+
+
+@pytest.mark.parametrize("on_access", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_a_drawn_child_with_deterministic_ones_below_leaves_the_distribution_alone(
+    on_access: bool, scale: float
+) -> None:
+    """Count the first two tokens. scale: below 1, q of the first one differs from p; else it is always accepted."""
+    first, second = torch.tensor([1.0, 0.2, -1.0]), torch.tensor([[0.5, 1.0, -1.0], [2.0, 0.0, 0.3], [0.0, 0.1, 0.2]])
+    p, after, q = first.softmax(-1), second.softmax(-1), (scale * first).softmax(-1)[None]
+    sampling, counts = SamplingParams(1.0), torch.zeros(3, 3)
+    for seed in range(4000):
+        rng = torch.Generator().manual_seed(seed)
+        drawn = torch.multinomial(q[0], 1, generator=rng)
+        tree = DraftTree.from_parents(torch.cat((torch.tensor([0]), drawn, torch.tensor([1, 0]))), [-1, 0, 1, 1], q)
+        logits = torch.stack((first, second[drawn[0]], first, first))
+        probs = LazyTargetProbs(logits, sampling) if on_access else sampling.probs(logits)
+        result = verify_sampled(probs, tree, rng)
+        assert result.accepted or scale < 1  # q = p
+        tokens = result.tokens
+        tokens += [] if len(tokens) > 1 else torch.multinomial(after[tokens[0]], 1, generator=rng).tolist()
+        counts[tokens[0], tokens[1]] += 1
+    expected = 4000 * p[:, None] * after
+    assert chisquare(counts.flatten(), expected.flatten(), sum_check=False).pvalue > 1e-3
+
+
+def test_a_sampled_tree_has_one_drawn_token() -> None:
+    """Its candidates are then what a record of the output tests: q of the first token alone."""
+    target = Target(tiny_model("llama"))
+    method = UNO(target, UNOOptions(block=4, mode="tree", nodes=9, k=3), random_lora(target))
+    with torch.inference_mode():
+        cache = target.request_cache(64)
+        target.prefill(torch.tensor([PROMPT[:-1]]), cache)
+        state = DecodeState(PROMPT, len(PROMPT), torch.tensor(PROMPT[-1:]), cache, SamplingParams(0.7))
+        trees = [method.propose(replace(state, rng=torch.Generator().manual_seed(seed))) for seed in range(20)]
+    assert len({int(tree.tokens[1]) for tree in trees}) > 5
+    assert all(torch.equal(tree.tokens[2:], trees[0].tokens[2:]) and len(tree) == 10 for tree in trees)
+    tree, p = trees[0], state.sampling.probs(step_logits(target, PROMPT))
+    assert tree.draft_probs is not None and torch.allclose(tree.draft_probs, p[None], atol=1e-5)
+    path = [0, 1, tree.topology.children()[1][0]]
+    first, second, _ = offers([candidates(tree, path, state.sampling)])
+    assert first.q == pytest.approx(float(p[tree.tokens[1]]), rel=1e-3) and second.q is None and second.tokens
+    assert not verifies_as_block(tree, SamplingParams(0.7, verification="block"))
 
 
 @pytest.mark.parametrize(
