@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from annotated_types import Ge, Le
@@ -36,6 +36,7 @@ from specbench_ss.methods.uno.lora import (
     noise_table,
     noise_tokens,
     read_lora,
+    warn_of_other_base,
 )
 from specbench_ss.models.checkpoint import read_config
 from specbench_ss.models.load import hash_tensors
@@ -86,6 +87,13 @@ class UNO(DrafterDecoder):
         """Return the LoRA of a peft folder, and the config.json that `ssbench train uno` adds."""
         lora = read_lora(path, without_weights(base.config), read)
         return lora, read_config(path) if (path / "config.json").is_file() else {}
+
+    @classmethod
+    def build(cls, target: Target, options: Any, drafter: RowLora, config: dict[str, Any], path: Path) -> Self:
+        """Return the decoder; without the hash of its base in config.json, compare the name of that base."""
+        if not config.get("base_hash"):
+            warn_of_other_base(path, target)
+        return cls(target, options, drafter, config)
 
     @classmethod
     def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> tuple[int, int]:

@@ -6,6 +6,7 @@ y = W x + g s B A x for every adapted matrix, with g = 1 in the rows that hold n
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specbench_ss.engine.architectures import Block, family_of
+from specbench_ss.engine.architectures import Block, ModelInfo, family_of
 from specbench_ss.engine.cpu_kernels import FusedBlock, RopeCache, layer_linears
 from specbench_ss.engine.device_map import DeviceBlock, place_blocks, to_device_recursive
 from specbench_ss.engine.target import Target
@@ -30,6 +31,7 @@ from specbench_ss.methods._shared.fine_tuned import (
     adapted_modules,
     check_lora,
 )
+from specbench_ss.models.checkpoint import HUB_ID
 from specbench_ss.user_files import read_json
 
 MOST_BLOCK = 64
@@ -190,6 +192,23 @@ def read_lora(folder: Path, model: nn.Module, read: Callable[..., dict[str, Tens
     tensors = read(folder / ADAPTER)
     pairs = {name: (tensors[PREFIX + name + DOWN], tensors[PREFIX + name + UP]) for name in names}
     return RowLora(pairs, alpha / (rank**0.5 if config.get("use_rslora") else rank))
+
+
+HUB = "https://huggingface.co/"
+
+
+def hub_id(base: ModelInfo) -> str:
+    """Return a model's id on the Hugging Face hub; '' for the lab, local models and others without one."""
+    page, local = str(base.origin.get("page", "")), base.is_lab or base.folder is not None
+    name = page.removeprefix(HUB) if page.startswith(HUB) else "" if local else base.name
+    return name if HUB_ID.fullmatch(name) else ""
+
+
+def warn_of_other_base(folder: Path, base: ModelInfo) -> None:
+    """Warn if a LoRA names another base than this model; both must have hub ids."""
+    named, own = str(read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or ""), hub_id(base)
+    if own and HUB_ID.fullmatch(named) and named.lower() != own.lower():
+        warnings.warn(f"uno: the LoRA in {folder} was trained on {named}; this model is {own}", stacklevel=2)
 
 
 NOISE_ROWS = 4_099  # a prime

@@ -21,7 +21,15 @@ from specbench_ss.engine.kv_cache import PrefixCache
 from specbench_ss.engine.target import Target
 from specbench_ss.methods._shared.fine_tuned import ADAPTER, ADAPTER_CONFIG, DOWN, PREFIX, UP
 from specbench_ss.methods.ss.layers import own_streams, stream_positions
-from specbench_ss.methods.uno.lora import MOST_BLOCK, RowLora, gated_blocks, new_lora, noise_table, noise_tokens
+from specbench_ss.methods.uno.lora import (
+    MOST_BLOCK,
+    RowLora,
+    gated_blocks,
+    hub_id,
+    new_lora,
+    noise_table,
+    noise_tokens,
+)
 from specbench_ss.models.checkpoint import write_config
 from specbench_ss.options import Bounded, option
 from specbench_ss.storage import ordinary_mode
@@ -115,8 +123,8 @@ class UNOTrainer(DrafterTrainer):
         ordinary_mode(folder)
         config = {
             "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": lora.scale * rank, "bias": "none",
-            "target_modules": sorted({name.rpartition(".")[2] for name in lora.names}), "base_model_name_or_path": "",
-            "inference_mode": True,
+            "target_modules": sorted({name.rpartition(".")[2] for name in lora.names}),
+            "base_model_name_or_path": hub_id(self.target), "inference_mode": True,
         }  # fmt: skip
         (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=1) + "\n")
         write_config(folder, {**self.config, **about})

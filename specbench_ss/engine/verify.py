@@ -186,8 +186,8 @@ class _NodeData:
     """Numbers of each node on the host: token x, uniform number u, and p(x) and q(x) at the node's parent.
 
     row_prob: one probability of the node's row, NaN if its logits are not finite. q_sum, q_min: sum and minimum of the
-    node's row of q, if it has one. next_tokens: sampled from the node's row. next_on_device: the same [n] on the device; None for
-    `LazyTargetProbs`.
+    node's row of q, if it has one. next_tokens: sampled from the node's row. next_on_device: the same [n] on the
+    device; None for `LazyTargetProbs`.
     """
 
     tokens: list[int]
