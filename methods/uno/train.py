@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -16,6 +17,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.engine.kv_cache import PrefixCache
 from specbench_ss.engine.target import Target
@@ -34,8 +36,10 @@ from specbench_ss.models.checkpoint import write_config
 from specbench_ss.options import Bounded, option
 from specbench_ss.storage import ordinary_mode
 from specbench_ss.training.batch import BaseStates, Batch, Documents, additive
-from specbench_ss.training.losses import LossKind, head_loss, loss_option
+from specbench_ss.training.losses import LossKind, head_sums, loss_option, mean_loss
 from specbench_ss.training.trainer import DrafterTrainer
+
+MOST_LOGITS = 1 << 25  # at once: 128 MiB in float32, and as much for each of their distributions
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +75,25 @@ class UNOTrainer(DrafterTrainer):
         self.config = {"block": self.options.block}
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the mean loss over the rows of noise, and their accuracies."""
-        at, labels = batch.anchors.at, self.labels(batch)
+        """Return the mean loss over the rows of noise, and their accuracies; logits are of few anchors at once."""
+        at, labels, g = batch.anchors.at, self.labels(batch), self.ahead
+        anchors = max(1, MOST_LOGITS // (len(at) * g * self.target.vocab_size))
+        tensors = self.final_states(states, batch.ids, at), states.ahead(at, g), labels
+        parts = list(zip(*(tensor.split(anchors, 1) for tensor in tensors), strict=True))
+        run: Any = partial(checkpoint, self._sums, use_reentrant=False) if len(parts) > 1 else self._sums
+        losses, correct = (torch.stack(sums).sum(0) for sums in zip(*(run(*part) for part in parts), strict=True))
+        return mean_loss((losses, correct), self.labels(batch.whole), [1 / g] * g)
+
+    def _sums(self, x: Tensor, final: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `head_sums` of states x and the base's states [B, a, block - 1, h] for the same tokens."""
         teacher = None
         if self.options.loss != "ce":
             with torch.no_grad():
-                teacher = self.target.logits(states.ahead(at, self.ahead))
-        weights = [1 / self.ahead] * self.ahead
-        logits = self.logits(states, batch.ids, at)
-        return head_loss(logits, labels, weights, self.labels(batch.whole), teacher, self.options.loss)
+                teacher = self.target.logits(final)
+        return head_sums(self.target.logits(x), labels, teacher, self.options.loss)
 
-    def logits(self, states: BaseStates, ids: Tensor, at: Tensor) -> Tensor:
-        """Return logits [B, a, block - 1, V] of the rows of noise behind the anchors at [B, a]."""
+    def final_states(self, states: BaseStates, ids: Tensor, at: Tensor) -> Tensor:
+        """Return normed states [B, a, block - 1, h] of the rows of noise behind the anchors at [B, a]."""
         target, g, documents = self.target, self.ahead, states.documents
         places = at if documents is None else documents.places.gather(1, at)
         positions = stream_positions(target, places, g)  # [B, a * g]
@@ -93,8 +104,8 @@ class UNOTrainer(DrafterTrainer):
         masks = {window: self._mask(at, positions, t, x.dtype, window, documents) for window in windows}
         for block in self.blocks:
             x = block(x, cache, masks[block.window], rotary)
-        logits: Tensor = target.logits(target.family.norm(x).unflatten(1, (at.shape[1], g)))
-        return logits
+        final: Tensor = target.family.norm(x).unflatten(1, (at.shape[1], g))
+        return final
 
     def _mask(
         self, at: Tensor, positions: Tensor, t: int, dtype: torch.dtype, window: int | None, documents: Documents | None

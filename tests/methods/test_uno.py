@@ -22,6 +22,7 @@ from specbench_ss.engine.tree import DraftTree
 from specbench_ss.engine.verify import LazyTargetProbs, candidates, offers, verifies_as_block, verify_sampled
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.fine_tuned import ADAPTER, ADAPTER_CONFIG, merged_target
+from specbench_ss.methods.uno import train
 from specbench_ss.methods.uno.decode import UNO, UNOOptions
 from specbench_ss.methods.uno.lora import RowLora, gated_blocks, new_lora, noise_table, noise_tokens
 from specbench_ss.methods.uno.train import UNOTrainer, UNOTraining
@@ -97,7 +98,7 @@ def test_training_computes_what_decoding_does(target: Target) -> None:
     trainer, method = _trainer(target, lora), UNO(target, UNOOptions(block=4), lora)
     batch = answers_of(torch.randint(3, 61, (2, 20), generator=torch.Generator().manual_seed(5)), 4, 5)
     states = base_states(target, batch.ids, (), 0)
-    logits = trainer.logits(states, batch.ids, batch.anchors.at)
+    logits = target.logits(trainer.final_states(states, batch.ids, batch.anchors.at))
     for row in range(2):
         for number, at in enumerate(batch.anchors.at[row].tolist()):
             if at < 1:
@@ -120,6 +121,19 @@ def test_a_step_of_training_lowers_the_loss(target: Target) -> None:
         losses.append(loss.item())
     assert losses[-1] < losses[0] and right.shape == (3,)
     assert all(p.grad is None for p in target.model.parameters())
+
+
+def test_losses_in_parts_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(tiny_model("llama"))
+    trainer = _trainer(target, random_lora(target))
+    batch = answers_of(torch.randint(3, 61, (4, 20), generator=torch.Generator().manual_seed(5)), 4, 5)
+    states, results = base_states(target, batch.ids, (), 0), []
+    for most in (train.MOST_LOGITS, 2 * 4 * 3 * target.vocab_size):  # two anchors at once
+        monkeypatch.setattr(train, "MOST_LOGITS", most)
+        loss, right = trainer.loss(states, batch)
+        results.append((loss.detach(), right, *torch.autograd.grad(loss, list(trainer.module.parameters()))))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*results, strict=True))
+    assert batch.anchors.at.shape[1] > 2
 
 
 def test_later_rows_and_their_noise_change_no_earlier_row(target: Target) -> None:
