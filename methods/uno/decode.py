@@ -79,6 +79,7 @@ class UNO(DrafterDecoder):
         self.size, self.tree_nodes = self.resolve_options(options, config or {}, drafter, target)
         super().__init__(target, options, drafter, config)
         self.blocks = gated_blocks(target, self.drafter, first=1)
+        self.windows = {block.window for block in self.blocks}
         self.noise = noise_table(target.vocab_size, self.size - 1, target.device)
         self.visible = torch.ones(self.size, self.size, dtype=torch.bool, device=target.device).tril()
 
@@ -169,7 +170,7 @@ class UNO(DrafterDecoder):
         noise = noise_tokens(self.noise, positions[0, :1], root)[0]
         x = self.target.embed(torch.cat((root, noise))[None, :n], positions)
         mask, rotary, cache = current.mask(self.visible[:n, :n]), current.rotary(positions), current.rows(n)
-        for layer, block in enumerate(self.blocks):
-            windowed = mask if block.window is None else self.target.windowed(mask, block.window, n, cache, layer)
-            x = block(x, cache, windowed, rotary)
+        masks = {window: self.target.windowed(mask, window, n, cache, 0) for window in self.windows}
+        for block in self.blocks:
+            x = block(x, cache, masks[block.window], rotary)
         return (self.target.logits(self.target.family.norm(x))[0],)
