@@ -244,6 +244,8 @@ def test_a_sampled_tree_has_one_drawn_token() -> None:
     assert all(torch.equal(tree.tokens[2:], trees[0].tokens[2:]) and len(tree) == 10 for tree in trees)
     tree, p = trees[0], state.sampling.probs(step_logits(target, PROMPT))
     assert tree.draft_probs is not None and torch.allclose(tree.draft_probs, p[None], atol=1e-5)
+    q = tree.token_probs()
+    assert q is not None and q[1] == tree.draft_probs[0, tree.tokens[1]] and (q[2:] == 1).all()
     path = [0, 1, tree.topology.children()[1][0]]
     first, second, _ = offers([candidates(tree, path, state.sampling)])
     assert first.q == pytest.approx(float(p[tree.tokens[1]]), rel=1e-3) and second.q is None and second.tokens
