@@ -252,12 +252,12 @@ namespace {
 
 // B times low [rows, rank] of one panel -> [rows, PANEL].
 template <class X, class W>
-void raise(const Lora& lora, const typename X::S* low, int rows, long panel, float* out) {
+void expand(const Lora& lora, const typename X::S* low, int rows, long panel, float* out) {
     tiles<X, W, PANEL / L>(low, lora.rank, rows, panel_of<X, W>(lora.up, lora.rank, panel), lora.rank,
         [&](long r, const float* sums) { std::memcpy(out + r * PANEL, sums, PANEL * sizeof(float)); });
 }
 
-// All rows of x [rows, k] times one panel of a packed matrix: put(row, output, value). lora, low: of `lower`.
+// All rows of x [rows, k] times one panel of a packed matrix: put(row, output, value). lora, low: of `shrink`.
 template <class X, class W, class Put>
 inline void product(
     const typename X::S* x, long ldx, int rows, const void* packed, int k, long outputs, long panel, Put put,
@@ -266,7 +266,7 @@ inline void product(
     const int count = (int)std::min<long>(PANEL, outputs - first);
     const int plain = lora && lora->rank ? std::min(lora->first, rows) : rows;  // rows without LoRA
     float added[MOST_TOKENS * PANEL];
-    if (plain < rows) raise<X, W>(*lora, low, rows - plain, panel, added);
+    if (plain < rows) expand<X, W>(*lora, low, rows - plain, panel, added);
     tiles<X, W, PANEL / L>(x, ldx, rows, panel_of<X, W>(packed, k, panel), k, [&](long r, const float* sums) {
         if (r < plain)
             for (int n = 0; n < count; n++) put((int)r, first + n, sums[n]);
@@ -363,7 +363,7 @@ void linear(
 
 // scale A x [q - first, rank] of the rows with a LoRA; every thread of a team calls it.
 template <class X, class W>
-void lower(const Lora& lora, const typename X::S* x, int k, int q, typename X::S* low, Phase& phase) {
+void shrink(const Lora& lora, const typename X::S* x, int k, int q, typename X::S* low, Phase& phase) {
     if (lora.rank == 0 || lora.first >= q) return;
     auto put = [&](int r, long n, float v) { low[(long)r * lora.rank + n] = X::put(lora.scale * v); };
 #pragma omp for schedule(dynamic, 1) nowait
@@ -502,7 +502,7 @@ void attend(
                 std::memcpy(normed + (long)r * h, x + (long)r * h, sizeof(S) * h);
         }
         phase.end();
-        lower<X, W>(w.lora[0], normed, h, q, low, phase);
+        shrink<X, W>(w.lora[0], normed, h, q, low, phase);
         auto put = [&](int r, long n, float v) { qkv[r * wide + n] = X::put(biased<X>(v, w.qkv_bias, n)); };
 #pragma omp for schedule(dynamic, 1) nowait
         for (long p = 0; p < panels(wide); p++) product<X, W>(normed, h, q, w.qkv, h, wide, p, put, &w.lora[0], low);
@@ -544,7 +544,7 @@ void attend(
         }
         phase.end();
         const int k = w.heads * d;
-        lower<X, W>(w.lora[1], attended, k, q, low, phase);
+        shrink<X, W>(w.lora[1], attended, k, q, low, phase);
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.out_bias, n)); };
 #pragma omp for schedule(dynamic, 1) nowait
         for (long p = 0; p < panels(h); p++) product<X, W>(attended, k, q, w.out, k, h, p, last, &w.lora[1], low);
@@ -570,7 +570,7 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
         for (int r = 0; r < q; r++)
             rms_norm<X>(x + (long)r * h, (const S*)w.norm2, w.eps2, h, normed + (long)r * h);
         phase.end();
-        lower<X, W>(w.lora[2], normed, h, q, low, phase);
+        shrink<X, W>(w.lora[2], normed, h, q, low, phase);
 #pragma omp for schedule(dynamic, 1) nowait
         for (long p = 0; p < inner / PANEL; p++) {
             const long from = p * PANEL, to = from + PANEL;
@@ -598,7 +598,7 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
                 }
         }
         phase.end();
-        lower<X, W>(w.lora[3], active, inner, q, low, phase);
+        shrink<X, W>(w.lora[3], active, inner, q, low, phase);
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.down_bias, n)); };
 #pragma omp for schedule(dynamic, 1) nowait
         for (long p = 0; p < panels(h); p++) product<X, W>(active, inner, q, w.down, inner, h, p, last, &w.lora[3], low);
