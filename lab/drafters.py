@@ -149,6 +149,14 @@ RECIPES = {
         "peagle", OWN_ANSWERS, 3e-3, {"depths": 7, "draft_vocab": 2048, "embedding": "target"},
         what="P-EAGLE's drafter of one layer and seven depths", methods=("peagle",),
     ),
+    "dspark": Recipe(  # distributions alone: with this budget better than the published loss
+        "dspark", OWN_ANSWERS, 3e-3, {"layers": 1, "markov_rank": 16, "loss": "kl"},
+        what="DSpark's drafter of one layer and a block of seven", methods=("dspark",),
+    ),
+    "uno": Recipe(
+        "uno", OWN_ANSWERS, 3e-3, {"rank": 8, "scale": 2.0}, what="UNO's LoRA of rank 8 with blocks of five",
+        methods=("uno",),
+    ),
     "draft-2m": Recipe(  # of the shape of the large draft, which learns from ten times the text
         "draft", OWN_ANSWERS, 3e-3, {"layers": 2, "hidden": 96, "n_heads": 2, "ffn": 256},
         what="It learnt from the base's own greedy answers: 900 steps of 5 rows of 512 tokens, at most 2.3 million in "
