@@ -21,14 +21,17 @@ from specbench_ss.engine.target import FINAL, Target
 LENGTH_BOUND_ROPE = ("dynamic", "longrope")  # RoPE types whose frequencies depend on the sequence length
 
 
-def check_rope(config: PretrainedConfig) -> None:
-    """Raise ValueError for a RoPE that changes with the sequence length, and for one without finite angles."""
+def check_rope(config: PretrainedConfig, embedding: Any = LlamaRotaryEmbedding) -> None:
+    """Raise ValueError for a RoPE that changes with the sequence length, and for one without finite angles.
+
+    embedding: transformers' class of the model type's rotary embedding.
+    """
     rope = config.rope_parameters or {}
     kind = rope.get("rope_type")
     if kind in LENGTH_BOUND_ROPE:
         raise ValueError(f"rope of type {kind!r} depends on the sequence length, which invalidates cached keys")
     with torch.device("cpu"):  # a method's `check` runs on the meta device
-        rotary = Rotary(config, torch.device("cpu"))
+        rotary = Rotary(config, torch.device("cpu"), embedding)
     if not (bool(rotary.frequencies.isfinite().all()) and math.isfinite(rotary.scale)):
         raise ValueError(f"rope of {rope} has angles that are not finite")
 
@@ -36,13 +39,14 @@ def check_rope(config: PretrainedConfig) -> None:
 class Rotary:
     """RoPE cos and sin at any position, beyond the maximum length in the drafter's configuration too.
 
-    It is not a module, so that its frequencies stay float32 when the drafter is cast.
+    It is not a module, so that its frequencies stay float32 when the drafter is cast. embedding: transformers' class
+    that computes the frequencies from a configuration with `rope_parameters`.
     """
 
-    def __init__(self, config: PretrainedConfig, device: torch.device) -> None:
-        embedding = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]  # any model with rope_parameters
-        self.frequencies: Tensor = embedding.inv_freq.to(device)  # [head_dim / 2]
-        self.scale = float(embedding.attention_scaling)
+    def __init__(self, config: PretrainedConfig, device: torch.device, embedding: Any = LlamaRotaryEmbedding) -> None:
+        computed = embedding(config)
+        self.frequencies: Tensor = computed.inv_freq.to(device)  # [rotated dimensions / 2]
+        self.scale = float(computed.attention_scaling)
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cos, sin [B, n, head_dim] at positions [B, n]."""
@@ -64,9 +68,11 @@ class VocabularyShape:
 class DrafterNetwork(nn.Module):
     """Decoder layers with an optional embedding and LM head, and an optional reduced draft vocabulary.
 
-    shape: a subclass of `VocabularyShape`. d2t and t2d: as in `draft_vocabulary`.
+    shape: a subclass of `VocabularyShape`. d2t and t2d: as in `draft_vocabulary`. rotary_embedding: transformers' class
+    of the layers' rotary embedding.
     """
 
+    rotary_embedding: Any = LlamaRotaryEmbedding
     embed_tokens: nn.Embedding | None
     lm_head: nn.Linear | None
     fc: nn.Linear
@@ -95,7 +101,7 @@ class DrafterNetwork(nn.Module):
         """Prepare for inference with final weights. A second call does nothing: configurations share a drafter."""
         if not self.finalized:
             self.finalized = True
-            weight, rope_cache = self.fc.weight, RopeCache()
+            weight, rope_cache = next(self.parameters()), RopeCache()
             cos_sin = rotary(torch.arange(FIRST, FIRST + ROWS, device=weight.device)[None], weight.dtype)
             self.blocks = [fuse(b, cos_sin, rope_cache, pack) for b in self.blocks if not isinstance(b, FusedBlock)]
             self.head = None if self.lm_head is None else PrepackedLinear(self.lm_head.weight, None, pack)

@@ -131,7 +131,7 @@ class FeatureDecoder(DrafterDecoder):
         super().__init__(target, options, drafter, config)
         self.layers = tuple(layers)
         self.aux_hidden_state_layers = tuple(dict.fromkeys(layer for layer in layers if layer != FINAL))
-        self.rotary = Rotary(drafter.config, target.device)
+        self.rotary = Rotary(drafter.config, target.device, drafter.rotary_embedding)
         self.drafter.finalize(self.rotary, target.prepack)
         self.cache = Cache(len(drafter.blocks), 0)
         self._features: list[Tensor] = []  # [1, n, h] of each layer: the prompt's, until `on_prefill`

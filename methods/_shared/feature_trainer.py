@@ -30,7 +30,7 @@ class FeatureTrainer(DrafterTrainer):
         """Set the drafter, the layers it reads, and the configuration of its layers for the rotary embedding."""
         self.module, self.layers, self.ahead = drafter, tuple(layers), ahead
         self.aux_hidden_state_layers = tuple(dict.fromkeys(layer for layer in layers if layer != FINAL))
-        self.rotary = Rotary(layer_config, self.target.device)
+        self.rotary = Rotary(layer_config, self.target.device, drafter.rotary_embedding)
 
     def features(self, states: BaseStates) -> list[Tensor]:
         """Return the hidden states of each layer, [B, T, h_t]."""

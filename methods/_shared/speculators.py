@@ -25,7 +25,7 @@ from specbench_ss.models.checkpoint import load_into, weight_file
 
 TYPE = "speculators_model_type"
 LAYER = "transformer_layer_config"
-READERS = ("eagle3", "peagle", "dflash", "dspark")  # supported types, each read by the method of that name
+READERS = ("eagle3", "peagle", "dflash", "dspark", "mtp")  # supported types, each read by the method of that name
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 IGNORED = "rotary_emb.inv_freq"  # a buffer of older transformers: frequencies follow from the configuration
@@ -135,7 +135,7 @@ def layer_config(
         raise UserError(f"config.json has layers of the unknown type {kind!r}")
     stated = {k: v for k, v in fields.items() if k not in ("architectures", "auto_map", "model_type")}
     with describing(f"layers as {family} has them"):
-        _check_stated(stated)  # before transformers allocates lists of such lengths
+        check_stated(stated)  # before transformers allocates lists of such lengths
         layers = len({name.split(".")[1] for name in drafted or () if name.startswith("layers.")})
         count = stated.get("num_hidden_layers") or 0
         if drafted is not None and count > layers:  # building that many could take very long
@@ -158,14 +158,14 @@ def describing(layers: str) -> Iterator[None]:
 
 def check_layer(config: PretrainedConfig) -> None:
     """Raise UserError or ValueError if no layer can be built or computed from a complete configuration."""
-    _check_stated(sizes_of(config))
+    check_stated(sizes_of(config))
     if config.num_attention_heads % config.num_key_value_heads:
         groups = f"{config.num_attention_heads} query heads and {config.num_key_value_heads} key heads"
         raise UserError(f"config.json has {groups}, which do not divide")
     check_rope(config)
 
 
-def _check_stated(stated: Mapping[str, Any]) -> None:
+def check_stated(stated: Mapping[str, Any]) -> None:
     """Raise UserError for a stated size, number or activation that no layer has."""
     for name, most in COUNTS.items():
         count = stated.get(name)
@@ -258,7 +258,7 @@ def written_config(kind: str, layer: Mapping[str, Any], tokens: int, base: Model
     """
     names = {
         "eagle3": "Eagle3DraftModel", "peagle": "PEagleDraftModel", "dflash": "DFlashDraftModel",
-        "dspark": "DSparkDraftModel",
+        "dspark": "DSparkDraftModel", "mtp": "MTPDraftModel",
     }  # fmt: skip
     page, local = str(base.origin.get("page", "")), base.is_lab or base.folder is not None or "gguf" in base.origin
     name = page.removeprefix(HUB) if page.startswith(HUB) else None if local else base.name

@@ -46,11 +46,10 @@ from specbench_ss.methods.eagle.checkpoint import (
     vllm_config_of,
     vllm_tensors,
 )
-from specbench_ss.methods.eagle.drafter import Drafter, random_eagle, random_eagle3
+from specbench_ss.methods.eagle.drafter import MOST_DEPTH, Drafter, random_eagle, random_eagle3
 from specbench_ss.models.checkpoint import own_fields, write_tensors
 from specbench_ss.options import Bounded, option
 
-MOST_DEPTH = 64  # levels of a draft tree; each is one pass of the drafter
 NODES = (4, 6, 8, 10, 15, 20, 25, 31, 48)  # sizes of auto trees for tuning; 25 is the published one
 TOTALS = (4, 6, 8, 12, 16, 24, 32, 48, 60)  # sizes of dynamic trees for tuning
 BEAMS = (1, 2, 3, 4, 6, 10)
@@ -68,7 +67,8 @@ WEIGHTS_HELP = "Folder or file with the drafter. Empty: the one bundled with the
 class EagleDecoder(FeatureDecoder):
     """Base of the three methods: slots of true hidden states, and drafter passes over nodes."""
 
-    other_options = ("nodes", "total_tokens", "depth", "top_k")  # of all methods that share a folder
+    # of all methods that share a folder
+    other_options: ClassVar[tuple[str, ...]] = ("nodes", "total_tokens", "depth", "top_k")
     can_export: ClassVar[bool] = True
     is_eagle3: ClassVar[bool] = False
 
@@ -124,13 +124,14 @@ class EagleDecoder(FeatureDecoder):
         """Fill a slot for every newly accepted position."""
         self._extend(state, *self.accepted(result, output))
 
-    def _extend(self, state: DecodeState, tokens: Tensor, features: Sequence[Tensor]) -> None:
-        """Add permanent slots: tokens [n], each the one after its hidden states [1, n, h_t]."""
+    def _extend(self, state: DecodeState, tokens: Tensor, features: Sequence[Tensor]) -> Tensor:
+        """Add permanent slots: tokens [n], each the one after its hidden states [1, n, h_t]. Return [1, n, h]."""
         n, dims = len(tokens), ((0,), *[(1,)] * len(features))
         (out,) = self.target.run_pass((self, "extend"), self._slots, self.cache, (tokens, *features), dims, n, 0)
         self.cache.commit(n)
         self.newest = out[:, -1:]
         state.num_draft_forwards += 1
+        return out
 
     def _slots(self, current: AnyPass, tokens: Tensor, *features: Tensor) -> tuple[Tensor]:
         """Return the drafter's output [1, n, h] for tokens [n] and hidden states [1, n, h_t]."""
@@ -416,9 +417,9 @@ class Eagle2(EagleDecoder):
     bundled_folder = "eagle"
     summary = "EAGLE-2: EAGLE's drafter, dynamic tree"
     paper = "Li et al. 2024, arXiv:2406.16858"
-    Options = DynamicOptions
-    node_options = ("total_tokens",)
-    advisable = ("total_tokens", "depth", "top_k")
+    Options: ClassVar[Any] = DynamicOptions
+    node_options: ClassVar[tuple[str, ...]] = ("total_tokens",)
+    advisable: ClassVar[tuple[str, ...]] = ("total_tokens", "depth", "top_k")
     published_depth: ClassVar[int] = 5
 
     @classmethod
@@ -432,7 +433,7 @@ class Eagle2(EagleDecoder):
         self._drafted = TreeTensors()
 
     @classmethod
-    def resolve_options(cls, options: DynamicOptions, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> Size:
+    def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> Size:
         return cls.size_of(options, drafter.draft_vocab or base.vocab_size)
 
     @classmethod

@@ -29,6 +29,8 @@ from specbench_ss.methods._shared.drafter_network import (
 from specbench_ss.methods._shared.small_llama import llama_layer
 from specbench_ss.methods._shared.speculators import check_layer
 
+MOST_DEPTH = 64  # levels of a draft tree; each is one pass of the drafter
+
 
 @dataclass(frozen=True, slots=True)
 class Shape(VocabularyShape):

@@ -6,7 +6,7 @@ x_{t+2} instead, and predicts x_{t+3}; and so on. Losses are at the anchors, as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -44,25 +44,30 @@ class UnrolledTrainer(FeatureTrainer):
         at, t = batch.anchors.at, batch.ids.shape[1]
         slots = torch.arange(t, device=at.device).expand(len(at), -1)
         positions, cache = batch.positions, PrefixCache({0: None}, mains=t)
-        out = self._pass(batch, slots, positions, self.module.fuse(features), cache, 0)
+        out = self.run_slots(batch, slots, positions, self.module.fuse(features), cache, 0, visible(batch, slots))
         state = out.gather(1, at[..., None].expand(-1, -1, out.shape[-1]))
         yield state
         positions = positions.gather(1, at)
         for j in range(1, levels):
             cache = PrefixCache(cache.kept, mains=at.shape[1])
-            state = self._pass(batch, at, positions, state, cache, j)
+            state = self.run_slots(batch, at, positions + j, state, cache, j, visible(batch, at, j))
             yield state
 
-    def _pass(
-        self, batch: Batch, at: Tensor, positions: Tensor, state: Tensor, cache: PrefixCache, level: int
+    def run_slots(
+        self, batch: Batch, at: Tensor, positions: Tensor, state: Tensor, cache: Any, level: int, mask: Tensor | None
     ) -> Tensor:
-        """Return the outputs of slots at [B, r] with their states [B, r, h], shifted by `level` tokens."""
+        """Return the outputs of slots at [B, r] with their states [B, r, h] and the tokens `level` after their next."""
         following = (at + 1 + level).clamp_max(batch.ids.shape[1] - 1)
         tokens = self.module.embed(batch.ids.gather(1, following), self.target)
-        out: Tensor = self.module(
-            tokens, state, cache, _visible(batch, at, level), self.rotary(positions + level, state.dtype)
-        )
+        out: Tensor = self.module(tokens, state, cache, mask, self.rotary(positions, state.dtype))
         return out
+
+    def unrolled_loss(self, states: BaseStates, batch: Batch, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Return the weighted sum of the levels' losses, each a mean over the anchors with a token at that level."""
+        labels, unrolled = self.labels(batch), self.unrolled(self.features(states), batch, self.ahead)
+        sums = [self.sums(states, batch, out, labels[..., j], j) for j, out in enumerate(unrolled)]
+        total = torch.stack([a for a, _ in sums]), torch.stack([b for _, b in sums])
+        return mean_loss(total, self.labels(batch.whole), weights)
 
     @torch.no_grad()
     def accuracies(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -75,7 +80,7 @@ class UnrolledTrainer(FeatureTrainer):
         return torch.stack(hits), (labels != -100).sum((0, 1))
 
 
-def _visible(batch: Batch, at: Tensor, level: int) -> Tensor | None:
+def visible(batch: Batch, at: Tensor, level: int = 0) -> Tensor | None:
     """Return the mask of slots at [B, r], bool [B, 1, r, T + level * r]; None: causal, for rows of one text."""
     t, r = batch.ids.shape[1], at.shape[1]
     if batch.documents is None and not level:
@@ -196,11 +201,8 @@ class Eagle3Trainer(UnrolledTrainer):
         self.use(drafter, layers, drafter.shape.llama(self.config), self.options.levels)
 
     def loss(self, states: BaseStates, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum of the levels' losses, each a mean over the anchors with a token at that level."""
-        labels, unrolled = self.labels(batch), self.unrolled(self.features(states), batch, self.ahead)
-        sums = [self.sums(states, batch, out, labels[..., j], j) for j, out in enumerate(unrolled)]
-        total = torch.stack([a for a, _ in sums]), torch.stack([b for _, b in sums])
-        return mean_loss(total, self.labels(batch.whole), [self.options.decay**j for j in range(self.ahead)])
+        """Return the sum of the levels' losses with the weights decay^j."""
+        return self.unrolled_loss(states, batch, [self.options.decay**j for j in range(self.ahead)])
 
     def save(self, folder: Path, about: dict[str, Any]) -> None:
         """Write the folder in one of the published layouts, with the layers that the drafter reads."""

@@ -26,8 +26,8 @@ NO_LAUNCH = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "det
 # launches of the median step, replays included; a step whose graph is not yet checked has more
 BUDGETS = {
     "ar": 5, "dflash": 61, "dspark": 78, "eagle": 18, "eagle2": 19, "eagle3": 23, "hydra": 26, "lookahead": 39,
-    "medusa": 11, "medusa2": 11, "peagle": 45, "pld": 8, "recycling": 34, "rest": 8, "sd": 29, "space": 40, "ss": 13,
-    "suffix": 8, "uno": 12,
+    "medusa": 11, "medusa2": 11, "mtp": 19, "peagle": 45, "pld": 8, "recycling": 34, "rest": 8, "sd": 29, "space": 40,
+    "ss": 13, "suffix": 8, "uno": 12,
 }  # fmt: skip
 
 

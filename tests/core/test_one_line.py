@@ -37,7 +37,9 @@ def test_trees_that_are_nested_or_deep(method: str, tmp_path: Path, capsys: pyte
         assert str(file) in reported
 
 
-@pytest.mark.parametrize("method", ["dflash", "eagle", "eagle2", "eagle3", "hydra", "medusa", "medusa2", "peagle"])
+@pytest.mark.parametrize(
+    "method", ["dflash", "eagle", "eagle2", "eagle3", "hydra", "medusa", "medusa2", "mtp", "peagle"]
+)
 def test_an_opt_that_projects_its_embeddings_is_refused(method: str) -> None:
     sizes: dict[str, Any] = {"hidden_size": 32, "word_embed_proj_dim": 16, "ffn_dim": 48, "num_hidden_layers": 2}
     config = transformers.OPTConfig(vocab_size=61, num_attention_heads=4, max_position_embeddings=64, **sizes)

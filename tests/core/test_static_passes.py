@@ -50,9 +50,10 @@ PROMPTS = ([5, 9, 5, 9, 5, 9, 7, 8], list(range(5, 45)))
 WIDTHS = (1, 3, 7, 16, 64, 128)
 
 
-CACHING = ("eagle", "eagle2", "eagle3", "hydra", "peagle", "sd", "dflash")
+CACHING = ("eagle", "eagle2", "eagle3", "hydra", "mtp", "peagle", "sd", "dflash")
 DRAFTERS = {
-    "dflash", "dspark", "eagle", "eagle2", "eagle3", "hydra", "medusa", "medusa2", "peagle", "ss", "ss-shared", "uno",
+    "dflash", "dspark", "eagle", "eagle2", "eagle3", "hydra", "medusa", "medusa2", "mtp", "peagle", "ss", "ss-shared",
+    "uno",
 }  # fmt: skip
 DECLINED = {  # all that methods run eagerly where their steps are replayed
     ("peagle", "windows"): {DIFFERENT_MASKS},

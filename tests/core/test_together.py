@@ -37,8 +37,11 @@ def test_a_request_that_fails_leaves_the_others_alone() -> None:
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("eagle", "auto"), ("eagle3", "small"), ("peagle", "tree"), ("dflash", "chain"), ("hydra", "hydra++")],
-)
+    [
+        ("eagle", "auto"), ("eagle3", "small"), ("peagle", "tree"), ("dflash", "chain"), ("hydra", "hydra++"),
+        ("mtp", "in turn"),
+    ],
+)  # fmt: skip
 def test_drafters_layers_take_the_rows_of_all_requests(name: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three requests of the same prompt make as many passes of the drafter as one, with three times the rows."""
     seen = list[int]()

@@ -400,7 +400,7 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
         tensors(), speculators(speculators_model_type="eagle3"), "a speculator of the type 'eagle3', not 'dflash'"
     ),
     "an unknown type": (
-        tensors(), speculators(speculators_model_type="mtp"), "of the type 'mtp', not 'dflash': supported types are"
+        tensors(), speculators(speculators_model_type="xpress"), "of the type 'xpress', not 'dflash': supported types"
     ),
     "no drafter": (tensors(), LAYER, "config.json describes no DFlash drafter"),
     "unknown layers": (tensors(), speculators(layer={"model_type": "nope"}), "layers of the unknown type 'nope'"),

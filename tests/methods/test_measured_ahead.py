@@ -20,7 +20,7 @@ from specbench_ss.models.tiny import tiny_model
     ("name", "shape"),
     [
         ("eagle", "auto"), ("eagle2", "chain"), ("eagle3", "small"), ("peagle", "tree"), ("dflash", "windows"),
-        ("hydra", "hydra++"),
+        ("hydra", "hydra++"), ("mtp", "chain"),
     ],
 )  # fmt: skip
 def test_heads_of_another_shape_than_the_models_are_measured_when_a_drafter_is_loaded(

@@ -21,6 +21,7 @@ from specbench_ss.methods.block_drafters.train import DFlashTrainer, DFlashTrain
 from specbench_ss.methods.eagle.train import Eagle3Trainer, Eagle3TrainOptions, EagleTrainer
 from specbench_ss.methods.hydra.train import HydraTrainer, HydraTraining
 from specbench_ss.methods.medusa.train import JointTraining, Medusa2Trainer, MedusaTrainer, MedusaTraining
+from specbench_ss.methods.mtp.train import MTPTrainer
 from specbench_ss.methods.sd.train import DraftOptions, DraftTrainer
 from specbench_ss.methods.space.train import MaskOptions, SPACETrainer
 from specbench_ss.methods.ss.config import StreamConfig
@@ -45,6 +46,7 @@ TRAINERS: dict[str, Callable[[Target], DrafterTrainer]] = {
     "dflash": lambda target: DFlashTrainer(target, DFlashTraining(layers=2, block_size=4)),
     "eagle": lambda target: EagleTrainer(target, levels=3),
     "eagle3": lambda target: Eagle3Trainer(target, Eagle3TrainOptions(3, 61)),
+    "mtp": lambda target: MTPTrainer(target),
     "peagle": lambda target: PEagleTrainer(target, PEagleTraining(depths=3, draft_vocab=50)),
     "space": lambda target: SPACETrainer(target, MaskOptions(3, 4)),
     "draft": lambda target: DraftTrainer(target, DraftOptions(1, 32, 2, gamma=3, distill=True, distill_share=0.5)),

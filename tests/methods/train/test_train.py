@@ -258,6 +258,7 @@ KINDS = {
     "dflash": ["--layers", "2", "--block-size", "4", "--draft-vocab", "50"],
     "eagle": [],
     "eagle3": ["--levels", "3", "--draft-vocab", "50"],
+    "mtp": ["--num-speculative-tokens", "2"],
     "peagle": ["--depths", "3", "--draft-vocab", "50"],
 }
 

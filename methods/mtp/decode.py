@@ -1,0 +1,227 @@
+"""MTP: the target's own multi-token-prediction layer drafts, as EAGLE's layer does.
+
+One layer is used recursively: from the second draft on it reads its own state of the row before, and its KV rows follow
+those of the accepted tokens for one step. Several layers are used in turn: layer j has a row for every position i, with
+the state of layer j - 1 at i and the token x_{i+1+j} (DeepSeek-V3, arXiv:2412.19437, sec. 2.2). Rows whose token is
+still a draft are computed again in the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor
+
+from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.decoder import DecodeState
+from specbench_ss.engine.kv_cache import Cache
+from specbench_ss.engine.target import EagerPass, Target
+from specbench_ss.engine.tree import MOST_NODES, DraftTree, indices
+from specbench_ss.errors import UserError
+from specbench_ss.methods._shared.drafting import Read, pass_drafter
+from specbench_ss.methods._shared.tree_growth import draw
+from specbench_ss.methods.eagle.decode import BEAMS, TOTALS, Eagle2, Size
+from specbench_ss.methods.eagle.drafter import MOST_DEPTH
+from specbench_ss.methods.mtp.checkpoint import NATIVE, read_head, trained_steps
+from specbench_ss.methods.mtp.heads import MTPDrafter, new_head
+from specbench_ss.models.checkpoint import HUB_ID
+from specbench_ss.models.tiny import randomise
+from specbench_ss.options import Bounded, option
+
+LENGTHS = (1, 2, 3, 4, 5, 6, 8)  # for tuning
+TREE_NODES = 16  # default of a tree
+
+
+@dataclass(frozen=True, slots=True)
+class MTPOptions(Bounded):
+    """Options of `mtp`."""
+
+    owner: ClassVar[str] = "mtp"
+    weights: str = option(
+        "", "Folder with the MTP layer. Empty: the one bundled with the model, else the model's own folder."
+    )
+    num_speculative_tokens: Annotated[int, Ge(0), Le(MOST_DEPTH)] = option(
+        0, "Drafted tokens per step, or levels of a tree. 0: as trained, or one per layer."
+    )
+    mode: Literal["chain", "tree"] = option(
+        "chain", "Draft shape. chain: the best tokens, or sampled ones above temperature 0. tree: as EAGLE-2's."
+    )
+    nodes: Annotated[int, Ge(0), Le(MOST_NODES)] = option(
+        0, f"Maximum number of drafted nodes per step. 0: all of a chain, {TREE_NODES} of a tree."
+    )
+    top_k: Annotated[int, Ge(1), Le(64)] = option(
+        4, "With mode=tree: expanded nodes per level, and candidates of each."
+    )
+
+
+class MTP(Eagle2):
+    """The target's MTP layers draft a chain, or a tree grown as EAGLE-2's."""
+
+    name = "mtp"
+    bundled_folder = "mtp"
+    summary = "MTP: the multi-token-prediction layer of the target's own checkpoint drafts"
+    paper = "DeepSeek-AI 2024, arXiv:2412.19437; Cai et al. 2025, arXiv:2509.18362"
+    Options = MTPOptions
+    node_options = ("nodes", "num_speculative_tokens")
+    advisable = ("num_speculative_tokens",)
+    other_options = ()
+    can_export = False
+    drafter: MTPDrafter
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.modules: int = self.drafter.shape.modules
+        self.cache = Cache(1, 0)  # of the first layer
+        self.later_caches = [Cache(1, 0) for _ in range(1, self.modules)]
+        self.outputs: list[Tensor] = []  # [1, n, h] of each layer: states of rows that the next one lacks
+
+    # -- loading ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _with_own_folder(cls, options: MTPOptions, base: ModelInfo) -> MTPOptions:
+        """Return the options with the model's own folder or hub id as weights, if its type has MTP layers."""
+        if options.weights or base.config.model_type not in NATIVE or base.bundled_drafter(cls.bundled_folder):
+            return options
+        hub_id = base.name if HUB_ID.fullmatch(base.name) else ""
+        return replace(options, weights=str(base.folder) if base.folder is not None else hub_id)
+
+    @classmethod
+    def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
+        return super().check(cls._with_own_folder(options, base), base)
+
+    @classmethod
+    def load(cls, target: Target, options: Any) -> MTP:
+        return super().load(target, cls._with_own_folder(options, target))
+
+    @classmethod
+    def read(cls, options: Any, path: Path, base: ModelInfo, read: Read) -> tuple[MTPDrafter, dict[str, Any]]:
+        return read_head(path, (base.hidden_size, base.vocab_size), read)
+
+    @classmethod
+    def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
+        """Return the options with `nodes`; EAGLE-2's counts the root."""
+        return {**given, "nodes": str(nodes)}
+
+    @classmethod
+    def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> Size:
+        """Return the size of the chain or tree. Raise UserError for what several layers cannot draft."""
+        modules = drafter.shape.modules
+        levels = options.num_speculative_tokens or trained_steps(config) or modules
+        if modules > 1 and options.mode == "tree":
+            raise UserError(f"mtp: mode=tree needs a single MTP layer, there are {modules}; use mode=chain")
+        if modules > 1 and levels > modules:
+            problem = f"num_speculative_tokens is {levels}, there are {modules} layers, each for one token"
+            raise UserError(f"mtp: {problem}")
+        if options.mode == "chain":
+            return Size(min(levels, options.nodes or levels), min(levels, options.nodes or levels) - 1, 1)
+        k = min(options.top_k, base.vocab_size)
+        return Size(min(options.nodes or TREE_NODES, k + (levels - 1) * k * k), levels - 1, k)
+
+    @classmethod
+    def test_instances(cls, target: Target) -> Mapping[str, Callable[[], MTP]]:
+        """Return random layers: chains by recursion on either state, a tree, and three layers in turn."""
+
+        def build(modules: int = 1, output_normed: bool = True, **options: Any) -> MTP:
+            head = new_head(target, modules, output_normed)
+            randomise(head, 3, 0.15)
+            return cls(target, MTPOptions(**options), head, {})
+
+        return {
+            "chain": partial(build, num_speculative_tokens=3),
+            "one": build,
+            "state before the norm": partial(build, output_normed=False, num_speculative_tokens=4),
+            "tree": partial(build, mode="tree", num_speculative_tokens=3, nodes=9, top_k=3),
+            "in turn": partial(build, modules=3),
+        }
+
+    def metadata(self) -> dict[str, Any]:
+        s, o = self.size, self.options
+        hashed = {name: value for name, value in super().metadata().items() if name in ("layers", "drafter_hash")}
+        shape = {"nodes": s.drafted, "top_k": s.top_k} if o.mode == "tree" else {}
+        return {"num_speculative_tokens": s.depth + 1, "mode": o.mode, **shape, "modules": self.modules, **hashed}
+
+    def search_space(self) -> Mapping[str, Sequence[Any]]:
+        """Return lengths of the chain, and sizes of a tree."""
+        most = self.modules if self.modules > 1 else max(LENGTHS)
+        lengths = {"num_speculative_tokens": [n for n in LENGTHS if n <= most]}
+        if self.options.mode == "chain":
+            return lengths
+        return {"nodes": TOTALS, **lengths, "top_k": [k for k in BEAMS if k <= self.target.vocab_size]}
+
+    # -- drafting -----------------------------------------------------------------------------------------------
+
+    def on_prefill(self, state: DecodeState) -> None:
+        """Fill a row for every position of the prompt."""
+        none = torch.empty(1, 0, self.target.hidden_size, dtype=self.target.dtype, device=self.target.device)
+        self.outputs = [none] * self.modules
+        for cache in self.later_caches:
+            self.target.empty(cache, state.cache.capacity + self.modules)
+        super().on_prefill(state)
+
+    def _extend(self, state: DecodeState, tokens: Tensor, features: Sequence[Tensor]) -> Tensor:
+        out = super()._extend(state, tokens, features)
+        if self.modules > 1:
+            kept = self.outputs[0] if self.size.depth else out[:, :0]  # no later layer reads them
+            self.outputs[0] = torch.cat((kept, out), 1)
+        return out
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        """Draft a tree, or a chain; above temperature 0 each token of a chain is sampled from its distribution."""
+        sampled = not state.sampling.greedy
+        if self.options.mode == "tree" or (self.modules == 1 and not sampled):
+            return super().propose(state)
+        tokens, qs = list[Tensor](), list[Tensor]()
+        states = self._states_in_turn(state, tokens) if self.modules > 1 else self._recycled_states(tokens)
+        for index in range(self.size.depth + 1):
+            logits = self.drafter.logits(next(states), self.target, index if self.modules > 1 else 0)[0]
+            if sampled:
+                qs.append(state.sampling.probs(logits))
+            tokens.append(draw(qs[-1], state.rng)[:, 0] if sampled else logits.argmax(-1))
+        if self.modules == 1:
+            self.drop_drafted(state, self.size.depth)
+        probs = torch.cat((*qs, torch.zeros_like(qs[-1]))) if sampled else None  # the last node has no children
+        return DraftTree.chain(state.root, torch.cat(tokens), probs)
+
+    def _recycled_states(self, tokens: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Yield the states [1, 1, h] of successive drafts from one layer; tokens: the drafts so far, each [1]."""
+        within, states = EagerPass(self.target, self.cache, 0), self.newest
+        rotary = self.rotary_ahead(within, max(1, self.size.depth))
+        yield states
+        for level in range(self.size.depth):
+            visible = torch.ones(1, level + 1, dtype=torch.bool, device=self.target.device)
+            states = self.descend(within, tokens[-1], states, visible, rotary, level)
+            yield states
+
+    def _states_in_turn(self, state: DecodeState, tokens: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Yield the last states [1, 1, h] of successive layers; tokens: the drafts so far, each [1]."""
+        position, states = state.position, self.outputs[0]  # states of the rows up to position - 1
+        yield states[:, -1:]
+        for j, cache in enumerate(self.later_caches[: self.size.depth], 1):
+            start = cache.get_seq_length()
+            n, decided = position - start, state.ids[start + j + 1 :]
+            ids = torch.cat((indices(decided, self.target.device), *tokens[max(0, j - n) :]))  # [n]
+            out = self._run_later(j, cache, ids, states[:, -n:], start)
+            cache.commit(len(decided))
+            # layer j - 1 keeps the rows of decided tokens that layer j lacks
+            self.outputs[j - 1] = states[:, len(decided) - n : 1 - j or None].clone()
+            states = torch.cat((self.outputs[j], out), 1)
+            state.num_draft_forwards += 1
+            yield states[:, -1:]
+
+    def _run_later(self, index: int, cache: Cache, tokens: Tensor, states: Tensor, start: int) -> Tensor:
+        """Return the states [1, n, h] of layer `index` at n rows from `start` on. tokens: [n]. states: [1, n, h]."""
+        n, embedded = len(tokens), self.drafter.embed(tokens[None], self.target)
+        mask = self.target.causal_mask(n, start) if start and n > 1 else None
+
+        def run(tokens: Tensor, states: Tensor, cache: Any, masks: Sequence[Any], rotary: Any) -> Tensor:
+            out: Tensor = self.drafter(tokens, states, cache, masks[0], rotary, index)
+            return out
+
+        layer, rotary = self.drafter.mtp_layers[index], self.rotary_at(start, n, states.dtype)
+        return pass_drafter(self.target, layer, run, (embedded, states), cache, [mask], rotary)
