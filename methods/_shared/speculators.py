@@ -25,7 +25,9 @@ from specbench_ss.models.checkpoint import load_into, weight_file
 
 TYPE = "speculators_model_type"
 LAYER = "transformer_layer_config"
-READERS = ("eagle3", "peagle", "dflash", "dspark", "mtp")  # supported types, each read by the method of that name
+READERS = {  # supported types, and the method that reads each
+    "eagle3": "eagle3", "peagle": "peagle", "dflash": "dflash", "dflash2": "dflash", "dspark": "dspark", "mtp": "mtp",
+}  # fmt: skip
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 IGNORED = "rotary_emb.inv_freq"  # a buffer of older transformers: frequencies follow from the configuration
@@ -78,14 +80,16 @@ def parse(config: Mapping[str, Any], kind: type[Fields]) -> Fields:
         raise UserError(f"config.json: {problem}") from None
 
 
-def check_type(config: Mapping[str, Any], wanted: str) -> bool:
-    """Return True for a config.json in this layout. Raise UserError for one of another type than `wanted`."""
+def check_type(config: Mapping[str, Any], *wanted: str) -> bool:
+    """Return True for a config.json in this layout. Raise UserError for one of another type than the wanted ones."""
     kind = config.get(TYPE)
-    if kind is None or kind == wanted:
+    if kind is None or kind in wanted:
         return kind is not None
-    readers = [name for name in registry.names(registry.METHODS) if name in READERS]
-    advice = f"use the method {kind}" if kind in readers else f"supported types are {', '.join(readers)}"
-    raise UserError(f"config.json describes a speculator of the type {kind!r}, not {wanted!r}: {advice}")
+    registered = registry.names(registry.METHODS)
+    readers = {name: method for name, method in READERS.items() if method in registered}  # type -> its method
+    supported = f"supported types are {', '.join(readers)}"
+    advice = f"use the method {readers[kind]}" if kind in list(readers) else supported
+    raise UserError(f"config.json describes a speculator of the type {kind!r}, not {wanted[0]!r}: {advice}")
 
 
 def check_layer_ids(listed: Sequence[int], name: str, base: ModelInfo, least: int = 0) -> None:
@@ -258,7 +262,7 @@ def written_config(kind: str, layer: Mapping[str, Any], tokens: int, base: Model
     """
     names = {
         "eagle3": "Eagle3DraftModel", "peagle": "PEagleDraftModel", "dflash": "DFlashDraftModel",
-        "dspark": "DSparkDraftModel", "mtp": "MTPDraftModel",
+        "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel", "mtp": "MTPDraftModel",
     }  # fmt: skip
     page, local = str(base.origin.get("page", "")), base.is_lab or base.folder is not None or "gguf" in base.origin
     name = page.removeprefix(HUB) if page.startswith(HUB) else None if local else base.name

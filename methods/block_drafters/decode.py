@@ -26,7 +26,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork
 from specbench_ss.methods._shared.drafting import FeatureDecoder, Read
 from specbench_ss.methods._shared.heads import best_marginal_nodes
-from specbench_ss.methods._shared.tree_growth import draw
+from specbench_ss.methods._shared.tree_growth import best, draw, grow
 from specbench_ss.methods.block_drafters import dflash, peagle
 from specbench_ss.methods.block_drafters.dflash import BlockAttention
 from specbench_ss.models.checkpoint import own_fields, write_checkpoint
@@ -188,9 +188,18 @@ def draft_probs(q: Tensor, drafter: DrafterNetwork, vocab: int) -> Tensor:
 
 # -- DFlash --------------------------------------------------------------------------------------------------------
 
+# parts of drafters for tests
+CONVOLUTIONS = {"conv_kernel_size": 3, "conv_group_size": 8}
+SELECTOR = {"selector_rank": 6, "selector_top_k": 5}
+RECURRENT_HEAD = {"gru_hidden_dim": 7, "emb_dim": 5, "pure_draft_prefix_len": 1}
+
 
 class DFlash(BlockDecoder):
-    """DFlash: each mask token after the root attends to all hidden states and its block, and drafts a token."""
+    """DFlash: each mask token after the root attends to all hidden states and its block, and drafts a token.
+
+    With a correction (DFlash2, Domino), the block's logits depend on the tokens drafted before: chains and trees are
+    then drafted token by token, and q is that of the drafted path.
+    """
 
     name = "dflash"
     summary = "DFlash: a block in one pass of a small network over the target's features"
@@ -203,7 +212,12 @@ class DFlash(BlockDecoder):
     vllm: ClassVar = {"method": "dflash"}
     reduced_args, reduced_size = {"from_anchor": True}, 4
     more_instances: ClassVar = {
-        "windows": ({"layer_masks": (BlockAttention(6, causal=True), BlockAttention(6, from_root=True))}, {})
+        "windows": ({"layer_masks": (BlockAttention(6, causal=True), BlockAttention(6, from_root=True))}, {}),
+        "DFlash 2": ({**CONVOLUTIONS, **SELECTOR}, {"sample": "on"}),
+        "selector tree": (SELECTOR, {"mode": "tree", "nodes": 9, "k": 3}),
+        "convolutions": ({**CONVOLUTIONS, "from_anchor": True}, {"block_size": 3}),
+        "Domino": (RECURRENT_HEAD, {"sample": "on"}),
+        "Domino tree": ({**RECURRENT_HEAD, "from_anchor": True}, {"mode": "tree", "nodes": 9, "k": 3}),
     }
 
     def on_prefill(self, state: DecodeState) -> None:
@@ -230,10 +244,63 @@ class DFlash(BlockDecoder):
         logits: Tensor = self.drafter.logits(self.block_states(state), self.target)
         return logits
 
+    def metadata(self) -> dict[str, Any]:
+        settings, shape = super().metadata(), self.drafter.shape
+        if shape.selector_rank and "k" in settings:
+            settings["k"] = min(settings["k"], shape.selector_top_k)
+        parts = {name: getattr(shape, name) for name in (*dflash.DFLASH2, *dflash.DOMINO)}
+        return {**settings, **{name: value for name, value in parts.items() if value}}
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        """Draft a chain or a tree; with a correction, each token by those before it."""
+        if self.drafter.correction is None:
+            return super().propose(state)
+        states = self.block_states(state)
+        logits = self.drafter.logits(states, self.target)
+        if self.options.mode == "tree":
+            return self._tree(state, logits, states)
+        tokens, q = self._chain(state, logits, states)
+        probs = None if q is None else draft_probs(q, self.drafter, self.target.vocab_size)
+        return DraftTree.chain(state.root, tokens[1:], probs)
+
+    def _chain(self, state: DecodeState, logits: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the root and the drafted tokens [1 + drafts], and the q [drafts, Vd] that these are sampled from."""
+        correction, sampling = self.drafter.correction, state.sampling
+        samples = self.options.sample == "on" and not sampling.greedy
+        block, table = correction.open(logits, states), self.drafter.table(self.target)
+        tokens, rows, memory = [state.root], [], correction.start(states[:1])
+        for k in range(len(states)):
+            corrected, memory = correction.step(*block.at(k), tokens[-1], memory, table)
+            if samples:
+                rows.append(sampling.probs(corrected))
+            drafted = draw(rows[-1], state.rng)[:, 0] if samples else corrected.argmax(-1)
+            tokens.append(self.drafter.token_ids(block.drafted(k, drafted)))
+        return torch.cat(tokens), block.over_vocabulary(torch.cat(rows), logits.shape[-1]) if samples else None
+
+    def _tree(self, state: DecodeState, logits: Tensor, states: Tensor) -> DraftTree:
+        """Return the tree of the most probable paths, each node's candidates corrected by its own token."""
+        correction, o = self.drafter.correction, self.options
+        block, table, position = correction.open(logits, states), self.drafter.table(self.target), 0
+        ranked = best(min(o.k, o.tree_nodes, block.logits.shape[-1]))  # no more than a tree of n nodes has
+        first, memory = correction.step(*block.at(0), state.root, correction.start(states[:1]), table)
+
+        def choose(rows: Tensor) -> tuple[Tensor, Tensor, None]:
+            chosen, log_p, _ = ranked(rows)
+            return self.drafter.token_ids(block.drafted(position, chosen)), log_p, None
+
+        def expand(tokens: Tensor, visible: Tensor, parent_rows: Tensor, level: int) -> Tensor:
+            nonlocal memory, position
+            position = level
+            corrected: Tensor
+            corrected, memory = correction.step(*block.at(level), tokens, memory[parent_rows], table)
+            return corrected
+
+        return grow(state.root, first[0], choose, expand, min(len(states), o.tree_nodes), o.tree_nodes)
+
     def block_states(self, state: DecodeState) -> Tensor:
         """Return normed states [drafts, h] of the drafting positions, from one pass of the drafter."""
         past, drafter = self.cache.get_seq_length(), self.drafter
-        embedded = drafter.embed(torch.cat((state.root, self.mask_tokens))[None], self.target)
+        embedded = drafter.block_inputs(torch.cat((state.root, self.mask_tokens))[None], self.size, self.target)
         rotary = self.rotary_at(past, self.size, embedded.dtype)
         states = self.run_drafter((embedded,), self._masks(past), rotary)
         state.num_draft_forwards += 1

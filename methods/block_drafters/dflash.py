@@ -6,6 +6,9 @@ arXiv:2602.06036. Modules are named as published tensors.
 z-lab's layout: `dflash_config`, `block_size`, layers named by their outputs. speculators' layout, which vLLM serves:
 `speculators_model_type`, `transformer_layer_config`, layers named by their inputs, possibly a draft vocabulary.
 Both have the same tensors: `fc`, `hidden_norm`, `layers.N.*`, `norm`; speculators adds `lm_head`, `d2t` and `t2d`.
+
+Three extensions in either layout, or in z-lab's alone: DFlash2's convolutions (`layers.N.{attention,mlp}_conv`) and its
+candidate selector, of the type `dflash2` in speculators' layout, and Domino's recurrent head (`projector_type`).
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
 from specbench_ss.engine.architectures import ModelInfo
-from specbench_ss.engine.cpu_kernels import PrepackedLinear, PrepackFormat
+from specbench_ss.engine.cpu_kernels import FusedBlock, PrepackedLinear, PrepackFormat
 from specbench_ss.engine.target import FINAL, AnyCache, Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import speculators
@@ -37,11 +40,16 @@ from specbench_ss.methods._shared.draft_vocabulary import (
     vocabulary_fields,
 )
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, Rotary, VocabularyShape, block_of
+from specbench_ss.methods.block_drafters.convolution import BlockConvolution, inside_block
+from specbench_ss.methods.block_drafters.correction import CandidateSelector, Correction, RecurrentHead
 from specbench_ss.models.checkpoint import read_config, weight_file
 
 MOST_BLOCK = 256  # positions of a block; published drafters have at most 16
 UNSUPPORTED = ("output_multiplier", "final_logit_softcapping")  # logit transforms in z-lab's code
 NON_CAUSAL = "sliding_window_non_causal"  # speculators: for sliding layers; vLLM 0.32: for all layers
+DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}  # speculators'
+PROJECTORS = (None, "dflash", "domino")  # z-lab's layout
+DOMINO = ("gru_hidden_dim", "emb_dim", "pure_draft_prefix_len")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,13 @@ class Shape(VocabularyShape):
     layer_masks: tuple[BlockAttention, ...]
     from_anchor: bool = False  # the root's position drafts too
     scale: float = 1.0  # factor on embeddings
+    conv_kernel_size: int = 0  # taps of the layers' convolutions, 0 = there are none
+    conv_group_size: int = 0
+    selector_rank: int = 0  # 0 = there is no candidate selector
+    selector_top_k: int = 0
+    gru_hidden_dim: int = 0  # of Domino's recurrent head, 0 = there is none
+    emb_dim: int = 0
+    pure_draft_prefix_len: int = 0
 
     @property
     def first(self) -> int:
@@ -98,32 +113,83 @@ class Shape(VocabularyShape):
         """Return the smallest block size, which drafts one token, and the trained one."""
         return 1 + self.first, self.block
 
+    def check_parts(self, hidden: int, vocab: int) -> None:
+        """Raise UserError for convolutions or a correction that the target's sizes do not allow."""
+        taps, group, top_k = self.conv_kernel_size, self.conv_group_size, self.selector_top_k
+        if negative := [name for name in (*DFLASH2, *DOMINO) if getattr(self, name) < 0]:
+            raise UserError(f"{negative[0]} is {getattr(self, negative[0])}, it must be at least 0")
+        if taps and (group < 1 or hidden % group):
+            raise UserError(f"conv_group_size is {group}, it must divide the hidden size {hidden}")
+        if taps > self.block:
+            raise UserError(f"conv_kernel_size is {taps}, it must be at most the block_size {self.block}")
+        if self.selector_rank and not 1 <= top_k <= vocab:
+            raise UserError(f"selector_top_k is {top_k}, it must be 1 to {vocab}, the vocabulary")
+        if (taps or self.selector_rank or self.gru_hidden_dim) and 0 < self.draft_vocab < vocab:
+            raise UserError(f"DFlash2 and Domino need the whole vocabulary, draft_vocab_size is {self.draft_vocab}")
+
 
 class Drafter(DrafterNetwork):
     """DFlash network: fc over hidden states of several target layers, D layers over context and block, a norm.
 
-    config: sizes of its layers. vocab_size: the target's.
+    Layers may have convolutions, and the block's logits a correction. config: sizes of its layers. vocab_size: the
+    target's.
     """
 
     config: Qwen3Config
 
     def __init__(self, shape: Shape, config: Qwen3Config, vocab_size: int) -> None:
         super().__init__(shape, config)
-        h, eps = config.hidden_size, config.rms_norm_eps
+        h, eps, taps = config.hidden_size, config.rms_norm_eps, shape.conv_kernel_size
         self.fc = nn.Linear(len(shape.layers) * h, h, bias=False)
         self.hidden_norm = Qwen3RMSNorm(h, eps)
         self.layers = nn.ModuleList([Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers)])
         self.norm = Qwen3RMSNorm(h, eps)
         self.make_head(vocab_size)
-        self.blocks = [block_of(layer) for layer in self.layers]
+        self.candidate_selector = self.recurrent_head = None
+        if shape.selector_rank:
+            self.candidate_selector = CandidateSelector(shape.selector_rank, shape.selector_top_k, h, vocab_size)
+        if shape.gru_hidden_dim:
+            sizes = shape.gru_hidden_dim, shape.emb_dim, shape.pure_draft_prefix_len
+            self.recurrent_head = RecurrentHead(*sizes, h, vocab_size)
+        if taps:
+            for layer in self.layers:
+                layer.attention_conv = BlockConvolution(h, taps, shape.conv_group_size)
+                layer.mlp_conv = BlockConvolution(h, taps, shape.conv_group_size)
+        # a convolution follows the norm: the block then has none of its own
+        self.blocks = [block_of(layer, nn.Identity() if taps else None) for layer in self.layers]
         for block in self.blocks:
             block.attention.is_causal = False
         self.injection: tuple[PrepackedLinear, Tensor] | None = None
+
+    @property
+    def correction(self) -> Correction | None:
+        """Return the correction of the block's logits, or None."""
+        return self.candidate_selector or self.recurrent_head
 
     def finalize(self, rotary: Rotary, pack: PrepackFormat) -> None:
         """Prepare for inference with final weights."""
         super().finalize(rotary, pack)
         self.injection = self.injection or self._injection(pack)
+        for part in self.modules():
+            if isinstance(part, BlockConvolution | Correction):
+                part.finalize(pack)
+
+    def table(self, target: Target) -> Tensor:
+        """Return the embedding [V, h] of the target's tokens, the drafter's or the target's, without a scale."""
+        weight: Tensor = (self.embed_tokens or target.model.get_input_embeddings()).weight
+        return weight
+
+    def block_inputs(self, tokens: Tensor, size: int, target: Target) -> Tensor:
+        """Return what `forward` reads of tokens [B, n] in blocks of `size` positions: [B, n, h], or wider.
+
+        With convolutions of T taps: [B, n, h + T - 1], the embeddings and `inside_block`, which rows carry with them
+        wherever a pass joins or pads rows.
+        """
+        embedded, taps = self.embed(tokens, target), self.shape.conv_kernel_size
+        if taps < 2:
+            return embedded
+        inside = inside_block(tokens.shape[1], size, taps, embedded)
+        return torch.cat((embedded, inside.expand(len(tokens), -1, -1)), -1)
 
     def embed(self, tokens: Tensor, target: Target) -> Tensor:
         """Return scaled embeddings [B, n, h] of token ids [B, n]."""
@@ -157,15 +223,37 @@ class Drafter(DrafterNetwork):
     def forward(
         self, embedded: Tensor, cache: AnyCache, masks: Sequence[Tensor | None], rotary: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Return normed states [B, n, h] of embedded block positions [B, n, h].
+        """Return normed states [B, n, h] of block positions from `block_inputs`.
 
         cache: has the context's keys and values. masks: additive, one per layer, None = everything is visible.
         """
-        x = embedded
-        for block, mask in zip(self.blocks, masks, strict=True):
-            x = block(x, cache, mask, rotary)
+        taps, h = self.shape.conv_kernel_size, self.config.hidden_size
+        x, inside = (embedded[..., :h], embedded[..., h:]) if taps else (embedded, embedded)
+        for layer, block, mask in zip(self.layers, self.blocks, masks, strict=True):
+            if taps:
+                attend = partial(block.attend, cache=cache, mask=mask, rotary=rotary)
+                x = self._convolved(layer, block, x, inside, attend)
+            else:
+                x = block(x, cache, mask, rotary)
         out: Tensor = self.norm(x)
         return out
+
+    @staticmethod
+    def _convolved(layer: Any, block: Any, x: Tensor, inside: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """Run a layer with convolutions: x [B, n, h] -> [B, n, h]. inside: [B, n, taps - 1]."""
+
+        def mlp(normed: Tensor) -> Tensor:
+            out: Tensor
+            if isinstance(block, FusedBlock) and torch.is_inference_mode_enabled():
+                gate, up = block.joined.gate_up(normed).chunk(2, -1)
+                out = block.joined.down(block.joined.act(gate) * up)
+            else:
+                out = layer.mlp(normed)
+            return out
+
+        x = x + layer.attention_conv(layer.input_layernorm(x), inside, attend)
+        x = x + layer.mlp_conv(layer.post_attention_layernorm(x), inside, mlp)
+        return x
 
 
 # -- new drafters --------------------------------------------------------------------------------------------------
@@ -191,25 +279,47 @@ def new_drafter(
     mask: int | None = None,
     from_anchor: bool = False,
     layer_masks: Sequence[BlockAttention] | None = None,
+    **parts: int,
 ) -> Drafter:
-    """Return an untrained drafter. draft_vocab: 0 = the target's LM head; else its own, over the first tokens."""
+    """Return an untrained drafter, whose convolutions and selector change nothing yet.
+
+    Raise UserError for parts that the target does not allow.
+
+    Args:
+        target: the model that is drafted for.
+        draft_layers: number of layers.
+        block: positions of a block.
+        draft_vocab: 0 = the target's LM head; else its own, over the first tokens.
+        mask: the mask token; None = as `mask_token`.
+        from_anchor: the root's position drafts too.
+        layer_masks: one per layer; None = everything is visible.
+        parts: fields of `Shape` for convolutions and a correction.
+    """
     draft_vocab = 0 if draft_vocab >= target.vocab_size else draft_vocab
     reduced, outputs = bool(draft_vocab), published_layers(draft_layers, target.n_layers)
     inputs = tuple(-1 if i + 1 == target.n_layers else i + 1 for i in outputs)
     mask = mask_token(target, target.model.get_input_embeddings().weight) if mask is None else mask
     masks = tuple(layer_masks) if layer_masks is not None else (BlockAttention(),) * draft_layers
-    shape = Shape(inputs, block, mask, masks, from_anchor, draft_vocab=draft_vocab, mapped=reduced, marked=reduced)
+    words: dict[str, Any] = {"draft_vocab": draft_vocab, "mapped": reduced, "marked": reduced}
+    shape = Shape(inputs, block, mask, masks, from_anchor, **words | parts)
+    shape.check_parts(target.hidden_size, target.vocab_size)
     drafter = Drafter(shape, Qwen3Config(**speculators.new_sizes(target, draft_layers)), target.vocab_size)
+    if drafter.candidate_selector is not None:
+        drafter.candidate_selector.reset_parameters()
     if draft_vocab:
         set_draft_vocab(drafter, torch.arange(draft_vocab))
     return drafter
 
 
 def random_drafter(
-    target: Target, draft_vocab: int = 0, from_anchor: bool = False, layer_masks: Sequence[BlockAttention] | None = None
+    target: Target,
+    draft_vocab: int = 0,
+    from_anchor: bool = False,
+    layer_masks: Sequence[BlockAttention] | None = None,
+    **parts: int,
 ) -> Drafter:
-    """Return a drafter with random weights: two layers, blocks of five positions."""
-    drafter = new_drafter(target, 2, 5, draft_vocab, from_anchor=from_anchor, layer_masks=layer_masks)
+    """Return a drafter with random weights: two layers, blocks of five positions. parts: as for `new_drafter`."""
+    drafter = new_drafter(target, 2, 5, draft_vocab, None, from_anchor, layer_masks, **parts)
     return randomize_drafter(drafter, target.vocab_size)
 
 
@@ -228,21 +338,48 @@ class DFlashFields(speculators.DrafterFields, frozen=True, kw_only=True):
     aux_hidden_state_layer_ids: list[int] | None = None
     num_target_layers: int | None = None
     sample_from_anchor: bool = False
-    sliding_window_non_causal: bool = False
+    sliding_window_non_causal: bool | None = None  # None = false, in the type dflash2 true
     is_causal: bool | None = None  # z-lab's layout; None = layers with a sliding window
     input_embedding_scale: float = 1.0
+    conv_kernel_size: int | None = None
+    conv_group_size: int | None = None
+    selector_rank: int | None = None
+    selector_top_k: int | None = None
+    projector_type: str | None = None
+    emb_dim: int | None = None
+    gru_hidden_dim: int | None = None
+    pure_draft_prefix_len: int = 0
+    shift_label: bool = False  # Domino's name of sample_from_anchor
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Return the fields of `Shape` for convolutions and a correction. Raise UserError if one is missing."""
+        kind, names = self.speculators_model_type, list[str]()
+        if kind == "dflash2":
+            stated = {name: getattr(self, name) for name in DFLASH2}
+            return {name: default if stated[name] is None else stated[name] for name, default in DFLASH2.items()}
+        if kind is not None:
+            return {}
+        names += ("conv_kernel_size", "conv_group_size") if self.conv_kernel_size else ()
+        names += ("selector_rank", "selector_top_k") if self.selector_rank else ()
+        names += DOMINO if self.projector_type == "domino" else ()
+        if missing := [name for name in names if getattr(self, name) is None]:
+            raise UserError(f"config.json lacks {missing[0]}")
+        return {name: getattr(self, name) for name in names}
 
 
 def read_fields(config: dict[str, Any]) -> DFlashFields:
     """Return the fields of config.json. Raise UserError if it describes no supported DFlash drafter."""
     nested = config.get("dflash_config")
-    if not speculators.check_type(config, "dflash") and not isinstance(nested, dict):
+    if not speculators.check_type(config, "dflash", "dflash2") and not isinstance(nested, dict):
         advice = "; use the method dspark" if config.get("markov_rank") is not None else ""
         raise UserError(f"config.json describes no DFlash drafter: it has no dflash_config{advice}")
     flat = {**config, **nested} if isinstance(nested, dict) else config
     if other := [name for name in UNSUPPORTED if flat.get(name) is not None]:
         raise UserError(f"config.json sets {other[0]}, which is not supported")
     fields = speculators.parse(flat, DFlashFields)
+    if fields.projector_type not in PROJECTORS:
+        raise UserError(f"projector_type in config.json is {fields.projector_type!r}, which is not supported")
     if not math.isfinite(fields.input_embedding_scale):
         raise UserError(f"input_embedding_scale in config.json is {fields.input_embedding_scale}, not finite")
     return fields
@@ -255,15 +392,31 @@ def read_drafter(path: Path, base: ModelInfo, read: Callable[..., dict[str, Tens
     """
     config = read_config(weight_file(path, speculators.WEIGHT_FILES, "dflash")[0].parent)
     build, problems = partial(_network, config, base), partial(_problems_in_vllm, config)
-    return speculators.read_network("dflash", path, base, read, build, problems), config
+    return speculators.read_network("dflash", path, base, read, build, problems, _stored_name), config
+
+
+def _stored_name(name: str) -> str:
+    """Return the checkpoint's name of a network's tensor: Domino's head has no prefix there."""
+    return name.removeprefix("recurrent_head.")
 
 
 def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]) -> Drafter:
     fields = read_fields(config)
     layer = speculators.layer_config(config, "Qwen3", drafted=tensors)
-    shape = Shape(**shape_fields(fields, layer, base, tensors))
+    shape = Shape(**shape_fields(fields, layer, base, tensors) | fields.parts)
+    shape.check_parts(base.hidden_size, base.vocab_size)
+    check_columns("selector_rank", shape.selector_rank, "candidate_selector.predecessor_codebook", tensors)
+    check_columns("gru_hidden_dim", shape.gru_hidden_dim, "prefix_gru.weight_hh_l0", tensors)
+    check_columns("emb_dim", shape.emb_dim, "embed_proj.2.weight", tensors)
     with speculators.describing("layers as Qwen3 has them"):
         return Drafter(shape, Qwen3Config(**speculators.sizes_of(layer)), base.vocab_size)
+
+
+def check_columns(field: str, stated: int, name: str, tensors: dict[str, Tensor]) -> None:
+    """Raise UserError if a tensor's columns differ from a field, before a matrix of that size is allocated."""
+    stored = tensors[name].shape[-1] if name in tensors and tensors[name].ndim else 0
+    if stored != stated:
+        raise UserError(f"{field} in config.json is {stated}, {name} has {stored or 'no'} columns")
 
 
 def shape_fields(
@@ -276,7 +429,7 @@ def shape_fields(
         "block": fields.block_size,
         "mask_token": fields.mask_token_id,
         "layer_masks": _layer_masks(fields, layer),
-        "from_anchor": fields.sample_from_anchor,
+        "from_anchor": fields.sample_from_anchor or fields.shift_label,
         "scale": fields.input_embedding_scale,
         **vocabulary_fields(fields.draft_vocab_size, tensors, base, headless=True),
     }
@@ -284,8 +437,17 @@ def shape_fields(
 
 def _problems_in_vllm(config: dict[str, Any], drafter: Drafter) -> list[str]:
     """Return deviations of vLLM 0.32 with this drafter, each with its remedy."""
+    shape = drafter.shape
+    if shape.gru_hidden_dim:
+        return ["has no recurrent head (Domino); train a drafter with --conv-kernel-size and --selector-rank"]
     anchor = ['does not serve "sample_from_anchor": true; train a drafter without it']
-    return (anchor if drafter.shape.from_anchor else []) + causal_problems(config, drafter)
+    problems = (anchor if shape.from_anchor else []) + causal_problems(config, drafter)
+    if bool(shape.conv_kernel_size) != bool(shape.selector_rank):
+        problems.append("needs both convolutions and a candidate selector; train a drafter with both or with neither")
+    missing = [name for name in DFLASH2 if config.get(name) is None]
+    if config.get(speculators.TYPE) == "dflash2" and missing:
+        problems.append(f'needs "{missing[0]}": set it to {DFLASH2[missing[0]]} in config.json')
+    return problems
 
 
 def causal_problems(config: dict[str, Any], drafter: Drafter) -> list[str]:
@@ -308,7 +470,8 @@ def _check_fits(fields: DFlashFields, layer: PretrainedConfig, base: ModelInfo) 
         ("number of layers", fields.num_target_layers or base.n_layers, base.n_layers),
     ))  # fmt: skip
     check_mask_token(fields.mask_token_id, base, " in config.json")
-    least, most = (1 if fields.sample_from_anchor else 2), min(MOST_BLOCK, base.context_length)
+    anchored = fields.sample_from_anchor or fields.shift_label
+    least, most = (1 if anchored else 2), min(MOST_BLOCK, base.context_length)
     if not least <= fields.block_size <= most:
         raise UserError(f"block_size in config.json is {fields.block_size}, it must be {least} to {most}")
 
@@ -330,7 +493,9 @@ def _layer_masks(fields: DFlashFields, layer: PretrainedConfig) -> tuple[BlockAt
     if fields.speculators_model_type:
         full = sliding = BlockAttention()
         if width is not None:  # without a window, speculators' layers attend to their whole block
-            sliding = BlockAttention(width, from_root=True, causal=not fields.sliding_window_non_causal)
+            stated = fields.sliding_window_non_causal
+            non_causal = fields.speculators_model_type == "dflash2" if stated is None else stated
+            sliding = BlockAttention(width, from_root=True, causal=not non_causal)
     else:
         causal = fields.is_causal
         full, sliding = (
@@ -341,13 +506,17 @@ def _layer_masks(fields: DFlashFields, layer: PretrainedConfig) -> tuple[BlockAt
 
 
 def config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
-    """Return config.json in z-lab's layout. Raise UserError for a drafter with sliding windows."""
+    """Return config.json in z-lab's layout. Raise UserError for sliding windows and for a recurrent head."""
     shape, layer = drafter.shape, drafter.config
+    if shape.gru_hidden_dim:
+        raise UserError("a recurrent head (Domino) cannot be written")
     if set(shape.layer_masks) != {BlockAttention()}:
         raise UserError("sliding windows cannot be written in z-lab's layout")
     outputs = [base.n_layers - 1 if i == FINAL else i - 1 for i in shape.layers]
+    names = ["conv_kernel_size", "conv_group_size"] * bool(shape.conv_kernel_size)
+    names += ["selector_rank", "selector_top_k"] * bool(shape.selector_rank)
     return {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": ["DFlash2DraftModel" if names else "DFlashDraftModel"],
         "model_type": "qwen3",
         **speculators.sizes_of(layer),
         "vocab_size": base.vocab_size,
@@ -357,6 +526,8 @@ def config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
             "target_layer_ids": outputs,
             "mask_token_id": shape.mask_token,
             **({"sample_from_anchor": True} if shape.from_anchor else {}),  # where vLLM looks
+            **({"input_embedding_scale": shape.scale} if shape.scale != 1 else {}),
+            **{name: getattr(shape, name) for name in names},
         },
         **({"draft_vocab_size": shape.draft_vocab} if shape.draft_vocab else {}),
     }
@@ -365,11 +536,20 @@ def config_of(drafter: Drafter, base: ModelInfo) -> dict[str, Any]:
 def speculators_config_of(drafter: Drafter, base: ModelInfo, kind: str = "dflash", **fields: Any) -> dict[str, Any]:
     """Return config.json in speculators' layout, with the further fields of another kind of block drafter.
 
-    Raise UserError for a drafter that reads the final state (target of one layer), and for masks that the layout
-    cannot describe.
+    Raise UserError for a drafter that reads the final state (target of one layer), and for masks, parts and scales
+    that the layout cannot describe.
     """
     shape = drafter.shape
     speculators.check_no_final(shape.layers)
+    if shape.gru_hidden_dim:
+        raise UserError("speculators' layout has no recurrent head (Domino)")
+    if bool(shape.conv_kernel_size) != bool(shape.selector_rank):
+        has, lacks = ("convolutions", "a selector") if shape.conv_kernel_size else ("a selector", "convolutions")
+        raise UserError(f"speculators' dflash2 has convolutions and a selector, this drafter has {has}, not {lacks}")
+    if shape.scale != 1:
+        raise UserError(f"speculators' layout has no input_embedding_scale, this drafter has {shape.scale:g}")
+    if shape.conv_kernel_size:
+        kind, fields = "dflash2", {name: getattr(shape, name) for name in DFLASH2}
     windows, non_causal = _windows(shape)
     layer = {"model_type": "qwen3", **speculators.sizes_of(drafter.config), "vocab_size": base.vocab_size, **windows}
     return speculators.written_config(

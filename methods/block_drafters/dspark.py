@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from transformers import Qwen3Config
 
 from specbench_ss.engine.architectures import ModelInfo
-from specbench_ss.engine.cpu_kernels import PrepackFormat
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared import speculators
 from specbench_ss.methods._shared.draft_vocabulary import randomize_drafter, set_draft_vocab
-from specbench_ss.methods._shared.drafter_network import Rotary
 from specbench_ss.methods.block_drafters import dflash
 from specbench_ss.methods.block_drafters.correction import (
     MARKOV_KINDS,
@@ -68,11 +66,6 @@ class Drafter(dflash.Drafter):
     def correction(self) -> Correction:
         """Return the correction of the block's logits; without a Markov head it changes nothing."""
         return self.markov_head or Correction()
-
-    def finalize(self, rotary: Rotary, pack: PrepackFormat) -> None:
-        """Prepare for inference with final weights."""
-        super().finalize(rotary, pack)
-        self.correction.finalize(pack)
 
     def confidence(self, states: Tensor, before: Tensor) -> Tensor:
         """Return float32 logits [..] of acceptance for states [.., h] and the tokens before them, int64 [..]."""
@@ -177,9 +170,7 @@ def read_drafter(path: Path, base: ModelInfo, read: Callable[..., dict[str, Tens
 def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]) -> Drafter:
     stated = read_fields(config)
     layer = speculators.layer_config(config, "Qwen3", ("qwen3",) if not config.get(speculators.TYPE) else (), tensors)
-    stored = tensors[W1].shape[-1] if W1 in tensors and tensors[W1].ndim else 0
-    if stored != stated.markov_rank:  # before a matrix of the stated rank is allocated
-        raise UserError(f"markov_rank in config.json is {stated.markov_rank}, {W1} has {stored or 'no'} columns")
+    dflash.check_columns("markov_rank", stated.markov_rank, W1, tensors)
     kinds: dict[str, MarkovKind] = {kind: kind for kind in MARKOV_KINDS}
     kind = kinds.get(stated.markov_head_type, "vanilla")  # any, if the rank is 0
     same = dflash.shape_fields(stated, layer, base, tensors)

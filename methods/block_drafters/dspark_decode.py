@@ -23,7 +23,6 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
-from specbench_ss.methods._shared.tree_growth import best, draw, grow
 from specbench_ss.methods.block_drafters import dspark
 from specbench_ss.methods.block_drafters.decode import BlockDraftOptions, DFlash, draft_probs
 from specbench_ss.methods.block_drafters.dflash import MOST_BLOCK
@@ -161,19 +160,6 @@ class DSpark(DFlash):
         probs = None if q is None else draft_probs(q[:length], self.drafter, self.target.vocab_size)
         return DraftTree.chain(state.root, tokens[1 : length + 1], probs)
 
-    def _chain(self, state: DecodeState, logits: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the root and the drafted tokens [1 + drafts], and the q [drafts, Vd] that these are sampled from."""
-        correction, sampling = self.drafter.correction, state.sampling
-        samples = self.options.sample == "on" and not sampling.greedy
-        tokens, rows, memory = [state.root], [], correction.start(states[:1])
-        for row, hidden in zip(logits.split(1), states.split(1), strict=True):
-            corrected, memory = correction.step(row, hidden, tokens[-1], memory)
-            if samples:
-                rows.append(sampling.probs(corrected))
-            drafted = draw(rows[-1], state.rng)[:, 0] if samples else corrected.argmax(-1)
-            tokens.append(self.drafter.token_ids(drafted))
-        return torch.cat(tokens), torch.cat(rows) if samples else None
-
     def _length(self, state: DecodeState, states: Tensor, tokens: Tensor) -> int:
         """Return the number of tokens to verify; one host synchronisation if the confidence head decides."""
         if self.fixed_length is not None:
@@ -184,23 +170,3 @@ class DSpark(DFlash):
         if times is None or self.options.threshold:  # without times: all tokens, above a threshold of 0
             return threshold_length(confidence, self.options.threshold)
         return times.best_length(confidence) if state.sampling.greedy else times.stopping_length(confidence)
-
-    def _tree(self, state: DecodeState, logits: Tensor, states: Tensor) -> DraftTree:
-        """Return the tree of the most probable paths, each node's candidates corrected by its own token."""
-        correction, o = self.drafter.correction, self.options
-        k = min(o.k, o.tree_nodes, logits.shape[-1])  # a tree of n nodes has no more candidates and no more levels
-        ranked = best(k)
-        first, memory = correction.step(logits[:1], states[:1], state.root, correction.start(states[:1]))
-
-        def choose(rows: Tensor) -> tuple[Tensor, Tensor, None]:
-            drafted, log_p, _ = ranked(rows)
-            return self.drafter.token_ids(drafted), log_p, None
-
-        def expand(tokens: Tensor, visible: Tensor, parent_rows: Tensor, level: int) -> Tensor:
-            nonlocal memory
-            at = slice(level, level + 1)
-            corrected: Tensor
-            corrected, memory = correction.step(logits[at], states[at], tokens, memory[parent_rows])
-            return corrected
-
-        return grow(state.root, first[0], choose, expand, min(len(states), o.tree_nodes), o.tree_nodes)

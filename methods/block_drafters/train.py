@@ -2,6 +2,7 @@
 
 DFlash (sec. 4.2) trains on blocks at random anchors of the answers. The block of anchor t has its root at x_{t+1}; it
 attends to the features up to position t and to its own positions. Position k after the root predicts x_{t+1+k}.
+DFlash2's selector is trained with it, after the text's token.
 
 DSpark trains on the same blocks, whose root drafts too; the token before each position, which its heads read, is the
 text's.
@@ -99,13 +100,31 @@ class DFlashTraining(BlockTraining):
     sample_from_anchor: bool = option(
         False, "Let the root's position draft a token too. vLLM does not serve such a drafter."
     )
+    conv_kernel_size: Annotated[int, Ge(0)] = option(
+        0, "Positions read by the convolutions around attention and MLP (DFlash2: 2). 0: no convolutions."
+    )
+    conv_group_size: Annotated[int, Ge(1)] = option(16, "Channels that share a kernel of the convolutions.")
+    selector_rank: Annotated[int, Ge(0)] = option(
+        0, "Rank of the selector among each position's best tokens (DFlash2: 256). 0: no selector."
+    )
+    selector_top_k: Annotated[int, Ge(1)] = option(16, "Tokens that the selector chooses from.")
     format: Literal["z-lab", "speculators"] = option(
         "z-lab", "Layout of the folder: z-lab's, or speculators' (for vLLM)."
     )
 
+    @property
+    def parts(self) -> dict[str, int]:
+        """Return the fields of `dflash.Shape` for convolutions and a selector."""
+        taps, rank = self.conv_kernel_size, self.selector_rank
+        convolutions = {"conv_kernel_size": taps, "conv_group_size": self.conv_group_size} if taps else {}
+        return convolutions | ({"selector_rank": rank, "selector_top_k": self.selector_top_k} if rank else {})
+
 
 class DFlashTrainer(BlockTrainer):
-    """Trainer of DFlash's drafter; the k-th drafted token has the loss weight exp(-(k - 1) / decay) (sec. 4.2)."""
+    """Trainer of DFlash's drafter; the k-th drafted token has the loss weight exp(-(k - 1) / decay) (sec. 4.2).
+
+    With a selector, its cross-entropy is added, with the same weights.
+    """
 
     name = "dflash"
     summary = "DFlash's drafter of whole blocks on the frozen base"
@@ -120,7 +139,11 @@ class DFlashTrainer(BlockTrainer):
         super().__init__(target, options, lr)
         if drafter is None:
             o, mask = self.options, self.mask_token(target)
-            drafter = dflash.new_drafter(target, o.layers, o.block_size, o.draft_vocab, mask, o.sample_from_anchor)
+            shape = o.layers, o.block_size, o.draft_vocab, mask, o.sample_from_anchor
+            try:
+                drafter = dflash.new_drafter(target, *shape, **o.parts)
+            except UserError as error:
+                raise UserError(f"{self.name}: {error}") from None
         self.use(drafter, drafter.shape.layers, drafter.config, drafter.shape.block - drafter.shape.first)
         self.freeze_target_parts()
 
@@ -145,7 +168,7 @@ class DFlashTrainer(BlockTrainer):
         tokens = torch.full((b, a, size), drafter.shape.mask_token, device=at.device)
         tokens[..., 0] = batch.ids.gather(1, (at + 1).clamp_max(batch.ids.shape[1] - 1))
         ahead = positions[..., None] + 1 + torch.arange(size, device=at.device)  # [B, A, size]
-        embedded = drafter.embed(tokens.flatten(1), self.target)
+        embedded = drafter.block_inputs(tokens.flatten(1), size, self.target)
         rotary = self.rotary(ahead.flatten(1), embedded.dtype)
         out = drafter(embedded, cache, self._masks(batch, at), rotary)
         blocks: Tensor = out.unflatten(1, (a, size))
@@ -174,6 +197,39 @@ class DFlashTrainer(BlockTrainer):
         total = torch.stack([a for a, _ in sums]), torch.stack([b for _, b in sums])
         weights = [math.exp(-k / self.options.decay) for k in range(self.ahead)]
         return mean_loss(total, self.labels(batch.whole), weights)
+
+    def sums(self, states: BaseStates, batch: Batch, out: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return sums of the losses and of correct predictions of x_{t+2+k}, by the selector if there is one.
+
+        out: the drafter's states [B, A, h]. labels: int64 [B, A].
+        """
+        if self.module.candidate_selector is None:
+            return super().sums(states, batch, out, labels, k)
+        labelled = labels != -100
+        rows, at = labelled.nonzero()[:, 0], (batch.anchors.at + 1 + k)[labelled]
+        inputs = out[labelled], states.final[rows, at], batch.ids[rows, at], labels[labelled]
+        sums: tuple[Tensor, Tensor] = checkpoint(self._selector_sums, *inputs, use_reentrant=False)
+        return sums
+
+    def _selector_sums(self, states: Tensor, true: Tensor, before: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sums over n positions of the block's and the selector's loss, and of correct predictions.
+
+        Args:
+            states: [n, h], the drafter's.
+            true: [n, h], the target's at the same tokens.
+            before: int64 [n], the text's tokens before these.
+            labels: int64 [n], the text's tokens.
+        """
+        logits = self.module.logits(states, self.target)
+        with torch.no_grad():
+            teacher = self.target.logits(true)
+        if self.options.loss == "ce":
+            losses = F.cross_entropy(logits.float(), labels, reduction="none")
+        else:
+            log_q, p = logits.log_softmax(-1, dtype=torch.float32), teacher.softmax(-1, dtype=torch.float32)
+            losses = distribution_losses(log_q, p, self.options.loss)
+        selected, drafted = self.module.candidate_selector.loss(logits, states, before, teacher.argmax(-1))
+        return (losses + selected).sum(), (drafted == labels).sum()
 
 
 @dataclass(frozen=True, slots=True)
