@@ -405,9 +405,11 @@ def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]
     layer = speculators.layer_config(config, "Qwen3", drafted=tensors)
     shape = Shape(**shape_fields(fields, layer, base, tensors) | fields.parts)
     shape.check_parts(base.hidden_size, base.vocab_size)
-    check_columns("selector_rank", shape.selector_rank, "candidate_selector.predecessor_codebook", tensors)
-    check_columns("gru_hidden_dim", shape.gru_hidden_dim, "prefix_gru.weight_hh_l0", tensors)
-    check_columns("emb_dim", shape.emb_dim, "embed_proj.2.weight", tensors)
+    if shape.selector_rank:
+        check_columns("selector_rank", shape.selector_rank, "candidate_selector.predecessor_codebook", tensors)
+    if shape.gru_hidden_dim:
+        check_columns("gru_hidden_dim", shape.gru_hidden_dim, "prefix_gru.weight_hh_l0", tensors)
+        check_columns("emb_dim", shape.emb_dim, "embed_proj.2.weight", tensors)
     with speculators.describing("layers as Qwen3 has them"):
         return Drafter(shape, Qwen3Config(**speculators.sizes_of(layer)), base.vocab_size)
 

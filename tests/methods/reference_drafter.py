@@ -1,4 +1,4 @@
-"""Reference drafter of EAGLE, EAGLE-3, P-EAGLE and DFlash: written from the descriptions, one position at a time."""
+"""Reference drafter of EAGLE, EAGLE-3, P-EAGLE and the DFlash family: written from the descriptions, one position at a time."""
 
 from __future__ import annotations
 
@@ -111,9 +111,11 @@ class Reference:
 
     def mlp(self, x: Tensor, p: str) -> Tensor:
         """The layer's output, x added."""
-        z = self.normed(x, f"{p}.post_attention_layernorm")
+        return x + self.gated(self.normed(x, f"{p}.post_attention_layernorm"), p)
+
+    def gated(self, z: Tensor, p: str) -> Tensor:
         gate = F.silu(self.product(z, f"{p}.mlp.gate_proj")) * self.product(z, f"{p}.mlp.up_proj")
-        return x + self.product(gate, f"{p}.mlp.down_proj")
+        return self.product(gate, f"{p}.mlp.down_proj")
 
     def fused(self, feature: Tensor) -> Tensor:
         """Hidden states of all target layers [n * h] -> what a slot reads."""
@@ -172,10 +174,46 @@ class Reference:
         s, rows = len(context), [self.table[token] for token in block]
         for i in range(self.about["num_hidden_layers"]):
             p = f"layers.{i}"
-            read = [*context, *(self.normed(x, f"{p}.input_layernorm") for x in rows)]
+            normed = [self.normed(x, f"{p}.input_layernorm") for x in rows]
+            read = [*context, *self.convolved(normed, normed, f"{p}.attention_conv", 0)]
             seen = [[k for k in range(len(read)) if self._sees(i, s, s + n, k)] for n in range(len(rows))]
-            rows = [self.mlp(x + self.attend(p, read, s + n, seen[n]), p) for n, x in enumerate(rows)]
+            out = [self.attend(p, read, s + n, seen[n]) for n in range(len(rows))]
+            rows = [x + y for x, y in zip(rows, self.convolved(out, normed, f"{p}.attention_conv", 1), strict=True)]
+            normed = [self.normed(x, f"{p}.post_attention_layernorm") for x in rows]
+            out = [self.gated(z, p) for z in self.convolved(normed, normed, f"{p}.mlp_conv", 0)]
+            rows = [x + y for x, y in zip(rows, self.convolved(out, normed, f"{p}.mlp_conv", 1), strict=True)]
         return [self.normed(x, "norm") for x in rows]
+
+    def convolved(self, rows: Sequence[Tensor], source: Sequence[Tensor], p: str, side: int) -> Sequence[Tensor]:
+        """DFlash2's convolution of a block's rows, by kernels that follow from `source`; the rows if there is none."""
+        if f"{p}.base_kernel" not in self.w:
+            return rows
+        base, out = self.w[f"{p}.base_kernel"][side], []
+        for t, x in enumerate(source):
+            delta = self.product(x, f"{p}.kernel_projection").view(2, len(base), -1)[side]
+            kernel = base + delta.repeat_interleave(base.shape[1] // delta.shape[1], 1)
+            out.append(sum((kernel[tap] * rows[t - tap] for tap in range(min(t + 1, len(base)))), torch.zeros(())))
+        return out
+
+    def selected(self, unary: Tensor, state: Tensor, before: int, top_k: int) -> Tensor:
+        """DFlash2's logits of a place: of its best tokens, -inf elsewhere."""
+        out, p = torch.full_like(unary, -torch.inf), "candidate_selector"
+        left = self.w[f"{p}.predecessor_codebook"][before] * self.product(state, f"{p}.hidden_projection")
+        for token in unary.argsort(descending=True)[:top_k].tolist():
+            out[token] = unary[token] + left @ self.w[f"{p}.successor_codebook"][token]
+        return out
+
+    def domino(self, state: Tensor, tokens: Sequence[int]) -> Tensor:
+        """Domino's bias at a place of the block, after the root and the tokens drafted before it."""
+        w_in, w_state = (self.w[f"prefix_gru.weight_{n}_l0"] for n in ("ih", "hh"))
+        memory = torch.zeros(w_state.shape[1])
+        for token in tokens:
+            r, z, new = (w_in @ self.table[token]).view(3, -1)
+            by_r, by_z, by_new = (w_state @ memory).view(3, -1)
+            z = (z + by_z).sigmoid()
+            memory = (1 - z) * (new + (r + by_r).sigmoid() * by_new).tanh() + z * memory
+        inner = self.product(torch.cat((state, memory)), "embed_proj.0")
+        return self.product(F.silu(inner), "embed_proj.2")
 
     def markov(self, kind: str, state: Tensor, before: int, memory: Tensor) -> tuple[Tensor, Tensor]:
         """DSpark's bias [words] at a place of the block, and the memory [r] after it."""
