@@ -1,4 +1,4 @@
-"""Reference drafter of EAGLE, EAGLE-3, P-EAGLE and the DFlash family: written from the descriptions, one position at a time."""
+"""Reference drafters of EAGLE, P-EAGLE and DFlash: written from the descriptions, one position at a time."""
 
 from __future__ import annotations
 
