@@ -545,3 +545,7 @@ def test_the_selectors_candidates_include_the_teachers_token_for_the_loss_alone(
     losses, drafted = selector.loss(logits, states, torch.tensor([4]), torch.tensor([0]))
     wanted = F.cross_entropy(torch.tensor([[60.0, 59, 58, 57, 0]]), torch.tensor([4]))
     assert losses.item() == pytest.approx(float(wanted), rel=1e-5) and drafted.tolist() == [60]
+    with torch.no_grad():  # the last candidate becomes the best one, and is drafted though the loss replaces it
+        selector.predecessor_codebook.fill_(1.0)
+        selector.successor_codebook.zero_()[56] = selector.hidden_projection(states + 1)[0].sign() * 1e3
+    assert selector.loss(logits, states + 1, torch.tensor([4]), torch.tensor([0]))[1].tolist() == [56]
