@@ -7,7 +7,7 @@
 `train` makes each drafter from the lab's own answers to the questions of CHATS (`python -m lab text` writes such a
 file), with the same batches and anchors for all. `run` measures tau, step times and speedups; times are valid on a
 quiet machine only. `table` writes one row per seed, drafter, form and number of nodes, and a second file with the
-estimated tau of held-out text by training step. Finished parts are not made again.
+estimated tau of validation text by training step. Finished parts are skipped.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def figure(table: pd.DataFrame, curve: pd.DataFrame) -> go.Figure:
     drawn.update_xaxes(title="step time, autoregressive step = 1", row=1, col=1)
     drawn.update_xaxes(title="training step", row=1, col=2)
     drawn.update_yaxes(title="tau", row=1, col=1)
-    drawn.update_yaxes(title="estimated tau, held-out text", row=1, col=2)
+    drawn.update_yaxes(title="estimated tau, validation text", row=1, col=2)
     return drawn.update_layout(template="simple_white", width=1200, height=560, legend={"orientation": "h", "y": -0.2})
 
 
