@@ -74,6 +74,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("drafters.csv"))
     parser.add_argument("--plot", type=Path)
     a = parser.parse_args()
+    if a.part == "train" and not a.data:
+        parser.error("train needs --data")
     if a.part == "table":
         write_table(a.work, a.seeds, a.nodes, a.out, a.plot)
         return
@@ -133,9 +135,11 @@ def write_table(work: Path, seeds: Sequence[int], nodes: Sequence[int], out: Pat
     rows, curves = [], []
     for seed in seeds:
         folder = work / f"seed{seed}"
-        overall = load_run(work / f"run{seed}").summary()
-        overall = overall[overall.task == "overall"].set_index("method")
+        overall = pd.concat([load_run(run).summary() for run in sorted(work.glob(f"run{seed}*"))])
+        overall = overall[overall.task == "overall"].drop_duplicates("method", keep="last").set_index("method")
         for name, form, n, spec in specs(folder, nodes):
+            if spec.label not in overall.index:
+                continue  # not measured
             row = overall.loc[spec.label]
             columns = ("mean_acceptance_length", "relative_step_time", "speedup", "speedup_low", "speedup_high")
             numbers = {column: round(float(row[column]), 3) for column in columns}
@@ -157,8 +161,7 @@ def write_table(work: Path, seeds: Sequence[int], nodes: Sequence[int], out: Pat
 def figure(table: pd.DataFrame, curve: pd.DataFrame) -> go.Figure:
     """Return tau against relative step time, and the estimated tau by training step; means over seeds."""
     drawn = make_subplots(cols=2, subplot_titles=("tau against relative step time (2 to 15 nodes)", "training"))
-    best = table.assign(form=table.form.where(table.form == "chain", "tree"))
-    mean = best.groupby(["drafter", "form", "nodes"], sort=False)[["mean_acceptance_length", "relative_step_time"]]
+    mean = table.groupby(["drafter", "form", "nodes"], sort=False)[["mean_acceptance_length", "relative_step_time"]]
     points, learning = mean.mean().reset_index(), curve.groupby(["drafter", "step"], sort=False).mean().reset_index()
     for colour, name in zip(COLOURS, DRAFTERS, strict=True):
         for form, dash in (("tree", "solid"), ("chain", "dot")):

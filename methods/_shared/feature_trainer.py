@@ -1,4 +1,4 @@
-"""Training of drafters on hidden states of the frozen base: EAGLE, EAGLE-3, DFlash and P-EAGLE."""
+"""Training of drafters on hidden states of the frozen base."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causal correction of the logits of a block: what a drafted token depends on beyond its own position.
+"""Causal correction of the logits of a block by the tokens that were drafted before each position.
 
 A block drafter computes the logits U_k and the states h_k of all its positions in one pass, so that none reads the
 token drafted before it. A correction is a cheap function of U_k, h_k and the tokens before, which runs once

@@ -39,7 +39,7 @@ POSITIONS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # block sizes for tuning
 
 @dataclass(frozen=True, slots=True)
 class BlockDraftOptions(Bounded):
-    """Options of both methods. Raise UserError for incompatible values."""
+    """Options of block drafters. Raise UserError for incompatible values."""
 
     weights: str = option("", "Folder, file or hub id of the drafter. Empty: the one bundled with the model.")
     mode: Literal["chain", "tree"] = option(
@@ -86,7 +86,7 @@ class PEagleOptions(BlockDraftOptions):
 
 
 class BlockDecoder(FeatureDecoder):
-    """Base of both methods: options, and a chain or a tree from the logits of the draft positions."""
+    """Base of block drafters: options, and a chain or a tree from the logits of the draft positions."""
 
     node_options = ("nodes",)
     can_export = True
@@ -103,6 +103,7 @@ class BlockDecoder(FeatureDecoder):
     def __init__(self, target: Target, options: Any, drafter: Any, config: dict[str, Any] | None = None) -> None:
         self.size = self.resolve_options(options, {}, drafter, target)
         self.drafts = self.size - drafter.shape.first
+        self.chain_length = min(self.drafts, options.nodes or self.drafts)
         super().__init__(target, options, drafter, config, drafter.shape.layers)
         self.mask_tokens = indices([drafter.shape.mask_token] * (self.size - 1), target.device)
 
@@ -117,9 +118,7 @@ class BlockDecoder(FeatureDecoder):
         if size and not least <= size <= most:
             allowed = f"{least} to {most}, as the drafter was trained, or 0"
             raise UserError(f"{cls.name}: {cls.size_option} must be {allowed}, not {size}")
-        size = size or most
-        chain = options.mode == "chain" and options.nodes
-        return min(size, drafter.shape.first + options.nodes) if chain else size
+        return size or most
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
@@ -141,12 +140,13 @@ class BlockDecoder(FeatureDecoder):
     def export(self, folder: Path) -> dict[str, Any]:
         config = self.speculators_config_of(self.drafter, self.target)
         write_checkpoint(folder, self.drafter, {**config, **own_fields(self.config)})
-        return {**self.vllm, "num_speculative_tokens": self.drafts}
+        return {**self.vllm, "num_speculative_tokens": self.chain_length}
 
     def metadata(self) -> dict[str, Any]:
         o, vocab = self.options, self.drafter.draft_vocab or self.target.vocab_size
-        tree = {"nodes": o.tree_nodes, "k": min(o.k, vocab)} if o.mode == "tree" else {}
-        return {self.size_option: self.size, "mode": o.mode, **tree, "sample": o.sample, **super().metadata()}
+        tree = {"nodes": o.tree_nodes, "k": min(o.k, vocab)}
+        form = tree if o.mode == "tree" else {"nodes": self.chain_length, "sample": o.sample}
+        return {self.size_option: self.size, "mode": o.mode, **form, **super().metadata()}
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
         least, most = self.drafter.shape.sizes
@@ -154,7 +154,7 @@ class BlockDecoder(FeatureDecoder):
         return {self.size_option: sizes, **({"nodes": NODES} if self.options.mode == "tree" else {})}
 
     def max_tokens_per_step(self) -> int:
-        return 1 + int(self.options.tree_nodes if self.options.mode == "tree" else self.drafts)
+        return 1 + int(self.options.tree_nodes if self.options.mode == "tree" else self.chain_length)
 
     @abstractmethod
     def logits(self, state: DecodeState) -> Tensor:
@@ -167,6 +167,7 @@ class BlockDecoder(FeatureDecoder):
             o = self.options
             ids, topology = best_marginal_nodes(logits, o.k, o.tree_nodes, o.owner)
             return DraftTree(torch.cat((state.root, self.drafter.token_ids(ids))), topology)
+        logits = logits[: self.chain_length]
         if self.options.sample == "on" and not state.sampling.greedy:
             return sampled_chain(state, logits, self.drafter, self.target.vocab_size)
         return DraftTree.chain(state.root, self.drafter.token_ids(logits.argmax(-1)))
@@ -264,12 +265,12 @@ class DFlash(BlockDecoder):
         return DraftTree.chain(state.root, tokens[1:], probs)
 
     def _chain(self, state: DecodeState, logits: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the root and the drafted tokens [1 + drafts], and the q [drafts, Vd] that these are sampled from."""
+        """Return the root and the n tokens of a chain [1 + n], and the q [n, Vd] of each, or None."""
         correction, sampling = self.drafter.correction, state.sampling
         samples = self.options.sample == "on" and not sampling.greedy
         block, table = correction.open(logits, states), self.drafter.table(self.target)
         tokens, rows, memory = [state.root], [], correction.start(states[:1])
-        for k in range(len(states)):
+        for k in range(self.chain_length):
             corrected, memory = correction.step(*block.at(k), tokens[-1], memory, table)
             if samples:
                 rows.append(sampling.probs(corrected))

@@ -271,7 +271,7 @@ def published_layers(draft_layers: int, target_layers: int) -> tuple[int, ...]:
     return tuple(sorted({min(max(0, i), max(0, target_layers - 2)) for i in outputs}))
 
 
-def new_drafter(
+def new_shape(
     target: Target,
     draft_layers: int,
     block: int,
@@ -280,8 +280,8 @@ def new_drafter(
     from_anchor: bool = False,
     layer_masks: Sequence[BlockAttention] | None = None,
     **parts: int,
-) -> Drafter:
-    """Return an untrained drafter, whose convolutions and selector change nothing yet.
+) -> tuple[Shape, Qwen3Config]:
+    """Return the shape of an untrained drafter and the configuration of its layers.
 
     Raise UserError for parts that the target does not allow.
 
@@ -303,11 +303,17 @@ def new_drafter(
     words: dict[str, Any] = {"draft_vocab": draft_vocab, "mapped": reduced, "marked": reduced}
     shape = Shape(inputs, block, mask, masks, from_anchor, **words | parts)
     shape.check_parts(target.hidden_size, target.vocab_size)
-    drafter = Drafter(shape, Qwen3Config(**speculators.new_sizes(target, draft_layers)), target.vocab_size)
+    return shape, Qwen3Config(**speculators.new_sizes(target, draft_layers))
+
+
+def new_drafter(target: Target, *args: Any, **parts: Any) -> Drafter:
+    """Return an untrained drafter, whose convolutions and selector change nothing yet. Arguments: of `new_shape`."""
+    shape, config = new_shape(target, *args, **parts)
+    drafter = Drafter(shape, config, target.vocab_size)
     if drafter.candidate_selector is not None:
         drafter.candidate_selector.reset_parameters()
-    if draft_vocab:
-        set_draft_vocab(drafter, torch.arange(draft_vocab))
+    if shape.draft_vocab:
+        set_draft_vocab(drafter, torch.arange(shape.draft_vocab))
     return drafter
 
 
@@ -375,14 +381,19 @@ def read_fields(config: dict[str, Any]) -> DFlashFields:
         advice = "; use the method dspark" if config.get("markov_rank") is not None else ""
         raise UserError(f"config.json describes no DFlash drafter: it has no dflash_config{advice}")
     flat = {**config, **nested} if isinstance(nested, dict) else config
-    if other := [name for name in UNSUPPORTED if flat.get(name) is not None]:
-        raise UserError(f"config.json sets {other[0]}, which is not supported")
+    check_supported(flat)
     fields = speculators.parse(flat, DFlashFields)
     if fields.projector_type not in PROJECTORS:
         raise UserError(f"projector_type in config.json is {fields.projector_type!r}, which is not supported")
     if not math.isfinite(fields.input_embedding_scale):
         raise UserError(f"input_embedding_scale in config.json is {fields.input_embedding_scale}, not finite")
     return fields
+
+
+def check_supported(config: dict[str, Any]) -> None:
+    """Raise UserError for a transform of the logits, which is not supported."""
+    if other := [name for name in UNSUPPORTED if config.get(name) is not None]:
+        raise UserError(f"config.json sets {other[0]}, which is not supported")
 
 
 def read_drafter(path: Path, base: ModelInfo, read: Callable[..., dict[str, Tensor]]) -> tuple[Drafter, dict[str, Any]]:

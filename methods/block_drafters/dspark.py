@@ -92,17 +92,17 @@ def new_drafter(
     confidence: bool = True,
 ) -> Drafter:
     """Return an untrained drafter, whose Markov head changes nothing yet. draft_vocab: 0 = the target's LM head."""
-    plain = dflash.new_drafter(target, draft_layers, block, draft_vocab, mask, from_anchor=True)
+    plain, config = dflash.new_shape(target, draft_layers, block, draft_vocab, mask, from_anchor=True)
     reads: Literal["", "states", "markov"] = "" if not confidence else "markov" if rank else "states"
-    same = {field.name: getattr(plain.shape, field.name) for field in fields(plain.shape)}
+    same = {field.name: getattr(plain, field.name) for field in fields(plain)}
     shape = Shape(**same, markov_rank=rank, markov_kind=kind, confidence=reads)
-    drafter = Drafter(shape, plain.config, target.vocab_size)
+    drafter = Drafter(shape, config, target.vocab_size)
     if drafter.markov_head is not None:
         drafter.markov_head.reset_parameters()
     if drafter.confidence_head is not None:
         nn.init.zeros_(drafter.confidence_head.proj.weight)
-    if plain.vocab_ids is not None:
-        set_draft_vocab(drafter, plain.vocab_ids)
+    if shape.draft_vocab:
+        set_draft_vocab(drafter, torch.arange(shape.draft_vocab))
     return drafter
 
 
@@ -146,6 +146,7 @@ def read_fields(config: dict[str, Any]) -> DSparkFields:
         required = ("markov_rank", "enable_confidence_head", "target_layer_ids", "mask_token_id", "block_size")
         if missing := [field for field in required if config.get(field) is None]:
             raise UserError(f"config.json lacks {missing[0]}")
+    dflash.check_supported(config)
     stated = speculators.parse(config, DSparkFields)
     if stated.markov_rank < 0:
         raise UserError(f"markov_rank in config.json is {stated.markov_rank}, it must be at least 0")
@@ -170,6 +171,8 @@ def read_drafter(path: Path, base: ModelInfo, read: Callable[..., dict[str, Tens
 def _network(config: dict[str, Any], base: ModelInfo, tensors: dict[str, Tensor]) -> Drafter:
     stated = read_fields(config)
     layer = speculators.layer_config(config, "Qwen3", ("qwen3",) if not config.get(speculators.TYPE) else (), tensors)
+    if not config.get(speculators.TYPE) and (stated.is_causal or any(speculators.sliding_layers(layer))):
+        raise UserError("config.json has causal layers or layers with a sliding window, which DeepSpec's never are")
     dflash.check_columns("markov_rank", stated.markov_rank, W1, tensors)
     kinds: dict[str, MarkovKind] = {kind: kind for kind in MARKOV_KINDS}
     kind = kinds.get(stated.markov_head_type, "vanilla")  # any, if the rank is 0

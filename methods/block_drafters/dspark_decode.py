@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -29,7 +30,7 @@ from specbench_ss.methods.block_drafters.dflash import MOST_BLOCK
 from specbench_ss.methods.block_drafters.verified_length import StepTimes, threshold_length
 from specbench_ss.options import option
 
-MEASURED_PROMPT, MEASURED_OUTPUT, WARM_UP = 256, 24, 2  # tokens; steps at the start that are left out
+MEASURED_PROMPT, MEASURED_STEPS, ROUNDS = 256, 6, 2  # of each length: tokens, steps of a request, requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +44,33 @@ class DSparkOptions(BlockDraftOptions):
     block_size: Annotated[int, Ge(0), Le(MOST_BLOCK)] = option(
         0, "Positions of a block, each of which drafts a token; at most the trained number. 0: as trained."
     )
-    length: Literal["full", "measured"] = option(
+    verified_length: Literal["full", "measured"] = option(
         "full",
         "Drafted tokens of a chain that are verified. full: all. measured: as many as yield the most tokens per second "
         "by the confidence head and by times of steps, which are measured when the method is loaded.",
     )
-    threshold: Annotated[float, Ge(0), Lt(1)] = option(
+    confidence_threshold: Annotated[float, Ge(0), Lt(1)] = option(
         0.0, "With mode=chain: a chain ends before the first token with less confidence. 0: no threshold."
     )
 
     @property
     def reads_confidence(self) -> bool:
         """Return True if the confidence head decides how many tokens are verified."""
-        return self.length == "measured" or self.threshold > 0
+        return self.verified_length == "measured" or self.confidence_threshold > 0
 
     def check_together(self) -> None:
         if self.reads_confidence and self.mode == "tree":
-            raise UserError("dspark: length=measured and threshold need mode=chain")
-        if self.length == "measured" and self.threshold:
-            raise UserError("dspark: length=measured and threshold exclude each other")
+            raise UserError("dspark: verified_length=measured and confidence_threshold need mode=chain")
+        if self.verified_length == "measured" and self.confidence_threshold:
+            raise UserError("dspark: verified_length=measured and confidence_threshold exclude each other")
 
 
 class DSpark(DFlash):
     """DSpark: DFlash's block, a bias by the token before each position, and a length by estimated acceptance.
 
-    step_times: measured, for length=measured. fixed_length: number of verified tokens during the measurement.
+    step_times: of this object's drafts, for verified_length=measured. measured_times: those of all numbers of drafted
+    tokens that were measured, shared by objects with the same drafter. fixed_length: number of verified tokens during
+    the measurement.
     """
 
     name = "dspark"
@@ -81,12 +84,16 @@ class DSpark(DFlash):
     more_instances: ClassVar = {
         "rnn": ({"kind": "rnn"}, {}),
         "rnn tree": ({"kind": "rnn"}, {"mode": "tree", "nodes": 9, "k": 3}),
-        "no Markov head": ({"rank": 0}, {"threshold": 0.4}),
-        "measured": ({}, {"length": "measured"}),
-        "top-1": ({}, {"sample": "off", "threshold": 0.3}),
+        "no Markov head": ({"rank": 0}, {"confidence_threshold": 0.4}),
+        "measured": ({}, {"verified_length": "measured"}),
+        "top-1": ({}, {"sample": "off", "confidence_threshold": 0.3}),
     }
     step_times: StepTimes | None = None
     fixed_length: int | None = None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.measured_times: dict[int, StepTimes] = {}  # by number of drafted tokens
 
     @classmethod
     def test_instances(cls, target: Target) -> Mapping[str, Callable[[], Decoder]]:
@@ -96,7 +103,8 @@ class DSpark(DFlash):
         def with_times() -> Decoder:
             decoder = instances["measured"]()
             assert isinstance(decoder, DSpark)
-            return decoder.with_step_times(StepTimes(tuple(2.0 + 0.4 * n for n in range(decoder.drafts + 1))))
+            times = StepTimes(tuple(2.0 + 0.4 * n for n in range(decoder.chain_length + 1)))
+            return decoder.with_step_times({decoder.chain_length: times})
 
         return {**instances, "measured": with_times}
 
@@ -104,22 +112,26 @@ class DSpark(DFlash):
     def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> int:
         """Return the block size. Raise UserError if the drafter was not trained for the options."""
         if options.reads_confidence and not drafter.shape.confidence:
-            raise UserError("dspark: the drafter has no confidence head, which length=measured and threshold need")
+            needed = "verified_length=measured and confidence_threshold"
+            raise UserError(f"dspark: {needed} need a confidence head, which the drafter lacks")
         return super().resolve_options(options, config, drafter, base)
 
     @classmethod
     def build(cls, target: Target, options: Any, drafter: Any, config: dict[str, Any], path: Path) -> Self:
         """Return the decoder with a drafter from `read`, and with measured times if the options need them."""
-        return super().build(target, options, drafter, config, path).with_step_times(None)
+        return super().build(target, options, drafter, config, path).with_step_times({})
 
     def apply_options(self, options: Any) -> Self:
         """Return the decoder with the same drafter, measured times and resolved options."""
-        return super().apply_options(options).with_step_times(self.step_times)
+        return super().apply_options(options).with_step_times(self.measured_times)
 
-    def with_step_times(self, known: StepTimes | None) -> Self:
-        """Set the times of steps if the options need them: known ones, else measured ones."""
-        if self.options.length == "measured":
-            self.step_times = known or self._measure()
+    def with_step_times(self, known: dict[int, StepTimes]) -> Self:
+        """Share the known times of steps; measure those of this object if its options need them."""
+        self.measured_times = known
+        if self.options.verified_length == "measured":
+            if self.chain_length not in known:
+                known[self.chain_length] = self._measure()
+            self.step_times = known[self.chain_length]
             seconds = self.step_times.seconds
             relative = ", ".join(f"{t / seconds[0]:.2f}" for t in seconds)
             self.measured = {"relative step times": f"{relative} with 0, 1, .. verified tokens"}
@@ -127,25 +139,32 @@ class DSpark(DFlash):
 
     @torch.inference_mode()
     def _measure(self) -> StepTimes:
-        """Measure the median step behind a prompt of random tokens, for each number of verified tokens."""
+        """Measure the median greedy step behind a prompt of random tokens, for each number of verified tokens.
+
+        The first round warms up. Times never fall with the number of tokens: a shorter one counts as noise.
+        """
         size, generator = min(MEASURED_PROMPT, self.target.context_length // 2), torch.Generator().manual_seed(0)
         prompt = torch.randint(self.target.vocab_size, (size,), generator=generator).tolist()
-        seconds = []
-        for length in range(self.drafts + 1):
-            self.fixed_length = length
-            steps = generate(self, prompt, StopParams(MEASURED_OUTPUT), SamplingParams()).steps
-            seconds.append(statistics.median(step.total_s for step in steps[WARM_UP:] or steps))
+        seconds: list[list[float]] = [[] for _ in range(self.chain_length + 1)]
+        for measured in range(1 + ROUNDS):
+            for length, times in enumerate(seconds):
+                self.fixed_length = length
+                limits = StopParams(1 + MEASURED_STEPS * (length + 1))
+                steps = generate(self, prompt, limits, SamplingParams()).steps
+                times.extend(step.total_s for step in steps[:MEASURED_STEPS] if measured)
         self.fixed_length = None
-        return StepTimes(tuple(seconds))
+        return StepTimes(tuple(accumulate((statistics.median(times) for times in seconds), max)))
 
     def metadata(self) -> dict[str, Any]:
         shape = self.drafter.shape
         heads = {"markov_rank": shape.markov_rank, "markov_kind": shape.markov_kind, "confidence": shape.confidence}
-        return {**super().metadata(), **heads, "length": self.options.length, "threshold": self.options.threshold}
+        rules = {name: getattr(self.options, name) for name in ("verified_length", "confidence_threshold")}
+        return {**super().metadata(), **heads, **rules}
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
-        chooses = self.options.mode == "chain" and self.drafter.shape.confidence and not self.options.threshold
-        return {**super().search_space(), **({"length": ("full", "measured")} if chooses else {})}
+        o = self.options
+        chooses = o.mode == "chain" and self.drafter.shape.confidence and not o.confidence_threshold
+        return {**super().search_space(), **({"verified_length": ("full", "measured")} if chooses else {})}
 
     def propose(self, state: DecodeState) -> DraftTree:
         """Draft a chain, as long as its confidence allows, or a tree of the tokens that are likely after each other."""
@@ -162,11 +181,12 @@ class DSpark(DFlash):
 
     def _length(self, state: DecodeState, states: Tensor, tokens: Tensor) -> int:
         """Return the number of tokens to verify; one host synchronisation if the confidence head decides."""
+        if not self.options.reads_confidence:
+            return len(tokens) - 1
+        confidence = self.drafter.confidence(states[: len(tokens) - 1], tokens[:-1]).sigmoid().tolist()
         if self.fixed_length is not None:
             return self.fixed_length
-        if not self.options.reads_confidence:
-            return len(states)
-        confidence, times = self.drafter.confidence(states, tokens[:-1]).sigmoid().tolist(), self.step_times
-        if times is None or self.options.threshold:  # without times: all tokens, above a threshold of 0
-            return threshold_length(confidence, self.options.threshold)
+        times = self.step_times
+        if times is None or self.options.confidence_threshold:  # without times: all tokens, above a threshold of 0
+            return threshold_length(confidence, self.options.confidence_threshold)
         return times.best_length(confidence) if state.sampling.greedy else times.stopping_length(confidence)

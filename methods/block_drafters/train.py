@@ -45,7 +45,7 @@ BLOCKS_PER_PASS = 32  # of a row: their positions are keys of the same pass, hid
 
 @dataclass(frozen=True, slots=True)
 class BlockTraining(Bounded):
-    """Options of both trainers."""
+    """Options of the trainers."""
 
     loss: LossKind = loss_option("kl")
     mask_token_id: Annotated[int, Ge(-1)] = option(
@@ -55,7 +55,7 @@ class BlockTraining(Bounded):
 
 
 class BlockTrainer(FeatureTrainer):
-    """Trainer of either drafter; its LM head and embedding stay those of the target."""
+    """Trainer of a block drafter; its LM head and embedding stay those of the target."""
 
     checkpoints: Any  # the module with `config_of` and `speculators_config_of`
 
@@ -247,7 +247,9 @@ class DSparkTraining(BlockTraining):
     markov_kind: MarkovKind = option(
         "vanilla", "Kind of the Markov head; vLLM serves vanilla. gated and rnn also read the block's states."
     )
-    confidence: Literal["on", "off"] = option("on", "Train a confidence head, for length=measured and threshold.")
+    confidence: Literal["on", "off"] = option(
+        "on", "Train a confidence head, which verified_length=measured and confidence_threshold need."
+    )
     draft_vocab: Annotated[int, Ge(0)] = option(
         0, "Size of the draft vocabulary (the most frequent tokens of the text). 0: all tokens."
     )
@@ -282,8 +284,8 @@ class DSparkTrainer(DFlashTrainer):
         """Return the weighted mean of the losses of all positions, and the accuracies of each [block]."""
         labels, whole = self.labels(batch), self.labels(batch.whole)
         used = labels[..., 0] != -100  # [B, A]
-        rows, at = used.nonzero()[:, 0, None], batch.anchors.at[used][:, None] + torch.arange(self.ahead + 1)
-        at = (at + 1).clamp_max(batch.ids.shape[1] - 1)  # of the root and the drafted tokens
+        rows, ahead = used.nonzero()[:, 0, None], torch.arange(1, self.ahead + 2, device=used.device)
+        at = (batch.anchors.at[used][:, None] + ahead).clamp_max(batch.ids.shape[1] - 1)  # root and drafted tokens
         before, true = batch.ids[rows, at[:, :-1]], states.final[rows, at[:, :-1]]
         out, labels = self.blocks(states, batch)[used], labels[used]
         memory, sums, hits = self.module.correction.start(out[:, 0]), [], []
@@ -324,13 +326,18 @@ class DSparkTrainer(DFlashTrainer):
         return (losses * labelled).sum(), right, memory
 
     def _losses(self, log_q: Tensor, p: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss [n] of each drafted token; tokens outside the draft vocabulary have no cross-entropy."""
+        """Return the loss [n] of each drafted token.
+
+        Tokens outside the draft vocabulary have no cross-entropy, and with kl no part in p, as in `FeatureTrainer`.
+        """
         kind, drafter = self.options.loss, self.module
-        if kind not in ("published", "ce"):
-            return distribution_losses(log_q, p, kind)
         if drafter.vocab_ids is not None:
             drafted = drafter.t2d[labels.clamp_min(0)] & (labels != -100)
             labels = torch.where(drafted, torch.searchsorted(drafter.vocab_ids, labels), -100)
+            if kind == "kl":
+                p = p / p.sum(-1, keepdim=True) * drafted[:, None]
+        if kind not in ("published", "ce"):
+            return distribution_losses(log_q, p, kind)
         ce = F.nll_loss(log_q, labels, reduction="none")
         return ce if kind == "ce" else 0.1 * ce + 0.9 * 2 * distribution_losses(log_q, p, "tv")
 

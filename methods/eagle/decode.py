@@ -65,7 +65,7 @@ WEIGHTS_HELP = "Folder or file with the drafter. Empty: the one bundled with the
 
 
 class EagleDecoder(FeatureDecoder):
-    """Base of the three methods: slots of true hidden states, and drafter passes over nodes."""
+    """Base of methods with one drafter layer: slots of true hidden states, and drafter passes over nodes."""
 
     # of all methods that share a folder
     other_options: ClassVar[tuple[str, ...]] = ("nodes", "total_tokens", "depth", "top_k")

@@ -97,6 +97,9 @@ class MTPConfig:
         return int(self.layer.num_hidden_layers)
 
 
+QUANTIZED = (".qweight", ".qzeros", ".scales")  # names of AWQ and GPTQ
+
+
 def read_head(path: Path, sizes: tuple[int, int], read: Read) -> tuple[MTPDrafter, dict[str, Any]]:
     """Return the MTP layers of a folder, or of a weight file in it, and its config.json.
 
@@ -141,6 +144,8 @@ def parse_config(about: Mapping[str, Any]) -> MTPConfig:
     with speculators.describing(f"layers of the type {kind}"):
         speculators.check_stated(stated)
         layer = AutoConfig.for_model(kind, **stated)
+    if getattr(layer, "sliding_window", None) and not getattr(layer, "layer_types", None):
+        raise UserError(f"config.json has a sliding_window of {layer.sliding_window}, which an MTP layer cannot have")
     layout = SPECULATORS if nested else NATIVE[kind]
     source = about if nested else fields
     modules = next((source[name] for name in layout.counts if source.get(name) is not None), 1)
@@ -174,7 +179,7 @@ def _tensors(path: Path, config: MTPConfig, read: Read) -> dict[str, Tensor]:
 
     files = _files(path, keep)
     names = [name for file in files for name in read_shapes(file, keep)]
-    if scales := [name for name in names if "weight_scale" in name]:
+    if scales := [name for name in names if "weight_scale" in name or name.endswith(QUANTIZED)]:
         raise UserError(f"the MTP layer is quantized ({scales[0]}), which is not supported")
     if not names:
         missing = f"no tensors {config.layout.layer.format(0, first)}*"
@@ -182,7 +187,12 @@ def _tensors(path: Path, config: MTPConfig, read: Read) -> dict[str, Tensor]:
         if others:
             raise UserError(f"there are {missing} but {others[0]}*, another layout than its config.json states")
         raise UserError(f"there are {missing}: the checkpoint has no MTP layer; many re-uploads drop it")
-    return {name: tensor for file in files for name, tensor in read(file, keep).items()}
+    tensors = {name: tensor for file in files for name, tensor in read(file, keep).items()}
+    if narrow := [name for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.itemsize == 1]:
+        raise UserError(
+            f"the MTP layer is quantized ({narrow[0]} is {tensors[narrow[0]].dtype}), which is not supported"
+        )
+    return tensors
 
 
 def _files(path: Path, keep: Callable[[str], bool]) -> list[Path]:

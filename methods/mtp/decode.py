@@ -19,6 +19,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.costs import read_by_a_pass
 from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.kv_cache import Cache
 from specbench_ss.engine.target import EagerPass, Target
@@ -111,8 +112,11 @@ class MTP(Eagle2):
     @classmethod
     def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> Size:
         """Return the size of the chain or tree. Raise UserError for what several layers cannot draft."""
-        modules = drafter.shape.modules
-        levels = options.num_speculative_tokens or trained_steps(config) or modules
+        modules, trained = drafter.shape.modules, trained_steps(config)
+        if trained is not None and options.num_speculative_tokens > trained:
+            allowed = f"1 to {trained}, as the layer was trained, or 0"
+            raise UserError(f"mtp: num_speculative_tokens must be {allowed}, not {options.num_speculative_tokens}")
+        levels = options.num_speculative_tokens or trained or modules
         if modules > 1 and options.mode == "tree":
             raise UserError(f"mtp: mode=tree needs a single MTP layer, there are {modules}; use mode=chain")
         if modules > 1 and levels > modules:
@@ -148,11 +152,15 @@ class MTP(Eagle2):
 
     def search_space(self) -> Mapping[str, Sequence[Any]]:
         """Return lengths of the chain, and sizes of a tree."""
-        most = self.modules if self.modules > 1 else max(LENGTHS)
+        most = self.modules if self.modules > 1 else trained_steps(self.config) or max(LENGTHS)
         lengths = {"num_speculative_tokens": [n for n in LENGTHS if n <= most]}
         if self.options.mode == "chain":
             return lengths
         return {"nodes": TOTALS, **lengths, "top_k": [k for k in BEAMS if k <= self.target.vocab_size]}
+
+    def drafter_weights(self) -> list[Tensor]:
+        """Return the weights of one layer, which a call of the drafter reads."""
+        return read_by_a_pass(self.drafter.mtp_layers[0])
 
     # -- drafting -----------------------------------------------------------------------------------------------
 

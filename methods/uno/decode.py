@@ -17,7 +17,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from specbench_ss.engine.architectures import ModelInfo
+from specbench_ss.engine.architectures import Block, ModelInfo
 from specbench_ss.engine.costs import read_by_a_pass
 from specbench_ss.engine.decoder import DecodeState
 from specbench_ss.engine.kv_cache import row_numbers
@@ -75,10 +75,17 @@ class UNO(DrafterDecoder):
     node_options = ("nodes", "block")
     drafter: RowLora
 
-    def __init__(self, target: Target, options: Any, drafter: RowLora, config: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        options: Any,
+        drafter: RowLora,
+        config: dict[str, Any] | None = None,
+        blocks: list[Block] | None = None,
+    ) -> None:
         self.size, self.tree_nodes = self.resolve_options(options, config or {}, drafter, target)
         super().__init__(target, options, drafter, config)
-        self.blocks = gated_blocks(target, self.drafter, first=1)
+        self.blocks = gated_blocks(target, self.drafter, first=1) if blocks is None else blocks
         self.windows = {block.window for block in self.blocks}
         self.noise = noise_table(target.vocab_size, self.size - 1, target.device)
         self.visible = torch.ones(self.size, self.size, dtype=torch.bool, device=target.device).tril()
@@ -96,12 +103,18 @@ class UNO(DrafterDecoder):
             warn_of_other_base(path, target)
         return cls(target, options, drafter, config)
 
+    def apply_options(self, options: Any) -> UNO:
+        """Return the decoder with the same layers and resolved options."""
+        return UNO(self.target, options, self.drafter, self.config, self.blocks)
+
     @classmethod
     def resolve_options(cls, options: Any, config: Mapping[str, Any], drafter: Any, base: ModelInfo) -> tuple[int, int]:
         """Return the drafted tokens of the block, and the nodes of a tree (0 for a chain)."""
         trained = config.get("block", 16)
-        if not isinstance(trained, int) or not 1 <= trained <= MOST_BLOCK:
+        if type(trained) is not int or not 1 <= trained <= MOST_BLOCK:
             raise UserError(f"uno: config.json has block {trained!r}; it must be 1 to {MOST_BLOCK}")
+        if "block" in config and options.block > trained:
+            raise UserError(f"uno: block must be 1 to {trained}, as the LoRA was trained, or 0, not {options.block}")
         size = int(options.block or trained)
         if options.mode == "tree":
             return size, int(options.nodes or TREE_NODES)

@@ -6,6 +6,7 @@ y = W x + g s B A x for every adapted matrix, with g = 1 in the rows that hold n
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -179,8 +180,10 @@ def read_lora(folder: Path, model: nn.Module, read: Callable[..., dict[str, Tens
         if config.get(key):
             raise UserError(f"uno: {folder / ADAPTER_CONFIG} has {key}, which is not supported")
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or not names:
-        raise UserError(f"uno: {folder / ADAPTER_CONFIG} has r = {rank!r} and lora_alpha = {alpha!r}")
+    if type(rank) is not int or rank < 1 or not names:
+        raise UserError(f"uno: r in {folder / ADAPTER_CONFIG} is {rank!r}, it must be a whole number above 0")
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha) or not alpha:
+        raise UserError(f"uno: lora_alpha in {folder / ADAPTER_CONFIG} is {alpha!r}, it must be a number other than 0")
     matrices = layer_matrices(model)
     for name, (outputs, inputs) in names.items():
         if name not in matrices:

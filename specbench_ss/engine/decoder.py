@@ -150,6 +150,7 @@ class Decoder(ABC):
         advised: options set from the folder of the weights (`models.checkpoint.read_advice`), set on loading; the run
             prints them and the manifest stores them.
         measured: what was measured on loading and decides how the method drafts; printed and stored in the same way.
+            A resumed run measures again.
     """
 
     name: ClassVar[str]
@@ -392,6 +393,8 @@ def _members(decoder: Decoder) -> Iterator[Any]:
         yield member
         if isinstance(member, Decoder):
             yield from _members(member)
+        elif isinstance(member, list | tuple):
+            yield from member
         elif not isinstance(member, Target):
             yield from list(getattr(member, "__dict__", {}).values())
 

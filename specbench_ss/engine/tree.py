@@ -308,8 +308,10 @@ class DraftTree:
     def gather_nodes(self, nodes: Tensor) -> DraftTree:
         """Return the sub-tree of nodes int64 [m] on the tokens' device: ascending, ancestor-closed, with the root.
 
-        As `subtree`, without a synchronisation.
+        As `subtree`, without a synchronisation. Raises ValueError if only some nodes have sampled children.
         """
+        if self.draft_probs is not None and len(self.draft_probs) < len(self):
+            raise ValueError("a tree with sampled and deterministic candidates cannot be cut without its topology")
         visible, depths = self.visibility()
         # a missing parent becomes -1, which is rejected once the topology is copied to the host
         new = torch.full_like(self.tokens, -1).index_copy_(0, nodes, torch.arange(len(nodes), device=nodes.device))
@@ -325,7 +327,8 @@ class DraftTree:
         new = {old: i for i, old in enumerate(keep)}
         parents = tuple(-1 if i == 0 else new[self.topology.parents[i]] for i in keep)
         index = indices(keep, self.tokens.device) if index is None else index
-        q = None if self.draft_probs is None else self.draft_probs[index]
+        sampled = 0 if self.draft_probs is None else sum(i < len(self.draft_probs) for i in keep)
+        q = None if self.draft_probs is None else self.draft_probs[index[:sampled]]  # in order: these come first
         visible, depths = self.visibility()
         return DraftTree(self.tokens[index], topology_of(parents), q, (visible[index[:, None], index], depths[index]))
 

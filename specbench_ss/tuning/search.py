@@ -1,6 +1,6 @@
 """Coordinate search by paired races over a method's options.
 
-A *block* is one prompt that each remaining configuration answers once, in a shuffled order. A configuration takes the
+A *block* is one prompt that each remaining configuration answers once, in a balanced order. A configuration takes the
 lead only if its interval excludes noise, so the search may stop at any time.
 """
 

@@ -16,6 +16,7 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
 from specbench_ss.errors import UserError
 from specbench_ss.methods.ar import Autoregressive
+from specbench_ss.methods.block_drafters import dspark_decode
 from specbench_ss.methods.block_drafters.decode import DFlash, DFlashOptions
 from specbench_ss.methods.block_drafters.dspark import random_drafter, read_drafter, speculators_config_of
 from specbench_ss.methods.block_drafters.dspark_decode import DSpark, DSparkOptions
@@ -99,7 +100,7 @@ class Watching(DSpark):
 
     def _chain(self, state: DecodeState, logits: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
         tokens, q = super()._chain(state, logits, states)
-        confidence = self.drafter.confidence(states, tokens[:-1]).sigmoid().tolist()
+        confidence = self.drafter.confidence(states[: len(tokens) - 1], tokens[:-1]).sigmoid().tolist()
         self.seen.append((list(state.ids), tokens.tolist(), q, confidence))
         return tokens, q
 
@@ -250,12 +251,21 @@ def test_early_stop_is_exact_and_the_global_maximum_is_not() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_fewer_nodes_are_the_first_of_the_trained_block(temperature: float) -> None:
+    target = tiny_target("llama", V)
+    whole, part = (Watching(target, DSparkOptions(nodes=n), random_drafter(target)) for n in (0, 2))
+    for decoder in (whole, part):
+        generate(decoder, PROMPT, StopParams(3), SamplingParams(temperature))
+    assert part.max_tokens_per_step() == 3 and part.seen[0][1] == whole.seen[0][1][:3]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_the_length_follows_the_rule(temperature: float) -> None:
     target = tiny_target("llama", V)
     drafter = random_drafter(target)
     with torch.no_grad():
         drafter.get_parameter("confidence_head.proj.weight").mul_(20)
-    decoder = Watching(target, DSparkOptions(length="measured"), drafter)
+    decoder = Watching(target, DSparkOptions(verified_length="measured"), drafter)
     decoder.step_times = times = StepTimes((1.0, 1.4, 1.5, 1.6, 1.7))
     answer = generate(decoder, PROMPT, StopParams(40), SamplingParams(temperature))
     rule = times.stopping_length if temperature else times.best_length
@@ -270,14 +280,37 @@ def test_times_are_measured_when_it_is_loaded_and_shared_by_its_copies(tmp_path:
     target = tiny_target("llama", V)
     drafter = random_drafter(target)
     write_checkpoint(tmp_path / "d", drafter, speculators_config_of(drafter, target))
-    options = DSparkOptions(weights=str(tmp_path / "d"), length="measured")
+    options = DSparkOptions(weights=str(tmp_path / "d"), verified_length="measured")
     decoder = DSpark.load(target, options)
     assert decoder.step_times is not None and len(decoder.step_times.seconds) == 1 + B
     assert all(t > 0 for t in decoder.step_times.seconds) and decoder.fixed_length is None
+    assert [*decoder.step_times.seconds] == sorted(decoder.step_times.seconds)
     assert decoder.clone().step_times is decoder.step_times  # type: ignore[attr-defined]
     assert "relative step times" in decoder.measured
+    shorter = decoder.with_options(DSparkOptions(weights=str(tmp_path / "d"), verified_length="measured", block_size=2))
+    assert len(shorter.step_times.seconds) == 3 and decoder.measured_times.keys() == {2, B}  # type: ignore[attr-defined, union-attr]
     full = DSpark.load(target, DSparkOptions(weights=str(tmp_path / "d")))
     assert full.step_times is None and not full.measured
+
+
+def test_each_length_is_measured_at_that_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all drafted tokens are accepted: the number of measured steps is the same."""
+    target = tiny_target("llama", V)
+    measured: list[tuple[int | None, list[int]]] = []
+
+    def watched(decoder: Any, *args: Any) -> Any:
+        answer = generate(decoder, *args)
+        measured.append((decoder.fixed_length, [step.draft_nodes for step in answer.steps]))
+        for step in answer.steps:
+            step.total_s = 10.0 - step.draft_nodes  # shorter with more tokens: noise
+        return answer
+
+    monkeypatch.setattr(dspark_decode, "generate", watched)
+    decoder = DSpark(target, DSparkOptions(verified_length="measured"), random_drafter(target)).with_step_times({})
+    assert [length for length, _ in measured] == 3 * [0, 1, 2, 3, 4]
+    for length, nodes in measured:
+        assert len(nodes) >= dspark_decode.MEASURED_STEPS and set(nodes[: dspark_decode.MEASURED_STEPS]) == {length}
+    assert decoder.step_times == StepTimes((10.0,) * 5)
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------
@@ -348,6 +381,8 @@ BAD: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "an unknown head": (tensors(), deepspec(markov_head_type="lstm"), "markov_head_type in config.json is 'lstm'"),
     "a gate that is not there": (tensors(), speculators(markov_head_type="gated"), "lacks tensors: markov_head.gate"),
     "confidence of nothing": (tensors(), deepspec(markov_rank=0), "needs a markov_rank above 0"),
+    "a multiplier": (tensors(), deepspec(output_multiplier=2.0), "sets output_multiplier, which is not supported"),
+    "causal": (tensors(), deepspec(is_causal=True), "causal layers or layers with a sliding window"),
     "mask token": (tensors(), deepspec(mask_token_id=V), "mask_token_id in config.json is 61"),
     "layer ids": (tensors(), deepspec(target_layer_ids=[0, 1, 4]), "names layer 4"),
     "another width": (tensors(), deepspec(hidden_size=64), "a hidden size of 64, the model has 32"),
@@ -375,12 +410,12 @@ def test_dflash_names_the_method_that_reads_deepspecs_layout(tmp_path: Path) -> 
 def test_options_that_exclude_each_other() -> None:
     target = tiny_target("llama", V)
     for options, reported in (
-        ({"length": "measured", "mode": "tree"}, "mode=chain"),
-        ({"length": "measured", "threshold": 0.5}, "exclude each other"),
+        ({"verified_length": "measured", "mode": "tree"}, "mode=chain"),
+        ({"verified_length": "measured", "confidence_threshold": 0.5}, "exclude each other"),
     ):
         with pytest.raises(UserError, match=reported):
             DSparkOptions(**options)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="no confidence head"):
-        DSpark(target, DSparkOptions(threshold=0.5), random_drafter(target, confidence=False))
+    with pytest.raises(UserError, match="need a confidence head"):
+        DSpark(target, DSparkOptions(confidence_threshold=0.5), random_drafter(target, confidence=False))
     with pytest.raises(UserError, match="block_size must be 1 to 4"):
         DSpark(target, DSparkOptions(block_size=5), random_drafter(target))

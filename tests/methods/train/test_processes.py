@@ -17,7 +17,14 @@ import torch
 
 from specbench_ss.cli.main import main
 from specbench_ss.engine.target import Target
-from specbench_ss.methods.block_drafters.train import DFlashTrainer, DFlashTraining, PEagleTrainer, PEagleTraining
+from specbench_ss.methods.block_drafters.train import (
+    DFlashTrainer,
+    DFlashTraining,
+    DSparkTrainer,
+    DSparkTraining,
+    PEagleTrainer,
+    PEagleTraining,
+)
 from specbench_ss.methods.eagle.train import Eagle3Trainer, Eagle3TrainOptions, EagleTrainer
 from specbench_ss.methods.hydra.train import HydraTrainer, HydraTraining
 from specbench_ss.methods.medusa.train import JointTraining, Medusa2Trainer, MedusaTrainer, MedusaTraining
@@ -26,6 +33,7 @@ from specbench_ss.methods.sd.train import DraftOptions, DraftTrainer
 from specbench_ss.methods.space.train import MaskOptions, SPACETrainer
 from specbench_ss.methods.ss.config import StreamConfig
 from specbench_ss.methods.ss.train import SharedTrainer, StreamsTrainer
+from specbench_ss.methods.uno.train import UNOTrainer, UNOTraining
 from specbench_ss.training.batch import Batch, base_states
 from specbench_ss.training.data import TrainingRows
 from specbench_ss.training.distributed import DistributedContext
@@ -44,6 +52,8 @@ TRAINERS: dict[str, Callable[[Target], DrafterTrainer]] = {
     "hydra": lambda target: HydraTrainer(target, HydraTraining(3, layers=1, prefix=False)),
     "hydra++": lambda target: HydraTrainer(target, HydraTraining(3, layers=1)),
     "dflash": lambda target: DFlashTrainer(target, DFlashTraining(layers=2, block_size=4)),
+    "dspark": lambda target: DSparkTrainer(target, DSparkTraining(layers=1, block_size=3, markov_kind="rnn")),
+    "uno": lambda target: UNOTrainer(target, UNOTraining(rank=2, block=3)),
     "eagle": lambda target: EagleTrainer(target, levels=3),
     "eagle3": lambda target: Eagle3Trainer(target, Eagle3TrainOptions(3, 61)),
     "mtp": lambda target: MTPTrainer(target),

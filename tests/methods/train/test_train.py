@@ -256,6 +256,8 @@ KINDS = {
     "hydra": ["--heads", "2", "--layers", "1"],
     "draft": ["--hidden", "32", "--layers", "1", "--distill"],
     "dflash": ["--layers", "2", "--block-size", "4", "--draft-vocab", "50"],
+    "dspark": ["--layers", "1", "--block-size", "3", "--markov-rank", "4"],
+    "uno": ["--rank", "2", "--block", "3"],
     "eagle": [],
     "eagle3": ["--levels", "3", "--draft-vocab", "50"],
     "mtp": ["--num-speculative-tokens", "2"],
