@@ -7,7 +7,8 @@
 `train` makes each drafter from the lab's own answers to the questions of CHATS (`python -m lab text` writes such a
 file), with the same batches and anchors for all. `run` measures tau, step times and speedups; times are valid on a
 quiet machine only. `table` writes one row per seed, drafter, form and number of nodes, and a second file with the
-estimated tau of validation text by training step. Finished parts are skipped.
+estimated tau of validation text by training step. It reads all runs of WORK whose name begins with run and the seed;
+the last measurement of a method counts. Times are those of the first seed. Finished parts are skipped.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from specbench_ss.options import MethodSpec
 from specbench_ss.training.session import FOLDERS_FILE
 
 STREAMS = "adapter_rank=128,init_rank=64,embedding_lr=0.1,lr=0.015"
+TIMES = ("relative_step_time", "speedup", "speedup_low", "speedup_high")
 CHAIN_NODES = (2, 4, 7)  # of methods whose published form is a chain
 
 
@@ -135,13 +137,15 @@ def write_table(work: Path, seeds: Sequence[int], nodes: Sequence[int], out: Pat
     rows, curves = [], []
     for seed in seeds:
         folder = work / f"seed{seed}"
-        overall = pd.concat([load_run(run).summary() for run in sorted(work.glob(f"run{seed}*"))])
+        overall = pd.concat(
+            [load_run(path.parent).summary() for path in sorted(work.glob(f"run{seed}*/manifest.json"))]
+        )
         overall = overall[overall.task == "overall"].drop_duplicates("method", keep="last").set_index("method")
         for name, form, n, spec in specs(folder, nodes):
             if spec.label not in overall.index:
                 continue  # not measured
             row = overall.loc[spec.label]
-            columns = ("mean_acceptance_length", "relative_step_time", "speedup", "speedup_low", "speedup_high")
+            columns = ("mean_acceptance_length", *(TIMES if seed == seeds[0] else ()))
             numbers = {column: round(float(row[column]), 3) for column in columns}
             rows.append({"seed": seed, "drafter": name, "form": form, "nodes": n, **numbers, "output": row["output"]})
         for name, drafter in DRAFTERS.items():
@@ -155,7 +159,7 @@ def write_table(work: Path, seeds: Sequence[int], nodes: Sequence[int], out: Pat
     table.to_csv(out, index=False)
     curve.to_csv(out.with_name(f"{out.stem}-training.csv"), index=False)
     if plot is not None:
-        figure(table, curve).write_html(plot)
+        figure(table, curve).write_html(plot, config={"displayModeBar": False})
 
 
 def figure(table: pd.DataFrame, curve: pd.DataFrame) -> go.Figure:
@@ -175,9 +179,16 @@ def figure(table: pd.DataFrame, curve: pd.DataFrame) -> go.Figure:
         drawn.add_scatter(
             x=some.step, y=some.estimated_tau, mode="lines", line={"color": colour}, showlegend=False, row=1, col=2
         )
+    top = 1.05 * points.mean_acceptance_length.max()
+    for speedup in (0.5, 0.75, 1):  # lines of equal decode speedup
+        ends = [1, min(top / speedup, points.relative_step_time.max())]
+        drawn.add_scatter(
+            x=ends, y=[speedup * x for x in ends], mode="lines+text", text=["", f"{speedup:g}x"], row=1, col=1,
+            textposition="bottom right", line={"color": "#bbbbbb", "width": 1}, showlegend=False,
+        )  # fmt: skip
     drawn.update_xaxes(title="step time, autoregressive step = 1", row=1, col=1)
     drawn.update_xaxes(title="training step", row=1, col=2)
-    drawn.update_yaxes(title="tau", row=1, col=1)
+    drawn.update_yaxes(title="tau", range=[1.4, top], row=1, col=1)
     drawn.update_yaxes(title="estimated tau, validation text", row=1, col=2)
     return drawn.update_layout(template="simple_white", width=1200, height=560, legend={"orientation": "h", "y": -0.2})
 
