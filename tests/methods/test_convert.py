@@ -25,7 +25,9 @@ from specbench_ss.models.resolve import LAB
 from specbench_ss.models.tiny import tiny_target
 from tests.cli import failing
 
-METHODS = {"medusa": "medusa", "eagle": "eagle", "eagle2": "eagle", "eagle3": "eagle3", "dflash": "dflash"}  # of vLLM
+METHODS = {  # of vLLM
+    "medusa": "medusa", "eagle": "eagle", "eagle2": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark",
+}  # fmt: skip
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 

@@ -290,7 +290,7 @@ def without(*names: str) -> dict[str, Tensor | None]:
 P = "layers.0"
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {  # config, tensors, message
     "an unknown type": (
-        {"speculators_model_type": "xpress"}, {}, "of the type 'xpress', not 'eagle3': supported types are dflash"
+        {"speculators_model_type": "xpress"}, {}, "of the type 'xpress', not 'eagle3': supported types are eagle3"
     ),
     "a type that is no text": ({"speculators_model_type": [3]}, {}, "of the type [3], not 'eagle3'"),
     "another method's type": (
