@@ -214,11 +214,9 @@ class DFlash(BlockDecoder):
     reduced_args, reduced_size = {"from_anchor": True}, 4
     more_instances: ClassVar = {
         "windows": ({"layer_masks": (BlockAttention(6, causal=True), BlockAttention(6, from_root=True))}, {}),
-        "DFlash 2": ({**CONVOLUTIONS, **SELECTOR}, {"sample": "on"}),
+        "DFlash 2": ({**CONVOLUTIONS, **SELECTOR, "from_anchor": True}, {"sample": "on", "block_size": 3}),
         "selector tree": (SELECTOR, {"mode": "tree", "nodes": 9, "k": 3}),
-        "convolutions": ({**CONVOLUTIONS, "from_anchor": True}, {"block_size": 3}),
         "Domino": (RECURRENT_HEAD, {"sample": "on"}),
-        "Domino tree": ({**RECURRENT_HEAD, "from_anchor": True}, {"mode": "tree", "nodes": 9, "k": 3}),
     }
 
     def on_prefill(self, state: DecodeState) -> None:
