@@ -424,8 +424,12 @@ class Eagle2(EagleDecoder):
 
     @classmethod
     def with_nodes(cls, given: Mapping[str, str], nodes: int) -> dict[str, str]:
-        """Return the options with `total_tokens`, which counts the root, and the published depth and top_k."""
-        return {"depth": str(cls.published_depth), "top_k": "10"} | super().with_nodes(given, nodes + 1)
+        """Return the options with `total_tokens`, which counts the root, and the published depth and top_k.
+
+        A tree of n nodes has at most n levels of at most n nodes: more would only cost time.
+        """
+        depth, top_k = max(1, min(cls.published_depth, nodes - 1)), min(10, nodes)
+        return {"depth": str(depth), "top_k": str(top_k)} | super().with_nodes(given, nodes + 1)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
