@@ -15,6 +15,8 @@ from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.methods._shared.heads import PUBLISHED, requested_tree, tree_of
+from specbench_ss.methods.eagle.decode import Eagle2
+from specbench_ss.methods.eagle.drafter import random_eagle
 from specbench_ss.models.tiny import tiny_target
 from specbench_ss.options import MethodSpec, describe_options
 from specbench_ss.runs.preset import Preset
@@ -75,12 +77,22 @@ def test_a_budget_for_all_methods_is_set_where_none_is_given() -> None:
 
 
 def test_a_budget_leaves_aside_the_shape_that_a_folder_advises() -> None:
+    """None of the values is the default, which advice replaces."""
     options = registry.method_options(MethodSpec("eagle2", {"nodes": "8"}))
-    assert (options.total_tokens, options.depth, options.top_k) == (
-        9,
-        5,
-        10,
-    )  # none is the default, which advice replaces
+    assert (options.total_tokens, options.depth, options.top_k) == (9, 5, 8)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_no_more_levels_and_candidates_than_nodes_changes_no_draft(nodes: int) -> None:
+    target = tiny_target("llama")
+    drafter = random_eagle(target)
+    outputs = []
+    for given in ({"nodes": str(nodes)}, {"total_tokens": str(nodes + 1), "depth": "5", "top_k": "10"}):
+        decoder = Eagle2(target, registry.method_options(MethodSpec("eagle2", given)), drafter, {})
+        outputs.append(generate(decoder, [5, 6, 7], StopParams(20), SamplingParams()))
+    assert outputs[0].tokens == outputs[1].tokens
+    counts = [[(s.draft_nodes, s.draft_depth, s.accepted_tokens) for s in output.steps] for output in outputs]
+    assert counts[0] == counts[1]
 
 
 def test_a_budget_replaces_that_of_a_preset() -> None:
