@@ -21,7 +21,7 @@ from specbench_ss.errors import ServingWarning, UserError, did_you_mean, first_l
 from specbench_ss.methods._shared.draft_vocabulary import check_draft_vocab
 from specbench_ss.methods._shared.drafter_network import DrafterNetwork, check_rope
 from specbench_ss.methods._shared.small_llama import llama_layer
-from specbench_ss.models.checkpoint import load_into, weight_file
+from specbench_ss.models.checkpoint import load_into, public_name, weight_file
 
 TYPE = "speculators_model_type"
 LAYER = "transformer_layer_config"
@@ -31,7 +31,6 @@ READERS = {  # supported types, and the method that reads each
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 IGNORED = "rotary_emb.inv_freq"  # a buffer of older transformers: frequencies follow from the configuration
-HUB = "https://huggingface.co/"
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "max_position_embeddings", "attention_bias",
@@ -264,13 +263,12 @@ def written_config(kind: str, layer: Mapping[str, Any], tokens: int, base: Model
         "eagle3": "Eagle3DraftModel", "peagle": "PEagleDraftModel", "dflash": "DFlashDraftModel",
         "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel", "mtp": "MTPDraftModel",
     }  # fmt: skip
-    page, local = str(base.origin.get("page", "")), base.is_lab or base.folder is not None or "gguf" in base.origin
-    name = page.removeprefix(HUB) if page.startswith(HUB) else None if local else base.name
+    architectures = getattr(base.config, "architectures", None) or []
     proposals = {
         "algorithm": kind,
         "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
         "default_proposal_method": "greedy",
-        "verifier": {"name_or_path": name, "architectures": getattr(base.config, "architectures", None) or []},
+        "verifier": {"name_or_path": public_name(base) or None, "architectures": architectures},
     }
     layers = {"architectures": [names[kind]], TYPE: kind, LAYER: dict(layer)}
     return {**layers, **fields, "speculators_config": proposals}

@@ -181,9 +181,11 @@ def sampled_chain(state: DecodeState, logits: Tensor, drafter: DrafterNetwork, v
 
 
 def draft_probs(q: Tensor, drafter: DrafterNetwork, vocab: int) -> Tensor:
-    """Return the rows [n + 1, vocab] of a chain drafted from q [n, draft vocabulary]; the last node has no children."""
-    vocab_ids, rows = drafter.vocab_ids, q.new_zeros(len(q) + 1, vocab)
-    rows[:-1, slice(None) if vocab_ids is None else vocab_ids] = q
+    """Return distributions [n, vocab] over the target's tokens of q [n, draft vocabulary]."""
+    if drafter.vocab_ids is None:
+        return q
+    rows = q.new_zeros(len(q), vocab)
+    rows[:, drafter.vocab_ids] = q
     return rows
 
 
@@ -259,8 +261,15 @@ class DFlash(BlockDecoder):
         if self.options.mode == "tree":
             return self._tree(state, logits, states)
         tokens, q = self._chain(state, logits, states)
-        probs = None if q is None else draft_probs(q, self.drafter, self.target.vocab_size)
-        return DraftTree.chain(state.root, tokens[1:], probs)
+        length = self._length(state, states, tokens)
+        if not length:
+            return DraftTree.root_only(state.root)
+        probs = None if q is None else draft_probs(q[:length], self.drafter, self.target.vocab_size)
+        return DraftTree.chain(state.root, tokens[1 : length + 1], probs)
+
+    def _length(self, state: DecodeState, states: Tensor, tokens: Tensor) -> int:
+        """Return how many drafted tokens of a chain are verified. states: [n, h]. tokens: with the root, [1 + n]."""
+        return len(tokens) - 1
 
     def _chain(self, state: DecodeState, logits: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the root and the n tokens of a chain [1 + n], and the q [n, Vd] of each, or None."""

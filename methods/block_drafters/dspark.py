@@ -35,6 +35,7 @@ from specbench_ss.models.checkpoint import read_config, weight_file
 
 BLOCK = 7  # positions of published drafters
 ARCHITECTURE = "Qwen3DSparkModel"  # in DeepSpec's layout, also of their DFlash drafters
+UNCORRECTED = Correction()
 W1 = "markov_head.markov_w1.weight"
 
 
@@ -65,7 +66,7 @@ class Drafter(dflash.Drafter):
     @property
     def correction(self) -> Correction:
         """Return the correction of the block's logits; without a Markov head it changes nothing."""
-        return self.markov_head or Correction()
+        return self.markov_head or UNCORRECTED
 
     def confidence(self, states: Tensor, before: Tensor) -> Tensor:
         """Return float32 logits [..] of acceptance for states [.., h] and the tokens before them, int64 [..]."""

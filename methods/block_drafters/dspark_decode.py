@@ -22,10 +22,9 @@ from specbench_ss.engine.decoder import Decoder, DecodeState
 from specbench_ss.engine.generate import StopParams, generate
 from specbench_ss.engine.sampling import SamplingParams
 from specbench_ss.engine.target import Target
-from specbench_ss.engine.tree import DraftTree
 from specbench_ss.errors import UserError
 from specbench_ss.methods.block_drafters import dspark
-from specbench_ss.methods.block_drafters.decode import BlockDraftOptions, DFlash, draft_probs
+from specbench_ss.methods.block_drafters.decode import BlockDraftOptions, DFlash
 from specbench_ss.methods.block_drafters.dflash import MOST_BLOCK
 from specbench_ss.methods.block_drafters.verified_length import StepTimes, threshold_length
 from specbench_ss.options import option
@@ -166,23 +165,10 @@ class DSpark(DFlash):
         chooses = o.mode == "chain" and self.drafter.shape.confidence and not o.confidence_threshold
         return {**super().search_space(), **({"verified_length": ("full", "measured")} if chooses else {})}
 
-    def propose(self, state: DecodeState) -> DraftTree:
-        """Draft a chain, as long as its confidence allows, or a tree of the tokens that are likely after each other."""
-        states = self.block_states(state)
-        logits = self.drafter.logits(states, self.target)
-        if self.options.mode == "tree":
-            return self._tree(state, logits, states)
-        tokens, q = self._chain(state, logits, states)
-        length = self._length(state, states, tokens)
-        if not length:
-            return DraftTree.root_only(state.root)
-        probs = None if q is None else draft_probs(q[:length], self.drafter, self.target.vocab_size)
-        return DraftTree.chain(state.root, tokens[1 : length + 1], probs)
-
     def _length(self, state: DecodeState, states: Tensor, tokens: Tensor) -> int:
         """Return the number of tokens to verify; one host synchronisation if the confidence head decides."""
         if not self.options.reads_confidence:
-            return len(tokens) - 1
+            return super()._length(state, states, tokens)
         confidence = self.drafter.confidence(states[: len(tokens) - 1], tokens[:-1]).sigmoid().tolist()
         if self.fixed_length is not None:
             return self.fixed_length

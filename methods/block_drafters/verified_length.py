@@ -38,7 +38,7 @@ class StepTimes:
     def _rates(confidence: Sequence[float], seconds: Sequence[float]) -> list[float]:
         """Return S(0), S(1), .."""
         tokens = accumulate(accumulate(confidence, mul), initial=1.0)
-        return [n / t for n, t in zip(tokens, seconds, strict=False)]
+        return [n / t for n, t in zip(tokens, seconds, strict=True)]
 
 
 def threshold_length(confidence: Sequence[float], threshold: float) -> int:

@@ -31,7 +31,7 @@ from specbench_ss.methods.eagle.decode import BEAMS, TOTALS, Eagle2, Size
 from specbench_ss.methods.eagle.drafter import MOST_DEPTH
 from specbench_ss.methods.mtp.checkpoint import NATIVE, read_head, trained_steps
 from specbench_ss.methods.mtp.heads import MTPDrafter, new_head
-from specbench_ss.models.checkpoint import HUB_ID
+from specbench_ss.models.checkpoint import HUB_ID, public_name
 from specbench_ss.models.tiny import randomise
 from specbench_ss.options import Bounded, option
 
@@ -89,8 +89,8 @@ class MTP(Eagle2):
         """Return the options with the model's own folder or hub id as weights, if its type has MTP layers."""
         if options.weights or base.config.model_type not in NATIVE or base.bundled_drafter(cls.bundled_folder):
             return options
-        hub_id = base.name if HUB_ID.fullmatch(base.name) else ""
-        return replace(options, weights=str(base.folder) if base.folder is not None else hub_id)
+        name = public_name(base)
+        return replace(options, weights=str(base.folder or (name if HUB_ID.fullmatch(name) else "")))
 
     @classmethod
     def check(cls, options: Any, base: ModelInfo) -> dict[str, Any]:
@@ -193,8 +193,7 @@ class MTP(Eagle2):
             tokens.append(draw(qs[-1], state.rng)[:, 0] if sampled else logits.argmax(-1))
         if self.modules == 1:
             self.drop_drafted(state, self.size.depth)
-        probs = torch.cat((*qs, torch.zeros_like(qs[-1]))) if sampled else None  # the last node has no children
-        return DraftTree.chain(state.root, torch.cat(tokens), probs)
+        return DraftTree.chain(state.root, torch.cat(tokens), torch.cat(qs) if sampled else None)
 
     def _recycled_states(self, tokens: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield the states [1, 1, h] of successive drafts from one layer; tokens: the drafts so far, each [1]."""

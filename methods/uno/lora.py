@@ -32,7 +32,7 @@ from specbench_ss.methods._shared.fine_tuned import (
     adapted_modules,
     check_lora,
 )
-from specbench_ss.models.checkpoint import HUB_ID
+from specbench_ss.models.checkpoint import HUB_ID, public_name
 from specbench_ss.user_files import read_json
 
 MOST_BLOCK = 64
@@ -197,20 +197,10 @@ def read_lora(folder: Path, model: nn.Module, read: Callable[..., dict[str, Tens
     return RowLora(pairs, alpha / (rank**0.5 if config.get("use_rslora") else rank))
 
 
-HUB = "https://huggingface.co/"
-
-
-def hub_id(base: ModelInfo) -> str:
-    """Return a model's id on the Hugging Face hub; '' for the lab, local models and others without one."""
-    page, local = str(base.origin.get("page", "")), base.is_lab or base.folder is not None
-    name = page.removeprefix(HUB) if page.startswith(HUB) else "" if local else base.name
-    return name if HUB_ID.fullmatch(name) else ""
-
-
 def warn_of_other_base(folder: Path, base: ModelInfo) -> None:
     """Warn if a LoRA names another base than this model; both must have hub ids."""
-    named, own = str(read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or ""), hub_id(base)
-    if own and HUB_ID.fullmatch(named) and named.lower() != own.lower():
+    named, own = str(read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or ""), public_name(base)
+    if HUB_ID.fullmatch(own) and HUB_ID.fullmatch(named) and named.lower() != own.lower():
         warnings.warn(f"uno: the LoRA in {folder} was trained on {named}; this model is {own}", stacklevel=2)
 
 

@@ -27,12 +27,11 @@ from specbench_ss.methods.uno.lora import (
     MOST_BLOCK,
     RowLora,
     gated_blocks,
-    hub_id,
     new_lora,
     noise_table,
     noise_tokens,
 )
-from specbench_ss.models.checkpoint import write_config
+from specbench_ss.models.checkpoint import public_name, write_config
 from specbench_ss.options import Bounded, option
 from specbench_ss.storage import ordinary_mode
 from specbench_ss.training.batch import BaseStates, Batch, Documents, additive
@@ -135,7 +134,7 @@ class UNOTrainer(DrafterTrainer):
         config = {
             "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": lora.scale * rank, "bias": "none",
             "target_modules": sorted({name.rpartition(".")[2] for name in lora.names}),
-            "base_model_name_or_path": hub_id(self.target), "inference_mode": True,
+            "base_model_name_or_path": public_name(self.target), "inference_mode": True,
         }  # fmt: skip
         (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=1) + "\n")
         write_config(folder, {**self.config, **about})

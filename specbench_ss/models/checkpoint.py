@@ -57,6 +57,7 @@ class TrainingInfo(Struct):
 
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB = "https://huggingface.co/"
 HUB_FILES = ["*.json", "*.safetensors", "*.pt", "*.bin"]
 HEADER_ONLY = "header_only"  # metadata key of a safetensors file without values
 
@@ -267,6 +268,12 @@ def check_base(config: dict[str, Any], target: Target, what: str, kind: str = "b
         raise UserError(
             f"{what} was trained for another {kind} (hash {trained_for}, this one is {target.weights_hash})"
         )
+
+
+def public_name(base: ModelInfo) -> str:
+    """Return the name by which others find a model, mostly its hub id; '' for the lab, local folders and files."""
+    page, local = str(base.origin.get("page", "")), base.is_lab or base.folder is not None or "gguf" in base.origin
+    return page.removeprefix(HUB) if page.startswith(HUB) else "" if local else base.name
 
 
 KEY = "advice"  # in config.json of a drafter's folder

@@ -275,7 +275,7 @@ def test_the_selector_restricts_q_to_its_candidates() -> None:
     generate(decoder, PROMPT, StopParams(12), SamplingParams(0.9))
     for _, tree in decoder.seen:
         assert tree.draft_probs is not None
-        q, tokens = tree.draft_probs[:-1], tree.tokens[1:]
+        q, tokens = tree.draft_probs, tree.tokens[1:]
         assert ((q > 0).sum(-1) <= 5).all() and (q.gather(-1, tokens[:, None]) > 0).all()
         torch.testing.assert_close(q.sum(-1), torch.ones(len(q)))
 

@@ -152,7 +152,7 @@ def test_sampled_chains_have_the_distributions_they_are_sampled_from(tmp_path: P
     decoder, table = load_method("mtp", target, weights=str(tmp_path)), target.model.get_input_embeddings().weight
     for ids, tree in drafted(decoder, SamplingParams(0.8), 16):
         states, chain = final_states(target, ids[:-1]), tree.tokens.tolist()
-        assert tree.draft_probs is not None and len(tree.draft_probs) == 4
+        assert tree.draft_probs is not None and len(tree.draft_probs) == 3
         for depth in range(3):
             u = reference.recursion(table, [*ids, *chain[1 : depth + 1]], states, True)
             q = (target.logits(reference.normed(u)) / 0.8).softmax(-1)
