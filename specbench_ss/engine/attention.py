@@ -29,6 +29,7 @@ from specbench_ss.engine.timing import clearly_fastest
 AttentionBackend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]
 PROBE_KEYS = {256: 0, 1024: 512}  # keys of a measurement -> number of keys from which its result applies
 PROBE_ROWS = 4  # with a mask
+PROBE_SEQUENCES = 8  # of a measurement that applies to any number from two on
 ONE, SEVERAL = CASES = ("one row", "few")
 
 
@@ -96,25 +97,27 @@ class Heads(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def fastest(heads: Heads, case: str, count: int, threads: int) -> str:
+def fastest(heads: Heads, case: str, count: int, threads: int, sequences: int = 1) -> str:
     """Return the name of the clearly fastest of `heads.backends`, else of the first.
 
-    case: of CASES. count: number of keys. threads: of the processor, a key of the cache.
+    Float32 copies of several sequences are not measured, since the time of large copies varies most.
+
+    case: of CASES. count: number of keys. threads: of the processor, a key of the cache. sequences: in the batch.
     """
     rows = PROBE_ROWS if case == SEVERAL else 1
     like = torch.zeros(0, dtype=heads.dtype, device=heads.device)
-    query, keys = like.new_zeros(1, heads.heads, rows, heads.d), like.new_zeros(1, heads.kv_heads, count, heads.d)
-    mask = None if case == ONE else like.new_zeros(1, 1, rows, count)
-    return clearly_fastest({name: partial(BACKENDS[name], query, keys, keys, mask, None) for name in heads.backends})
+    query = like.new_zeros(sequences, heads.heads, rows, heads.d)
+    keys = like.new_zeros(sequences, heads.kv_heads, count, heads.d)
+    mask = None if case == ONE else like.new_zeros(sequences, 1, rows, count)
+    names = [name for name in heads.backends if sequences == 1 or name != IN_FLOAT32]
+    return clearly_fastest({name: partial(BACKENDS[name], query, keys, keys, mask, None) for name in names})
 
 
 def backend_of(heads: Heads, one_row: bool, masked: bool, keys: int, sequences: int = 1) -> str:
     """Return the backend's name for this number of keys and sequences, at torch's current number of threads."""
     case = ONE if one_row and not masked else SEVERAL
     count = max(length for length in PROBE_KEYS if keys >= PROBE_KEYS[length])
-    name = fastest(heads, case, count, torch.get_num_threads())
-    # float32 copies of several sequences are no longer small: use the matmuls, the other choice than a slow kernel
-    return PRODUCTS if name == IN_FLOAT32 and sequences > 1 else name
+    return fastest(heads, case, count, torch.get_num_threads(), PROBE_SEQUENCES if sequences > 1 else 1)
 
 
 def describe(heads: Heads) -> str:

@@ -28,7 +28,7 @@ def test_heads_of_another_shape_than_the_models_are_measured_when_a_drafter_is_l
 ) -> None:
     asked = set[tuple[Heads, str, int]]()
 
-    def fastest(of: Heads, case: str, count: int, threads: int) -> str:
+    def fastest(of: Heads, case: str, count: int, threads: int, sequences: int) -> str:
         asked.add((of, case, count))
         return KERNEL
 
