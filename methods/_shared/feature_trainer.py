@@ -8,13 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.engine.target import FINAL
 from specbench_ss.methods._shared.draft_vocabulary import set_draft_vocab
 from specbench_ss.methods._shared.drafter_network import Rotary
 from specbench_ss.training.batch import BaseStates, Batch
-from specbench_ss.training.losses import distribution_losses
+from specbench_ss.training.losses import distribution_losses, sums_of_logits
 from specbench_ss.training.trainer import DrafterTrainer
 
 
@@ -59,9 +58,8 @@ class FeatureTrainer(DrafterTrainer):
         labelled = labels != -100
         at = (batch.anchors.at[:, : out.shape[1]] + 1 + k)[labelled]
         true = states.final[labelled.nonzero()[:, 0], at]  # [n, h], the target's state before each label
-        # logits take much memory: recomputed in the backward pass
-        sums: tuple[Tensor, Tensor] = checkpoint(self._sums, out[labelled], true, labels[labelled], use_reentrant=False)
-        return sums
+        inputs = out[labelled], true, labels[labelled]
+        return sums_of_logits(self._sums, len(true) * self.target.vocab_size, *inputs)
 
     def _sums(self, states: Tensor, true: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return sums over n positions of the loss and of correct predictions.

@@ -23,7 +23,6 @@ import torch
 import torch.nn.functional as F
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.engine.kv_cache import PrefixCache
 from specbench_ss.engine.target import Target
@@ -38,7 +37,14 @@ from specbench_ss.methods.block_drafters.peagle import DEPTHS, MOST_DEPTHS
 from specbench_ss.models.checkpoint import write_checkpoint
 from specbench_ss.options import Bounded, option
 from specbench_ss.training.batch import BaseStates, Batch
-from specbench_ss.training.losses import LOSS_HELP, LossKind, distribution_losses, loss_option, mean_loss
+from specbench_ss.training.losses import (
+    LOSS_HELP,
+    LossKind,
+    distribution_losses,
+    loss_option,
+    mean_loss,
+    sums_of_logits,
+)
 
 BLOCKS_PER_PASS = 32  # of a row: their positions are keys of the same pass, hidden from the other blocks
 
@@ -208,8 +214,7 @@ class DFlashTrainer(BlockTrainer):
         labelled = labels != -100
         rows, at = labelled.nonzero()[:, 0], (batch.anchors.at + 1 + k)[labelled]
         inputs = out[labelled], states.final[rows, at], batch.ids[rows, at], labels[labelled]
-        sums: tuple[Tensor, Tensor] = checkpoint(self._selector_sums, *inputs, use_reentrant=False)
-        return sums
+        return sums_of_logits(self._selector_sums, len(rows) * self.target.vocab_size, *inputs)
 
     def _selector_sums(self, states: Tensor, true: Tensor, before: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return sums over n positions of the block's and the selector's loss, and of correct predictions.
@@ -289,9 +294,9 @@ class DSparkTrainer(DFlashTrainer):
         before, true = batch.ids[rows, at[:, :-1]], states.final[rows, at[:, :-1]]
         out, labels = self.blocks(states, batch)[used], labels[used]
         memory, sums, hits = self.module.correction.start(out[:, 0]), [], []
-        for k in range(self.ahead):  # logits take much memory: recomputed in the backward pass
+        for k in range(self.ahead):
             inputs = (out[:, k], true[:, k], before[:, k], labels[:, k].contiguous(), memory)
-            total, right, memory = checkpoint(self._position, *inputs, use_reentrant=False)
+            total, right, memory = sums_of_logits(self._position, len(out) * self.target.vocab_size, *inputs)
             sums.append(total)
             hits.append(right)
         weights = torch.exp(torch.arange(self.ahead, device=at.device) / -self.options.decay)

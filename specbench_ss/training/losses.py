@@ -8,12 +8,13 @@ acceptance itself: alpha = sum_x min(p(x), q(x)) is the probability that one sam
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from specbench_ss.options import option
 from specbench_ss.training.batch import Anchors
@@ -107,6 +108,18 @@ def head_loss(
     teacher, kind: as in `head_sums`.
     """
     return mean_loss(head_sums(logits, labels, teacher, kind), labels if whole is None else whole, weights)
+
+
+Sums = TypeVar("Sums")
+KEPT_LOGITS = 1 << 23  # of one call, 32 MiB in float32; the backward pass keeps several tensors of this size
+
+
+def sums_of_logits(run: Callable[..., Sums], count: int, *inputs: Tensor) -> Sums:
+    """Return run(*inputs), sums over `count` logits; many logits are not kept but recomputed in the backward pass."""
+    if count <= KEPT_LOGITS:
+        return run(*inputs)
+    sums: Sums = checkpoint(run, *inputs, use_reentrant=False)
+    return sums
 
 
 class LossWarmup(nn.Module):
