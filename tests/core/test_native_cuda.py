@@ -15,6 +15,7 @@ import torch
 from specbench_ss.bench.timed_sample import n_attempts
 from specbench_ss.engine import native_cuda
 from specbench_ss.engine.native_cpu import VARIABLE
+from tests.tiny import thorough
 
 CUDA = torch.device("cuda", 0)
 
@@ -24,6 +25,7 @@ def fresh() -> None:
     native_cuda._load.cache_clear()
 
 
+@thorough
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run interpreted_cuda_layer.py itself")

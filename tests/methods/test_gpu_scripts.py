@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from specbench_ss import __version__
+from tests.tiny import thorough
 
 ROOT = Path(__file__).parents[2]
 GPU = ROOT / "benchmarks" / "gpu"
@@ -212,6 +213,7 @@ def test_a_method_that_fails_or_differs_is_bad_and_the_others_are_measured(
     )
 
 
+@thorough
 def test_the_roofline_measures_every_method(tmp_path: Path) -> None:
     """The smallest of each, without a GPU."""
     file = tmp_path / "lines.jsonl"

@@ -24,6 +24,7 @@ from specbench_ss.errors import UserError
 from specbench_ss.runs.config import Endpoint
 from specbench_ss.runs.run_dir import read_run
 from specbench_ss.time_limit import time_limit
+from tests.tiny import THOROUGH
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -112,7 +113,7 @@ def test_a_server_that_fails_leaves_the_others_alone(
     assert any(re.search(stated, warning) for warning in made.manifest["warnings"]) and port_free(port)
 
 
-@pytest.mark.parametrize("dies_after", [5, 7])
+@pytest.mark.parametrize("dies_after", [5, 7] if THOROUGH else [5])
 def test_levels_start_servers_afresh_and_leave_out_one_that_dies(
     dies_after: int, port: int, questions: Path, tmp_path: Path
 ) -> None:
