@@ -1,12 +1,13 @@
-"""Streams, a LoRA of the target, heads and block drafters after the same training on the lab, at equal drafted nodes.
+"""Streams, a LoRA of the target, heads and block drafters after the same training, at equal drafted nodes.
 
-    python benchmarks/drafters.py train WORK --data CHATS.jsonl [--seeds 0 1 2] [--steps 300]
-    python benchmarks/drafters.py run WORK [--seeds 0] [--limit 3] [--nodes 2 4 8 15]
-    python benchmarks/drafters.py table WORK --out drafters.csv [--plot drafters.html]
+    python benchmarks/drafters.py train WORK --data CHATS.jsonl [--model lab] [--seeds 0 1 2] [ssbench's options]
+    python benchmarks/drafters.py run WORK [--model lab] [--seeds 0] [--nodes 2 4 8 15] [ssbench's options]
+    python benchmarks/drafters.py table WORK --out drafters.csv [--model lab] [--plot drafters.html]
 
-`train` makes each drafter from the lab's own answers to the questions of CHATS (`python -m lab text` writes such a
-file), with the same batches and anchors for all. `run` measures tau, step times and speedups; times are valid on a
-quiet machine only. `table` writes one row per seed, drafter, form and number of nodes, and a second file with the
+`train` makes each drafter from the model's own answers to the questions of CHATS (`python -m lab text` writes such a
+file for the lab), with the same batches and anchors for all. `run` measures tau, step times and speedups; times are
+valid on a quiet machine only. Other options are passed on to `ssbench train together` and `ssbench run`; they replace
+those of SETUPS. `table` writes one row per seed, drafter, form and number of nodes, and a second file with the
 estimated tau of validation text by training step. It reads all runs of WORK whose name begins with run and the seed;
 the last measurement of a method counts. Times are those of the first seed. Finished parts are skipped.
 """
@@ -17,7 +18,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from specbench_ss import load_run
 from specbench_ss.options import MethodSpec
 from specbench_ss.training.session import FOLDERS_FILE
 
-STREAMS = "adapter_rank=128,init_rank=64,embedding_lr=0.1,lr=0.015"
 TIMES = ("relative_step_time", "speedup", "speedup_low", "speedup_high")
 CHAIN_NODES = (2, 4, 7)  # of methods whose published form is a chain
 
@@ -51,9 +51,10 @@ class Drafter:
 
 
 BLOCK = "mode=tree,nodes={n},k=8"
-DRAFTERS = {
-    "ss": Drafter(f"ss[{STREAMS}]", "nodes={n},k=4"),
-    "ss, root and parent": Drafter(f"ss[{STREAMS},root_rank=64,parent_rank=64]", "nodes={n},k=4"),
+STREAMS = "ss[adapter_rank=128,init_rank=64,embedding_lr=0.1,lr=0.015{more}]"
+LAB = {
+    "ss": Drafter(STREAMS.format(more=""), "nodes={n},k=4"),
+    "ss, root and parent": Drafter(STREAMS.format(more=",root_rank=64,parent_rank=64"), "nodes={n},k=4"),
     "uno": Drafter("uno[rank=8,scale=2,lr=0.003]", BLOCK, "nodes={n}", longest=5),
     "medusa": Drafter("medusa[own_unembed=off,lr=0.01]", "nodes={n}"),
     "eagle": Drafter("eagle[lr=0.003]", "nodes={n}"),
@@ -61,6 +62,44 @@ DRAFTERS = {
     "dspark": Drafter("dspark[layers=1,block_size=7,markov_rank=32,lr=0.003]", BLOCK, "nodes={n}"),
     "dspark, kl": Drafter("dspark[layers=1,block_size=7,markov_rank=32,lr=0.003,loss=kl]", BLOCK, "nodes={n}"),
 }
+STREAMS_8 = "ss[n_msa_layers=8,adapter_rank=32,init_rank=32,{more}]"
+SMOLLM2 = {
+    "ss": Drafter(STREAMS_8.format(more="lr=0.01"), "nodes={n},k=4"),
+    "ss, root and parent": Drafter(
+        STREAMS_8.format(more="keep_mlp=on,root_rank=64,parent_rank=64,lr=0.005"), "nodes={n},k=4"
+    ),
+    "uno": Drafter("uno[rank=2,scale=2,lr=0.005]", BLOCK, "nodes={n}", longest=5),
+    "medusa": Drafter("medusa[heads=4,own_unembed=off,lr=0.003]", "nodes={n}"),
+    "eagle": Drafter("eagle[lr=0.001]", "nodes={n}"),
+    "dflash": Drafter("dflash[layers=1,lr=0.001]", BLOCK, "nodes={n}"),
+    "dspark, kl": Drafter("dspark[layers=1,block_size=7,markov_rank=32,lr=0.001,loss=kl]", BLOCK, "nodes={n}"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Drafters of a model, and options of `ssbench train together` and `ssbench run`."""
+
+    drafters: Mapping[str, Drafter]
+    train: Mapping[str, Any]
+    run: Mapping[str, Any]
+
+
+SETUPS = {
+    "lab": Setup(
+        LAB,
+        {"steps": 300, "batch-size": 5, "anchors": 48, "eval-fraction": 0.01, "eval-every": 50},
+        {"dtype": "float32", "limit": 3},
+    ),
+    "smollm2": Setup(
+        SMOLLM2,
+        {
+            "steps": 1600, "batch-size": 4, "anchors": 24, "eval-fraction": 0.02, "eval-every": 200,
+            "answer-limit": 128, "dtype": "bfloat16",
+        },
+        {"dtype": "bfloat16", "limit": 0, "max-new-tokens": 256},
+    ),
+}  # fmt: skip
 
 
 def main() -> None:
@@ -68,39 +107,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("train", "run", "table"))
     parser.add_argument("work", type=Path)
-    parser.add_argument("--data")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--limit", type=int, default=3, help="questions per category")
+    parser.add_argument("--model", choices=SETUPS, default="lab")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4, 8, 15])
     parser.add_argument("--out", type=Path, default=Path("drafters.csv"))
     parser.add_argument("--plot", type=Path)
-    a = parser.parse_args()
-    if a.part == "train" and not a.data:
-        parser.error("train needs --data")
+    a, further = parser.parse_known_args()
+    setup = SETUPS[a.model]
     if a.part == "table":
-        write_table(a.work, a.seeds, a.nodes, a.out, a.plot)
+        if further:
+            parser.error(f"table does not know {' '.join(further)}")
+        write_table(a.work, setup.drafters, a.seeds, a.nodes, a.out, a.plot)
         return
     for seed in a.seeds:
         if a.part == "train":
-            train(a.work / f"seed{seed}", a.data, seed, a.steps)
+            drafters = ",".join(drafter.train for drafter in setup.drafters.values())
+            ssbench(
+                "train", "together", "--regenerate-responses", "--model", a.model, *words(setup.train),
+                "--cooldown", 0.25, "--seed", seed, "--drafters", drafters, "--out", a.work / f"seed{seed}", *further,
+            )  # fmt: skip
         else:
-            measure(a.work, seed, a.limit, a.nodes)
+            methods = [spec.label for *_, spec in specs(setup.drafters, a.work / f"seed{seed}", a.nodes)]
+            out = a.work / f"run{seed}"
+            ssbench(
+                "run", "--suite", "specbench", "--model", a.model, "--record-drafts", 0, *words(setup.run),
+                "--methods", ",".join(methods), "--out", out, *(["--resume"] if out.exists() else []), *further,
+            )  # fmt: skip
+
+
+def words(options: Mapping[str, Any]) -> list[Any]:
+    """Return options as words of a command line."""
+    return [word for name, value in options.items() for word in (f"--{name}", value)]
 
 
 def ssbench(*arguments: Any) -> None:
     """Run the command; end if it fails."""
     subprocess.run([sys.executable, "-m", "specbench_ss", *map(str, arguments)], check=True)
-
-
-def train(folder: Path, data: str, seed: int, steps: int) -> None:
-    """Train all drafters of a seed, or continue."""
-    drafters = ",".join(drafter.train for drafter in DRAFTERS.values())
-    ssbench(
-        "train", "together", "--data", data, "--regenerate-responses", "--out", folder, "--steps", steps,
-        "--batch-size", 5, "--anchors", 48, "--eval-fraction", 0.01, "--eval-every", 50, "--cooldown", 0.25,
-        "--seed", seed, "--drafters", drafters,
-    )  # fmt: skip
 
 
 def weights_of(folder: Path, drafter: Drafter) -> Path:
@@ -109,9 +151,11 @@ def weights_of(folder: Path, drafter: Drafter) -> Path:
     return folder / str(names.get(MethodSpec.parse(drafter.train).label, "missing"))
 
 
-def specs(folder: Path, nodes: Sequence[int]) -> Iterator[tuple[str, str, int, MethodSpec]]:
+def specs(
+    drafters: Mapping[str, Drafter], folder: Path, nodes: Sequence[int]
+) -> Iterator[tuple[str, str, int, MethodSpec]]:
     """Yield (drafter, form, nodes, method) of everything that is measured with the weights in a folder."""
-    for name, drafter in DRAFTERS.items():
+    for name, drafter in drafters.items():
         weights = weights_of(folder, drafter)
         for form, options in (("tree", drafter.tree), ("chain", drafter.chain)):
             counts = CHAIN_NODES if form == "chain" else nodes
@@ -122,17 +166,14 @@ def specs(folder: Path, nodes: Sequence[int]) -> Iterator[tuple[str, str, int, M
                     yield name, form, n, MethodSpec.parse(text)
 
 
-def measure(work: Path, seed: int, limit: int, nodes: Sequence[int]) -> None:
-    """Run all drafters of a seed on the suite, greedy, in float32."""
-    methods = [spec.label for *_, spec in specs(work / f"seed{seed}", nodes)]
-    out = work / f"run{seed}"
-    ssbench(
-        "run", "--suite", "specbench", "--limit", limit, "--dtype", "float32", "--record-drafts", 0, "--out", out,
-        "--methods", ",".join(methods), *(["--resume"] if out.exists() else []),
-    )  # fmt: skip
-
-
-def write_table(work: Path, seeds: Sequence[int], nodes: Sequence[int], out: Path, plot: Path | None) -> None:
+def write_table(
+    work: Path,
+    drafters: Mapping[str, Drafter],
+    seeds: Sequence[int],
+    nodes: Sequence[int],
+    out: Path,
+    plot: Path | None,
+) -> None:
     """Write the measured rows, the curves of training next to them, and a plot of both."""
     rows, curves = [], []
     for seed in seeds:
@@ -141,14 +182,14 @@ def write_table(work: Path, seeds: Sequence[int], nodes: Sequence[int], out: Pat
             [load_run(path.parent).summary() for path in sorted(work.glob(f"run{seed}*/manifest.json"))]
         )
         overall = overall[overall.task == "overall"].drop_duplicates("method", keep="last").set_index("method")
-        for name, form, n, spec in specs(folder, nodes):
+        for name, form, n, spec in specs(drafters, folder, nodes):
             if spec.label not in overall.index:
                 continue  # not measured
             row = overall.loc[spec.label]
             columns = ("mean_acceptance_length", *(TIMES if seed == seeds[0] else ()))
             numbers = {column: round(float(row[column]), 3) for column in columns}
             rows.append({"seed": seed, "drafter": name, "form": form, "nodes": n, **numbers, "output": row["output"]})
-        for name, drafter in DRAFTERS.items():
+        for name, drafter in drafters.items():
             log = weights_of(folder, drafter) / "training.jsonl"
             lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
             curves += [
@@ -167,7 +208,7 @@ def figure(table: pd.DataFrame, curve: pd.DataFrame) -> go.Figure:
     drawn = make_subplots(cols=2, subplot_titles=("tau against relative step time (2 to 15 nodes)", "training"))
     mean = table.groupby(["drafter", "form", "nodes"], sort=False)[["mean_acceptance_length", "relative_step_time"]]
     points, learning = mean.mean().reset_index(), curve.groupby(["drafter", "step"], sort=False).mean().reset_index()
-    for colour, name in zip(COLOURS, DRAFTERS, strict=True):
+    for colour, name in zip(COLOURS, curve.drafter.unique(), strict=False):
         for form, dash in (("tree", "solid"), ("chain", "dot")):
             some = points[(points.drafter == name) & (points.form == form)]
             drawn.add_scatter(
@@ -188,7 +229,7 @@ def figure(table: pd.DataFrame, curve: pd.DataFrame) -> go.Figure:
         )  # fmt: skip
     drawn.update_xaxes(title="step time, autoregressive step = 1", row=1, col=1)
     drawn.update_xaxes(title="training step", row=1, col=2)
-    drawn.update_yaxes(title="tau", range=[1.4, top], row=1, col=1)
+    drawn.update_yaxes(title="tau", range=[points.mean_acceptance_length.min() - 0.1, top], row=1, col=1)
     drawn.update_yaxes(title="estimated tau, validation text", row=1, col=2)
     return drawn.update_layout(template="simple_white", width=1200, height=560, legend={"orientation": "h", "y": -0.2})
 
