@@ -284,7 +284,7 @@ class SpeculativeStreaming(Decoder):
 
     def _with_streams(self, main: Tensor, positions: Tensor, carriers: slice) -> tuple[Tensor, Tensor]:
         """Append gamma streams of the carrier rows of main [1, m, h]: return [1, m + c*gamma, h] and positions."""
-        streams = self.streams.insert(main[:, carriers], self.gamma)
+        streams = self.streams.insert(main[:, carriers], self.gamma, self.target.prepack)
         ahead = stream_positions(self.target, positions[carriers], self.gamma, self.streams.config.stream_position)
         return torch.cat((main, streams), 1), torch.cat((positions, ahead))
 
@@ -346,7 +346,7 @@ class SpeculativeStreaming(Decoder):
         states: their logits of the last pass, unconditioned, if `fused`; else stream states [gamma, h] before the norm.
         """
         if fused:
-            return self.conditioning.corrected(states, root[0])
+            return self.conditioning.corrected(states, root) if self.conditioning.rank else states
         final = self.target.family.norm(states)
         return self.target.logits(self.streams.condition_on_tokens(self.target, final, root))
 

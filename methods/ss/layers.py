@@ -5,7 +5,7 @@ Equations of the ACL paper; M main states, S stream states, gamma streams, N_s M
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -18,10 +18,11 @@ from transformers import AttentionInterface
 
 from specbench_ss.engine.architectures import Block
 from specbench_ss.engine.attention import grouped_attention
-from specbench_ss.engine.cpu_kernels import PrepackedLinear, PrepackFormat
+from specbench_ss.engine.cpu_kernels import FusedBlock, PrepackedLinear, PrepackFormat, is_half
 from specbench_ss.engine.cuda_graphs import StaticRows
 from specbench_ss.engine.device_map import to_device
 from specbench_ss.engine.kv_cache import BatchedKVCache
+from specbench_ss.engine.native_cpu import MOST_ROWS, NativeLayer
 from specbench_ss.engine.target import Target
 from specbench_ss.methods.ss.config import StreamConfig, StreamPosition
 
@@ -213,7 +214,8 @@ class Streams(nn.Module):
     def __init__(self, config: StreamConfig, hidden: int) -> None:
         super().__init__()
         self.moved: dict[int, tuple[Tensor, Tensor]] = {}  # adapters of layers on other devices than the first
-        self.packed: dict[int, tuple[PrepackedLinear, PrepackedLinear]] = {}  # adapters of decoding on a CPU
+        self.packed: dict[int | None, tuple[PrepackedLinear, PrepackedLinear]] = {}  # of decoding; None: f_eta
+        self.native: dict[int, tuple[NativeLayer, NativeLayer | None]] = {}  # a layer's kernels, and with its adapter
         self.packed_version: tuple[Any, ...] = ()  # of the weights that these are copies of
         c = self.config = config
         if c.stream_init == "embedding":
@@ -233,31 +235,54 @@ class Streams(nn.Module):
         self.prune_down = nn.Parameter(torch.randn(c.prune_rank, hidden) * hidden**-0.5)
         self.prune_up = nn.Parameter(torch.zeros(hidden, c.prune_rank))
 
-    def insert(self, main: Tensor, gamma: int) -> Tensor:
-        """Return the initial streams [B, m * gamma, h] of main rows [B, m, h] at layer N - N_s (eq. 4)."""
-        if self.config.init_rank:
+    def insert(self, main: Tensor, gamma: int, pack: PrepackFormat = "") -> Tensor:
+        """Return the initial streams [B, m * gamma, h] of main rows [B, m, h] at layer N - N_s (eq. 4).
+
+        pack: of weights in inference.
+        """
+        if self.config.init_rank and self._packs(main, pack):
+            down, up = self._packed_pair(None, pack)
+            main = main + up(down(main))
+        elif self.config.init_rank:
             main = main + F.linear(F.linear(main, self.init_down), self.init_up)
         rows = main[:, :, None].expand(-1, -1, gamma, -1)
         return (rows + self.embedding[:gamma] if self.config.stream_init == "embedding" else rows).flatten(1, 2)
 
     def adapt(self, layer: int, x: Tensor, pack: PrepackFormat = "") -> Tensor:
         """Apply the stream adapter of the layer-th MSA layer: [B, r, h] -> [B, r, h]. pack: of weights in inference."""
-        if pack and x.device == self.down.device and torch.is_inference_mode_enabled():
-            down, up = self._packed_adapter(layer, pack)
+        if self._packs(x, pack):
+            down, up = self._packed_pair(layer, pack)
             return up(F.silu(down(x)))
         weights = self._adapter(layer, x.device)
         return F.linear(F.silu(F.linear(x, weights[0])), weights[1])
 
-    def _packed_adapter(self, layer: int, pack: PrepackFormat) -> tuple[PrepackedLinear, PrepackedLinear]:
-        """Return a layer's adapter, packed again if the weights have changed (evaluation in training)."""
-        weights = self.down, self.up
+    def _packs(self, x: Tensor, pack: PrepackFormat) -> bool:
+        """Return True if x is multiplied by packed weights, which are dropped where the weights have changed."""
+        if not pack or x.device != self.prune_down.device or not torch.is_inference_mode_enabled():
+            return False
+        weights = [getattr(self, name) for name in ("down", "up", "init_down", "init_up") if hasattr(self, name)]
         version = (pack, *((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights))
-        if version != self.packed_version:
-            self.packed, self.packed_version = {}, version
+        if version != self.packed_version:  # evaluation in training
+            self.packed, self.native, self.packed_version = {}, {}, version
+        return True
+
+    def _packed_pair(self, layer: int | None, pack: PrepackFormat) -> tuple[PrepackedLinear, PrepackedLinear]:
+        """Return a layer's adapter, or f_eta."""
         if layer not in self.packed:
-            down, up = self.down[layer], self.up[layer]
+            down, up = (self.init_down, self.init_up) if layer is None else (self.down[layer], self.up[layer])
             self.packed[layer] = PrepackedLinear(down, None, pack), PrepackedLinear(up, None, pack)
         return self.packed[layer]
+
+    def _native(self, layer: int, block: Block, x: Tensor, pack: PrepackFormat) -> NativeLayer | None:
+        """Return the native MLP of a layer with its adapter; None where that does not apply."""
+        native = block.native if isinstance(block, FusedBlock) else None
+        if native is None or not native.has_mlp or len(x) > 1 or x.shape[1] > MOST_ROWS or not self._packs(x, pack):
+            return None
+        if layer not in self.native or self.native[layer][0] is not native:
+            pair = self.down[layer].detach(), self.up[layer].detach()
+            fits = x.dtype == pair[0].dtype and (pack != "half" or all(map(is_half, pair)))
+            self.native[layer] = native, native.with_adapter(pair) if fits else None
+        return self.native[layer][1]
 
     def _adapter(self, layer: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return a layer's adapter on the device of its rows; it is copied there once."""
@@ -287,9 +312,11 @@ class Streams(nn.Module):
         if tokens is None:
             raise ValueError("these streams are conditioned on tokens; pass them")
         if c.root_rank:
-            x = x + F.linear(self.root_features(target, tokens[..., 0]), self.root_up)[..., None, :]
+            x = x + F.linear(token_features(target, tokens[..., 0], self.root_down), self.root_up)[..., None, :]
         if c.parent_rank:
-            features = F.linear(self.parent_features(target, tokens), self.parent_up) * (tokens >= 0)[..., None]
+            features = (
+                F.linear(token_features(target, tokens, self.parent_down), self.parent_up) * (tokens >= 0)[..., None]
+            )
             x = x + F.pad(features, (0, 0, 0, x.shape[-2] - tokens.shape[-1]))
         return x
 
@@ -305,14 +332,6 @@ class Streams(nn.Module):
         mixed = (at[..., None] * 40503 + stream * 30011) % 65537  # pseudo-random in position and stream
         return tokens.masked_fill((mixed % 2 == 1) & (stream > 0), -1)  # the root is never masked
 
-    def root_features(self, target: Target, roots: Tensor) -> Tensor:
-        """Return the token features [.., root_rank] of roots int64 [..]."""
-        return token_features(target, roots, self.root_down)
-
-    def parent_features(self, target: Target, tokens: Tensor) -> Tensor:
-        """Return the token features [.., parent_rank] of parents int64 [..]."""
-        return token_features(target, tokens, self.parent_down)
-
     def pass_layer(
         self, layer: int, block: Block, x: Tensor, mains: int, attended: Tensor, pack: PrepackFormat = ""
     ) -> Tensor:
@@ -324,6 +343,9 @@ class Streams(nn.Module):
         source = x if block.parallel else total
         if not c.adapter_rank:
             return total + block.run_mlp(source)
+        native = self._native(layer, block, source, pack)
+        if native is not None:
+            return total + native.mlp(source, mains, replaces=not c.keep_mlp)
         adapted = self.adapt(layer, block.norm2(source[:, mains:]), pack)
         if c.keep_mlp:
             return total + block.run_mlp(source) + F.pad(adapted, (0, 0, mains, 0))
@@ -402,65 +424,57 @@ def run_masked(
 CHUNK = 4096  # tokens embedded at a time
 
 
-class TokenConditioning:
-    """Token-conditioned logit corrections by two lazily built tables: token features and their LM-head projection.
+class StreamConditioning:
+    """Token conditioning of stream logits by roots and parents, built once for all decoders that share it.
 
-    up [h, rank]: from features to states. features: returns the features of tokens.
+    A token's features are mapped to logits by W times the map, so that streams need no second pass of the LM head.
     """
 
-    def __init__(self, target: Target, up: Tensor, features: Callable[[Target, Tensor], Tensor]) -> None:
-        self.target, self.up, self.features = target, up, features
+    def __init__(self, target: Target, streams: Streams) -> None:
+        self.target, self.streams = target, streams
+        self.root_rank, parent_rank = streams.config.root_rank, streams.config.parent_rank
+        self.rank = self.root_rank + parent_rank
+        self.kinds = [name for name, rank in (("root", self.root_rank), ("parent", parent_rank)) if rank]
 
     @cached_property
     def table(self) -> Tensor:
-        """Return the features of every token, [V, rank]."""
-        count = len(self.target.model.get_input_embeddings().weight)
-        every = torch.arange(count, device=self.target.device)
+        """Return the features of every token, [V, rank]: as a root, then as a parent."""
+        target = self.target
+        every = torch.arange(len(target.model.get_input_embeddings().weight), device=target.device).split(CHUNK)
         with torch.no_grad():
-            return torch.cat([self.features(self.target, tokens) for tokens in every.split(CHUNK)])
+            down = torch.cat([getattr(self.streams, f"{name}_down") for name in self.kinds])
+            return torch.cat([token_features(target, tokens, down) for tokens in every])
 
     @cached_property
     def head(self) -> PrepackedLinear:
-        """Return W times the map, [V, rank], which projects features to logits."""
+        """Return W times the maps, [V, rank], which projects features to logits."""
         target = self.target
         with torch.no_grad():
-            weight = target.unembed @ self.up
+            weight = target.unembed @ torch.cat([getattr(self.streams, f"{name}_up") for name in self.kinds], 1)
             return PrepackedLinear(weight.half().float() if target.fp16_weights else weight, None, target.prepack)
 
-    def of(self, token: Tensor) -> Tensor:
-        """Return the logit correction [1, V] by a token int64 []. `index_select` avoids a device synchronization."""
-        return self.head(self.table.index_select(0, token[None]))
-
-
-class StreamConditioning:
-    """Token conditioning by roots and parents, built once for all decoders that share it. None: not configured."""
-
-    def __init__(self, target: Target, streams: Streams) -> None:
-        c = streams.config
-        self.root = TokenConditioning(target, streams.root_up, streams.root_features) if c.root_rank else None
-        self.parent = TokenConditioning(target, streams.parent_up, streams.parent_features) if c.parent_rank else None
+    @cached_property
+    def used(self) -> Tensor:
+        """Return 1 at the root's features that a stream reads, [2, rank]: the first stream all, others as a root."""
+        of_others = torch.arange(self.rank, device=self.target.device) < self.root_rank
+        return torch.stack((torch.ones_like(of_others), of_others)).to(self.table.dtype)
 
     def corrected(self, logits: Tensor, root: Tensor) -> Tensor:
-        """Add the root's corrections, int64 [], to logits [gamma, V] of unconditioned streams."""
-        if self.root is not None:
-            logits = logits + self.root.of(root)
-        if self.parent is not None:  # the root is the parent of the first level
-            logits = torch.cat((logits[:1] + self.parent.of(root), logits[1:]))
-        return logits
+        """Add the corrections of the root [1], the parent of the first level, to logits [gamma, V] of streams."""
+        gamma = len(logits)
+        changes = self.head(self.table.index_select(0, root) * self.used[:gamma])  # no device synchronization
+        return logits + (changes if gamma < 3 else torch.cat((changes[:1], changes[1:].expand(gamma - 1, -1))))
 
     def corrections(self, parents: Tensor, tokens: Tensor) -> Tensor:
-        """Return the logit corrections [.., m, s] by parents [.., m] to their children's tokens [.., s]."""
-        assert self.parent is not None
-        return self.parent.table[parents] @ self.parent.head.weight[tokens].mT
+        """Return the logit corrections [m, s] by parents [m] to their children's tokens [s]."""
+        features, weight = self.table.index_select(0, parents), self.head.weight.index_select(0, tokens)
+        return features[:, self.root_rank :] @ weight[:, self.root_rank :].mT
 
     def prepare(self) -> None:
         """Build all tables before the first step."""
-        for conditioning in self._configured():
-            conditioning.table, conditioning.head  # noqa: B018 - builds the cached properties
+        if self.rank:
+            self.table, self.head, self.used  # noqa: B018 - builds the cached properties
 
     def matrices(self) -> list[Tensor]:
         """Return the matrices that `corrected` multiplies by."""
-        return [conditioning.head.weight for conditioning in self._configured()]
-
-    def _configured(self) -> list[TokenConditioning]:
-        return [conditioning for conditioning in (self.root, self.parent) if conditioning is not None]
+        return [self.head.weight] if self.rank else []

@@ -13,7 +13,7 @@ from torch import Tensor
 from specbench_ss.engine.tree import DeviceTopology, DraftTree, TreeTopology, topology_of
 from specbench_ss.methods._shared.tree_growth import IMPOSSIBLE, best_nodes, draw, with_root
 
-# parents [.., m], tokens [.., s] -> logit corrections of the tokens as their children, [.., m, s]
+# parents [m], tokens [s] -> logit corrections of the tokens as their children, [m, s]
 Corrections = Callable[[Tensor, Tensor], Tensor]
 
 # breaks ties between a node and its parent for transitions of probability one: the parent wins
@@ -87,40 +87,22 @@ def conditioned_tree(root: Tensor, logits: Tensor, corrections: Corrections, k: 
     conditioned on the root already. For other levels, a shortlist of unconditioned tokens is corrected by each parent;
     the mass of other tokens is unchanged. A node has at most k children.
     """
-    logits = logits.float()
-    short, log_z = logits.topk(min(max(SHORTLIST, k), logits.shape[-1]), dim=-1), logits.logsumexp(-1)
-    firsts = (short.values[0, :k] - log_z[0]).clamp(IMPOSSIBLE, 0)
-    listed, below = (
-        short.indices,
-        _children(short.values, log_z, corrections(short.indices[:-1], short.indices[1:]), k),
-    )
-    # per level: index in its shortlist, log-probability of the path, parent in the tree
-    shortlist_idx, scores = [torch.arange(k, device=root.device)], [firsts]
-    parents, start = [torch.zeros_like(shortlist_idx[0])], 1  # start: the last level's first node
-    for values, children in zip(*below, strict=True):  # [s, k] each
+    short = logits.log_softmax(-1, dtype=torch.float32).topk(min(max(SHORTLIST, k), logits.shape[-1]), dim=-1)
+    log_p = short.values  # [gamma, s]
+    beyond = torch.log1p(-log_p.logsumexp(-1).exp().clamp_max(1 - 1e-6))  # [gamma], log of the mass of other tokens
+    tokens, scores = [short.indices[0, :k]], [log_p[0, :k].clamp(IMPOSSIBLE, 0)]
+    parents, start = [torch.zeros_like(tokens[0])], 1  # start: the last level's first node
+    for listed, unconditioned, rest in zip(short.indices[1:], log_p[1:], beyond[1:], strict=True):
         # at most n_draft nodes of a level are drafted, so no more need children
-        chosen = scores[-1].topk(min(n_draft or len(scores[-1]), len(scores[-1]))).indices
-        at = shortlist_idx[-1][chosen]
+        chosen = scores[-1].topk(min(n_draft or len(scores[-1]), len(scores[-1]))).indices  # [m]
+        corrected = unconditioned + corrections(tokens[-1][chosen], listed).float()  # [m, s]
+        top = corrected.topk(k, dim=-1)
+        norm = torch.logaddexp(corrected.logsumexp(-1, keepdim=True), rest)
         parents.append((start + chosen)[:, None].expand(-1, k).flatten())
         start += len(scores[-1])
-        scores.append((scores[-1][chosen, None] + values[at]).flatten())
-        shortlist_idx.append(children[at].flatten())
-    tokens = [row[idx] for row, idx in zip(listed, shortlist_idx, strict=True)]
+        scores.append((scores[-1][chosen, None] + (top.values - norm).clamp(IMPOSSIBLE, 0)).flatten())
+        tokens.append(listed[top.indices].flatten())
     return best_nodes(root, tokens, parents, scores, n_draft)
-
-
-def _children(logits: Tensor, log_z: Tensor, corrections: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities [gamma - 1, s, k] of each listed token's k best children, and their list indices.
-
-    logits [gamma, s]: of the listed tokens; log_z [gamma]: logsumexp of all logits; corrections [gamma - 1, s, s]: of
-    the next level's listed tokens by the tokens of a level.
-    """
-    share = (logits.logsumexp(-1) - log_z).exp()  # [gamma], of the shortlist
-    rest = log_z + torch.log1p(-share.clamp_max(1 - 1e-6))  # log of the mass beyond
-    corrected = logits[1:, None] + corrections.float()
-    top = corrected.topk(k, dim=-1)
-    norm = torch.logaddexp(corrected.logsumexp(-1), rest[1:, None])
-    return (top.values - norm[..., None]).clamp(IMPOSSIBLE, 0), top.indices
 
 
 def sampled_tree(root: Tensor, probs: Tensor, k: int, n_draft: int, rng: torch.Generator) -> DraftTree:

@@ -336,6 +336,7 @@ struct Layer {
     float eps1, eps2, eps_head, scale;
     const void *norm1, *qkv, *qkv_bias, *head_norm, *out, *out_bias, *norm2, *gate_up, *gate_up_bias, *down, *down_bias;
     Lora lora[4];  // of qkv, out, gate_up and down
+    Lora adapter;  // of the MLP in the last rows: B SiLU(A norm2(x))
 };
 
 namespace {
@@ -552,15 +553,22 @@ void attend(
     }
 }
 
+inline float silu(float v) {
+    const float decay = std::exp(-std::fabs(v));
+    return v >= 0 ? v / (1.0f + decay) : v * decay / (1.0f + decay);
+}
+
+// adapted: the first row with the adapter, which is added to the MLP or replaces it.
 template <class X, class W>
-void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
+void mlp(const Layer& w, const void* x_, int q, void* y_, int adapted, bool replaces, int threads) {
     using S = typename X::S;
-    const int h = w.hidden, inner = w.inner;
+    const int h = w.hidden, inner = w.inner, rank = w.adapter.rank, others = q - adapted;
+    const int rows = replaces ? adapted : q;  // of the MLP
     auto x = (const S*)x_;
     auto y = (S*)y_;
     const size_t normed_bytes = padded(sizeof(S) * q * h), active_bytes = padded(sizeof(S) * q * inner);
     char* memory =
-        scratch(normed_bytes + active_bytes + sizeof(S) * q * std::max(w.lora[2].rank, w.lora[3].rank));
+        scratch(normed_bytes + active_bytes + sizeof(S) * q * std::max({w.lora[2].rank, w.lora[3].rank, rank}));
     S *normed = (S*)memory, *active = (S*)(memory + normed_bytes), *low = (S*)(memory + normed_bytes + active_bytes);
     const int size = team(threads);
 #pragma omp parallel num_threads(size) if (size > 1)
@@ -571,8 +579,12 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
             rms_norm<X>(x + (long)r * h, (const S*)w.norm2, w.eps2, h, normed + (long)r * h);
         phase.end();
         shrink<X, W>(w.lora[2], normed, h, q, low, phase);
+        auto activate = [&](int r, long n, float v) { low[(long)r * rank + n] = X::put(silu(X::get(X::put(v)))); };
 #pragma omp for schedule(dynamic, 1) nowait
-        for (long p = 0; p < inner / PANEL; p++) {
+        for (long p = 0; p < (others ? panels(rank) : 0); p++)
+            product<X, W>(normed + (long)adapted * h, h, others, w.adapter.down, h, rank, p, activate);
+#pragma omp for schedule(dynamic, 1) nowait
+        for (long p = 0; p < (rows ? inner / PANEL : 0); p++) {
             const long from = p * PANEL, to = from + PANEL;
             float gate[MOST_TOKENS * PANEL];
             auto put = [&](int r, long n, float v) {
@@ -581,9 +593,9 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
             auto put_up = [&](int r, long n, float v) {
                 active[(long)r * inner + n - inner] = X::put(biased<X>(v, w.gate_up_bias, n));
             };
-            product<X, W>(normed, h, q, w.gate_up, h, 2L * inner, p, put, &w.lora[2], low);
-            product<X, W>(normed, h, q, w.gate_up, h, 2L * inner, p + inner / PANEL, put_up, &w.lora[2], low);
-            for (int r = 0; r < q; r++)
+            product<X, W>(normed, h, rows, w.gate_up, h, 2L * inner, p, put, &w.lora[2], low);
+            product<X, W>(normed, h, rows, w.gate_up, h, 2L * inner, p + inner / PANEL, put_up, &w.lora[2], low);
+            for (int r = 0; r < rows; r++)
                 for (long n = from; n < to; n += L) {  // SiLU(gate) * up
                     float part[L], decay[L];
                     std::memcpy(part, gate + r * PANEL + n - from, sizeof(part));
@@ -601,7 +613,14 @@ void mlp(const Layer& w, const void* x_, int q, void* y_, int threads) {
         shrink<X, W>(w.lora[3], active, inner, q, low, phase);
         auto last = [&](int r, long n, float v) { y[(long)r * h + n] = X::put(biased<X>(v, w.down_bias, n)); };
 #pragma omp for schedule(dynamic, 1) nowait
-        for (long p = 0; p < panels(h); p++) product<X, W>(active, inner, q, w.down, inner, h, p, last, &w.lora[3], low);
+        for (long p = 0; p < panels(h); p++) {
+            product<X, W>(active, inner, rows, w.down, inner, h, p, last, &w.lora[3], low);
+            if (!others) continue;
+            product<X, W>(low, rank, others, w.adapter.up, rank, h, p, [&](int r, long n, float v) {
+                S& sum = y[(long)(adapted + r) * h + n];
+                sum = replaces ? X::put(v) : X::put(X::get(sum) + X::get(X::put(v)));
+            });
+        }
         phase.end();
     }
 }
@@ -660,9 +679,9 @@ void ssbench_norm(int pair, const void* x, long rows, const void* weight, float 
     FOR_PAIR(pair, (norm<X>(x, rows, weight, eps, h, y)))
 }
 
-// x [q, hidden] -> y [q, hidden], the MLP's contribution.
-void ssbench_mlp(int pair, const Layer* w, const void* x, int q, void* y, int threads) {
-    FOR_PAIR(pair, (mlp<X, W>(*w, x, q, y, threads)))
+// x [q, hidden] -> y [q, hidden], the MLP's contribution. From row `adapted` on the adapter is added, or replaces it.
+void ssbench_mlp(int pair, const Layer* w, const void* x, int q, void* y, int adapted, int replaces, int threads) {
+    FOR_PAIR(pair, (mlp<X, W>(*w, x, q, y, adapted, replaces, threads)))
 }
 
 }  // extern "C"

@@ -68,6 +68,7 @@ class Layer(ctypes.Structure):
             )
         ),
         ("lora", Lora * 4),
+        ("adapter", Lora),
     ]  # fmt: skip
 
 
@@ -118,7 +119,7 @@ def _load() -> tuple[Kernels | None, str]:
         _INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _INT,
         _INT,
     ]  # fmt: skip
-    library.ssbench_mlp.argtypes = [_INT, _POINTER, _POINTER, _INT, _POINTER, _INT]
+    library.ssbench_mlp.argtypes = [_INT, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _INT]
     library.ssbench_packed_size.argtypes = [_INT, _LONG, _INT]
     library.ssbench_packed_size.restype = _LONG
     library.ssbench_pack.argtypes = [_INT, _POINTER, _LONG, _INT, _POINTER]
@@ -258,13 +259,23 @@ class NativeLayer:
         pairs: A [r, in] and B [out, r] of the products QKV, output, gate/up and down; None without LoRA.
         """
         layer, kept = Layer.from_buffer_copy(Layer.from_address(self.layer)), list[object]([self])
-        activations, weights = next(types for types, number in PAIRS.items() if number == self.pair)
         for i, pair in enumerate(pairs):
             if pair is not None:
-                down, up = (NativeLinear(matrix.to(weights), None, activations).packed for matrix in pair)
+                down, up = self._packed(pair)
                 layer.lora[i] = Lora(down.data_ptr(), up.data_ptr(), len(pair[0]), first, scale)
                 kept += [down, up]
         return NativeLayer(layer, self.pair, tuple(kept), silu=self.has_mlp)
+
+    def with_adapter(self, pair: tuple[Tensor, Tensor]) -> NativeLayer:
+        """Return the layer with an adapter B SiLU(A norm(x)) next to its MLP: A [r, h], B [h, r]. It has no LoRA."""
+        layer, (down, up) = Layer.from_buffer_copy(Layer.from_address(self.layer)), self._packed(pair)
+        layer.adapter = Lora(down.data_ptr(), up.data_ptr(), len(pair[0]), 0, 1.0)
+        return NativeLayer(layer, self.pair, (self, down, up), silu=self.has_mlp)
+
+    def _packed(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        activations, weights = next(types for types, number in PAIRS.items() if number == self.pair)
+        down, up = (NativeLinear(matrix.to(weights), None, activations).packed for matrix in pair)
+        return down, up
 
     def attend(
         self,
@@ -295,9 +306,13 @@ class NativeLayer:
         )  # fmt: skip
         return out
 
-    def mlp(self, x: Tensor) -> Tensor:
-        """Return the MLP's contribution to x [.., h] of up to MOST_ROWS query tokens."""
+    def mlp(self, x: Tensor, adapted: int | None = None, replaces: bool = False) -> Tensor:
+        """Return the MLP's contribution to x [.., h] of up to MOST_ROWS query tokens.
+
+        adapted: the first row whose adapter is added to the MLP, or replaces it; None: no row has an adapter.
+        """
         out = torch.empty_like(x)
         rows, threads = x.shape[:-1].numel(), torch.get_num_threads()
-        self.kernels.mlp(self.pair, self.layer, x.data_ptr(), rows, out.data_ptr(), threads)
+        first = rows if adapted is None else adapted
+        self.kernels.mlp(self.pair, self.layer, x.data_ptr(), rows, out.data_ptr(), first, replaces, threads)
         return out

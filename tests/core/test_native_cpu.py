@@ -142,6 +142,25 @@ def test_layers_are_the_modules() -> None:
         assert (made - right).abs().max() <= 1e-4 * (1 + right.abs().max())
 
 
+@available
+@pytest.mark.parametrize("replaces", [False, True], ids=["added", "instead"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_adapter_is_added_to_the_mlp_of_its_rows_or_replaces_it(dtype: torch.dtype, replaces: bool) -> None:
+    torch.manual_seed(0)
+    for target in targets(dtype):
+        block = target.family.blocks[0]
+        assert isinstance(block, FusedBlock) and block.native is not None
+        down, up = (torch.randn(*shape).to(dtype) / 8 for shape in ((20, target.hidden_size), (target.hidden_size, 20)))
+        native, x = block.native.with_adapter((down, up)), torch.randn(1, 11, target.hidden_size).to(dtype)
+        plain = block.native.mlp(x)
+        adapted = F.linear(F.silu(F.linear(block.norm2(x), down)), up)
+        for first in (0, 4, 11):
+            made = native.mlp(x, first, replaces)
+            assert torch.equal(made[:, :first], plain[:, :first])
+            right = adapted if replaces else plain + adapted
+            assert (made - right)[:, first:].abs().sum() <= TOLERANCE[dtype] * (1 + right.abs().sum())
+
+
 def run(script: str, **variables: str) -> str:
     environment = {**os.environ, **variables}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)

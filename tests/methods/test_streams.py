@@ -529,13 +529,21 @@ def test_bad_shapes_are_one_clear_line(config: dict[str, int], options: dict[str
         streaming(Target(tiny_model("llama")), StreamConfig(**config), SSOptions(**options))  # type: ignore[arg-type]
 
 
+CHAIN_OF_ONE = SSOptions(mode="chain", gamma=1, prune="off")
+
+
 @pytest.mark.parametrize(
-    "config", [replace(TWO_LAYERS, gamma=1), replace(ROOT_CONDITIONED, gamma=2)], ids=["plain", "root"]
+    ("config", "options"),
+    [
+        (replace(TWO_LAYERS, gamma=1), CHAIN_OF_ONE),
+        (replace(ROOT_CONDITIONED, gamma=2), CHAIN_OF_ONE),
+        (PARENT_CONDITIONED, SSOptions(k=2, n_draft=1, prune="off")),
+    ],
+    ids=["plain", "root", "parent"],
 )
 @torch.inference_mode()
-def test_logits_made_with_the_verified_rows_are_those_made_alone(config: StreamConfig) -> None:
+def test_logits_made_with_the_verified_rows_are_those_made_alone(config: StreamConfig, options: SSOptions) -> None:
     target = Target(tiny_model("llama"))
-    options = SSOptions(mode="chain", gamma=1, prune="off")
     decoder = streaming(target, config, options)
     state, few = prefilled(decoder, [5, 6, 7, 8, 9]), DraftTree.from_parents(torch.tensor([3, 4]), [-1, 0])
     root, verdict = torch.tensor(17), VerifyResult([0, 1], [4, 17], torch.tensor([17]))
@@ -553,14 +561,21 @@ def test_logits_made_with_the_verified_rows_are_those_made_alone(config: StreamC
     assert not streaming(target, config, SSOptions(k=9, prune="off")).fuses
 
 
-def test_packed_adapters_follow_their_weights() -> None:
-    """As in an evaluation during training."""
+@pytest.mark.parametrize("keep_mlp", [False, True])
+@pytest.mark.parametrize("mains", [0, 4])
+def test_packed_adapters_follow_their_weights(mains: int, keep_mlp: bool) -> None:
+    """As in an evaluation during training: of the streams' first states, and of layers by native kernels or torch's."""
     target = Target(tiny_model("llama"))
-    streams = random_streams(target, StreamConfig(gamma=2, n_msa_layers=1, adapter_rank=4))
-    x = torch.randn(1, 6, target.hidden_size)
+    streams = random_streams(
+        target, StreamConfig(gamma=2, n_msa_layers=1, adapter_rank=4, init_rank=4, keep_mlp=keep_mlp)
+    )
+    x, attended = torch.randn(2, 1, 6, target.hidden_size)
     for _ in range(2):
         with torch.inference_mode():
-            packed, right = streams.adapt(0, x, "whole"), streams.adapt(0, x)
-        torch.testing.assert_close(packed, right)
+            for block in (target.family.blocks[-1], Target(tiny_model("llama")).family.blocks[-1]):
+                made, right = (streams.pass_layer(0, block, x, mains, attended, p) for p in ("whole", ""))
+                torch.testing.assert_close(made, right, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(streams.insert(x, 2, "whole"), streams.insert(x, 2), atol=1e-5, rtol=1e-5)
         with torch.no_grad():
-            streams.up.mul_(3)
+            for weight in (streams.up, streams.init_up):
+                weight.mul_(3)
